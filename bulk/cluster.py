@@ -46,7 +46,7 @@ class _RemoteWorker:
         done: Done = await _answer_of(self._actor.translate.remote(shard))
         return done
 
-    def stop(self) -> None:
+    async def stop(self) -> None:
         ray.kill(self._actor)
 
 

@@ -27,7 +27,7 @@ class AnyWorker(Protocol):
     @property
     def num_unsaved_lines(self) -> int: ...
     async def translate(self, shard: Shard) -> Done: ...
-    def stop(self) -> None: ...
+    async def stop(self) -> None: ...
 
 
 @dataclass
@@ -116,7 +116,7 @@ class Run:
             raise _first(errors) from None
         finally:
             self._workers.remove(worker)
-            worker.stop()
+            await worker.stop()
 
     @property
     def _is_over(self) -> bool:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from seq2seq_serve.bulk.formats import LineError, Reader, Target, Writer
 from seq2seq_serve.bulk.plan import JobError, Shard, state_of
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
-from seq2seq_serve.server.deliveries import Deliveries
-from seq2seq_serve.server.errors import BlankSource, InvalidRequest, Overloaded, ServerError
+from seq2seq_serve.server.errors import BlankSource, InvalidRequest, Overloaded, ServerError, Unavailable
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.served import Models, ServedModel
@@ -26,6 +25,7 @@ from seq2seq_serve.server.service.seq2seq.generation import generate
 _TEXTS_PER_SLOT = 4  # that are decoded or wait: enough that no slot ever waits for a text
 _STEP_FAILED = LineError("INTERNAL", "a step of the engine failed: the log has the reason")
 _UNLIMITED = 2**40
+_MOST_ENDS = 3  # of the engine, while one text is decoded
 
 # Shards that a worker has at once: one is read while the last texts of others are decoded.
 MAX_OPEN_SHARDS = 3
@@ -98,7 +98,7 @@ class Worker:
         Raises:
             JobError: Other shards would fail, too.
             OSError: A file cannot be read or written.
-            WorkerLost: An engine has ended.
+            WorkerLost: The engine keeps ending, or its steps keep failing.
         """
         tasks: list[asyncio.Task[Target | LineError]] = []
         try:
@@ -142,7 +142,7 @@ class Worker:
 
         Raises:
             JobError: Other texts would fail, too.
-            WorkerLost: An engine has ended.
+            WorkerLost: The engine keeps ending, or its steps keep failing.
         """
         if isinstance(text, LineError):
             return text
@@ -152,6 +152,7 @@ class Worker:
             source = pb.Source(text=text)
         except ValueError:  # a lone surrogate, which JSON can have
             return LineError("INVALID_ARGUMENT", "the text is not valid Unicode")
+        num_ends = 0
         while True:
             request = pb.GenerateRequest(sources=[source], options=self._job.options)
             try:
@@ -164,18 +165,22 @@ class Worker:
                 if is_about_all(error):
                     raise JobError(str(error)) from error
                 return LineError("INVALID_ARGUMENT", str(error))
+            except Unavailable as error:  # the engine has ended, and is started again
+                num_ends += 1
+                if num_ends == _MOST_ENDS:
+                    raise WorkerLost(f"the engine ended {num_ends} times: see the log") from error
             except ServerError as error:
-                if math.isinf(self._model.silent_seconds()) or not self._model.is_healthy:
-                    raise WorkerLost("an engine has ended, or its steps keep failing: see the log") from error
+                if self._model.engine.problem():
+                    raise WorkerLost("the engine's steps keep failing: see the log") from error
                 return _STEP_FAILED
             else:
                 best, *_ = answer.hypotheses
                 hypotheses = [{"text": one.text, "score": _score(one)} for one in answer.hypotheses]
                 return Target(best.text, _score(best), tuple(hypotheses))
 
-    def stop(self) -> None:
-        """Ends the engines."""
-        self._model.stop()
+    async def stop(self) -> None:
+        """Ends the engine."""
+        await self._model.engine.stop()
         self._calls.close_call(self._call)
         self._calls.close()
         self._reader.close()
@@ -189,17 +194,18 @@ async def start_worker(job: Job) -> Worker:
     """
     metrics = Metrics()
     models = Models(metrics)
-    deliveries = Deliveries(job.bundle.name, asyncio.get_running_loop(), metrics)
+    record = partial(metrics.record_turn, job.bundle.name)
     # The worker bounds its texts itself, and all of them come from one caller.
     config = ServerConfig(runner=job.runner, queue=QueueLimits(_UNLIMITED, _UNLIMITED), log_level="warning")
     try:
-        model = await asyncio.to_thread(load_model, job.bundle, config, deliveries)
+        model = await asyncio.to_thread(load_model, job.bundle, config, job.bundle.name, record)
+        await model.engine.start()
     except ValueError as error:
         raise JobError(str(error)) from error
     models.put(model)
     worker = Worker(job, model, Calls(models, Journal(metrics), Access(None)))
     if not model.reads_text:
-        worker.stop()
+        await worker.stop()
         raise JobError(f"{job.bundle} does not have a model that translates texts")
     return worker
 

@@ -8,11 +8,12 @@ import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from seq2seq_serve.server.config import ServerConfig
-from seq2seq_serve.server.deliveries import Deliveries
+from seq2seq_serve.server.engine.records import Turn
 from seq2seq_serve.server.errors import ServerError
 from seq2seq_serve.server.http import HttpServer
 from seq2seq_serve.server.metrics import Metrics
@@ -29,7 +30,7 @@ from seq2seq_serve.server.service.rest import RestService
 from seq2seq_serve.server.service.tracing import Tracing
 from seq2seq_serve.server.trimming import Trimmer, spare_what_lives
 
-Loader = Callable[[Path, ServerConfig, Deliveries, int], ServedModel]
+Loader = Callable[[Path, ServerConfig, str, Callable[[Turn], None], int], ServedModel]
 
 _REFRESH_SECONDS = 1.0  # after which health watchers are informed of a failed engine
 
@@ -101,7 +102,6 @@ class App:
             ValueError: A model whose own folder was given cannot be served, or no model can.
         """
         await self.endpoint.start()
-        self._loop = asyncio.get_running_loop()
         problem: ServerError | None = None
         for name in self._shelf.names:
             try:
@@ -127,8 +127,8 @@ class App:
 
     def _load(self, name: str, version: str, path: Path, num_used_bytes: int) -> ServedModel:
         """Load a version; called on a thread of its own."""
-        deliveries = Deliveries(name, self._loop, self._metrics)
-        model = self._loader(path, self._config.of_model(name), deliveries, num_used_bytes)
+        record = partial(self._metrics.record_turn, name)
+        model = self._loader(path, self._config.of_model(name), name, record, num_used_bytes)
         return replace(model, version=version or model.version)
 
     @property
@@ -158,7 +158,7 @@ class App:
         self._repository.drain()
         self._calls.drain()
         for model in self._models:
-            model.drain()
+            model.engine.drain()
         limit = self._config.drain_seconds
         try:
             await asyncio.wait_for(self._calls.wait_until_idle(), limit)

@@ -56,12 +56,12 @@ _PRECISION = one_of({"auto": None} | {precision.value: precision for precision i
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """Bounds of the queue of one engine. Beyond them a new request is refused, or displaces another request.
+    """Bounds of the queue of one model. Beyond them a new request is refused, or displaces another request.
 
     Attributes:
-        max_waiting_requests: Requests that may wait for each instance of a model.
-        max_waiting_tokens: Source tokens that may wait for each instance of a model; 1 KiB of another source
-            counts as one.
+        max_waiting_requests: Requests that may wait for the slots of a model.
+        max_waiting_tokens: Source tokens that may wait for the slots of a model; 1 KiB of another source counts
+            as one.
         aging_seconds: Waiting time that outweighs any difference in priority.
     """
 
@@ -167,7 +167,7 @@ class ServerConfig:
         runner: Settings of a model's runners.
         memory_limit_bytes: Largest size of all loaded models' weights and slots; a model that would exceed it
             is not loaded (default: nine tenths of the memory of this process; a GPU's memory is not counted).
-        queue: Limits of the requests that wait for a slot of each instance of a model.
+        queue: Limits of the requests that wait for the slots of a model.
         notice_seconds: Time after SIGTERM in which health reports NOT_SERVING and new requests are still
             accepted, so that load balancers can switch to other servers; Ctrl-C does not wait.
         drain_seconds: Time for accepted requests to finish after that.

@@ -25,7 +25,7 @@ class Sum:
 class Statistics:
     """Sums over the requests and turns of one model, for the Open Inference Protocol's statistics.
 
-    Owned by its deliveries; used on the event loop only.
+    Owned by the model's engine; used on the event loop only.
 
     Attributes:
         succeeded: Successful requests, from arrival to end.

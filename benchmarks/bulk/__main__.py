@@ -134,7 +134,7 @@ async def _direct(job: Job, texts: list[str]) -> tuple[float, list[str]]:
         tasks.append(asyncio.create_task(answer(text)))
     targets = await asyncio.gather(*tasks)
     seconds = time.perf_counter() - started
-    worker.stop()
+    await worker.stop()
     return seconds, targets
 
 

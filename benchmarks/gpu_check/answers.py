@@ -21,8 +21,8 @@ from seq2seq_serve.bundle.manifest import Manifest, load_bundle
 from seq2seq_serve.bundle.names import Axis, Precision, Verb
 from seq2seq_serve.export.exporter import TOLERANCES
 from seq2seq_serve.export.graphs import weightless
-from seq2seq_serve.server.config import ProviderPolicy, QueueLimits
-from seq2seq_serve.server.engine.engine import Engine
+from seq2seq_serve.server.config import ProviderPolicy
+from seq2seq_serve.server.engine.core import Admit, Core
 from seq2seq_serve.server.engine.records import Array, Beam, Request, Result, Sampling, Search, Sequence, Turn
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import source_specs
@@ -308,13 +308,11 @@ def decode(runner: OnnxRunner, requests: list[Request]) -> list[Result]:
         if len(results) == len(requests):
             all_done.set()
 
-    limits = QueueLimits(max_waiting_requests=len(requests), max_waiting_tokens=1 << 30)
-    engine = Engine(runner, model_name="check", deliver=deliver, queue_limits=limits)
-    engine.start()
-    for request in requests:
-        engine.submit(request)
+    core = Core(runner, model_name="check", deliver=deliver)
+    core.start()
+    core.send(Admit(tuple(requests)))
     is_done = all_done.wait(_SECONDS)
-    engine.stop()
+    core.stop()
     failed = [result.error for result in results.values() if result.error is not None]
     if failed or not is_done:
         raise RuntimeError(f"{len(requests) - len(results)} requests did not end; failed: {failed[:3]}")

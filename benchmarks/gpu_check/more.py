@@ -20,8 +20,7 @@ import torch
 from benchmarks.gpu_check.place import BASE, Findings, Place, requests_for
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.names import Verb
-from seq2seq_serve.server.config import QueueLimits
-from seq2seq_serve.server.engine.engine import Engine
+from seq2seq_serve.server.engine.core import Admit, Core
 from seq2seq_serve.server.engine.records import Beam, Turn
 from seq2seq_serve.server.models.loading import LIMITS
 
@@ -59,18 +58,16 @@ def memory(place: Place, found: Findings) -> str:
         if num_done == scale.num_requests:
             all_done.set()
 
-    limits = QueueLimits(max_waiting_requests=scale.num_requests, max_waiting_tokens=1 << 30)
-    engine = Engine(
-        runner, model_name="memory", deliver=deliver, queue_limits=limits, limits=LIMITS[runner.provider]
-    )
+    core = Core(runner, model_name="memory", deliver=deliver, limits=LIMITS[runner.provider])
     started = time.perf_counter()
-    engine.start()
+    core.start()
     for number, request in enumerate(requests_for(sources, 1)):
         beam = None if number % _BEAM_SHARE else Beam(_BEAM_SIZE)
-        engine.submit(replace(request, max_new_tokens=int(rng.integers(1, scale.num_tokens + 1)), beam=beam))
+        num_tokens = int(rng.integers(1, scale.num_tokens + 1))
+        core.send(Admit((replace(request, max_new_tokens=num_tokens, beam=beam),)))
     finished = all_done.wait(_MEMORY_SECONDS)
     found["seconds"] = time.perf_counter() - started
-    engine.stop()
+    core.stop()
     settled = used_bytes[int(_SETTLED_SHARE * len(used_bytes)) :]
     found["requests"] = num_done
     found["used_mib"] = [(used - before) >> 20 for used in used_bytes]

@@ -15,7 +15,7 @@ from benchmarks.load.mix import BEAM_SIZE, Job, Mode, Outcome
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.server.config import RunnerConfig
-from seq2seq_serve.server.engine.engine import Engine
+from seq2seq_serve.server.engine.core import Admit, Core
 from seq2seq_serve.server.engine.records import Beam, Request, Sampling, Turn
 from seq2seq_serve.server.models.loading import LIMITS
 from seq2seq_serve.server.runner.runner import OnnxRunner
@@ -35,10 +35,10 @@ class InProcessEngine:
     def __init__(self, bundle: Path, config: RunnerConfig) -> None:
         runner = OnnxRunner(load_bundle(bundle), config)
         self.totals: dict[str, float] = defaultdict(float)
-        self._engine = Engine(
+        self._core = Core(
             runner, model_name="benchmark", deliver=self._deliver, limits=LIMITS[runner.provider]
         )
-        self._engine.start()
+        self._core.start()
         self._loop: _Loop | None = None
 
     def closed_loop(self, jobs: list[Job], in_flight: int) -> list[Outcome]:
@@ -71,12 +71,11 @@ class InProcessEngine:
 
     def stop(self) -> None:
         """End the engine's thread."""
-        self._engine.stop()
+        self._core.stop()
 
     def _run(self, loop: _Loop) -> list[Outcome]:
         self._loop = loop
-        for request in loop.next_requests():
-            self._engine.submit(request)
+        self._core.send(Admit(tuple(loop.next_requests())))
         loop.done.wait()
         return list(loop.outcomes.values())
 
@@ -92,8 +91,7 @@ class InProcessEngine:
         ):
             self.totals[name] += number
         loop.note(turn)
-        for request in loop.next_requests():
-            self._engine.submit(request)
+        self._core.send(Admit(tuple(loop.next_requests())))
 
 
 class _Loop:

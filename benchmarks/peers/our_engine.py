@@ -5,12 +5,12 @@ As in a server, one instance is a thread of that process, and several are proces
 
 from __future__ import annotations
 
+import asyncio
 import multiprocessing
 import statistics
-import threading
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from contextlib import ExitStack
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -20,21 +20,14 @@ import numpy as np
 from benchmarks.peers.work import Clock, Search, Source
 from seq2seq_serve.bundle.manifest import Manifest, load_bundle
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig, ServerConfig
-from seq2seq_serve.server.engine.records import (
-    Beam,
-    Constraints,
-    Request,
-    Result,
-    Turn,
-    Update,
-)
-from seq2seq_serve.server.errors import ServerError
-from seq2seq_serve.server.models.loading import start_engines
+from seq2seq_serve.server.config import ProviderPolicy, QueueLimits, RunnerConfig, ServerConfig
+from seq2seq_serve.server.engine.records import Beam, Constraints, Request, Result, Turn
+from seq2seq_serve.server.models.loading import create_engine
 from seq2seq_serve.server.runner.sizing import size_up
 
 _CALL_REQUESTS = 250  # of one call: engines begin with it before the next call is on its way
 _NO_BUDGET = 1 << 62  # the number of slots is the limit, not their bytes
+_UNLIMITED = QueueLimits(1 << 40, 1 << 40)
 
 
 class EngineProcess:
@@ -47,7 +40,7 @@ class EngineProcess:
         precision: Precision of the graphs.
         num_threads: Number of threads of all instances.
         num_slots: Number of slots of all instances.
-        num_instances: See `server.config.RunnerConfig`.
+        num_instances: See `server.runner.sizing.RunnerConfig`.
 
     Attributes:
         clock: Times of the last translation.
@@ -92,63 +85,59 @@ class EngineProcess:
 
 
 def _serve(connection: Connection, bundle_path: Path, config: RunnerConfig) -> None:
-    """Main function of the process: answer requests until the parent closes the connection."""
-    engines = _Engines(bundle_path, config)
+    """Main function of the process."""
+    asyncio.run(_answer(connection, bundle_path, config))
+
+
+async def _answer(connection: Connection, bundle_path: Path, config: RunnerConfig) -> None:
+    """Answer requests until the parent closes the connection."""
+    engine = _Engine(bundle_path, config)
+    await engine.start()
     while True:
         try:
-            sources, search = connection.recv()
+            sources, search = await asyncio.to_thread(connection.recv)
         except EOFError:
             break
-        engines.turns.clear()
-        targets = engines.translate(sources, search)
-        step_seconds = statistics.median(turn.step_seconds for turn in engines.turns)
-        busy_seconds = sum(turn.encode_seconds + turn.step_seconds for turn in engines.turns)
+        engine.turns.clear()
+        targets = await engine.translate(sources, search)
+        step_seconds = statistics.median(turn.step_seconds for turn in engine.turns)
+        busy_seconds = sum(turn.encode_seconds + turn.step_seconds for turn in engine.turns)
         connection.send((targets, Clock(step_seconds, busy_seconds / config.num_instances)))
-    engines.stop()
+    await engine.stop()
 
 
-class _Engines:
-    """The engines of one model; only the thread that created them calls `translate`.
+class _Engine:
+    """The engine of one model.
 
     Attributes:
-        turns: The turns since the caller emptied it, without their updates.
+        turns: The turns since the caller emptied it.
     """
 
     def __init__(self, bundle_path: Path, config: RunnerConfig) -> None:
         self.turns: list[Turn] = []
-        self._results: dict[Request, Result] = {}
-        self._num_open = 0
-        self._delivering = threading.Lock()  # engines deliver from several threads
-        self._all_done = threading.Event()
         bundle = load_bundle(bundle_path)
         self._settings = settings_of(bundle.manifest)
         self._memory = bundle.manifest.memory
         (self._source,) = bundle.manifest.sources
-        self._engines = start_engines(
-            bundle,
-            size_up(bundle, config),
-            ServerConfig(runner=config, log_level="warning"),
-            model_name="bench",
-            deliver=self._deliver,
-            refuse=self._refuse,
-        )
+        server = ServerConfig(runner=config, queue=_UNLIMITED, log_level="warning")
+        self._engine = create_engine(bundle, size_up(bundle, config), server, "bench", self.turns.append)
+        self.start, self.stop = self._engine.start, self._engine.stop
 
-    def translate(self, sources: Sequence[Source], search: Search) -> list[list[int]]:
+    async def translate(self, sources: Sequence[Source], search: Search) -> list[list[int]]:
         """Submit all sources as calls, the longest first, as the peers get them; returns each best target."""
-        self._results.clear()
-        self._all_done.clear()
-        self._num_open = len(sources)
-        requests: dict[int, Request] = {}
         order = sorted(range(len(sources)), key=lambda i: -len(sources[i]))
-        for start in range(0, len(order), _CALL_REQUESTS):
-            call = {i: self._request(i, sources[i], search) for i in order[start : start + _CALL_REQUESTS]}
-            requests |= call
-            for place, engine in enumerate(self._engines):
-                if part := list(call.values())[place :: len(self._engines)]:
-                    engine.submit(*part)
-        self._all_done.wait()
-        results = (self._results[requests[i]] for i in range(len(sources)))
-        return [_best_target(result)[requests[0].num_counted :] for result in results]
+        targets: dict[int, list[int]] = {}
+        with ExitStack() as stack:
+            calls = []
+            for start in range(0, len(order), _CALL_REQUESTS):
+                places = order[start : start + _CALL_REQUESTS]
+                requests = [self._request(i, sources[i], search) for i in places]
+                calls.append((places, stack.enter_context(self._engine.submitted(requests))))
+                await asyncio.sleep(0)
+            for places, streams in calls:
+                for place, stream in zip(places, streams, strict=True):
+                    targets[place] = _best_target(await stream.wait())[stream.request.num_counted :]
+        return [targets[i] for i in range(len(sources))]
 
     def _request(self, number: int, source: Source, search: Search) -> Request:
         return Request(
@@ -160,24 +149,6 @@ class _Engines:
             beam=Beam(search.beam_size, alpha=0.0) if search.beam_size > 1 else None,
             **self._settings,
         )
-
-    def stop(self) -> None:
-        """End the engines."""
-        for engine in self._engines:
-            engine.stop()
-
-    def _deliver(self, turn: Turn) -> None:
-        with self._delivering:
-            self.turns.append(replace(turn, updates=()))
-            for update in turn.updates:
-                if update.result is not None:
-                    self._results[update.request] = update.result
-                    self._num_open -= 1
-            if not self._num_open:
-                self._all_done.set()
-
-    def _refuse(self, requests: Sequence[Request], error: ServerError) -> None:
-        self._deliver(Turn(tuple(Update(each, {}, Result.failed(each, error)) for each in requests)))
 
 
 def settings_of(manifest: Manifest) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from benchmarks.load.mix import Job, Mode, draw_jobs
 from benchmarks.scale.times import EngineTimes, blend
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.server.config import RunnerConfig
-from seq2seq_serve.server.engine.engine import Engine
+from seq2seq_serve.server.engine.core import Admit, Core
 from seq2seq_serve.server.engine.records import Request, Selected, Turn
 from seq2seq_serve.server.engine.records import Sequence as Row
 from seq2seq_serve.server.runner.runner import OnnxRunner
@@ -85,7 +85,7 @@ class MeasuredEngine:
     def __init__(self, bundle: Path, config: RunnerConfig) -> None:
         self._runner = _MeasuredRunner(load_bundle(bundle), config)
         self._runner.counts = np.zeros(len(_COLUMNS))
-        self._engine = Engine(self._runner, model_name="benchmark", deliver=self._deliver)
+        self._core = Core(self._runner, model_name="benchmark", deliver=self._deliver)
         self._left: Iterator[Job] = iter(())
         self._num_open = 0
         self._turns: list[np.ndarray] = []
@@ -102,7 +102,7 @@ class MeasuredEngine:
         self._fill(in_flight)
         while self._num_open:
             self._began = time.process_time()
-            self._engine.run_turn()
+            self._core.run_turn()
             self._fill(in_flight)
         return np.array(self._turns), np.array(self._seconds)
 
@@ -112,7 +112,7 @@ class MeasuredEngine:
 
     def _fill(self, in_flight: int) -> None:
         while self._num_open < in_flight and (job := next(self._left, None)) is not None:
-            self._engine.submit(engine_request(job))
+            self._core.send(Admit((engine_request(job),)))
             self._num_open += 1
 
     def _deliver(self, turn: Turn) -> None:

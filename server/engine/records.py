@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Mapping
+from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -140,7 +141,13 @@ class Beam:
 
 
 class StopRule(Protocol):
-    """Decides by the tokens of a target whether it ends; an error that it raises fails only its request."""
+    """Decides by the tokens of a target whether it ends; an error that it raises fails only its request.
+
+    Attributes:
+        token_bytes: The bytes of each of the model's tokens; not pickled, because each process has them.
+    """
+
+    token_bytes: Sequence_[bytes]
 
     def advance(self, tail: bytes, token_id: int) -> bytes | None:
         """Returns the row's next `tail`; None if the row ends with this token.
@@ -297,8 +304,7 @@ class Request:
 Alternatives = tuple[tuple[int, float], ...]  # token ids with their log-probabilities, best first
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(NamedTuple):
     """The log-probability of a selected token, and the best tokens at its position, best first."""
 
     log_probability: float
@@ -353,22 +359,21 @@ class Selected:
     attention: Mapping[int, Array] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Hypothesis:
+class Hypothesis(NamedTuple):
     """A target that has ended.
 
     Attributes:
         token_ids: The whole target, the prefix included, without the end of sequence.
+        attended: The attention in pieces of consecutive positions; empty if not requested.
         score: The sum of its log-probabilities, in a beam divided by the length penalty; 0 if plain.
         choices: One per generated or scored token, the end of sequence included; empty if not requested.
-        attended: The attention in pieces of consecutive positions; empty if not requested.
     """
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
+    attended: list[Array]
     score: float = 0.0
     choices: tuple[Choice, ...] = ()
-    attended: list[Array] = field(default_factory=list)
 
     @property
     def attention(self) -> Array | None:
@@ -393,7 +398,6 @@ class Search:
         num_sent: By place, the number of tokens that were streamed.
         num_slots: Number of slots that it holds.
         finish_reason: None until the request has ended.
-        admitted_turn: The number of the turn that admitted it.
     """
 
     request: Request
@@ -404,7 +408,6 @@ class Search:
     num_sent: dict[int, int] = field(default_factory=dict)
     num_slots: int = 0
     finish_reason: FinishReason | None = None
-    admitted_turn: int = 0
     admitted_at: float = 0.0
     encode_seconds: float = 0.0
     first_token_at: float = 0.0
@@ -550,8 +553,23 @@ class StepResult:
     attention: tuple[Array | Exception, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Timings:
+class Load(NamedTuple):
+    """The load of a core, or of all cores of a model.
+
+    Attributes:
+        num_waiting: Requests without a slot.
+        num_running: Requests being decoded.
+        num_slots_in_use: Slots that they hold, including those that a beam has reserved and not filled.
+        num_cached: Cache positions in use.
+    """
+
+    num_waiting: int
+    num_running: int
+    num_slots_in_use: int
+    num_cached: int
+
+
+class Timings(NamedTuple):
     """The durations of a request's phases; all but `encode_seconds` begin at its arrival."""
 
     queue_seconds: float
@@ -560,8 +578,7 @@ class Timings:
     total_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
+class Result(NamedTuple):
     """The end of a request.
 
     Attributes:
@@ -582,10 +599,12 @@ class Result:
     num_bounded: int = 0
 
     @classmethod
-    def failed(cls, request: Request, error: ServerError, total_seconds: float = 0.0) -> Self:
-        """Returns the end of a request whose engine refused it or is gone: no hypotheses, and no timings."""
+    def without_targets(
+        cls, request: Request, reason: FinishReason, error: ServerError, total_seconds: float
+    ) -> Self:
+        """Returns the end of a request that no core has decoded, or whose core is gone."""
         timings = Timings(0.0, 0.0, 0.0, total_seconds)
-        return cls(FinishReason.FAILED, (), 0, request.memory_length, timings, error=error)
+        return cls(reason, (), 0, request.memory_length, timings, error=error)
 
     @property
     def best(self) -> Hypothesis:
@@ -593,8 +612,7 @@ class Result:
         return self.hypotheses[0]
 
 
-@dataclass(frozen=True, slots=True)
-class Update:
+class Update(NamedTuple):
     """New tokens of a streaming request, by the place of their hypothesis, or the end of any request."""
 
     request: Request
@@ -602,15 +620,16 @@ class Update:
     result: Result | None
 
 
-@dataclass(frozen=True, slots=True)
-class Turn:
-    """Everything that leaves the engine's thread after one turn of its loop.
+class Turn(NamedTuple):
+    """Everything that leaves a core's thread after one turn of its loop.
 
     Attributes:
         num_rows: Rows of the step; 0 without one.
         queue_seconds: The waiting time of each admitted request.
         inter_token_seconds: The times since their previous token, of the requests that had one, with the
             number of requests for each: most had it in the same turn.
+        load: After the turn.
+        is_failing: Whether the last turns have raised.
     """
 
     updates: tuple[Update, ...] = ()
@@ -619,26 +638,12 @@ class Turn:
     encode_seconds: float = 0.0
     queue_seconds: tuple[float, ...] = ()
     first_token_seconds: tuple[float, ...] = ()
-    inter_token_seconds: Mapping[float, int] = field(default_factory=dict)
+    inter_token_seconds: Mapping[float, int] = {}
     moved_bytes: int = 0
+    load: Load = Load(0, 0, 0, 0)
+    is_failing: bool = False
 
     @property
     def results(self) -> list[Result]:
         """The results of the requests that ended in this turn."""
         return [update.result for update in self.updates if update.result is not None]
-
-
-class Load(NamedTuple):
-    """The present load of an engine, or of all engines of a model.
-
-    Attributes:
-        num_waiting: Accepted requests without a slot.
-        num_running: Requests being decoded.
-        num_slots_in_use: Slots that they hold, including those that a beam has reserved and not filled.
-        num_cached: Cache positions in use.
-    """
-
-    num_waiting: int
-    num_running: int
-    num_slots_in_use: int
-    num_cached: int

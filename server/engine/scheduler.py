@@ -6,18 +6,15 @@ clock.
 
 from __future__ import annotations
 
-import itertools
-import threading
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from seq2seq_serve.server.config import QueueLimits
-from seq2seq_serve.server.engine.queue import FairQueue, Ranking
 from seq2seq_serve.server.engine.records import (
     Alignment,
     Array,
     FinishReason,
+    Load,
     Move,
     Request,
     Search,
@@ -36,7 +33,7 @@ from seq2seq_serve.server.engine.search import (
     start,
 )
 from seq2seq_serve.server.engine.slots import Slots
-from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFailed, Overloaded, ServerError
+from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFailed, ServerError
 
 
 @dataclass(frozen=True)
@@ -84,16 +81,15 @@ class _Owed:
 
 _ALIGN_CALL_TOKENS = 32  # positions that take about as long as the fixed cost of a call
 _PADDING_SHARE = 4  # attention and copies over this number of padded positions cost as much as one token
-GATHERED_SHARE = 5  # a full engine admits requests when this part of its slots, one in five, is free
+GATHERED_SHARE = 8  # a full core admits requests when this part of its slots, one in eight, is free
 _End = tuple[Search, FinishReason, ServerError | None]
 
 
 class Scheduler:
-    """Holds every request of an engine from its acceptance to its end, and the moves of the next plan.
+    """Holds every request of a core from its arrival to its end, and the moves of the next plan.
 
-    Owned by the engine. `add` and `give_back` are thread-safe, so that requests come and go while a step
-    runs; everything else runs on the engine's thread. Invariant: an accepted request is in the queue, in
-    `running`, or among the displaced ones until it is returned as `Finished`.
+    Owned by the core; used on its thread. Invariant: a request is in `waiting` or in `running` until it is
+    returned as `Finished`.
 
     Args:
         num_slots: Rows of the runner's buffers.
@@ -102,11 +98,11 @@ class Scheduler:
         has_decode: Whether the runner can compute several positions at once; otherwise steps read prefixes
             and compute attention.
         shares_memory: Whether the runner reads the memory of a request in the row of its keeper only.
-        queue_limits: Bounds of the queue.
         limits: Bounds of a turn.
 
     Attributes:
         slots: The rows, and the sequences in them.
+        waiting: The requests without slots, in the order of their arrival.
         running: The requests that have slots, in the order of their admission.
     """
 
@@ -118,126 +114,81 @@ class Scheduler:
         eos_ids: Collection[int],
         has_decode: bool = True,
         shares_memory: bool = False,
-        queue_limits: QueueLimits | None = None,
         limits: SchedulerLimits | None = None,
     ) -> None:
         self.slots = Slots(num_slots, shares_memory=shares_memory)
+        self.waiting: dict[Request, None] = {}
         self.running: dict[Request, Search] = {}
         self._start_ids = start_ids
         self._eos_ids = eos_ids
         self._has_decode = has_decode
         self._limits = limits or SchedulerLimits()
-        self._num_turns = 0
         self._moves: tuple[Move, ...] = ()
         self._owed: dict[Search, _Owed] = {}  # the oldest first
-        self._lock = threading.Lock()  # guards the four below
-        limits_of_queue = queue_limits or QueueLimits()
-        self._queue = FairQueue(num_slots, limits_of_queue, feeds_prefix=not has_decode)
-        self._displaced: list[tuple[Request, Overloaded]] = []
-        self._deadlines = Ranking[Request]()  # of waiting and running requests
-        self._order = itertools.count()
 
     @property
     def has_work(self) -> bool:
         """Whether a turn would do anything."""
-        return bool(self.running or len(self._queue) or self._displaced)
+        return bool(self.running or self.waiting)
 
-    @property
-    def num_waiting(self) -> int:
-        """The number of accepted requests without a slot."""
-        return len(self._queue)
+    def load(self) -> Load:
+        """Returns the numbers of its requests, slots and cache positions in use."""
+        num_cached = sum(sequence.cache_length for sequence in self.slots.rows)
+        return Load(len(self.waiting), len(self.running), self.slots.num_reserved, num_cached)
 
-    @property
-    def num_slots_wanted(self) -> int:
-        """The number of slots that all accepted, unfinished requests need."""
-        return self._queue.num_slots_wanted + self.slots.num_reserved
+    def add(self, requests: Iterable[Request]) -> None:
+        """Accept requests."""
+        self.waiting |= dict.fromkeys(requests)
 
-    def add(self, requests: tuple[Request, ...], now: float) -> None:
-        """Accept the requests of a call, all or none; thread-safe.
-
-        Raises:
-            DeadlineExceeded: As `FairQueue.add`.
-            Overloaded: As `FairQueue.add`.
-        """
-        with self._lock:
-            self._displaced += self._queue.add(requests, self.slots.num_reserved, now)
-            for request in requests:
-                if request.deadline is not None:
-                    self._deadlines.put(request, request.deadline, next(self._order))
-
-    def give_back(self, num_slots: int, now: float) -> list[Request]:
-        """Give up the waiting requests that would be served next, up to `num_slots` slots; thread-safe."""
-        given: list[Request] = []
-        with self._lock:
-            while (request := self._queue.first(now)) is not None and request.num_slots <= num_slots:
-                self._queue.remove(request)
-                self._deadlines.discard(request)
-                num_slots -= request.num_slots
-                given.append(request)
-        return given
-
-    def cancel(self, request: Request, now: float, *, is_expired: bool) -> list[Finished]:
+    def cancel(self, request: Request, *, is_expired: bool) -> list[Finished]:
         """End a request before its target is complete; nothing happens if it has ended already."""
         reason = FinishReason.DEADLINE if is_expired else FinishReason.CANCELLED
-        error: ServerError = Cancelled("the caller cancelled")
-        if is_expired:
-            error = DeadlineExceeded("the deadline passed before the target was complete")
+        error = leaving_error(is_expired=is_expired)
         if request in self.running:
-            return self._abandon([(self.running[request], reason, error)], now)
-        with self._lock:
-            is_waiting = self._queue.remove(request)
-        return [self._turned_away(request, reason, error)] if is_waiting else []
-
-    def expire(self, now: float) -> list[Finished]:
-        """End every request whose deadline has passed or that was displaced from the queue."""
-        late: list[Request] = []
-        with self._lock:
-            displaced, self._displaced = self._displaced, []
-            while (found := self._deadlines.first()) is not None and found[0][0] <= now:
-                late.append(found[1])
-                self._deadlines.discard(found[1])
-        finished = [self._turned_away(each, FinishReason.DISPLACED, error) for each, error in displaced]
-        for request in late:
-            finished += self.cancel(request, now, is_expired=True)
-        return finished
+            return self._abandon([(self.running[request], reason, error)])
+        if request not in self.waiting:
+            return []
+        del self.waiting[request]
+        return [self._turned_away(request, reason, error)]
 
     def schedule(self, now: float) -> StepPlan:
-        """Admit the requests that fit, and plan the next step.
-
-        While a request waits for enough slots, the requests behind it wait too. If not all waiting requests
-        fit, they wait until several slots are free, because one call encodes several requests faster.
-        """
+        """Admit the requests that fit, and plan the next step."""
         admitted: list[Sequence] = []
-        longest, total, limits = 0, 0, self._limits
-        max_tokens = limits.max_encode_tokens_beside if self.slots.rows else limits.max_encode_tokens
-        with self._lock:
-            while self._may_admit(bool(admitted)) and (request := self._queue.first(now)) is not None:
-                num_tokens = request.encode_tokens
-                if self._has_decode:
-                    num_tokens = max(num_tokens, len(request.start_ids) + len(request.prefix_ids))
-                longest, total = max(longest, num_tokens), total + num_tokens
-                padding = longest * (len(admitted) + 1) - total
-                is_full = total + padding // _PADDING_SHARE > max_tokens
-                if request.num_slots > self.slots.num_free or (admitted and is_full):
-                    break
-                self._queue.take(request)
-                search = start(request, self._start_ids, self._eos_ids, feeds_prefix=not self._has_decode)
-                search.admitted_at, search.admitted_turn = now, self._num_turns
-                search.num_slots = request.num_slots
-                self.running[request] = search
-                self.slots.reserve(search.num_slots)
-                admitted += search.rows
-        self._num_turns += 1
+        for request in self._newcomers():
+            del self.waiting[request]
+            search = start(request, self._start_ids, self._eos_ids, feeds_prefix=not self._has_decode)
+            search.admitted_at = now
+            search.num_slots = request.num_slots
+            self.running[request] = search
+            self.slots.reserve(search.num_slots)
+            admitted += search.rows
         self.slots.add(admitted)
         moves, self._moves = self._moves, ()
         return StepPlan(moves, tuple(admitted), self.slots.rows, tuple(self._plan_alignments()))
 
-    def _may_admit(self, is_admitting: bool) -> bool:
-        """Whether there are slots for the next request, and enough of them to begin with an admission."""
-        num_free = self.slots.num_free
-        if is_admitting or num_free >= self._queue.num_slots_wanted:
-            return num_free > 0
-        return num_free * GATHERED_SHARE >= self.slots.num_slots
+    def _newcomers(self) -> list[Request]:
+        """Returns the waiting requests that the next turn admits, the oldest first.
+
+        One call encodes several requests faster. So if their slots are too few for all of them, they wait
+        until an encode call is full, or several slots are free.
+        """
+        newcomers: list[Request] = []
+        num_free, longest, total, limits = self.slots.num_free, 0, 0, self._limits
+        max_tokens = limits.max_encode_tokens_beside if self.slots.rows else limits.max_encode_tokens
+        for request in self.waiting:
+            num_tokens = request.encode_tokens
+            if self._has_decode:
+                num_tokens = max(num_tokens, len(request.start_ids) + len(request.prefix_ids))
+            longest, total = max(longest, num_tokens), total + num_tokens
+            padding = longest * (len(newcomers) + 1) - total
+            if newcomers and total + padding // _PADDING_SHARE > max_tokens:
+                return newcomers
+            if request.num_slots > num_free:
+                is_gathered = self.slots.num_free * GATHERED_SHARE >= self.slots.num_slots
+                return newcomers if is_gathered else []
+            newcomers.append(request)
+            num_free -= request.num_slots
+        return newcomers
 
     def record(self, plan: StepPlan, result: StepResult, now: float) -> list[Finished]:
         """Extend every row by the selected tokens, and retire complete rows.
@@ -299,13 +250,13 @@ class Scheduler:
                 self._owe_alignments(search, search.keeper)
             else:
                 ends.append((search, _reason(search), None))
-        finished = self._leave(leavers, ends, now, forks)
+        finished = self._leave(leavers, ends, forks)
         broken: list[_End] = []
         for search, cause in failed.items():
             failure = EngineFailed("the engine failed on this request")
             failure.__cause__ = cause
             broken.append((search, FinishReason.FAILED, failure))
-        return finished + self._abandon(broken, now)
+        return finished + self._abandon(broken)
 
     def _owe_alignments(self, search: Search, row: Sequence) -> None:
         """Keep a complete request and one of its rows until its alignments have been computed."""
@@ -361,41 +312,35 @@ class Scheduler:
                 ends.append((search, _reason(search), None))
         return ends
 
-    def fail(self, sequences: tuple[Sequence, ...], now: float) -> list[Finished]:
+    def fail(self, sequences: tuple[Sequence, ...]) -> list[Finished]:
         """End the requests of an encode or a step that raised an exception."""
         error = EngineFailed("the engine failed on the step that ran this request")
         searches = dict.fromkeys(sequence.search for sequence in sequences)
-        return self._abandon([(search, FinishReason.FAILED, error) for search in searches], now)
+        return self._abandon([(search, FinishReason.FAILED, error) for search in searches])
 
-    def abandon(self, error: ServerError, now: float) -> list[Finished]:
+    def abandon(self, error: ServerError) -> list[Finished]:
         """End all requests."""
-        with self._lock:
-            waiting = [*self._queue, *(request for request, _ in self._displaced)]
-            self._displaced.clear()
-            for request in waiting:
-                self._queue.remove(request)
+        waiting, self.waiting = self.waiting, {}
         return [
-            *self._abandon([(search, FinishReason.FAILED, error) for search in self.running.values()], now),
+            *self._abandon([(search, FinishReason.FAILED, error) for search in self.running.values()]),
             *(self._turned_away(request, FinishReason.FAILED, error) for request in waiting),
         ]
 
     def _turned_away(self, request: Request, reason: FinishReason, error: ServerError) -> Finished:
         """Returns the end of a request that never had a slot."""
-        with self._lock:
-            self._deadlines.discard(request)
         return Finished(Search(request, self._start_ids, finish_reason=reason), error)
 
-    def _abandon(self, ends: list[_End], now: float) -> list[Finished]:
+    def _abandon(self, ends: list[_End]) -> list[Finished]:
         ending = {search for search, _, _ in ends}
         # Not the searches' own rows: an exception may have left these half changed.
         leavers = [sequence for sequence in self.slots.rows if sequence.search in ending] if ending else []
         for search, reason, _ in ends:
             self._owed.pop(search, None)
             abandon(search, reason)
-        return self._leave(leavers, ends, now)
+        return self._leave(leavers, ends)
 
     def _leave(
-        self, leavers: list[Sequence], ends: list[_End], now: float, forks: list[Fork] | None = None
+        self, leavers: list[Sequence], ends: list[_End], forks: list[Fork] | None = None
     ) -> list[Finished]:
         """Remove rows, give forks their rows, and end requests, which must not have rows any more."""
         # The order matters: moves that no plan has run yet, then moves that close the new holes, then copies
@@ -411,11 +356,14 @@ class Scheduler:
             search.finish_reason, search.keeper = reason, None
             del self.running[search.request]
             self.slots.reserve(-search.num_slots)
-            with self._lock:
-                self._deadlines.discard(search.request)
-                num_steps = self._num_turns - search.admitted_turn
-                self._queue.release(search.request, now - search.admitted_at, num_steps)
         return [Finished(search, error) for search, _, error in ends]
+
+
+def leaving_error(*, is_expired: bool) -> ServerError:
+    """Returns the error of a request whose caller has left, or whose deadline has passed."""
+    if is_expired:
+        return DeadlineExceeded("the deadline passed before the target was complete")
+    return Cancelled("the caller cancelled")
 
 
 def _copy(fork: Fork, *, with_memory: bool) -> Move:

@@ -421,11 +421,11 @@ def _ended(child: _Child, reason: FinishReason, penalty: float = 1.0) -> Hypothe
     return Hypothesis(
         token_ids=(*parent.token_ids, *(() if reason is FinishReason.EOS else (token_id,))),
         finish_reason=reason,
+        attended=parent.attended.copy(),
         score=_total(child) / penalty,
         choices=(*parent.choices, Choice(log_probability, alternatives))
         if parent.request.is_detailed
         else (),
-        attended=parent.attended.copy(),
     )
 
 
@@ -433,9 +433,9 @@ def _as_it_is(sequence: Sequence, reason: FinishReason) -> Hypothesis:
     return Hypothesis(
         tuple(sequence.token_ids),
         reason,
+        sequence.attended,
         sequence.log_probability,
         tuple(sequence.choices),
-        attended=sequence.attended,
     )
 
 

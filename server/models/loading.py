@@ -3,24 +3,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
+from seq2seq_serve.bundle.names import Axis, Verb
 from seq2seq_serve.server.config import ServerConfig
-from seq2seq_serve.server.deliveries import Deliveries
-from seq2seq_serve.server.engine.records import Request, Turn
+from seq2seq_serve.server.engine.async_engine import AsyncEngine, CoreHandle
+from seq2seq_serve.server.engine.records import Turn
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
-from seq2seq_serve.server.errors import ServerError
-from seq2seq_serve.server.models.instance import (
-    AnyEngine,
-    EngineProcess,
-    EngineSetup,
-    Group,
-    shared_memory,
-    started_engine,
-    without_tokenizers,
-)
+from seq2seq_serve.server.models.cores import CoreSpec, ThreadCore, started_core, without_tokenizers
+from seq2seq_serve.server.models.process import ProcessCore, shared_memory
 from seq2seq_serve.server.models.served import ServedModel, SourceSpec
 from seq2seq_serve.server.runner.device import CPU, CUDA, describe_device
 from seq2seq_serve.server.runner.sizing import Sizing, size_up, source_specs
@@ -36,14 +30,19 @@ LIMITS = {
 
 
 def load_model(
-    path: Path, config: ServerConfig, deliveries: Deliveries, num_used_bytes: int = 0
+    path: Path,
+    config: ServerConfig,
+    model_name: str,
+    record: Callable[[Turn], None],
+    num_used_bytes: int = 0,
 ) -> ServedModel:
-    """Check a bundle, load its graphs, and start its engines, which warm up each graph.
+    """Check a bundle, read its graphs and weights, and create its engine, which is not started.
 
     Args:
         path: The bundle's folder.
         config: The server's settings for this model.
-        deliveries: Receives the engines' turns.
+        model_name: The name that callers use.
+        record: Is called with every turn of the engine, for metrics.
         num_used_bytes: Memory of the models that are loaded already.
 
     Raises:
@@ -64,25 +63,16 @@ def load_model(
     num_instances, num_slots = sizing.num_instances, sizing.num_instances * sizing.num_slots
     _log.info(
         "model %s: %s on %s, %d slots, %d threads%s",
-        deliveries.model_name,
+        model_name,
         sizing.precision,
         describe_device(sizing.provider, sizing.precision, config.runner.cuda_libraries),
         num_slots,
         num_instances * sizing.num_threads,
         f", {num_instances} instances" if num_instances > 1 else "",
     )
-    engines = start_engines(
-        bundle,
-        sizing,
-        config,
-        model_name=deliveries.model_name,
-        deliver=deliveries.deliver,
-        refuse=deliveries.refuse,
-    )
     manifest = bundle.manifest
     return ServedModel(
-        engines=engines,
-        deliveries=deliveries,
+        engine=create_engine(bundle, sizing, config, model_name, record),
         version=bundle.version,
         kind=manifest.kind,
         precision=sizing.precision,
@@ -90,6 +80,9 @@ def load_model(
         vocab_size=sizing.vocab_size,
         cache_bytes=num_slots * sizing.slot_bytes,
         num_bytes=num_bytes,
+        max_request_slots=sizing.num_slots,
+        max_source_length=sizing.max_source_length,
+        num_target_positions=sizing.sizes[Axis.CACHE_CAPACITY],
         source_vocab_size=manifest.source_vocab_size,
         pad_id=manifest.special_ids.pad_id,
         eos_ids=manifest.special_ids.eos_ids,
@@ -97,7 +90,6 @@ def load_model(
         choices=manifest.choices,
         generation=manifest.generation,
         timestamps=manifest.timestamps,
-        queue_limits=config.queue,
         sources={
             spec.name: SourceSpec(manifest.sources[spec.name], spec, manifest.resampling)
             for spec in source_specs(manifest, sizing.precision)
@@ -113,28 +105,25 @@ def load_model(
     )
 
 
-def start_engines(
+def create_engine(
     bundle: Bundle,
     sizing: Sizing,
     config: ServerConfig,
-    *,
     model_name: str,
-    deliver: Callable[[Turn], None],
-    refuse: Callable[[Sequence[Request], ServerError], None],
-) -> tuple[AnyEngine, ...]:
-    """Start the engines of a model: one on a CPU in this process, all others in a process each.
+    record: Callable[[Turn], None],
+) -> AsyncEngine:
+    """Create the engine of a model: a single core on a CPU is a thread of this process, others are processes.
 
-    An engine on CUDA turns every millisecond or two, and the handlers run as much Python as the engine does.
-    On an H100 that served `base` to 64 callers, a process of its own made it 1.6 times as fast. It also keeps
-    captures apart: while a thread captures a run, no other thread of the process may use the device.
+    A core on CUDA turns every millisecond or two, and the handlers run as much Python as it does. On an H100
+    that served `base` to 64 callers, a process of its own made it 1.6 times as fast. It also keeps captures
+    apart: while a thread captures a run, no other thread of the process may use the device.
 
     Args:
         bundle: A checked bundle.
-        sizing: Of each of its engines.
+        sizing: Of each core.
         config: The server's settings for this model.
         model_name: For the log.
-        deliver: As for `EngineProcess`; called on several threads.
-        refuse: As for `EngineProcess`; called on several threads.
+        record: As for `load_model`.
 
     Raises:
         ValueError: The bundle cannot be used here; the message names it.
@@ -143,30 +132,21 @@ def start_engines(
         files = bundle.read_variant(sizing.precision)
     except ValueError as error:
         raise ValueError(f"{bundle.path}: {error}") from error
-    setup = EngineSetup(
+    spec = CoreSpec(
         model_name=model_name,
         bundle=without_tokenizers(bundle),
         runner=config.runner,
         sizing=sizing,
         graphs=files.graphs,
-        queue_limits=config.queue,
         limits=LIMITS[sizing.provider],
         token_bytes=bundle.target_tokenizer.token_bytes,
         log_level=config.log_level,
         log_format=config.log_format,
     )
-    engines: list[AnyEngine] = []
-    try:
-        if sizing.num_instances == 1 and sizing.provider == CPU:
-            return (started_engine(setup, files.weights, deliver),)
-        group = Group()
+    cores: list[CoreHandle]
+    if sizing.num_instances == 1 and sizing.provider == CPU:
+        cores = [ThreadCore(sizing.num_slots, partial(started_core, spec, files.weights))]
+    else:
         with shared_memory(files.weights) as weights:
-            for _ in range(sizing.num_instances):
-                engines.append(EngineProcess(setup, weights, group, deliver=deliver, refuse=refuse))
-        for engine in engines:
-            engine.start()
-    except BaseException:
-        for engine in engines:
-            engine.stop()
-        raise
-    return tuple(engines)
+            cores = [ProcessCore(spec, weights) for _ in range(sizing.num_instances)]
+    return AsyncEngine(model_name, cores, config.queue, record, feeds_prefix=Verb.DECODE not in files.graphs)

@@ -40,8 +40,7 @@ class Repository:
     Args:
         shelf: The bundles on disk.
         models: The served models.
-        load: Loads one version and starts its engines, on its own thread; the last argument is the memory of
-            the other models.
+        load: Loads one version, on its own thread; the last argument is the memory of the other models.
         changed: Is called after a model was served, replaced or unloaded.
     """
 
@@ -122,6 +121,7 @@ class Repository:
                 model = await asyncio.to_thread(
                     self._load, name, wanted.version, wanted.path, self._num_bytes()
                 )
+                await model.engine.start()
             except Exception as error:
                 self._reasons[wanted] = str(error)
                 if not isinstance(error, (OSError, ValueError)):
@@ -130,7 +130,7 @@ class Repository:
             finally:
                 self._loading_now = None
             if self._is_draining:
-                await asyncio.to_thread(model.stop)
+                await model.engine.stop()
             self._check_not_draining()
             before, old = self._served.get(name), self._models.put(model)
             self._served[name] = wanted
@@ -171,7 +171,7 @@ class Repository:
             await asyncio.wait(self._loading, timeout=_LOADING_SECONDS)
         ending = dict(self._ending)
         for model in (*self._models, *(model for model, _ in ending.values())):
-            await asyncio.to_thread(model.stop)
+            await model.engine.stop()
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -188,7 +188,7 @@ class Repository:
             try:
                 await self._models.wait_until_unused(model)
             finally:
-                await asyncio.shield(asyncio.to_thread(model.stop))
+                await asyncio.shield(model.engine.stop())
             _log.info("model %s: version %s is stopped", model.name, model.version)
 
         task = asyncio.create_task(end())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -20,12 +20,10 @@ from seq2seq_serve.bundle.manifest import (
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.pictures import Resampling
 from seq2seq_serve.bundle.tokenizer import Tokenizer
-from seq2seq_serve.server.config import QueueLimits
-from seq2seq_serve.server.deliveries import Deliveries, Mailbox
-from seq2seq_serve.server.engine.records import Load, Request
-from seq2seq_serve.server.errors import InvalidRequest, ServerError, Unavailable, UnknownModel
+from seq2seq_serve.server.engine.async_engine import AsyncEngine
+from seq2seq_serve.server.engine.records import Load
+from seq2seq_serve.server.errors import Unavailable, UnknownModel
 from seq2seq_serve.server.metrics import Metrics
-from seq2seq_serve.server.models.instance import AnyEngine
 
 
 @dataclass(frozen=True)
@@ -50,14 +48,17 @@ class SourceSpec:
 
 @dataclass(frozen=True, eq=False)
 class ServedModel:
-    """One loaded model with its running engines.
+    """One loaded model with its engine.
 
     Attributes:
-        engines: Equal engines, each with its own slots; they have been started.
-        deliveries: Receives the engines' turns.
+        engine: Decodes its requests.
         version: The version's name for callers (`server.models.shelf.Version`).
         provider: The provider that runs the graphs: "cpu" or "cuda".
         cache_bytes: Cache and memory of all slots.
+        max_request_slots: The number of slots that one request can have: those of one core.
+        max_source_length: The largest length of the source that memory depends on: tokens, sentences, frames,
+            annotations.
+        num_target_positions: The number of positions that the decoder can read: start tokens and targets.
         num_bytes: Estimate of the bytes that count against the memory limit: `cache_bytes` and the weights.
         source_vocab_size: The number of token ids of sources.
         pad_id: The source token that pads rows.
@@ -68,15 +69,13 @@ class ServedModel:
         has_attention: Whether it can align targets with sources.
         num_hops: The number of times that it attends to each position of memory for one token.
         source_language: A BCP 47 tag; empty if the bundle does not name one.
-        queue_limits: The limits of each engine's queue.
         choices: What a request may choose by a name, by the name of its option.
         generation: The options of requests that do not set them.
         timestamps: The tokens of times; None for a model without them.
         length_bound: The bound of targets whose requests do not set a limit; None applies the model's limit.
     """
 
-    engines: tuple[AnyEngine, ...]
-    deliveries: Deliveries
+    engine: AsyncEngine
     version: str
     kind: str
     precision: str
@@ -84,11 +83,13 @@ class ServedModel:
     vocab_size: int
     cache_bytes: int
     num_bytes: int
+    max_request_slots: int
+    max_source_length: int
+    num_target_positions: int
     source_vocab_size: int
     pad_id: int
     eos_ids: tuple[int, ...]
     frames: Frames
-    queue_limits: QueueLimits
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
     sources: Mapping[str, SourceSpec]
@@ -105,7 +106,7 @@ class ServedModel:
     @property
     def name(self) -> str:
         """The name that callers use."""
-        return self.engines[0].model_name
+        return self.engine.model_name
 
     @property
     def eos_id(self) -> int:
@@ -123,11 +124,6 @@ class ServedModel:
         return [source.form for source in self.sources.values()] == [Form.SOUND]
 
     @property
-    def max_source_length(self) -> int:
-        """The largest length of the source that memory depends on: tokens, sentences, frames, annotations."""
-        return self.engines[0].max_source_length
-
-    @property
     def max_memory_length(self) -> int:
         """The largest number of positions of memory, for a source without a length the only one."""
         return self.memory.memory_length({self.memory.source: self.max_source_length})
@@ -135,104 +131,24 @@ class ServedModel:
     @property
     def max_target_length(self) -> int:
         """The largest number of target tokens."""
-        return self.engines[0].max_target_length - (len(self.frames.start) - 1)
-
-    @property
-    def max_request_slots(self) -> int:
-        """The number of slots that one request can have: those of one engine."""
-        return self.engines[0].num_slots
+        return self.num_target_positions - (len(self.frames.start) - 1)
 
     @property
     def num_slots(self) -> int:
         """The number of sequences that can be decoded at once."""
-        return sum(engine.num_slots for engine in self.engines)
+        return self.engine.num_slots
 
-    @property
-    def is_healthy(self) -> bool:
-        """Whether every engine is healthy."""
-        return all(engine.is_healthy for engine in self.engines)
-
-    @contextmanager
-    def submitted(
-        self, requests: Sequence[Request], is_expired: Callable[[], bool]
-    ) -> Iterator[list[Mailbox]]:
-        """Submit each of a call's requests to the engine with the least work.
-
-        An engine accepts all requests of its part or none. At the end of the block the unfinished requests
-        are cancelled.
-
-        Args:
-            requests: They have one caller, one priority and one deadline.
-            is_expired: Returns whether the deadline has passed, as the reason of a cancellation.
-
-        Raises:
-            InvalidRequest: They do not fit into an empty queue, so a retry cannot succeed.
-            ServerError: An engine refuses its part. An engine in another process puts its refusal into the
-                mailboxes of its part.
-        """
-        self.check_size(len(requests), sum(request.queue_tokens for request in requests))
-        mailboxes = {request: Mailbox() for request in requests}
-        self.deliveries.mailboxes |= mailboxes
-        submitted: dict[Request, AnyEngine] = {}
-        try:
-            for engine, part in self._shared_out(requests).items():
-                try:
-                    engine.submit(*part)
-                except ServerError:
-                    self.deliveries.statistics.failed.count += len(part)
-                    raise
-                submitted |= dict.fromkeys(part, engine)
-            yield list(mailboxes.values())
-        finally:
-            for request, mailbox in mailboxes.items():
-                del self.deliveries.mailboxes[request]
-                if request in submitted and not mailbox.has_result:
-                    submitted[request].cancel(request, is_expired=is_expired())
-
-    def check_size(self, num_requests: int, num_tokens: int) -> None:
-        """Raises InvalidRequest if a call's requests or source tokens do not fit into an empty queue."""
-        excess = self.queue_limits.excess(num_requests, num_tokens)
-        if excess:
-            raise InvalidRequest(f"the call has {excess} here: send fewer in one call", field="sources")
-
-    def _shared_out(self, requests: Sequence[Request]) -> dict[AnyEngine, list[Request]]:
-        """Assigns the requests to engines: to engines that may take some, if there are any.
-
-        The longest sources of a call come first, unless it streams: a long target that began last would run
-        alone at the end.
-        """
-        engines = [engine for engine in self.engines if engine.may_take()] or self.engines
-        num_wanted = {engine: engine.num_slots_wanted() for engine in engines}
-        parts: dict[AnyEngine, list[Request]] = {}
-        if not any(request.stream for request in requests):
-            requests = sorted(requests, key=lambda request: -request.memory_length)
-        for request in requests:
-            engine = min(num_wanted, key=num_wanted.__getitem__)
-            num_wanted[engine] += request.num_slots
-            parts.setdefault(engine, []).append(request)
-        return parts
-
-    def silent_seconds(self) -> float:
-        """Returns the longest time since an engine's last turn; see `Engine.silent_seconds`."""
-        return max(engine.silent_seconds() for engine in self.engines)
+    def load(self) -> Load:
+        """Returns the numbers of requests, slots and cache positions in use."""
+        return self.engine.load()
 
     def num_slots_wanted(self) -> int:
         """Returns the number of slots that all accepted, unfinished requests need."""
-        return sum(engine.num_slots_wanted() for engine in self.engines)
+        return self.engine.num_slots_wanted()
 
-    def load(self) -> Load:
-        """Returns the loads of all engines, added up."""
-        return Load(*map(sum, zip(*(engine.load() for engine in self.engines), strict=True)))
-
-    def drain(self) -> None:
-        """Refuse new requests from now on, and finish the accepted ones."""
-        for engine in self.engines:
-            engine.drain()
-
-    def stop(self) -> None:
-        """End the engines; unfinished requests end with `Unavailable`."""
-        for engine in self.engines:
-            engine.stop()
+    def silent_seconds(self) -> float:
+        """Returns the longest time since a core's last turn; 0 for cores without work."""
+        return self.engine.silent_seconds()
 
 
 class Models:

@@ -7,7 +7,6 @@ watcher delays every change, and when a watcher leaves, others miss a notificati
 from __future__ import annotations
 
 import asyncio
-import math
 
 from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
 
@@ -30,9 +29,6 @@ SERVICE_NAMES = tuple(
     )
 )
 
-# A working engine updates its heartbeat every turn; no encode or step of a sound machine takes this long.
-HEARTBEAT_LIMIT_SECONDS = 60.0
-
 
 class Health:
     """Whether the server loads, serves, drains, or has failed.
@@ -54,7 +50,8 @@ class Health:
 
     def unhealthy(self) -> str | None:
         """Returns why the process should be restarted, or None."""
-        return next((problem for model in self._models if (problem := _problem(model))), None)
+        problems = (model.engine.fatal_problem() for model in self._models)
+        return next((problem for problem in problems if problem), None)
 
     def unready(self) -> str | None:
         """Returns why callers should not send requests, or None."""
@@ -64,11 +61,12 @@ class Health:
             return "loading"
         if not len(self._models):
             return "no model is served"
-        return self.unhealthy()
+        problems = [model.engine.problem() for model in self._models]
+        return problems[0] if all(problems) else None
 
     def is_serving(self, model: ServedModel) -> bool:
         """Returns whether callers may send requests for a model."""
-        return not self._is_draining and _problem(model) is None
+        return not self._is_draining and model.engine.problem() is None
 
     def status(self, service: str) -> int:
         """Returns the status of "" (the whole server), of a service, or of a model, by its name."""
@@ -115,17 +113,6 @@ class Health:
     async def wait_for_refresh(self) -> None:
         """Waits until a status has changed or the server ends."""
         await self._changed.wait()
-
-
-def _problem(model: ServedModel) -> str | None:
-    silence = model.silent_seconds()
-    if math.isinf(silence):
-        return f"{model.name}: an engine's thread or process has ended"
-    if silence > HEARTBEAT_LIMIT_SECONDS:
-        return f"{model.name}: no sign of life from the engine for {silence:.0f} seconds"
-    if not model.is_healthy:
-        return f"{model.name}: the engine's steps keep failing"
-    return None
 
 
 class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]

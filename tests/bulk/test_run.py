@@ -55,7 +55,7 @@ class Worker:
         self.office.done.append(shard)
         return Done(shard.num_lines, 1)
 
-    def stop(self):
+    async def stop(self):
         self.office.num_stopped += 1
 
 

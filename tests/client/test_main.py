@@ -452,13 +452,13 @@ def test_health_exits_0_only_when_serving(run, server):
     url = f"http://127.0.0.1:{server.app.http.port}"
     assert run("health", "--metrics-url", url) == (0, ["SERVING"], [])
     assert run("health", "nobody")[::2] == (1, ["error: NOT_FOUND: unknown service 'nobody'"])
-    server.model.engines[0].is_healthy = False
+    server.model.engine.cores[0].is_failing = True
     try:
         assert run("health") == (1, ["NOT_SERVING"], [])
         code, [line], _ = run("health", "--metrics-url", url)
         assert (code, line) == (1, "NOT_SERVING: echo: the engine's steps keep failing")
     finally:
-        server.model.engines[0].is_healthy = True
+        server.model.engine.cores[0].is_failing = False
 
 
 @pytest.mark.parametrize(
@@ -620,11 +620,8 @@ def test_a_reader_that_leaves_early_gets_no_traceback(server):
 def test_priority_reaches_the_engine(server, capsys):
     runner = EchoRunner()
     with serving_on_a_thread(runner, is_repository_open=True) as served:
-        seen = []
-        submit = served.model.engines[0].submit
-        served.model.engines[0].submit = lambda request: (seen.append(request.priority), submit(request))
         assert main(["translate", "--address", served.address, "--priority", "-5", "abc"]) == 0
-    assert seen == [-5]
+        assert [request.priority for request in served.turns.requests] == [-5]
 
 
 def test_tls_and_a_token_are_files(tmp_path, capsys):

@@ -1,13 +1,19 @@
-"""Drives an engine turn by turn, on the thread and by the clock of a test."""
+"""Drives a core, or an engine with its cores, turn by turn, on the thread and by the clock of a test."""
 
-from seq2seq_serve.server.engine.engine import Engine
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+
+from seq2seq_serve.server.config import QueueLimits
+from seq2seq_serve.server.engine.async_engine import AsyncEngine, CoreHandle, Stream
+from seq2seq_serve.server.engine.core import Admit, Cancel, Core
 from seq2seq_serve.server.engine.records import Request, Result, Turn
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from tests.server.fakes import FakeRunner
 
 
 class Driver:
-    """An engine that a test drives turn by turn, with a clock of its own."""
+    """A core that a test drives turn by turn, with a clock of its own."""
 
     def __init__(self, runner: FakeRunner | OnnxRunner, **options) -> None:
         self.runner = runner
@@ -15,9 +21,7 @@ class Driver:
         self.turns: list[Turn] = []
         self.results: dict[Request, Result] = {}
         self.streamed: dict[Request, dict[int, list[int]]] = {}
-        self.engine = Engine(
-            runner, model_name="fake", deliver=self._deliver, clock=lambda: self.now, **options
-        )
+        self.core = Core(runner, model_name="fake", deliver=self._deliver, clock=lambda: self.now, **options)
 
     def _deliver(self, turn: Turn) -> None:
         self.turns.append(turn)
@@ -28,38 +32,147 @@ class Driver:
             if update.result is not None:
                 self.results[update.request] = update.result
 
+    @property
+    def is_failing(self) -> bool:
+        return self.turns[-1].is_failing
+
     def told(self, request: Request, place: int = 0) -> list[int]:
         """The tokens that were streamed of one of its hypotheses."""
         return self.streamed.get(request, {}).get(place, [])
 
     def submit(self, *requests: Request) -> None:
-        for request in requests:
-            self.engine.submit(request)
+        self.core.send(Admit(requests))
+
+    def cancel(self, request: Request, *, is_expired: bool = False) -> None:
+        self.core.send(Cancel(request, is_expired))
 
     def turn(self, count: int = 1, seconds: float = 1.0) -> None:
         for _ in range(count):
             self.now += seconds
-            self.engine.run_turn()
+            self.core.run_turn()
 
     def finish(self) -> None:
         for _ in range(10_000):
             self.turn()
-            if not self.engine._scheduler.has_work:
+            if not self.core._scheduler.has_work:
                 break
-        assert_empty(self.engine)
+        assert_empty(self.core)
 
 
-def assert_empty(engine: Engine) -> None:
+def assert_empty(core: Core) -> None:
     """Nothing waits, nothing runs, every slot is back."""
-    scheduler = engine._scheduler
+    scheduler = core._scheduler
     assert not scheduler.has_work
-    assert engine.load() == (0, 0, 0, 0)
-    queue = scheduler._queue
-    assert queue._num_tokens == queue.num_slots_wanted == 0
-    assert not queue._works
-    assert not queue._callers, "a caller is remembered of whom nothing waits or runs"
-    assert not scheduler._deadlines._keys
-    assert not scheduler.running
+    assert scheduler.load() == (0, 0, 0, 0)
     assert scheduler.slots.num_reserved == 0
     assert scheduler.slots.rows == ()
-    assert scheduler.slots.num_free == engine.num_slots
+    assert scheduler.slots.num_free == scheduler.slots.num_slots
+
+
+class DrivenCore(CoreHandle):
+    """A core without a thread: `run_turn` runs one."""
+
+    def __init__(self, runner: FakeRunner | OnnxRunner, clock: Callable[[], float]) -> None:
+        super().__init__(runner.num_slots)
+        self.core = Core(runner, model_name="fake", deliver=lambda turn: self._turned(turn), clock=clock)
+        self.is_silent = False
+
+    async def start(self, turned, ended) -> None:
+        self._turned, self.ended = turned, ended
+
+    def admit(self, requests: tuple[Request, ...]) -> None:
+        self.core.send(Admit(requests))
+
+    def cancel(self, request: Request, *, is_expired: bool) -> None:
+        self.core.send(Cancel(request, is_expired))
+
+    def is_hung(self) -> bool:
+        return self.is_silent
+
+    def kill(self) -> None:
+        self.ended("it was killed")
+
+    async def stop(self) -> None:
+        self.core.run_turn()
+
+
+class DrivenEngine:
+    """An engine over cores that a test drives. Deadlines pass by its clock, when it turns.
+
+    Args:
+        record: Is called with each turn; None keeps them in `turns`.
+    """
+
+    def __init__(
+        self,
+        *runners: FakeRunner | OnnxRunner,
+        record: Callable[[Turn], object] | None = None,
+        **limits,
+    ) -> None:
+        self.now = 0.0
+        self.turns: list[Turn] = []
+        self.cores = [DrivenCore(runner, lambda: self.now) for runner in runners]
+        self.engine = AsyncEngine(
+            "fake",
+            self.cores,
+            QueueLimits(**limits),
+            record or self.turns.append,
+            feeds_prefix=not runners[0].has_decode,
+            clock=lambda: self.now,
+        )
+        self._calls = ExitStack()
+
+    @contextmanager
+    def started(self) -> Iterator["DrivenEngine"]:
+        """Starts the engine on a loop that the test does not run; at the end nothing may be left."""
+
+        async def run() -> None:
+            await self.engine.start()
+
+        with asyncio.Runner() as runner:
+            runner.run(run())
+            asyncio.set_event_loop(runner.get_loop())
+            asyncio._set_running_loop(runner.get_loop())
+            try:
+                yield self
+                self.finish()
+            finally:
+                asyncio._set_running_loop(None)
+            runner.run(self.engine.stop())
+
+    def submit(self, *requests: Request) -> list[Stream]:
+        """The requests of a call; each is cancelled at the end, if it has not ended."""
+        return self._calls.enter_context(self.engine.submitted(requests))
+
+    def cancel(self, request: Request) -> None:
+        self.engine._cancel(request, is_expired=False)
+
+    def turn(self, count: int = 1, seconds: float = 1.0) -> None:
+        for _ in range(count):
+            self.now += seconds
+            for request in tuple(self.engine._timers):
+                if request.deadline is not None and request.deadline <= self.now:
+                    self.engine._expire(request)
+            for core in self.cores:
+                if core.is_ready:
+                    core.core.run_turn()
+
+    def finish(self) -> None:
+        for _ in range(10_000):
+            if not self.engine._streams:
+                break
+            self.turn()
+        self._calls.close()
+        self.check_empty()
+
+    def check_empty(self) -> None:
+        """Nothing waits, nothing runs, every slot is back, and nothing is remembered."""
+        assert not self.engine._streams
+        assert not self.engine._timers
+        assert len(self.engine._queue) == self.engine._queue.num_slots_wanted == 0
+        assert not self.engine._queue._levels
+        assert self.engine.load() == (0, 0, 0, 0)
+        for core in self.cores:
+            assert not core.requests
+            assert core.num_slots_wanted == 0
+            assert_empty(core.core)

@@ -62,15 +62,15 @@ def test_what_is_unfinished_when_the_drain_ends_is_told_so(caplog):
             call = asyncio.ensure_future(client.generate("abc"))
             await asyncio.to_thread(served.runner.stepping.wait, 20)
             await served.app.drain()
-            thread = served.model.engines[0]._thread
+            thread = served.model.engine.cores[0]._core._thread
             join = thread.join
 
             def let_the_step_end_and_join(timeout):
                 served.runner.gate.set()
                 join(timeout)
 
-            thread.join = let_the_step_end_and_join  # by then the engine has been told to stop
-            await asyncio.to_thread(served.model.engines[0].stop)
+            thread.join = let_the_step_end_and_join  # by then the core has been told to stop
+            await served.model.engine.stop()
             with pytest.raises(ClientError, match="UNAVAILABLE"):
                 await call
 
@@ -84,13 +84,13 @@ def test_while_models_load_calls_are_refused_and_probes_answer():
         loading, go_on = asyncio.Event(), asyncio.Event()
         load = loader_of(runners, turns, 1)
 
-        def slow_loader(path, config, deliveries, num_used_bytes):
+        def slow_loader(*arguments):
             async def wait():
                 loading.set()
                 await go_on.wait()
 
             asyncio.run_coroutine_threadsafe(wait(), turns.loop).result(20)
-            return load(path, config, deliveries)
+            return load(*arguments)
 
         app = App([Path("echo")], local_config(), slow_loader)
         starting = asyncio.create_task(app.start())
@@ -122,7 +122,7 @@ def test_a_model_of_the_repository_that_cannot_be_served_leaves_the_others_alone
         def loader(path, *given):
             if path.parent.name == "bad":
                 raise ValueError("it is damaged")
-            return load(path, *given[:2])
+            return load(path, *given)
 
         app = App([], replace(local_config(), repository=tmp_path), loader)
         await app.start()

@@ -103,7 +103,7 @@ def config_message(model: ServedModel) -> pb.ModelConfig:
         instance_group=[
             group(
                 name=model.name,
-                count=len(model.engines),
+                count=len(model.engine.cores),
                 kind=group.KIND_CPU if model.provider == "cpu" else group.KIND_GPU,
             )
         ],
@@ -114,7 +114,7 @@ def config_message(model: ServedModel) -> pb.ModelConfig:
 
 def statistics_message(model: ServedModel) -> pb.ModelStatistics:
     """Returns the counts and times of a model since it was loaded."""
-    its: Statistics = model.deliveries.statistics
+    its: Statistics = model.engine.statistics
     return pb.ModelStatistics(
         name=model.name,
         version=model.version,

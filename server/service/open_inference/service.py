@@ -44,7 +44,7 @@ Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
 
 
 class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
-    """Without state of its own: a call's state is in its `Call` and its mailboxes."""
+    """Without state of its own: a call's state is in its `Call` and its streams."""
 
     def __init__(self, models: Models, repository: Repository, calls: Calls, health: Health) -> None:
         self._models = models

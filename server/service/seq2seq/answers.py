@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
 import numpy as np
@@ -171,7 +170,7 @@ def score_response(request: Request, result: Result, model: ServedModel) -> pb.S
         score=sum(log_probabilities),
         log_probabilities=log_probabilities,
         target_tokens=model.target_tokenizer.pieces([*request.prefix_ids, model.eos_id]),
-        timings=pb.Timings(**dataclasses.asdict(result.timings)),
+        timings=pb.Timings(**result.timings._asdict()),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.deliveries import Mailbox
+from seq2seq_serve.server.engine.async_engine import Stream
 from seq2seq_serve.server.engine.records import Request, Result
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import Call, check_answer_bytes
@@ -39,13 +39,11 @@ async def generate(
         num_bytes += sum(estimated_bytes(job, model, options) for job in jobs)
         num_tokens += sum(job.request.queue_tokens for job in jobs)
         check_answer_bytes(num_bytes)  # after each message: a refused call is not read further
-        model.check_size(len(requests), num_tokens)
+        model.engine.check_size(len(requests), num_tokens)
         await asyncio.sleep(0)  # lets other calls run before the next sources are read
-    with model.submitted(requests, call.is_expired) as mailboxes:
-        boxes = iter(mailboxes)
-        results_of_all = [
-            [await succeeded(job.request, next(boxes), call) for job in jobs] for jobs, _ in read
-        ]
+    with model.engine.submitted(requests, call.is_expired) as streams:
+        following = iter(streams)
+        results_of_all = [[await succeeded(next(following), call) for _ in jobs] for jobs, _ in read]
 
     def build() -> list[pb.GenerateResponse]:
         return [
@@ -77,12 +75,12 @@ async def generate_pieces(
     num_bytes = sum(estimated_bytes(job, model, options) for job in jobs)
     check_answer_bytes(num_bytes)
     results = []
-    with model.submitted([job.request for job in jobs], call.is_expired) as mailboxes:
-        for job, mailbox in zip(jobs, mailboxes, strict=True):
-            async for piece in _pieces(job, mailbox, model):
+    with model.engine.submitted([job.request for job in jobs], call.is_expired) as streams:
+        for job, stream in zip(jobs, streams, strict=True):
+            async for piece in _pieces(job, stream, model):
                 if piece.hypothesis == 0 or len(jobs) == 1:  # a split source streams the best ones only
                     await write(piece)
-            results.append(await succeeded(job.request, mailbox, call))
+            results.append(await succeeded(stream, call))
     return await call.built(num_bytes, partial(generate_response, jobs, results, model, options))
 
 
@@ -95,30 +93,28 @@ async def _read(
     return jobs, with_defaults(message.options, model)
 
 
-async def succeeded(request: Request, mailbox: Mailbox, call: Call) -> Result:
+async def succeeded(stream: Stream, call: Call) -> Result:
     """Returns the result of a request, and adds it to the work of its call.
 
     Raises:
         ServerError: The request failed.
     """
-    result = await mailbox.wait_for_result()
-    call.work.add(request, result)
+    result = await stream.wait()
+    call.work.add(stream.request, result)
     if result.error is not None:
         raise result.error
     return result
 
 
-async def _pieces(job: Job, mailbox: Mailbox, model: ServedModel) -> AsyncIterator[pb.Piece]:
+async def _pieces(job: Job, stream: Stream, model: ServedModel) -> AsyncIterator[pb.Piece]:
     """Yields the pieces of a request's targets until they are complete."""
-    result = None
-    while result is None:
-        token_ids, result = await mailbox.take()
+    async for _, token_ids, result in stream.updates():
         for place, new in token_ids.items():
             text = job.texts.setdefault(place, target_text(job.request, model))
             yield pb.Piece(text=text.push(new), token_ids=new, hypothesis=place)
-    if result.error is None:
-        rests = {place: text.finish() for place, text in job.texts.items()}
-        rests[0] = rests.get(0, "") + job.part.separator
-        for place, rest in rests.items():
-            if rest:
-                yield pb.Piece(text=rest, hypothesis=place)
+        if result is not None and result.error is None:
+            rests = {place: text.finish() for place, text in job.texts.items()}
+            rests[0] = rests.get(0, "") + job.part.separator
+            for place, rest in rests.items():
+                if rest:
+                    yield pb.Piece(text=rest, hypothesis=place)

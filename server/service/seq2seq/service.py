@@ -16,7 +16,7 @@ from seq2seq_serve.server.service.seq2seq.sources import read_sources
 
 
 class Seq2SeqService(pb_grpc.Seq2SeqServicer):
-    """Without state of its own: a call's state is in its `Call` and its mailbox."""
+    """Without state of its own: a call's state is in its `Call` and its streams."""
 
     def __init__(self, models: Models, calls: Calls) -> None:
         self._models = models
@@ -55,8 +55,8 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
             work = partial(score_request, message, model, call)
             request = await read_sources(work, message, model, call)
             del work, message  # their sources would take memory while the request waits
-            with model.submitted([request], call.is_expired) as (mailbox,):
-                result = await succeeded(request, mailbox, call)
+            with model.engine.submitted([request], call.is_expired) as (stream,):
+                result = await succeeded(stream, call)
             return score_response(request, result, model)
 
     async def ListModels(self, _message: pb.ListModelsRequest, _call: Call) -> pb.ListModelsResponse:

@@ -7,6 +7,7 @@ the borders of characters, which are the places where the target's text contains
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from seq2seq_serve.bundle.tokenizer import TextStream
 
@@ -14,22 +15,28 @@ from seq2seq_serve.bundle.tokenizer import TextStream
 class StopSequences:
     """Finds the stop sequence that is complete first.
 
-    Immutable. It stores nothing about targets: each row holds its own tail, the last bytes, which may begin a
+    It stores nothing about targets: each row holds its own tail, the last bytes, which may begin a
     stop sequence. The children of a beam's hypothesis continue from the tail of their parent.
 
     Args:
         texts: The stop sequences; none is empty.
         token_bytes: The bytes of each token, by its id; an id beyond the end has no bytes.
+
+    Attributes:
+        token_bytes: The same; whoever unpickles stop sequences sets it, because each process has the table.
     """
 
     def __init__(self, texts: Iterable[str], token_bytes: Sequence[bytes]) -> None:
         self._stops = tuple(sorted((text.encode() for text in texts), key=len, reverse=True))
         self._num_kept = len(self._stops[0]) - 1
-        self._token_bytes = token_bytes
+        self.token_bytes = token_bytes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"token_bytes": ()}
 
     def advance(self, tail: bytes, token_id: int) -> bytes | None:
         """Returns the tail after one more token, or None if a stop sequence is complete."""
-        window = tail + self._token_bytes[token_id] if token_id < len(self._token_bytes) else tail
+        window = tail + self.token_bytes[token_id] if token_id < len(self.token_bytes) else tail
         if self.find(window, len(tail)) is not None:
             return None
         return window[max(len(window) - self._num_kept, 0) :]

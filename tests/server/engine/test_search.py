@@ -26,7 +26,7 @@ from seq2seq_serve.training.config import BOS_ID, EOS_ID, TransformerConfig
 from seq2seq_serve.training.data.sources import TOKENS
 from seq2seq_serve.training.evaluation import search, selection
 from tests.server.driver import Driver
-from tests.server.engine.test_engine import sources
+from tests.server.engine.test_core import sources
 from tests.server.fakes import EOS_ID as FAKE_EOS_ID
 from tests.server.fakes import FakeRunner, make_request, oracles_constraints, selected
 from tests.server.runner.test_selection import LIMIT, VOCAB_SIZE, random_constraints, random_request, run
@@ -232,7 +232,7 @@ def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_sl
             continue
         requests.append(request)
         if chance.random() < 0.3:
-            driver.engine.cancel(chance.choice(requests))
+            driver.cancel(chance.choice(requests))
         driver.turn(chance.randint(0, 2))
     driver.finish()
     assert driver.results.keys() == set(requests)
@@ -251,10 +251,10 @@ def test_who_needs_more_slots_than_are_free_waits_for_them_and_is_not_overtaken(
     behind = make_request((20, 7), max_new_tokens=3)
     driver.submit(first, wide, behind)
     driver.turn()
-    assert driver.engine.load().num_running == 1
+    assert driver.core._scheduler.load().num_running == 1
     driver.turn(3)
-    assert list(driver.engine._scheduler.running) == [wide]
-    assert driver.engine.load().num_slots_in_use == 4
+    assert list(driver.core._scheduler.running) == [wide]
+    assert driver.core._scheduler.load().num_slots_in_use == 4
     driver.finish()
     assert all(driver.results[request].error is None for request in (first, wide, behind))
 
@@ -439,7 +439,7 @@ def test_a_bug_amid_a_search_leaves_no_row_behind(monkeypatch, caplog):
         patch.setattr("seq2seq_serve.server.engine.scheduler.extend_beam", fail)
         driver.turn()
     assert all(isinstance(driver.results[request].error, EngineFailed) for request in requests)
-    assert driver.engine.load().num_slots_in_use == 1
+    assert driver.core._scheduler.load().num_slots_in_use == 1
     driver.finish()
     assert driver.results[other].error is None
     later = make_request((20, 7), beam=Beam(4), max_new_tokens=3)

@@ -13,18 +13,18 @@ import pytest
 
 from seq2seq_serve.bundle.manifest import Bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS
-from seq2seq_serve.server.config import ProviderPolicy, QueueLimits, RunnerConfig
-from seq2seq_serve.server.engine.engine import Engine
+from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
+from seq2seq_serve.server.engine.async_engine import Stream
 from seq2seq_serve.server.engine.records import Beam, Constraints, FinishReason, Request, Sampling, Turn
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.service.seq2seq.stopping import StopSequences
-from tests.server.driver import assert_empty
+from tests.server.driver import DrivenEngine
 from tests.server.fakes import sample_value
 
-_MODEL = "random"
+_MODEL = "fake"
 _NUM_SLOTS, _MAX_WAITING = 16, 24
 # 5 % of what a process with such an engine takes; the one that runs the tests also has torch.
 _MAX_GROWTH_BYTES = 5 * 2**20
@@ -119,23 +119,16 @@ class LongRun:
         config = RunnerConfig(provider=ProviderPolicy.CPU, num_threads=1, max_slots=_NUM_SLOTS)
         runner = OnnxRunner(bundle, config)
         runner.warm_up()
-        self.now = 0.0
         self.num_submitted = self.num_refused = self.num_turns = 0
         self.ended: Counter[FinishReason] = Counter()
         self.tokens: Counter[str] = Counter()
         self._open: dict[Request, dict[int, list[int]]] = {}
-        self.engine = Engine(
-            runner,
-            model_name=_MODEL,
-            deliver=self._deliver,
-            queue_limits=QueueLimits(max_waiting_requests=_MAX_WAITING),
-            clock=lambda: self.now,
-        )
+        self.driver = DrivenEngine(runner, record=self._record, max_waiting_requests=_MAX_WAITING)
+        self.engine = self.driver.engine
         self.metrics = Metrics()
         self.metrics.show_model(
             ServedModel(
-                engines=(self.engine,),
-                deliveries=None,  # driven by `run`, without an event loop
+                engine=self.engine,
                 version="",
                 kind=bundle.manifest.kind,
                 precision=runner.precision,
@@ -143,11 +136,13 @@ class LongRun:
                 vocab_size=runner.vocab_size,
                 cache_bytes=runner.num_slots * runner.slot_bytes,
                 num_bytes=runner.num_slots * runner.slot_bytes,
+                max_request_slots=runner.num_slots,
+                max_source_length=runner.max_source_length,
+                num_target_positions=runner.max_target_length,
                 pad_id=bundle.manifest.special_ids.pad_id,
                 eos_ids=runner.eos_ids,
                 source_vocab_size=bundle.manifest.source_vocab_size,
                 frames=bundle.manifest.frames,
-                queue_limits=QueueLimits(max_waiting_requests=_MAX_WAITING),
                 source_tokenizer=bundle.source_tokenizer,
                 target_tokenizer=bundle.target_tokenizer,
                 sources={},
@@ -166,16 +161,15 @@ class LongRun:
             for _ in range(min(rate, end - self.num_submitted)):
                 self._submit()
             if self._open and self.requests.often(0.1):
-                self.engine.cancel(chance.choice(list(self._open)))
+                self.driver.cancel(chance.choice(list(self._open)))
             self._turn()
-        while self.engine._scheduler.has_work:
+        while self._open:
             self._turn()
-        assert not self._open
 
     def check(self) -> None:
         """Every slot is back, and the metrics say what the callers were told."""
-        assert_empty(self.engine)
-        assert self.engine.is_healthy
+        self.driver.check_empty()
+        assert self.engine.problem() is None
         assert self.ended.total() + self.num_refused == self.num_submitted
         reasons = Counter(
             stop=self.ended[FinishReason.EOS] + self.ended[FinishReason.STOP],
@@ -199,20 +193,19 @@ class LongRun:
 
     def _submit(self) -> None:
         self.num_submitted += 1
-        request = self.requests.draw(self.now)
+        request = self.requests.draw(self.driver.now)
+        self._open[request] = defaultdict(list)
         try:
-            self.engine.submit(request)
+            self.engine._submit([Stream(request)])
         except Overloaded:
             self.num_refused += 1
-        else:
-            self._open[request] = defaultdict(list)
+            del self._open[request]
 
     def _turn(self) -> None:
-        self.now += _TURN_SECONDS
         self.num_turns += 1
-        self.engine.run_turn()
+        self.driver.turn(seconds=_TURN_SECONDS)
 
-    def _deliver(self, turn: Turn) -> None:
+    def _record(self, turn: Turn) -> None:
         self.metrics.record_turn(_MODEL, turn)
         for update in turn.updates:
             told = self._open[update.request]
@@ -248,8 +241,9 @@ def resident_bytes() -> int:
 
 def test_many_requests_of_every_kind_leave_nothing_behind(random_bundle):
     run = LongRun(random_bundle, seed=0)
-    run.run(1_000)
-    run.check()
+    with run.driver.started():
+        run.run(1_000)
+        run.check()
     # Times are the run's own, but a processor's rounding can choose other tokens, and so move the counts.
     # They were 36 and more with each of six seeds.
     assert min(run.ended[reason] for reason in FinishReason if reason is not FinishReason.FAILED) > 10
@@ -260,10 +254,11 @@ def test_many_requests_of_every_kind_leave_nothing_behind(random_bundle):
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read as Linux tells it")
 def test_fifty_thousand_requests_take_no_more_memory_than_five_thousand(random_bundle):
     run = LongRun(random_bundle, seed=1)
-    run.run(5_000)
-    before = resident_bytes()
-    for _ in range(9):
+    with run.driver.started():
         run.run(5_000)
-        run.check()
-        print(f"{run.num_submitted} requests: {resident_bytes() / 2**20:.1f} MiB")
-    assert resident_bytes() - before < _MAX_GROWTH_BYTES
+        before = resident_bytes()
+        for _ in range(9):
+            run.run(5_000)
+            run.check()
+            print(f"{run.num_submitted} requests: {resident_bytes() / 2**20:.1f} MiB")
+        assert resident_bytes() - before < _MAX_GROWTH_BYTES

@@ -7,7 +7,8 @@ import logging
 import os
 import re
 import shutil
-from contextlib import ExitStack
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,15 +20,11 @@ from seq2seq_serve.bundle.manifest import BundleError, load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.server.check import check
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
-from seq2seq_serve.server.deliveries import Deliveries
-from seq2seq_serve.server.engine.engine import Engine
 from seq2seq_serve.server.engine.records import FinishReason, Request, Result
-from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.loading import load_model
+from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import size_up
-from tests.server.service.harness import EchoRunner
-from tests.server.test_deliveries import model_of
 
 CONFIG = ServerConfig(
     queue=QueueLimits(max_waiting_requests=2), runner=RunnerConfig(provider="cpu", num_threads=2, max_slots=3)
@@ -38,15 +35,35 @@ def make_request(number: int) -> Request:
     return Request(str(number), {SOURCE_IDS: np.array([5, 6, 2])}, 3, max_new_tokens=3, arrival=0.0)
 
 
-@pytest.fixture
-def deliveries():
-    loop = asyncio.new_event_loop()
-    yield Deliveries("random", loop, Metrics())
-    loop.close()
+def load(path: Path, config: ServerConfig, num_used_bytes: int = 0) -> ServedModel:
+    return load_model(path, config, "random", lambda _: None, num_used_bytes)
 
 
-def test_a_model_knows_what_its_bundle_says(bundle_path, deliveries):
-    model, bundle = load_model(bundle_path, CONFIG, deliveries), load_bundle(bundle_path)
+@asynccontextmanager
+async def started(path: Path, config: ServerConfig = CONFIG) -> AsyncIterator[ServedModel]:
+    model = load(path, config)
+    await model.engine.start()
+    try:
+        yield model
+    finally:
+        await model.engine.stop()
+
+
+def start(path: Path, config: ServerConfig = CONFIG) -> None:
+    async def run() -> None:
+        async with started(path, config):
+            pass
+
+    asyncio.run(run())
+
+
+async def answers(model: ServedModel, count: int = 1) -> list[Result]:
+    with model.engine.submitted([make_request(i) for i in range(count)]) as streams:
+        return [await asyncio.wait_for(stream.wait(), 20) for stream in streams]
+
+
+def test_a_model_knows_what_its_bundle_says(bundle_path):
+    model, bundle = load(bundle_path, CONFIG), load_bundle(bundle_path)
     assert (model.name, model.version, model.kind) == ("random", bundle.version, "transformer")
     assert (model.precision, model.provider) == ("int8", "cpu")
     assert (model.vocab_size, model.eos_id) == (300, 2)
@@ -58,13 +75,17 @@ def test_a_model_knows_what_its_bundle_says(bundle_path, deliveries):
     assert model.source_tokenizer.encode_source(text) == bundle.source_tokenizer.encode_source(text)
 
 
-def test_its_engine_is_started_warm_and_has_the_limits_of_the_configuration(bundle_path, deliveries):
-    (engine,) = load_model(bundle_path, CONFIG, deliveries).engines
-    assert engine._thread.is_alive()
-    assert [*dict.fromkeys(num_rows for num_rows, *_ in engine._runner._bindings)] == [3, 2, 1]
-    assert engine._scheduler._queue._limits == CONFIG.queue
-    engine.stop()
-    assert not engine._thread.is_alive()
+def test_its_engine_starts_warm_and_has_the_limits_of_the_configuration(bundle_path):
+    async def run() -> None:
+        async with started(bundle_path) as model:
+            [handle] = model.engine.cores
+            core = handle._core
+            assert core._thread.is_alive()
+            assert [*dict.fromkeys(num_rows for num_rows, *_ in core._runner._bindings)] == [3, 2, 1]
+            assert model.engine._limits == CONFIG.queue
+        assert not core._thread.is_alive()
+
+    asyncio.run(run())
 
 
 def test_instances_share_slots_and_threads(bundle_path):
@@ -74,105 +95,64 @@ def test_instances_share_slots_and_threads(bundle_path):
     assert sizing.total_bytes - sizing.weight_bytes > 2 * 50 * 2**20, "each has a process"
     config = ServerConfig(queue=QueueLimits(max_waiting_requests=5), runner=runner)
 
-    async def answers() -> list[Result]:
-        deliveries = Deliveries("random", asyncio.get_running_loop(), Metrics())
-        deliveries._metrics.show_model(
-            model := await asyncio.to_thread(load_model, bundle_path, config, deliveries)
-        )
-        assert [engine.num_slots for engine in model.engines] == [3, 3]
-        assert (model.num_slots, model.max_request_slots) == (6, 3)
-        with ExitStack() as stack:
-            requests = [make_request(i) for i in range(5)]
-            mailboxes = stack.enter_context(model.submitted(requests, lambda: False))
-            results = [await asyncio.wait_for(box.wait_for_result(), 20) for box in mailboxes]
-        await asyncio.to_thread(model.stop)
-        assert [engine._process.poll() for engine in model.engines] == [0, 0]
-        return results
+    async def run() -> list[Result]:
+        async with started(bundle_path, config) as model:
+            assert [core.num_slots for core in model.engine.cores] == [3, 3]
+            assert (model.num_slots, model.max_request_slots) == (6, 3)
+            found = await answers(model, 5)
+        assert [core._process.poll() for core in model.engine.cores] == [0, 0]
+        return found
 
-    results = asyncio.run(answers())
-    assert len({result.best.token_ids for result in results}) == 1
+    assert len({result.best.token_ids for result in asyncio.run(run())}) == 1
 
 
-def test_requests_go_to_the_sound_engine_with_the_least_to_do(deliveries):
-    """An engine whose steps fail seemed to have the least to do, and took them all."""
-    engines = tuple(Engine(EchoRunner(), model_name="echo", deliver=deliveries.deliver) for _ in range(3))
-    model = model_of(engines, deliveries)
-    taken: list[int] = []
-    for place, engine in enumerate(model.engines):
-        engine._scheduler._queue.num_slots_wanted = (2, 1, 3)[place]
-        engine.submit = lambda *requests, place=place: taken.extend(place for _ in requests)
-        engine.cancel = lambda request, is_expired: None
-    with model.submitted([make_request(i) for i in range(5)], lambda: False):
-        assert sorted(taken) == [0, 0, 1, 1, 1]
-    model.engines[1].is_healthy = False
-    model.engines[1]._last_turn_at = model.engines[1]._clock()
-    for expected in (0, 1):  # the latter where all fail
-        taken.clear()
-        with model.submitted([make_request(0)], lambda: False):
-            assert taken == [expected]
-        for engine in model.engines:
-            engine.is_healthy = False
-    for engine in model.engines:
-        engine.is_healthy = engine is not model.engines[1]
-    model.engines[1]._last_turn_at -= 11
-    with model.submitted([make_request(0)], lambda: False):
-        assert taken == [1, 1], "only a step that succeeds shows that it is healthy again"
-
-
-def test_each_instance_needs_a_thread(bundle_path, deliveries):
+def test_each_instance_needs_a_thread(bundle_path):
     runner = RunnerConfig(provider="cpu", num_threads=2, num_instances=3)
     with pytest.raises(ValueError, match="num_instances is 3, and there are 2 threads"):
-        load_model(bundle_path, ServerConfig(runner=runner), deliveries)
+        load(bundle_path, ServerConfig(runner=runner))
 
 
-def test_instances_complain_once(bundle_path, deliveries, caplog):
+def test_instances_complain_once(bundle_path, caplog):
     runner = RunnerConfig(num_threads=2, num_instances=2)
     with caplog.at_level(logging.INFO, "seq2seq_serve.server.runner.device"):
-        load_model(bundle_path, ServerConfig(runner=runner), deliveries).stop()
+        load(bundle_path, ServerConfig(runner=runner))
     if "onnxruntime has no" not in caplog.text and not caplog.messages:
         pytest.skip("CUDA works here")
     assert sum("though CUDA is preferred" in message for message in caplog.messages) == 1
 
 
-def test_what_has_no_room_beside_the_others_is_refused_with_both_numbers(bundle_path, deliveries):
+def test_what_has_no_room_beside_the_others_is_refused_with_both_numbers(bundle_path):
     bundle = load_bundle(bundle_path)
     num_bytes = size_up(bundle, CONFIG.runner).total_bytes
     assert num_bytes > bundle.manifest.variants["int8"].weights.size_bytes
     config = replace(CONFIG, memory_limit_bytes=num_bytes + 1000)
-    load_model(bundle_path, config, deliveries, 1000).stop()
+    load(bundle_path, config, 1000)
     with pytest.raises(ValueError, match=f"takes {num_bytes} bytes beside the 1001 of loaded models"):
-        load_model(bundle_path, config, deliveries, 1001)
+        load(bundle_path, config, 1001)
 
 
-def test_graphs_that_do_not_run_are_one_clear_error(bundle_path, deliveries, monkeypatch):
+def test_graphs_that_do_not_run_are_one_clear_error(bundle_path, monkeypatch):
     def fail(runner):
         raise RuntimeError("no kernel for this node")
 
     monkeypatch.setattr(OnnxRunner, "warm_up", fail)
     with pytest.raises(ValueError, match="the graphs do not run here: no kernel for this node"):
-        load_model(bundle_path, CONFIG, deliveries)
+        start(bundle_path)
 
 
-def test_buffers_that_do_not_fit_are_one_clear_error(bundle_path, deliveries):
+def test_buffers_that_do_not_fit_are_one_clear_error(bundle_path):
     runner = RunnerConfig(max_slots=10**9, memory_budget_bytes=2**60)
     config = ServerConfig(runner=runner, memory_limit_bytes=2**60)
     with pytest.raises(ValueError, match=rf"^{re.escape(str(bundle_path))}: Unable to allocate"):
-        load_model(bundle_path, config, deliveries)
+        start(bundle_path, config)
 
 
-def test_a_started_engine_delivers_to_who_submitted(bundle_path):
-    async def answer() -> Result:
-        metrics = Metrics()
-        deliveries = Deliveries("random", asyncio.get_running_loop(), metrics)
-        model = await asyncio.to_thread(load_model, bundle_path, CONFIG, deliveries)
-        metrics.show_model(model)
-        try:
-            with model.submitted([make_request(0)], lambda: False) as (mailbox,):
-                return await asyncio.wait_for(mailbox.wait_for_result(), 20)
-        finally:
-            await asyncio.to_thread(model.stop)
+def test_a_started_engine_answers(bundle_path):
+    async def run() -> list[Result]:
+        async with started(bundle_path) as model:
+            return await answers(model)
 
-    result = asyncio.run(answer())
+    [result] = asyncio.run(run())
     assert result.finish_reason is FinishReason.LENGTH
     assert len(result.best.token_ids) == 3
 
@@ -197,27 +177,16 @@ def test_no_change_of_its_files_reaches_a_served_bundle(bundle_path, tmp_path, c
     """Weights were mapped: a truncated file killed the server, an overwritten one changed its answers."""
     path = Path(shutil.copytree(bundle_path, tmp_path / "served"))
 
-    async def answers() -> tuple[Result, Result]:
-        metrics = Metrics()
-        deliveries = Deliveries("random", asyncio.get_running_loop(), metrics)
-        model = await asyncio.to_thread(load_model, path, CONFIG, deliveries)
-        metrics.show_model(model)
-        # before any file is touched: a mapping of one that shrinks would end this process
-        assert str(path) not in Path("/proc/self/maps").read_text()
-
-        async def answer() -> Result:
-            with model.submitted([make_request(0)], lambda: False) as (mailbox,):
-                return await asyncio.wait_for(mailbox.wait_for_result(), 20)
-
-        try:
-            before = await answer()
+    async def run() -> list[Result]:
+        async with started(path) as model:
+            # before any file is touched: a mapping of one that shrinks would end this process
+            assert str(path) not in Path("/proc/self/maps").read_text()
+            before = await answers(model)
             for file in [file for file in path.rglob("*") if file.is_file()]:
                 change(file)
-            return before, await answer()
-        finally:
-            await asyncio.to_thread(model.stop)
+            return before + await answers(model)
 
-    before, after = asyncio.run(answers())
+    before, after = asyncio.run(run())
     assert after.best == before.best
 
 
@@ -239,35 +208,36 @@ def test_what_was_read_is_what_runs(bundle_path, tmp_path, change):
     OnnxRunner(bundle, CONFIG.runner, None, files).warm_up()
 
 
-def test_an_engine_uses_the_weights_where_they_were_read(bundle_path, deliveries):
-    model = load_model(bundle_path, CONFIG, deliveries)
-    runner = model.engines[0]._runner
-    values = [value for session in runner._sessions.values() for value in session.weights]
-    content = np.frombuffer(runner._files.weights, np.uint8)
-    start = content.ctypes.data
-    assert values
-    assert all(start <= value.data_ptr() < start + len(content) for value in values)
-    del values
-    model.stop()
+def test_a_core_uses_the_weights_where_they_were_read(bundle_path):
+    async def run() -> None:
+        async with started(bundle_path) as model:
+            runner = model.engine.cores[0]._core._runner
+            values = [value for session in runner._sessions.values() for value in session.weights]
+            content = np.frombuffer(runner._files.weights, np.uint8)
+            begin = content.ctypes.data
+            assert values
+            assert all(begin <= value.data_ptr() < begin + len(content) for value in values)
+
+    asyncio.run(run())
 
 
-def test_a_damaged_bundle_is_named(bundle_path, tmp_path, deliveries):
+def test_a_damaged_bundle_is_named(bundle_path, tmp_path):
     path = shutil.copytree(bundle_path, tmp_path / "damaged")
     (path / "int8" / "step.onnx").unlink()
     (path / "fp32" / "weights.bin").write_bytes(b"")
     with pytest.raises(ValueError, match=re.escape(f"{path} is not a usable bundle:")) as caught:
-        load_model(path, CONFIG, deliveries)
+        load(path, CONFIG)
     assert "int8/step.onnx is missing" in str(caught.value)
     assert "fp32/weights.bin has 0 bytes" in str(caught.value)
 
 
-def test_a_bundle_that_does_not_fit_this_server_is_named(bundle_path, deliveries):
+def test_a_bundle_that_does_not_fit_this_server_is_named(bundle_path):
     config = ServerConfig(runner=RunnerConfig(provider="cpu", memory_budget_bytes=10))
     with pytest.raises(ValueError, match=re.escape(f"{bundle_path}: a slot takes ")):
-        load_model(bundle_path, config, deliveries)
+        load(bundle_path, config)
 
 
-def test_a_column_that_the_server_does_not_fill_is_named(bundle_path, tmp_path, deliveries):
+def test_a_column_that_the_server_does_not_fill_is_named(bundle_path, tmp_path):
     """It was a KeyError while buffers were allocated, and `--check` did not find it."""
     path = Path(shutil.copytree(bundle_path, tmp_path / "newer"))
     manifest = json.loads((path / "manifest.json").read_text())
@@ -282,7 +252,7 @@ def test_a_column_that_the_server_does_not_fill_is_named(bundle_path, tmp_path, 
         "cache_lengths"
     )
     with pytest.raises(ValueError, match=re.escape(message)):
-        load_model(path, CONFIG, deliveries)
+        load(path, CONFIG)
     with pytest.raises(ValueError, match=re.escape(message)):
         list(check([path], CONFIG))
 
@@ -290,19 +260,17 @@ def test_a_column_that_the_server_does_not_fill_is_named(bundle_path, tmp_path, 
 @pytest.mark.parametrize(
     ("has_operators", "remark"), [(True, "avx512vnni"), (False, "without the compiled operators")]
 )
-def test_one_line_of_the_log_says_what_was_loaded(
-    has_operators, remark, bundle_path, deliveries, caplog, monkeypatch
-):
+def test_one_line_of_the_log_says_what_was_loaded(has_operators, remark, bundle_path, caplog, monkeypatch):
     monkeypatch.setattr(kernels, "register", lambda _, **__: has_operators)
     monkeypatch.setattr(kernels, "instructions", lambda: "avx512vnni")
     with caplog.at_level(logging.INFO, "seq2seq_serve.server.models.loading"):
-        load_model(bundle_path, CONFIG, deliveries)
+        load(bundle_path, CONFIG)
     assert caplog.messages == [f"model random: int8 on cpu ({remark}), 3 slots, 2 threads"]
     [line] = check([bundle_path], CONFIG)
     assert f"int8 on cpu ({remark}), 3 slots" in line
 
 
-def test_cuda_that_is_required_and_not_there_is_one_clear_error(bundle_path, deliveries):
+def test_cuda_that_is_required_and_not_there_is_one_clear_error(bundle_path):
     config = ServerConfig(runner=RunnerConfig(provider="require"))
     with pytest.raises(ValueError, match=rf"^{re.escape(str(bundle_path))}: CUDA is required: "):
-        load_model(bundle_path, config, deliveries)
+        load(bundle_path, config)

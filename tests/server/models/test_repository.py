@@ -41,7 +41,14 @@ class FakeModel:
     def num_slots_wanted(self) -> int:
         return 0
 
-    def stop(self) -> None:
+    @property
+    def engine(self) -> "FakeModel":
+        return self
+
+    async def start(self) -> None:
+        """It has nothing to start."""
+
+    async def stop(self) -> None:
         self.stopped.append(self.version)
 
 

@@ -92,7 +92,7 @@ def test_the_room_for_memory_follows_the_longest_source_that_runs(random_recurre
     for _ in range(2):
         driver.turn(2)
         rooms.append(int(runner._capacities[MEMORY_CAPACITY]))
-        driver.engine.cancel(long)
+        driver.cancel(long)
     driver.finish()
     assert rooms == [5, 48, 16]
     assert driver.results[short].best.token_ids == alone.results[short].best.token_ids

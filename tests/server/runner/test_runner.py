@@ -158,7 +158,7 @@ def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(
                 if waiting:
                     driver.submit(waiting.pop())
             driver.turn(chance.randint(0, 3))
-            driver.engine.cancel(chance.choice(strangers))
+            driver.cancel(chance.choice(strangers))
         driver.finish()
         for copy, request in copies.items():
             result, logits = expected[request]
@@ -590,7 +590,6 @@ def test_lower_limits_are_honoured_and_change_no_answer(trained_run, trained_bun
         answers.append([driver.results[request].best.token_ids for request in requests])
     assert answers[0] == answers[1]
     assert (runner.max_source_length, runner.max_target_length) == (12, 9)
-    assert (driver.engine.max_source_length, driver.engine.max_target_length) == (12, 9)
     assert runner.slot_bytes == 4 * 2 * 64 * (12 + 9)
 
 

@@ -30,11 +30,12 @@ from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
 from seq2seq_serve.server.app import App
 from seq2seq_serve.server.config import RunnerConfig, ServerConfig
-from seq2seq_serve.server.deliveries import Deliveries
-from seq2seq_serve.server.engine.engine import Engine
+from seq2seq_serve.server.engine.async_engine import AsyncEngine, Stream
+from seq2seq_serve.server.engine.core import Core
 from seq2seq_serve.server.engine.records import Branches, Move, Request, Selected, Turn
 from seq2seq_serve.server.engine.records import Sequence as Row
 from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.models.cores import ThreadCore
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.served import Models, ServedModel, SourceSpec
 from seq2seq_serve.server.service.access import Access
@@ -137,9 +138,13 @@ class Turns:
 
     def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self.num_submitted = 0
+        self.requests: list[Request] = []
         self.num_ended = 0
         self._changed = asyncio.Event()
+
+    @property
+    def num_submitted(self) -> int:
+        return len(self.requests)
 
     def note(self, turn: Turn) -> None:
         self.num_ended += len(turn.results)
@@ -152,14 +157,14 @@ class Turns:
                 await self._changed.wait()
 
 
-class _CountingEngine(Engine):
+class _CountingEngine(AsyncEngine):
     """An engine that says when it took requests."""
 
     turns: Turns
 
-    def submit(self, *requests: Request) -> None:
-        super().submit(*requests)
-        self.turns.num_submitted += len(requests)
+    def _submit(self, streams: Sequence[Stream]) -> None:
+        super()._submit(streams)
+        self.turns.requests += [stream.request for stream in streams]
         self.turns._changed.set()
 
 
@@ -199,7 +204,7 @@ class Served:
         await self.turns.until(lambda: self.turns.num_ended == self.turns.num_submitted)
 
     async def check_that_everything_is_back(self) -> None:
-        """Nothing waits, nothing runs, every slot is back, and nobody's mailbox is left."""
+        """Nothing waits, nothing runs, every slot is back, and nobody's stream is left."""
         await self.until_calls_are_over()
         for model in self.app._models:
             for name in (
@@ -210,7 +215,9 @@ class Served:
                 "kv_cache_usage_ratio",
             ):
                 assert self.metric(f"seq2seq_{name}", model_name=model.name) == 0, name
-            assert not model.deliveries.mailboxes
+            assert not model.engine._streams
+            assert not model.engine._timers
+            assert not any(core.requests for core in model.engine.cores)
 
 
 def make_interceptor(metrics: Metrics) -> Interceptor:
@@ -232,27 +239,33 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns, num_instances: int) 
     """A loader that puts engines over the runner that is called like the folder."""
 
     def load(
-        path: Path, config: ServerConfig, deliveries: Deliveries, num_used_bytes: int = 0
+        path: Path,
+        config: ServerConfig,
+        model_name: str,
+        record: Callable[[Turn], None],
+        num_used_bytes: int = 0,
     ) -> ServedModel:
-        runner = runners[deliveries.model_name]
+        runner = runners[model_name]
 
-        def deliver(turn: Turn) -> None:
-            deliveries.deliver(turn)
-            turns.loop.call_soon_threadsafe(turns.note, turn)
+        def record_and_note(turn: Turn) -> None:
+            record(turn)
+            turns.note(turn)
 
-        engines = tuple(
-            _CountingEngine(
-                runner, model_name=deliveries.model_name, deliver=deliver, queue_limits=config.queue
-            )
-            for _ in range(num_instances)
+        def build(deliver: Callable[[Turn], object], died: Callable[[], object]) -> Core:
+            core = Core(runner, model_name=model_name, deliver=deliver, died=died)
+            core.start()
+            return core
+
+        engine = _CountingEngine(
+            model_name,
+            [ThreadCore(runner.num_slots, build) for _ in range(num_instances)],
+            config.queue,
+            record_and_note,
         )
-        for engine in engines:
-            engine.turns = turns
-            engine.start()
+        engine.turns = turns
         tokenizer = byte_tokenizer()
         return ServedModel(
-            engines=engines,
-            deliveries=deliveries,
+            engine=engine,
             version="0123456789ab",
             kind="echo",
             precision="fp32",
@@ -260,11 +273,13 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns, num_instances: int) 
             vocab_size=tokenizer.vocab_size,
             cache_bytes=4096,
             num_bytes=8192,
+            max_request_slots=runner.num_slots,
+            max_source_length=runner.max_source_length,
+            num_target_positions=runner.max_target_length,
             pad_id=PAD,
             source_vocab_size=tokenizer.vocab_size,
             eos_ids=(EOS,),
             frames=Frames(start=(BOS,), source_suffix=(EOS,)),
-            queue_limits=config.queue,
             source_tokenizer=tokenizer,
             target_tokenizer=tokenizer,
             sources=TEXT_SOURCES,

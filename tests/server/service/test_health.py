@@ -9,7 +9,7 @@ from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.served import Models
-from seq2seq_serve.server.service.health import HEARTBEAT_LIMIT_SECONDS, Health
+from seq2seq_serve.server.service.health import Health
 from tests.server.service.harness import EchoRunner, serving
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -55,10 +55,10 @@ def test_a_watcher_hears_every_change_also_after_another_watcher_left():
             for watcher in watchers:
                 assert (await anext(watcher)).status == SERVING
             calls[0].cancel()
-            served.model.engines[0].is_healthy = False
+            served.model.engine.cores[0].is_failing = True
             served.app._health.refresh()
             assert (await anext(watchers[1])).status == NOT_SERVING
-            served.model.engines[0].is_healthy = True
+            served.model.engine.cores[0].is_failing = False
             served.app._health.refresh()
             assert (await anext(watchers[1])).status == SERVING
             calls[1].cancel()
@@ -66,7 +66,7 @@ def test_a_watcher_hears_every_change_also_after_another_watcher_left():
     asyncio.run(run())
 
 
-def test_an_engine_whose_thread_ends_is_reported_and_its_callers_are_answered():
+def test_an_engine_whose_thread_ends_is_started_again_and_its_callers_are_answered():
     async def run():
         runner = EchoRunner(error=SystemExit())  # type: ignore[arg-type]
         async with serving(runner) as served:
@@ -74,13 +74,10 @@ def test_an_engine_whose_thread_ends_is_reported_and_its_callers_are_answered():
             with pytest.raises(grpc.RpcError) as caught:
                 await call
             assert caught.value.code() == grpc.StatusCode.INTERNAL
-            status, text = await served.http("/healthz")
-            assert (status, text.strip()) == (503, "echo: an engine's thread or process has ended")
-            _, metrics = await served.http("/metrics")
-            assert 'heartbeat_timestamp_seconds{model_name="echo"} -Inf' in metrics
-            with pytest.raises(grpc.RpcError) as caught:
-                await served.stub.Generate(pb.GenerateRequest(sources=[pb.Source(text="abc")]))
-            assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
+            runner.error = None
+            answer = await served.stub.Generate(pb.GenerateRequest(sources=[pb.Source(text="abc")]))
+            assert answer.hypotheses[0].text == "abc"
+            assert await served.http("/readyz") == (200, "ok\n")
 
     asyncio.run(run())
 
@@ -94,7 +91,7 @@ def test_watchers_are_woken_by_changes_only():
             waiting = asyncio.ensure_future(health.wait_for_refresh())
             await asyncio.sleep(0)
             health.refresh()
-            served.model.engines[0].is_healthy = False
+            served.model.engine.cores[0].is_failing = True
             await asyncio.sleep(0)
             assert not waiting.done()
             assert health.shown_status("echo") == SERVING
@@ -128,18 +125,17 @@ def test_watching_an_unknown_name_stays_open():
     asyncio.run(run())
 
 
-def test_an_engine_whose_steps_keep_failing_is_not_serving():
+def test_a_model_whose_steps_keep_failing_is_not_serving_and_the_others_are():
     async def run():
         async with serving(names=("first", "second")) as served, AsyncClient(served.address) as client:
             served.runner.error = RuntimeError("broken")
             for _ in range(10):
                 with pytest.raises(ClientError, match="INTERNAL"):
                     await client.generate("abc")
-            assert await client.health() == "NOT_SERVING"
+            assert await client.health() == "SERVING"
             assert await client.health("first") == "NOT_SERVING"
             assert await client.health("second") == "SERVING"
-            problem = "first: the engine's steps keep failing\n"
-            assert await served.http("/readyz") == await served.http("/healthz") == (503, problem)
+            assert await served.http("/readyz") == await served.http("/healthz") == (200, "ok\n")
 
     asyncio.run(run())
 
@@ -147,10 +143,10 @@ def test_an_engine_whose_steps_keep_failing_is_not_serving():
 def test_an_engine_without_a_sign_of_life_is_neither_ready_nor_healthy():
     async def run():
         async with serving() as served:
-            served.model.engines[0].silent_seconds = lambda: HEARTBEAT_LIMIT_SECONDS + 5
-            status, text = await served.http("/healthz")
-            assert status == 503
-            assert text.startswith("echo: no sign of life from the engine for 6")
+            served.model.engine.cores[0].is_hung = lambda: True
+            served.model.engine.cores[0].silent_seconds = lambda: 65.0
+            problem = "echo: no sign of life from the engine for 65 seconds\n"
+            assert await served.http("/readyz") == await served.http("/healthz") == (503, problem)
 
     asyncio.run(run())
 

@@ -414,7 +414,7 @@ def test_a_timeout_of_the_request_ends_it():
             await served.channel.channel_ready()
             asking = stub_of(served).ModelInfer(infer_request("ab", timeout=500_000))
             await served.turns.until(lambda: served.turns.num_submitted == 1)
-            [seen] = served.model.deliveries.mailboxes
+            [seen] = served.turns.requests
             assert seen.deadline - time.monotonic() <= 0.5
             await asyncio.sleep(seen.deadline - time.monotonic())
             runner.gate.set()
@@ -539,9 +539,9 @@ def test_loading_anew_under_load_fails_no_call_and_stops_the_old_engine():
             callers = [asyncio.create_task(ask_again_and_again()) for _ in range(8)]
             engines = []
             for _ in range(5):
-                engines.append(served.model.engines[0])
+                engines.append(served.model.engine)
                 await stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="echo"))
-                assert served.model.engines[0] is not engines[-1]
+                assert served.model.engine is not engines[-1]
                 enough = num_calls + 50  # each caller asks the new engine, too
                 while num_calls < enough and not any(caller.done() for caller in callers):
                     await asyncio.sleep(0.01)
@@ -549,7 +549,7 @@ def test_loading_anew_under_load_fails_no_call_and_stops_the_old_engine():
             await asyncio.gather(*callers)
             while served.app._repository._ending:
                 await asyncio.sleep(0.01)
-            assert not any(engine._thread.is_alive() for engine in engines)
+            assert not any(engine.cores[0]._core._thread.is_alive() for engine in engines)
 
     asyncio.run(run())
 

@@ -44,9 +44,6 @@ def score(served, token: str, priority: int):
 def test_how_urgent_a_request_may_be_depends_on_the_role_of_its_caller(file):
     async def run():
         async with serving(access_file=file) as served:
-            seen = []
-            submit = served.model.engines[0].submit
-            served.model.engines[0].submit = lambda request: (seen.append(request), submit(request))
             infer = GRPCInferenceServiceStub(served.channel).ModelInfer
             for token, priority, code in (
                 ("few", 0, OK),
@@ -62,7 +59,9 @@ def test_how_urgent_a_request_may_be_depends_on_the_role_of_its_caller(file):
                 message = infer_request("ab", priority=priority)
                 assert await code_of(infer(message, metadata=bearer(token))) is code
             names = {"few": "small", "key": "ops"}
-            assert [request.caller for request in seen] == [names["few"]] * 6 + [names["key"]] * 3
+            assert [request.caller for request in served.turns.requests] == [names["few"]] * 6 + [
+                names["key"]
+            ] * 3
 
     asyncio.run(run())
 
@@ -71,12 +70,9 @@ def test_without_tokens_callers_are_known_by_address_and_only_where_all_are_admi
     async def run():
         for is_open, code in ((False, DENIED), (True, OK)):
             async with serving(is_repository_open=is_open) as served:
-                seen = []
-                submit = served.model.engines[0].submit
-                served.model.engines[0].submit = lambda request: (seen.append(request), submit(request))  # noqa: B023
                 assert await code_of(generate(served, "", priority=1)) is OK
                 assert await code_of(generate(served, "", priority=-1)) is code
-                assert {request.caller for request in seen} == {"127.0.0.1"}
+                assert {request.caller for request in served.turns.requests} == {"127.0.0.1"}
 
     asyncio.run(run())
 

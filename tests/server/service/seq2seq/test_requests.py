@@ -238,7 +238,7 @@ def test_the_options_reach_the_engine_as_its_records():
                 for given in (options, {"priority": 1}, {"priority": 2, "temperature": 2.0}, beam)
             ]
             await served.turns.until(lambda: served.turns.num_submitted == 4)
-            requests = served.model.deliveries.mailboxes
+            requests = served.turns.requests
             full, plain, sampled, searched = sorted(requests, key=lambda request: request.priority)
             assert full.constraints == Constraints(2, 1.5, 3, frozenset({7, 8}), {9: -0.5})
             assert full.sampling == Sampling(0.5, 4, 0.75, 0.25, 2**64 - 1)

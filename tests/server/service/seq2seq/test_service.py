@@ -311,7 +311,7 @@ def test_the_engine_is_told_the_deadline():
             begun = time.monotonic()
             call = asyncio.ensure_future(_result(served.stub.Generate(request(), timeout=50)))
             await served.turns.until(lambda: served.turns.num_submitted == 1)
-            [seen] = served.model.deliveries.mailboxes
+            [seen] = served.turns.requests
             # gRPC rounds a timeout up to three digits on the wire.
             assert begun + 49.5 < seen.deadline <= time.monotonic() + 50.5
             served.runner.gate.set()

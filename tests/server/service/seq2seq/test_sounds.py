@@ -249,7 +249,7 @@ def test_segments_are_what_was_said_between_times(whisper_path):
                 ([*one, first + 5, first + 7], [(10, 10.1, one)]),  # a prefix without a time
                 ([first, *one, first + 32, first + 32, *other], [(10, 10.6, one), (10.6, 10.6, other)]),
             ):
-                hypothesis = Hypothesis(tuple(token_ids), FinishReason.EOS)
+                hypothesis = Hypothesis(tuple(token_ids), FinishReason.EOS, [])
                 found = answers._segments(part, hypothesis, model)
                 assert [each.text for each in found] == [decode(ids) for *_, ids in expected]
                 np.testing.assert_allclose(

@@ -1,7 +1,6 @@
-"""The engine over a fake runner: an answer depends on its request alone, and every slot is given back."""
+"""The core over a fake runner: an answer depends on its request alone, and every slot is given back."""
 
 import gc
-import math
 import random
 import threading
 import time
@@ -14,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seq2seq_serve.server.config import QueueLimits
-from seq2seq_serve.server.engine.engine import Engine
+from seq2seq_serve.server.engine.core import Admit, Core
 from seq2seq_serve.server.engine.records import Beam, FinishReason, Request, Result, Turn
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
-from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFailed, Overloaded, Unavailable
+from seq2seq_serve.server.errors import Cancelled, EngineFailed, Unavailable
 from tests.server.driver import Driver, assert_empty
 from tests.server.fakes import EOS_ID, START_ID, FakeRunner, detected_id, expected_tokens, make_request
 
@@ -62,16 +60,11 @@ def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_sl
     driver = Driver(runner)
     requests = {}
     for source in sources:
-        deadline = driver.now + chance.randint(1, 6) if chance.random() < 0.3 else None
-        request = make_request(source, deadline=deadline, arrival=driver.now)
-        try:
-            driver.submit(request)
-        except Overloaded:
-            assert deadline is not None
-            continue
+        request = make_request(source, arrival=driver.now)
+        driver.submit(request)
         requests[request] = source
         if chance.random() < 0.3:
-            driver.engine.cancel(chance.choice(list(requests)))
+            driver.cancel(chance.choice(list(requests)), is_expired=chance.random() < 0.5)
         driver.turn(chance.randint(0, 2))
     driver.finish()
     assert driver.results.keys() == requests.keys()
@@ -127,7 +120,7 @@ def described(driver: Driver, request: Request) -> list[Any]:
     """Everything about an answer but its timings, attention as one list."""
     result = driver.results[request]
     hypotheses = [
-        replace(each, attended=[] if each.attention is None else each.attention.tolist())
+        each._replace(attended=[] if each.attention is None else each.attention.tolist())
         for each in result.hypotheses
     ]
     return [result.finish_reason, result.num_target_tokens, hypotheses]
@@ -149,7 +142,7 @@ def test_runners_with_states_or_shared_memory_answer_as_one_with_a_cache_does(so
             driver.submit(request)
             driver.turn(chance.randint(0, 3))
         if cancelled < len(requests):
-            driver.engine.cancel(requests[cancelled])
+            driver.cancel(requests[cancelled])
         driver.finish()
         answers.append([described(driver, request) for i, request in enumerate(requests) if i != cancelled])
     assert answers[0] == answers[1] == answers[2]
@@ -165,7 +158,7 @@ def test_an_ended_request_is_freed_without_a_garbage_collection():
         for request in requests:
             driver.submit(request)
         driver.turn(2)
-        driver.engine.cancel(requests[2])
+        driver.cancel(requests[2])
         driver.finish()
         driver.results.clear()
         driver.turns.clear()
@@ -219,7 +212,7 @@ def test_a_request_that_is_cancelled_while_its_start_is_read_returns_its_slots(n
     )
     driver.submit(detecting, other)
     driver.turn(num_turns)
-    driver.engine.cancel(detecting)
+    driver.cancel(detecting)
     driver.finish()
     assert driver.results[detecting].finish_reason is FinishReason.CANCELLED
     assert list(driver.results[other].best.token_ids) == expected_tokens((10, 5), 8)
@@ -264,7 +257,7 @@ def test_a_prefix_that_steps_read_is_no_generated_text(is_score):
     request = make_request((10, 5), prefix_ids=tuple(range(10, 20)), max_new_tokens=2, is_score=is_score)
     driver.submit(request)
     driver.turn(3)
-    driver.engine.cancel(request)
+    driver.cancel(request)
     driver.finish()
     assert driver.results[request].finish_reason is FinishReason.CANCELLED
     assert driver.results[request].num_target_tokens == 0
@@ -295,11 +288,11 @@ def test_cancel_frees_the_slot_before_the_next_step():
     first, second = make_request((10, 5)), make_request((10, 6))
     driver.submit(first, second)
     driver.turn(3)
-    driver.engine.cancel(first)
+    driver.cancel(first)
     driver.turn(1)
     assert driver.results[first].finish_reason is FinishReason.CANCELLED
     assert isinstance(driver.results[first].error, Cancelled)
-    assert driver.engine._scheduler.slots.rows[0].request is second
+    assert driver.core._scheduler.slots.rows[0].request is second
     driver.finish()
     assert list(driver.results[second].best.token_ids) == expected_tokens((10, 6), 8)
 
@@ -309,29 +302,15 @@ def test_cancelling_what_waits_has_ended_or_was_never_there_is_harmless():
     running, waiting, stranger = make_request((10, 5)), make_request((10, 6)), make_request((9, 9))
     driver.submit(running, waiting)
     driver.turn()
-    driver.engine.cancel(waiting)
-    driver.engine.cancel(stranger)
+    driver.cancel(waiting)
+    driver.cancel(stranger)
     driver.finish()
-    driver.engine.cancel(running)
+    driver.cancel(running)
     driver.turn()
     assert driver.results[waiting].finish_reason is FinishReason.CANCELLED
     assert driver.results[running].error is None
     assert stranger not in driver.results
-    assert_empty(driver.engine)
-
-
-def test_a_deadline_ends_running_and_waiting_requests():
-    driver = Driver(FakeRunner(1))
-    running = make_request((10, 5), deadline=3.5)
-    waiting = make_request((10, 6), deadline=2.5)
-    driver.submit(running, waiting)
-    driver.turn(3)
-    assert driver.results[waiting].finish_reason is FinishReason.DEADLINE
-    assert running not in driver.results
-    driver.turn(1)
-    assert isinstance(driver.results[running].error, DeadlineExceeded)
-    assert 0 < len(driver.results[running].best.token_ids) < len(expected_tokens((10, 5), 8))
-    assert_empty(driver.engine)
+    assert_empty(driver.core)
 
 
 def test_a_step_that_raises_fails_its_sequences_only_and_the_engine_goes_on(caplog):
@@ -343,7 +322,7 @@ def test_a_step_that_raises_fails_its_sequences_only_and_the_engine_goes_on(capl
     for request in running:
         assert isinstance(driver.results[request].error, EngineFailed)
     assert list(driver.results[waiting].best.token_ids) == expected_tokens((10, 7), 8)
-    assert driver.engine.is_healthy
+    assert not driver.is_failing
     assert running[0].request_id in caplog.text
 
 
@@ -389,7 +368,7 @@ def test_what_raises_for_one_request_fails_that_one_only(options, num_tokens, ca
     for request, i in zip(neighbours, range(5, 10), strict=True):
         assert driver.results[request].error is None
         assert list(driver.results[request].best.token_ids) == expected_tokens((10, i), 8)
-    assert driver.engine.is_healthy
+    assert not driver.is_failing
     assert "this matcher was told to fail" in caplog.text
     assert broken.request_id in caplog.text
 
@@ -413,6 +392,7 @@ def test_a_selection_that_raises_for_one_row_fails_its_request_only():
 
 def test_the_death_of_the_thread_is_noticed_at_once_and_nobody_waits_for_it(caplog):
     results: dict[Request, Result] = {}
+    deaths: list[bool] = []
     runner = FakeRunner(2)
     entered, leave = threading.Event(), threading.Event()
 
@@ -422,37 +402,33 @@ def test_the_death_of_the_thread_is_noticed_at_once_and_nobody_waits_for_it(capl
         raise SystemExit("the thread was told to end")
 
     runner.step = die
-    engine = Engine(
+    core = Core(
         runner,
         model_name="fake",
         deliver=lambda turn: results.update({u.request: u.result for u in turn.updates if u.result}),
+        died=lambda: deaths.append(True),
     )
-    engine.start()
-    requests = [make_request((10, i)) for i in range(3, 8)]
-    for request in requests[:4]:
-        engine.submit(request)
+    core.start()
+    requests = [make_request((10, i)) for i in range(3, 7)]
+    core.send(Admit(tuple(requests)))
     assert entered.wait(20)
-    engine.submit(requests[4])  # still among the commands
     leave.set()
-    engine._thread.join(20)
-    assert not engine.is_healthy
-    assert engine.silent_seconds() == math.inf
+    core._thread.join(20)
+    assert deaths == [True]
     assert results.keys() == set(requests)
     assert all(isinstance(result.error, EngineFailed) for result in results.values())
-    with pytest.raises(Unavailable):
-        engine.submit(make_request((3,)))
-    assert_empty(engine)
+    assert_empty(core)
     assert "the engine's thread ends" in caplog.text
-    engine.stop()
+    core.stop()
 
 
 def test_an_engine_that_keeps_failing_says_that_it_is_not_healthy():
     driver = Driver(FakeRunner(1, fail_steps=range(3)))
     driver.submit(*(make_request((10, i)) for i in range(3, 7)))
     driver.turn(3)
-    assert not driver.engine.is_healthy
+    assert driver.is_failing
     driver.finish()
-    assert driver.engine.is_healthy
+    assert not driver.is_failing
 
 
 def test_encodes_that_keep_failing_show_although_the_steps_beside_them_succeed():
@@ -460,42 +436,26 @@ def test_encodes_that_keep_failing_show_although_the_steps_beside_them_succeed()
     driver.submit(make_request((10, 5), max_new_tokens=30))
     for i in range(3):
         driver.turn()
-        assert driver.engine.is_healthy
+        assert not driver.is_failing
         driver.submit(make_request((20, i + 3)))
     driver.turn()
-    assert not driver.engine.is_healthy
+    assert driver.is_failing
     driver.turn()
-    assert driver.engine.is_healthy
-
-
-def test_finished_requests_are_not_remembered_while_others_run():
-    driver = Driver(FakeRunner(2))
-    for number in range(300):
-        driver.submit(make_request((12, number), max_new_tokens=2, deadline=1e9, priority=number % 3))
-        given_up = make_request((12, number), priority=10)
-        driver.submit(given_up)
-        driver.engine.cancel(given_up)
-        driver.turn()
-    scheduler = driver.engine._scheduler
-    assert 0 < len(scheduler.running) <= 2
-    num_waiting = scheduler.num_waiting
-    assert len(scheduler._queue._levels[10]._heap) <= 2 * num_waiting + 17
-    assert len(scheduler._deadlines._heap) <= 2 * (num_waiting + len(scheduler.running)) + 17
-    driver.finish()
+    assert not driver.is_failing
 
 
 def test_who_deliver_cannot_reach_does_not_end_the_engine():
     driver = Driver(FakeRunner(2))
-    deliver, lost = driver.engine._deliver, make_request((10, 4))
+    deliver, lost = driver.core._deliver, make_request((10, 4))
 
     def fail(turn: Turn) -> None:
         raise RuntimeError("the event loop is closed")
 
-    driver.engine._deliver = fail
+    driver.core._deliver = fail
     driver.submit(lost)
     driver.turn(3)
-    assert_empty(driver.engine)
-    driver.engine._deliver = deliver
+    assert_empty(driver.core)
+    driver.core._deliver = deliver
     found = make_request((10, 4))
     driver.submit(found)
     driver.finish()
@@ -530,56 +490,44 @@ def test_an_engine_asleep_has_a_heartbeat_and_one_that_hangs_has_none(monkeypatc
 
     runner.step = hang
     now = 0.0
-    engine = Engine(runner, model_name="fake", deliver=lambda turn: is_done.set(), clock=lambda: now)
-    engine.start()
-    engine.submit(make_request((10, 4), max_new_tokens=1))
+    core = Core(runner, model_name="fake", deliver=lambda turn: is_done.set(), clock=lambda: now)
+    core.start()
+    core.send(Admit((make_request((10, 4), max_new_tokens=1),)))
     assert stepping.wait(20)
     now = 3600.0
     monkeypatch.setattr(time, "time", lambda: -1e9)  # a wall clock that jumps says nothing
-    assert engine.silent_seconds() == 3600.0
+    assert core.turn_seconds() == 3600.0
     go_on.set()
     assert is_done.wait(20)
     for _ in range(1000):
-        if engine.silent_seconds() == 0.0:
+        if core.turn_seconds() == 0.0:
             break
         threading.Event().wait(0.01)
-    assert engine.silent_seconds() == 0.0
-    engine.stop()
+    assert core.turn_seconds() == 0.0
+    core.stop()
 
 
 def test_at_the_moment_it_wakes_the_time_asleep_is_not_silence():
     now, silences, is_done = 0.0, [], threading.Event()
 
-    class Watched(Engine):
+    class Watched(Core):
         _is_asleep = property(lambda self: self.asleep, lambda self, is_asleep: self.watch(is_asleep))
 
         def watch(self, is_asleep):
             self.asleep = is_asleep
-            if hasattr(self, "_has_died"):
-                silences.append(self.silent_seconds())
+            if hasattr(self, "_num_failures"):
+                silences.append(self.turn_seconds())
 
-    engine = Watched(FakeRunner(1), model_name="fake", deliver=lambda _: is_done.set(), clock=lambda: now)
-    engine.start()
-    while not engine.asleep:
+    core = Watched(FakeRunner(1), model_name="fake", deliver=lambda _: is_done.set(), clock=lambda: now)
+    core.start()
+    while not core.asleep:
         threading.Event().wait(0.01)
     now = 3600.0
-    engine.submit(make_request((10, 4), max_new_tokens=1))
+    core.send(Admit((make_request((10, 4), max_new_tokens=1),)))
     assert is_done.wait(20)
-    engine.stop()
+    core.stop()
     assert silences
     assert set(silences) == {0.0}
-
-
-def test_the_more_urgent_goes_first_and_waiting_makes_urgent():
-    driver = Driver(FakeRunner(1), queue_limits=QueueLimits(aging_seconds=200))
-    old = make_request((10, 3), arrival=0.0, priority=1)
-    plain = make_request((10, 4), arrival=5.0)
-    urgent = make_request((10, 5), arrival=6.0, priority=-1)
-    patient = make_request((10, 6), arrival=15.0)
-    driver.now = 15.0
-    driver.submit(plain, urgent, patient, old)
-    driver.finish()
-    assert [batch[0][1] for batch in driver.runner.encoded] == [5, 4, 3, 6]
 
 
 def test_one_encode_call_is_bounded_but_a_long_source_is_still_encoded():
@@ -661,37 +609,6 @@ def test_padding_counts_a_part_of_what_it_adds():
     assert [len(batch) for batch in driver.runner.encoded] == [3, 1]
 
 
-def test_a_full_queue_refuses_by_requests_and_by_tokens():
-    driver = Driver(FakeRunner(1), queue_limits=QueueLimits(max_waiting_requests=2, max_waiting_tokens=5))
-    driver.submit(make_request((3, 4, 5)))
-    with pytest.raises(Overloaded, match="the queue is full: with this call it would have 6 source tokens"):
-        driver.submit(make_request((3, 4, 5)))
-    driver.submit(make_request((3,)))
-    with pytest.raises(Overloaded, match="the queue is full: with this call it would have 3 requests"):
-        driver.submit(make_request((4,)))
-    driver.turn()
-    driver.submit(make_request((5,)))
-    driver.finish()
-
-
-def test_who_would_get_no_slot_before_the_deadline_is_refused_at_once():
-    driver = Driver(FakeRunner(2))
-    first = make_request((13, 4), max_new_tokens=3)  # 2 tokens and the end: three turns of a second
-    driver.submit(first)
-    driver.finish()
-    residence = driver.engine._scheduler._queue._residence_seconds
-    assert residence == 2.0
-    running = [make_request((10, 5), arrival=driver.now) for _ in range(2)]
-    driver.submit(*running)
-    patient = make_request((10, 6), deadline=driver.now + 1.5)
-    driver.submit(patient)  # expected to wait for 1 second
-    with pytest.raises(Overloaded, match=r"^a slot is expected in 2\.0 s") as caught:
-        driver.submit(make_request((10, 7), deadline=driver.now + 1.5))
-    assert caught.value.retry_after_seconds == 2.0
-    driver.submit(make_request((10, 7)))  # without a deadline it may wait
-    driver.finish()
-
-
 @pytest.mark.parametrize("is_recurrent", [False, True])
 def test_a_scored_target_counts_as_one_step_or_as_a_step_a_token_where_steps_read_it(is_recurrent):
     driver = Driver(FakeRunner(1, is_recurrent=is_recurrent))
@@ -702,69 +619,12 @@ def test_a_scored_target_counts_as_one_step_or_as_a_step_a_token_where_steps_rea
     assert len(driver.turns) == num_turns == scored.expected_steps(feeds_prefix=is_recurrent)
 
 
-def test_a_deadline_behind_a_scored_target_that_steps_read_is_refused():
-    """Scoring was expected to take one step of a model with state, too."""
-    driver = Driver(FakeRunner(1, is_recurrent=True))
-    scored = make_request((13, 4), prefix_ids=tuple(range(10, 19)), is_score=True)
-    driver.submit(scored)
-    driver.finish()  # 10 steps in 9 seconds
-    driver.submit(replace(scored, prefix_ids=tuple(range(10, 29)), arrival=driver.now))
-    with pytest.raises(Overloaded, match=r"a slot is expected in 18\.0 seconds"):
-        driver.submit(make_request((13, 4), deadline=driver.now + 5))
-    driver.finish()
-
-
 def test_a_prefix_that_steps_read_does_not_bound_an_encode_call():
     for is_recurrent, num_encoded in ((False, [1, 1]), (True, [2])):
         driver = Driver(FakeRunner(2, is_recurrent=is_recurrent), limits=SchedulerLimits(max_encode_tokens=8))
         driver.submit(*(make_request((20, i), prefix_ids=(4,) * 5, max_new_tokens=2) for i in (3, 4)))
         driver.finish()
         assert [len(batch) for batch in driver.runner.encoded] == num_encoded
-
-
-def test_deadlines_that_nobody_can_meet_are_refused_once_the_first_have_passed():
-    """Only requests that succeeded taught how long one has its slots: without any, all were accepted."""
-    driver = Driver(FakeRunner(1))
-    num_accepted = 0
-    for _ in range(100):
-        try:
-            driver.submit(
-                make_request((20, 4), max_new_tokens=60, deadline=driver.now + 5.5, arrival=driver.now)
-            )
-            num_accepted += 1
-        except Overloaded:
-            pass
-        driver.turn()
-    assert 0 < num_accepted < 40
-    assert not any(result.error is None for result in driver.results.values())
-    driver.finish()
-
-
-def test_a_request_that_is_displaced_from_a_full_queue_ends_with_the_reason_and_a_time_to_come_again():
-    driver = Driver(FakeRunner(1), queue_limits=QueueLimits(max_waiting_requests=3))
-    crowd = [make_request((10, number), caller="crowd") for number in range(3, 7)]
-    driver.submit(crowd[0])
-    driver.turn()
-    driver.submit(*crowd[1:])
-    driver.submit(make_request((10, 9), caller="new"))
-    driver.turn()
-    result = driver.results[crowd[-1]]
-    assert result.finish_reason is FinishReason.DISPLACED
-    assert isinstance(result.error, Overloaded)
-    assert "the queue is full" in str(result.error)
-    assert result.error.retry_after_seconds > 0
-    driver.finish()
-
-
-def test_draining_refuses_newcomers_and_finishes_who_is_in():
-    driver = Driver(FakeRunner(1))
-    inside = make_request((10, 5))
-    driver.submit(inside)
-    driver.engine.drain()
-    with pytest.raises(Unavailable, match="shutting down"):
-        driver.submit(make_request((10, 6)))
-    driver.finish()
-    assert driver.results[inside].error is None
 
 
 def test_nobody_waits_for_the_alignment_of_another():
@@ -826,7 +686,7 @@ def test_alignments_are_the_same_in_pieces_beside_any_neighbours(wanted, num_slo
         requests.append((make_request(source, max_new_tokens=chance.randint(1, 12), **options), source))
         driver.submit(requests[-1][0], make_request((chance.randint(3, 90), 5)))
         if chance.random() < 0.2:
-            driver.engine.cancel(chance.choice(requests)[0])
+            driver.cancel(chance.choice(requests)[0])
         driver.turn(chance.randint(0, 4))
     driver.finish()
     for request, source in requests:
@@ -854,7 +714,7 @@ def test_a_turn_computes_a_bounded_part_of_the_alignments_and_everybody_goes_on_
     driver.submit(costly, victim)
     driver.turn(8)
     assert len(driver.told(victim)) == 8
-    assert driver.engine.load().num_slots_in_use == 2  # one keeps the memory of the four
+    assert driver.core._scheduler.load().num_slots_in_use == 2  # one keeps the memory of the four
     for turn in range(8):
         later = make_request((10, turn + 6), max_new_tokens=1)
         driver.submit(later)
@@ -915,19 +775,16 @@ def test_the_thread_sleeps_when_idle_wakes_for_work_and_stops():
         if len(results) == len(requests):
             done.set()
 
-    engine = Engine(FakeRunner(5), model_name="fake", deliver=deliver)
-    engine.start()
-    for request in requests:
-        engine.submit(request)
+    core = Core(FakeRunner(5), model_name="fake", deliver=deliver)
+    core.start()
+    core.send(Admit(tuple(requests)))
     assert done.wait(10)
-    engine.stop()
+    core.stop()
     for request in requests:
         assert list(results[request].best.token_ids) == expected_tokens(
             tuple(request.sources["source_ids"]), 8
         )
-    assert_empty(engine)
-    with pytest.raises(Unavailable, match="shutting down"):
-        engine.submit(make_request((3,)))
+    assert_empty(core)
 
 
 def test_its_thread_closes_the_runner_at_the_end_also_where_that_cannot_warm_up(caplog):
@@ -947,14 +804,14 @@ def test_its_thread_closes_the_runner_at_the_end_also_where_that_cannot_warm_up(
             super().close()
             raise RuntimeError("and cannot be closed")
 
-    engine = Engine(NotingRunner(1), model_name="fake", deliver=lambda turn: None)
-    engine.start()
+    core = Core(NotingRunner(1), model_name="fake", deliver=lambda turn: None)
+    core.start()
     assert not threads
-    engine.stop()
-    cold = Engine(ColdRunner(1), model_name="fake", deliver=lambda turn: None)
+    core.stop()
+    cold = Core(ColdRunner(1), model_name="fake", deliver=lambda turn: None)
     with pytest.raises(RuntimeError, match="too cold"):
         cold.start()
-    assert threads == [engine._thread, cold._thread]
+    assert threads == [core._thread, cold._thread]
     assert "and cannot be closed" in caplog.text
 
 
@@ -971,16 +828,16 @@ def test_what_is_unfinished_when_the_engine_stops_is_told_so():
     def deliver(turn: Turn) -> None:
         results.extend(u.result for u in turn.updates if u.result is not None)
 
-    engine = Engine(SlowRunner(1), model_name="fake", deliver=deliver)
-    engine.start()
-    engine.submit(make_request((10, 5)))
+    core = Core(SlowRunner(1), model_name="fake", deliver=deliver)
+    core.start()
+    core.send(Admit((make_request((10, 5)),)))
     assert entered.wait(10)
-    stopper = threading.Thread(target=engine.stop)
+    stopper = threading.Thread(target=core.stop)
     stopper.start()
     leave.set()
     stopper.join(10)
     assert isinstance(results[0].error, Unavailable)
-    assert_empty(engine)
+    assert_empty(core)
 
 
 def test_the_end_token_is_never_part_of_a_target():

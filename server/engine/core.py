@@ -1,29 +1,25 @@
-"""The decoding engine: one thread that repeats decide, run and record.
+"""The core of an engine: one thread that repeats decide, run and record.
 
-It owns all mutable state of decoding. Other threads put commands into its queue; it calls `deliver` once a
-turn, on its own thread. An engine without work sleeps on the queue.
+It owns all mutable state of decoding. Other threads put commands into its inbox; it calls `deliver` once a
+turn, on its own thread. A core without work sleeps on the inbox.
 """
 
 from __future__ import annotations
 
-import enum
 import logging
-import math
 import queue
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.records import (
     Alignment,
     Array,
     Choice,
     FinishReason,
-    Load,
     Move,
     Request,
     Result,
@@ -44,9 +40,12 @@ _log = logging.getLogger(__name__)
 
 _FAILURES_TO_UNHEALTHY = 3  # turns in a row that raised
 STOP_SECONDS = 10.0
-RETRY_SECONDS = 10.0  # after which an engine whose steps fail gets requests again
 _NO_GAPS: Mapping[float, int] = {}
 _NO_PLAN = StepPlan((), (), ())
+
+
+def _no_action() -> None:
+    pass
 
 
 class Runner(Protocol):
@@ -92,26 +91,41 @@ class Runner(Protocol):
         """Frees all memory; called last, on the same thread."""
 
 
-class _Command(enum.Enum):
-    WAKE = enum.auto()
-    CANCEL = enum.auto()
-    EXPIRE = enum.auto()
-    STOP = enum.auto()
+class Admit(NamedTuple):
+    """Decode requests; the core has slots for them, or soon will."""
+
+    requests: tuple[Request, ...]
 
 
-_Entry = tuple[_Command, Request | None]
+class Cancel(NamedTuple):
+    """End a request; it has no effect on one that has ended.
+
+    Attributes:
+        is_expired: Whether the reason is its deadline; otherwise its caller has left.
+    """
+
+    request: Request
+    is_expired: bool = False
 
 
-class Engine:
-    """Decodes the requests of one model, as many at once as have slots.
+class Stop(NamedTuple):
+    """End all requests, and the core."""
 
-    Owned by the served model. Everything but the methods marked thread-safe runs on the engine's own thread.
+
+Command = Admit | Cancel | Stop
+
+
+class Core:
+    """Decodes requests, as many at once as have slots, in the order in which they are admitted.
+
+    Owned by the handle through which an engine uses it. Everything but `send`, `stop`, `wait` and
+    `turn_seconds` runs on the core's own thread.
 
     Args:
-        runner: Runs the graphs; used by this engine only.
+        runner: Runs the graphs; used by this core only.
         model_name: For the log.
-        deliver: Is called with the results of each turn, on the engine's thread; must not block.
-        queue_limits: Bounds of the queue.
+        deliver: Is called with the results of each turn, on the core's thread; must not block.
+        died: Is called at the end of that thread, unless `stop` ends it.
         limits: Bounds of a turn.
         clock: Returns monotonic seconds.
     """
@@ -121,18 +135,15 @@ class Engine:
         runner: Runner,
         *,
         model_name: str,
-        deliver: Callable[[Turn], None],
-        queue_limits: QueueLimits | None = None,
+        deliver: Callable[[Turn], object],
+        died: Callable[[], object] = _no_action,
         limits: SchedulerLimits | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model_name = model_name
-        self.num_slots = runner.num_slots
-        self.max_source_length = runner.max_source_length
-        self.max_target_length = runner.max_target_length
-        self.is_healthy = True  # whether its steps succeed and its thread runs
         self._runner = runner
         self._deliver = deliver
+        self._died = died
         self._clock = clock
         self._scheduler = Scheduler(
             runner.num_slots,
@@ -140,123 +151,54 @@ class Engine:
             eos_ids=runner.eos_ids,
             has_decode=runner.has_decode,
             shares_memory=runner.shares_memory,
-            queue_limits=queue_limits,
             limits=limits,
         )
         self._eos_id = runner.eos_ids[0]
-        self._commands: queue.SimpleQueue[_Entry] = queue.SimpleQueue()
-        self._entrance = threading.Lock()  # held to add requests, and to begin draining
-        self._is_draining = False
+        self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._is_stopping = False
         self._is_asleep = False
-        self._has_died = False
         self._last_turn_at = clock()
         self._num_failures = 0
         self._warm_up: Future[None] = Future()
-        self._thread = threading.Thread(target=self._loop, name=f"engine-{model_name}", daemon=True)
+        self._thread = threading.Thread(target=self._loop, name=f"core-{model_name}", daemon=True)
 
     def start(self) -> None:
         """Start the thread and wait for its warm-up; an exception of the warm-up is raised here."""
         self._thread.start()
         self._warm_up.result()
 
-    def submit(self, *requests: Request) -> None:
-        """Queue the requests of a call, all or none; thread-safe, does not wait for slots.
-
-        Args:
-            requests: They have one caller, one priority and one deadline, and fit into an empty queue.
-
-        Raises:
-            Unavailable: The engine is draining or stopped.
-            DeadlineExceeded: The deadline has passed already.
-            Overloaded: The queue is full, or the deadline would pass before a slot is free.
-        """
-        with self._entrance:
-            if self._is_draining:
-                raise Unavailable(f"model {self.model_name} is shutting down")
-            self._scheduler.add(requests, self._clock())
-            # Under the lock, so that it precedes the STOP of a thread that waits to drain.
-            self._commands.put((_Command.WAKE, None))
-
-    def give_back(self, num_slots: int) -> list[Request]:
-        """Give up the waiting requests that would be served next, up to `num_slots` slots; thread-safe.
-
-        They are as if they had never been submitted.
-        """
-        return self._scheduler.give_back(num_slots, self._clock())
-
-    def cancel(self, request: Request, *, is_expired: bool = False) -> None:
-        """End a request; it has no effect on one that has ended. Thread-safe.
-
-        Args:
-            request: Its caller went away, or its handler saw the deadline pass before the engine did.
-            is_expired: Whether the deadline is the reason.
-        """
-        self._commands.put((_Command.EXPIRE if is_expired else _Command.CANCEL, request))
-
-    def drain(self) -> None:
-        """Refuse new requests from now on, and finish the accepted ones; thread-safe."""
-        with self._entrance:
-            self._is_draining = True
+    def send(self, command: Command) -> None:
+        """Put a command into the inbox; thread-safe, does not wait."""
+        self._inbox.put(command)
 
     def stop(self) -> None:
-        """End the thread; unfinished requests end with `Unavailable`."""
-        self.drain()
+        """End the thread; unfinished requests end with `Unavailable`. Thread-safe."""
+        self._died = _no_action
         if self._thread.is_alive():
-            self._commands.put((_Command.STOP, None))
+            self.send(Stop())
             self._thread.join(STOP_SECONDS)
 
     def wait(self) -> None:
-        """Wait until the thread has ended."""
+        """Wait until the thread has ended; thread-safe."""
         self._thread.join()
 
-    def may_take(self) -> bool:
-        """Whether it should get requests while other engines are healthy; thread-safe.
-
-        An engine whose steps fail gets a request from time to time, because only a step that succeeds makes
-        it healthy again.
-        """
-        return self.is_healthy or (not self._has_died and self._clock() - self._last_turn_at > RETRY_SECONDS)
-
-    def load(self) -> Load:
-        """Returns the numbers of its requests, slots and cache positions in use; thread-safe."""
-        scheduler = self._scheduler
-        num_cached = sum(sequence.cache_length for sequence in scheduler.slots.rows)
-        return Load(scheduler.num_waiting, len(scheduler.running), scheduler.slots.num_reserved, num_cached)
-
-    @property
-    def num_waiting(self) -> int:
-        """The number of accepted requests without a slot; thread-safe."""
-        return self._scheduler.num_waiting
-
-    def num_slots_wanted(self) -> int:
-        """Returns the number of slots that all accepted, unfinished requests need; thread-safe."""
-        return self._scheduler.num_slots_wanted
-
-    def silent_seconds(self) -> float:
-        """Returns the seconds since the last turn began.
-
-        0 while the engine sleeps because it has no work; infinity once its thread has ended unexpectedly.
-        """
-        if self._has_died:
-            return math.inf
+    def turn_seconds(self) -> float:
+        """Returns the seconds since the present turn began; 0 while it sleeps. Thread-safe."""
         return 0.0 if self._is_asleep else self._clock() - self._last_turn_at
 
-    def run_turn(self, *commands: _Entry) -> None:
-        """Handle all commands, these before the queued ones; then decide, run, record and report once.
+    def run_turn(self, *commands: Command) -> None:
+        """Handle all commands, these before those in the inbox; then decide, run, record and report once.
 
-        Runs on the engine's thread. A test calls it to drive an engine that was not started.
+        Runs on the core's thread. A test calls it to drive a core that was not started.
         """
         self._last_turn_at = self._clock()
         finished: list[Finished] = []
         try:
             for command in commands:
-                finished += self._handle_command(*command)
-            while not self._commands.empty():
-                finished += self._handle_command(*self._commands.get())
-            now = self._clock()
-            finished += self._scheduler.expire(now)
-            plan = self._scheduler.schedule(now)
+                finished += self._handle(command)
+            while not self._inbox.empty():
+                finished += self._handle(self._inbox.get())
+            plan = self._scheduler.schedule(self._clock())
             plan, result, failed = self._run(plan)
             finished += failed
             first: tuple[float, ...] = ()
@@ -270,11 +212,11 @@ class Engine:
                 )
                 finished += self._scheduler.record(plan, result, now)
                 first = tuple(now - search.request.arrival for search in new if search.last_token_at)
-            self._report(finished, plan, result, first, gaps)
+            self._deliver_turn(finished, plan, result, first, gaps)
         except Exception:
             # A bug of ours: every handler must still get an answer.
             _log.exception("model %s: the engine failed outside of a step", self.model_name)
-            self._count_failure()
+            self._num_failures += 1
             self._abandon(finished, EngineFailed("the engine failed"))
 
     def _loop(self) -> None:
@@ -294,30 +236,32 @@ class Engine:
                     self.run_turn()
                 else:
                     self._is_asleep = True
-                    command = self._commands.get()
+                    command = self._inbox.get()
                     self._last_turn_at = self._clock()  # first: a probe must not see the time asleep
                     self._is_asleep = False
                     self.run_turn(command)
-            self._abandon([], Unavailable("the server stopped before the target was complete"))
+            self._abandon([], Unavailable("the engine stopped before the target was complete"))
             self._runner.close()
         except BaseException:  # whatever ends the thread, every handler must get an answer
-            self._has_died, self.is_healthy = True, False
             _log.critical("model %s: the engine's thread ends", self.model_name, exc_info=True)
-            self.drain()
             self._abandon([], EngineFailed("the engine's thread ended"))
+        self._died()
 
     def _abandon(self, finished: list[Finished], error: ServerError) -> None:
         """End all requests. An exception in here is logged, because it must not end the thread."""
         try:
-            self._report(finished + self._scheduler.abandon(error, self._clock()))
+            self._deliver_turn(finished + self._scheduler.abandon(error))
         except Exception:
             _log.exception("model %s: the failure could not be reported to its callers", self.model_name)
 
-    def _handle_command(self, command: _Command, request: Request | None) -> list[Finished]:
-        if command is _Command.STOP:
-            self._is_stopping = True
-        elif request is not None:
-            return self._scheduler.cancel(request, self._clock(), is_expired=command is _Command.EXPIRE)
+    def _handle(self, command: Command) -> list[Finished]:
+        match command:
+            case Admit(requests):
+                self._scheduler.add(requests)
+            case Cancel(request, is_expired):
+                return self._scheduler.cancel(request, is_expired=is_expired)
+            case Stop():
+                self._is_stopping = True
         return []
 
     def _run(self, plan: StepPlan) -> tuple[StepPlan, StepResult | None, list[Finished]]:
@@ -340,9 +284,9 @@ class Engine:
                         for sequence, log_probabilities in zip(plan.admitted, scores, strict=True):
                             sequence.choices += map(Choice, log_probabilities)
                 except Exception:
-                    self._count_failure()
+                    self._num_failures += 1
                     self._log_failure("encode", [sequence.request for sequence in plan.admitted])
-                    failed += self._scheduler.fail(plan.admitted, self._clock())
+                    failed += self._scheduler.fail(plan.admitted)
                     plan = StepPlan((), (), plan.rows[:first_row], plan.alignments)
                 encode_seconds = self._clock() - started
             if not plan.rows:
@@ -354,11 +298,11 @@ class Engine:
                 selected = Selected([self._eos_id] * len(plan.rows))
             step_seconds = self._clock() - started
         except Exception:
-            self._count_failure()
+            self._num_failures += 1
             self._log_failure("step", dict.fromkeys(sequence.request for sequence in plan.rows))
-            return plan, None, failed + self._scheduler.fail(plan.rows, self._clock())
+            return plan, None, failed + self._scheduler.fail(plan.rows)
         if not failed:
-            self._num_failures, self.is_healthy = 0, True
+            self._num_failures = 0
         return plan, StepResult(selected, encode_seconds, step_seconds, moved_bytes, attention), failed
 
     def _needs_step(self, sequence: Sequence) -> bool:
@@ -375,7 +319,7 @@ class Engine:
         except Exception as error:
             return error
 
-    def _report(
+    def _deliver_turn(
         self,
         finished: list[Finished],
         plan: StepPlan = _NO_PLAN,
@@ -407,6 +351,8 @@ class Engine:
                 first_token_seconds=first_token_seconds,
                 inter_token_seconds=inter_token_seconds,
                 moved_bytes=result.moved_bytes if result is not None else 0,
+                load=self._scheduler.load(),
+                is_failing=self._num_failures >= _FAILURES_TO_UNHEALTHY,
             )
             self._deliver(turn)
 
@@ -438,10 +384,6 @@ class Engine:
                 for hypothesis in hypotheses
             ),
         )
-
-    def _count_failure(self) -> None:
-        self._num_failures += 1
-        self.is_healthy = self._num_failures < _FAILURES_TO_UNHEALTHY
 
     def _log_failure(
         self, what: str, requests: Iterable[Request], error: BaseException | bool = True

@@ -1,0 +1,454 @@
+"""The engine of a model: one queue in front of the cores that decode, on the event loop.
+
+    generate, submitted -> FairQueue -> a core with room -> turns -> Stream
+
+Requests wait here, so that they are fair to each other, bounded and cancelled in one place. A core gets a
+request when it has slots for it, and a few more ahead, so that it never waits between two steps. A core that
+ends or hangs is started again: its requests end with `Unavailable`, and the queue goes on with the others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+
+from seq2seq_serve.server.config import QueueLimits
+from seq2seq_serve.server.engine.queue import FairQueue
+from seq2seq_serve.server.engine.records import FinishReason, Load, Request, Result, Turn, Update
+from seq2seq_serve.server.engine.scheduler import leaving_error
+from seq2seq_serve.server.errors import InvalidRequest, ServerError, Unavailable
+from seq2seq_serve.server.statistics import Statistics
+
+_log = logging.getLogger(__name__)
+
+_AHEAD_SHARE = 8  # a core gets requests for its slots, and for one more in eight
+_MOST_FAILING_SECONDS = 10.0  # after which a core whose steps fail is started again
+_WATCH_SECONDS = 1.0
+_LONGEST_RESTART_SECONDS = 30.0  # between two tries
+
+LONGEST_TURN_SECONDS = 60.0  # no encode or step of a sound machine takes as long
+
+
+class CoreHandle(ABC):
+    """A core of an engine, in a thread or a process of its own.
+
+    Owned by the engine; used on the event loop only.
+
+    Args:
+        num_slots: The number of sequences that it decodes at once.
+
+    Attributes:
+        requests: Those that were sent and have not ended, with the time of their sending.
+        num_slots_wanted: The number of slots that they need.
+        load: After its last turn.
+        is_ready: Whether it takes requests.
+        is_failing: Whether its last turns have raised.
+        sound_at: When it was last not failing.
+        last_turn_at: When it last reported a turn, or was sent a request while it had none.
+        can_be_killed: Whether `kill` also ends it while it hangs.
+    """
+
+    can_be_killed = False
+
+    def __init__(self, num_slots: int) -> None:
+        self.num_slots = num_slots
+        self.requests: dict[Request, float] = {}
+        self.num_slots_wanted = 0
+        self.load = Load(0, 0, 0, 0)
+        self.is_ready = False
+        self.is_failing = False
+        self.sound_at = self.last_turn_at = time.monotonic()
+
+    @property
+    def num_free(self) -> int:
+        """Slots for which it may get further requests; some of them are ahead of its own slots."""
+        return self.num_slots + max(self.num_slots // _AHEAD_SHARE, 1) - self.num_slots_wanted
+
+    @abstractmethod
+    async def start(self, turned: Callable[[Turn], None], ended: Callable[[str], None]) -> None:
+        """Build it, and wait until it is warm. It may be started again after its end.
+
+        Args:
+            turned: Is called on the event loop with each turn.
+            ended: Is called on the event loop if it ends by itself, with the cause.
+
+        Raises:
+            ValueError: It cannot be built; the message says why.
+        """
+
+    @abstractmethod
+    def admit(self, requests: tuple[Request, ...]) -> None:
+        """Send requests to it."""
+
+    @abstractmethod
+    def cancel(self, request: Request, *, is_expired: bool) -> None:
+        """End a request that was sent to it."""
+
+    @abstractmethod
+    def is_hung(self) -> bool:
+        """Whether it has not shown a sign of life for longer than a sound one ever needs."""
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it, so that it is started again; a thread ends after its turn."""
+
+    def silent_seconds(self) -> float:
+        """Returns the seconds since its last turn; 0 while it has nothing to do."""
+        return time.monotonic() - self.last_turn_at if self.requests else 0.0
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End it; its requests end in its last turn."""
+
+
+class Stream:
+    """The updates of one request that its reader has not taken yet.
+
+    Owned by the engine. Tokens are collected while the reader is busy, so that a slow one gets fewer and
+    larger pieces.
+
+    Attributes:
+        request: The request.
+        core: The core that it was sent to; None while it waits.
+        result: Its end; None until then.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.core: CoreHandle | None = None
+        self.result: Result | None = None
+        self._token_ids: dict[int, list[int]] = {}
+        self._news = asyncio.Event()
+
+    def put(self, token_ids: Mapping[int, list[int]], result: Result | None) -> None:
+        """Add new tokens, by their hypothesis, or the result, and wake the reader."""
+        for place, new in token_ids.items():
+            self._token_ids.setdefault(place, []).extend(new)
+        self.result = self.result or result
+        self._news.set()
+
+    async def updates(self) -> AsyncGenerator[Update]:
+        """Yields new tokens when they come; the last update has the result."""
+        result = None
+        while result is None:
+            await self._news.wait()
+            self._news.clear()
+            token_ids, self._token_ids, result = self._token_ids, {}, self.result
+            yield Update(self.request, token_ids, result)
+
+    async def wait(self) -> Result:
+        """Returns the result once the request has ended."""
+        while self.result is None:
+            await self._news.wait()
+            self._news.clear()
+        return self.result
+
+
+class AsyncEngine:
+    """Decodes the requests of one model.
+
+    Owned by the served model. Used on one event loop; other threads may call the methods that only read, such
+    as `load` and `problem`.
+
+    Args:
+        model_name: For the log and for errors.
+        cores: Equal cores, which are not started.
+        limits: Bounds of the queue.
+        record: Is called with every turn, for metrics.
+        feeds_prefix: Whether steps read prefixes, one token each.
+        clock: Returns monotonic seconds.
+
+    Attributes:
+        num_slots: The number of sequences that all cores decode at once.
+        statistics: Sums over all turns so far.
+    """
+
+    def __init__(
+        self,
+        model_name: str,
+        cores: Sequence[CoreHandle],
+        limits: QueueLimits,
+        record: Callable[[Turn], None],
+        *,
+        feeds_prefix: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.model_name = model_name
+        self.cores = tuple(cores)
+        self.num_slots = sum(core.num_slots for core in cores)
+        self.statistics = Statistics()
+        self._limits = limits
+        self._record = record
+        self._clock = clock
+        self._queue = FairQueue(self.num_slots, limits, feeds_prefix=feeds_prefix)
+        self._streams: dict[Request, Stream] = {}  # of all requests that have not ended
+        self._timers: dict[Request, asyncio.TimerHandle] = {}  # of those with deadlines
+        self._is_draining = False
+        self._restarts: set[asyncio.Task[None]] = set()
+        self._watching: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start all cores side by side.
+
+        Raises:
+            ValueError: One cannot be built; the message says why. None is left running.
+        """
+        try:
+            await asyncio.gather(*map(self._start, self.cores))
+        except BaseException:
+            await self.stop()
+            raise
+        self._watching = asyncio.create_task(self._watch())
+
+    async def generate(self, request: Request) -> AsyncGenerator[Update]:
+        """Yields the new tokens of a request, if it streams, and its result; cancels it at exit.
+
+        Raises:
+            ServerError: As `submitted`. The error of a request that was accepted is in its result.
+        """
+        with self.submitted([request]) as (stream,):
+            async with aclosing(stream.updates()) as updates:
+                async for update in updates:
+                    yield update
+
+    @contextmanager
+    def submitted(
+        self, requests: Sequence[Request], is_expired: Callable[[], bool] = lambda: False
+    ) -> Iterator[list[Stream]]:
+        """Queue the requests of a call, all or none; those that have not ended at exit are cancelled.
+
+        Args:
+            requests: They have one caller, one priority and one deadline.
+            is_expired: Returns whether the deadline is the reason of a cancellation.
+
+        Raises:
+            InvalidRequest: They do not fit into an empty queue, so a retry cannot succeed.
+            Unavailable: The engine is draining or stopped.
+            DeadlineExceeded: The deadline has passed already.
+            Overloaded: The queue is full, or the deadline would pass before a slot is free.
+        """
+        self.check_size(len(requests), sum(request.queue_tokens for request in requests))
+        streams = [Stream(request) for request in requests]
+        try:
+            self._submit(streams)
+        except ServerError:
+            self.statistics.failed.count += len(requests)
+            raise
+        try:
+            yield streams
+        finally:
+            for stream in streams:
+                if stream.result is None:
+                    self._cancel(stream.request, is_expired=is_expired())
+
+    def check_size(self, num_requests: int, num_tokens: int) -> None:
+        """Raises InvalidRequest if a call's requests or source tokens do not fit into an empty queue."""
+        excess = self._limits.excess(num_requests, num_tokens)
+        if excess:
+            raise InvalidRequest(f"the call has {excess} here: send fewer in one call", field="sources")
+
+    def load(self) -> Load:
+        """Returns the numbers of requests, slots and cache positions in use."""
+        _, num_running, num_slots_in_use, num_cached = map(
+            sum, zip(*(core.load for core in self.cores), strict=True)
+        )
+        num_open = len(self._queue) + sum(len(core.requests) for core in self.cores)
+        return Load(max(num_open - num_running, 0), num_running, num_slots_in_use, num_cached)
+
+    def num_slots_wanted(self) -> int:
+        """Returns the number of slots that all accepted, unfinished requests need."""
+        return self._queue.num_slots_wanted + self._num_held()
+
+    def silent_seconds(self) -> float:
+        """Returns the longest time since a core's last turn; 0 for cores without work."""
+        return max(core.silent_seconds() for core in self.cores)
+
+    def problem(self) -> str | None:
+        """Returns why no core decodes at present, or None."""
+        alive = [core for core in self.cores if core.is_ready and not core.is_hung()]
+        if any(not core.is_failing for core in alive):
+            return None
+        if alive:
+            return f"{self.model_name}: the engine's steps keep failing"
+        if any(core.is_ready for core in self.cores):
+            return (
+                f"{self.model_name}: no sign of life from the engine for {self.silent_seconds():.0f} seconds"
+            )
+        return f"{self.model_name}: the engine has ended, and is being started again"
+
+    def fatal_problem(self) -> str | None:
+        """Returns the problem if only a restart of this process solves it, or None."""
+        is_fatal = any(core.is_ready and core.is_hung() and not core.can_be_killed for core in self.cores)
+        return self.problem() if is_fatal else None
+
+    def drain(self) -> None:
+        """Refuse new requests from now on, and finish the accepted ones."""
+        self._is_draining = True
+
+    async def stop(self) -> None:
+        """End the cores; unfinished requests end with `Unavailable`."""
+        self.drain()
+        tasks = [*self._restarts, *([self._watching] if self._watching else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(core.stop() for core in self.cores))
+        error = Unavailable("the engine stopped before the target was complete")
+        self._fail(tuple(self._streams), FinishReason.FAILED, error)
+
+    def _submit(self, streams: Sequence[Stream]) -> None:
+        """Queue requests; the longest sources first, unless they stream.
+
+        A long target that began last would run alone at the end.
+        """
+        if self._is_draining:
+            raise Unavailable(f"model {self.model_name} is shutting down")
+        requests = [stream.request for stream in streams]
+        if not any(request.stream for request in requests):
+            requests.sort(key=lambda request: -request.memory_length)
+        for request, error in self._queue.add(requests, self._num_held(), self._clock()):
+            self._fail([request], FinishReason.DISPLACED, error)
+        loop = asyncio.get_running_loop()
+        for stream in streams:
+            request = stream.request
+            self._streams[request] = stream
+            if request.deadline is not None:
+                self._timers[request] = loop.call_at(request.deadline, self._expire, request)
+        self._dispatch()
+
+    def _dispatch(self) -> None:
+        """Send waiting requests to the cores that have room for them."""
+        if not len(self._queue):
+            return
+        now, batches = self._clock(), dict[CoreHandle, list[Request]]()
+        able = self._able_cores()
+        while able and (request := self._queue.first(now)) is not None:
+            core = max(able, key=lambda core: core.num_free)
+            if core.num_free <= 0:
+                break
+            self._queue.take(request)
+            if not core.requests:
+                core.last_turn_at = now
+            core.requests[request] = now
+            core.num_slots_wanted += request.num_slots
+            self._streams[request].core = core
+            batches.setdefault(core, []).append(request)
+        for core, requests in batches.items():
+            core.admit(tuple(requests))
+
+    def _able_cores(self) -> list[CoreHandle]:
+        """Returns the cores that may get requests: one whose steps fail only if all fail."""
+        ready = [core for core in self.cores if core.is_ready]
+        return [core for core in ready if not core.is_failing] or ready
+
+    def _num_held(self) -> int:
+        return sum(core.num_slots_wanted for core in self.cores)
+
+    def _expire(self, request: Request) -> None:
+        self._cancel(request, is_expired=True)
+
+    def _cancel(self, request: Request, *, is_expired: bool) -> None:
+        stream = self._streams.get(request)
+        if stream is None:
+            return
+        if stream.core is not None:
+            stream.core.cancel(request, is_expired=is_expired)
+            return
+        reason = FinishReason.DEADLINE if is_expired else FinishReason.CANCELLED
+        self._fail([request], reason, leaving_error(is_expired=is_expired))
+
+    def _fail(self, requests: Sequence[Request], reason: FinishReason, error: ServerError) -> None:
+        """End requests that no core has ended."""
+        if not requests:
+            return
+        now = self._clock()
+        updates = [
+            Update(request, {}, Result.without_targets(request, reason, error, now - request.arrival))
+            for request in requests
+        ]
+        self._report(Turn(tuple(updates)))
+
+    def _turned(self, core: CoreHandle, turn: Turn) -> None:
+        core.load, core.is_failing, core.last_turn_at = turn.load, turn.is_failing, self._clock()
+        if not core.is_failing:
+            core.sound_at = core.last_turn_at
+        self._report(turn)
+        self._dispatch()
+
+    def _report(self, turn: Turn) -> None:
+        """Count a turn, and give its updates to the readers."""
+        now = self._clock()
+        for update in turn.updates:
+            request, result = update.request, update.result
+            stream = self._streams.get(request)
+            if stream is None:  # it has ended while its core stopped
+                continue
+            stream.put(update.token_ids, result)
+            if result is None:
+                continue
+            del self._streams[request]
+            if (timer := self._timers.pop(request, None)) is not None:
+                timer.cancel()
+            if (core := stream.core) is None:
+                self._queue.remove(request)
+            else:
+                core.num_slots_wanted -= request.num_slots
+                held_seconds = now - core.requests.pop(request)
+                num_tokens = result.num_target_tokens // max(len(result.hypotheses), 1)
+                self._queue.release(request, held_seconds, num_tokens)
+        self._record(turn)
+        self.statistics.record_turn(turn)
+
+    async def _start(self, core: CoreHandle) -> None:
+        def ended(cause: str) -> None:
+            self._ended(core, cause)
+
+        def turned(turn: Turn) -> None:
+            self._turned(core, turn)
+
+        await core.start(turned, ended)
+        core.is_ready, core.is_failing, core.load = True, False, Load(0, 0, 0, 0)
+        core.sound_at = core.last_turn_at = self._clock()
+
+    def _ended(self, core: CoreHandle, cause: str) -> None:
+        """Answer the requests of a core that has ended by itself, and start it again."""
+        _log.critical(
+            "model %s: %s; its %d requests end, and it is started again",
+            self.model_name,
+            cause,
+            len(core.requests),
+        )
+        core.is_ready, core.load = False, Load(0, 0, 0, 0)
+        error = Unavailable(f"the engine of model {self.model_name} ended: send the request again")
+        self._fail(tuple(core.requests), FinishReason.FAILED, error)
+        task = asyncio.create_task(self._restart(core))
+        self._restarts.add(task)
+        task.add_done_callback(self._restarts.discard)
+
+    async def _restart(self, core: CoreHandle) -> None:
+        pause = 1.0
+        while True:
+            try:
+                await self._start(core)
+            except Exception as error:
+                _log.error("model %s: not started again: %s", self.model_name, error)
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, _LONGEST_RESTART_SECONDS)
+            else:
+                _log.info("model %s: started again", self.model_name)
+                self._dispatch()
+                return
+
+    async def _watch(self) -> None:
+        """End cores that hang or keep failing; they are started again."""
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            now = self._clock()
+            for core in self.cores:
+                keeps_failing = core.is_failing and now - core.sound_at > _MOST_FAILING_SECONDS
+                if core.is_ready and (keeps_failing or core.is_hung()):
+                    core.kill()

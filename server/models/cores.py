@@ -1,0 +1,120 @@
+"""What a core is built from, and a core in a thread of this process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from seq2seq_serve.bundle.manifest import Bundle, VariantFiles
+from seq2seq_serve.bundle.names import Verb
+from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.server.config import RunnerConfig
+from seq2seq_serve.server.engine.async_engine import LONGEST_TURN_SECONDS, CoreHandle
+from seq2seq_serve.server.engine.core import Admit, Cancel, Core, Stop
+from seq2seq_serve.server.engine.records import Request, Turn
+from seq2seq_serve.server.engine.scheduler import SchedulerLimits
+from seq2seq_serve.server.runner.runner import OnnxRunner
+from seq2seq_serve.server.runner.sizing import Sizing
+
+
+@dataclass(frozen=True)
+class CoreSpec:
+    """All that a core is built from, except the weights.
+
+    Attributes:
+        bundle: Its tokenizers are not used.
+        graphs: The content of the graphs' files.
+        token_bytes: The table of the target's tokens, to which the stop rules of requests refer.
+        log_level: As in the server's configuration.
+        log_format: As in the server's configuration.
+    """
+
+    model_name: str
+    bundle: Bundle
+    runner: RunnerConfig
+    sizing: Sizing
+    graphs: dict[Verb, bytes]
+    limits: SchedulerLimits
+    token_bytes: Sequence[bytes]
+    log_level: str
+    log_format: str
+
+
+def started_core(
+    spec: CoreSpec, weights: memoryview, deliver: Callable[[Turn], object], died: Callable[[], object]
+) -> Core:
+    """Load the graphs, and start the core on a thread of this process.
+
+    Raises:
+        ValueError: The bundle cannot be used here; the message names it.
+    """
+    path = spec.bundle.path
+    try:
+        runner = OnnxRunner(spec.bundle, spec.runner, spec.sizing, VariantFiles(spec.graphs, weights))
+    except Exception as error:  # ONNX Runtime's errors do not have a common class
+        raise ValueError(f"{path}: {error}") from error
+    core = Core(runner, model_name=spec.model_name, deliver=deliver, died=died, limits=spec.limits)
+    try:
+        core.start()
+    except Exception as error:  # ONNX Runtime's errors do not have a common class
+        core.stop()
+        raise ValueError(f"{path}: the graphs do not run here: {error}") from error
+    return core
+
+
+def without_tokenizers(bundle: Bundle) -> Bundle:
+    """Returns a bundle that a runner can use, and that is small."""
+    none = Tokenizer.__new__(Tokenizer)
+    return replace(bundle, source_tokenizer=none, target_tokenizer=none)
+
+
+class ThreadCore(CoreHandle):
+    """A core in a thread of this process.
+
+    Args:
+        num_slots: The number of sequences that it decodes at once.
+        build: Builds and starts it, given what it calls with each turn, and at an end by itself.
+    """
+
+    def __init__(
+        self, num_slots: int, build: Callable[[Callable[[Turn], object], Callable[[], object]], Core]
+    ) -> None:
+        super().__init__(num_slots)
+        self._build = build
+        self._core: Core | None = None
+
+    async def start(self, turned: Callable[[Turn], None], ended: Callable[[str], None]) -> None:
+        """Build it on another thread; as `CoreHandle.start`."""
+        loop = asyncio.get_running_loop()
+        died = partial(loop.call_soon_threadsafe, ended, "the engine's thread ended")
+
+        def deliver(turn: Turn) -> None:
+            loop.call_soon_threadsafe(turned, turn)
+
+        self._core = await asyncio.to_thread(self._build, deliver, died)
+
+    def admit(self, requests: tuple[Request, ...]) -> None:
+        """As `CoreHandle.admit`."""
+        assert self._core is not None
+        self._core.send(Admit(requests))
+
+    def cancel(self, request: Request, *, is_expired: bool) -> None:
+        """As `CoreHandle.cancel`."""
+        assert self._core is not None
+        self._core.send(Cancel(request, is_expired))
+
+    def kill(self) -> None:
+        """As `CoreHandle.kill`."""
+        assert self._core is not None
+        self._core.send(Stop())
+
+    def is_hung(self) -> bool:
+        """Whether its turn takes too long."""
+        return self._core is not None and self._core.turn_seconds() > LONGEST_TURN_SECONDS
+
+    async def stop(self) -> None:
+        """As `CoreHandle.stop`."""
+        if self._core is not None:
+            await asyncio.to_thread(self._core.stop)

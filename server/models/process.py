@@ -1,0 +1,366 @@
+"""A core in a process of its own: `ProcessCore` in the server's process, and `main` of the other one.
+
+Python runs one thread of a process at a time, so the cores of a small model would wait for each other and for
+the handlers. The two processes exchange pickles over a pair of sockets, each after its length. A request
+crosses once, and is a number in all messages after that. Both have the same monotonic clock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import mmap
+import os
+import pickle
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, BinaryIO, NamedTuple
+
+from seq2seq_serve.server.engine.async_engine import LONGEST_TURN_SECONDS, CoreHandle
+from seq2seq_serve.server.engine.core import STOP_SECONDS, Admit, Cancel, Core
+from seq2seq_serve.server.engine.records import Request, Turn, Update
+from seq2seq_serve.server.logs import configure_logging
+from seq2seq_serve.server.models.cores import CoreSpec, started_core
+from seq2seq_serve.server.trimming import keep_trimmed, spare_what_lives
+
+_log = logging.getLogger(__name__)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # which Ctrl-C, and systemd, send to all processes of a server
+_MAIN = f"import sys; from {__name__} import main; main(*map(int, sys.argv[1:]))"
+_LENGTH = struct.Struct("<Q")
+_HELD_SECONDS = 0.01  # a turn that nobody waits for is reported with the next ones, after this time at most
+_HEARTBEAT_SECONDS = 1.0
+_LONGEST_SILENCE_SECONDS = 5.0  # without a heartbeat
+
+
+class _Admit(NamedTuple):
+    """Server to process: decode requests, which have numbers in all later messages."""
+
+    requests: dict[int, Request]
+
+
+class _Cancel(NamedTuple):
+    """Server to process: end a request."""
+
+    number: int
+    is_expired: bool
+
+
+class _Stop(NamedTuple):
+    """Server to process: end all requests, and then itself."""
+
+
+class _Turned(NamedTuple):
+    """Process to server: the core is warm, or has turned, or is alive.
+
+    Attributes:
+        turns: Their updates have the numbers of requests.
+        turn_seconds: The age of the present turn.
+    """
+
+    turns: list[Turn]
+    turn_seconds: float
+
+
+class _Stopped(NamedTuple):
+    """Process to server: the core cannot be built."""
+
+    problem: str
+
+
+def _packed(message: object) -> bytes:
+    content = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+    return _LENGTH.pack(len(content)) + content
+
+
+class ProcessCore(CoreHandle):
+    """A core in a process of its own.
+
+    The process ends with this one, however that ends, and ignores the signals that end a server, which drains
+    first.
+
+    Args:
+        spec: Describes the core.
+        weights: A descriptor of memory with the weights (`shared_memory`); it may be closed afterwards.
+    """
+
+    can_be_killed = True
+
+    def __init__(self, spec: CoreSpec, weights: int) -> None:
+        super().__init__(spec.sizing.num_slots)
+        self._spec = spec
+        self._weights = os.dup(weights)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._listening: asyncio.Task[None] | None = None
+        self._by_number: dict[int, Request] = {}
+        self._numbers: dict[Request, int] = {}
+        self._count = itertools.count()
+        self._heard_at = 0.0
+        self._turn_seconds = 0.0
+
+    @property
+    def process_id(self) -> int:
+        """The system's number of the process."""
+        assert self._process is not None
+        return self._process.pid
+
+    async def start(self, turned: Callable[[Turn], None], ended: Callable[[str], None]) -> None:
+        """Start the process; as `CoreHandle.start`."""
+        ours, theirs = socket.socketpair()
+        with theirs, _signals_blocked():
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _MAIN, str(theirs.fileno()), str(self._weights)],
+                pass_fds=(theirs.fileno(), self._weights),
+                stdin=subprocess.DEVNULL,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self._send(self._spec)
+        first = await _read_message(reader)
+        if first is None:
+            raise ValueError(f"{self._spec.bundle.path}: {await self._reap()} while it started")
+        if isinstance(first, _Stopped):
+            await self._reap()
+            raise ValueError(first.problem)
+        self._heard_at, self._turn_seconds = time.monotonic(), 0.0
+        self._listening = asyncio.create_task(self._listen(reader, turned, ended))
+
+    def admit(self, requests: tuple[Request, ...]) -> None:
+        """As `CoreHandle.admit`."""
+        numbered = {next(self._count): request for request in requests}
+        self._by_number |= numbered
+        self._numbers |= {request: number for number, request in numbered.items()}
+        self._send(_Admit(numbered))
+
+    def cancel(self, request: Request, *, is_expired: bool) -> None:
+        """As `CoreHandle.cancel`."""
+        number = self._numbers.get(request)
+        if number is not None:
+            self._send(_Cancel(number, is_expired))
+
+    def is_hung(self) -> bool:
+        """Whether the process does not run, or its turn takes too long."""
+        is_silent = time.monotonic() - self._heard_at > _LONGEST_SILENCE_SECONDS
+        return is_silent or self._turn_seconds > LONGEST_TURN_SECONDS
+
+    def kill(self) -> None:
+        """End the process."""
+        if self._process is not None:
+            self._process.kill()
+
+    async def stop(self) -> None:
+        """End the process; as `CoreHandle.stop`."""
+        if self._listening is None:  # it has never been warm, or is being started again
+            self.kill()
+        else:
+            self._send(_Stop())
+            stopping, self._listening = self._listening, None
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.shield(stopping), STOP_SECONDS)
+            self.kill()
+            await stopping
+        if self._process is not None:
+            await self._reap()
+        if self._weights >= 0:
+            os.close(self._weights)
+            self._weights = -1
+
+    def _send(self, message: object) -> None:
+        """Send a message without waiting; what a dead process does not read is lost."""
+        assert self._writer is not None
+        self._writer.write(_packed(message))
+
+    async def _listen(
+        self,
+        reader: asyncio.StreamReader,
+        turned: Callable[[Turn], None],
+        ended: Callable[[str], None],
+    ) -> None:
+        """Hand over all turns until the process ends."""
+        while (message := await _read_message(reader)) is not None:
+            assert isinstance(message, _Turned)
+            self._heard_at, self._turn_seconds = time.monotonic(), message.turn_seconds
+            for turn in message.turns:
+                updates = tuple(map(self._with_request, turn.updates))
+                turned(turn._replace(updates=updates))
+        self.is_ready = False
+        is_stopping, self._listening = self._listening is None, None
+        self._by_number.clear()
+        self._numbers.clear()
+        if not is_stopping:
+            ended(await self._reap())
+
+    def _with_request(self, update: Update) -> Update:
+        """Returns an update that refers to its request instead of the request's number."""
+        number: Any = update.request
+        request = self._by_number[number]
+        if update.result is not None:
+            del self._by_number[number], self._numbers[request]
+        return update._replace(request=request)
+
+    async def _reap(self) -> str:
+        """Returns how the process ended."""
+        assert self._process is not None
+        assert self._writer is not None
+        self._process.kill()  # it may have closed its socket only
+        code = await asyncio.to_thread(self._process.wait)
+        self._writer.close()
+        cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        return f"the process of an instance {cause}"
+
+
+async def _read_message(reader: asyncio.StreamReader) -> Any:
+    """Returns the next message; None after the last one."""
+    try:
+        (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+        return pickle.loads(await reader.readexactly(length))
+    except (asyncio.IncompleteReadError, OSError):
+        return None
+
+
+@contextmanager
+def _signals_blocked() -> Iterator[None]:
+    """A process that starts in this block never gets the signals that end a server."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def shared_memory(content: memoryview) -> Iterator[int]:
+    """Yields a descriptor of memory with a copy of the content, which other processes can map."""
+    descriptor = os.memfd_create("weights")
+    try:
+        with open(descriptor, "wb", closefd=False) as file:
+            file.write(content)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def main(connection: int, weights: int) -> None:
+    """Run one core for the process that started this one, until that process stops it or ends.
+
+    Args:
+        connection: Descriptor of the socket.
+        weights: Descriptor of the memory with the weights.
+    """
+    _Process(socket.socket(fileno=connection)).run(weights)
+
+
+class _Process:
+    """The core of this process, and its connection to the server.
+
+    Owned by `main`. The main thread builds the core and carries out the server's commands, the core's thread
+    reports its turns, and a third thread shows each second that the process is alive.
+
+    A report interrupts the server's process, which may share a CPU with a core. So a turn without an end or a
+    token that is streamed is reported with later ones.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._stream = connection.makefile("rb")
+        self._by_number: dict[int, Request] = {}  # of the requests that have not ended
+        self._numbers: dict[Request, int] = {}
+        self._reporting = threading.Lock()  # guards the two below
+        self._held: list[Turn] = []  # turns that are not reported yet
+        self._held_since = 0.0
+
+    def run(self, weights: int) -> None:
+        """Build the core, and carry out commands until one stops it."""
+        spec: CoreSpec = self._read()
+        configure_logging(spec.log_level, spec.log_format)
+        token_bytes = spec.token_bytes
+        with open(weights, "rb") as file:
+            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        try:
+            core = started_core(spec, content, self._deliver, _exit_with_failure)
+        except ValueError as error:
+            self._send(_Stopped(str(error)))
+            return
+        del spec
+        spare_what_lives()
+        threading.Thread(target=asyncio.run, args=(keep_trimmed(),), name="trimmer", daemon=True).start()
+        self._report(core)
+        threading.Thread(target=self._show_life, args=(core,), name="heartbeat", daemon=True).start()
+        try:
+            while not isinstance(command := self._read(), _Stop):
+                if isinstance(command, _Cancel):
+                    if (request := self._by_number.get(command.number)) is not None:
+                        core.send(Cancel(request, command.is_expired))
+                    continue
+                for number, request in command.requests.items():
+                    self._by_number[number], self._numbers[request] = request, number
+                    if request.stops is not None:
+                        request.stops.token_bytes = token_bytes
+                core.send(Admit(tuple(command.requests.values())))
+        except (EOFError, OSError):
+            os._exit(1)  # the server has ended
+        core.stop()
+        self._report(core)
+        logging.shutdown()
+        os._exit(0)  # without freeing each session
+
+    def _read(self) -> Any:
+        return _read_blocking(self._stream)
+
+    def _show_life(self, core: Core) -> None:
+        while True:
+            time.sleep(_HEARTBEAT_SECONDS)
+            self._report(core)
+
+    def _deliver(self, turn: Turn) -> None:
+        now = time.monotonic()
+        is_urgent = bool(turn.updates)
+        updates = tuple(map(self._with_number, turn.updates))
+        with self._reporting:
+            if not self._held:
+                self._held_since = now
+            self._held.append(turn._replace(updates=updates))
+            if is_urgent or now - self._held_since >= _HELD_SECONDS:
+                self._send_held(0.0)
+
+    def _with_number(self, update: Update) -> Update:
+        """Returns an update that refers to its request by the request's number."""
+        number: Any = self._numbers[update.request]
+        if update.result is not None:
+            del self._by_number[number], self._numbers[update.request]
+        return update._replace(request=number)
+
+    def _report(self, core: Core) -> None:
+        """Send the turns that are not reported yet, and the age of the present one."""
+        with self._reporting:
+            self._send_held(core.turn_seconds())
+
+    def _send_held(self, turn_seconds: float) -> None:
+        self._send(_Turned(self._held, turn_seconds))
+        self._held = []
+
+    def _send(self, message: object) -> None:
+        with suppress(OSError):  # the thread of the commands sees that the server has ended
+            self._connection.sendall(_packed(message))
+
+
+def _read_blocking(stream: BinaryIO) -> Any:
+    header = stream.read(_LENGTH.size)
+    if len(header) < _LENGTH.size:
+        raise EOFError
+    content = stream.read(_LENGTH.unpack(header)[0])
+    return pickle.loads(content)
+
+
+def _exit_with_failure() -> None:
+    logging.shutdown()
+    os._exit(1)

@@ -1,0 +1,342 @@
+"""The engine over cores with fake runners: the queue, the way to the cores and back, and cores that end."""
+
+import asyncio
+from collections import Counter
+
+import pytest
+
+from seq2seq_serve.server.config import QueueLimits
+from seq2seq_serve.server.engine.async_engine import AsyncEngine
+from seq2seq_serve.server.engine.records import FinishReason, Load
+from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
+from tests.server.driver import DrivenCore, DrivenEngine
+from tests.server.fakes import FakeRunner, expected_tokens, make_request
+
+
+def test_tokens_that_come_while_the_reader_is_busy_are_taken_together():
+    request = make_request((20, 5), stream=True)
+
+    async def run():
+        engine = DrivenEngine(FakeRunner(1))
+        await engine.engine.start()
+        updates = engine.engine.generate(request)
+        reading = asyncio.ensure_future(anext(updates))
+        await asyncio.sleep(0)
+        engine.turn(1)
+        first = await reading
+        engine.turn(3)
+        second = await anext(updates)
+        engine.turn(20)
+        last = await anext(updates)
+        await updates.aclose()
+        await engine.engine.stop()
+        return [first, second, last]
+
+    first, second, last = asyncio.run(run())
+    told = [update.token_ids.get(0, []) for update in (first, second, last)]
+    assert [len(tokens) for tokens in told[:2]] == [1, 3]
+    assert (
+        [token for tokens in told for token in tokens]
+        == expected_tokens((20, 5), 8)
+        == list(last.result.best.token_ids)
+    )
+    assert first.result is second.result is None
+
+
+def test_whoever_stops_reading_cancels_the_request():
+    request = make_request((20, 5), stream=True)
+
+    async def run():
+        engine = DrivenEngine(FakeRunner(1))
+        await engine.engine.start()
+        updates = engine.engine.generate(request)
+        reading = asyncio.ensure_future(anext(updates))
+        await asyncio.sleep(0)
+        engine.turn(1)
+        await reading
+        await updates.aclose()
+        engine.turn(1)
+        engine.check_empty()
+        await engine.engine.stop()
+        return engine.turns[-1].results
+
+    [result] = asyncio.run(run())
+    assert isinstance(result.error, Cancelled)
+
+
+@pytest.mark.parametrize(("stream", "lengths"), [(False, [9, 5, 5, 2]), (True, [5, 2, 9, 5])])
+def test_the_longest_sources_of_a_call_come_first_unless_it_streams(stream, lengths):
+    runner = FakeRunner(1)
+    with DrivenEngine(runner).started() as engine:
+        engine.submit(*(make_request((20,) * length, stream=stream) for length in (5, 2, 9, 5)))
+    assert [len(source) for batch in runner.encoded for source in batch] == lengths
+
+
+def test_cores_get_what_they_have_slots_for_and_a_few_ahead():
+    runners = FakeRunner(16), FakeRunner(16)
+    with DrivenEngine(*runners).started() as engine:
+        engine.submit(*(make_request((20, number)) for number in range(3, 60)))
+        assert [len(core.requests) for core in engine.cores] == [18, 18]
+        assert len(engine.engine._queue) == 57 - 36
+        engine.turn(4)
+        assert [core.core._scheduler.slots.num_reserved for core in engine.cores] == [16, 16]
+        assert engine.engine.load() == Load(57 - 32, 32, 32, 32 * 4)
+        assert engine.engine.num_slots_wanted() == 57
+    assert [len(runner.encoded[0]) for runner in runners] == [16, 16]
+
+
+def test_a_request_gets_the_tokens_that_it_would_get_alone_whichever_core_decodes_it():
+    sources = [(number, 5, 7) for number in range(3, 90)]
+    with DrivenEngine(FakeRunner(3), FakeRunner(3)).started() as engine:
+        streams = engine.submit(*map(make_request, sources))
+        engine.finish()
+    for source, stream in zip(sources, streams, strict=True):
+        assert list(stream.result.best.token_ids) == expected_tokens(source, 8)
+
+
+def test_a_deadline_ends_running_and_waiting_requests():
+    with DrivenEngine(FakeRunner(1)).started() as engine:
+        running = make_request((10, 5), deadline=3.5)
+        ahead = make_request((10, 6), deadline=2.5)
+        waiting = make_request((10, 7), deadline=2.5)
+        [[first], [second], [third]] = map(engine.submit, (running, ahead, waiting))
+        assert third.core is None
+        engine.turn(3)
+        assert second.result.finish_reason is third.result.finish_reason is FinishReason.DEADLINE
+        assert first.result is None
+        engine.turn(1)
+        assert isinstance(first.result.error, DeadlineExceeded)
+        assert 0 < len(first.result.best.token_ids) < len(expected_tokens((10, 5), 8))
+
+
+def test_cancelling_what_waits_has_ended_or_was_never_there_is_harmless():
+    with DrivenEngine(FakeRunner(1)).started() as engine:
+        running, ahead, waiting = (make_request((10, number)) for number in (5, 6, 7))
+        streams = engine.submit(running, ahead, waiting)
+        engine.turn()
+        for request in (waiting, ahead, make_request((9, 9))):
+            engine.cancel(request)
+        engine.finish()
+        engine.cancel(running)
+        reasons = [stream.result.finish_reason for stream in streams]
+    assert reasons == [FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.CANCELLED]
+
+
+def test_a_full_queue_refuses_by_requests_and_by_tokens():
+    with DrivenEngine(FakeRunner(1), max_waiting_requests=3, max_waiting_tokens=5).started() as engine:
+        engine.submit(make_request((3,)))
+        engine.submit(make_request((4,)))  # ahead, at the core
+        engine.submit(make_request((3, 4, 5)))
+        with pytest.raises(Overloaded, match="with this call it would have 6 source tokens"):
+            engine.submit(make_request((3, 4, 5)))
+        engine.submit(make_request((3,)))
+        with pytest.raises(Overloaded, match="with this call it would have 4 requests"):
+            engine.submit(make_request((4,)))
+        assert engine.engine.statistics.failed.count == 2
+        with pytest.raises(InvalidRequest, match="the call has 4 requests, and at most 3 may wait here"):
+            engine.submit(*(make_request((3,)) for _ in range(4)))
+
+
+def test_a_request_that_would_get_no_slot_before_its_deadline_is_refused_at_once():
+    with DrivenEngine(FakeRunner(2)).started() as engine:
+        engine.submit(make_request((13, 4), max_new_tokens=3))
+        engine.finish()  # two tokens and the end: three turns of a second
+        assert engine.engine._queue._residence_seconds == 3.0
+        for number in (5, 6):
+            engine.submit(make_request((10, number), arrival=engine.now))
+        engine.submit(make_request((10, 7), deadline=engine.now + 2.0))  # expected to wait for 1.5 seconds
+        with pytest.raises(Overloaded, match=r"^a slot is expected in 3\.0 s") as caught:
+            engine.submit(make_request((10, 8), deadline=engine.now + 2.0))
+        assert caught.value.retry_after_seconds == 3.0
+        engine.submit(make_request((10, 8)))  # without a deadline it may wait
+
+
+def test_deadlines_that_nobody_can_meet_are_refused_once_the_first_have_passed():
+    """Only requests that succeeded taught how long one has its slots: without any, all were accepted."""
+    num_accepted = 0
+    with DrivenEngine(FakeRunner(1)).started() as engine:
+        for _ in range(100):
+            deadline = engine.now + 5.5
+            try:
+                engine.submit(make_request((20, 4), max_new_tokens=60, deadline=deadline, arrival=engine.now))
+                num_accepted += 1
+            except Overloaded:
+                pass
+            engine.turn()
+        assert not any(result.error is None for turn in engine.turns for result in turn.results)
+    assert 0 < num_accepted < 40
+
+
+def test_the_requests_that_a_flood_displaces_are_its_own():
+    """A caller with ten requests a second got one in a hundred answers beside a flood of a thousand."""
+    num_accepted, ended = Counter(), Counter()
+    with DrivenEngine(FakeRunner(2), max_waiting_requests=8).started() as engine:
+        for number in range(400):
+            for caller in ("flood",) * 10 + (("calm",) if number % 20 == 0 else ()):
+                try:
+                    engine.submit(make_request((13, 4), max_new_tokens=3, caller=caller, arrival=engine.now))
+                    num_accepted[caller] += 1
+                except Overloaded:
+                    assert caller == "flood"
+            engine.turn()
+        engine.finish()
+        for turn in engine.turns:
+            for update in turn.updates:
+                if update.result is not None:
+                    ended[update.request.caller, update.result.finish_reason] += 1
+        displaced = [
+            update.result.error
+            for turn in engine.turns
+            for update in turn.updates
+            if update.result and update.result.finish_reason is FinishReason.DISPLACED
+        ]
+    assert num_accepted["calm"] == ended["calm", FinishReason.EOS] == 20
+    assert ended["flood", FinishReason.DISPLACED] == len(displaced) > 0
+    assert all(isinstance(error, Overloaded) and error.retry_after_seconds > 0 for error in displaced)
+
+
+def test_draining_refuses_newcomers_and_finishes_who_is_in():
+    with DrivenEngine(FakeRunner(1)).started() as engine:
+        inside = engine.submit(make_request((10, 5)), make_request((10, 6)), make_request((10, 7)))
+        engine.engine.drain()
+        with pytest.raises(Unavailable, match="shutting down"):
+            engine.submit(make_request((10, 8)))
+        engine.finish()
+        assert all(stream.result.error is None for stream in inside)
+
+
+def test_what_is_unfinished_when_the_engine_stops_is_told_so():
+    async def run():
+        engine = DrivenEngine(FakeRunner(1))
+        await engine.engine.start()
+        streams = engine.submit(*(make_request((20, number)) for number in (3, 4, 5)))
+        await engine.engine.stop()
+        return [stream.result for stream in streams]
+
+    results = asyncio.run(run())
+    assert all(isinstance(result.error, Unavailable) for result in results)
+
+
+def test_only_the_requests_of_a_core_that_ends_are_lost_and_it_is_started_again(caplog):
+    async def run():
+        engine = DrivenEngine(FakeRunner(2), FakeRunner(2))
+        await engine.engine.start()
+        streams = engine.submit(*(make_request((20, number)) for number in range(3, 20)))
+        engine.turn(2)
+        lost = set(engine.cores[0].requests)
+        engine.cores[0].core = DrivenCore(FakeRunner(2), lambda: engine.now).core
+        engine.cores[0].core._deliver = lambda turn: engine.cores[0]._turned(turn)
+        engine.cores[0].kill()
+        assert not engine.cores[0].is_ready
+        assert engine.engine.problem() is None  # the other one decodes
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        assert engine.cores[0].is_ready
+        engine.finish()
+        await engine.engine.stop()
+        return lost, {stream.request: stream.result for stream in streams}
+
+    lost, results = asyncio.run(run())
+    assert len(lost) == 3
+    for request, result in results.items():
+        if request in lost:
+            assert isinstance(result.error, Unavailable)
+        else:
+            source = tuple(request.sources["source_ids"].tolist())
+            assert list(result.best.token_ids) == expected_tokens(source, 8)
+    assert "model fake: it was killed; its 3 requests end, and it is started again" in caplog.text
+
+
+def test_an_engine_whose_cores_are_gone_accepts_up_to_its_bound_and_says_why_it_is_not_healthy():
+    async def run():
+        engine = DrivenEngine(FakeRunner(1), max_waiting_requests=4)
+        await engine.engine.start()
+        engine.cores[0].start = never
+        engine.cores[0].kill()
+        engine.submit(*(make_request((3, number)) for number in range(4)))
+        with pytest.raises(Overloaded):
+            engine.submit(make_request((3, 4)))
+        assert engine.engine.problem() == "fake: the engine has ended, and is being started again"
+        assert engine.engine.fatal_problem() is None
+        await engine.engine.stop()
+
+    async def never(turned, ended):
+        await asyncio.Event().wait()
+
+    asyncio.run(run())
+
+
+def test_a_start_that_fails_is_tried_again_and_a_first_start_is_an_error(monkeypatch, caplog):
+    pauses = []
+    monkeypatch.setattr("seq2seq_serve.server.engine.async_engine._WATCH_SECONDS", 0.5)
+
+    async def run():
+        engine = DrivenEngine(FakeRunner(1), FakeRunner(1))
+        start, tries = engine.cores[0].start, 0
+
+        async def fail(turned, ended):
+            nonlocal tries
+            tries += 1
+            if tries <= 3:
+                raise ValueError("no memory is left")
+            await start(turned, ended)
+
+        await engine.engine.start()
+        engine.cores[0].start = fail
+        sleep = asyncio.sleep
+        monkeypatch.setattr(asyncio, "sleep", lambda seconds: (pauses.append(seconds), sleep(0))[1])
+        engine.cores[0].kill()
+        while not engine.cores[0].is_ready:
+            await sleep(0)
+        monkeypatch.undo()
+        tries = 0
+        second = AsyncEngine("fake", engine.cores, QueueLimits(), print)
+        with pytest.raises(ValueError, match="no memory is left"):
+            await second.start()
+        await engine.engine.stop()
+
+    asyncio.run(run())
+    assert [pause for pause in pauses if pause != 0.5] == [1.0, 2.0, 4.0]
+    assert caplog.text.count("not started again: no memory is left") == 3
+
+
+@pytest.mark.parametrize("is_killable", [True, False])
+def test_a_core_that_hangs_is_killed_or_the_process_says_that_it_must_be(is_killable, monkeypatch):
+    monkeypatch.setattr("seq2seq_serve.server.engine.async_engine._WATCH_SECONDS", 0.0)
+
+    async def run():
+        engine = DrivenEngine(FakeRunner(1))
+        core, kills = engine.cores[0], []
+        await engine.engine.start()
+        core.can_be_killed, core.kill = is_killable, lambda: kills.append(True)
+        [stream] = engine.submit(make_request((20, 3)))
+        assert engine.engine.problem() is None
+        core.is_silent, engine.now = True, 70.0
+        core.silent_seconds = lambda: 70.0
+        problem = "fake: no sign of life from the engine for 70 seconds"
+        assert engine.engine.problem() == problem
+        assert engine.engine.fatal_problem() == (None if is_killable else problem)
+        while not kills:
+            await asyncio.sleep(0)
+        core.is_silent = False
+        engine.finish()
+        assert stream.result.error is None
+        await engine.engine.stop()
+
+    asyncio.run(run())
+
+
+def test_a_core_whose_steps_fail_gets_nothing_while_another_is_sound():
+    broken, sound = FakeRunner(1, fail_steps=range(100)), FakeRunner(1)
+    with DrivenEngine(broken, sound).started() as engine:
+        for number in range(3):
+            engine.submit(make_request((13, number), max_new_tokens=3))
+            engine.submit(make_request((14, number), max_new_tokens=3))
+            engine.finish()
+        assert engine.cores[0].is_failing
+        assert engine.engine.problem() is None
+        num_steps = broken.num_steps
+        streams = [engine.submit(make_request((13, number), max_new_tokens=3))[0] for number in range(5)]
+        engine.finish()
+        assert broken.num_steps == num_steps
+        assert all(stream.result.error is None for stream in streams)

@@ -1,0 +1,358 @@
+"""Cores in processes of their own, behind a real server."""
+
+import asyncio
+import io
+import os
+import pickle
+import re
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
+from pathlib import Path
+
+import grpc
+import numpy as np
+import pytest
+
+from benchmarks.serving import RunningServer, serving
+from seq2seq_serve.bundle.names import SOURCE_IDS
+from seq2seq_serve.protos import open_inference_pb2, open_inference_pb2_grpc
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
+from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
+from seq2seq_serve.server.engine.records import FinishReason, Request, Result, Timings, Turn, Update
+from seq2seq_serve.server.models.loading import load_model
+from seq2seq_serve.server.models.process import ProcessCore, _Process, _Turned
+from tests.server.service.harness import Served, on_a_thread, serving_bundles
+
+TEXTS = ["오늘은 금요일입니다", "나는 학생이다", "비가 온다", "드디어 금요일이다"]
+RUNNER = RunnerConfig(provider="cpu", num_threads=2, num_instances=2, max_slots=8)
+QUEUE = QueueLimits(max_waiting_requests=40)
+
+
+def instances_of(served: Served) -> list[ProcessCore]:
+    return list(served.model.engine.cores)
+
+
+@contextmanager
+def stub_of(address: str) -> Iterator[Seq2SeqStub]:
+    with grpc.insecure_channel(address, options=[("grpc.enable_retries", 0)]) as channel:
+        yield Seq2SeqStub(channel)
+
+
+def request_of(*texts: str, **options) -> pb.GenerateRequest:
+    sources = [pb.Source(text=text) for text in texts]
+    return pb.GenerateRequest(sources=sources, options=pb.GenerateOptions(**options))
+
+
+@contextmanager
+def held(instances: list[ProcessCore]) -> Iterator[None]:
+    """While this is open, the processes do not run."""
+    for instance in instances:
+        os.kill(instance.process_id, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for instance in instances:
+            os.kill(instance.process_id, signal.SIGCONT)
+
+
+def wait_until_gone(process_id: int) -> None:
+    """Wait for a process that is not a child of this one; returns at once if it has ended."""
+    try:
+        descriptor = os.pidfd_open(process_id)
+    except ProcessLookupError:
+        return
+    try:
+        assert select.select([descriptor], [], [], 20)[0], f"process {process_id} lives on"
+    finally:
+        os.close(descriptor)
+
+
+def children_of(process_id: int) -> list[int]:
+    listed = subprocess.run(["pgrep", "-P", str(process_id)], capture_output=True, text=True, check=False)
+    return [int(line) for line in listed.stdout.split()]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Poll a condition that another process changes, for at most 20 seconds."""
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+
+
+def wait_until_idle(served: Served) -> None:
+    until(lambda: not any(served.metric(f"seq2seq_{name}", model_name="random") for name in GAUGES))
+
+
+def num_waiting(served: Served) -> float:
+    return served.metric("seq2seq_num_requests_waiting", model_name="random")
+
+
+GAUGES = ("num_requests_running", "num_requests_waiting", "slots_in_use", "kv_cache_usage_ratio")
+
+
+@pytest.fixture(scope="module")
+def servers(bundle_path) -> Iterator[tuple[Served, Served]]:
+    """A server with one engine, in its own process, and a server with two instances."""
+    one = RunnerConfig(provider="cpu", num_threads=1)
+    with (
+        on_a_thread(serving_bundles(bundle_path, runner=one)) as single,
+        on_a_thread(serving_bundles(bundle_path, runner=RUNNER, queue=QUEUE)) as double,
+    ):
+        yield single, double
+
+
+@pytest.fixture
+def double(servers) -> Iterator[Served]:
+    yield servers[1]
+    wait_until_idle(servers[1])
+    for instance in instances_of(servers[1]):
+        assert not instance.requests
+        assert not instance._by_number
+        assert not instance._numbers
+        assert instance.num_slots_wanted == 0
+        assert instance.silent_seconds() == 0.0
+
+
+def test_one_instance_stays_in_the_server_and_several_have_a_process_each(servers):
+    single, double = servers
+    assert not isinstance(single.model.engine.cores[0], ProcessCore)
+    assert len({os.getpid(), *(instance.process_id for instance in instances_of(double))}) == 3
+    assert (double.model.num_slots, double.model.max_request_slots) == (8, 4)
+    for name in ("max_source_length", "max_target_length", "has_attention", "num_hops", "eos_ids"):
+        assert getattr(double.model, name) == getattr(single.model, name)
+
+
+OPTIONS = {
+    "greedy": {},
+    "details": {"log_probabilities": True, "num_alternatives": 3, "word_alignment": True, "attention": True},
+    "beam": {"beam_size": 3, "num_hypotheses": 2, "attention": True},
+    "sampling": {"temperature": 1.0, "top_k": 20, "seed": 7, "num_hypotheses": 2},
+    "constraints": {"min_new_tokens": 4, "no_repeat_ngram_size": 2, "logit_bias": {7: 1.5}},
+}
+
+
+def plain(answer: pb.GenerateResponse | pb.ScoreResponse) -> str:
+    """The answer without its id and times."""
+    return re.sub(r"\s*(request_id|\w+_seconds): .*", "", str(answer))
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_answers_are_those_of_one_engine(servers, double, name):
+    requests = [request_of(text, **OPTIONS[name]) for text in TEXTS]
+    answers = []
+    for served in servers:
+        with stub_of(served.address) as stub:
+            whole = [stub.Generate.future(request) for request in requests]
+            streams = [stub.GenerateStream(request) for request in requests]
+            pieces = [[plain(piece) for piece in stream] for stream in streams]
+            answers.append(([plain(call.result()) for call in whole], [lines[-1] for lines in pieces]))
+            assert any(len(lines) > 2 for lines in pieces)
+    assert answers[0] == answers[1]
+
+
+def test_stop_sequences_and_scores_are_those_of_one_engine(servers, double):
+    with stub_of(double.address) as stub:
+        text = stub.Generate(request_of(TEXTS[0])).hypotheses[0].text
+    stop = text[len(text) // 2 :][:3]
+    score = pb.ScoreRequest(sources=[pb.Source(text=TEXTS[0])], target=pb.Target(text=TEXTS[1]))
+    answers = []
+    for served in servers:
+        with stub_of(served.address) as stub:
+            stopped = stub.Generate(request_of(TEXTS[0], stop_sequences=[stop]))
+            assert stop not in stopped.hypotheses[0].text
+            assert len(stopped.hypotheses[0].text) < len(text)
+            answers.append((plain(stopped), plain(stub.Score(score))))
+    assert answers[0] == answers[1]
+
+
+def test_held_processes_hold_nobody_up_accept_no_more_than_the_bound_and_lose_nothing(double, monkeypatch):
+    """A stopped instance accepted 20,000 requests at a limit of 1,024."""
+    for instance in instances_of(double):
+        monkeypatch.setattr(instance, "is_hung", lambda: False)
+    with stub_of(double.address) as stub:
+        with held(instances_of(double)):
+            calls = [stub.Generate.future(request_of(text)) for text in TEXTS * 50]
+            until(lambda: sum(call.done() for call in calls) + num_waiting(double) == len(calls))
+            refused = [call for call in calls if call.done()]
+            assert len(calls) - len(refused) == QUEUE.max_waiting_requests + double.model.num_slots
+            assert {call.code() for call in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
+            assert "grpc-retry-pushback-ms" in dict(refused[0].trailing_metadata())
+            accepted = [call for call in calls if not call.done()]
+            for call in accepted[-10:]:
+                call.cancel()
+            until(lambda: num_waiting(double) < len(accepted))
+            expiring = stub.Generate.future(request_of(TEXTS[0]), timeout=0.2)
+            assert expiring.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            with grpc.insecure_channel(double.address) as channel:
+                live = open_inference_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive
+                assert live(open_inference_pb2.ServerLiveRequest()).live
+        assert all(call.code() is grpc.StatusCode.OK for call in accepted[:-10])
+        wait_until_idle(double)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_core_that_is_killed_or_stopped_loses_its_own_requests_and_is_back_within_ten_seconds(
+    number, bundle_path, caplog
+):
+    with (
+        on_a_thread(serving_bundles(bundle_path, runner=RUNNER)) as served,
+        stub_of(served.address) as stub,
+    ):
+        victim, _ = instances_of(served)
+        process_id = victim.process_id
+        with held([victim]):
+            calls = [stub.Generate.future(request_of(text)) for text in TEXTS * 50]
+            until(lambda: len(victim.requests) == 5)  # four slots, and one ahead
+            begun = time.monotonic()
+            if number is signal.SIGKILL:
+                os.kill(process_id, number)
+            codes = [call.code() for call in calls]
+            until(lambda: victim.is_ready and victim.process_id != process_id)
+            assert time.monotonic() - begun < 10
+        assert codes.count(grpc.StatusCode.UNAVAILABLE) == 5
+        assert codes.count(grpc.StatusCode.OK) == len(calls) - 5
+        assert asyncio.run(served.http("/readyz")) == (200, "ok\n")
+        before = victim.last_turn_at
+        calls = [stub.Generate.future(request_of(text)) for text in TEXTS * 5]
+        assert all(call.result().hypotheses for call in calls)
+        assert victim.last_turn_at > before, "the new one decodes"
+        aborted = {"model_name": "random", "finished_reason": "abort"}
+        assert served.metric("seq2seq_request_success_total", **aborted) == 5
+    assert "was killed by SIGKILL; its 5 requests end, and it is started again" in caplog.text
+
+
+class Reporting:
+    """The side of a process that has requests and no core, and what it reports."""
+
+    def __init__(self, requests: Sequence[Request]) -> None:
+        self._connection, its_end = socket.socketpair()
+        self._connection.settimeout(0.0)
+        self.process = _Process(its_end)
+        self.process._by_number = dict(enumerate(requests))
+        self.process._numbers = {request: number for number, request in enumerate(requests)}
+
+    def close(self) -> None:
+        for each in (self._connection, self.process._stream, self.process._connection):
+            each.close()
+
+    def reported(self, *updates: Update) -> list[_Turned]:
+        """Take a turn; returns the reports that were sent."""
+        self.process._deliver(Turn(updates))
+        with suppress(BlockingIOError):
+            stream, reports = io.BytesIO(self._connection.recv(1 << 20)), []
+            while header := stream.read(8):
+                reports.append(pickle.loads(stream.read(int.from_bytes(header, "little"))))
+            return reports
+        return []
+
+
+def ended(request: Request) -> Update:
+    return Update(request, {}, Result(FinishReason.EOS, (), 1, 3, Timings(0.0, 0.0, 0.0, 0.0)))
+
+
+def test_a_turn_is_reported_at_once_if_somebody_waits_for_it_or_after_a_while():
+    first, second = (make_request(number) for number in (1, 2))
+    with closing(Reporting([first, second])) as process:
+        assert process.reported() == []
+        [report] = process.reported(Update(first, {0: [5]}, None))
+        assert [turn.updates for turn in report.turns] == [(), ((0, {0: [5]}, None),)]
+        assert process.reported() == []
+        [report] = process.reported(ended(second))
+        assert [[update.request for update in turn.updates] for turn in report.turns] == [[], [1]]
+        assert process.reported() == []
+        process.process._held_since -= 1.0
+        assert len(process.reported()[0].turns) == 2
+        assert list(process.process._by_number) == [0]
+        assert list(process.process._numbers) == [first]
+
+
+def make_request(number: int, **changes) -> Request:
+    request = Request(str(number), {SOURCE_IDS: np.array([5, 6, 2])}, 3, max_new_tokens=3, arrival=0.0)
+    return replace(request, **changes)
+
+
+def test_the_weights_are_in_memory_once(double):
+    mapped = {
+        line.split()[4]
+        for instance in instances_of(double)
+        for line in Path(f"/proc/{instance.process_id}/maps").read_text().splitlines()
+        if "memfd:weights" in line
+    }
+    assert len(mapped) == 1, "one inode"
+
+
+@contextmanager
+def running_server(bundle_path: Path, log: Path) -> Iterator[RunningServer]:
+    flags = ["--provider", "cpu", "--threads", "2", "--instances", "2", "--notice-seconds", "0"]
+    flags += ["--log-level", "info"]
+    with log.open("w") as stderr, serving(bundle_path, flags, stderr=stderr) as server:
+        yield server
+
+
+def test_requests_that_were_accepted_finish_when_all_processes_get_the_signal(bundle_path, tmp_path):
+    """Ctrl-C goes to all processes of a terminal, and systemd sends SIGTERM to all of a service."""
+    with running_server(bundle_path, tmp_path / "log") as server, stub_of(server.address) as stub:
+        instances = children_of(server.process.pid)
+        assert len(instances) == 2
+        for instance in instances:
+            os.kill(instance, signal.SIGSTOP)
+        calls = [stub.Generate.future(request_of(text)) for text in TEXTS]
+        until(lambda: waiting(server) == len(TEXTS))
+        for number in (signal.SIGTERM, signal.SIGINT):
+            for instance in instances:
+                os.kill(instance, number)
+        server.process.send_signal(signal.SIGTERM)
+        until(lambda: "draining" in (tmp_path / "log").read_text())
+        for instance in instances:
+            os.kill(instance, signal.SIGCONT)
+        assert all(call.result().hypotheses for call in calls)
+        assert server.wait() == 0
+        for instance in instances:
+            wait_until_gone(instance)
+
+
+def waiting(server: RunningServer) -> float:
+    name = "seq2seq_num_requests_waiting"
+    return sum(sample.value for sample in server.samples() if sample.name == name)
+
+
+def test_no_process_outlives_a_server_that_is_killed(bundle_path, tmp_path):
+    with running_server(bundle_path, tmp_path / "log") as server:
+        instances = children_of(server.process.pid)
+        assert len(instances) == 2
+        server.process.kill()
+        assert server.wait() == -signal.SIGKILL
+        for instance in instances:
+            wait_until_gone(instance)
+
+
+def start(config: ServerConfig, bundle_path: Path) -> None:
+    async def run() -> None:
+        await load_model(bundle_path, config, "random", lambda _: None).engine.start()
+
+    asyncio.run(run())
+
+
+def test_a_bundle_that_cannot_be_used_is_the_same_clear_error(bundle_path):
+    before = children_of(os.getpid())
+    runner = replace(RUNNER, max_slots=10**9, memory_budget_bytes=2**60)
+    config = ServerConfig(runner=runner, memory_limit_bytes=2**60)
+    with pytest.raises(ValueError, match=rf"^{re.escape(str(bundle_path))}: Unable to allocate"):
+        start(config, bundle_path)
+    assert children_of(os.getpid()) == before
+
+
+def test_a_process_that_does_not_start_is_a_clear_error(bundle_path, monkeypatch):
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with pytest.raises(
+        ValueError, match=r"random: the process of an instance exited with 1 while it started"
+    ):
+        start(ServerConfig(runner=RUNNER), bundle_path)
