@@ -60,8 +60,8 @@ class QueueLimits:
 
     Attributes:
         max_waiting_requests: Requests that may wait for the slots of a model.
-        max_waiting_tokens: Source tokens that may wait for the slots of a model; 1 KiB of another source counts
-            as one.
+        max_waiting_tokens: Source tokens that may wait for the slots of a model; 1 KiB of another source is
+            one.
         aging_seconds: Waiting time that outweighs any difference in priority.
     """
 

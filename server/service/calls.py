@@ -21,7 +21,7 @@ from seq2seq_serve.server.futures import retrieve
 from seq2seq_serve.server.models.served import Models, ServedModel
 from seq2seq_serve.server.service.access import Access, Caller
 from seq2seq_serve.server.service.journal import Journal, Work
-from seq2seq_serve.server.service.lanes import Lane, has_room
+from seq2seq_serve.server.service.lanes import Checkpoint, Lane, has_room
 from seq2seq_serve.server.service.status import (
     MAX_REQUEST_ID_LENGTH,
     REQUEST_ID,
@@ -30,7 +30,6 @@ from seq2seq_serve.server.service.status import (
     request_id_of,
     status_of,
 )
-from seq2seq_serve.server.service.text_threads import Checkpoint, TextThreads
 
 _Message = TypeVar("_Message")
 _Answer = TypeVar("_Answer", bound=Message)
@@ -42,6 +41,12 @@ MAX_ANSWER_BYTES = 16 * 2**20
 _SMALL_ANSWER_BYTES = 2**16  # built in about a millisecond
 _MAX_HELD_BYTES = 2**28  # of large requests whose calls are open
 _HELD_RETRY_SECONDS = 1.0
+
+_ON_THE_LOOP_BYTES = 2_000  # of text: a millisecond or two
+SHORT_BYTES = 32_000
+# A byte of text takes about as long to read as this many bytes of a file or tensor, and as many pixels.
+BYTES_PER_TEXT_BYTE = 64
+_MAX_WAITING_BYTES = 8 * 2**20
 
 _PROBES = "grpc."  # how the names of the services of health and reflection begin
 _TIMEOUT_ROUNDING = 0.01
@@ -67,7 +72,8 @@ class Call:
         write: Sends a message of a stream.
         models: The served models.
         answers: The thread that builds large answers.
-        texts: The threads that cut long texts and decode pictures.
+        short_texts: The thread that cuts texts of up to `SHORT_BYTES`.
+        long_texts: The thread that cuts longer texts and decodes files.
         work: The work of the engine for it so far.
         is_probe: Whether the call is for the service of health or reflection. Probes are not counted as
             requests, and a server that drains does not wait for them.
@@ -86,7 +92,8 @@ class Call:
     write: Callable[[Message], Awaitable[None]]
     models: Models
     answers: Lane
-    texts: TextThreads
+    short_texts: Lane
+    long_texts: Lane
     work: Work
     is_probe: bool = False
     model_name: str = ""
@@ -153,13 +160,22 @@ class Call:
         """Returns the result of `build`, about `num_bytes` long. A large one is built on another thread."""
         if num_bytes <= _SMALL_ANSWER_BYTES:
             return build()
-        return await self.answers.run(build, num_bytes, self.caller.name)
+        return await self.answers.run(lambda _: build(), num_bytes, self.caller.name, None)
 
     async def read(
         self, work: Callable[[Checkpoint], _Built], num_bytes: int, *, has_file: bool = False
     ) -> _Built:
-        """Returns the result of `work`, which reads sources; files and what is large, on another thread."""
-        return await self.texts.run(work, num_bytes, self.caller.name, self.deadline, has_file=has_file)
+        """Returns the result of `work`, which reads sources; files and what is large, in a lane.
+
+        Args:
+            work: As for `Lane.run`.
+            num_bytes: The bytes of text that take as long to read as the sources.
+            has_file: Whether files are decoded, some of which take far longer than their headers say.
+        """
+        if num_bytes <= _ON_THE_LOOP_BYTES and not has_file:
+            return work(lambda: None)
+        lane = self.short_texts if num_bytes <= SHORT_BYTES and not has_file else self.long_texts
+        return await lane.run(work, num_bytes, self.caller.name, self.deadline)
 
     async def send(self, message: Message) -> None:
         """Writes a message of a stream, as soon as the caller has room for it.
@@ -191,7 +207,8 @@ class Calls:
         self._idle.set()
         self._draining = asyncio.Event()
         self._answers = Lane("answers")
-        self._texts = TextThreads()
+        self._short_texts = Lane("short-texts", _MAX_WAITING_BYTES)
+        self._long_texts = Lane("long-texts", _MAX_WAITING_BYTES)
 
     def open(
         self,
@@ -225,7 +242,8 @@ class Calls:
             write,
             self.models,
             self._answers,
-            self._texts,
+            self._short_texts,
+            self._long_texts,
             Work(),
             is_probe=service.startswith(_PROBES),
         )
@@ -262,13 +280,14 @@ class Calls:
 
     def close(self) -> None:
         """Ends the threads that read sources and build answers."""
-        self._texts.stop()
-        self._answers.stop()
+        for lane in (self._short_texts, self._long_texts, self._answers):
+            lane.stop()
 
     def drain(self) -> None:
         """Ends the calls that wait for their caller's next message, or for the reading of their sources."""
         self._draining.set()
-        self._texts.drain()
+        self._short_texts.drain()
+        self._long_texts.drain()
 
     async def next_message(self, messages: AsyncIterator[_Message]) -> _Message | None:
         """Returns the next message of a stream; None at its end.

@@ -1,18 +1,28 @@
-"""A thread beside the event loop that callers share fairly."""
+"""Threads beside the event loop that callers share fairly: for long texts, pictures and large answers."""
 
 from __future__ import annotations
 
 import asyncio
+import math
+import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
+from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
+
 _Result = TypeVar("_Result")
 
+# Called often; raises if the work must end because its caller has left or the server drains.
+Checkpoint = Callable[[], None]
 
-def has_room(held: Counter[str], num_bytes: int, caller: str, limit: int) -> bool:
+_BYTES_PER_SECOND = 500_000  # about what one core cuts into tokens or sentences of the slowest texts
+
+
+def has_room(held: Counter[str], num_bytes: int, caller: str, limit: float) -> bool:
     """Returns whether a caller may hold more bytes: all fit, or the caller stays within its share.
 
     Args:
@@ -30,45 +40,94 @@ class Lane:
     """One thread, which works for callers in turn.
 
     A second thread would only take the interpreter from the event loop and the engines more often. Owned by
-    the object that creates it; used on the event loop only.
+    `Calls`; used on the event loop only. Invariant: work whose caller has left does not start, or ends at its
+    next checkpoint.
+
+    Args:
+        name: The name of the thread.
+        max_bytes: The size of the work that may wait or run, shared by the callers.
 
     Attributes:
         num_bytes: Maps a caller to the size of its work that waits or runs.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, max_bytes: float = math.inf) -> None:
         self.num_bytes = Counter[str]()
+        self._max_bytes = max_bytes
+        self._is_draining = False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
         # A lock goes to its waiters in the order in which they came. A caller waits for the thread once at a
         # time, so all callers get it in turn.
         self._turn = asyncio.Lock()
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
-    async def run(self, work: Callable[[], _Result], num_bytes: int, caller: str) -> _Result:
-        """Returns the result of `work`, which does not start if its caller has left."""
-        loop, own_turn = asyncio.get_running_loop(), self._turns.setdefault(caller, asyncio.Lock())
+    async def run(
+        self, work: Callable[[Checkpoint], _Result], num_bytes: int, caller: str, deadline: float | None
+    ) -> _Result:
+        """Returns the result of `work`.
+
+        Args:
+            work: Touches no state of the event loop, and calls its checkpoint every few milliseconds.
+            num_bytes: The size of the work.
+            caller: The name of the caller.
+            deadline: Monotonic seconds.
+
+        Raises:
+            Overloaded: Too much work waits, and the caller would have more than its share of it.
+            DeadlineExceeded: The deadline passed before the end of the work.
+            Unavailable: The server drains.
+        """
+        loop, has_left = asyncio.get_running_loop(), threading.Event()
+
+        def checkpoint() -> None:
+            if has_left.is_set():
+                raise Cancelled("the caller has left")
+            if self._is_draining:
+                raise Unavailable("the server is shutting down")
+
+        def begin() -> _Result:
+            try:
+                checkpoint()
+                return work(checkpoint)
+            finally:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(self._give_back, caller, num_bytes)
+
+        checkpoint()
+        self._check_room(num_bytes, caller)
         self.num_bytes[caller] += num_bytes
+        own_turn = self._turns.setdefault(caller, asyncio.Lock())
         job: Future[_Result] | None = None
-
-        def give_back() -> None:
-            self.num_bytes[caller] -= num_bytes
-            if not self.num_bytes[caller]:
-                del self.num_bytes[caller]
-
-        def give_back_soon(_: object) -> None:
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(give_back)
-
         try:
-            async with own_turn, self._turn:
-                job = self._pool.submit(work)
-                return await asyncio.wrap_future(job)  # a cancellation cancels a job that waits
+            async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
+                async with own_turn, self._turn:
+                    job = self._pool.submit(begin)
+                    return await asyncio.wrap_future(job)
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed before the sources were read") from None
         finally:
-            if job is None:
-                give_back()
-            else:
-                job.add_done_callback(give_back_soon)
+            has_left.set()
+            if job is None or job.cancel():  # the thread will not begin it
+                self._give_back(caller, num_bytes)
+
+    def drain(self) -> None:
+        """Ends all work with `Unavailable`, because the engines would refuse its requests."""
+        self._is_draining = True
 
     def stop(self) -> None:
-        """Ends the thread after the work that runs on it."""
+        """Ends the thread; running work ends at its next checkpoint."""
+        self.drain()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _give_back(self, caller: str, num_bytes: int) -> None:
+        self.num_bytes[caller] -= num_bytes
+        self.num_bytes += Counter()  # forgets callers without any
+
+    def _check_room(self, num_bytes: int, caller: str) -> None:
+        if not has_room(self.num_bytes, num_bytes, caller, self._max_bytes):
+            num_waiting, num_callers = self.num_bytes.total(), len(self.num_bytes.keys() | {caller})
+            raise Overloaded(
+                f"sources of {num_waiting} bytes wait to be read, {self.num_bytes[caller]} of them this "
+                f"caller's: the limit is {self._max_bytes}, shared by {num_callers} callers",
+                retry_after_seconds=num_waiting / _BYTES_PER_SECOND,
+            )

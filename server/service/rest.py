@@ -26,6 +26,7 @@ from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded, ServerError, Unavailable
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, Call, Calls
+from seq2seq_serve.server.service.lanes import Checkpoint
 from seq2seq_serve.server.service.open_inference.json import (
     binary_outputs,
     generate_answer,
@@ -42,7 +43,6 @@ from seq2seq_serve.server.service.status import (
     request_id_of,
     status_of,
 )
-from seq2seq_serve.server.service.text_threads import Checkpoint
 
 _SERVICE, _GRPC_SERVICE = "http", "inference.GRPCInferenceService"
 _JSON, _PLAIN = "application/json", "identity"

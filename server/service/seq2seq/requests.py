@@ -31,11 +31,11 @@ from seq2seq_serve.server.engine.records import (
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import Call
+from seq2seq_serve.server.service.lanes import Checkpoint
 from seq2seq_serve.server.service.seq2seq.inputs import check_bytes, check_ids
 from seq2seq_serve.server.service.seq2seq.sentences import DEFAULT_LANGUAGE, known_language
 from seq2seq_serve.server.service.seq2seq.sources import SPLITTING, Part, source_parts
 from seq2seq_serve.server.service.seq2seq.stopping import StoppedText, StopSequences
-from seq2seq_serve.server.service.text_threads import Checkpoint
 
 _MAX_STOP_LENGTH = 256
 _MAX_NEAR = 10  # names that an error lists as near

@@ -22,7 +22,8 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
 from seq2seq_serve.server.engine.records import Array
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.calls import Call
+from seq2seq_serve.server.service.calls import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Call
+from seq2seq_serve.server.service.lanes import Checkpoint
 from seq2seq_serve.server.service.seq2seq.inputs import (
     MAX_BYTES_PER_TOKEN,
     MAX_TIMES_TOO_LONG,
@@ -37,7 +38,6 @@ from seq2seq_serve.server.service.seq2seq.inputs import (
     read_samples,
 )
 from seq2seq_serve.server.service.seq2seq.sentences import DEFAULT_LANGUAGE, lines, sentences
-from seq2seq_serve.server.service.text_threads import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Checkpoint
 
 _Read = TypeVar("_Read")
 Frame = tuple[Sequence[int], Sequence[int]]  # the tokens before and after those of a text

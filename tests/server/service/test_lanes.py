@@ -1,11 +1,214 @@
-"""One thread for many callers: the answers' and those of the texts."""
+"""Work beside the event loop: bounded, cancelled with its call, and never in the way of others."""
 
 import asyncio
+import gc
 import threading
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import pytest
 
+from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
+from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.service.calls import Call
 from seq2seq_serve.server.service.lanes import Lane
+from tests.server.service.harness import make_interceptor
+
+SHORT, LONG = 10_000, 1_000_000
+
+
+@asynccontextmanager
+async def lane_of(max_bytes: int = 8 * LONG) -> AsyncIterator[Lane]:
+    lane = Lane("long-texts", max_bytes)
+    try:
+        yield lane
+    finally:
+        lane.stop()
+
+
+@asynccontextmanager
+async def a_call() -> AsyncIterator[Call]:
+    calls = make_interceptor(Metrics())._calls
+    try:
+        yield calls.open("s", "m", metadata=(), peer="ipv4:1:1", remaining_seconds=None, write=None)
+    finally:
+        calls.close()
+
+
+class Held:
+    """Work that goes on until it is let go, and stops at its checkpoints."""
+
+    def __init__(self):
+        self.begun, self.go, self.ended = threading.Event(), threading.Event(), threading.Event()
+        self.error = None
+
+    def __call__(self, checkpoint):
+        self.begun.set()
+        try:
+            assert self.go.wait(20)
+            checkpoint()
+        except Exception as error:
+            self.error = error
+            raise
+        finally:
+            self.ended.set()
+
+
+async def begin(lane: Lane, num_bytes: int = LONG, caller: str = "a") -> tuple[Held, asyncio.Future]:
+    held = Held()
+    task = asyncio.ensure_future(lane.run(held, num_bytes, caller, None))
+    await asyncio.to_thread(held.begun.wait, 20)
+    return held, task
+
+
+def test_only_small_texts_are_cut_on_the_loop():
+    async def run():
+        async with a_call() as call:
+            here = threading.current_thread().name
+            names = [
+                await call.read(lambda _: threading.current_thread().name, size)
+                for size in (100, SHORT, LONG)
+            ]
+            assert names[0] == here
+            assert len({*names}) == 3
+
+    asyncio.run(run())
+
+
+def test_short_texts_do_not_wait_for_long_ones():
+    async def run():
+        async with a_call() as call:
+            held = Held()
+            task = asyncio.ensure_future(call.read(held, LONG))
+            await asyncio.to_thread(held.begun.wait, 20)
+            assert await call.read(lambda _: "short", SHORT) == "short"
+            held.go.set()
+            await task
+
+    asyncio.run(run())
+
+
+def test_work_of_a_caller_who_leaves_stops_or_is_not_begun_and_nothing_is_logged(caplog):
+    async def run():
+        async with lane_of() as lane:
+            running, first = await begin(lane)
+            waiting = Held()
+            second = asyncio.ensure_future(lane.run(waiting, LONG, "a", None))
+            await asyncio.sleep(0)
+            for task in (second, first):
+                task.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await task
+            running.go.set()
+            assert await lane.run(lambda _: "next", LONG, "a", None) == "next"
+            assert isinstance(running.error, Cancelled)
+            assert not waiting.begun.is_set()
+            running.error = None
+
+    asyncio.run(run())
+    gc.collect()  # an exception that nobody asked for is logged when its future is freed
+    assert not caplog.records
+
+
+def test_what_waits_is_bounded_and_who_comes_too_late_hears_when_to_come_again():
+    async def run():
+        async with lane_of(LONG + 1) as lane:
+            held, task = await begin(lane, 3 * LONG)  # one is taken, however long
+            with pytest.raises(Overloaded, match="wait to be read") as caught:
+                await lane.run(held, LONG, "a", None)
+            assert caught.value.retry_after_seconds > 1
+            held.go.set()
+            await task
+            await lane.run(held, LONG, "a", None)
+
+    asyncio.run(run())
+
+
+def test_callers_have_the_thread_in_turn():
+    """The thread ran calls in order of arrival, so a caller with many calls held up all others."""
+
+    async def run():
+        async with lane_of() as lane:
+            held, first = await begin(lane)
+            order = []
+            tasks = [
+                asyncio.ensure_future(lane.run(lambda _, name=name: order.append(name), LONG, name, None))
+                for name in "aaabbc"
+            ]
+            await asyncio.sleep(0)
+            held.go.set()
+            await asyncio.gather(first, *tasks)
+            assert order == ["b", "c", "a", "b", "a", "a"]
+
+    asyncio.run(run())
+
+
+def test_what_waits_is_shared_by_callers():
+    """One caller could fill the bound, and everybody else was refused."""
+
+    async def run():
+        async with lane_of(4 * LONG) as lane:
+            held, first = await begin(lane)
+            tasks = [first]
+            for name, num_taken in (("a", 3), ("b", 2), ("c", 1)):
+                for _ in range(num_taken):
+                    tasks.append(asyncio.ensure_future(lane.run(lambda _: None, LONG, name, None)))
+                    await asyncio.sleep(0)
+                with pytest.raises(Overloaded, match=f"{LONG * (num_taken + (name == 'a'))} of them this"):
+                    await lane.run(lambda _: None, LONG, name, None)
+            held.go.set()
+            await asyncio.gather(*tasks)
+            await lane.run(lambda _: None, 5 * LONG, "a", None)
+
+    asyncio.run(run())
+
+
+def test_a_text_counts_until_the_thread_has_ended_with_it():
+    """It counted until its caller left, and a caller who always left kept the thread busy without limit."""
+
+    async def run():
+        async with lane_of(LONG + 1) as lane:
+            held, task = await begin(lane)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            with pytest.raises(Overloaded, match="wait to be read"):
+                await lane.run(lambda _: None, LONG, "a", None)
+            held.go.set()
+            while lane.num_bytes:
+                await asyncio.sleep(0)
+            assert isinstance(held.error, Cancelled)
+            await lane.run(lambda _: None, LONG, "a", None)
+
+    asyncio.run(run())
+
+
+def test_a_deadline_ends_the_waiting():
+    async def run():
+        async with lane_of() as lane:
+            held, task = await begin(lane)
+            with pytest.raises(DeadlineExceeded, match="the deadline passed before"):
+                await lane.run(lambda _: None, LONG, "a", time.monotonic())
+            held.go.set()
+            await task
+
+    asyncio.run(run())
+
+
+def test_draining_ends_what_waits_and_what_runs():
+    async def run():
+        async with lane_of() as lane:
+            held, running = await begin(lane)
+            waiting = asyncio.ensure_future(lane.run(lambda _: None, LONG, "a", None))
+            await asyncio.sleep(0)
+            lane.drain()
+            held.go.set()
+            for task in (running, waiting, lane.run(lambda _: None, LONG, "a", None)):
+                with pytest.raises(Unavailable, match="shutting down"):
+                    await task
+
+    asyncio.run(run())
 
 
 def test_work_whose_caller_leaves_is_not_begun_and_others_have_their_turn():
@@ -13,22 +216,22 @@ def test_work_whose_caller_leaves_is_not_begun_and_others_have_their_turn():
     go, begun = threading.Event(), threading.Event()
     done: list[str] = []
 
-    def hold() -> None:
+    def hold(_) -> None:
         begun.set()
         assert go.wait(20)
 
     async def run():
-        lane = Lane("lane")
-        first = asyncio.ensure_future(lane.run(hold, 5, "a"))
+        lane = Lane("lane", 100)
+        first = asyncio.ensure_future(lane.run(hold, 5, "a", None))
         await asyncio.to_thread(begun.wait, 20)
         for _ in range(3):
             first.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await first
-            first = asyncio.ensure_future(lane.run(lambda: done.append("left"), 5, "a"))
+            first = asyncio.ensure_future(lane.run(lambda _: done.append("left"), 5, "a", None))
             await asyncio.sleep(0.01)
         first.cancel()
-        other = asyncio.ensure_future(lane.run(lambda: done.append("other"), 7, "b"))
+        other = asyncio.ensure_future(lane.run(lambda _: done.append("other"), 7, "b", None))
         await asyncio.sleep(0.01)
         assert lane.num_bytes["a"] == 5  # of what the thread works on, and of nothing else
         go.set()

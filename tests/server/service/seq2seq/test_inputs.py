@@ -20,7 +20,6 @@ from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.client import ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.runner.runner import OnnxRunner
-from seq2seq_serve.server.service import text_threads
 from seq2seq_serve.server.service.calls import Call
 from seq2seq_serve.server.service.seq2seq import inputs
 from tests.server.service.harness import byte_tokenizer, serving_bundles
@@ -556,7 +555,7 @@ def test_the_price_of_a_source_is_that_of_what_will_be_decoded(toy_paths, monkey
             assert 0 <= prices.pop() - many.nbytes // 64 < num_headers
             assert not prices
             # However much waits to be read, such a clip is not worth another try.
-            monkeypatch.setattr(text_threads, "_MAX_WAITING_BYTES", 0)
+            served.app._calls._long_texts._max_bytes = 0
             for number in (9_999, 42):
                 with pytest.raises(AioRpcError, match=f"clip: the clip has {number} frames") as caught:
                     await served.stub.Generate(clip(file=gif(number, 2000, 2000)))
