@@ -25,8 +25,8 @@ from benchmarks.serving import serving
 from seq2seq_serve.bundle.names import MANIFEST_FILE, QUESTION, STORY
 from seq2seq_serve.client import Client, ClientError, GenerateOptions
 from seq2seq_serve.client.attention import save_alignment, save_hops, save_looks
-from seq2seq_serve.client.wire import Sources
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Hypothesis
+from seq2seq_serve.protos.sources import Sources
 from seq2seq_serve.training.run import RunFolder
 
 _POLL_SECONDS, _TRAINING_SHARE = 1.0, 0.95

@@ -5,26 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 from seq2seq_serve.bulk.formats import LineError, Reader, Target, Writer
 from seq2seq_serve.bulk.plan import JobError, Shard, state_of
+from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
-from seq2seq_serve.server.errors import BlankSource, InvalidRequest, Overloaded, ServerError, Unavailable
-from seq2seq_serve.server.metrics import Metrics
-from seq2seq_serve.server.models.loading import load_model
-from seq2seq_serve.server.models.served import Models, ServedModel
-from seq2seq_serve.server.service.access import Access
-from seq2seq_serve.server.service.calls import Calls
-from seq2seq_serve.server.service.journal import Journal
-from seq2seq_serve.server.service.seq2seq.batch import is_about_all
-from seq2seq_serve.server.service.seq2seq.generation import generate
+from seq2seq_serve.server.config import RunnerConfig
+from seq2seq_serve.server.errors import BlankSource, InvalidRequest, ServerError, Unavailable, is_about_all
+from seq2seq_serve.server.library import AsyncModel
 
 _TEXTS_PER_SLOT = 4  # that are decoded or wait: enough that no slot ever waits for a text
 _STEP_FAILED = LineError("INTERNAL", "a step of the engine failed: the log has the reason")
-_UNLIMITED = 2**40
 _MOST_ENDS = 3  # of the engine, while one text is decoded
 
 # Shards that a worker has at once: one is read while the last texts of others are decoded.
@@ -79,13 +71,9 @@ class Worker:
         num_unsaved_lines: The number of lines that are finished and whose shards are not.
     """
 
-    def __init__(self, job: Job, model: ServedModel, calls: Calls) -> None:
+    def __init__(self, job: Job, model: AsyncModel) -> None:
         self._job = job
         self._model = model
-        self._calls = calls
-        self._call = calls.open(
-            "seq2seq.bulk", "translate", metadata=None, peer="", remaining_seconds=None, write=_write_nothing
-        )
         self._reader = Reader(job.text_field)
         self._reading = asyncio.Lock()
         self.max_texts = _TEXTS_PER_SLOT * model.num_slots
@@ -106,9 +94,9 @@ class Worker:
                 lines = await asyncio.to_thread(self._reader.read, shard)
                 self._job.check_unchanged(shard)  # after the reading: these are the lines that were planned
                 self._job.writer.check(lines)
-                for number, text in enumerate(lines.texts):
+                for text in lines.texts:
                     await self._room.acquire()
-                    tasks.append(asyncio.create_task(self.answer(text, number)))
+                    tasks.append(asyncio.create_task(self.answer(text)))
                     tasks[-1].add_done_callback(self._count)
             answers = await asyncio.gather(*tasks)
             await self._repeat_failed(lines.texts, answers)
@@ -137,7 +125,7 @@ class Worker:
             for _ in range(self.max_texts):
                 self._room.release()
 
-    async def answer(self, text: str | LineError, number: int = 0) -> Target | LineError:
+    async def answer(self, text: str | LineError) -> Target | LineError:
         """Returns the target of a text, or why it does not have one.
 
         Raises:
@@ -152,37 +140,29 @@ class Worker:
             source = pb.Source(text=text)
         except ValueError:  # a lone surrogate, which JSON can have
             return LineError("INVALID_ARGUMENT", "the text is not valid Unicode")
-        num_ends = 0
-        while True:
-            request = pb.GenerateRequest(sources=[source], options=self._job.options)
+        for _ in range(_MOST_ENDS):
             try:
-                (answer,) = await generate([request], self._model, self._call.part(number))
-            except Overloaded as error:
-                await asyncio.sleep(error.retry_after_seconds)
+                answer = await self._model.generate([source], self._job.options)
+            except Unavailable:
+                continue  # the engine has ended, and is started again
             except BlankSource:
                 return Target("")
             except InvalidRequest as error:
                 if is_about_all(error):
                     raise JobError(str(error)) from error
                 return LineError("INVALID_ARGUMENT", str(error))
-            except Unavailable as error:  # the engine has ended, and is started again
-                num_ends += 1
-                if num_ends == _MOST_ENDS:
-                    raise WorkerLost(f"the engine ended {num_ends} times: see the log") from error
             except ServerError as error:
-                if self._model.engine.problem():
+                if self._model.problem():
                     raise WorkerLost("the engine's steps keep failing: see the log") from error
                 return _STEP_FAILED
-            else:
-                best, *_ = answer.hypotheses
-                hypotheses = [{"text": one.text, "score": _score(one)} for one in answer.hypotheses]
-                return Target(best.text, _score(best), tuple(hypotheses))
+            best, *_ = answer.hypotheses
+            hypotheses = [{"text": one.text, "score": _score(one)} for one in answer.hypotheses]
+            return Target(best.text, _score(best), tuple(hypotheses))
+        raise WorkerLost(f"the engine ended {_MOST_ENDS} times with one text: see the log")
 
     async def stop(self) -> None:
         """Ends the engine."""
-        await self._model.engine.stop()
-        self._calls.close_call(self._call)
-        self._calls.close()
+        await self._model.stop()
         self._reader.close()
 
 
@@ -192,19 +172,13 @@ async def start_worker(job: Job) -> Worker:
     Raises:
         JobError: The bundle cannot be used, or its model does not translate texts.
     """
-    metrics = Metrics()
-    models = Models(metrics)
-    record = partial(metrics.record_turn, job.bundle.name)
-    # The worker bounds its texts itself, and all of them come from one caller.
-    config = ServerConfig(runner=job.runner, queue=QueueLimits(_UNLIMITED, _UNLIMITED), log_level="warning")
     try:
-        model = await asyncio.to_thread(load_model, job.bundle, config, job.bundle.name, record)
-        await model.engine.start()
+        model = await asyncio.to_thread(AsyncModel, job.bundle, job.runner)
+        await model.start()
     except ValueError as error:
         raise JobError(str(error)) from error
-    models.put(model)
-    worker = Worker(job, model, Calls(models, Journal(metrics), Access(None)))
-    if not model.reads_text:
+    worker = Worker(job, model)
+    if list(model.description.sources.values()) != [Form.TEXT]:
         await worker.stop()
         raise JobError(f"{job.bundle} does not have a model that translates texts")
     return worker
@@ -212,7 +186,3 @@ async def start_worker(job: Job) -> Worker:
 
 def _score(hypothesis: pb.Hypothesis) -> float | None:
     return hypothesis.score if hypothesis.HasField("score") else None
-
-
-async def _write_nothing(_message: object) -> None:
-    raise AssertionError("nothing is streamed")

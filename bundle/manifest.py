@@ -64,7 +64,11 @@ class BundleError(ValueError):
     def __init__(self, path: Path, problems: list[str]) -> None:
         listing = problems[0] if len(problems) == 1 else "".join(f"\n  - {problem}" for problem in problems)
         super().__init__(f"{path} is not a usable bundle: {listing}")
+        self.path = path
         self.problems = tuple(problems)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.path, list(self.problems))
 
 
 @dataclass(frozen=True)

@@ -54,13 +54,16 @@ class ClientError(Exception):
         retry_after_seconds: float | None = None,
         request_id: str = "",
     ) -> None:
-        super().__init__(f"{code}: {message}")
+        super().__init__(code, message)
         self.code = code
         self.message = message
         self.reason = reason
         self.field_violations = field_violations
         self.retry_after_seconds = retry_after_seconds
         self.request_id = request_id
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
 
     def followed_by(self, event: str) -> ClientError:
         """Returns the same error with `event` added to its message."""

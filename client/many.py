@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.rpcs import Rpc, Translated
-from seq2seq_serve.client.wire import Sources
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
+from seq2seq_serve.protos.sources import Sources
 
 DEFAULT_IN_FLIGHT = 64
 DEFAULT_GIVE_UP_SECONDS = 300.0

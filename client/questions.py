@@ -22,7 +22,6 @@ from seq2seq_serve.client.forms import (
 )
 from seq2seq_serve.client.output import length_advice, one_line, to_json
 from seq2seq_serve.client.sync import Client
-from seq2seq_serve.client.wire import Value
 from seq2seq_serve.commands import needs_extra
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
@@ -32,6 +31,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     GenerateOptions,
     GenerateResponse,
 )
+from seq2seq_serve.protos.sources import Value
 
 
 def answer(client: Client, options: argparse.Namespace) -> None:

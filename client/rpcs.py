@@ -21,8 +21,6 @@ from seq2seq_serve.client.wire import (
     DEFAULT_ADDRESS,
     DEFAULT_TIMEOUT_SECONDS,
     DIRECT_OPTIONS,
-    Sources,
-    TextOrIds,
     Tls,
     batch_request,
     generate_request,
@@ -44,6 +42,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     Version,
 )
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import RepositoryStub, Seq2SeqStub
+from seq2seq_serve.protos.sources import Sources, TextOrIds
 
 _LONGEST_SECONDS = 1e9  # of a deadline; gRPC ends a call with a longer one at once
 

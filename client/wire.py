@@ -7,7 +7,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 import grpc
 
@@ -18,11 +18,9 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     GenerateOptions,
     GenerateRequest,
     ScoreRequest,
-    Source,
     Target,
-    Tensor,
-    TokenIds,
 )
+from seq2seq_serve.protos.sources import Sources, TextOrIds, sources_of, token_ids_of
 
 DEFAULT_ADDRESS = "localhost:50051"
 DEFAULT_TIMEOUT_SECONDS = 60.0
@@ -69,20 +67,6 @@ DIRECT_OPTIONS = (  # for calls about the server, which it answers even while it
 )
 CHANNEL_OPTIONS = (("grpc.service_config", json.dumps(_SERVICE_CONFIG)), *DIRECT_OPTIONS)
 
-_DATATYPES = {("B", 1): "UINT8", ("l", 8): "INT64", ("q", 8): "INT64", ("f", 4): "FP32"}
-
-
-class HasArray(Protocol):
-    """An array of a library such as NumPy or PyTorch."""
-
-    def __array__(self) -> Any: ...
-
-
-TextOrIds = str | Sequence[int]
-# A text, token ids, the bytes of a file, or an array; by name where a model has several inputs
-Value = TextOrIds | bytes | bytearray | memoryview | HasArray
-Sources = Value | Mapping[str, Value]
-
 _Request = TypeVar("_Request", GenerateRequest, GenerateBatchRequest)
 
 
@@ -104,7 +88,7 @@ def generate_request(source: Sources, model: str, options: GenerateOptions | Non
         ValueError: The text is not valid Unicode, a token id is not a 64-bit integer, an array has numbers of
             another type than uint8, int64 and float32, or the request is larger than the server accepts.
     """
-    return _fitting(GenerateRequest(model=model, sources=_sources(source), options=options))
+    return _fitting(GenerateRequest(model=model, sources=sources_of(source), options=options))
 
 
 def batch_request(
@@ -117,7 +101,7 @@ def batch_request(
         ValueError: As `generate_request`.
     """
     check_texts(sources)
-    items = [BatchItem(sources=_sources(source)) for source in sources]
+    items = [BatchItem(sources=sources_of(source)) for source in sources]
     return _fitting(GenerateBatchRequest(model=model, items=items, options=options))
 
 
@@ -139,10 +123,10 @@ def score_request(
     if isinstance(target, str):
         value = Target(text=target)
     else:
-        value = Target(token_ids=_token_ids(target, "a target must be a text or a list of token ids"))
+        value = Target(token_ids=token_ids_of(target, "a target must be a text or a list of token ids"))
     return ScoreRequest(
         model=model,
-        sources=_sources(source),
+        sources=sources_of(source),
         target=value,
         source_language=source_language,
         target_language=target_language,
@@ -157,55 +141,6 @@ def _fitting(request: _Request) -> _Request:
             f"the request has {num_bytes} bytes, and the server accepts at most {MAX_REQUEST_BYTES}"
         )
     return request
-
-
-def _sources(given: Sources) -> list[Source]:
-    if isinstance(given, Mapping):
-        return [_source(value, name) for name, value in given.items()]
-    return [_source(given)]
-
-
-def _source(value: Value, name: str = "") -> Source:
-    if isinstance(value, str):
-        return Source(name=name, text=value)
-    view = _view(value)
-    if view is not None and view.ndim == 1 and view.format == "B":
-        return Source(name=name, file=view.tobytes())
-    if view is not None and view.ndim > 1:
-        return Source(name=name, tensor=_tensor(view, name))
-    what = f"the source {name}" if name else "a source"
-    token_ids = _token_ids(
-        value, f"{what} must be a text, a list of token ids, the bytes of a file, or an array"
-    )
-    return Source(name=name, token_ids=token_ids)
-
-
-def _view(value: Any) -> memoryview | None:
-    """Returns the elements of an array or of bytes, whatever library it is from; None for other values."""
-    array = value.__array__() if hasattr(value, "__array__") else value
-    try:
-        return memoryview(array)
-    except TypeError:
-        return None
-
-
-def _tensor(view: memoryview, name: str) -> Tensor:
-    datatype = _DATATYPES.get((view.format, view.itemsize))
-    if datatype is None:
-        raise ValueError(
-            f"the array{name and f' {name}'} must be of uint8, int64 or float32, and has elements of the "
-            f"format {view.format!r}: convert it, for example with astype('float32')"
-        )
-    return Tensor(datatype=datatype, shape=view.shape, data=view.tobytes())
-
-
-def _token_ids(given: Any, expected: str) -> TokenIds:
-    try:
-        if given is None or isinstance(given, bytes):  # protobuf takes None for no ids, and bytes for numbers
-            raise TypeError
-        return TokenIds(values=given)
-    except TypeError:
-        raise TypeError(f"{expected}, and this is {reprlib.repr(given)}") from None
 
 
 @dataclass(frozen=True)

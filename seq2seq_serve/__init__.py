@@ -5,9 +5,23 @@ them.
 """
 
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from seq2seq_serve.server.library import Model as Model
+    from seq2seq_serve.server.library import load as load
 
 __version__ = "0.1.0"
 
 _FOLDER = Path(__file__).parent
 if not (_FOLDER / "bundle").is_dir():
     __path__.append(str(_FOLDER.parent))
+
+
+def __getattr__(name: str) -> Any:
+    """Imports the library when it is used: it needs the extra `server`, which a client does without."""
+    if name not in ("Model", "load"):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from seq2seq_serve.server import library
+
+    return getattr(library, name)

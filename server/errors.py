@@ -101,3 +101,11 @@ class Cancelled(ServerError):
 
 class EngineFailed(ServerError):
     """A step of the engine raised; the cause is in the log."""
+
+
+def is_about_all(error: InvalidRequest) -> bool:
+    """Whether other sources with the same options would be refused, too.
+
+    The field is `options` as a whole if the answer to this source would be too long.
+    """
+    return error.field != "options" and not error.field.startswith("sources")

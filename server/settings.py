@@ -230,11 +230,11 @@ def parse_settings(
         tables = content.pop("models", {})
         if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
             raise ValueError(f"{file}: write a table [models.NAME] for each model with settings of its own")
-        values = _values(content, settings, f"{file}: ") | _variables(environment, settings) | options
+        values = values_of(content, settings, f"{file}: ") | _variables(environment, settings) | options
         config = override(config, values)
         models = {}
         for name, table in tables.items():
-            models[name] = override(config, _values(table, of_one_model, f"{file}: models.{name}."))
+            models[name] = override(config, values_of(table, of_one_model, f"{file}: models.{name}."))
     except ValueError as error:
         parser.error(str(error))
     return config, models
@@ -249,7 +249,7 @@ def _content(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is not valid TOML: {error}") from error
 
 
-def _values(table: Mapping[str, Any], settings: Sequence[Setting], where: str) -> dict[str, Any]:
+def values_of(table: Mapping[str, Any], settings: Sequence[Setting], where: str) -> dict[str, Any]:
     """Returns the values of a table by the names of fields."""
     known = {setting.key: setting for setting in settings}
     values = {}

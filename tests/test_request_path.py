@@ -66,7 +66,7 @@ def test_a_request_passes_at_most_20_functions_one_after_the_other():
             if place is not None and place not in order:
                 order.append(place)
     # A handler starts to wait before the engine's first turn, and reads its first piece after it.
-    waiting = {("updates", "engine/async_engine.py"), ("_pieces", "service/seq2seq/generation.py")}
+    waiting = {("updates", "engine/async_engine.py"), ("pieces", "service/seq2seq/answers.py")}
     both = [order, list(range(len(steps)))]
     for each in both:
         for step in waiting:

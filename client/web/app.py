@@ -43,10 +43,11 @@ from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.forms import FEATURES, command_of
 from seq2seq_serve.client.output import attention_dict, error_dict
 from seq2seq_serve.client.questions import read_features
-from seq2seq_serve.client.wire import MAX_REQUEST_BYTES, Value
+from seq2seq_serve.client.wire import MAX_REQUEST_BYTES
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Target, TokenIds
+from seq2seq_serve.protos.sources import Value
 
 PAGE = Path(__file__).parent / "page"
 _MAX_BODY_BYTES = 2 * MAX_REQUEST_BYTES  # files are base64 in JSON

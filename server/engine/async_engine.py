@@ -321,11 +321,15 @@ class AsyncEngine:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Send waiting requests to the cores that have room for them."""
+        """Send waiting requests to the cores that have room for them.
+
+        A core whose steps fail gets some only if all cores fail.
+        """
         if not len(self._queue):
             return
         now, batches = self._clock(), dict[CoreHandle, list[Request]]()
-        able = self._able_cores()
+        ready = [core for core in self.cores if core.is_ready]
+        able = [core for core in ready if not core.is_failing] or ready
         while able and (request := self._queue.first(now)) is not None:
             core = max(able, key=lambda core: core.num_free)
             if core.num_free <= 0:
@@ -339,11 +343,6 @@ class AsyncEngine:
             batches.setdefault(core, []).append(request)
         for core, requests in batches.items():
             core.admit(tuple(requests))
-
-    def _able_cores(self) -> list[CoreHandle]:
-        """Returns the cores that may get requests: one whose steps fail only if all fail."""
-        ready = [core for core in self.cores if core.is_ready]
-        return [core for core in ready if not core.is_failing] or ready
 
     def _num_held(self) -> int:
         return sum(core.num_slots_wanted for core in self.cores)

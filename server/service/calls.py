@@ -19,9 +19,10 @@ from grpc import aio
 from seq2seq_serve.server.errors import InvalidRequest, LoadFailed, Overloaded, ServerError, Unavailable
 from seq2seq_serve.server.futures import retrieve
 from seq2seq_serve.server.models.served import Models, ServedModel
-from seq2seq_serve.server.service.access import Access, Caller
+from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.journal import Journal, Work
 from seq2seq_serve.server.service.lanes import Checkpoint, Lane, has_room
+from seq2seq_serve.server.service.origin import Origin
 from seq2seq_serve.server.service.status import (
     MAX_REQUEST_ID_LENGTH,
     REQUEST_ID,
@@ -57,17 +58,13 @@ _NUM_QUIET_TURNS, _NUM_AFTER_NEWCOMERS, _MAX_QUIET_TURNS = 2, 6, 300
 _log = logging.getLogger(__name__)
 
 
-@dataclass
-class Call:
+@dataclass(kw_only=True)
+class Call(Origin):
     """One RPC while it is handled; owned by its handler.
 
     Attributes:
         service: The full name of its service.
         method: The name of the RPC.
-        request_id: The id that the caller sent, or a new one.
-        caller: The sender.
-        arrival: `time.monotonic()` when the call came.
-        deadline: The time on the same clock when the caller stops waiting; None for never.
         metadata: The metadata that the caller sent.
         write: Sends a message of a stream.
         models: The served models.
@@ -84,10 +81,6 @@ class Call:
 
     service: str
     method: str
-    request_id: str
-    caller: Caller
-    arrival: float
-    deadline: float | None
     metadata: Metadata
     write: Callable[[Message], Awaitable[None]]
     models: Models
@@ -232,19 +225,19 @@ class Calls:
         """
         arrival = time.monotonic()
         call = Call(
-            service,
-            method,
-            request_id_of(metadata),
-            self._access.caller_of(metadata, peer),
-            arrival,
-            None if remaining_seconds is None else arrival + remaining_seconds,
-            metadata or (),
-            write,
-            self.models,
-            self._answers,
-            self._short_texts,
-            self._long_texts,
-            Work(),
+            request_id=request_id_of(metadata),
+            caller=self._access.caller_of(metadata, peer),
+            arrival=arrival,
+            deadline=None if remaining_seconds is None else arrival + remaining_seconds,
+            service=service,
+            method=method,
+            metadata=metadata or (),
+            write=write,
+            models=self.models,
+            answers=self._answers,
+            short_texts=self._short_texts,
+            long_texts=self._long_texts,
+            work=Work(),
             is_probe=service.startswith(_PROBES),
         )
         if not call.is_probe:

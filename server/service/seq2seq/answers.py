@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
 
 import numpy as np
 
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.engine.async_engine import Stream
 from seq2seq_serve.server.engine.records import Array, Choice, FinishReason, Hypothesis, Request, Result
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.seq2seq.requests import Job, target_text
@@ -39,6 +40,27 @@ def estimated_bytes(job: Job, model: ServedModel, options: pb.GenerateOptions) -
     if request.attention:
         each += (target_length + request.memory_length) * _TOKEN_BYTES
     return request.num_hypotheses * each
+
+
+def checked(result: Result) -> Result:
+    """Returns the result of a request that succeeded; raises the ServerError of one that failed."""
+    if result.error is not None:
+        raise result.error
+    return result
+
+
+async def pieces(job: Job, stream: Stream, model: ServedModel) -> AsyncGenerator[pb.Piece]:
+    """Yields the pieces of a request's targets until they are complete."""
+    async for _, token_ids, result in stream.updates():
+        for place, new in token_ids.items():
+            text = job.texts.setdefault(place, target_text(job.request, model))
+            yield pb.Piece(text=text.push(new), token_ids=new, hypothesis=place)
+        if result is not None and result.error is None:
+            rests = {place: text.finish() for place, text in job.texts.items()}
+            rests[0] = rests.get(0, "") + job.part.separator
+            for place, rest in rests.items():
+                if rest:
+                    yield pb.Piece(text=rest, hypothesis=place)
 
 
 def generate_response(

@@ -8,7 +8,13 @@ import random
 import grpc
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.errors import EngineFailed, InvalidRequest, Overloaded, ServerError
+from seq2seq_serve.server.errors import (
+    EngineFailed,
+    InvalidRequest,
+    Overloaded,
+    ServerError,
+    is_about_all,
+)
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import Call, Calls, sized
 from seq2seq_serve.server.service.seq2seq.generation import generate
@@ -88,11 +94,3 @@ def _ends_the_batch(error: Exception) -> bool:
     if isinstance(error, InvalidRequest):
         return is_about_all(error)
     return isinstance(error, ServerError) and not isinstance(error, EngineFailed)
-
-
-def is_about_all(error: InvalidRequest) -> bool:
-    """Whether other sources with the same options would be refused, too.
-
-    The field is `options` as a whole if the answer to this source would be too long.
-    """
-    return error.field != "options" and not error.field.startswith("sources")

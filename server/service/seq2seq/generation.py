@@ -3,17 +3,61 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import TypeVar
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.async_engine import Stream
 from seq2seq_serve.server.engine.records import Request, Result
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.calls import Call, check_answer_bytes
-from seq2seq_serve.server.service.seq2seq.answers import estimated_bytes, generate_response
-from seq2seq_serve.server.service.seq2seq.requests import Job, engine_jobs, target_text, with_defaults
-from seq2seq_serve.server.service.seq2seq.sources import read_sources
+from seq2seq_serve.server.service.calls import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Call, check_answer_bytes
+from seq2seq_serve.server.service.lanes import Checkpoint
+from seq2seq_serve.server.service.seq2seq.answers import (
+    checked,
+    estimated_bytes,
+    generate_response,
+    pieces,
+)
+from seq2seq_serve.server.service.seq2seq.inputs import cost_of_file, named_inputs
+from seq2seq_serve.server.service.seq2seq.requests import Job, engine_jobs, with_defaults
+
+_Read = TypeVar("_Read")
+
+_HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
+
+
+async def read_sources(
+    work: Callable[[Checkpoint], _Read],
+    message: pb.GenerateRequest | pb.ScoreRequest,
+    model: ServedModel,
+    call: Call,
+) -> _Read:
+    """Returns the result of `work`, which reads the sources of a request, on the thread for their size.
+
+    Before files wait for that thread, their headers are read.
+
+    Raises:
+        InvalidRequest: The sources are not the model's, or a file exceeds a limit by its headers.
+        ServerError: `work` or `Call.read` raises it.
+    """
+    inputs = named_inputs(message.sources, model)
+    num_file_bytes = sum(len(given.source.file) for given in inputs)
+    num_array_bytes = num_file_bytes + sum(len(given.source.tensor.data) for given in inputs)
+    num_text_bytes = message.ByteSize() - num_array_bytes
+    if not num_file_bytes:
+        return await call.read(work, num_text_bytes + num_array_bytes // BYTES_PER_TEXT_BYTE)
+
+    def measure(checkpoint: Checkpoint) -> int:
+        num_pixels = 0
+        for given in inputs:
+            checkpoint()
+            num_pixels += cost_of_file(given, model) if given.kind == "file" else 0
+        return num_pixels
+
+    num_pixels = await call.read(measure, min(num_file_bytes // _HEADER_BYTES_PER_TEXT_BYTE, SHORT_BYTES))
+    num_bytes = num_text_bytes + (num_array_bytes + num_pixels) // BYTES_PER_TEXT_BYTE
+    return await call.read(work, num_bytes, has_file=True)
 
 
 async def generate(
@@ -77,7 +121,7 @@ async def generate_pieces(
     results = []
     with model.engine.submitted([job.request for job in jobs], call.is_expired) as streams:
         for job, stream in zip(jobs, streams, strict=True):
-            async for piece in _pieces(job, stream, model):
+            async for piece in pieces(job, stream, model):
                 if piece.hypothesis == 0 or len(jobs) == 1:  # a split source streams the best ones only
                     await write(piece)
             results.append(await succeeded(stream, call))
@@ -101,20 +145,4 @@ async def succeeded(stream: Stream, call: Call) -> Result:
     """
     result = await stream.wait()
     call.work.add(stream.request, result)
-    if result.error is not None:
-        raise result.error
-    return result
-
-
-async def _pieces(job: Job, stream: Stream, model: ServedModel) -> AsyncIterator[pb.Piece]:
-    """Yields the pieces of a request's targets until they are complete."""
-    async for _, token_ids, result in stream.updates():
-        for place, new in token_ids.items():
-            text = job.texts.setdefault(place, target_text(job.request, model))
-            yield pb.Piece(text=text.push(new), token_ids=new, hypothesis=place)
-        if result is not None and result.error is None:
-            rests = {place: text.finish() for place, text in job.texts.items()}
-            rests[0] = rests.get(0, "") + job.part.separator
-            for place, rest in rests.items():
-                if rest:
-                    yield pb.Piece(text=rest, hypothesis=place)
+    return checked(result)

@@ -30,8 +30,8 @@ from seq2seq_serve.server.engine.records import (
 )
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.calls import Call
 from seq2seq_serve.server.service.lanes import Checkpoint
+from seq2seq_serve.server.service.origin import Origin
 from seq2seq_serve.server.service.seq2seq.inputs import check_bytes, check_ids
 from seq2seq_serve.server.service.seq2seq.sentences import DEFAULT_LANGUAGE, known_language
 from seq2seq_serve.server.service.seq2seq.sources import SPLITTING, Part, source_parts
@@ -61,14 +61,14 @@ class Job:
 
 
 def engine_jobs(
-    message: GenerateRequest, model: ServedModel, call: Call, checkpoint: Checkpoint, *, stream: bool
+    message: GenerateRequest, model: ServedModel, origin: Origin, checkpoint: Checkpoint, *, stream: bool
 ) -> list[Job]:
     """Returns the engine's requests for a call: more than one if its source is split.
 
     Args:
         message: The request of the caller.
         model: The model that the request names.
-        call: The call that the request came with.
+        origin: Where the request comes from.
         checkpoint: Is called every few milliseconds; an error that it raises ends the work.
         stream: Whether the caller gets pieces.
 
@@ -94,7 +94,7 @@ def engine_jobs(
         message.sources, model, checkpoint, frame=frame, long_source=options.long_source, language=language
     )
     attention, sampling, beam = _attention(options, model), _sampling(options), _beam(options)
-    priority = _priority(options.priority, call, "options.priority")
+    priority = _priority(options.priority, origin, "options.priority")
     constraints = _constraints(options, model)
     jobs = []
     for part in parts:
@@ -105,15 +105,15 @@ def engine_jobs(
             limit = min(limit, longest)
             is_bounded = longest < max_new_tokens and bound is model.length_bound
         request = Request(
-            request_id=call.request_id,
+            request_id=origin.request_id,
             **its_sources,
             max_new_tokens=limit,
-            arrival=call.arrival,
-            deadline=call.deadline,
+            arrival=origin.arrival,
+            deadline=origin.deadline,
             attention=attention,
             stream=stream,
             priority=priority,
-            caller=call.caller.name,
+            caller=origin.caller.name,
             constraints=_with_source(constraints, its_sources["sources"], options, model),
             sampling=sampling,
             beam=beam,
@@ -155,13 +155,15 @@ def target_text(request: Request, model: ServedModel) -> StoppedText:
     return StoppedText(model.target_tokenizer.stream(), request.stops, len(request.prefix_ids))
 
 
-def score_request(message: ScoreRequest, model: ServedModel, call: Call, checkpoint: Checkpoint) -> Request:
+def score_request(
+    message: ScoreRequest, model: ServedModel, origin: Origin, checkpoint: Checkpoint
+) -> Request:
     """Returns the engine's request to score a target.
 
     Args:
         message: The request of the caller.
         model: The model that the request names.
-        call: The call that the request came with.
+        origin: Where the request comes from.
         checkpoint: As for `engine_jobs`.
 
     Raises:
@@ -174,13 +176,13 @@ def score_request(message: ScoreRequest, model: ServedModel, call: Call, checkpo
     frame = _placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)
     start_ids = _placed(frames.start, chosen)
     return Request(
-        request_id=call.request_id,
+        request_id=origin.request_id,
         **_sources(source_parts(message.sources, model, checkpoint, frame=frame)[0], model),
         max_new_tokens=1,
-        arrival=call.arrival,
-        deadline=call.deadline,
-        priority=_priority(message.priority, call, "priority"),
-        caller=call.caller.name,
+        arrival=origin.arrival,
+        deadline=origin.deadline,
+        priority=_priority(message.priority, origin, "priority"),
+        caller=origin.caller.name,
         prefix_ids=_target_ids(message.target, _placed(frames.forced, chosen), model, "target"),
         start_ids=start_ids,
         is_score=True,
@@ -322,12 +324,12 @@ def _max_new_tokens(options: GenerateOptions, model: ServedModel, num_prefix: in
     return options.max_new_tokens - num_forced
 
 
-def _priority(priority: int, call: Call, field: str) -> int:
+def _priority(priority: int, origin: Origin, field: str) -> int:
     """Returns the priority, if the role of the caller allows it."""
     bounds = OPTIONS["priority"].bounds
     assert bounds is not None
     _in_range("priority", priority, *bounds, field)
-    if priority < 0 and not call.caller.is_admin:
+    if priority < 0 and not origin.caller.is_admin:
         raise Forbidden(f"priority is {priority}, and below 0 it needs the role admin: send 0 to {bounds[1]}")
     return priority
 

@@ -10,9 +10,8 @@ from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.calls import Call, Calls, sized
 from seq2seq_serve.server.service.seq2seq.answers import model_message, score_response
 from seq2seq_serve.server.service.seq2seq.batch import generate_batch
-from seq2seq_serve.server.service.seq2seq.generation import generate, generate_pieces, succeeded
+from seq2seq_serve.server.service.seq2seq.generation import generate, generate_pieces, read_sources, succeeded
 from seq2seq_serve.server.service.seq2seq.requests import score_request
-from seq2seq_serve.server.service.seq2seq.sources import read_sources
 
 
 class Seq2SeqService(pb_grpc.Seq2SeqServicer):

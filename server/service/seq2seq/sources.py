@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count, islice
-from typing import TypeVar
 
 import numpy as np
 
@@ -14,15 +13,12 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SPLIT,
     LONG_SOURCE_SPLIT_ALWAYS,
     LONG_SOURCE_TRUNCATE,
-    GenerateRequest,
     LongSource,
-    ScoreRequest,
     Source,
 )
 from seq2seq_serve.server.engine.records import Array
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.calls import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Call
 from seq2seq_serve.server.service.lanes import Checkpoint
 from seq2seq_serve.server.service.seq2seq.inputs import (
     MAX_BYTES_PER_TOKEN,
@@ -31,7 +27,6 @@ from seq2seq_serve.server.service.seq2seq.inputs import (
     check_bytes,
     check_source_ids,
     check_visible,
-    cost_of_file,
     max_seconds,
     named_inputs,
     read_input,
@@ -39,11 +34,9 @@ from seq2seq_serve.server.service.seq2seq.inputs import (
 )
 from seq2seq_serve.server.service.seq2seq.sentences import DEFAULT_LANGUAGE, lines, sentences
 
-_Read = TypeVar("_Read")
 Frame = tuple[Sequence[int], Sequence[int]]  # the tokens before and after those of a text
 
 MAX_PARTS = 256  # lines or sentences that a text is split into
-_HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
 SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
 _FITTING = (LONG_SOURCE_TRUNCATE, *SPLITTING)
 
@@ -69,39 +62,6 @@ class Part:
     separator: str = ""
     begin_seconds: float = 0.0
     num_seconds: float = 0.0
-
-
-async def read_sources(
-    work: Callable[[Checkpoint], _Read],
-    message: GenerateRequest | ScoreRequest,
-    model: ServedModel,
-    call: Call,
-) -> _Read:
-    """Returns the result of `work`, which reads the sources of a request, on the thread for their size.
-
-    Before files wait for that thread, their headers are read.
-
-    Raises:
-        InvalidRequest: The sources are not the model's, or a file exceeds a limit by its headers.
-        ServerError: `work` or `Call.read` raises it.
-    """
-    inputs = named_inputs(message.sources, model)
-    num_file_bytes = sum(len(given.source.file) for given in inputs)
-    num_array_bytes = num_file_bytes + sum(len(given.source.tensor.data) for given in inputs)
-    num_text_bytes = message.ByteSize() - num_array_bytes
-    if not num_file_bytes:
-        return await call.read(work, num_text_bytes + num_array_bytes // BYTES_PER_TEXT_BYTE)
-
-    def measure(checkpoint: Checkpoint) -> int:
-        num_pixels = 0
-        for given in inputs:
-            checkpoint()
-            num_pixels += cost_of_file(given, model) if given.kind == "file" else 0
-        return num_pixels
-
-    num_pixels = await call.read(measure, min(num_file_bytes // _HEADER_BYTES_PER_TEXT_BYTE, SHORT_BYTES))
-    num_bytes = num_text_bytes + (num_array_bytes + num_pixels) // BYTES_PER_TEXT_BYTE
-    return await call.read(work, num_bytes, has_file=True)
 
 
 def source_parts(

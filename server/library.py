@@ -1,0 +1,298 @@
+"""Models in a program of one's own: the server's engine without gRPC, a port or the program's event loop.
+
+from seq2seq_serve import load
+
+with load("bundles/demo") as model:
+print(model.translate(["나는 학생이다", "오늘은 금요일 입니다"], beam_size=4))
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections import deque
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+# Libraries read these when they are imported: no reports to others, and no threads beside the engine's.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
+from seq2seq_serve.bundle.names import Form
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.sources import Sources, TextOrIds, sources_of, token_ids_of
+from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
+from seq2seq_serve.server.engine.records import Turn
+from seq2seq_serve.server.errors import InvalidRequest, Unavailable
+from seq2seq_serve.server.models.loading import load_model
+from seq2seq_serve.server.service.origin import Caller, Origin
+from seq2seq_serve.server.service.seq2seq.answers import (
+    checked,
+    generate_response,
+    model_message,
+    pieces,
+    score_response,
+)
+from seq2seq_serve.server.service.seq2seq.requests import engine_jobs, score_request, with_defaults
+from seq2seq_serve.server.settings import override, settings_of, values_of
+
+_Read = TypeVar("_Read")
+_Result = TypeVar("_Result")
+_Message = TypeVar("_Message", pb.GenerateRequest, pb.ScoreRequest)
+
+_INLINE_BYTES = 4096  # a longer source is read on a thread, so that others go on
+_PER_SLOT = 2  # sources that are decoded or wait at once: enough that no slot waits for one
+_UNBOUNDED = QueueLimits(2**40, 2**40)
+_ADMIN = Caller("", is_admin=True)
+
+
+class AsyncModel:
+    """One model, used on the event loop on which it was started.
+
+    Args:
+        bundle: The folder of a bundle.
+        runner: Settings of its engine.
+
+    Raises:
+        ValueError: The bundle cannot be used, or not on this machine; the message names it.
+    """
+
+    def __init__(self, bundle: Path, runner: RunnerConfig) -> None:
+        config = ServerConfig(runner=runner, queue=_UNBOUNDED, log_level="warning")
+        self._model = load_model(bundle, config, bundle.name, _ignore)
+        self._count = 0
+
+    async def start(self) -> None:
+        """Build the engine and wait until it is warm; raises ValueError if it cannot be built."""
+        await self._model.engine.start()
+
+    async def stop(self) -> None:
+        """End the engine; unfinished requests raise `Unavailable`."""
+        await self._model.engine.stop()
+
+    @property
+    def num_slots(self) -> int:
+        """The number of sequences that are decoded at once."""
+        return self._model.num_slots
+
+    @property
+    def description(self) -> pb.Model:
+        """What a server would tell about the model."""
+        return model_message(self._model)
+
+    def problem(self) -> str | None:
+        """Returns why nothing is decoded at present, or None."""
+        return self._model.engine.problem()
+
+    async def generate(self, sources: list[pb.Source], options: pb.GenerateOptions) -> pb.GenerateResponse:
+        """Returns the targets of one source; other tasks may decode theirs at the same time.
+
+        Raises:
+            InvalidRequest: The source or an option does not fit; the message says what must be.
+            ServerError: The engine failed.
+        """
+        message = pb.GenerateRequest(sources=sources, options=options)
+        jobs = await self._read(partial(engine_jobs, stream=False), message)
+        options = with_defaults(options, self._model)
+        with self._model.engine.submitted([job.request for job in jobs]) as streams:
+            results = [checked(await stream.wait()) for stream in streams]
+        return generate_response(jobs, results, self._model, options)
+
+    async def stream(self, sources: list[pb.Source], options: pb.GenerateOptions) -> AsyncGenerator[pb.Piece]:
+        """Yields the pieces of a target when they are decoded; raises as `generate`."""
+        message = pb.GenerateRequest(sources=sources, options=options)
+        jobs = await self._read(partial(engine_jobs, stream=True), message)
+        with self._model.engine.submitted([job.request for job in jobs]) as streams:
+            for job, stream in zip(jobs, streams, strict=True):
+                async for piece in pieces(job, stream, self._model):
+                    yield piece
+                checked(await stream.wait())
+
+    async def score(self, message: pb.ScoreRequest) -> pb.ScoreResponse:
+        """Returns the log-probabilities of a given target; raises as `generate`."""
+        request = await self._read(score_request, message)
+        with self._model.engine.submitted([request]) as (stream,):
+            return score_response(request, checked(await stream.wait()), self._model)
+
+    async def _read(self, read: Callable[..., _Read], message: _Message) -> _Read:
+        self._count += 1
+        origin = Origin(request_id=str(self._count), caller=_ADMIN)
+        work = partial(read, message, self._model, origin, _ignore_time)
+        if message.ByteSize() <= _INLINE_BYTES:
+            return work()
+        return await asyncio.to_thread(work)
+
+
+class Model:
+    """One model in this process, for programs without an event loop; `load` makes one.
+
+    Its methods may be called on any thread. Options are those of `seq2seq.v1.GenerateOptions`, such as
+    `beam_size=4`; `docs/protocols.md` lists them. A source is a text, a list of token ids, the bytes of a
+    file, an array, or several of these by the names of the model's sources.
+
+    Attributes:
+        description: Sizes, limits and sources of the model, as a server tells them.
+    """
+
+    def __init__(self, bundle: Path, runner: RunnerConfig) -> None:
+        self._model = AsyncModel(bundle, runner)
+        self.description = self._model.description
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="seq2seq-serve", daemon=True)
+        self._thread.start()
+        try:
+            self._run(self._model.start()).result()
+        except BaseException:
+            self._end()
+            raise
+
+    def generate(self, sources: Iterable[Sources], **options: Any) -> Iterator[pb.GenerateResponse]:
+        """Yields the whole answer to each source, in order; as many are decoded at once as have slots.
+
+        Answers have hypotheses with scores, and log-probabilities, attention or times if the options want
+        them. The sources may be endless: few more are read than have been answered.
+
+        Raises:
+            InvalidRequest: A source or an option does not fit; the message says what must be.
+            ServerError: The engine failed.
+            TypeError: There is no such option, or a source is of a type that cannot be read.
+        """
+        chosen = _options(options)
+        pending: deque[Future[pb.GenerateResponse]] = deque()
+        try:
+            for source in sources:
+                pending.append(self._run(self._model.generate(sources_of(source), chosen)))
+                if len(pending) >= _PER_SLOT * self._model.num_slots:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        finally:
+            for future in pending:
+                future.cancel()
+
+    def translate(self, texts: Iterable[Sources], **options: Any) -> list[str]:
+        """Returns the best target of each text, in order; raises as `generate`."""
+        if isinstance(texts, str | bytes | Mapping):
+            raise TypeError("the texts must be several, such as a list, and this is one")
+        return [answer.hypotheses[0].text for answer in self.generate(texts, **options)]
+
+    def stream(self, source: Sources, **options: Any) -> Iterator[str]:
+        """Yields the best target in pieces of whole characters as they are decoded; raises as `generate`."""
+        stream = self._model.stream(sources_of(source), _options(options))
+        try:
+            while (piece := self._run(_next(stream)).result()) is not None:
+                if piece.hypothesis == 0:
+                    yield piece.text
+        finally:
+            self._run(_closed(stream)).result()
+
+    def score(self, source: Sources, target: TextOrIds, **options: Any) -> pb.ScoreResponse:
+        """Returns the log-probability of each token of a given target, its end included.
+
+        Args:
+            source: The source.
+            target: A text or token ids.
+            options: `source_language`, `target_language` and `task`, for models that choose by them.
+        """
+        if isinstance(target, str):
+            given = pb.Target(text=target)
+        else:
+            ids = token_ids_of(target, "a target must be a text or a list of token ids")
+            given = pb.Target(token_ids=ids)
+        message = pb.ScoreRequest(sources=sources_of(source), target=given, **options)
+        return self._run(self._model.score(message)).result()
+
+    def caption(self, picture: Sources, **options: Any) -> str:
+        """Returns the caption of a picture or a clip: a path, the bytes of a file, or an array."""
+        return self._best(picture, options)
+
+    def transcribe(self, sound: Sources, **options: Any) -> str:
+        """Returns what is said in a sound: a path, the bytes of a file, or its log-mel spectrogram."""
+        return self._best(sound, options)
+
+    def answer(self, story: str, question: str, **options: Any) -> str:
+        """Returns the answer to a question about a story."""
+        names = {form: name for name, form in self.description.sources.items()}
+        try:
+            sources = {names[Form.SENTENCES]: story, names[Form.TEXT]: question}
+        except KeyError:
+            text = f"{self.description.name} takes {', '.join(sorted(names))}, not a story and a question"
+            raise InvalidRequest(text, field="sources") from None
+        return self._best(sources, options)
+
+    def close(self) -> None:
+        """End the engine; unfinished calls on other threads raise `Unavailable`."""
+        if self._thread.is_alive():
+            self._run(self._model.stop()).result()
+            self._end()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _best(self, source: Sources | Path, options: Mapping[str, Any]) -> str:
+        given = source.read_bytes() if isinstance(source, Path) else source
+        [answer] = self.generate([given], **options)
+        return answer.hypotheses[0].text
+
+    def _run(self, work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
+        if self._loop.is_closed():
+            work.close()
+            raise Unavailable("the model was closed")
+        return asyncio.run_coroutine_threadsafe(work, self._loop)
+
+    def _end(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def load(bundle: Path | str, **settings: Any) -> Model:
+    """Loads a bundle, and waits until it is warm.
+
+    Args:
+        bundle: A folder that `python -m export` has written.
+        settings: Those of `python -m server` for an engine, by the names of their flags: `precision="int8"`,
+            `instances=2`, `threads=4`, `memory_budget="512MiB"`, `provider="cpu"`.
+
+    Raises:
+        ValueError: The bundle cannot be used, or not on this machine, or there is no such setting.
+    """
+    config = RunnerConfig()
+    values = values_of(settings, list(settings_of(config)), "load: ")
+    return Model(Path(bundle), override(config, values))
+
+
+async def _closed(stream: AsyncGenerator[pb.Piece]) -> None:
+    await stream.aclose()
+
+
+async def _next(stream: AsyncGenerator[pb.Piece]) -> pb.Piece | None:
+    return await anext(stream, None)
+
+
+def _options(options: Mapping[str, Any]) -> pb.GenerateOptions:
+    try:
+        return pb.GenerateOptions(**options)
+    except ValueError as error:  # protobuf's word for a name that it does not know
+        raise TypeError(str(error)) from None
+
+
+def _ignore(_turn: Turn) -> None:
+    """The numbers of a turn are for the metrics of a server."""
+
+
+def _ignore_time() -> None:
+    """Sources are read to their end: nobody has a deadline."""

@@ -1,0 +1,154 @@
+"""Models in a program of one's own, with a real bundle of random weights."""
+
+import ast
+import itertools
+import pickle
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import seq2seq_serve
+from seq2seq_serve import load
+from seq2seq_serve.bundle.manifest import BundleError
+from seq2seq_serve.client import Client, ClientError, FieldViolation, GenerateOptions
+from seq2seq_serve.server.config import RunnerConfig
+from seq2seq_serve.server.errors import InvalidRequest, Overloaded, ServerError, Unavailable, UnknownModel
+from tests.server.service.harness import on_a_thread, serving_bundles
+
+TEXTS = ["나는 학생이다", "오늘은 금요일 입니다", "비가 온다"]
+SETTINGS = {"provider": "cpu", "precision": "fp32", "max_slots": 4}
+
+
+@pytest.fixture(scope="module")
+def model(bundle_path):
+    with load(bundle_path, threads=1, **SETTINGS) as model:
+        yield model
+
+
+@pytest.fixture(scope="module")
+def client(bundle_path):
+    runner = RunnerConfig(provider="cpu", precision="fp32", num_threads=1, max_slots=4)
+    with on_a_thread(serving_bundles(bundle_path, runner=runner)) as served, Client(served.address) as client:
+        yield client
+
+
+def test_a_program_translates_in_ten_lines_without_grpc(bundle_path, client):
+    program = f"""
+import sys
+sys.modules["grpc"] = None
+from seq2seq_serve import load
+with load({str(bundle_path)!r}, precision="fp32", provider="cpu", threads=1) as model:
+    print(model.translate({TEXTS!r}, beam_size=2))
+assert "torch" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    answers = [client.translate(text, options=GenerateOptions(beam_size=2)) for text in TEXTS]
+    assert done.stdout.strip() == repr(answers)
+
+
+def test_answers_are_those_of_a_server_in_the_order_of_the_sources(model, client):
+    options = {"num_alternatives": 2, "log_probabilities": True, "attention": True}
+    for answer, text in zip(model.generate(TEXTS * 5, **options), TEXTS * 5, strict=True):
+        expected = client.generate(text, options=GenerateOptions(**options))
+        assert answer.hypotheses == expected.hypotheses
+
+
+def test_few_of_endless_sources_are_read_ahead(model):
+    read = []
+
+    def endless():
+        for text in itertools.cycle(TEXTS):
+            read.append(text)
+            yield text
+
+    answers = model.generate(endless(), max_new_tokens=3)
+    assert [answer.hypotheses[0].text for answer in itertools.islice(answers, 20)]
+    answers.close()
+    assert len(read) <= 20 + 2 * model.description.num_slots
+
+
+def test_the_pieces_of_a_stream_join_to_the_translation(model):
+    pieces = list(model.stream(TEXTS[0]))
+    assert len(pieces) > 1
+    assert "".join(pieces) == model.translate([TEXTS[0]])[0]
+    beginning = model.stream(TEXTS[0])
+    assert next(beginning) == pieces[0]
+    beginning.close()  # which frees its slot
+    assert model.translate(TEXTS) == model.translate(TEXTS)
+
+
+def test_scores_are_those_of_a_server(model, client):
+    assert model.score(TEXTS[0], TEXTS[1]).log_probabilities == list(
+        client.score(TEXTS[0], TEXTS[1]).log_probabilities
+    )
+    assert model.score(TEXTS[0], [5, 6, 7]).score < 0
+
+
+def test_several_instances_answer_alike(bundle_path, model):
+    with load(str(bundle_path), instances=2, threads=2, **SETTINGS) as double:
+        assert double.description.num_slots == 4
+        assert double.translate(TEXTS * 3) == model.translate(TEXTS * 3)
+
+
+def test_what_is_wrong_is_said(model, bundle_path, tmp_path):
+    with pytest.raises(TypeError, match="the texts must be several"):
+        model.translate("one text")
+    with pytest.raises(TypeError, match="no_such_option"):
+        model.translate(TEXTS, no_such_option=1)
+    with pytest.raises(InvalidRequest, match="beam_size is 9, and must be from 0 to 4"):
+        model.translate(TEXTS, beam_size=9)
+    with pytest.raises(InvalidRequest, match="not a story and a question"):
+        model.answer("a story", "a question")
+    with pytest.raises(TypeError, match="a source must be a text, a list of token ids"):
+        model.translate([None])
+    with pytest.raises(
+        ValueError, match="load: no_such_setting: there is no such setting here, only provider"
+    ):
+        load(bundle_path, no_such_setting=1)
+    with pytest.raises(ValueError, match="load: precision is 'int3', and must be one of auto, fp32"):
+        load(bundle_path, precision="int3")
+    with pytest.raises(ValueError, match="is not a usable bundle"):
+        load(tmp_path)
+    with pytest.raises(AttributeError, match="nothing"):
+        seq2seq_serve.nothing  # noqa: B018
+
+
+def test_a_closed_model_refuses(bundle_path):
+    model = load(bundle_path, threads=1, **SETTINGS)
+    model.close()
+    model.close()
+    with pytest.raises(Unavailable, match="the model was closed"):
+        model.translate(TEXTS)
+
+
+def test_the_example_of_the_page_runs(bundle_path, capsys):
+    page = (Path(seq2seq_serve.__file__).parents[1] / "docs" / "library.md").read_text(encoding="utf-8")
+    example = page.partition("```python\n")[2].partition("```")[0]
+    exec(
+        example.replace('"bundles/demo"', f'{str(bundle_path)!r}, threads=2, provider="cpu", max_slots=8'), {}
+    )
+    translations, _, rest = capsys.readouterr().out.partition("\n")
+    assert len(ast.literal_eval(translations)) == 2
+    assert re.search(r"-\d+\.\d+ \[\('", rest)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        BundleError(Path("demo"), ["a is missing", "b is too large"]),
+        ClientError("INTERNAL", "a bug", field_violations=(FieldViolation("options", "too large"),)),
+        InvalidRequest("it is wrong", field="options"),
+        Overloaded("later", retry_after_seconds=2.0),
+        UnknownModel("there is none", name="a"),
+        Unavailable("not now"),
+        ServerError("anything"),
+    ],
+)
+def test_errors_survive_a_pickle(error):
+    copy = pickle.loads(pickle.dumps(error))
+    assert type(copy) is type(error)
+    assert str(copy) == str(error)
+    assert copy.__dict__ == error.__dict__
