@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -189,7 +190,8 @@ class Model:
                 if piece.hypothesis == 0:
                     yield piece.text
         finally:
-            self._run(_closed(stream)).result()
+            with suppress(Unavailable):  # closed before this generator was
+                self._run(_closed(stream)).result()
 
     def score(self, source: Sources, target: TextOrIds, **options: Any) -> pb.ScoreResponse:
         """Returns the log-probability of each token of a given target, its end included.

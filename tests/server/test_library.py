@@ -75,7 +75,7 @@ def test_the_pieces_of_a_stream_join_to_the_translation(model):
     assert len(pieces) > 1
     assert "".join(pieces) == model.translate([TEXTS[0]])[0]
     beginning = model.stream(TEXTS[0])
-    assert next(beginning) == pieces[0]
+    assert "".join(pieces).startswith(next(beginning))
     beginning.close()  # which frees its slot
     assert model.translate(TEXTS) == model.translate(TEXTS)
 
