@@ -74,6 +74,7 @@ class Worker:
     def __init__(self, job: Job, model: AsyncModel) -> None:
         self._job = job
         self._model = model
+        self._decoding = model.read_options(job.options)
         self._reader = Reader(job.text_field)
         self._reading = asyncio.Lock()
         self.max_texts = _TEXTS_PER_SLOT * model.num_slots
@@ -142,7 +143,7 @@ class Worker:
             return LineError("INVALID_ARGUMENT", "the text is not valid Unicode")
         for _ in range(_MOST_ENDS):
             try:
-                answer = await self._model.generate([source], self._job.options)
+                answer = await self._model.generate([source], self._decoding)
             except Unavailable:
                 continue  # the engine has ended, and is started again
             except BlankSource:
@@ -177,11 +178,13 @@ async def start_worker(job: Job) -> Worker:
         await model.start()
     except ValueError as error:
         raise JobError(str(error)) from error
-    worker = Worker(job, model)
-    if list(model.description.sources.values()) != [Form.TEXT]:
-        await worker.stop()
-        raise JobError(f"{job.bundle} does not have a model that translates texts")
-    return worker
+    try:
+        if list(model.description.sources.values()) != [Form.TEXT]:
+            raise JobError(f"{job.bundle} does not have a model that translates texts")
+        return Worker(job, model)
+    except (JobError, InvalidRequest) as error:
+        await model.stop()
+        raise JobError(str(error)) from error
 
 
 def _score(hypothesis: pb.Hypothesis) -> float | None:

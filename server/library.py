@@ -39,12 +39,17 @@ from seq2seq_serve.server.service.seq2seq.answers import (
     pieces,
     score_response,
 )
-from seq2seq_serve.server.service.seq2seq.requests import engine_jobs, score_request, with_defaults
+from seq2seq_serve.server.service.seq2seq.requests import (
+    Decoding,
+    Job,
+    engine_jobs,
+    read_options,
+    score_request,
+)
 from seq2seq_serve.server.settings import override, settings_of, values_of
 
 _Read = TypeVar("_Read")
 _Result = TypeVar("_Result")
-_Message = TypeVar("_Message", pb.GenerateRequest, pb.ScoreRequest)
 
 _INLINE_BYTES = 4096  # a longer source is read on a thread, so that others go on
 _PER_SLOT = 2  # sources that are decoded or wait at once: enough that no slot waits for one
@@ -90,24 +95,25 @@ class AsyncModel:
         """Returns why nothing is decoded at present, or None."""
         return self._model.engine.problem()
 
-    async def generate(self, sources: list[pb.Source], options: pb.GenerateOptions) -> pb.GenerateResponse:
+    def read_options(self, options: pb.GenerateOptions, *, stream: bool = False) -> Decoding:
+        """Returns how targets are decoded; raises InvalidRequest if an option does not fit."""
+        return read_options(options, self._model, _ADMIN, stream=stream)
+
+    async def generate(self, sources: list[pb.Source], decoding: Decoding) -> pb.GenerateResponse:
         """Returns the targets of one source; other tasks may decode theirs at the same time.
 
         Raises:
-            InvalidRequest: The source or an option does not fit; the message says what must be.
+            InvalidRequest: The source does not fit; the message says what must be.
             ServerError: The engine failed.
         """
-        message = pb.GenerateRequest(sources=sources, options=options)
-        jobs = await self._read(partial(engine_jobs, stream=False), message)
-        options = with_defaults(options, self._model)
+        jobs = await self._jobs(sources, decoding)
         with self._model.engine.submitted([job.request for job in jobs]) as streams:
             results = [checked(await stream.wait()) for stream in streams]
-        return generate_response(jobs, results, self._model, options)
+        return generate_response(jobs, results, self._model, decoding.options)
 
-    async def stream(self, sources: list[pb.Source], options: pb.GenerateOptions) -> AsyncGenerator[pb.Piece]:
+    async def stream(self, sources: list[pb.Source], decoding: Decoding) -> AsyncGenerator[pb.Piece]:
         """Yields the pieces of a target when they are decoded; raises as `generate`."""
-        message = pb.GenerateRequest(sources=sources, options=options)
-        jobs = await self._read(partial(engine_jobs, stream=True), message)
+        jobs = await self._jobs(sources, decoding)
         with self._model.engine.submitted([job.request for job in jobs]) as streams:
             for job, stream in zip(jobs, streams, strict=True):
                 async for piece in pieces(job, stream, self._model):
@@ -116,17 +122,21 @@ class AsyncModel:
 
     async def score(self, message: pb.ScoreRequest) -> pb.ScoreResponse:
         """Returns the log-probabilities of a given target; raises as `generate`."""
-        request = await self._read(score_request, message)
+        work = partial(score_request, message, self._model, self._origin(), _ignore_time)
+        request = await self._read(work, message.ByteSize())
         with self._model.engine.submitted([request]) as (stream,):
             return score_response(request, checked(await stream.wait()), self._model)
 
-    async def _read(self, read: Callable[..., _Read], message: _Message) -> _Read:
+    async def _jobs(self, sources: list[pb.Source], decoding: Decoding) -> list[Job]:
+        work = partial(engine_jobs, sources, decoding, self._model, self._origin(), _ignore_time)
+        return await self._read(work, sum(source.ByteSize() for source in sources))
+
+    def _origin(self) -> Origin:
         self._count += 1
-        origin = Origin(request_id=str(self._count), caller=_ADMIN)
-        work = partial(read, message, self._model, origin, _ignore_time)
-        if message.ByteSize() <= _INLINE_BYTES:
-            return work()
-        return await asyncio.to_thread(work)
+        return Origin(request_id=str(self._count), caller=_ADMIN)
+
+    async def _read(self, work: Callable[[], _Read], num_bytes: int) -> _Read:
+        return work() if num_bytes <= _INLINE_BYTES else await asyncio.to_thread(work)
 
 
 class Model:
@@ -163,11 +173,11 @@ class Model:
             ServerError: The engine failed.
             TypeError: There is no such option, or a source is of a type that cannot be read.
         """
-        chosen = _options(options)
+        decoding = self._model.read_options(_options(options))
         pending: deque[Future[pb.GenerateResponse]] = deque()
         try:
             for source in sources:
-                pending.append(self._run(self._model.generate(sources_of(source), chosen)))
+                pending.append(self._run(self._model.generate(sources_of(source), decoding)))
                 if len(pending) >= _PER_SLOT * self._model.num_slots:
                     yield pending.popleft().result()
             while pending:
@@ -184,7 +194,8 @@ class Model:
 
     def stream(self, source: Sources, **options: Any) -> Iterator[str]:
         """Yields the best target in pieces of whole characters as they are decoded; raises as `generate`."""
-        stream = self._model.stream(sources_of(source), _options(options))
+        decoding = self._model.read_options(_options(options), stream=True)
+        stream = self._model.stream(sources_of(source), decoding)
         try:
             while (piece := self._run(_next(stream)).result()) is not None:
                 if piece.hypothesis == 0:

@@ -256,7 +256,7 @@ class AsyncEngine:
         _, num_running, num_slots_in_use, num_cached = map(
             sum, zip(*(core.load for core in self.cores), strict=True)
         )
-        num_open = len(self._queue) + sum(len(core.requests) for core in self.cores)
+        num_open = self._queue.num_requests + sum(len(core.requests) for core in self.cores)
         return Load(max(num_open - num_running, 0), num_running, num_slots_in_use, num_cached)
 
     def num_slots_wanted(self) -> int:
@@ -325,7 +325,7 @@ class AsyncEngine:
 
         A core whose steps fail gets some only if all cores fail.
         """
-        if not len(self._queue):
+        if not self._queue.num_requests:
             return
         now, batches = self._clock(), dict[CoreHandle, list[Request]]()
         ready = [core for core in self.cores if core.is_ready]

@@ -58,7 +58,8 @@ class FairQueue:
         feeds_prefix: Whether steps read prefixes, one token each.
 
     Attributes:
-        num_slots_wanted: The number of slots that all waiting requests need.
+        num_requests: The number of waiting requests.
+        num_slots_wanted: The number of slots that they need.
     """
 
     def __init__(self, num_slots: int, limits: QueueLimits, *, feeds_prefix: bool = False) -> None:
@@ -68,16 +69,13 @@ class FairQueue:
         self._feeds_prefix = feeds_prefix
         self._level_seconds = limits.aging_seconds / (LEAST_URGENT - MOST_URGENT)
         self._levels: dict[int, _Level] = {}  # by priority; none is empty
-        self._num_requests = 0
+        self.num_requests = 0
         self._num_tokens = 0
         self._work = 0  # of all waiting requests
         self._turn_work = 1  # what a caller gets in each turn: the work of the largest request so far
         # Averages over all requests that had slots and have ended; 0 until the first one has.
         self._residence_seconds = 0.0
         self._residence_work = 0.0  # per slot
-
-    def __len__(self) -> int:
-        return self._num_requests
 
     def __iter__(self) -> Iterator[Request]:
         return itertools.chain.from_iterable([tuple(level.ages) for level in self._levels.values()])
@@ -186,7 +184,7 @@ class FairQueue:
         return True
 
     def _count(self, request: Request, line: _Line, work: int, sign: int) -> None:
-        self._num_requests += sign
+        self.num_requests += sign
         self._num_tokens += sign * request.queue_tokens
         self.num_slots_wanted += sign * request.num_slots
         self._work += sign * work
@@ -203,7 +201,7 @@ class FairQueue:
             Overloaded: Displacing all of these is not enough.
         """
         num_ahead = max(num_held - self._num_slots, 0)
-        num_requests = self._num_requests + num_ahead + len(newcomers)
+        num_requests = self.num_requests + num_ahead + len(newcomers)
         num_tokens = self._num_tokens + _num_tokens(newcomers)
         excess = self._limits.excess(num_requests, num_tokens)
         if not excess:

@@ -142,7 +142,9 @@ def _parse(raw: bytes, message_class: type[Message]) -> Message:
     try:
         if len(raw) > _SMALL_BYTES:
             check_elements(raw, message_class.DESCRIPTOR)  # type: ignore[arg-type]  # which is upb's own class
-        return message_class.FromString(raw)
+        message = message_class.FromString(raw)
+        message.DiscardUnknownFields()  # they would be copied with what is known
+        return message
     except TooManyElements as error:
         raise InvalidRequest(f"{error}: send a smaller request", field="") from error
     except Exception as error:  # protobuf raises several kinds, some for text that is not UTF-8

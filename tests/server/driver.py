@@ -169,7 +169,7 @@ class DrivenEngine:
         """Nothing waits, nothing runs, every slot is back, and nothing is remembered."""
         assert not self.engine._streams
         assert not self.engine._timers
-        assert len(self.engine._queue) == self.engine._queue.num_slots_wanted == 0
+        assert self.engine._queue.num_requests == self.engine._queue.num_slots_wanted == 0
         assert not self.engine._queue._levels
         assert self.engine.load() == (0, 0, 0, 0)
         for core in self.cores:

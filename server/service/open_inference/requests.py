@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.options import OPTIONS
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateRequest, Source, TokenIds
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, Source, TokenIds
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Tensor as SourceTensor
 from seq2seq_serve.server.engine.records import Array
 from seq2seq_serve.server.errors import InvalidRequest
@@ -63,7 +63,8 @@ class Inference:
 
     Attributes:
         id: The caller's id of the request.
-        rows: One request for each row; whoever decodes them empties the list.
+        rows: The sources of each row; whoever decodes them empties the list.
+        options: The options of all rows.
         outputs: Names of the tensors to answer with.
         is_raw: Whether to answer with raw contents, because the inputs are raw.
         timeout_seconds: The limit that the caller sets; None if it sets none.
@@ -71,7 +72,8 @@ class Inference:
     """
 
     id: str
-    rows: list[GenerateRequest]
+    rows: list[Sequence[Source]]
+    options: GenerateOptions
     outputs: tuple[str, ...]
     is_raw: bool
     timeout_seconds: float | None
@@ -110,10 +112,8 @@ def read_inference(message: pb.ModelInferRequest, model: ServedModel) -> Inferen
             outputs += (SCORE,)
     return Inference(
         id=message.id,
-        rows=[
-            GenerateRequest(sources=sources, options=options)
-            for sources in _sources(read_tensors(message), model)
-        ],
+        rows=_sources(read_tensors(message), model),
+        options=options,
         outputs=outputs,
         is_raw=not any(spec.HasField("contents") for spec in message.inputs),
         timeout_seconds=_timeout(settings.get(_TIMEOUT, 0)),
@@ -121,7 +121,7 @@ def read_inference(message: pb.ModelInferRequest, model: ServedModel) -> Inferen
     )
 
 
-def _sources(tensors: Mapping[str, Tensor], model: ServedModel) -> list[list[Source]]:
+def _sources(tensors: Mapping[str, Tensor], model: ServedModel) -> list[Sequence[Source]]:
     """Returns the sources of each row."""
     names = tensors.keys()
     if names == model.sources.keys() and not model.reads_text:

@@ -34,7 +34,7 @@ from seq2seq_serve.server.service.open_inference.models import (
     statistics_message,
 )
 from seq2seq_serve.server.service.open_inference.requests import Inference, read_inference
-from seq2seq_serve.server.service.seq2seq.generation import generate, generate_pieces
+from seq2seq_serve.server.service.seq2seq.generation import generate, generate_pieces, read_decoding
 from seq2seq_serve.server.service.status import status_of
 
 _STRICT_ERRORS = "triton_grpc_error"  # metadata with which an error ends the stream with its status
@@ -133,7 +133,9 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
         with call.using(message.model_name, message.model_version) as model:
             inference = read_inference(message, model)
             del message  # its inputs would take memory while the requests wait
-            answers = await generate(inference.rows, model, _limited(call, inference))
+            limited = _limited(call, inference)
+            decoding = await read_decoding(inference.options, model, limited)
+            answers = await generate(inference.rows, decoding, model, limited)
             num_bytes = sum(answer.ByteSize() for answer in answers)
             build = partial(inference_response, inference, answers, model)
             return sized(await call.built(num_bytes, build))
@@ -205,7 +207,7 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
     async def _answer_in_stream(
         self, inference: Inference, model: ServedModel, call: Call, write: Write
     ) -> None:
-        if len(inference.rows) != 1 or inference.rows[0].options.num_hypotheses > 1:
+        if len(inference.rows) != 1 or inference.options.num_hypotheses > 1:
             raise InvalidRequest(
                 "a request in a stream may have one row and one hypothesis: send a request for each row, or "
                 "call ModelInfer",
@@ -216,7 +218,9 @@ class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
             response = piece_response(inference, piece, model)
             await write(pb.ModelStreamInferResponse(infer_response=response))
 
-        answer = await generate_pieces(inference.rows, model, _limited(call, inference), write_piece)
+        limited = _limited(call, inference)
+        decoding = await read_decoding(inference.options, model, limited, stream=True)
+        answer = await generate_pieces(inference.rows, decoding, model, limited, write_piece)
         last = last_response(inference, answer, model)
         await write(pb.ModelStreamInferResponse(infer_response=last))
         if inference.has_empty_final:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections.abc import Sequence
 
 import grpc
 
@@ -17,7 +18,8 @@ from seq2seq_serve.server.errors import (
 )
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import Call, Calls, sized
-from seq2seq_serve.server.service.seq2seq.generation import generate
+from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding
+from seq2seq_serve.server.service.seq2seq.requests import Decoding
 from seq2seq_serve.server.service.status import reason_of, status_of
 
 _LEAST_OPEN = 64  # items that are decoded or wait at once; twice the slots if those are more
@@ -37,6 +39,7 @@ async def generate_batch(
     Raises:
         ServerError: The whole batch is refused, for example because of its options.
     """
+    decoding = await read_decoding(message.options, model, call)
     room, writing = asyncio.Semaphore(max(_LEAST_OPEN, 2 * model.num_slots)), asyncio.Lock()
     is_refused = False
 
@@ -44,11 +47,10 @@ async def generate_batch(
         nonlocal is_refused
         its = call.part(index)
         response = pb.GenerateBatchResponse(index=index, tag=item.tag)
-        request = pb.GenerateRequest(model=message.model, sources=item.sources, options=message.options)
         code = grpc.StatusCode.OK
         try:
             try:
-                response.response.CopyFrom(await _generated(request, model, its))
+                response.response.CopyFrom(await _generated(item.sources, decoding, model, its))
             except Exception as error:
                 code, text = status_of(error)
                 if _ends_the_batch(error):
@@ -79,11 +81,13 @@ async def generate_batch(
         raise group.exceptions[0] from None
 
 
-async def _generated(request: pb.GenerateRequest, model: ServedModel, call: Call) -> pb.GenerateResponse:
+async def _generated(
+    sources: Sequence[pb.Source], decoding: Decoding, model: ServedModel, call: Call
+) -> pb.GenerateResponse:
     """Returns the answer to one item; waits while the queue is full."""
     while True:
         try:
-            (answer,) = await generate([request], model, call)
+            (answer,) = await generate([sources], decoding, model, call)
             return sized(answer)
         except Overloaded as error:
             await asyncio.sleep(error.retry_after_seconds * random.uniform(0.5, 1.5))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -20,31 +20,40 @@ from seq2seq_serve.server.service.seq2seq.answers import (
     pieces,
 )
 from seq2seq_serve.server.service.seq2seq.inputs import cost_of_file, named_inputs
-from seq2seq_serve.server.service.seq2seq.requests import Job, engine_jobs, with_defaults
+from seq2seq_serve.server.service.seq2seq.requests import Decoding, Job, engine_jobs, read_options
 
 _Read = TypeVar("_Read")
 
 _HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
+_SHORT_OPTIONS_BYTES = 1024
 
 
 async def read_sources(
     work: Callable[[Checkpoint], _Read],
-    message: pb.GenerateRequest | pb.ScoreRequest,
+    sources: Sequence[pb.Source],
+    num_other_bytes: int,
     model: ServedModel,
     call: Call,
 ) -> _Read:
-    """Returns the result of `work`, which reads the sources of a request, on the thread for their size.
+    """Returns the result of `work`, which reads the sources of a target, on the thread for their size.
 
     Before files wait for that thread, their headers are read.
+
+    Args:
+        work: Reads the sources.
+        sources: The sources.
+        num_other_bytes: The size of what `work` reads besides.
+        model: The model that the request names.
+        call: The call that it came with.
 
     Raises:
         InvalidRequest: The sources are not the model's, or a file exceeds a limit by its headers.
         ServerError: `work` or `Call.read` raises it.
     """
-    inputs = named_inputs(message.sources, model)
+    inputs = named_inputs(sources, model)
     num_file_bytes = sum(len(given.source.file) for given in inputs)
     num_array_bytes = num_file_bytes + sum(len(given.source.tensor.data) for given in inputs)
-    num_text_bytes = message.ByteSize() - num_array_bytes
+    num_text_bytes = num_other_bytes + sum(source.ByteSize() for source in sources) - num_array_bytes
     if not num_file_bytes:
         return await call.read(work, num_text_bytes + num_array_bytes // BYTES_PER_TEXT_BYTE)
 
@@ -60,54 +69,73 @@ async def read_sources(
     return await call.read(work, num_bytes, has_file=True)
 
 
+async def read_decoding(
+    options: pb.GenerateOptions, model: ServedModel, call: Call, *, stream: bool = False
+) -> Decoding:
+    """Returns how the targets of a message are decoded; long options are read on a thread.
+
+    Raises:
+        ServerError: As `read_options`, or `Call.read` raises it.
+    """
+    num_bytes = options.ByteSize()
+    if num_bytes <= _SHORT_OPTIONS_BYTES:
+        return read_options(options, model, call.caller, stream=stream)
+    return await call.read(
+        lambda _checkpoint: read_options(options, model, call.caller, stream=stream), num_bytes
+    )
+
+
 async def generate(
-    messages: list[pb.GenerateRequest], model: ServedModel, call: Call
+    rows: list[Sequence[pb.Source]], decoding: Decoding, model: ServedModel, call: Call
 ) -> list[pb.GenerateResponse]:
-    """Decodes some requests together. If one fails, the others are cancelled.
+    """Decodes the targets of some sources together. If one fails, the others are cancelled.
 
     Args:
-        messages: Emptied, so that their sources do not take memory while the requests wait.
-        model: The model that the requests name.
-        call: The call that they came with.
+        rows: The sources of each target; emptied, so that they do not take memory while the requests wait.
+        decoding: How the targets are decoded.
+        model: The model that the request names.
+        call: The call that it came with.
 
     Raises:
         ServerError: The error of the first request that is refused or fails.
     """
-    read: list[tuple[list[Job], pb.GenerateOptions]] = []
+    read: list[list[Job]] = []
     requests: list[Request] = []
     num_bytes = num_tokens = 0
-    while messages:
-        jobs, options = await _read(messages.pop(0), model, call, stream=False)
-        read.append((jobs, options))
+    while rows:
+        jobs = await _read(rows.pop(0), decoding, model, call)
+        read.append(jobs)
         requests += [job.request for job in jobs]
-        num_bytes += sum(estimated_bytes(job, model, options) for job in jobs)
+        num_bytes += sum(estimated_bytes(job, model, decoding.options) for job in jobs)
         num_tokens += sum(job.request.queue_tokens for job in jobs)
-        check_answer_bytes(num_bytes)  # after each message: a refused call is not read further
+        check_answer_bytes(num_bytes)  # after each row: a refused call is not read further
         model.engine.check_size(len(requests), num_tokens)
         await asyncio.sleep(0)  # lets other calls run before the next sources are read
     with model.engine.submitted(requests, call.is_expired) as streams:
         following = iter(streams)
-        results_of_all = [[await succeeded(next(following), call) for _ in jobs] for jobs, _ in read]
+        results_of_all = [[await succeeded(next(following), call) for _ in jobs] for jobs in read]
 
     def build() -> list[pb.GenerateResponse]:
         return [
-            generate_response(jobs, results, model, options)
-            for (jobs, options), results in zip(read, results_of_all, strict=True)
+            generate_response(jobs, results, model, decoding.options)
+            for jobs, results in zip(read, results_of_all, strict=True)
         ]
 
     return await call.built(num_bytes, build)
 
 
 async def generate_pieces(
-    messages: list[pb.GenerateRequest],
+    rows: list[Sequence[pb.Source]],
+    decoding: Decoding,
     model: ServedModel,
     call: Call,
     write: Callable[[pb.Piece], Awaitable[None]],
 ) -> pb.GenerateResponse:
-    """Decodes one request, and writes each piece of whole characters when it is decoded.
+    """Decodes one target, and writes each piece of whole characters when it is decoded.
 
     Args:
-        messages: The request alone; emptied as by `generate`.
+        rows: The sources of the target alone; emptied as by `generate`.
+        decoding: How it is decoded.
         model: The model that the request names.
         call: The call that it came with.
         write: Is called with each piece.
@@ -115,8 +143,8 @@ async def generate_pieces(
     Raises:
         ServerError: The request is refused or fails.
     """
-    jobs, options = await _read(messages.pop(), model, call, stream=True)
-    num_bytes = sum(estimated_bytes(job, model, options) for job in jobs)
+    jobs = await _read(rows.pop(), decoding, model, call)
+    num_bytes = sum(estimated_bytes(job, model, decoding.options) for job in jobs)
     check_answer_bytes(num_bytes)
     results = []
     with model.engine.submitted([job.request for job in jobs], call.is_expired) as streams:
@@ -125,16 +153,14 @@ async def generate_pieces(
                 if piece.hypothesis == 0 or len(jobs) == 1:  # a split source streams the best ones only
                     await write(piece)
             results.append(await succeeded(stream, call))
-    return await call.built(num_bytes, partial(generate_response, jobs, results, model, options))
+    return await call.built(num_bytes, partial(generate_response, jobs, results, model, decoding.options))
 
 
 async def _read(
-    message: pb.GenerateRequest, model: ServedModel, call: Call, *, stream: bool
-) -> tuple[list[Job], pb.GenerateOptions]:
-    """Returns the engine's requests for a message, and a copy of its options."""
-    work = partial(engine_jobs, message, model, call, stream=stream)
-    jobs = await read_sources(work, message, model, call)
-    return jobs, with_defaults(message.options, model)
+    sources: Sequence[pb.Source], decoding: Decoding, model: ServedModel, call: Call
+) -> list[Job]:
+    """Returns the engine's requests for the sources of a target."""
+    return await read_sources(partial(engine_jobs, sources, decoding, model, call), sources, 0, model, call)
 
 
 async def succeeded(stream: Stream, call: Call) -> Result:

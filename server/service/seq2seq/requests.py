@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypedDict
 
 from seq2seq_serve.bundle.manifest import Choice, EarlyStopping, LengthBound, LengthPenalty
 from seq2seq_serve.bundle.names import CHOICES, SOURCE_LANGUAGE
@@ -14,10 +13,10 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LENGTH_PENALTY_FORMULA_POWER,
     LENGTH_PENALTY_FORMULA_WU,
     GenerateOptions,
-    GenerateRequest,
     LengthPenaltyFormula,
     LongSource,
     ScoreRequest,
+    Source,
     Target,
 )
 from seq2seq_serve.server.engine.records import (
@@ -31,7 +30,7 @@ from seq2seq_serve.server.engine.records import (
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.lanes import Checkpoint
-from seq2seq_serve.server.service.origin import Origin
+from seq2seq_serve.server.service.origin import Caller, Origin
 from seq2seq_serve.server.service.seq2seq.inputs import check_bytes, check_ids
 from seq2seq_serve.server.service.seq2seq.sentences import DEFAULT_LANGUAGE, known_language
 from seq2seq_serve.server.service.seq2seq.sources import SPLITTING, Part, source_parts
@@ -43,6 +42,29 @@ _FORMULAS: dict[LengthPenalty, LengthPenaltyFormula] = {
     "wu": LENGTH_PENALTY_FORMULA_WU,
     "power": LENGTH_PENALTY_FORMULA_POWER,
 }
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How the targets of a message are decoded: its options, read and checked once for all of its sources.
+
+    Attributes:
+        options: The options, with the model's own where the message does not set any.
+        request: The engine's request, without what depends on a source.
+        max_new_tokens: The limit of each target.
+        frame: The tokens before and after those of a source text.
+        language: The language by whose rules sentences are split.
+        bound: The bound on the length of targets relative to their sources, if there is one.
+        has_seed: Whether the caller sets the seed of sampling; otherwise each source has another one.
+    """
+
+    options: GenerateOptions
+    request: Request
+    max_new_tokens: int
+    frame: tuple[tuple[int, ...], tuple[int, ...]]
+    language: str
+    bound: LengthBound | None
+    has_seed: bool
 
 
 @dataclass(frozen=True)
@@ -60,73 +82,113 @@ class Job:
     texts: dict[int, StoppedText] = field(default_factory=dict)
 
 
-def engine_jobs(
-    message: GenerateRequest, model: ServedModel, origin: Origin, checkpoint: Checkpoint, *, stream: bool
-) -> list[Job]:
-    """Returns the engine's requests for a call: more than one if its source is split.
+def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, stream: bool) -> Decoding:
+    """Reads and checks the options of a message.
 
     Args:
-        message: The request of the caller.
-        model: The model that the request names.
-        origin: Where the request comes from.
-        checkpoint: Is called every few milliseconds; an error that it raises ends the work.
+        given: The options of the message.
+        model: The model that it names.
+        caller: Its sender.
         stream: Whether the caller gets pieces.
 
     Raises:
-        InvalidRequest: An option or source does not fit; the error names the field and what it must be.
+        InvalidRequest: An option does not fit; the error names the field and what it must be.
         Forbidden: The role of the caller does not allow its priority.
     """
-    options = with_defaults(message.options, model)
+    _check_sizes(given)
+    options = _with_defaults(given, model)
     chosen, frames = _chosen(options, model), model.frames
     forced_ids = _placed(frames.forced, chosen)
     start_ids, detected_ids = _start(options, model, chosen)
-    frame = _placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)
     prefix_ids = _target_ids(options.target_prefix, forced_ids, model, "options.target_prefix")
     max_new_tokens = _max_new_tokens(options, model, len(prefix_ids), len(forced_ids))
-    if not message.options.HasField("min_new_tokens") and options.min_new_tokens > max_new_tokens:
+    if not given.HasField("min_new_tokens") and options.min_new_tokens > max_new_tokens:
         options.min_new_tokens = max_new_tokens
     _check_ranges(options, model, max_new_tokens)
-    stops = _stop_sequences(options, model)
     _check_long_source(options, model)
-    language = _source_language(options, model)
-    bound = _length_bound(options, model)
-    parts = source_parts(
-        message.sources, model, checkpoint, frame=frame, long_source=options.long_source, language=language
+    request = Request(
+        request_id="",
+        sources={},
+        memory_length=0,
+        max_new_tokens=max_new_tokens,
+        arrival=0.0,
+        attention=_attention(options, model),
+        stream=stream,
+        priority=_priority(options.priority, caller, "options.priority"),
+        caller=caller.name,
+        constraints=_constraints(options, model),
+        sampling=_sampling(options),
+        beam=_beam(options),
+        num_hypotheses=max(options.num_hypotheses, 1),
+        prefix_ids=prefix_ids,
+        start_ids=start_ids,
+        detected_ids=detected_ids,
+        num_counted=len(forced_ids),
+        begin_suppressed_ids=frozenset(model.generation.begin_suppressed_token_ids),
+        ends_forced=model.generation.forced_eos_id is not None,
+        stops=_stop_sequences(options, model),
+        log_probabilities=options.log_probabilities,
+        num_alternatives=options.num_alternatives,
     )
-    attention, sampling, beam = _attention(options, model), _sampling(options), _beam(options)
-    priority = _priority(options.priority, origin, "options.priority")
-    constraints = _constraints(options, model)
+    return Decoding(
+        options=options,
+        request=request,
+        max_new_tokens=max_new_tokens,
+        frame=(_placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)),
+        language=_source_language(options, model),
+        bound=_length_bound(options, model),
+        has_seed=options.HasField("seed"),
+    )
+
+
+def engine_jobs(
+    sources: Sequence[Source], decoding: Decoding, model: ServedModel, origin: Origin, checkpoint: Checkpoint
+) -> list[Job]:
+    """Returns the engine's requests for the sources of a target: more than one if they are split.
+
+    Args:
+        sources: The sources.
+        decoding: How their targets are decoded.
+        model: The model.
+        origin: Where the request comes from.
+        checkpoint: Is called every few milliseconds; an error that it raises ends the work.
+
+    Raises:
+        InvalidRequest: A source does not fit; the error names the field and what it must be.
+    """
+    parts = source_parts(
+        sources,
+        model,
+        checkpoint,
+        frame=decoding.frame,
+        long_source=decoding.options.long_source,
+        language=decoding.language,
+    )
+    shared, bound = decoding.request, decoding.bound
+    sampling, size = shared.sampling, decoding.options.encoder_no_repeat_ngram_size
+    if sampling is not None and not decoding.has_seed:
+        sampling = replace(sampling, seed=secrets.randbits(64))
     jobs = []
     for part in parts:
-        limit, is_bounded, its_sources = max_new_tokens, False, _sources(part, model)
+        limit, is_bounded, constraints = decoding.max_new_tokens, False, shared.constraints
+        memory_length = model.memory.memory_length({name: len(array) for name, array in part.sources.items()})
+        if size:
+            constraints = _without_ngrams(constraints, size, part.sources[model.memory.source])
         if bound is not None:
             # A caller who sets min_new_tokens gets the usual room after that number of tokens.
-            longest = constraints.min_new_tokens + bound.max_new_tokens(its_sources["memory_length"])
+            longest = constraints.min_new_tokens + bound.max_new_tokens(memory_length)
+            is_bounded = longest < limit and bound is model.length_bound
             limit = min(limit, longest)
-            is_bounded = longest < max_new_tokens and bound is model.length_bound
-        request = Request(
+        request = replace(
+            shared,
             request_id=origin.request_id,
-            **its_sources,
-            max_new_tokens=limit,
+            sources=part.sources,
+            memory_length=memory_length,
             arrival=origin.arrival,
             deadline=origin.deadline,
-            attention=attention,
-            stream=stream,
-            priority=priority,
-            caller=origin.caller.name,
-            constraints=_with_source(constraints, its_sources["sources"], options, model),
+            max_new_tokens=limit,
             sampling=sampling,
-            beam=beam,
-            num_hypotheses=max(options.num_hypotheses, 1),
-            prefix_ids=prefix_ids,
-            start_ids=start_ids,
-            detected_ids=detected_ids,
-            num_counted=len(forced_ids),
-            begin_suppressed_ids=frozenset(model.generation.begin_suppressed_token_ids),
-            ends_forced=model.generation.forced_eos_id is not None,
-            stops=stops,
-            log_probabilities=options.log_probabilities,
-            num_alternatives=options.num_alternatives,
+            constraints=constraints,
             is_bounded=is_bounded,
         )
         jobs.append(Job(part, request))
@@ -175,13 +237,15 @@ def score_request(
     chosen, frames = _chosen(message, model), model.frames
     frame = _placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)
     start_ids = _placed(frames.start, chosen)
+    [part] = source_parts(message.sources, model, checkpoint, frame=frame)
     return Request(
         request_id=origin.request_id,
-        **_sources(source_parts(message.sources, model, checkpoint, frame=frame)[0], model),
+        sources=part.sources,
+        memory_length=model.memory.memory_length({name: len(array) for name, array in part.sources.items()}),
         max_new_tokens=1,
         arrival=origin.arrival,
         deadline=origin.deadline,
-        priority=_priority(message.priority, origin, "priority"),
+        priority=_priority(message.priority, origin.caller, "priority"),
         caller=origin.caller.name,
         prefix_ids=_target_ids(message.target, _placed(frames.forced, chosen), model, "target"),
         start_ids=start_ids,
@@ -217,7 +281,7 @@ def _target_ids(
     return *forced_ids, *token_ids
 
 
-def with_defaults(options: GenerateOptions, model: ServedModel) -> GenerateOptions:
+def _with_defaults(options: GenerateOptions, model: ServedModel) -> GenerateOptions:
     """Returns the options with the model's own where the request does not set any."""
     defaults = model.generation
     result = GenerateOptions()
@@ -324,12 +388,12 @@ def _max_new_tokens(options: GenerateOptions, model: ServedModel, num_prefix: in
     return options.max_new_tokens - num_forced
 
 
-def _priority(priority: int, origin: Origin, field: str) -> int:
+def _priority(priority: int, caller: Caller, field: str) -> int:
     """Returns the priority, if the role of the caller allows it."""
     bounds = OPTIONS["priority"].bounds
     assert bounds is not None
     _in_range("priority", priority, *bounds, field)
-    if priority < 0 and not origin.caller.is_admin:
+    if priority < 0 and not caller.is_admin:
         raise Forbidden(f"priority is {priority}, and below 0 it needs the role admin: send 0 to {bounds[1]}")
     return priority
 
@@ -340,17 +404,6 @@ def _length_bound(options: GenerateOptions, model: ServedModel) -> LengthBound |
         return None if options.HasField("max_new_tokens") else model.length_bound
     ratio = options.max_length_ratio
     return LengthBound(ratio, model.length_bound.constant if model.length_bound else 0) if ratio else None
-
-
-class _Sources(TypedDict):
-    sources: Mapping[str, Array]
-    memory_length: int
-
-
-def _sources(part: Part, model: ServedModel) -> _Sources:
-    """Returns the fields of a request that depend on its sources."""
-    lengths = {name: len(array) for name, array in part.sources.items()}
-    return {"sources": part.sources, "memory_length": model.memory.memory_length(lengths)}
 
 
 def _stop_sequences(options: GenerateOptions, model: ServedModel) -> StopSequences | None:
@@ -416,6 +469,14 @@ def _source_language(options: GenerateOptions, model: ServedModel) -> str:
     return language
 
 
+def _check_sizes(options: GenerateOptions) -> None:
+    """Refuses options with too many items, before any are copied."""
+    for name, option in OPTIONS.items():
+        if option.max_items is not None:
+            number = len(getattr(options, name))
+            _in_range(f"the number of {name}", number, 0, option.max_items, f"options.{name}")
+
+
 def _check_ranges(options: GenerateOptions, model: ServedModel, max_new_tokens: int) -> None:
     """Refuses options out of their range, or without the option that they need."""
     if 1 < options.beam_size < options.num_hypotheses:
@@ -434,8 +495,6 @@ def _check_ranges(options: GenerateOptions, model: ServedModel, max_new_tokens: 
         name, option, field = descriptor.name, OPTIONS[descriptor.name], f"options.{descriptor.name}"
         if option.needs and getattr(options, option.needs) <= option.needs_above:
             raise InvalidRequest(f"{name} needs a {option.needs} above {option.needs_above}", field=field)
-        if option.max_items is not None:
-            _in_range(f"the number of {name}", len(value), 0, option.max_items, field)
         if option.bounds is not None and (value or name != "temperature"):  # 0 turns sampling off
             least, most = option.bounds
             for number in value.values() if name == "logit_bias" else [value]:
@@ -457,40 +516,45 @@ def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
         raise InvalidRequest(
             "every token is suppressed: leave at least one", field="options.suppressed_token_ids"
         )
-    return Constraints(
-        min_new_tokens=options.min_new_tokens,
-        repetition_penalty=options.repetition_penalty if options.HasField("repetition_penalty") else 1.0,
-        no_repeat_ngram_size=options.no_repeat_ngram_size,
-        suppressed_token_ids=frozenset(suppressed) | (frozenset() if times is None else {times.off_id}),
-        logit_bias=dict(biases),
-        repeats_start=defaults.repeats_start,
-        is_renormalized=defaults.is_renormalized,
-        times=times,
-        penalizes_log_probabilities=defaults.penalizes_log_probabilities,
-    )
-
-
-def _with_source(
-    constraints: Constraints, sources: Mapping[str, Array], options: GenerateOptions, model: ServedModel
-) -> Constraints:
-    """Returns the constraints with the model's forbidden sequences, and the source's n-grams if asked for."""
-    size, sequences = options.encoder_no_repeat_ngram_size, list(model.generation.forbidden_sequences)
+    size = options.encoder_no_repeat_ngram_size
     if size and not model.reads_text:
         raise InvalidRequest(
             f"encoder_no_repeat_ngram_size applies to a text, which {model.name} does not read: leave it out",
             field="options.encoder_no_repeat_ngram_size",
         )
-    if size:
-        token_ids = sources[model.memory.source].tolist()
-        sequences += [tuple(token_ids[end - size : end]) for end in range(size, len(token_ids) + 1)]
+    constraints = Constraints(
+        min_new_tokens=options.min_new_tokens,
+        repetition_penalty=options.repetition_penalty if options.HasField("repetition_penalty") else 1.0,
+        no_repeat_ngram_size=options.no_repeat_ngram_size,
+        suppressed_token_ids=frozenset(suppressed) | (frozenset() if times is None else {times.off_id}),
+        logit_bias=dict(biases),
+        forbidden_after=_forbidden_after(defaults.forbidden_sequences),
+        repeats_start=defaults.repeats_start,
+        is_renormalized=defaults.is_renormalized,
+        times=times,
+        penalizes_log_probabilities=defaults.penalizes_log_probabilities,
+    )
+    forbidden = (*defaults.suppressed_token_ids, *defaults.begin_suppressed_token_ids)
+    # If no logit ever changes, it does not matter how changes are made.
+    return constraints if size or constraints.change_logits or forbidden else NO_CONSTRAINTS
+
+
+def _without_ngrams(constraints: Constraints, size: int, token_ids: Array) -> Constraints:
+    """Returns the constraints without the n-grams of a source."""
+    ids = token_ids.tolist()
+    ngrams = [tuple(ids[end - size : end]) for end in range(size, len(ids) + 1)]
+    after = dict(constraints.forbidden_after)
+    for before, lasts in _forbidden_after(ngrams).items():
+        after[before] = after.get(before, frozenset()) | lasts
+    return replace(constraints, forbidden_after=after)
+
+
+def _forbidden_after(sequences: Iterable[tuple[int, ...]]) -> dict[tuple[int, ...], frozenset[int]]:
+    """Returns the last tokens of forbidden sequences, by the tokens before them."""
     after: dict[tuple[int, ...], set[int]] = {}
     for *before, last in sequences:
         after.setdefault(tuple(before), set()).add(last)
-    constraints = replace(constraints, forbidden_after={key: frozenset(ids) for key, ids in after.items()})
-    defaults = model.generation
-    forbidden = (*defaults.suppressed_token_ids, *defaults.begin_suppressed_token_ids)
-    # If no logit ever changes, it does not matter how changes are made.
-    return constraints if constraints.change_logits or forbidden else NO_CONSTRAINTS
+    return {before: frozenset(lasts) for before, lasts in after.items()}
 
 
 def _sampling(options: GenerateOptions) -> Sampling | None:
@@ -501,7 +565,7 @@ def _sampling(options: GenerateOptions) -> Sampling | None:
         top_k=options.top_k,
         top_p=options.top_p if options.HasField("top_p") else 1.0,
         min_p=options.min_p,
-        seed=options.seed if options.HasField("seed") else secrets.randbits(64),
+        seed=options.seed,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
@@ -10,7 +11,13 @@ from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.calls import Call, Calls, sized
 from seq2seq_serve.server.service.seq2seq.answers import model_message, score_response
 from seq2seq_serve.server.service.seq2seq.batch import generate_batch
-from seq2seq_serve.server.service.seq2seq.generation import generate, generate_pieces, read_sources, succeeded
+from seq2seq_serve.server.service.seq2seq.generation import (
+    generate,
+    generate_pieces,
+    read_decoding,
+    read_sources,
+    succeeded,
+)
 from seq2seq_serve.server.service.seq2seq.requests import score_request
 
 
@@ -24,9 +31,10 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
     async def Generate(self, message: pb.GenerateRequest, call: Call) -> pb.GenerateResponse:
         """Answers once, with the whole target."""
         with call.using(message.model) as model:
-            messages = [message]
+            decoding = await read_decoding(message.options, model, call)
+            rows: list[Sequence[pb.Source]] = [message.sources]
             del message  # `generate` keeps only what it needs of it
-            (answer,) = await generate(messages, model, call)
+            (answer,) = await generate(rows, decoding, model, call)
             return sized(answer)
 
     async def GenerateStream(self, message: pb.GenerateRequest, call: Call) -> None:
@@ -38,9 +46,10 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
             await call.send(pb.GenerateStreamResponse(piece=piece))
 
         with call.using(message.model) as model:
-            messages = [message]
+            decoding = await read_decoding(message.options, model, call, stream=True)
+            rows: list[Sequence[pb.Source]] = [message.sources]
             del message
-            answer = await generate_pieces(messages, model, call, write)
+            answer = await generate_pieces(rows, decoding, model, call, write)
             await call.send(pb.GenerateStreamResponse(result=answer))
 
     async def GenerateBatch(self, message: pb.GenerateBatchRequest, call: Call) -> None:
@@ -52,7 +61,8 @@ class Seq2SeqService(pb_grpc.Seq2SeqServicer):
         """Answers with the log-probabilities of a given target."""
         with call.using(message.model) as model:
             work = partial(score_request, message, model, call)
-            request = await read_sources(work, message, model, call)
+            num_other_bytes = message.target.ByteSize()
+            request = await read_sources(work, message.sources, num_other_bytes, model, call)
             del work, message  # their sources would take memory while the request waits
             with model.engine.submitted([request], call.is_expired) as (stream,):
                 result = await succeeded(stream, call)

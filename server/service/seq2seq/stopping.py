@@ -85,15 +85,15 @@ class StoppedText:
     def push(self, token_ids: Sequence[int]) -> str:
         """Returns the text that is certain with these tokens."""
         self.token_ids += token_ids
-        return self._kept(self._push(token_ids))
+        piece = self._push(token_ids)
+        self.text += piece
+        return piece
 
     def finish(self) -> str:
         """Returns the rest of the text after the last token."""
-        return self._kept(self._stream.push_bytes(self._held) + self._stream.finish())
-
-    def _kept(self, piece: str) -> str:
-        self.text += piece
-        return piece
+        rest = self._stream.push_bytes(self._held) + self._stream.finish()
+        self.text += rest
+        return rest
 
     def _push(self, token_ids: Sequence[int]) -> str:
         if self.is_stopped:

@@ -77,7 +77,7 @@ def test_cores_get_what_they_have_slots_for_and_a_few_ahead():
     with DrivenEngine(*runners).started() as engine:
         engine.submit(*(make_request((20, number)) for number in range(3, 60)))
         assert [len(core.requests) for core in engine.cores] == [18, 18]
-        assert len(engine.engine._queue) == 57 - 36
+        assert engine.engine._queue.num_requests == 57 - 36
         engine.turn(4)
         assert [core.core._scheduler.slots.num_reserved for core in engine.cores] == [16, 16]
         assert engine.engine.load() == Load(57 - 32, 32, 32, 32 * 4)

@@ -148,7 +148,7 @@ def test_in_a_full_queue_the_newcomer_of_a_caller_with_little_takes_the_place_of
     assert error.retry_after_seconds > 0
     with pytest.raises(Overloaded, match="the queue is full: with this call it would have 11 requests"):
         queue.add(requests_of("crowd", 1), 1, 0.0)
-    assert len(queue) == 10
+    assert queue.num_requests == 10
 
 
 def test_callers_end_with_equal_parts_of_a_full_queue_and_nothing_goes_back_and_forth():
@@ -188,7 +188,7 @@ def test_a_call_of_several_requests_is_taken_whole_or_displaces_nobody():
     queue = make_queue(*crowds["a"], *crowds["b"], max_waiting_requests=8)
     with pytest.raises(Overloaded, match="the queue is full: with this call it would have 11 requests"):
         queue.add(requests_of("new", 3), 1, 0.0)  # which would then hold as much as the others
-    assert len(queue) == 8
+    assert queue.num_requests == 8
     newcomers = requests_of("new", 2)
     assert {request for request, _ in queue.add(newcomers, 1, 0.0)} == {crowds["b"][3], crowds["a"][3]}
     assert set(newcomers) < set(queue)
@@ -199,7 +199,7 @@ def test_a_call_is_refused_where_its_last_request_would_come_too_late():
     served(queue, 1)  # takes a second
     with pytest.raises(Overloaded, match=r"a slot is expected in 3\.0 seconds"):
         queue.add(requests_of("a", 3, deadline=2.9), 1, 0.0)
-    assert len(queue) == 0
+    assert queue.num_requests == 0
     queue.add(requests_of("a", 3, deadline=3.1), 1, 0.0)
 
 
@@ -275,7 +275,7 @@ def test_at_random_the_next_is_an_oldest_of_the_most_urgent_level_and_nothing_is
                         waiting.remove(displaced)
                     waiting += requests
                 except Overloaded:
-                    assert len(queue) == len(waiting), "displaced for a call that was refused"
+                    assert queue.num_requests == len(waiting), "displaced for a call that was refused"
             case 2:
                 request = queue.first(now)
                 assert (request is None) == (not waiting)
@@ -290,7 +290,7 @@ def test_at_random_the_next_is_an_oldest_of_the_most_urgent_level_and_nothing_is
             case 4:
                 if waiting and chance.random() < 0.5:
                     assert queue.remove(waiting.pop(chance.randrange(len(waiting))))
-        assert len(queue) == len(waiting) <= most
+        assert queue.num_requests == len(waiting) <= most
         assert queue.num_slots_wanted == sum(request.num_slots for request in waiting)
         assert queue._work == queue._work_of(waiting)
         assert set(queue._levels) == {request.priority for request in waiting}

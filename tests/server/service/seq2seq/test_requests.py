@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from grpc.aio import AioRpcError
 
@@ -15,7 +16,13 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.server.engine.records import NO_CONSTRAINTS, Beam, Constraints, Sampling
 from seq2seq_serve.server.errors import InvalidRequest
-from seq2seq_serve.server.service.seq2seq.requests import _chosen, _near, _with_source, with_defaults
+from seq2seq_serve.server.service.seq2seq.requests import (
+    _chosen,
+    _constraints,
+    _near,
+    _with_defaults,
+    _without_ngrams,
+)
 from tests.server.service.harness import byte_tokenizer, serving, serving_bundles
 
 TEXT = "sources[0].text"
@@ -371,7 +378,7 @@ NEUTRAL = dict.fromkeys(DEFAULTS, 0) | {"repetition_penalty": 1.0}
 @pytest.mark.parametrize(("given", "expected"), [({}, DEFAULTS), (NEUTRAL, NEUTRAL)])
 def test_a_neutral_value_turns_off_what_the_model_does_by_default(given, expected):
     model = SimpleNamespace(generation=Generation(**DEFAULTS))
-    options = with_defaults(pb.GenerateOptions(**given), model)
+    options = _with_defaults(pb.GenerateOptions(**given), model)
     assert {name: getattr(options, name) for name in DEFAULTS} == pytest.approx(expected)
 
 
@@ -492,7 +499,14 @@ def test_the_longest_given_target_leaves_room_for_the_forced_tokens(forcing_path
 )
 def test_constraints_that_change_nothing_are_dropped(settings, are_kept):
     """How probabilities change matters also for tokens that are forbidden only at the beginning."""
-    model = SimpleNamespace(generation=Generation(**settings))
-    given = Constraints(is_renormalized=False, repeats_start=True)
-    found = _with_source(given, {}, pb.GenerateOptions(), model)
-    assert found == (given if are_kept else NO_CONSTRAINTS)
+    generation = Generation(is_renormalized=False, repeats_start=True, **settings)
+    model = SimpleNamespace(generation=generation, timestamps=None, vocab_size=100, reads_text=True)
+    expected = Constraints(is_renormalized=False, repeats_start=True) if are_kept else NO_CONSTRAINTS
+    assert _constraints(pb.GenerateOptions(), model) == expected
+
+
+def test_the_ngrams_of_a_source_are_forbidden_beside_the_sequences_of_the_model():
+    given = Constraints(forbidden_after={(5,): frozenset({6})})
+    found = _without_ngrams(given, 2, np.array([5, 7, 8]))
+    assert found.forbidden_after == {(5,): {6, 7}, (7,): {8}}
+    assert given.forbidden_after == {(5,): {6}}
