@@ -26,7 +26,6 @@ from seq2seq_serve.bundle.names import Precision, Verb
 from seq2seq_serve.export import convert, exporter
 from seq2seq_serve.export.__main__ import main as export_main
 from seq2seq_serve.export.exporter import export_bundle
-from seq2seq_serve.export.graphs.base import Graph
 from seq2seq_serve.export.graphs.linear import FloatFactory
 from seq2seq_serve.export.graphs.transformer import DecodeGraph, EncodeGraph, SharingStepGraph
 from seq2seq_serve.training.config import ModelConfig, TrainingConfig, TransformerConfig
@@ -37,6 +36,7 @@ from seq2seq_serve.training.models.registry import make_model
 from seq2seq_serve.training.prepare import continue_run, start_run
 from seq2seq_serve.training.presets import Preset
 from seq2seq_serve.training.run import RunFolder, TrainedModel, load_run
+from tests.conversions import FOLDER, Conversions
 
 _KOREAN = "하나", "둘", "셋", "넷", "다섯"
 _ENGLISH = "one", "two", "three", "four", "five"
@@ -93,6 +93,13 @@ def _one_table_of_operators() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _kept_conversions() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(convert, "convert", Conversions(FOLDER, convert.convert).convert)
+        yield
+
+
 @pytest.fixture(scope="session")
 def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, Callable[[Path], None]], Path]:
     """Fill a folder of that name once for all processes that share the tests; the others wait for it."""
@@ -139,20 +146,15 @@ def imported(made_once: Callable[[str, Callable[[Path], None]], Path]) -> Callab
     return lambda case: made_once(f"imported-{case}", functools.partial(make, case))
 
 
-@pytest.fixture(scope="session")
-def graphs_of() -> Callable[[Path], Callable[[Graph], ir.Model]]:
-    """Stands in for `convert.convert`, which takes seconds: gives what it made of the same model before."""
-    verbs = {EncodeGraph: Verb.ENCODE, SharingStepGraph: Verb.STEP, DecodeGraph: Verb.DECODE}
-    return lambda folder: lambda graph: ir.load(folder / f"{verbs[type(graph)]}.onnx")
-
-
 @pytest.fixture
-def quick_checkpoint(imported, graphs_of, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
-    """The checkpoint of `imported`; exports of it in fp32 take the graphs that were converted before."""
+def quick_checkpoint(imported, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """The checkpoint of `imported`; exports of it in fp32 take its graphs, whatever their other settings."""
+    verbs = {EncodeGraph: Verb.ENCODE, SharingStepGraph: Verb.STEP, DecodeGraph: Verb.DECODE}
 
     def quick_checkpoint(case: str) -> Path:
         folder = imported(case)
-        monkeypatch.setattr(convert, "convert", graphs_of(folder / "bundle" / "fp32"))
+        graphs = folder / "bundle" / "fp32"
+        monkeypatch.setattr(convert, "convert", lambda graph: ir.load(graphs / f"{verbs[type(graph)]}.onnx"))
         return folder / "checkpoint"
 
     return quick_checkpoint

@@ -131,12 +131,6 @@ def fp16_manifest(one_layer_trained: TrainedModel, made_once) -> tuple[Path, Man
 
 
 @pytest.fixture
-def quick_conversion(bundle_path: Path, graphs_of, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Exports of the random model in fp32 need not convert it again."""
-    monkeypatch.setattr(convert, "convert", graphs_of(bundle_path / "fp32"))
-
-
-@pytest.fixture
 def told() -> tuple[list[str], Callable[[str], None]]:
     lines: list[str] = []
     return lines, lines.append

@@ -76,7 +76,6 @@ def test_a_folder_that_is_there_is_not_replaced_unasked(random_trained, tmp_path
     assert names_in(tmp_path) == ["precious"]
 
 
-@pytest.mark.usefixtures("quick_conversion")
 def test_a_failing_proof_leaves_the_old_bundle_and_nothing_else(random_trained, tmp_path, monkeypatch, told):
     path = tmp_path / "bundle"
     path.mkdir()
@@ -96,7 +95,6 @@ def test_a_failing_proof_leaves_the_old_bundle_and_nothing_else(random_trained, 
     load_bundle(path)
 
 
-@pytest.mark.usefixtures("quick_conversion")
 def test_an_interrupt_between_the_two_renames_puts_the_old_bundle_back(random_trained, tmp_path, monkeypatch):
     path = tmp_path / "bundle"
     path.mkdir()

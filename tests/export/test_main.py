@@ -118,14 +118,12 @@ def test_ctrl_c_is_one_line_whatever_becomes_of_the_exception(run, capsys, monke
     assert told_when_interrupted(run, capsys) == expected
 
 
-def test_ctrl_c_that_is_swallowed_ends_the_export_at_its_next_report(
-    run, trained_run, capsys, monkeypatch, graphs_of
-):
+def test_ctrl_c_that_is_swallowed_ends_the_export_at_its_next_report(run, capsys, monkeypatch):
     class Interrupting:
         def __del__(self) -> None:
             signal.raise_signal(signal.SIGINT)
 
-    original = graphs_of(trained_run.bundle / "fp32")
+    original = convert.convert
 
     def interrupted_in_a_finalizer(graph):
         Interrupting()
