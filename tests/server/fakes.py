@@ -4,7 +4,6 @@ It keeps memory and cache by row as the real one does, so that a row that was mo
 decodes something else.
 """
 
-import dataclasses
 import math
 import random
 from collections.abc import Iterable, Mapping
@@ -21,7 +20,6 @@ from seq2seq_serve.server.engine.records import (
     Sequence,
 )
 from seq2seq_serve.server.metrics import Metrics
-from seq2seq_serve.training.evaluation import selection
 
 START_ID, EOS_ID, VOCAB_SIZE = 1, 2, 97
 SOURCE = "source_ids"
@@ -224,10 +222,3 @@ class FakeRunner:
     def close(self) -> None:
         assert not self.is_closed
         self.is_closed = True
-
-
-def oracles_constraints(request: Request) -> selection.Constraints:
-    """The constraints of a request as the search of training knows them."""
-    names = [each.name for each in dataclasses.fields(selection.Constraints) if each.name != "prefix_ids"]
-    given = {name: getattr(request.constraints, name) for name in names}
-    return selection.Constraints(**given, prefix_ids=request.prefix_ids)

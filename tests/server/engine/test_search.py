@@ -28,8 +28,15 @@ from seq2seq_serve.training.evaluation import search, selection
 from tests.server.driver import Driver
 from tests.server.engine.test_core import sources
 from tests.server.fakes import EOS_ID as FAKE_EOS_ID
-from tests.server.fakes import FakeRunner, make_request, oracles_constraints, selected
-from tests.server.runner.test_selection import LIMIT, VOCAB_SIZE, random_constraints, random_request, run
+from tests.server.fakes import FakeRunner, make_request, selected
+from tests.server.runner.test_selection import (
+    LIMIT,
+    VOCAB_SIZE,
+    oracles_constraints,
+    random_constraints,
+    random_request,
+    run,
+)
 
 
 def random_branching(chance: random.Random) -> Request:

@@ -28,7 +28,6 @@ from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.evaluation import selection
 from seq2seq_serve.training.evaluation.search import greedy_hypothesis, sample_search, score_target
 from tests.server.driver import Driver
-from tests.server.fakes import oracles_constraints
 from tests.server.runner.test_runner import FarDevice
 
 VOCAB_SIZE, LIMIT = 300, 12
@@ -94,6 +93,13 @@ def run(bundle, requests, num_slots, precision=Precision.FP32, seed=0):
 def requests() -> list[Request]:
     chance = random.Random(11)
     return [random_request(chance) for _ in range(60)]
+
+
+def oracles_constraints(request: Request) -> selection.Constraints:
+    """The constraints of a request as the search of training knows them."""
+    names = [each.name for each in dataclasses.fields(selection.Constraints) if each.name != "prefix_ids"]
+    given = {name: getattr(request.constraints, name) for name in names}
+    return selection.Constraints(**given, prefix_ids=request.prefix_ids)
 
 
 def oracle(trained, request):
