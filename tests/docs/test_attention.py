@@ -1,11 +1,12 @@
 """The page on attention says what its code prints, and shows pictures that are there."""
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
+import torch
+
 from benchmarks.complexity.layers import LAYER_TYPES
+from docs.page import main
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "attention.md"
@@ -14,11 +15,13 @@ DECIMAL = re.compile(r"(?<![\d.])\d+\.\d+(?![\d.]*\d)")
 BLOCK = re.compile(r"```.*?```", flags=re.DOTALL)
 
 
-def test_every_output_is_what_the_code_above_it_prints():
-    # In a process of its own: the page sets torch's seed and how it prints.
-    command = [sys.executable, "-W", "error", "-m", "docs.page", str(PAGE), "--check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+def test_every_output_is_what_the_code_above_it_prints(capsys):
+    try:
+        with torch.random.fork_rng():
+            is_different = main([str(PAGE), "--check"])
+    finally:
+        torch.set_printoptions(profile="default")
+    assert not is_different, capsys.readouterr().err
 
 
 def test_every_decimal_of_the_prose_stands_in_a_block_of_its_section():
