@@ -1,4 +1,6 @@
+import functools
 import pickle
+import signal
 from collections.abc import Callable, Iterator
 from io import StringIO
 from pathlib import Path
@@ -8,6 +10,7 @@ import torch
 from rich.console import Console
 
 from benchmarks.serving import free_ports
+from seq2seq_serve.training import prepare
 from seq2seq_serve.training.builtin import grammar
 from seq2seq_serve.training.builtin.grammar import BuiltinCorpus
 from seq2seq_serve.training.config import TrainingConfig, TransformerConfig
@@ -15,7 +18,10 @@ from seq2seq_serve.training.data.corpus import Corpus, SentencePair
 from seq2seq_serve.training.models.transformer import Transformer
 from seq2seq_serve.training.presets import Preset
 from seq2seq_serve.training.reports import curves
+from seq2seq_serve.training.reports.progress import Reporter
 from tests.training.processes import Rank, start_rank
+
+_commit = functools.cache(prepare.repository_commit)
 
 _WORDS = ("하나", "둘", "셋", "넷"), ("one", "two", "three", "four")
 
@@ -34,8 +40,9 @@ def built_in(made_once) -> Callable[[int], BuiltinCorpus]:
 
 @pytest.fixture(autouse=True)
 def _quick(built_in: Callable[[int], BuiltinCorpus], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trainings of 20 steps take less time than the corpus and the picture that they begin and end with."""
+    """Trainings of 20 steps take less time than what they begin and end with."""
     monkeypatch.setattr(grammar, "build_corpus", built_in)
+    monkeypatch.setattr(prepare, "repository_commit", _commit)
     monkeypatch.setattr(curves, "save_learning_curve", lambda folder: None)
 
 
@@ -108,6 +115,26 @@ def corpus_files(corpus: Corpus, tmp_path: Path) -> list[str]:
         path.write_text("\n".join(lines) + "\n", encoding="utf-8")
         flags += [flag, str(path)]
     return flags
+
+
+@pytest.fixture
+def press_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Sends the signal, or another, during a step."""
+    # A shell lets what it starts in the background ignore it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def arrange(at_step: int, signal_number: int = signal.SIGINT) -> None:
+        advance = Reporter.advance
+
+        def advance_and_interrupt(self: Reporter, step: int) -> None:
+            advance(self, step)
+            if step == at_step:
+                signal.raise_signal(signal_number)
+
+        monkeypatch.setattr(Reporter, "advance", advance_and_interrupt)
+
+    yield arrange
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture

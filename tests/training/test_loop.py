@@ -34,7 +34,6 @@ from seq2seq_serve.training.prepare import continue_run, start_run
 from seq2seq_serve.training.presets import Preset
 from seq2seq_serve.training.reports import curves, meter
 from seq2seq_serve.training.reports.curves import save_learning_curve
-from seq2seq_serve.training.reports.progress import Reporter
 from seq2seq_serve.training.run import RunFolder, Summary, load_run
 
 CPU = torch.device("cpu")
@@ -65,26 +64,6 @@ def train(
         return folder, continue_run(folder, corpus, device, console)
 
     return run
-
-
-@pytest.fixture
-def press_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
-    """Sends the signal, or another, during a step."""
-    # A shell lets what it starts in the background ignore it.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-
-    def arrange(at_step: int, signal_number: int = signal.SIGINT) -> None:
-        advance = Reporter.advance
-
-        def advance_and_interrupt(self: Reporter, step: int) -> None:
-            advance(self, step)
-            if step == at_step:
-                signal.raise_signal(signal_number)
-
-        monkeypatch.setattr(Reporter, "advance", advance_and_interrupt)
-
-    yield arrange
-    signal.signal(signal.SIGINT, before)
 
 
 def final_weights(folder: RunFolder) -> dict[str, Tensor]:
@@ -170,11 +149,11 @@ def test_an_evaluation_is_interrupted_between_its_steps_and_made_again(
 
         return translate(*arguments, before_step=counted, **options)
 
-    monkeypatch.setattr(loop, "translate", interrupted)
-    with pytest.raises(TrainingInterrupted, match=f"interrupted at step {at_step}"):
-        train("interrupted")
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "translate", interrupted)
+        with pytest.raises(TrainingInterrupted, match=f"interrupted at step {at_step}"):
+            train("interrupted")
     assert steps.count(evaluation) == 2
-    monkeypatch.undo()
     folder, summary = train("interrupted")
     assert dataclasses.replace(summary, seconds=0.0) == dataclasses.replace(whole_summary, seconds=0.0)
     assert_equal_weights(final_weights(whole), final_weights(folder))
@@ -194,11 +173,11 @@ def test_an_interrupt_ends_the_loss_of_an_evaluation_too(
             signal.raise_signal(signal.SIGTERM)
             yield batch
 
-    monkeypatch.setattr(scoring, "batches_in_order", interrupted)
-    with pytest.raises(TrainingInterrupted, match="interrupted at step 10"):
-        train("run", batch_tokens=10)
+    with monkeypatch.context() as patch:
+        patch.setattr(scoring, "batches_in_order", interrupted)
+        with pytest.raises(TrainingInterrupted, match="interrupted at step 10"):
+            train("run", batch_tokens=10)
     assert len(batches) == 1
-    monkeypatch.undo()
     folder, _ = train("run")
     assert [line["step"] for line in metrics(folder, "dev")] == [10, 20]
 

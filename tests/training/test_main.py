@@ -4,8 +4,7 @@ import logging
 import os
 import shutil
 import signal
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from io import BytesIO, TextIOWrapper
 from pathlib import Path
 
@@ -668,16 +667,17 @@ def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -
 
 @pytest.mark.parametrize(("signal_number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_is_the_exit_code_and_how_to_go_on_is_said(
-    tmp_path: Path, corpus_files: list[str], start_ranks, signal_number: int, exit_code: int
+    tmp_path: Path,
+    corpus_files: list[str],
+    press_ctrl_c: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    signal_number: int,
+    exit_code: int,
 ) -> None:
     out = tmp_path / "run"
-    (training,) = start_ranks(1, "demo", "--out", str(out), *corpus_files, "--threads", "1")
-    metrics = RunFolder(out).metrics_file
-    while not (metrics.is_file() and metrics.stat().st_size):  # training is under way
-        assert training.process.is_alive(), training.stderr
-        time.sleep(0.05)
-    os.kill(training.process.pid, signal_number)
-    assert training.wait() == exit_code
-    assert f"continue with: python -m training train demo --out {out} --resume" in training.stderr
-    assert "Traceback" not in training.stderr
+    press_ctrl_c(7, signal_number)
+    assert main(["train", "toy", "--out", str(out), *corpus_files]) == exit_code
+    assert f"continue with: python -m training train toy --out {out} --resume" in caplog.text
+    assert "Traceback" not in caplog.text + capsys.readouterr().err
     assert list(RunFolder(out).checkpoints.glob("step-*.pt"))
