@@ -1,5 +1,6 @@
 """Hooks and fixtures for all tests; `tests.models` makes the models and bundles."""
 
+import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -25,12 +26,12 @@ _FIRST = ["export/huggingface/test_exporter.py", "export/test_main.py", "bundle/
 _QUICK_SECONDS, _LONG_SECONDS = 60, 600
 _LONG_MARKS = "slow", "gpu", "docker", "cuda_stub"
 # Their quick tests convert whole checkpoints, which took up to 42 seconds beside other busy processes.
-_LONG_PLACES = ["export", "server/test_generate.py"]
+_LONG_PLACES = "export", "server/test_generate.py"
 
 
 # Measurements and files for deployments, which few changes touch: part of `make test-all`.
-_LONG_LAYER = ["benchmarks", "soak"]
-_LONG_LAYER += [f"test_{name}.py" for name in ("kubernetes", "monitoring", "proxies")]
+_LONG_LAYER = "benchmarks", "soak"
+_LONG_LAYER += "test_kubernetes.py", "test_monitoring.py", "test_proxies.py"
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,7 +43,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(tryfirst=True)  # before `-m` leaves out those that are slow
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
-        if _is_in(item, _LONG_LAYER):
+        if _is_in(item.path, _LONG_LAYER):
             item.add_marker(pytest.mark.slow)
     first = {Path(__file__).parent / name: place for place, name in enumerate(_FIRST)}
     items.sort(key=lambda item: first.get(item.path, len(first)))
@@ -55,13 +56,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _time_limit(item: pytest.Item) -> pytest.MarkDecorator:
     """The limit of a test; a quick one's leaves out its fixtures, which may make what all tests read."""
     is_long = any(map(item.get_closest_marker, _LONG_MARKS))
-    if is_long or _is_in(item, _LONG_PLACES):
+    if is_long or _is_in(item.path, _LONG_PLACES):
         return pytest.mark.timeout(_LONG_SECONDS)
     return pytest.mark.timeout(_QUICK_SECONDS, func_only=True)
 
 
-def _is_in(item: pytest.Item, places: list[str]) -> bool:
-    return any(item.path.is_relative_to(Path(__file__).parent / place) for place in places)
+@functools.cache
+def _is_in(path: Path, places: tuple[str, ...]) -> bool:
+    return any(path.is_relative_to(Path(__file__).parent / place) for place in places)
 
 
 @pytest.fixture(scope="session", autouse=True)
