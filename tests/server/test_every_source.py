@@ -25,7 +25,7 @@ from tests.server.driver import Driver
 
 CAPTIONER = {"d_model": 24, "d_hidden": 24, "d_annotation": 24, "size": 16}
 MODELS = {
-    "story": (MemoryNetworkConfig, {"d_model": 16}),
+    "story": (MemoryNetworkConfig, {"d_model": 16, "num_hops": 2}),
     "story-layer-wise": (MemoryNetworkConfig, {"d_model": 16, "tying": "layer-wise", "num_hops": 2}),
     "picture-soft": (CaptionerConfig, CAPTIONER),
     "picture-hard": (CaptionerConfig, CAPTIONER | {"attention": "hard"}),

@@ -21,7 +21,7 @@ from tests.training.models.test_captioner import ATTENTIONS, CONFIGS, make
 FP32, FP16 = FloatFactory(torch.float32), FloatFactory(torch.float16, is_fused=True)
 INT8 = Int8Factory()
 SHAPES = ((1, 1, 1), (1, 8, 6), (4, 5, 3))
-QUICK = [("picture", "soft"), ("local clip", "hard"), ("features", "mean")]
+QUICK = [("picture", "soft"), ("local clip", "hard")]
 EACH = [
     pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
     for pair in itertools.product(CONFIGS, ATTENTIONS)

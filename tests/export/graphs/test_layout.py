@@ -1,13 +1,19 @@
 """On the CPU the encoder computes tokens only; on CUDA it computes padding, too."""
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
+import torch
 
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.names import SOURCE_IDS, SOURCE_LENGTHS, Axis, Role, Verb
-from seq2seq_serve.export.runtime import Sources
+from seq2seq_serve.export import convert
+from seq2seq_serve.export.graphs.families import make_modules
+from seq2seq_serve.export.graphs.linear import FloatFactory
+from seq2seq_serve.export.runtime import Graphs, Sources
 
 B, S = 4, 14
 LENGTHS = np.array([6, S, 1, 11], np.int32)
@@ -59,8 +65,11 @@ def test_a_source_has_the_same_memory_alone_and_in_a_batch(exported, source_ids)
 
 
 @pytest.mark.parametrize("exported", ["post_fp32"], indirect=True)
-def test_both_layouts_give_the_same_memory(exported, source_ids, post_fused):
-    packed, padded = encode(exported, source_ids), encode(post_fused, source_ids)
+def test_both_layouts_give_the_same_memory(exported, source_ids, tmp_path):
+    graph = make_modules(exported.trained.model, FloatFactory(torch.float32, is_fused=True))[Verb.ENCODE]
+    paths = convert.save({Verb.ENCODE: convert.convert(graph)}, tmp_path)
+    fused = Graphs(paths, {Verb.ENCODE: graph}, "CPUExecutionProvider")
+    packed, padded = encode(exported, source_ids), encode(replace(exported, graphs=fused), source_ids)
     for name, array in packed.items():
         assert np.abs(array).max() > 0.1
         for row, length in enumerate(LENGTHS):

@@ -137,7 +137,8 @@ def compare(exported: Exported, tolerance: float) -> None:
             assert not attention[..., N:].any()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# slow: adjacent tying is that of the form for CUDA below, and of the story that the server's tests export
+@pytest.mark.parametrize("kind", [pytest.param("adjacent", marks=pytest.mark.slow), "layer-wise", "bag"])
 def test_graphs_equal_the_model_at_sizes_never_seen(kind, exported):
     # Sums in another order; measured 1e-6.
     compare(exported(kind, FloatFactory(torch.float32)), 1e-4)

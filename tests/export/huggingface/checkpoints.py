@@ -26,7 +26,7 @@ class Depth(NamedTuple):
 
 
 DEEP = Depth(2, 3)
-SHALLOW = Depth(1, 2)  # for exports, which take most of a second for each layer of each graph
+SHALLOW = Depth(1, 1)  # for exports, which take most of a second for each layer of each graph
 
 _SIZES = {
     "d_model": 32,
