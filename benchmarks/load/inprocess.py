@@ -112,7 +112,7 @@ class _Loop:
             return
         while self._num_open < self._in_flight and (job := next(self._jobs, None)) is not None:
             self._num_open += 1
-            request = engine_request(job)
+            request = engine_request(job, time.monotonic())
             now = time.perf_counter() - self._started
             self.outcomes[request] = Outcome(job, arrival=now, sent=now)
             yield request
@@ -134,14 +134,14 @@ class _Loop:
             self.done.set()
 
 
-def engine_request(job: Job) -> Request:
+def engine_request(job: Job, arrival: float) -> Request:
     """Returns the engine's record of a job, the same as the service creates from `Job.options`."""
     return Request(
         request_id="",
         sources={SOURCE_IDS: np.array(job.source_ids)},
         memory_length=len(job.source_ids),
         max_new_tokens=job.num_tokens,
-        arrival=time.monotonic(),
+        arrival=arrival,
         beam=Beam(BEAM_SIZE) if job.mode is Mode.BEAM else None,
         sampling=Sampling(1.0, 0, 1.0, 0.0, job.seed) if job.mode is Mode.SAMPLING else None,
     )

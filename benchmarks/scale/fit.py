@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
+from rich.progress import Progress
 
+from benchmarks.load.generator import Generator
 from benchmarks.load.inprocess import engine_request
-from benchmarks.load.mix import Job, Mode, draw_jobs
+from benchmarks.load.mix import MAX_TARGET_LENGTH, MIX, ONLY_GREEDY, Job, Mode, draw_jobs
 from benchmarks.scale.times import EngineTimes, blend
+from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.bundle.manifest import load_bundle
-from seq2seq_serve.server.config import RunnerConfig
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
 from seq2seq_serve.server.engine.core import Admit, Core
 from seq2seq_serve.server.engine.records import Request, Selected, Turn
 from seq2seq_serve.server.engine.records import Sequence as Row
@@ -35,6 +44,18 @@ _KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 
 _LEAST_TURNS = 10
 _INTERRUPTED = 3  # the fit leaves out turns that took more than 3 times the fitted time
 _ROUNDS = 12  # of the weighted least squares
+
+_LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)  # requests in flight
+_NUM_PINGS = 200
+_CONFIG = RunnerConfig(
+    shares_threads=True,
+    provider=ProviderPolicy.CPU,
+    precision=Precision.INT8,
+    num_threads=1,
+    max_slots=160,  # enough for 64 requests of the mix
+    max_source_length=MAX_TARGET_LENGTH,
+    max_target_length=MAX_TARGET_LENGTH,
+)
 
 
 @dataclass(frozen=True)
@@ -112,7 +133,7 @@ class MeasuredEngine:
 
     def _fill(self, in_flight: int) -> None:
         while self._num_open < in_flight and (job := next(self._left, None)) is not None:
-            self._core.send(Admit((engine_request(job),)))
+            self._core.send(Admit((engine_request(job, time.monotonic()),)))
             self._num_open += 1
 
     def _deliver(self, turn: Turn) -> None:
@@ -121,6 +142,47 @@ class MeasuredEngine:
         self._turns.append(counts.copy())
         counts[:] = 0
         self._num_open -= sum(update.result is not None for update in turn.updates)
+
+
+def measure_times(bundle: Path, num_rounds: int, progress: Progress) -> list[Fit]:
+    """Measure an engine and a server on the first core, one after the other, with the client on the last."""
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, cores[:1])  # the processes that start from now on inherit it
+    flags = ["--provider", "cpu", "--precision", "int8", "--threads", "1"]
+    for name in ("max_slots", "max_source_length", "max_target_length"):
+        flags += [f"--{name.replace('_', '-')}", str(getattr(_CONFIG, name))]
+    fits = []
+    with serving(bundle, flags) as server, Generator(cores[-1:]) as generator:
+        for _ in progress.track(range(num_rounds), description="rounds"):
+            # In a process of its own, whose processor time is that of the turns.
+            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+                found = pool.submit(_measure_engine, bundle).result()
+            fits.append(dataclasses.replace(found, times=_with_grpc(found.times, server, generator)))
+    return fits
+
+
+def _measure_engine(bundle: Path) -> Fit:
+    engine = MeasuredEngine(bundle, _CONFIG)
+    engine.warm_up()
+    return measure_turns(engine, MIX, _LEVELS, num_jobs=40)
+
+
+def _with_grpc(times: EngineTimes, server: RunningServer, generator: Generator) -> EngineTimes:
+    """Add what gRPC costs: measured with calls of one token, two at a time."""
+    jobs = [dataclasses.replace(job, num_tokens=1) for job in draw_jobs(_NUM_PINGS, ONLY_GREEDY, seed=0)]
+    graphs_before, cpu_before = _graph_seconds(server), server.cpu_seconds()
+    run = generator.closed_loop(server.address, jobs, in_flight=2, stream=False)
+    cpu_seconds = server.cpu_seconds() - cpu_before - (_graph_seconds(server) - graphs_before)
+    outside = [outcome.end - outcome.sent - outcome.first_token_seconds for outcome in run.outcomes]
+    return dataclasses.replace(
+        times, call_seconds=cpu_seconds / len(jobs), wire_seconds=statistics.median(outside)
+    )
+
+
+def _graph_seconds(server: RunningServer) -> float:
+    """Returns the time of all encode calls and steps of a server so far."""
+    names = [f"seq2seq_{name}_seconds_sum" for name in ("encode_time", "decode_step")]
+    return sum(sample.value for sample in server.samples() if sample.name in names)
 
 
 def measure_turns(

@@ -3,70 +3,66 @@ import json
 
 import pytest
 from rich.console import Console
-from rich.progress import Progress
 
-from benchmarks.scale.__main__ import _RENDER
-from benchmarks.scale.answers import Answers, Plan, Servers, _size_for
+from benchmarks.load.mix import Job, Mode, Outcome
+from benchmarks.scale.__main__ import render_answers
+from benchmarks.scale.answers import Question, answer_all, capacity, summarize
 from benchmarks.scale.plot import save_plot
-from tests.benchmarks.scale.test_cluster import TIMES
+from benchmarks.scale.simulation import Policy
+from tests.benchmarks.scale.test_simulation import TIMES
+
+SLOW = TIMES.scaled(20.0)  # few calls a second, so that long times are simulated quickly
 
 
-@pytest.mark.parametrize(
-    ("rate", "size"),
-    [
-        (8, 1),
-        (10, 1),
-        (11, 2),  # two take 12 each
-        (30, 3),
-        (60, 5),  # as one of four takes 13, five are enough
-        (13_001, 1001),
-    ],
-)
-def test_the_number_of_replicas_follows_the_largest_simulated_one(rate, size):
-    assert _size_for(rate, {1: 10.0, 2: 12.0, 4: 13.0}) == size
+def make_question(**options) -> Question:
+    settings = {"num_slots": 8, "latency_seconds": 12.0, "wait_seconds": 4.0, "num_calls": 40} | options
+    return Question(SLOW, **settings)
 
 
-def test_an_engine_that_is_too_slow_for_the_objective_is_an_error():
-    plan = Plan(num_calls=100, sizes=(1,), slots=(4,), full_scale_seconds=0.0)
-    answers = Answers(TIMES.scaled(100.0), Servers(), plan, Progress(console=Console(file=io.StringIO())))
-    assert answers.by_slots() == [{"slots": 4, "capacity": pytest.approx(0.4, rel=0.5), "rate": 0.0}]
-    with pytest.raises(RuntimeError, match="1 servers of 32 slots do not meet the objective at any rate"):
-        answers.by_size()
+def test_an_engine_that_is_too_slow_for_the_objective_needs_no_number_of_servers():
+    found = make_question(latency_seconds=0.01).best_rate(1, 4, Policy.ROUND_ROBIN)
+    assert (found["rate"], found["servers"]) == (0.0, None)
 
 
 def test_a_looser_objective_is_met_at_a_higher_rate():
-    plan = Plan(num_calls=400, sizes=(1,), slots=(16,), full_scale_seconds=0.0)
-    rates = []
-    for latency_seconds in (0.5, 2.0):
-        servers = Servers(num_slots=16, latency_seconds=latency_seconds, wait_seconds=latency_seconds)
-        answers = Answers(TIMES.scaled(2.0), servers, plan, Progress(console=Console(file=io.StringIO())))
-        rates.append(answers.by_slots()[0]["rate"])
-    assert 0 < 1.2 * rates[0] < rates[1]
+    found = [
+        make_question(latency_seconds=limit).best_rate(1, 8, Policy.ROUND_ROBIN) for limit in (6.0, 20.0)
+    ]
+    assert 0 < found[0]["rate"] < found[1]["rate"] < capacity(SLOW, 8)
+    assert found[0]["servers"] > found[1]["servers"]
+    assert all(0 < each["slots_in_use"] < 1 for each in found)
 
 
-@pytest.mark.slow
-def test_every_question_has_an_answer_a_table_and_a_panel(tmp_path):  # half a minute of simulations
-    plan = Plan(num_calls=100, sizes=(1, 2), slots=(8, 16), full_scale_seconds=0.0)
-    report = Answers(TIMES.scaled(4.0), Servers(), plan, Progress(console=Console(file=io.StringIO()))).all()
-    report["hardware"] = {"cpu": "a CPU", "commit": "abc"}
-    assert json.loads(json.dumps(report)) == json.loads(json.dumps(report))
+def test_a_summary_counts_the_calls_of_its_window():
+    beam = Job((5,), 3, Mode.BEAM, seed=0)
+    outcomes = [
+        Outcome(beam, arrival, end=arrival + 3, code=code, queue_seconds=1.0)
+        for arrival, code in ((0.0, "OK"), (1.0, "OK"), (2.0, "Overloaded"), (3.0, "OK"), (4.0, "OK"))
+    ]
+    assert summarize(outcomes, 1.0, 4.0) == {
+        "count": 3,
+        "refused": pytest.approx(1 / 3),
+        "wait_p99": 1.0,
+        "latency_p99": 3.0,
+        "held_seconds": 8.0,  # 4 slots for 2 seconds
+    }
+    assert summarize([])["refused"] == 0
+
+
+def test_every_question_has_an_answer_a_table_and_a_panel(tmp_path):
+    report = {"question": {"latency_seconds": 12.0}, "times_of": "a CPU"}
+    for name, figures in answer_all(make_question(), is_quick=True):
+        report.setdefault(name, []).append(figures)
+    report = json.loads(json.dumps(report))
     console = Console(file=io.StringIO(), width=300)
-    for table in _RENDER["answers"](report):
+    for table in render_answers(report):
         console.print(table)
-    text = console.file.getvalue()
-    for title in (
-        "slots",
-        "replicas by calls/s",
-        "p99 latency, ms",
-        "a sudden rise",
-        "a slow rise",
-        "one lost",
-    ):
-        assert title in text
+    for title in ("by_slots", "by_size", "slow", "one_lost", "rise"):
+        assert title in console.file.getvalue()
     save_plot(report, tmp_path / "scale.png")
     assert (tmp_path / "scale.png").stat().st_size > 10_000
-    # What must hold whatever the times: more slots do more, and nobody is refused at a load that is met.
+    # What must hold whatever the times.
+    by_load = [row["latency_p99_during"] for row in report["one_lost"]]
+    assert by_load == sorted(by_load)
     capacities = [row["capacity"] for row in report["by_slots"]]
     assert capacities == sorted(capacities)
-    by_load = [row["latency_p99_during"] for row in report["one_lost"] if row["size"] == 3]
-    assert by_load == sorted(by_load)

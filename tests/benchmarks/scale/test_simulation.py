@@ -1,0 +1,197 @@
+import asyncio
+import dataclasses
+import itertools
+import math
+import random
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from benchmarks.load.mix import BEAM_SIZE, MIX, Job, Mode, Outcome
+from benchmarks.scale.simulation import Change, Policy, Scenario, VirtualLoop, simulate
+from benchmarks.scale.times import EngineTimes
+from seq2seq_serve.server.config import QueueLimits
+
+TIMES = EngineTimes(
+    rows_seconds=((1, 1.2e-3), (2, 1.4e-3), (8, 4e-3)),
+    sampling_row_seconds=3e-4,
+    beam_row_seconds=1e-4,
+    position_seconds=1e-6,
+    encode_seconds=1e-3,
+    token_seconds=1e-4,
+    call_seconds=5e-4,
+    wire_seconds=1e-3,
+)
+
+
+@dataclass(frozen=True)
+class Given(Scenario):
+    """A scenario of given calls."""
+
+    calls: tuple[tuple[float, Job], ...] = ()
+
+    def arrivals(self) -> Iterator[tuple[float, Job]]:
+        return iter(self.calls)
+
+
+def make_scenario(rate: float = 50.0, seconds: float = 8.0, size: int = 4, **options) -> Scenario:
+    settings = {"num_slots": 8, "policy": Policy.ROUND_ROBIN, "rates": ((0.0, rate),)} | options
+    return Scenario(TIMES, slowness=(1.0,) * size, seconds=seconds, **settings)
+
+
+def serve(calls: list[tuple[float, Job]], times: EngineTimes = TIMES, num_slots: int = 8) -> list[Outcome]:
+    return simulate(Given(times, (1.0,), num_slots, Policy.ROUND_ROBIN, (), 0.0, calls=tuple(calls)))
+
+
+def make_job(source_length: int, num_tokens: int, mode: Mode = Mode.GREEDY) -> Job:
+    return Job((5,) * source_length, num_tokens, mode, seed=0)
+
+
+# The simulation against queueing theory, where that has an exact answer. A slot is a server of the theory.
+
+TURN_SECONDS = 1e-3
+
+
+def mean_wait(num_slots: int, load: float, num_turns: list[int]) -> float:
+    """The mean wait of Poisson arrivals, in turns."""
+    chance = random.Random(3)
+    rate = num_slots * load * len(num_turns) / sum(num_turns) / TURN_SECONDS
+    now, calls = 0.0, []
+    for number in num_turns:
+        now += chance.expovariate(rate)
+        calls.append((now, make_job(1, number)))
+    outcomes = serve(calls, EngineTimes(((1, TURN_SECONDS),)), num_slots)
+    return sum(outcome.queue_seconds for outcome in outcomes) / len(outcomes) / TURN_SECONDS
+
+
+def draw_geometric(count: int, mean: int) -> list[int]:
+    chance = random.Random(4)
+    return [1 + int(math.log(1 - chance.random()) / math.log(1 - 1 / mean)) for _ in range(count)]
+
+
+@pytest.mark.parametrize("load", [0.4, 0.7])
+def test_one_slot_with_equal_calls_waits_as_in_m_d_1(load):
+    assert mean_wait(1, load, [1] * 8000) == pytest.approx(load / (2 * (1 - load)), rel=0.06)
+
+
+def test_one_slot_waits_as_in_m_g_1():
+    # Pollaczek and Khinchine, with the squared coefficient of variation of a geometric distribution.
+    mean, load = 6, 0.6
+    expected = mean * load / (1 - load) * (1 + (1 - 1 / mean)) / 2
+    assert mean_wait(1, load, draw_geometric(6000, mean)) == pytest.approx(expected, rel=0.08)
+
+
+def test_slots_wait_as_the_servers_of_m_m_c():
+    mean, load, num_slots = 8, 0.7, 3
+    offered = num_slots * load
+    terms = [offered**k / math.factorial(k) for k in range(num_slots)]
+    last = offered**num_slots / math.factorial(num_slots) / (1 - load)
+    expected = last / (sum(terms) + last) / (num_slots * (1 - load)) * mean  # Erlang C
+    expected += 0.5 * (1 - terms[0] / (sum(terms) + last))  # to the end of the turn that runs
+    assert mean_wait(num_slots, load, draw_geometric(10_000, mean)) == pytest.approx(expected, rel=0.08)
+
+
+# The parts around the engine.
+
+
+@pytest.mark.parametrize("mode", list(Mode))
+@pytest.mark.parametrize("num_tokens", [1, 2, 9])
+def test_a_call_alone_takes_the_fitted_times(mode, num_tokens):
+    (outcome,) = serve([(1.0, make_job(11, num_tokens, mode))])
+    expected = 1e-3 + 11e-4 + 5e-4 + 1e-3  # encoding, gRPC and the wire
+    row_seconds = {Mode.BEAM: 1e-4, Mode.SAMPLING: 3e-4}.get(mode, 0.0)
+    for number in range(num_tokens):
+        num_rows = BEAM_SIZE if mode is Mode.BEAM and number else 1
+        expected += TIMES.turn_seconds(num_rows) + num_rows * (row_seconds + 1e-6 * (11 + number))
+    assert outcome.end - outcome.arrival == pytest.approx(expected)
+    assert (outcome.code, outcome.num_tokens) == ("OK", num_tokens)
+    assert outcome.queue_seconds == 0
+
+
+def test_a_call_that_comes_in_a_turn_waits_for_its_end():
+    times = EngineTimes(((1, 0.1),))
+    first, second = serve([(0.0, make_job(1, 3)), (0.15, make_job(1, 1))], times)
+    assert (first.end, second.queue_seconds, second.end) == pytest.approx((0.3, 0.05, 0.3))
+
+
+@pytest.mark.parametrize("policy", Policy)
+def test_every_call_ends_once_and_too_many_are_refused(policy):
+    scenario = make_scenario(
+        rate=200.0, seconds=4.0, policy=policy, queue=QueueLimits(max_waiting_requests=20)
+    )
+    outcomes = simulate(scenario)  # it checks that every slot is back
+    assert [outcome.arrival for outcome in outcomes] == [at for at, _ in scenario.arrivals()]
+    codes = Counter(outcome.code for outcome in outcomes)
+    assert set(codes) == {"OK", "Overloaded"}
+    assert all(outcome.end > outcome.arrival for outcome in outcomes)
+    again = simulate(scenario)
+    assert [outcome.end for outcome in again] == [outcome.end for outcome in outcomes]
+
+
+def test_least_requests_spares_a_slow_server():
+    waits = []
+    for policy in Policy:
+        scenario = dataclasses.replace(make_scenario(rate=65.0, policy=policy), slowness=(4.0, 1.0, 1.0, 1.0))
+        waits.append(max(outcome.queue_seconds for outcome in simulate(scenario)))
+    assert waits[0] > 5 * waits[1]
+
+
+def test_calls_of_a_lost_server_are_repeated_on_the_others():
+    outcomes = simulate(make_scenario(rate=40.0, size=2, changes=(Change(4.0, -1),)))
+    assert {outcome.code for outcome in outcomes} == {"OK"}
+    repeated = [outcome for outcome in outcomes if outcome.sent > outcome.arrival]
+    assert repeated
+    for outcome in repeated:
+        assert outcome.arrival < 4 < 4.08 <= outcome.sent  # a backoff of 0.1 seconds, a fifth less or more
+
+
+def test_added_servers_help_once_they_are_known():
+    options = {"rate": 60.0, "size": 1, "seconds": 12.0, "queue": QueueLimits(max_waiting_requests=10)}
+    change = Change(4.0, 3, learn_seconds=2.0)
+    refused = [
+        outcome.arrival
+        for outcome in simulate(make_scenario(changes=(change,), **options))
+        if outcome.code != "OK"
+    ]
+    assert 4 < max(refused) < 7
+
+
+def test_arrivals_have_the_rates_and_shares():
+    scenario = make_scenario(rates=((0.0, 100.0), (30.0, 300.0)), seconds=60.0)
+    calls = list(scenario.arrivals())
+    times = [at for at, _ in calls]
+    assert times == sorted(times)
+    assert max(times) < 60
+    assert sum(at < 30 for at in times) == pytest.approx(3000, rel=0.05)
+    assert sum(at >= 30 for at in times) == pytest.approx(9000, rel=0.03)
+    shares = Counter(job.mode for _, job in calls)
+    for mode, share in MIX.items():
+        assert shares[mode] / len(calls) == pytest.approx(share, abs=0.02)
+    # The gap before a call does not depend on its mode: once both came from one seed.
+    gaps = [after - before for before, after in itertools.pairwise(times) if before > 30]
+    beams = [
+        at - before
+        for before, (at, job) in zip(times, calls[1:], strict=False)
+        if before > 30 and job.mode is Mode.BEAM
+    ]
+    assert sum(beams) / len(beams) == pytest.approx(sum(gaps) / len(gaps), rel=0.08)
+
+
+def test_virtual_time_passes_at_once_and_an_endless_wait_is_an_error():
+    async def sleep() -> float:
+        await asyncio.sleep(1e5)
+        return asyncio.get_running_loop().time()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        assert runner.run(sleep()) == pytest.approx(1e5)
+
+    async def wait() -> None:
+        await asyncio.Event().wait()
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        with pytest.raises(RuntimeError, match="waits for something that never comes"):
+            runner.run(wait())
+        for task in asyncio.all_tasks(runner.get_loop()):
+            task.cancel()
