@@ -19,7 +19,7 @@ def save_plot(report: dict[str, Any], path: Path) -> None:
         rows = [row for row in report["by_size"] if row["policy"] == policy]
         sizes.plot([row["size"] for row in rows], [row["rate"] for row in rows], marker="o", label=policy)
     sizes.axhline(report["by_size"][0]["capacity"], linestyle=":", color="gray", label="capacity")
-    sizes.set(xscale="log", xlabel="servers", ylabel="requests/s a server", ylim=(0, None))
+    sizes.set(xlabel="servers", ylabel="requests/s a server", ylim=(0, None))
     objective = report["question"]["latency_seconds"]
     sizes.set_title(f"what a server takes at p99 ≤ {objective:g} s")
     for size in dict.fromkeys(row["size"] for row in report["one_lost"]):
@@ -33,10 +33,11 @@ def save_plot(report: dict[str, Any], path: Path) -> None:
             f"{row['refused']:.0%} refused"
         )
         rise.plot(*zip(*row["latency_p99_by_time"], strict=True), label=label)
-    rise.set(xlabel="s; at 0 the rate triples", title="a sudden rise", ylim=(None, 300))
+    rise.set(xlabel="s; at 0 the rate triples", title="a sudden rise")
     for panel in (lost, rise):
         panel.axhline(objective, linestyle=":", color="gray")
         panel.set(yscale="log", ylabel="p99 latency, s")
+    rise.set_ylim(top=300)  # room for the legend
     for panel in (sizes, lost, rise):
         panel.grid(which="both", alpha=0.3)
         panel.legend(fontsize=8)
