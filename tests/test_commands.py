@@ -27,8 +27,9 @@ def run(arguments: str, path: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize(
     ("arguments", "missing", "extra"),
     [
-        ("export huggingface a b", "safetensors", "huggingface,cpu"),
         ("export huggingface a b", "torch", "huggingface,cpu"),
+        # slow: torch is imported before it is found out
+        pytest.param("export huggingface a b", "safetensors", "huggingface,cpu", marks=pytest.mark.slow),
         ("export a b", "pydantic", "export,cpu"),
         ("server a", "grpc", "server,cpu"),
         ("server a", "prometheus_client", "server,cpu"),
