@@ -105,7 +105,7 @@ class _Caller:
                 times.append(self.now())
             else:
                 outcome.num_tokens = len(event.result.hypotheses[0].token_ids)
-        outcome.first = times[0]
+        outcome.first = times[0] if times else self.now()  # a target that ends at once has no pieces
         outcome.gaps = tuple(after - before for before, after in pairwise(times))
 
 

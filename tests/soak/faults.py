@@ -106,7 +106,7 @@ async def _poisoned(client: AsyncClient, request_id: str) -> None:
 
 def _probe(server: RunningServer) -> int:
     try:
-        with urllib.request.urlopen(f"{server.metrics_url}/healthz", timeout=10) as answer:
+        with urllib.request.urlopen(f"{server.metrics_url}/readyz", timeout=10) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

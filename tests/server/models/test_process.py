@@ -190,7 +190,8 @@ def test_held_processes_hold_nobody_up_accept_no_more_than_the_bound_and_lose_no
                 call.cancel()
             until(lambda: num_waiting(double) < len(accepted))
             expiring = stub.Generate.future(request_of(TEXTS[0]), timeout=0.2)
-            assert expiring.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            late = grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.RESOURCE_EXHAUSTED  # by the estimate
+            assert expiring.code() in late
             with grpc.insecure_channel(double.address) as channel:
                 live = open_inference_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive
                 assert live(open_inference_pb2.ServerLiveRequest()).live
