@@ -183,7 +183,7 @@ def test_log_has_no_complaint(stack):
     model, version, files, ready = log.stderr.splitlines()
     assert " model demo: int8 on cpu" in model
     assert " is served" in version
-    assert " files and sockets may be open" in files
+    assert " connections of gRPC callers may be open" in files
     assert " ready: gRPC on 0.0.0.0:50051, " in ready
 
 
