@@ -134,6 +134,7 @@ def test_ctrl_c_that_is_swallowed_ends_the_export_at_its_next_report(run, capsys
     assert told_when_interrupted(run, capsys) == expected
 
 
+@pytest.mark.slow  # the same in a process of its own
 def test_ctrl_c_of_the_command_exits_with_130_and_keeps_the_old_bundle(run):
     bundle = run.parent / "bundle"
     bundle.mkdir()

@@ -34,7 +34,7 @@ MODELS = {
     "features-soft": (CaptionerConfig, CAPTIONER | {"source": "features", "feature_width": 6}),
     "features-mean": (
         CaptionerConfig,
-        CAPTIONER | {"source": "features", "feature_width": 6, "attention": "mean"},
+        CAPTIONER | {"source": "features", "feature_width": 6, "attention": "mean", "tied": "none"},
     ),
 }
 # Each source, tying and attention once; the tests of the graphs have them in other pairs.

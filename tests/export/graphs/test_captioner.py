@@ -21,9 +21,9 @@ from tests.training.models.test_captioner import ATTENTIONS, CONFIGS, make
 FP32, FP16 = FloatFactory(torch.float32), FloatFactory(torch.float16, is_fused=True)
 INT8 = Int8Factory()
 SHAPES = ((1, 1, 1), (1, 8, 6), (4, 5, 3))
-QUICK = [("picture", "soft"), ("local clip", "hard")]
+QUICK = "features", "hard"  # others are exported, and so compared, in tests/server/test_every_source.py
 EACH = [
-    pytest.param(*pair, marks=() if pair in QUICK else pytest.mark.slow)
+    pytest.param(*pair, marks=() if pair == QUICK else pytest.mark.slow)
     for pair in itertools.product(CONFIGS, ATTENTIONS)
 ]
 
@@ -63,11 +63,6 @@ def test_other_precisions_stay_close(
     assert all(torch.equal(weight, before[name]) for name, weight in model.state_dict().items())
 
 
-def test_an_untied_output_is_projected_by_its_own_matrix(tmp_path: Path) -> None:
-    model = make(CONFIGS["features"], attention="mean", tied="none")
-    assert parity.worst_difference(model, graphs_of(model, FP32, tmp_path), SHAPES) <= 1e-4
-
-
 def test_the_form_for_cuda_feeds_the_most_probable_token_to_the_next_step() -> None:
     step = make_modules(make(CONFIGS["picture"]), FP16)[Verb.STEP]
     assert names.out(names.TOKEN_IDS) in [spec.name for spec in step.outputs]
@@ -92,7 +87,7 @@ def test_the_memory_of_a_model_without_attention_is_one_vector() -> None:
 
 
 def test_a_row_is_the_same_alone_and_among_longer_ones(exported) -> None:
-    model, graphs = exported("local clip", "hard")
+    model, graphs = exported(*QUICK)
     rng = np.random.default_rng(0)
     rows = [model.source_kind.random(rng, length, model.config.vocab_size) for length in (2, 9, 5)]
 
@@ -107,5 +102,5 @@ def test_a_row_is_the_same_alone_and_among_longer_ones(exported) -> None:
 
     together = logits([0, 1, 2], capacity=12)
     for i, row in enumerate(rows):
-        alone = logits([i], capacity=len(row[names.CLIP]))
+        alone = logits([i], capacity=len(row[names.FEATURES]))
         np.testing.assert_allclose(alone[0], together[i], atol=1e-5)

@@ -95,7 +95,7 @@ def _gemma(side: str, depth: Depth, **options: Any) -> dict[str, Any]:
         sizes = {"hidden_size": 48, "intermediate_size": 56, "num_attention_heads": 3}
     return {
         **sizes,
-        "num_hidden_layers": max(2, getattr(depth, side)),  # with a window, and without
+        "num_hidden_layers": getattr(depth, side),  # the first with a window, the second without
         "num_key_value_heads": 2 if side == "decoder" else 1,
         "head_dim": 16,
         "query_pre_attn_scalar": 20,
@@ -122,7 +122,7 @@ def _t5gemma2(vocab: Mapping[str, int], depth: Depth) -> Any:
         side: _gemma(
             side,
             depth,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention"][: max(2, num_layers)],
+            layer_types=["sliding_attention", "full_attention", "sliding_attention"][:num_layers],
             rope_parameters=ropes,
             hidden_size=48,
             **vocab,
