@@ -90,7 +90,7 @@ class CoreHandle(ABC):
 
     @abstractmethod
     def is_hung(self) -> bool:
-        """Whether it has not shown a sign of life for longer than a sound one ever needs."""
+        """Whether its silence, or its present turn, lasts longer than that of any sound core."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -106,7 +106,7 @@ class CoreHandle(ABC):
 
 
 class Stream:
-    """The updates of one request that its reader has not taken yet.
+    """The unread updates of one request.
 
     Owned by the engine. Tokens are collected while the reader is busy, so that a slow one gets fewer and
     larger pieces.
@@ -184,10 +184,12 @@ class AsyncEngine:
         self._limits = limits
         self._record = record
         self._clock = clock
+        self._feeds_prefix = feeds_prefix
         self._queue = FairQueue(self.num_slots, limits, feeds_prefix=feeds_prefix)
         self._streams: dict[Request, Stream] = {}  # of all requests that have not ended
         self._timers: dict[Request, asyncio.TimerHandle] = {}  # of those with deadlines
         self._is_draining = False
+        self._is_stopping = False
         self._restarts: set[asyncio.Task[None]] = set()
         self._watching: asyncio.Task[None] | None = None
 
@@ -292,6 +294,7 @@ class AsyncEngine:
     async def stop(self) -> None:
         """End the cores; unfinished requests end with `Unavailable`."""
         self.drain()
+        self._is_stopping = True
         tasks = [*self._restarts, *([self._watching] if self._watching else [])]
         for task in tasks:
             task.cancel()
@@ -397,8 +400,9 @@ class AsyncEngine:
             else:
                 core.num_slots_wanted -= request.num_slots
                 held_seconds = now - core.requests.pop(request)
-                num_tokens = result.num_target_tokens // max(len(result.hypotheses), 1)
-                self._queue.release(request, held_seconds, num_tokens)
+                num_steps = max(result.num_target_tokens // max(len(result.hypotheses), 1), 1)
+                num_steps += len(request.prefix_ids) if self._feeds_prefix else 0
+                self._queue.release(request, held_seconds, num_steps)
         self._record(turn)
         self.statistics.record_turn(turn)
 
@@ -415,13 +419,15 @@ class AsyncEngine:
 
     def _ended(self, core: CoreHandle, cause: str) -> None:
         """Answer the requests of a core that has ended by itself, and start it again."""
+        core.is_ready, core.load = False, Load(0, 0, 0, 0)
+        if self._is_stopping:
+            return  # `stop` answers them
         _log.critical(
             "model %s: %s; its %d requests end, and it is started again",
             self.model_name,
             cause,
             len(core.requests),
         )
-        core.is_ready, core.load = False, Load(0, 0, 0, 0)
         error = Unavailable(f"the engine of model {self.model_name} ended: send the request again")
         self._fail(tuple(core.requests), FinishReason.FAILED, error)
         task = asyncio.create_task(self._restart(core))

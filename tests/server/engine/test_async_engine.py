@@ -247,6 +247,42 @@ def test_only_the_requests_of_a_core_that_ends_are_lost_and_it_is_started_again(
     assert "model fake: it was killed; its 3 requests end, and it is started again" in caplog.text
 
 
+def test_a_core_that_ends_while_the_engine_stops_is_not_started_again():
+    async def run():
+        engine = DrivenEngine(FakeRunner(1))
+        await engine.engine.start()
+        core, stop = engine.cores[0], engine.cores[0].stop
+
+        async def end_and_stop():
+            core.kill()  # its end was on the way
+            await stop()
+
+        core.stop = end_and_stop
+        await engine.engine.stop()
+        await asyncio.sleep(0)
+        assert not core.is_ready
+        assert not engine.engine._restarts
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("is_recurrent", "options", "num_steps"),
+    [
+        (False, {"prefix_ids": (5, 6, 7)}, 3),
+        (True, {"prefix_ids": (5, 6, 7)}, 6),  # steps read the prefix
+        (False, {"prefix_ids": (5, 6, 7), "is_score": True, "max_new_tokens": 1}, 1),
+    ],
+)
+def test_a_caller_is_charged_for_all_steps_of_a_request(is_recurrent, options, num_steps):
+    charged = []
+    with DrivenEngine(FakeRunner(1, is_recurrent=is_recurrent)).started() as engine:
+        engine.engine._queue.release = lambda request, seconds, steps: charged.append(steps)
+        engine.submit(make_request((20, 5), **{"max_new_tokens": 3} | options))
+        engine.finish()
+    assert charged == [num_steps]
+
+
 def test_an_engine_whose_cores_are_gone_accepts_up_to_its_bound_and_says_why_it_is_not_healthy():
     async def run():
         engine = DrivenEngine(FakeRunner(1), max_waiting_requests=4)
