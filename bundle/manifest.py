@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import mmap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -305,6 +305,10 @@ class LengthRule(_Record):
     def memory_length(self, source_lengths: Mapping[str, int]) -> int:
         """The positions for sources of these lengths, by name."""
         return self.constant or -(-source_lengths[self.source] // self.stride)
+
+    def memory_length_of(self, sources: Mapping[str, Sized]) -> int:
+        """The positions for these sources, without the batch axis, by name."""
+        return self.memory_length({name: len(source) for name, source in sources.items()})
 
 
 @dataclass(frozen=True)

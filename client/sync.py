@@ -21,9 +21,8 @@ from seq2seq_serve.client.many import (
     Dispatcher,
 )
 from seq2seq_serve.client.rpcs import Answer, Connection, Rpc, Translated, documented
-from seq2seq_serve.client.wire import check_texts
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
-from seq2seq_serve.protos.sources import Sources
+from seq2seq_serve.protos.sources import Sources, check_texts
 
 Arguments = ParamSpec("Arguments")
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -18,9 +17,8 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     GenerateOptions,
     GenerateRequest,
     ScoreRequest,
-    Target,
 )
-from seq2seq_serve.protos.sources import Sources, TextOrIds, sources_of, token_ids_of
+from seq2seq_serve.protos.sources import Sources, TextOrIds, check_texts, sources_of, target_of
 
 DEFAULT_ADDRESS = "localhost:50051"
 DEFAULT_TIMEOUT_SECONDS = 60.0
@@ -70,16 +68,6 @@ CHANNEL_OPTIONS = (("grpc.service_config", json.dumps(_SERVICE_CONFIG)), *DIRECT
 _Request = TypeVar("_Request", GenerateRequest, GenerateBatchRequest)
 
 
-def check_texts(texts: object) -> None:
-    """Refuses a single source, because its letters or names would be translated one by one.
-
-    Raises:
-        TypeError: `texts` is a text, bytes or a mapping.
-    """
-    if isinstance(texts, str | bytes | Mapping):
-        raise TypeError(f"the texts must be several, such as a list, and this is one: {reprlib.repr(texts)}")
-
-
 def generate_request(source: Sources, model: str, options: GenerateOptions | None) -> GenerateRequest:
     """Returns the request to generate from one source, or from several by their names.
 
@@ -120,14 +108,10 @@ def score_request(
         TypeError: As `generate_request`.
         ValueError: As `generate_request`.
     """
-    if isinstance(target, str):
-        value = Target(text=target)
-    else:
-        value = Target(token_ids=token_ids_of(target, "a target must be a text or a list of token ids"))
     return ScoreRequest(
         model=model,
         sources=sources_of(source),
-        target=value,
+        target=target_of(target),
         source_language=source_language,
         target_language=target_language,
         task=task,

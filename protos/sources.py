@@ -6,7 +6,7 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from seq2seq_serve.protos.seq2seq_v1_pb2 import Source, Tensor, TokenIds
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Source, Target, Tensor, TokenIds
 
 _DATATYPES = {("B", 1): "UINT8", ("l", 8): "INT64", ("q", 8): "INT64", ("f", 4): "FP32"}
 
@@ -23,6 +23,16 @@ Value = TextOrIds | bytes | bytearray | memoryview | HasArray
 Sources = Value | Mapping[str, Value]
 
 
+def check_texts(texts: object) -> None:
+    """Refuses a single source, because its letters or names would be translated one by one.
+
+    Raises:
+        TypeError: `texts` is a text, bytes or a mapping.
+    """
+    if isinstance(texts, str | bytes | Mapping):
+        raise TypeError(f"the texts must be several, such as a list, and this is one: {reprlib.repr(texts)}")
+
+
 def sources_of(given: Sources) -> list[Source]:
     """Returns the sources of a request.
 
@@ -36,6 +46,13 @@ def sources_of(given: Sources) -> list[Source]:
     return [_source(given)]
 
 
+def target_of(given: TextOrIds) -> Target:
+    """Returns a target to score; raises TypeError and ValueError as `sources_of`."""
+    if isinstance(given, str):
+        return Target(text=given)
+    return Target(token_ids=_token_ids(given, "a target must be a text or a list of token ids"))
+
+
 def _source(value: Value, name: str = "") -> Source:
     if isinstance(value, str):
         return Source(name=name, text=value)
@@ -45,7 +62,7 @@ def _source(value: Value, name: str = "") -> Source:
     if view is not None and view.ndim > 1:
         return Source(name=name, tensor=_tensor(view, name))
     what = f"the source {name}" if name else "a source"
-    token_ids = token_ids_of(
+    token_ids = _token_ids(
         value, f"{what} must be a text, a list of token ids, the bytes of a file, or an array"
     )
     return Source(name=name, token_ids=token_ids)
@@ -70,8 +87,7 @@ def _tensor(view: memoryview, name: str) -> Tensor:
     return Tensor(datatype=datatype, shape=view.shape, data=view.tobytes())
 
 
-def token_ids_of(given: Any, expected: str) -> TokenIds:
-    """Returns a message of token ids; raises TypeError, with what was expected, for another value."""
+def _token_ids(given: Any, expected: str) -> TokenIds:
     try:
         if given is None or isinstance(given, bytes):  # protobuf takes None for no ids, and bytes for numbers
             raise TypeError

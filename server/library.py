@@ -26,7 +26,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.protos.sources import Sources, TextOrIds, sources_of, token_ids_of
+from seq2seq_serve.protos.sources import Sources, TextOrIds, check_texts, sources_of, target_of
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
 from seq2seq_serve.server.engine.records import Turn
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable
@@ -88,7 +88,7 @@ class AsyncModel:
 
     @property
     def description(self) -> pb.Model:
-        """What a server would tell about the model."""
+        """The message with which a server describes the model."""
         return model_message(self._model)
 
     def problem(self) -> str | None:
@@ -188,8 +188,7 @@ class Model:
 
     def translate(self, texts: Iterable[Sources], **options: Any) -> list[str]:
         """Returns the best target of each text, in order; raises as `generate`."""
-        if isinstance(texts, str | bytes | Mapping):
-            raise TypeError("the texts must be several, such as a list, and this is one")
+        check_texts(texts)
         return [answer.hypotheses[0].text for answer in self.generate(texts, **options)]
 
     def stream(self, source: Sources, **options: Any) -> Iterator[str]:
@@ -212,12 +211,7 @@ class Model:
             target: A text or token ids.
             options: `source_language`, `target_language` and `task`, for models that choose by them.
         """
-        if isinstance(target, str):
-            given = pb.Target(text=target)
-        else:
-            ids = token_ids_of(target, "a target must be a text or a list of token ids")
-            given = pb.Target(token_ids=ids)
-        message = pb.ScoreRequest(sources=sources_of(source), target=given, **options)
+        message = pb.ScoreRequest(sources=sources_of(source), target=target_of(target), **options)
         return self._run(self._model.score(message)).result()
 
     def caption(self, picture: Sources, **options: Any) -> str:

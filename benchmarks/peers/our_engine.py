@@ -24,6 +24,7 @@ from seq2seq_serve.server.config import ProviderPolicy, QueueLimits, RunnerConfi
 from seq2seq_serve.server.engine.records import Beam, Constraints, Request, Result, Turn
 from seq2seq_serve.server.models.loading import create_engine
 from seq2seq_serve.server.runner.sizing import size_up
+from seq2seq_serve.server.service.seq2seq.answers import checked
 
 _CALL_REQUESTS = 250  # of one call: engines begin with it before the next call is on its way
 _NO_BUDGET = 1 << 62  # the number of slots is the limit, not their bytes
@@ -177,6 +178,4 @@ def settings_of(manifest: Manifest) -> dict[str, Any]:
 
 
 def _best_target(result: Result) -> list[int]:
-    if result.error is not None:
-        raise result.error
-    return list(result.best.token_ids)
+    return list(checked(result).best.token_ids)

@@ -27,6 +27,7 @@ from seq2seq_serve.server.engine.core import Admit, Cancel, Core
 from seq2seq_serve.server.engine.records import Array, Candidates, Move, Request, Result, Selected, Turn
 from seq2seq_serve.server.engine.records import Sequence as Row
 from seq2seq_serve.server.errors import ServerError, Unavailable
+from seq2seq_serve.server.service.seq2seq.answers import checked
 
 # What this project's clients do after UNAVAILABLE (`client.wire`).
 _MAX_TRIES = 4
@@ -131,7 +132,6 @@ class TimedRunner:
         owed_seconds: Processor time of gRPC since the last step.
     """
 
-    max_source_length = max_target_length = 1 << 20
     start_ids: tuple[int, ...] = (1,)
     eos_ids: tuple[int, ...] = (_EOS_ID,)
     has_decode = True
@@ -264,10 +264,7 @@ class Server:
         """
         self._runner.owed_seconds += self._call_seconds
         with self.engine.submitted([request]) as (stream,):
-            result = await stream.wait()
-        if result.error is not None:
-            raise result.error
-        return result
+            return checked(await stream.wait())
 
 
 class Balancer:

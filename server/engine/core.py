@@ -53,8 +53,6 @@ class Runner(Protocol):
 
     Attributes:
         num_slots: Rows of the buffers.
-        max_source_length: The largest length of the source that a row's memory depends on.
-        max_target_length: Positions of a row's cache.
         start_ids: The tokens that a sequence is fed first.
         eos_ids: The tokens that end a sequence; the first one ends a target that is scored.
         has_decode: Whether it can `prefill` and `align`; otherwise steps read prefixes and compute attention.
@@ -62,8 +60,6 @@ class Runner(Protocol):
     """
 
     num_slots: int
-    max_source_length: int
-    max_target_length: int
     start_ids: tuple[int, ...]
     eos_ids: tuple[int, ...]
     has_decode: bool
@@ -98,7 +94,7 @@ class Admit(NamedTuple):
 
 
 class Cancel(NamedTuple):
-    """End a request; it has no effect on one that has ended.
+    """End a request, unless it has ended.
 
     Attributes:
         is_expired: Whether the reason is its deadline; otherwise its caller has left.

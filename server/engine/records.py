@@ -8,7 +8,6 @@ from __future__ import annotations
 import enum
 import functools
 from collections.abc import Mapping
-from collections.abc import Sequence as Sequence_
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -147,7 +146,7 @@ class StopRule(Protocol):
         token_bytes: The bytes of each of the model's tokens; not pickled, because each process has them.
     """
 
-    token_bytes: Sequence_[bytes]
+    token_bytes: tuple[bytes, ...]
 
     def advance(self, tail: bytes, token_id: int) -> bytes | None:
         """Returns the row's next `tail`; None if the row ends with this token.

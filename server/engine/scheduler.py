@@ -81,7 +81,7 @@ class _Owed:
 
 _ALIGN_CALL_TOKENS = 32  # positions that take about as long as the fixed cost of a call
 _PADDING_SHARE = 4  # attention and copies over this number of padded positions cost as much as one token
-GATHERED_SHARE = 8  # a full core admits requests when this part of its slots, one in eight, is free
+_GATHERED_SHARE = 8  # a full core admits requests when this part of its slots, one in eight, is free
 _End = tuple[Search, FinishReason, ServerError | None]
 
 
@@ -184,7 +184,7 @@ class Scheduler:
             if newcomers and total + padding // _PADDING_SHARE > max_tokens:
                 return newcomers
             if request.num_slots > num_free:
-                is_gathered = self.slots.num_free * GATHERED_SHARE >= self.slots.num_slots
+                is_gathered = self.slots.num_free * _GATHERED_SHARE >= self.slots.num_slots
                 return newcomers if is_gathered else []
             newcomers.append(request)
             num_free -= request.num_slots

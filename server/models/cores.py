@@ -1,9 +1,9 @@
-"""What a core is built from, and a core in a thread of this process."""
+"""Builds cores, and runs one in a thread of this process."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -37,7 +37,7 @@ class CoreSpec:
     sizing: Sizing
     graphs: dict[Verb, bytes]
     limits: SchedulerLimits
-    token_bytes: Sequence[bytes]
+    token_bytes: tuple[bytes, ...]
     log_level: str
     log_format: str
 

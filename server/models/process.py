@@ -280,7 +280,7 @@ class _Process:
 
     def run(self, weights: int) -> None:
         """Build the core, and carry out commands until one stops it."""
-        spec: CoreSpec = self._read()
+        spec: CoreSpec = _read_blocking(self._stream)
         configure_logging(spec.log_level, spec.log_format)
         token_bytes = spec.token_bytes
         with open(weights, "rb") as file:
@@ -296,7 +296,7 @@ class _Process:
         self._report(core)
         threading.Thread(target=self._show_life, args=(core,), name="heartbeat", daemon=True).start()
         try:
-            while not isinstance(command := self._read(), _Stop):
+            while not isinstance(command := _read_blocking(self._stream), _Stop):
                 if isinstance(command, _Cancel):
                     if (request := self._by_number.get(command.number)) is not None:
                         core.send(Cancel(request, command.is_expired))
@@ -312,9 +312,6 @@ class _Process:
         self._report(core)
         logging.shutdown()
         os._exit(0)  # without freeing each session
-
-    def _read(self) -> Any:
-        return _read_blocking(self._stream)
 
     def _show_life(self, core: Core) -> None:
         while True:

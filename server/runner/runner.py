@@ -211,7 +211,7 @@ class OnnxRunner:
             spec.name: np.zeros([size if isinstance(size, int) else 1 for size in spec.axes[1:]], spec.dtype)
             for spec in self._source_specs
         }
-        memory_length = self._memory.memory_length({name: len(array) for name, array in sources.items()})
+        memory_length = self._memory.memory_length_of(sources)
         request = Request("warm-up", sources, memory_length, max_new_tokens=1, arrival=0.0)
         self._or_uncaptured(Verb.ENCODE, lambda: self._encode_every_shape(request))
         self.encode(0, [request])

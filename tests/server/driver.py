@@ -141,7 +141,7 @@ class DrivenEngine:
             runner.run(self.engine.stop())
 
     def submit(self, *requests: Request) -> list[Stream]:
-        """The requests of a call; each is cancelled at the end, if it has not ended."""
+        """Submits the requests of a call; the end of the test cancels those that run then."""
         return self._calls.enter_context(self.engine.submitted(requests))
 
     def cancel(self, request: Request) -> None:

@@ -25,7 +25,6 @@ from seq2seq_serve.server.service.seq2seq.requests import Decoding, Job, engine_
 _Read = TypeVar("_Read")
 
 _HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
-_SHORT_OPTIONS_BYTES = 1024
 
 
 async def read_sources(
@@ -72,16 +71,13 @@ async def read_sources(
 async def read_decoding(
     options: pb.GenerateOptions, model: ServedModel, call: Call, *, stream: bool = False
 ) -> Decoding:
-    """Returns how the targets of a message are decoded; long options are read on a thread.
+    """Returns how the targets of a message are decoded.
 
     Raises:
         ServerError: As `read_options`, or `Call.read` raises it.
     """
-    num_bytes = options.ByteSize()
-    if num_bytes <= _SHORT_OPTIONS_BYTES:
-        return read_options(options, model, call.caller, stream=stream)
     return await call.read(
-        lambda _checkpoint: read_options(options, model, call.caller, stream=stream), num_bytes
+        lambda _: read_options(options, model, call.caller, stream=stream), options.ByteSize()
     )
 
 

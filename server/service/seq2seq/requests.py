@@ -171,7 +171,7 @@ def engine_jobs(
     jobs = []
     for part in parts:
         limit, is_bounded, constraints = decoding.max_new_tokens, False, shared.constraints
-        memory_length = model.memory.memory_length({name: len(array) for name, array in part.sources.items()})
+        memory_length = model.memory.memory_length_of(part.sources)
         if size:
             constraints = _without_ngrams(constraints, size, part.sources[model.memory.source])
         if bound is not None:
@@ -241,7 +241,7 @@ def score_request(
     return Request(
         request_id=origin.request_id,
         sources=part.sources,
-        memory_length=model.memory.memory_length({name: len(array) for name, array in part.sources.items()}),
+        memory_length=model.memory.memory_length_of(part.sources),
         max_new_tokens=1,
         arrival=origin.arrival,
         deadline=origin.deadline,

@@ -26,7 +26,7 @@ class StopSequences:
         token_bytes: The same; whoever unpickles stop sequences sets it, because each process has the table.
     """
 
-    def __init__(self, texts: Iterable[str], token_bytes: Sequence[bytes]) -> None:
+    def __init__(self, texts: Iterable[str], token_bytes: tuple[bytes, ...]) -> None:
         self._stops = tuple(sorted((text.encode() for text in texts), key=len, reverse=True))
         self._num_kept = len(self._stops[0]) - 1
         self.token_bytes = token_bytes

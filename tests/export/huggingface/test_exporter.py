@@ -208,7 +208,7 @@ def test_limits_are_those_of_the_checkpoint_or_those_given(imported, quick_check
 
 
 def reported_before_weights(folder):
-    """What an export reports before it reads weights, where it ends here."""
+    """Returns the lines of an export, which is ended when it begins to read weights."""
     lines: list[str] = []
 
     def stop(line: str) -> None:

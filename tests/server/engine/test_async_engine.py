@@ -13,17 +13,22 @@ from tests.server.driver import DrivenCore, DrivenEngine
 from tests.server.fakes import FakeRunner, expected_tokens, make_request
 
 
+async def begun(request):
+    """An engine that decodes a request, the request's updates, and the first of them."""
+    engine = DrivenEngine(FakeRunner(1))
+    await engine.engine.start()
+    updates = engine.engine.generate(request)
+    reading = asyncio.ensure_future(anext(updates))
+    await asyncio.sleep(0)
+    engine.turn(1)
+    return engine, updates, await reading
+
+
 def test_tokens_that_come_while_the_reader_is_busy_are_taken_together():
     request = make_request((20, 5), stream=True)
 
     async def run():
-        engine = DrivenEngine(FakeRunner(1))
-        await engine.engine.start()
-        updates = engine.engine.generate(request)
-        reading = asyncio.ensure_future(anext(updates))
-        await asyncio.sleep(0)
-        engine.turn(1)
-        first = await reading
+        engine, updates, first = await begun(request)
         engine.turn(3)
         second = await anext(updates)
         engine.turn(20)
@@ -47,13 +52,7 @@ def test_whoever_stops_reading_cancels_the_request():
     request = make_request((20, 5), stream=True)
 
     async def run():
-        engine = DrivenEngine(FakeRunner(1))
-        await engine.engine.start()
-        updates = engine.engine.generate(request)
-        reading = asyncio.ensure_future(anext(updates))
-        await asyncio.sleep(0)
-        engine.turn(1)
-        await reading
+        engine, updates, _ = await begun(request)
         await updates.aclose()
         engine.turn(1)
         engine.check_empty()

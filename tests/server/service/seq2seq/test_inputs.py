@@ -534,7 +534,8 @@ def test_the_price_of_a_source_is_that_of_what_will_be_decoded(toy_paths, monkey
     prices = []
 
     async def noted(self, work, num_bytes, inner=Call.read, **options):
-        prices.append(num_bytes)
+        if num_bytes:  # the options have none
+            prices.append(num_bytes)
         return await inner(self, work, num_bytes, **options)
 
     monkeypatch.setattr(Call, "read", noted)
