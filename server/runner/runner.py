@@ -396,7 +396,8 @@ class OnnxRunner:
         return self._decode(row, 1, first_position, feeds, names.ATTENTION)[0, :, :memory_length].copy()
 
     def close(self) -> None:
-        """Free all memory of the device; the runner cannot be used afterwards."""
+        """Free all memory of the device and end its threads; the runner cannot be used afterwards."""
+        self._device.pool.shutdown()
         self._bindings.clear()
         self._staged.clear()
         self._sessions.clear()

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import random
+import threading
 import weakref
 from collections import defaultdict
 from itertools import product
@@ -561,6 +562,15 @@ def test_warming_up_leaves_no_trace(random_bundle):
         driver.finish()
         targets.append([driver.results[request].best.token_ids for request in requests])
     assert targets[0] == targets[1]
+
+
+def test_a_closed_runner_ends_its_threads(random_bundle):
+    before = set(threading.enumerate())
+    runner = make_runner(random_bundle)
+    runner._device.pool.submit(runner.warm_up).result()
+    assert set(threading.enumerate()) > before
+    runner.close()
+    assert set(threading.enumerate()) == before
 
 
 def test_the_number_of_slots_follows_the_budget(random_bundle):
