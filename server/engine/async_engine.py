@@ -15,6 +15,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, contextmanager
+from functools import partial
 
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.queue import FairQueue
@@ -234,9 +235,8 @@ class AsyncEngine:
             Overloaded: The queue is full, or the deadline would pass before a slot is free.
         """
         self.check_size(len(requests), sum(request.queue_tokens for request in requests))
-        streams = [Stream(request) for request in requests]
         try:
-            self._submit(streams)
+            streams = self._submit(requests)
         except ServerError:
             self.statistics.failed.count += len(requests)
             raise
@@ -263,7 +263,7 @@ class AsyncEngine:
 
     def num_slots_wanted(self) -> int:
         """Returns the number of slots that all accepted, unfinished requests need."""
-        return self._queue.num_slots_wanted + self._num_held()
+        return self._queue.num_slots_wanted + sum(core.num_slots_wanted for core in self.cores)
 
     def silent_seconds(self) -> float:
         """Returns the longest time since a core's last turn; 0 for cores without work."""
@@ -303,18 +303,20 @@ class AsyncEngine:
         error = Unavailable("the engine stopped before the target was complete")
         self._fail(tuple(self._streams), FinishReason.FAILED, error)
 
-    def _submit(self, streams: Sequence[Stream]) -> None:
+    def _submit(self, requests: Sequence[Request]) -> list[Stream]:
         """Queue requests; the longest sources first, unless they stream.
 
         A long target that began last would run alone at the end.
         """
         if self._is_draining:
             raise Unavailable(f"model {self.model_name} is shutting down")
-        requests = [stream.request for stream in streams]
+        ordered = list(requests)
         if not any(request.stream for request in requests):
-            requests.sort(key=lambda request: -request.memory_length)
-        for request, error in self._queue.add(requests, self._num_held(), self._clock()):
+            ordered.sort(key=lambda request: -request.memory_length)
+        num_held = sum(core.num_slots_wanted for core in self.cores)
+        for request, error in self._queue.add(ordered, num_held, self._clock()):
             self._fail([request], FinishReason.DISPLACED, error)
+        streams = [Stream(request) for request in requests]
         loop = asyncio.get_running_loop()
         for stream in streams:
             request = stream.request
@@ -322,6 +324,7 @@ class AsyncEngine:
             if request.deadline is not None:
                 self._timers[request] = loop.call_at(request.deadline, self._expire, request)
         self._dispatch()
+        return streams
 
     def _dispatch(self) -> None:
         """Send waiting requests to the cores that have room for them.
@@ -333,11 +336,11 @@ class AsyncEngine:
         now, batches = self._clock(), dict[CoreHandle, list[Request]]()
         ready = [core for core in self.cores if core.is_ready]
         able = [core for core in ready if not core.is_failing] or ready
-        while able and (request := self._queue.first(now)) is not None:
+        while able and self._queue.num_requests:
             core = max(able, key=lambda core: core.num_free)
             if core.num_free <= 0:
                 break
-            self._queue.take(request)
+            request = self._queue.pop(now)
             if not core.requests:
                 core.last_turn_at = now
             core.requests[request] = now
@@ -346,9 +349,6 @@ class AsyncEngine:
             batches.setdefault(core, []).append(request)
         for core, requests in batches.items():
             core.admit(tuple(requests))
-
-    def _num_held(self) -> int:
-        return sum(core.num_slots_wanted for core in self.cores)
 
     def _expire(self, request: Request) -> None:
         self._cancel(request, is_expired=True)
@@ -407,13 +407,7 @@ class AsyncEngine:
         self.statistics.record_turn(turn)
 
     async def _start(self, core: CoreHandle) -> None:
-        def ended(cause: str) -> None:
-            self._ended(core, cause)
-
-        def turned(turn: Turn) -> None:
-            self._turned(core, turn)
-
-        await core.start(turned, ended)
+        await core.start(partial(self._turned, core), partial(self._ended, core))
         core.is_ready, core.is_failing, core.load = True, False, Load(0, 0, 0, 0)
         core.sound_at = core.last_turn_at = self._clock()
 

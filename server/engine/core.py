@@ -228,7 +228,7 @@ class Core:
         self._warm_up.set_result(None)
         try:
             while not self._is_stopping:
-                if self._scheduler.has_work:
+                if self._scheduler.running or self._scheduler.waiting:
                     self.run_turn()
                 else:
                     self._is_asleep = True

@@ -100,7 +100,6 @@ class FairQueue:
         """
         last = requests[-1]
         assert MOST_URGENT <= last.priority <= LEAST_URGENT
-        assert not self._limits.excess(len(requests), _num_tokens(requests)), "more than an empty queue takes"
         if last.deadline is not None and now >= last.deadline:
             raise DeadlineExceeded("the deadline passed before the request came to the engine")
         if last.deadline is not None and now + self._longest_wait(requests, num_held) > last.deadline:
@@ -119,38 +118,33 @@ class FairQueue:
         for request in requests:
             level = self._levels.setdefault(request.priority, _Level())
             line = level.lines.setdefault(request.caller, _Line())
-            work = request.work(feeds_prefix=self._feeds_prefix)
+            work = request.cost(feeds_prefix=self._feeds_prefix).work
             level.ages[request] = None
             line.requests[request] = work
             self._count(request, line, work, 1)
         return displaced
 
-    def first(self, now: float) -> Request | None:
-        """Returns the next request: of the most urgent level, the oldest of the caller whose turn it is.
+    def pop(self, now: float) -> Request:
+        """Remove the next request, and charge its caller; there must be one.
 
-        The level of a priority becomes more urgent while its oldest request waits.
+        It is the oldest of the caller whose turn it is, in the most urgent level. The level of a priority
+        becomes more urgent while its oldest request waits.
         """
 
         def urgency(priority: int) -> tuple[int, float]:
             arrival = next(iter(self._levels[priority].ages)).arrival
             return max(priority - int((now - arrival) / self._level_seconds), MOST_URGENT), arrival
 
-        if not self._levels:
-            return None
-        line = next(iter(self._levels[min(self._levels, key=urgency)].lines.values()))
-        return next(iter(line.requests))
-
-    def take(self, request: Request) -> None:
-        """Remove a waiting request that is sent to a core, and charge its caller."""
-        level = self._levels[request.priority]
-        line = level.lines[request.caller]
-        work = line.requests[request]
+        level = self._levels[min(self._levels, key=urgency)]
+        line = next(iter(level.lines.values()))
+        request, work = next(iter(line.requests.items()))
         self._turn_work = max(self._turn_work, work)
         line.balance -= work
         self.remove(request)
         while level.lines and (line := next(iter(level.lines.values()))).balance < 0:
             line.balance += self._turn_work
             level.lines.move_to_end(next(iter(level.lines)))
+        return request
 
     def release(self, request: Request, held_seconds: float, num_steps: int) -> None:
         """Update the averages and the caller's balance by a taken request that has ended for any reason.
@@ -160,14 +154,13 @@ class FairQueue:
             held_seconds: Time for which it had its slots.
             num_steps: Number of steps that ran in that time.
         """
-        work = request.work(feeds_prefix=self._feeds_prefix)
+        cost = request.cost(feeds_prefix=self._feeds_prefix)
         weight = _RESIDENCE_WEIGHT if self._residence_work else 1.0
         self._residence_seconds += weight * (held_seconds - self._residence_seconds)
-        self._residence_work += weight * (work / request.num_slots - self._residence_work)
+        self._residence_work += weight * (cost.work / request.num_slots - self._residence_work)
         level = self._levels.get(request.priority)
         if level is not None and request.caller in level.lines:
-            num_expected = request.expected_steps(feeds_prefix=self._feeds_prefix)
-            level.lines[request.caller].balance += request.num_slots * (num_expected - num_steps)
+            level.lines[request.caller].balance += request.num_slots * (cost.num_steps - num_steps)
 
     def remove(self, request: Request) -> bool:
         """Remove a request; returns whether it was waiting."""
@@ -202,7 +195,7 @@ class FairQueue:
         """
         num_ahead = max(num_held - self._num_slots, 0)
         num_requests = self.num_requests + num_ahead + len(newcomers)
-        num_tokens = self._num_tokens + _num_tokens(newcomers)
+        num_tokens = self._num_tokens + sum(request.queue_tokens for request in newcomers)
         excess = self._limits.excess(num_requests, num_tokens)
         if not excess:
             return []
@@ -261,11 +254,7 @@ class FairQueue:
 
     def _work_of(self, requests: Sequence[Request]) -> int:
         """Returns the expected cost of requests in steps of one slot."""
-        return sum(request.work(feeds_prefix=self._feeds_prefix) for request in requests)
-
-
-def _num_tokens(requests: Sequence[Request]) -> int:
-    return sum(request.queue_tokens for request in requests)
+        return sum(request.cost(feeds_prefix=self._feeds_prefix).work for request in requests)
 
 
 def _overloaded(text: str, wait_seconds: float) -> Overloaded:

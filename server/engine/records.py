@@ -57,6 +57,8 @@ class Constraints:
         penalizes_log_probabilities: Whether `repetition_penalty` changes the log-probabilities of a beam
             search, before these are those among the allowed tokens. Otherwise it changes the logits.
         times: The target has times, in pairs around what was said between them; None adds no rule.
+        change_logits: Whether any logit changes.
+        change_log_probabilities: Whether the changes in a beam search are those of log-probabilities.
     """
 
     min_new_tokens: int = 0
@@ -70,29 +72,27 @@ class Constraints:
     times: Timestamps | None = None
     penalizes_log_probabilities: bool = False
 
-    @property
-    def change_logits(self) -> bool:
-        """Whether any logit changes."""
-        return bool(
-            self.min_new_tokens
-            or self.repetition_penalty != 1
-            or self.no_repeat_ngram_size
-            or self.suppressed_token_ids
-            or self.logit_bias
-            or self.forbidden_after
-            or self.times
+    change_logits: bool = field(init=False)
+    change_log_probabilities: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        changes = (
+            self.min_new_tokens,
+            self.repetition_penalty != 1,
+            self.no_repeat_ngram_size,
+            self.suppressed_token_ids,
+            self.logit_bias,
+            self.forbidden_after,
+            self.times,
         )
+        is_penalized = self.penalizes_log_probabilities and self.repetition_penalty != 1
+        object.__setattr__(self, "change_logits", any(changes))
+        object.__setattr__(self, "change_log_probabilities", is_penalized or not self.is_renormalized)
 
     @functools.cached_property
     def forbidden_sizes(self) -> frozenset[int]:
         """The numbers of last tokens in `forbidden_after`."""
         return frozenset(map(len, self.forbidden_after))
-
-    @property
-    def change_log_probabilities(self) -> bool:
-        """Whether the changes in a beam search are those of log-probabilities."""
-        is_penalized = self.penalizes_log_probabilities and self.repetition_penalty != 1
-        return is_penalized or not self.is_renormalized
 
 
 NO_CONSTRAINTS = Constraints()
@@ -190,6 +190,15 @@ class Request:
         log_probabilities: Whether the result contains the log-probability of every generated token.
         num_alternatives: Number of most probable tokens that the result contains for each position.
         is_bounded: Whether `max_new_tokens` is the length bound of the model's bundle, for the metrics.
+        mode: How it is decoded: greedy, beam, sampling or score.
+        num_slots: The number of rows that it may take at once.
+        is_detailed: Whether the result contains more than the id of every token.
+        is_plain: Whether a step only has to select its most probable token.
+        is_free_beam: Whether it is a beam that is ranked by the step's own logits.
+        encode_tokens: The cost of encoding it, as the number of a text's tokens that take about as long. Long
+            sentences of a story cost more than short ones, and a clip more than its number of frames.
+        queue_tokens: Its size in the queue: its positions of memory, or the KiB of its arrays if these are
+            more.
     """
 
     request_id: str
@@ -218,66 +227,45 @@ class Request:
     num_alternatives: int = 0
     is_bounded: bool = False
 
-    @property
-    def mode(self) -> str:
-        """How it is decoded: greedy, beam, sampling or score."""
+    mode: str = field(init=False)
+    num_slots: int = field(init=False)
+    is_detailed: bool = field(init=False)
+    is_plain: bool = field(init=False)
+    is_free_beam: bool = field(init=False)
+    encode_tokens: int = field(init=False)
+    queue_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Derive what every turn asks for."""
         if self.is_score:
-            return "score"
-        return "beam" if self.beam is not None else "sampling" if self.sampling is not None else "greedy"
-
-    @functools.cached_property
-    def is_plain(self) -> bool:
-        """Whether a step only has to select its most probable token."""
-        return (
-            self.sampling is None
-            and self.beam is None
-            and self.num_hypotheses == 1
-            and not self.is_constrained
-            and not self.is_detailed
-        )
-
-    @functools.cached_property
-    def is_constrained(self) -> bool:
-        """Whether the logits are changed before a token is selected."""
-        return self.constraints.change_logits
-
-    @functools.cached_property
-    def is_free_beam(self) -> bool:
-        """Whether it is a beam that is ranked by the step's own logits."""
-        is_free = self.constraints == NO_CONSTRAINTS and not self.begin_suppressed_ids
-        return self.beam is not None and is_free and not self.is_score
-
-    @property
-    def is_detailed(self) -> bool:
-        """Whether the result contains more than the id of every token."""
-        return self.log_probabilities or self.num_alternatives > 0
-
-    @functools.cached_property
-    def encode_tokens(self) -> int:
-        """The cost of encoding it, as the number of a text's tokens that take about as long.
-
-        Long sentences of a story cost more than short ones, and a clip more than its number of frames.
-        """
-        num_tokens = 0
+            mode = "score"
+        else:
+            mode = "beam" if self.beam is not None else "sampling" if self.sampling is not None else "greedy"
+        num_looked_up = num_bytes = 0
         for array in self.sources.values():
+            num_bytes += array.nbytes
             if array.dtype.kind == "i":
-                num_tokens += array.size // _WORDS_PER_TOKEN
+                num_looked_up += array.size // _WORDS_PER_TOKEN
             elif array.dtype == np.uint8 and array.ndim == 4:
-                num_tokens += array.size // _COLOURS_PER_TOKEN
-        return max(self.memory_length, num_tokens)
+                num_looked_up += array.size // _COLOURS_PER_TOKEN
+        is_detailed = self.log_probabilities or self.num_alternatives > 0
+        is_alone = mode in ("greedy", "score") and self.num_hypotheses == 1
+        derived = {
+            "mode": mode,
+            "num_slots": self.num_hypotheses if self.beam is None else self.beam.size,
+            "is_detailed": is_detailed,
+            "is_plain": is_alone and not self.constraints.change_logits and not is_detailed,
+            "is_free_beam": (
+                mode == "beam" and not self.begin_suppressed_ids and self.constraints == NO_CONSTRAINTS
+            ),
+            "encode_tokens": max(self.memory_length, num_looked_up),
+            "queue_tokens": max(self.memory_length, num_bytes // 1024),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
-    @functools.cached_property
-    def queue_tokens(self) -> int:
-        """Its size in the queue: its positions of memory, or the KiB of its arrays if these are more."""
-        return max(self.memory_length, sum(array.nbytes for array in self.sources.values()) // 1024)
-
-    @property
-    def num_slots(self) -> int:
-        """The number of rows that it may take at once."""
-        return self.num_hypotheses if self.beam is None else self.beam.size
-
-    def expected_steps(self, *, feeds_prefix: bool) -> int:
-        """Returns the number of steps that it probably takes: one for each position of memory.
+    def cost(self, *, feeds_prefix: bool) -> Cost:
+        """Returns what it probably costs to decode it: a step for each position of memory.
 
         That is about right for translations. A caption of a picture takes fewer.
 
@@ -285,19 +273,23 @@ class Request:
             feeds_prefix: Whether steps read the prefix, one token each; otherwise one call reads all of it.
         """
         num_steps = 1 + len(self.prefix_ids) if feeds_prefix else 1
-        if self.is_score:
-            return num_steps
-        return num_steps + max(self.constraints.min_new_tokens, min(self.max_new_tokens, self.memory_length))
-
-    def work(self, *, feeds_prefix: bool) -> int:
-        """Returns its expected cost in steps of one slot; encoding is converted into steps.
-
-        Args:
-            feeds_prefix: As for `expected_steps`.
-        """
+        if not self.is_score:
+            least, most = self.constraints.min_new_tokens, self.max_new_tokens
+            num_steps += max(least, min(most, self.memory_length))
         num_encoded = self.encode_tokens + (0 if feeds_prefix else len(self.prefix_ids))
-        num_steps = self.expected_steps(feeds_prefix=feeds_prefix)
-        return self.num_slots * num_steps + num_encoded // _ENCODED_PER_STEP
+        return Cost(num_steps, self.num_slots * num_steps + num_encoded // _ENCODED_PER_STEP)
+
+
+class Cost(NamedTuple):
+    """The expected cost of a request.
+
+    Attributes:
+        num_steps: The number of steps that it takes.
+        work: The steps of all its slots, with its encoding converted into steps.
+    """
+
+    num_steps: int
+    work: int
 
 
 Alternatives = tuple[tuple[int, float], ...]  # token ids with their log-probabilities, best first
@@ -433,6 +425,8 @@ class Sequence:
         detects: Whether its next step detects a start token.
         attended: The attention of each of its steps, as in `Selected`, if the step computes it and the
             request wants it.
+        request: The request that it decodes for.
+        memory_length: Positions in memory.
     """
 
     search: Search
@@ -449,18 +443,13 @@ class Sequence:
     detects: bool = False
     attended: list[Array] = field(default_factory=list)
 
+    request: Request = field(init=False)
+    memory_length: int = field(init=False)
+
     def __post_init__(self) -> None:
+        self.request = self.search.request
+        self.memory_length = self.request.memory_length
         self.search.keeper = self.search.keeper or self
-
-    @property
-    def request(self) -> Request:
-        """The request that it decodes for."""
-        return self.search.request
-
-    @property
-    def memory_length(self) -> int:
-        """Positions in memory."""
-        return self.search.request.memory_length
 
     @property
     def cache_length(self) -> int:
@@ -472,13 +461,12 @@ class Sequence:
         """The next start token or token of the prefix that a step reads; None after the last."""
         if not self.num_forced:
             return None
-        request = self.search.request
-        return (*request.start_ids, *request.prefix_ids)[-self.num_forced]
+        return (*self.request.start_ids, *self.request.prefix_ids)[-self.num_forced]
 
     @property
     def num_generated(self) -> int:
         """Target tokens after the prefix."""
-        return len(self.token_ids) - len(self.search.request.prefix_ids)
+        return len(self.token_ids) - len(self.request.prefix_ids)
 
 
 class Move(NamedTuple):

@@ -126,11 +126,6 @@ class Scheduler:
         self._moves: tuple[Move, ...] = ()
         self._owed: dict[Search, _Owed] = {}  # the oldest first
 
-    @property
-    def has_work(self) -> bool:
-        """Whether a turn would do anything."""
-        return bool(self.running or self.waiting)
-
     def load(self) -> Load:
         """Returns the numbers of its requests, slots and cache positions in use."""
         num_cached = sum(sequence.cache_length for sequence in self.slots.rows)
@@ -164,7 +159,8 @@ class Scheduler:
             admitted += search.rows
         self.slots.add(admitted)
         moves, self._moves = self._moves, ()
-        return StepPlan(moves, tuple(admitted), self.slots.rows, tuple(self._plan_alignments()))
+        alignments = tuple(self._plan_alignments()) if self._owed else ()
+        return StepPlan(moves, tuple(admitted), self.slots.rows, alignments)
 
     def _newcomers(self) -> list[Request]:
         """Returns the waiting requests that the next turn admits, the oldest first.
@@ -199,7 +195,7 @@ class Scheduler:
             sequence.search.encode_seconds = result.encode_seconds
         selected = result.selected
         failed = {plan.rows[row].search: error for row, error in selected.failures.items()}
-        ends = self._record_alignments(plan, result.attention, failed)
+        ends = self._record_alignments(plan, result.attention, failed) if plan.alignments else []
         leavers = [self._owed.pop(search).row for search, _, _ in ends]
         for row, attended in selected.attention.items():
             plan.rows[row].attended.append(attended)
@@ -222,7 +218,7 @@ class Scheduler:
             except Exception as error:
                 failed[search] = error
         forks: list[Fork] = []
-        ranked = rank(forking, selected.candidates)
+        ranked = rank(forking, selected.candidates) if selected.candidates else {}
         for search in forking:
             before = search.rows
             try:
@@ -251,6 +247,8 @@ class Scheduler:
             else:
                 ends.append((search, _reason(search), None))
         finished = self._leave(leavers, ends, forks)
+        if not failed:
+            return finished
         broken: list[_End] = []
         for search, cause in failed.items():
             failure = EngineFailed("the engine failed on this request")

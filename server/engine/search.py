@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
+from itertools import takewhile
 from typing import NamedTuple
 
 import numpy as np
@@ -73,7 +74,7 @@ def start(
         eos_ids: The tokens that end a sequence.
         feeds_prefix: Whether steps read the prefix, one token each; otherwise the row begins after it.
     """
-    known_ids = _known(request.start_ids)
+    known_ids: tuple[int, ...] = tuple(takewhile(lambda token_id: token_id is not None, request.start_ids))
     search = Search(request, known_ids or start_ids)
     root = Sequence(search, next_token_id=search.start_ids[-1])
     if len(known_ids) < len(request.start_ids):
@@ -87,16 +88,6 @@ def start(
     _prepare(root, eos_ids, scores=feeds_prefix and request.is_score)
     search.rows.append(root)
     return search
-
-
-def _known(start_ids: tuple[int | None, ...]) -> tuple[int, ...]:
-    """Returns the start tokens before the first one that has to be detected."""
-    known_ids = []
-    for token_id in start_ids:
-        if token_id is None:
-            break
-        known_ids.append(token_id)
-    return tuple(known_ids)
 
 
 def _prepare(root: Sequence, eos_ids: Collection[int], *, scores: bool = False) -> None:

@@ -89,10 +89,7 @@ class ThreadCore(CoreHandle):
         """Build it on another thread; as `CoreHandle.start`."""
         loop = asyncio.get_running_loop()
         died = partial(loop.call_soon_threadsafe, ended, "the engine's thread ended")
-
-        def deliver(turn: Turn) -> None:
-            loop.call_soon_threadsafe(turned, turn)
-
+        deliver = partial(loop.call_soon_threadsafe, turned)
         self._core = await asyncio.to_thread(self._build, deliver, died)
 
     def admit(self, requests: tuple[Request, ...]) -> None:

@@ -73,6 +73,13 @@ class ServedModel:
         generation: The options of requests that do not set them.
         timestamps: The tokens of times; None for a model without them.
         length_bound: The bound of targets whose requests do not set a limit; None applies the model's limit.
+        name: The name that callers use.
+        eos_id: The target token that ends a target that is scored.
+        reads_text: Whether its only source is a text.
+        reads_sound: Whether its only source is a sound.
+        max_memory_length: The largest number of positions of memory, for a source without a length the only
+            one.
+        max_target_length: The largest number of target tokens.
     """
 
     engine: AsyncEngine
@@ -103,35 +110,25 @@ class ServedModel:
     length_bound: LengthBound | None = None
     provenance: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def name(self) -> str:
-        """The name that callers use."""
-        return self.engine.model_name
+    name: str = field(init=False)
+    eos_id: int = field(init=False)
+    reads_text: bool = field(init=False)
+    reads_sound: bool = field(init=False)
+    max_memory_length: int = field(init=False)
+    max_target_length: int = field(init=False)
 
-    @property
-    def eos_id(self) -> int:
-        """The target token that ends a target that is scored."""
-        return self.eos_ids[0]
-
-    @property
-    def reads_text(self) -> bool:
-        """Whether its only source is a text."""
-        return [source.form for source in self.sources.values()] == [Form.TEXT]
-
-    @property
-    def reads_sound(self) -> bool:
-        """Whether its only source is a sound."""
-        return [source.form for source in self.sources.values()] == [Form.SOUND]
-
-    @property
-    def max_memory_length(self) -> int:
-        """The largest number of positions of memory, for a source without a length the only one."""
-        return self.memory.memory_length({self.memory.source: self.max_source_length})
-
-    @property
-    def max_target_length(self) -> int:
-        """The largest number of target tokens."""
-        return self.num_target_positions - (len(self.frames.start) - 1)
+    def __post_init__(self) -> None:
+        forms = [source.form for source in self.sources.values()]
+        derived = {
+            "name": self.engine.model_name,
+            "eos_id": self.eos_ids[0],
+            "reads_text": forms == [Form.TEXT],
+            "reads_sound": forms == [Form.SOUND],
+            "max_memory_length": self.memory.memory_length({self.memory.source: self.max_source_length}),
+            "max_target_length": self.num_target_positions - (len(self.frames.start) - 1),
+        }
+        for name, value in derived.items():
+            object.__setattr__(self, name, value)
 
     @property
     def num_slots(self) -> int:

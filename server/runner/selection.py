@@ -236,7 +236,7 @@ class Selector:
         if request.is_score or sequence.detects:
             return _Kind("score" if request.is_score else "detect"), [_Ask(row, sequence, 0.0, {})]
         changes: dict[int, tuple[float, float]] = {}
-        if request.is_constrained or (request.begin_suppressed_ids and not sequence.num_generated):
+        if request.constraints.change_logits or (request.begin_suppressed_ids and not sequence.num_generated):
             changes = adjustments(sequence, self._eos_ids, self._vocab_size, self._never_ids)
         sampling = request.sampling
         if sampling is None:

@@ -54,7 +54,7 @@ class Driver:
     def finish(self) -> None:
         for _ in range(10_000):
             self.turn()
-            if not self.core._scheduler.has_work:
+            if not (self.core._scheduler.running or self.core._scheduler.waiting):
                 break
         assert_empty(self.core)
 
@@ -62,7 +62,8 @@ class Driver:
 def assert_empty(core: Core) -> None:
     """Nothing waits, nothing runs, every slot is back."""
     scheduler = core._scheduler
-    assert not scheduler.has_work
+    assert not scheduler.running
+    assert not scheduler.waiting
     assert scheduler.load() == (0, 0, 0, 0)
     assert scheduler.slots.num_reserved == 0
     assert scheduler.slots.rows == ()

@@ -568,7 +568,7 @@ def test_the_cost_of_an_encode_call_is_not_the_length_of_its_memory(array, cost)
     driver.finish()
     assert [len(batch) for batch in driver.runner.encoded] == [2, 2, 1]
     plain = make_request((10, 3, 8))
-    assert requests[0].work(feeds_prefix=True) >= plain.expected_steps(feeds_prefix=True) + cost // 32
+    assert requests[0].cost(feeds_prefix=True).work >= plain.cost(feeds_prefix=True).num_steps + cost // 32
 
 
 def test_while_others_run_an_encode_call_is_shorter():
@@ -616,7 +616,7 @@ def test_a_scored_target_counts_as_one_step_or_as_a_step_a_token_where_steps_rea
     driver.submit(scored)
     driver.finish()
     num_turns = 10 if is_recurrent else 1
-    assert len(driver.turns) == num_turns == scored.expected_steps(feeds_prefix=is_recurrent)
+    assert len(driver.turns) == num_turns == scored.cost(feeds_prefix=is_recurrent).num_steps
 
 
 def test_a_prefix_that_steps_read_does_not_bound_an_encode_call():

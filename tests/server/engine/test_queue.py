@@ -34,10 +34,8 @@ def served(queue: FairQueue, count: int, now: float = 0.0) -> list[str]:
     """The callers of the next requests, each of which takes a second and as many steps as expected."""
     callers = []
     for _ in range(count):
-        request = queue.first(now)
-        assert request is not None
-        queue.take(request)
-        queue.release(request, 1.0, request.expected_steps(feeds_prefix=False))
+        request = queue.pop(now)
+        queue.release(request, 1.0, request.cost(feeds_prefix=False).num_steps)
         callers.append(request.caller)
     return callers
 
@@ -46,9 +44,8 @@ def test_a_caller_alone_gets_every_slot_in_the_order_of_arrival():
     requests = requests_of("a", 100)
     queue = make_queue(*requests)
     for request in requests:
-        assert queue.first(0.0) is request
-        queue.take(request)
-    assert queue.first(0.0) is None
+        assert queue.pop(0.0) is request
+    assert not queue.num_requests
 
 
 def test_a_caller_who_comes_after_a_crowd_gets_every_other_slot():
@@ -71,11 +68,10 @@ def test_a_caller_is_charged_what_its_requests_took_and_not_what_they_seemed_to_
     queue = make_queue(*requests_of("short", 300), *requests_of("endless", 300))
     callers = []
     for _ in range(220):
-        request = queue.first(0.0)
-        queue.take(request)
+        request = queue.pop(0.0)
         callers.append(request.caller)
         times = 10 if request.caller == "endless" else 1
-        queue.release(request, 1.0, times * request.expected_steps(feeds_prefix=False))
+        queue.release(request, 1.0, times * request.cost(feeds_prefix=False).num_steps)
     assert callers.count("endless") == pytest.approx(20, abs=1)
 
 
@@ -86,9 +82,7 @@ def test_a_prefix_costs_a_step_a_token_where_steps_read_it(feeds_prefix, times):
     queue = make_queue(*long, *requests_of("short", 200), feeds_prefix=feeds_prefix)
     callers = []
     for _ in range(100):
-        request = queue.first(0.0)
-        assert request is not None
-        queue.take(request)
+        request = queue.pop(0.0)
         callers.append(request.caller)
     assert callers.count("short") / callers.count("long") == pytest.approx(times, rel=0.2)
 
@@ -116,10 +110,7 @@ def test_the_more_urgent_goes_first_and_a_second_of_waiting_is_worth_a_level():
     urgent = make_request((5,), arrival=6.0, priority=-4, caller="other")
     patient = make_request((6,), arrival=6.0)
     queue = make_queue(old, plain, urgent, patient)
-    order = []
-    while (request := queue.first(6.0)) is not None:
-        queue.take(request)
-        order.append(request)
+    order = [queue.pop(6.0) for _ in range(queue.num_requests)]
     assert order == [plain, urgent, old, patient]  # of the levels -5, -4, -3 and 0
 
 
@@ -226,7 +217,7 @@ def test_less_urgent_requests_are_not_part_of_the_expected_wait():
         queue.add(requests_of("hasty", 1, deadline=1.5), 1, 0.0)
     (urgent,) = requests_of("urgent", 1, deadline=1.5, priority=-1)
     queue.add([urgent], 1, 0.0)
-    assert queue.first(0.0) is urgent
+    assert queue.pop(0.0) is urgent
 
 
 def test_the_expected_wait_is_by_what_waiting_requests_take():
@@ -276,14 +267,11 @@ def test_at_random_the_next_is_an_oldest_of_the_most_urgent_level_and_nothing_is
                     waiting += requests
                 except Overloaded:
                     assert queue.num_requests == len(waiting), "displaced for a call that was refused"
-            case 2:
-                request = queue.first(now)
-                assert (request is None) == (not waiting)
-                if request is not None:
-                    assert request in expected_heads(waiting, now)
-                    queue.take(request)
-                    waiting.remove(request)
-                    running.append(request)
+            case 2 if waiting:
+                request = queue.pop(now)
+                assert request in expected_heads(waiting, now)
+                waiting.remove(request)
+                running.append(request)
             case 3 if running:
                 request = running.pop(chance.randrange(len(running)))
                 queue.release(request, chance.random(), chance.randint(1, 20))

@@ -14,7 +14,6 @@ import pytest
 from seq2seq_serve.bundle.manifest import Bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
-from seq2seq_serve.server.engine.async_engine import Stream
 from seq2seq_serve.server.engine.records import Beam, Constraints, FinishReason, Request, Sampling, Turn
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded
 from seq2seq_serve.server.metrics import Metrics
@@ -196,7 +195,7 @@ class LongRun:
         request = self.requests.draw(self.driver.now)
         self._open[request] = defaultdict(list)
         try:
-            self.engine._submit([Stream(request)])
+            self.engine._submit([request])
         except Overloaded:
             self.num_refused += 1
             del self._open[request]

@@ -162,10 +162,11 @@ class _CountingEngine(AsyncEngine):
 
     turns: Turns
 
-    def _submit(self, streams: Sequence[Stream]) -> None:
-        super()._submit(streams)
-        self.turns.requests += [stream.request for stream in streams]
+    def _submit(self, requests: Sequence[Request]) -> list[Stream]:
+        streams = super()._submit(requests)
+        self.turns.requests += requests
         self.turns._changed.set()
+        return streams
 
 
 @dataclass
