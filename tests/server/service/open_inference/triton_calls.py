@@ -31,7 +31,7 @@ def main(address: str, model: str) -> None:
         "urgent": error_of(lambda: client.infer(model, [text_input([TEXT])], priority=11)),
         "ids": infer_ids(client, model),
         "stream": stream(client, model),
-        "timeout": error_of(lambda: infer(client, model, [TEXT], client_timeout=1e-9)),
+        "timeout": error_of(lambda: infer(client, model, [TEXT] * 200, client_timeout=1e-3)),
         "bad": error_of(lambda: infer(client, model, [TEXT], beam_size=99)),
         "cancelled": cancel(client, model),
         "statistics": client.get_inference_statistics(model, as_json=True),
