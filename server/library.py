@@ -12,7 +12,7 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -31,6 +31,7 @@ from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
 from seq2seq_serve.server.engine.records import Turn
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable
 from seq2seq_serve.server.models.loading import load_model
+from seq2seq_serve.server.service.lanes import Checkpoint
 from seq2seq_serve.server.service.origin import Caller, Origin
 from seq2seq_serve.server.service.seq2seq.answers import (
     checked,
@@ -39,6 +40,7 @@ from seq2seq_serve.server.service.seq2seq.answers import (
     pieces,
     score_response,
 )
+from seq2seq_serve.server.service.seq2seq.inputs import Input, named_inputs
 from seq2seq_serve.server.service.seq2seq.requests import (
     Decoding,
     Job,
@@ -122,21 +124,27 @@ class AsyncModel:
 
     async def score(self, message: pb.ScoreRequest) -> pb.ScoreResponse:
         """Returns the log-probabilities of a given target; raises as `generate`."""
-        work = partial(score_request, message, self._model, self._origin(), _ignore_time)
-        request = await self._read(work, message.ByteSize())
+        work = partial(score_request, message, self._model, self._origin())
+        request = await self._read(work, message.sources, message.ByteSize())
         with self._model.engine.submitted([request]) as (stream,):
             return score_response(request, checked(await stream.wait()), self._model)
 
     async def _jobs(self, sources: list[pb.Source], decoding: Decoding) -> list[Job]:
-        work = partial(engine_jobs, sources, decoding, self._model, self._origin(), _ignore_time)
-        return await self._read(work, sum(source.ByteSize() for source in sources))
+        work = partial(engine_jobs, decoding, self._model, self._origin())
+        return await self._read(work, sources, sum(source.ByteSize() for source in sources))
 
     def _origin(self) -> Origin:
         self._count += 1
         return Origin(request_id=str(self._count), caller=_ADMIN)
 
-    async def _read(self, work: Callable[[], _Read], num_bytes: int) -> _Read:
-        return work() if num_bytes <= _INLINE_BYTES else await asyncio.to_thread(work)
+    async def _read(
+        self,
+        work: Callable[[Sequence[Input], Checkpoint], _Read],
+        sources: Sequence[pb.Source],
+        num_bytes: int,
+    ) -> _Read:
+        read = partial(work, named_inputs(sources, self._model), _ignore_time)
+        return read() if num_bytes <= _INLINE_BYTES else await asyncio.to_thread(read)
 
 
 class Model:

@@ -19,7 +19,7 @@ from seq2seq_serve.server.service.seq2seq.answers import (
     generate_response,
     pieces,
 )
-from seq2seq_serve.server.service.seq2seq.inputs import cost_of_file, named_inputs
+from seq2seq_serve.server.service.seq2seq.inputs import Input, cost_of_file, named_inputs
 from seq2seq_serve.server.service.seq2seq.requests import Decoding, Job, engine_jobs, read_options
 
 _Read = TypeVar("_Read")
@@ -28,7 +28,7 @@ _HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
 
 
 async def read_sources(
-    work: Callable[[Checkpoint], _Read],
+    work: Callable[[Sequence[Input], Checkpoint], _Read],
     sources: Sequence[pb.Source],
     num_other_bytes: int,
     model: ServedModel,
@@ -39,7 +39,7 @@ async def read_sources(
     Before files wait for that thread, their headers are read.
 
     Args:
-        work: Reads the sources.
+        work: Reads the sources, given as `named_inputs` returns them.
         sources: The sources.
         num_other_bytes: The size of what `work` reads besides.
         model: The model that the request names.
@@ -50,11 +50,12 @@ async def read_sources(
         ServerError: `work` or `Call.read` raises it.
     """
     inputs = named_inputs(sources, model)
+    read = partial(work, inputs)
     num_file_bytes = sum(len(given.source.file) for given in inputs)
     num_array_bytes = num_file_bytes + sum(len(given.source.tensor.data) for given in inputs)
     num_text_bytes = num_other_bytes + sum(source.ByteSize() for source in sources) - num_array_bytes
     if not num_file_bytes:
-        return await call.read(work, num_text_bytes + num_array_bytes // BYTES_PER_TEXT_BYTE)
+        return await call.read(read, num_text_bytes + num_array_bytes // BYTES_PER_TEXT_BYTE)
 
     def measure(checkpoint: Checkpoint) -> int:
         num_pixels = 0
@@ -65,7 +66,7 @@ async def read_sources(
 
     num_pixels = await call.read(measure, min(num_file_bytes // _HEADER_BYTES_PER_TEXT_BYTE, SHORT_BYTES))
     num_bytes = num_text_bytes + (num_array_bytes + num_pixels) // BYTES_PER_TEXT_BYTE
-    return await call.read(work, num_bytes, has_file=True)
+    return await call.read(read, num_bytes, has_file=True)
 
 
 async def read_decoding(
@@ -98,8 +99,9 @@ async def generate(
     read: list[list[Job]] = []
     requests: list[Request] = []
     num_bytes = num_tokens = 0
+    work = partial(engine_jobs, decoding, model, call)
     while rows:
-        jobs = await _read(rows.pop(0), decoding, model, call)
+        jobs = await read_sources(work, rows.pop(0), 0, model, call)
         read.append(jobs)
         requests += [job.request for job in jobs]
         num_bytes += sum(estimated_bytes(job, model, decoding.options) for job in jobs)
@@ -139,7 +141,8 @@ async def generate_pieces(
     Raises:
         ServerError: The request is refused or fails.
     """
-    jobs = await _read(rows.pop(), decoding, model, call)
+    work = partial(engine_jobs, decoding, model, call)
+    jobs = await read_sources(work, rows.pop(), 0, model, call)
     num_bytes = sum(estimated_bytes(job, model, decoding.options) for job in jobs)
     check_answer_bytes(num_bytes)
     results = []
@@ -150,13 +153,6 @@ async def generate_pieces(
                     await write(piece)
             results.append(await succeeded(stream, call))
     return await call.built(num_bytes, partial(generate_response, jobs, results, model, decoding.options))
-
-
-async def _read(
-    sources: Sequence[pb.Source], decoding: Decoding, model: ServedModel, call: Call
-) -> list[Job]:
-    """Returns the engine's requests for the sources of a target."""
-    return await read_sources(partial(engine_jobs, sources, decoding, model, call), sources, 0, model, call)
 
 
 async def succeeded(stream: Stream, call: Call) -> Result:

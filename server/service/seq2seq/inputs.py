@@ -61,18 +61,15 @@ class Input:
         name: The model's name for it.
         spec: The model's description of it.
         source: The message.
+        kind: The field of the message that holds the value.
         field: The path of the value in the request.
     """
 
     name: str
     spec: SourceSpec
     source: Source
+    kind: str
     field: str
-
-    @property
-    def kind(self) -> str:
-        """The field of the message that holds the value."""
-        return self.source.WhichOneof("value") or ""
 
 
 def named_inputs(sources: Sequence[Source], model: ServedModel) -> list[Input]:
@@ -114,7 +111,7 @@ def named_inputs(sources: Sequence[Source], model: ServedModel) -> list[Input]:
                 f"send {' or '.join(_VALUES[spec.form])}",
                 field=field,
             )
-        inputs[name] = Input(name, spec, source, f"{field}.{kind}")
+        inputs[name] = Input(name, spec, source, kind, f"{field}.{kind}")
     return list(inputs.values())
 
 

@@ -16,7 +16,6 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LengthPenaltyFormula,
     LongSource,
     ScoreRequest,
-    Source,
     Target,
 )
 from seq2seq_serve.server.engine.records import (
@@ -31,7 +30,7 @@ from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.lanes import Checkpoint
 from seq2seq_serve.server.service.origin import Caller, Origin
-from seq2seq_serve.server.service.seq2seq.inputs import check_bytes, check_ids
+from seq2seq_serve.server.service.seq2seq.inputs import Input, check_bytes, check_ids
 from seq2seq_serve.server.service.seq2seq.sentences import DEFAULT_LANGUAGE, known_language
 from seq2seq_serve.server.service.seq2seq.sources import SPLITTING, Part, source_parts
 from seq2seq_serve.server.service.seq2seq.stopping import StoppedText, StopSequences
@@ -95,38 +94,57 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         InvalidRequest: An option does not fit; the error names the field and what it must be.
         Forbidden: The role of the caller does not allow its priority.
     """
-    _check_sizes(given)
+    for name, option in OPTIONS.items():
+        if option.max_items is not None:  # before any items are copied
+            _in_range(
+                f"the number of {name}", len(getattr(given, name)), 0, option.max_items, f"options.{name}"
+            )
     options = _with_defaults(given, model)
-    chosen, frames = _chosen(options, model), model.frames
-    forced_ids = _placed(frames.forced, chosen)
-    start_ids, detected_ids = _start(options, model, chosen)
-    prefix_ids = _target_ids(options.target_prefix, forced_ids, model, "options.target_prefix")
+    chosen, frames, language = _chosen(options, model), model.frames, DEFAULT_LANGUAGE
+    prefix_ids = forced_ids = _placed(frames.forced, chosen)
+    if options.HasField("target_prefix"):
+        prefix_ids = _target_ids(options.target_prefix, forced_ids, model, "options.target_prefix")
     max_new_tokens = _max_new_tokens(options, model, len(prefix_ids), len(forced_ids))
     if not given.HasField("min_new_tokens") and options.min_new_tokens > max_new_tokens:
         options.min_new_tokens = max_new_tokens
     _check_ranges(options, model, max_new_tokens)
-    _check_long_source(options, model)
+    if options.timestamps and model.timestamps is None:
+        raise InvalidRequest(
+            f"{model.name} does not write timestamps: leave them out", field="options.timestamps"
+        )
+    start = frames.start[:-1] if options.timestamps else frames.start
+    has_alignment = options.attention or options.word_alignment
+    if has_alignment:
+        _check_alignment(options, model)
+    if options.long_source:
+        _check_long_source(options, model)
+    if options.source_language or options.long_source in SPLITTING:
+        language = _source_language(options, model)
+    bound = None if options.HasField("max_new_tokens") else model.length_bound
+    if options.HasField("max_length_ratio"):
+        constant = model.length_bound.constant if model.length_bound else 0
+        bound = LengthBound(options.max_length_ratio, constant) if options.max_length_ratio else None
     request = Request(
         request_id="",
         sources={},
         memory_length=0,
         max_new_tokens=max_new_tokens,
         arrival=0.0,
-        attention=_attention(options, model),
+        attention=has_alignment,
         stream=stream,
-        priority=_priority(options.priority, caller, "options.priority"),
+        priority=_priority(options.priority, caller, "options.priority") if options.priority else 0,
         caller=caller.name,
         constraints=_constraints(options, model),
-        sampling=_sampling(options),
-        beam=_beam(options),
+        sampling=_sampling(options) if options.temperature else None,
+        beam=_beam(options) if options.beam_size > 1 else None,
         num_hypotheses=max(options.num_hypotheses, 1),
         prefix_ids=prefix_ids,
-        start_ids=start_ids,
-        detected_ids=detected_ids,
+        start_ids=tuple(chosen.get(place) if isinstance(place, str) else place for place in start),
+        detected_ids=_languages(model) if SOURCE_LANGUAGE in start and SOURCE_LANGUAGE not in chosen else (),
         num_counted=len(forced_ids),
         begin_suppressed_ids=frozenset(model.generation.begin_suppressed_token_ids),
         ends_forced=model.generation.forced_eos_id is not None,
-        stops=_stop_sequences(options, model),
+        stops=_stop_sequences(options, model) if options.stop_sequences else None,
         log_probabilities=options.log_probabilities,
         num_alternatives=options.num_alternatives,
     )
@@ -135,29 +153,29 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         request=request,
         max_new_tokens=max_new_tokens,
         frame=(_placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)),
-        language=_source_language(options, model),
-        bound=_length_bound(options, model),
+        language=language,
+        bound=bound,
         has_seed=options.HasField("seed"),
     )
 
 
 def engine_jobs(
-    sources: Sequence[Source], decoding: Decoding, model: ServedModel, origin: Origin, checkpoint: Checkpoint
+    decoding: Decoding, model: ServedModel, origin: Origin, inputs: Sequence[Input], checkpoint: Checkpoint
 ) -> list[Job]:
     """Returns the engine's requests for the sources of a target: more than one if they are split.
 
     Args:
-        sources: The sources.
         decoding: How their targets are decoded.
         model: The model.
         origin: Where the request comes from.
+        inputs: The sources.
         checkpoint: Is called every few milliseconds; an error that it raises ends the work.
 
     Raises:
         InvalidRequest: A source does not fit; the error names the field and what it must be.
     """
     parts = source_parts(
-        sources,
+        inputs,
         model,
         checkpoint,
         frame=decoding.frame,
@@ -195,20 +213,9 @@ def engine_jobs(
     return jobs
 
 
-def _start(
-    options: GenerateOptions, model: ServedModel, chosen: Mapping[str, int]
-) -> tuple[tuple[int | None, ...], tuple[int, ...]]:
-    """Returns the start tokens, and the tokens of which one is detected in the place of None."""
-    start, times = model.frames.start, model.timestamps
-    if options.timestamps:
-        if times is None:
-            raise InvalidRequest(
-                f"{model.name} does not write timestamps: leave them out", field="options.timestamps"
-            )
-        start = start[:-1]
-    start_ids = tuple(chosen.get(place) if isinstance(place, str) else place for place in start)
-    is_detected = None in start_ids
-    return start_ids, tuple(sorted(model.choices[SOURCE_LANGUAGE].ids.values())) if is_detected else ()
+def _languages(model: ServedModel) -> tuple[int, ...]:
+    """Returns the tokens of the languages of which one is detected."""
+    return tuple(sorted(model.choices[SOURCE_LANGUAGE].ids.values()))
 
 
 def target_text(request: Request, model: ServedModel) -> StoppedText:
@@ -218,7 +225,11 @@ def target_text(request: Request, model: ServedModel) -> StoppedText:
 
 
 def score_request(
-    message: ScoreRequest, model: ServedModel, origin: Origin, checkpoint: Checkpoint
+    message: ScoreRequest,
+    model: ServedModel,
+    origin: Origin,
+    inputs: Sequence[Input],
+    checkpoint: Checkpoint,
 ) -> Request:
     """Returns the engine's request to score a target.
 
@@ -226,6 +237,7 @@ def score_request(
         message: The request of the caller.
         model: The model that the request names.
         origin: Where the request comes from.
+        inputs: Its sources.
         checkpoint: As for `engine_jobs`.
 
     Raises:
@@ -237,7 +249,7 @@ def score_request(
     chosen, frames = _chosen(message, model), model.frames
     frame = _placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)
     start_ids = _placed(frames.start, chosen)
-    [part] = source_parts(message.sources, model, checkpoint, frame=frame)
+    [part] = source_parts(inputs, model, checkpoint, frame=frame)
     return Request(
         request_id=origin.request_id,
         sources=part.sources,
@@ -398,22 +410,12 @@ def _priority(priority: int, caller: Caller, field: str) -> int:
     return priority
 
 
-def _length_bound(options: GenerateOptions, model: ServedModel) -> LengthBound | None:
-    """Returns the bound on the length of targets relative to their sources, if there is one."""
-    if not options.HasField("max_length_ratio"):
-        return None if options.HasField("max_new_tokens") else model.length_bound
-    ratio = options.max_length_ratio
-    return LengthBound(ratio, model.length_bound.constant if model.length_bound else 0) if ratio else None
-
-
-def _stop_sequences(options: GenerateOptions, model: ServedModel) -> StopSequences | None:
-    """Returns the rule that ends targets at the stop sequences, if there are any.
+def _stop_sequences(options: GenerateOptions, model: ServedModel) -> StopSequences:
+    """Returns the rule that ends targets at the stop sequences.
 
     Stop sequences are compared with normalised text. White space that the model never writes would have to
     become a space or nothing, and would then stop at a place that the caller did not ask for.
     """
-    if not options.stop_sequences:
-        return None
     texts = []
     for index, stop in enumerate(options.stop_sequences):
         field = f"options.stop_sequences[{index}]"
@@ -469,14 +471,6 @@ def _source_language(options: GenerateOptions, model: ServedModel) -> str:
     return language
 
 
-def _check_sizes(options: GenerateOptions) -> None:
-    """Refuses options with too many items, before any are copied."""
-    for name, option in OPTIONS.items():
-        if option.max_items is not None:
-            number = len(getattr(options, name))
-            _in_range(f"the number of {name}", number, 0, option.max_items, f"options.{name}")
-
-
 def _check_ranges(options: GenerateOptions, model: ServedModel, max_new_tokens: int) -> None:
     """Refuses options out of their range, or without the option that they need."""
     if 1 < options.beam_size < options.num_hypotheses:
@@ -510,7 +504,8 @@ def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
     """Returns the adjustments of the logits."""
     suppressed, biases = options.suppressed_token_ids, options.logit_bias
     for name, ids in (("suppressed_token_ids", suppressed), ("logit_bias", biases)):
-        check_ids(ids, model, f"options.{name}")
+        if ids:
+            check_ids(ids, model, f"options.{name}")
     defaults, times = model.generation, model.timestamps if options.timestamps else None
     if len({*suppressed, *defaults.suppressed_token_ids}) >= model.vocab_size:
         raise InvalidRequest(
@@ -528,7 +523,9 @@ def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
         no_repeat_ngram_size=options.no_repeat_ngram_size,
         suppressed_token_ids=frozenset(suppressed) | (frozenset() if times is None else {times.off_id}),
         logit_bias=dict(biases),
-        forbidden_after=_forbidden_after(defaults.forbidden_sequences),
+        forbidden_after=_forbidden_after(defaults.forbidden_sequences)
+        if defaults.forbidden_sequences
+        else {},
         repeats_start=defaults.repeats_start,
         is_renormalized=defaults.is_renormalized,
         times=times,
@@ -557,9 +554,7 @@ def _forbidden_after(sequences: Iterable[tuple[int, ...]]) -> dict[tuple[int, ..
     return {before: frozenset(lasts) for before, lasts in after.items()}
 
 
-def _sampling(options: GenerateOptions) -> Sampling | None:
-    if not options.temperature:
-        return None
+def _sampling(options: GenerateOptions) -> Sampling:
     return Sampling(
         temperature=options.temperature,
         top_k=options.top_k,
@@ -569,18 +564,15 @@ def _sampling(options: GenerateOptions) -> Sampling | None:
     )
 
 
-def _beam(options: GenerateOptions) -> Beam | None:
-    if options.beam_size <= 1:
-        return None
-    # `with_defaults` has set the options.
+def _beam(options: GenerateOptions) -> Beam:
+    # `_with_defaults` has set the options.
     (formula,) = (name for name, number in _FORMULAS.items() if number == options.length_penalty_formula)
     early_stopping: EarlyStopping = "never" if options.exhaustive_search else options.early_stopping
     alpha = round(options.length_penalty, 6)  # the message has float32
     return Beam(options.beam_size, alpha, formula, early_stopping)
 
 
-def _attention(options: GenerateOptions, model: ServedModel) -> bool:
-    """Returns whether the answer needs the alignment."""
+def _check_alignment(options: GenerateOptions, model: ServedModel) -> None:
     for name in ("attention", "word_alignment"):
         if getattr(options, name) and not model.has_attention:
             raise InvalidRequest(
@@ -592,7 +584,6 @@ def _attention(options: GenerateOptions, model: ServedModel) -> bool:
             "leave it out, or ask for attention",
             field="options.word_alignment",
         )
-    return options.attention or options.word_alignment
 
 
 def _in_range(name: str, value: float, least: float, most: float, field: str) -> None:

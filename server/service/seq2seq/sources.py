@@ -14,7 +14,6 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SPLIT_ALWAYS,
     LONG_SOURCE_TRUNCATE,
     LongSource,
-    Source,
 )
 from seq2seq_serve.server.engine.records import Array
 from seq2seq_serve.server.errors import InvalidRequest
@@ -28,7 +27,6 @@ from seq2seq_serve.server.service.seq2seq.inputs import (
     check_source_ids,
     check_visible,
     max_seconds,
-    named_inputs,
     read_input,
     read_samples,
 )
@@ -65,7 +63,7 @@ class Part:
 
 
 def source_parts(
-    sources: Sequence[Source],
+    inputs: Sequence[Input],
     model: ServedModel,
     checkpoint: Checkpoint,
     *,
@@ -76,7 +74,7 @@ def source_parts(
     """Returns the sources of a request: one part, or several if a text or sound is split.
 
     Args:
-        sources: The sources of the request.
+        inputs: The sources of the request.
         model: The model that the request names.
         checkpoint: Is called every few milliseconds; an error that it raises ends the work.
         frame: The tokens before and after those of a text.
@@ -87,7 +85,6 @@ def source_parts(
     Raises:
         InvalidRequest: The source does not fit; the error names the field and what it must be.
     """
-    inputs = named_inputs(sources, model)
     if model.reads_sound:
         (given,) = inputs
         return _sound_parts(given, model, long_source, checkpoint)
