@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable
-from itertools import takewhile
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import numpy as np
 
@@ -74,7 +73,8 @@ def start(
         eos_ids: The tokens that end a sequence.
         feeds_prefix: Whether steps read the prefix, one token each; otherwise the row begins after it.
     """
-    known_ids: tuple[int, ...] = tuple(takewhile(lambda token_id: token_id is not None, request.start_ids))
+    num_known = request.start_ids.index(None) if None in request.start_ids else len(request.start_ids)
+    known_ids = cast(tuple[int, ...], request.start_ids[:num_known])
     search = Search(request, known_ids or start_ids)
     root = Sequence(search, next_token_id=search.start_ids[-1])
     if len(known_ids) < len(request.start_ids):

@@ -89,8 +89,9 @@ class ThreadCore(CoreHandle):
         """Build it on another thread; as `CoreHandle.start`."""
         loop = asyncio.get_running_loop()
         died = partial(loop.call_soon_threadsafe, ended, "the engine's thread ended")
-        deliver = partial(loop.call_soon_threadsafe, turned)
-        self._core = await asyncio.to_thread(self._build, deliver, died)
+        self._core = await asyncio.to_thread(
+            self._build, lambda turn: loop.call_soon_threadsafe(turned, turn), died
+        )
 
     def admit(self, requests: tuple[Request, ...]) -> None:
         """As `CoreHandle.admit`."""

@@ -77,6 +77,7 @@ class Call(Origin):
         model_name: The name of the served model, once it is known.
         num_held_bytes: The size of its request, if that is large.
         is_counted_by_request: Whether the handler counts each request in the call, in place of the call.
+        refusal: Why it is refused whatever it asks for: its id cannot be logged and sent back.
     """
 
     service: str
@@ -92,6 +93,7 @@ class Call(Origin):
     model_name: str = ""
     num_held_bytes: int = 0
     is_counted_by_request: bool = False
+    refusal: InvalidRequest | None = None
 
     @property
     def names(self) -> dict[str, Any]:
@@ -110,20 +112,6 @@ class Call(Origin):
         return dataclasses.replace(
             self, request_id=f"{self.request_id}-{number}", arrival=time.monotonic(), work=Work()
         )
-
-    def check_id(self) -> None:
-        """Refuses an id that cannot be logged and sent back.
-
-        Raises:
-            InvalidRequest: The caller sent such an id.
-        """
-        given = given_request_id(self.metadata)
-        if given not in (None, self.request_id):
-            raise InvalidRequest(
-                f"the request id has {len(given)} characters: send 1 to {MAX_REQUEST_ID_LENGTH} printable "
-                "ASCII characters, or no id",
-                field=REQUEST_ID,
-            )
 
     def is_expired(self) -> bool:
         """Whether the caller has stopped waiting by now."""
@@ -240,6 +228,13 @@ class Calls:
             work=Work(),
             is_probe=service.startswith(_PROBES),
         )
+        given_id = given_request_id(metadata)
+        if given_id not in (None, call.request_id):
+            call.refusal = InvalidRequest(
+                f"the request id has {len(given_id)} characters: send 1 to {MAX_REQUEST_ID_LENGTH} printable "
+                "ASCII characters, or no id",
+                field=REQUEST_ID,
+            )
         if not call.is_probe:
             self.num_open += 1
             self._num_opened += 1
@@ -338,21 +333,23 @@ class Calls:
         # gRPC fails a write that waits before it cancels the handler.
         except (asyncio.CancelledError, aio.InternalError):
             if not call.is_counted_by_request:
-                self.count(call, call.code_of_leaving())
+                self._journal.record(call, call.code_of_leaving())
             raise asyncio.CancelledError from None
         except Exception as error:
             code, _ = status_of(error)
             if isinstance(error, LoadFailed):
                 _log.error("%s %s: %s", call.request_id, call.method, error, extra={"fields": call.names})
             call.log_bug(error)
-            self.count(call, code)  # before the answer, because the caller may read the metrics next
+            self._journal.record(
+                call, code
+            )  # before the answer, because the caller may read the metrics next
             return error
         if not call.is_counted_by_request:
-            self.count(call, grpc.StatusCode.OK)
+            self._journal.record(call, grpc.StatusCode.OK)
         return answered
 
     def count(self, call: Call, code: grpc.StatusCode) -> None:
-        """Records how a call, or a request of it, ended."""
+        """Records how a request of a call ended."""
         self._journal.record(call, code)
 
 

@@ -7,27 +7,32 @@ import logging
 import socket
 from typing import Any
 
+from google.protobuf.descriptor import ServiceDescriptor
 from grpc import aio
-from grpc_health.v1 import health_pb2_grpc  # type: ignore[import-untyped]
-from grpc_reflection.v1alpha import reflection  # type: ignore[import-untyped]
+from grpc_reflection.v1alpha import reflection, reflection_pb2  # type: ignore[import-untyped]
 
-from seq2seq_serve.protos.open_inference_pb2_grpc import add_GRPCInferenceServiceServicer_to_server
-from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import (
-    add_RepositoryServicer_to_server,
-    add_Seq2SeqServicer_to_server,
-)
 from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.machine import raise_file_limit
 from seq2seq_serve.server.models.repository import Repository
 from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, Calls
-from seq2seq_serve.server.service.health import HEALTH_SERVICE, SERVICE_NAMES, Health, HealthService
-from seq2seq_serve.server.service.interception import Interceptor
+from seq2seq_serve.server.service.health import (
+    HEALTH,
+    INFERENCE,
+    REPOSITORY,
+    SEQ2SEQ,
+    SERVICE_NAMES,
+    Health,
+    HealthService,
+)
 from seq2seq_serve.server.service.open_inference.service import InferenceService
+from seq2seq_serve.server.service.rpcs import Rpcs
 from seq2seq_serve.server.service.seq2seq.repository import RepositoryService
 from seq2seq_serve.server.service.seq2seq.service import Seq2SeqService
 from seq2seq_serve.server.service.tls import server_credentials
+
+_REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 
 _MAX_PENDING_CALLS = 100_000
 # Open calls of one connection; its client makes further calls wait. This is four times the default size of a
@@ -94,20 +99,18 @@ class Endpoint:
         # The other files are for probes, metrics and models. gRPC closes further connections at once.
         self.max_connections = raise_file_limit() * 7 // 8
         connections = ("grpc.max_allowed_incoming_connections", self.max_connections)
-        self._server = aio.server(
-            interceptors=[Interceptor(calls, access)], options=(*_OPTIONS, age, connections)
-        )
-        add_Seq2SeqServicer_to_server(Seq2SeqService(models, calls), self._server)  # type: ignore[no-untyped-call]
-        add_RepositoryServicer_to_server(  # type: ignore[no-untyped-call]
-            RepositoryService(repository), self._server
-        )
-        add_GRPCInferenceServiceServicer_to_server(  # type: ignore[no-untyped-call]
-            inference, self._server
-        )
-        health_pb2_grpc.add_HealthServicer_to_server(HealthService(health), self._server)
+        self._server = aio.server(options=(*_OPTIONS, age, connections))
+        services: dict[ServiceDescriptor, object] = {
+            SEQ2SEQ: Seq2SeqService(models, calls),
+            REPOSITORY: RepositoryService(repository),
+            INFERENCE: inference,
+            HEALTH: HealthService(health),
+        }
         if config.has_reflection:
-            names = (*SERVICE_NAMES, HEALTH_SERVICE, reflection.SERVICE_NAME)
-            reflection.enable_server_reflection(names, self._server)
+            names = (*SERVICE_NAMES, HEALTH.full_name, reflection.SERVICE_NAME)
+            services[_REFLECTION] = reflection.aio.ReflectionServicer(names)
+        rpcs = Rpcs(calls, access)
+        self._server.add_generic_rpc_handlers([rpcs.handlers(*each) for each in services.items()])
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if tls is None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 
-from grpc_health.v1 import health_pb2, health_pb2_grpc  # type: ignore[import-untyped]
+from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
 
 from seq2seq_serve.protos import open_inference_pb2, seq2seq_v1_pb2
 from seq2seq_serve.server.errors import UnknownModel
@@ -17,17 +17,14 @@ from seq2seq_serve.server.service.calls import Call
 
 Status = health_pb2.HealthCheckResponse
 
-HEALTH_SERVICE = health_pb2.DESCRIPTOR.services_by_name["Health"].full_name
+# What `server.service.endpoint` serves.
+HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
+SEQ2SEQ = seq2seq_v1_pb2.DESCRIPTOR.services_by_name["Seq2Seq"]
+REPOSITORY = seq2seq_v1_pb2.DESCRIPTOR.services_by_name["Repository"]
+INFERENCE = open_inference_pb2.DESCRIPTOR.services_by_name["GRPCInferenceService"]
 
-# The services that have a status, as models have; `server.service.endpoint` serves them.
-SERVICE_NAMES = tuple(
-    file.services_by_name[name].full_name
-    for file, name in (
-        (seq2seq_v1_pb2.DESCRIPTOR, "Seq2Seq"),
-        (seq2seq_v1_pb2.DESCRIPTOR, "Repository"),
-        (open_inference_pb2.DESCRIPTOR, "GRPCInferenceService"),
-    )
-)
+# The services that have a status, as models have.
+SERVICE_NAMES = (SEQ2SEQ.full_name, REPOSITORY.full_name, INFERENCE.full_name)
 
 
 class Health:
@@ -115,7 +112,7 @@ class Health:
         await self._changed.wait()
 
 
-class HealthService(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+class HealthService:
     """Check, Watch and List over `Health`; without state of its own."""
 
     def __init__(self, health: Health) -> None:

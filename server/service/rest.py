@@ -305,7 +305,8 @@ class RestService:
 
         async def answer() -> _Answer:
             self._access.check(f"/{_GRPC_SERVICE}/{method}", call.caller)
-            call.check_id()
+            if call.refusal is not None:
+                raise call.refusal
             return await work(call)
 
         try:

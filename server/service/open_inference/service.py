@@ -13,7 +13,6 @@ import grpc
 
 from seq2seq_serve import __version__
 from seq2seq_serve.protos import open_inference_pb2 as pb
-from seq2seq_serve.protos import open_inference_pb2_grpc as pb_grpc
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Piece
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable, UnknownModel
 from seq2seq_serve.server.models.repository import Repository, State
@@ -43,7 +42,7 @@ _MAX_OPEN_IN_STREAM = 64  # requests; the next one is read when one of them is a
 Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
 
 
-class InferenceService(pb_grpc.GRPCInferenceServiceServicer):
+class InferenceService:
     """Without state of its own: a call's state is in its `Call` and its streams."""
 
     def __init__(self, models: Models, repository: Repository, calls: Calls, health: Health) -> None:

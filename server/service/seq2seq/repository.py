@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.protos import seq2seq_v1_pb2_grpc as pb_grpc
 from seq2seq_serve.server.errors import InvalidRequest, UnknownModel
 from seq2seq_serve.server.models.repository import Repository
 from seq2seq_serve.server.service.calls import Call
 from seq2seq_serve.server.service.seq2seq.answers import model_message
 
 
-class RepositoryService(pb_grpc.RepositoryServicer):
+class RepositoryService:
     """Without state of its own. `server.service.access` checks the callers' rights before."""
 
     def __init__(self, repository: Repository) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from functools import partial
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.protos import seq2seq_v1_pb2_grpc as pb_grpc
 from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.calls import Call, Calls, sized
 from seq2seq_serve.server.service.seq2seq.answers import model_message, score_response
@@ -21,7 +20,7 @@ from seq2seq_serve.server.service.seq2seq.generation import (
 from seq2seq_serve.server.service.seq2seq.requests import score_request
 
 
-class Seq2SeqService(pb_grpc.Seq2SeqServicer):
+class Seq2SeqService:
     """Without state of its own: a call's state is in its `Call` and its streams."""
 
     def __init__(self, models: Models, calls: Calls) -> None:

@@ -40,8 +40,8 @@ from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.served import Models, ServedModel, SourceSpec
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
-from seq2seq_serve.server.service.interception import Interceptor
 from seq2seq_serve.server.service.journal import Journal
+from seq2seq_serve.server.service.rpcs import Rpcs
 from tests.server.fakes import sample_value, selected
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
@@ -221,10 +221,10 @@ class Served:
             assert not any(core.requests for core in model.engine.cores)
 
 
-def make_interceptor(metrics: Metrics) -> Interceptor:
-    """An interceptor without a server, for calls that need no model."""
+def make_rpcs(metrics: Metrics) -> Rpcs:
+    """RPCs without a server, for calls that need no model."""
     access = Access(None)
-    return Interceptor(Calls(Models(metrics), Journal(metrics), access), access)
+    return Rpcs(Calls(Models(metrics), Journal(metrics), access), access)
 
 
 def fetch(port: int, path: str) -> tuple[int, str]:

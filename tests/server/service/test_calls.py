@@ -15,10 +15,10 @@ from seq2seq_serve.protos import open_inference_pb2 as oip
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from seq2seq_serve.server.metrics import Metrics
-from seq2seq_serve.server.service import calls, interception
+from seq2seq_serve.server.service import calls, rpcs
 from seq2seq_serve.server.service.calls import Call, Calls
 from seq2seq_serve.server.service.seq2seq import answers
-from tests.server.service.harness import make_interceptor, serving
+from tests.server.service.harness import make_rpcs, serving
 
 REQUEST = pb.GenerateRequest(sources=[pb.Source(text="abc")])
 
@@ -121,13 +121,14 @@ def test_who_leaves_while_the_server_waits_for_them_to_read_has_cancelled_and_is
 
     async def run():
         metrics = Metrics()
-        interceptor = make_interceptor(metrics)
-        call = abandoned(interceptor._calls)
+        calls = make_rpcs(metrics).calls
+        call = abandoned(calls)
         with pytest.raises(asyncio.CancelledError):
-            await interceptor._ended(call.send(pb.GenerateStreamResponse()), call, None)
+            await calls.settle(call, call.send(pb.GenerateStreamResponse()))
+        calls.close_call(call)
         labels = {"model_name": "", "method": "GenerateStream", "code": "CANCELLED"}
         assert metrics.registry.get_sample_value("seq2seq_requests_total", labels) == 1
-        assert interceptor._calls.num_open == 0
+        assert calls.num_open == 0
 
     asyncio.run(run())
     assert caplog.records == []
@@ -137,7 +138,7 @@ def test_the_end_does_not_wait_for_calls_that_nobody_reads():
     """A stream that was not read held the server up for half a minute beyond its time to drain."""
 
     async def run():
-        calls = make_interceptor(Metrics())._calls
+        calls = make_rpcs(Metrics()).calls
         abandoned(calls)
         async with asyncio.timeout(10):
             await calls.wait_until_quiet()
@@ -269,11 +270,11 @@ def test_large_requests_are_bounded_while_their_calls_are_open(monkeypatch):
 def test_a_message_does_not_wait_with_its_request(monkeypatch, method):
     kept = []
 
-    def noted(raw, message_class, inner=interception._parse):
+    def noted(raw, message_class, inner=rpcs._parse):
         kept.append(inner(raw, message_class))
         return kept[-1]
 
-    monkeypatch.setattr(interception, "_parse", noted)
+    monkeypatch.setattr(rpcs, "_parse", noted)
     text, target = [pb.Source(text="a")], pb.Target(text="a")
     infer = oip.ModelInferRequest(
         model_name="echo",

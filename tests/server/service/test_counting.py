@@ -10,8 +10,8 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2 import ModelInferRequest
 from seq2seq_serve.server.errors import DeadlineExceeded, InvalidRequest
 from seq2seq_serve.server.metrics import Metrics
-from seq2seq_serve.server.service import access
-from tests.server.service.harness import make_interceptor, serving
+from seq2seq_serve.server.service.health import SEQ2SEQ
+from tests.server.service.harness import make_rpcs, serving
 
 SERVICE = "seq2seq.v1.Seq2Seq"
 STRICT = (("triton_grpc_error", "true"),)
@@ -77,34 +77,30 @@ def test_a_caller_that_leaves_and_one_whose_deadline_passes_are_told_apart():
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("method", "code"), [("Aborts", "DEADLINE_EXCEEDED"), ("Writes", "CANCELLED")])
-def test_what_comes_too_late_for_a_caller_who_has_gone_counts_as_it_was_meant(method, code, monkeypatch):
+@pytest.mark.parametrize(("is_aborted", "code"), [(True, "DEADLINE_EXCEEDED"), (False, "CANCELLED")])
+def test_what_comes_too_late_for_a_caller_who_has_gone_counts_as_it_was_meant(is_aborted, code):
     metrics, begun = Metrics(), asyncio.Event()
-    monkeypatch.setitem(access.NEEDS, f"/late.Late/{method}", access._NOTHING)
 
-    async def handle(message, call):
-        begun.set()
-        try:
-            await asyncio.sleep(20)
-        except asyncio.CancelledError:
-            if method == "Aborts":
-                raise DeadlineExceeded("late") from None
-            await call.send(message)
+    class Late:
+        async def GenerateStream(self, message, call):  # noqa: N802 - of the protocol
+            begun.set()
+            try:
+                await asyncio.sleep(20)
+            except asyncio.CancelledError:
+                if is_aborted:
+                    raise DeadlineExceeded("late") from None
+                await call.send(pb.GenerateStreamResponse())
 
     async def run():
-        server = aio.server(interceptors=[make_interceptor(metrics)])
-        request = pb.GenerateRequest
-        handler = grpc.unary_stream_rpc_method_handler(handle, request.FromString, request.SerializeToString)
-        server.add_generic_rpc_handlers(
-            [grpc.method_handlers_generic_handler("late.Late", {method: handler})]
-        )
+        server = aio.server()
+        server.add_generic_rpc_handlers([make_rpcs(metrics).handlers(SEQ2SEQ, Late())])
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         async with aio.insecure_channel(f"127.0.0.1:{port}") as channel:
-            call = channel.unary_stream(f"/late.Late/{method}")(b"")
+            call = channel.unary_stream("/seq2seq.v1.Seq2Seq/GenerateStream")(b"")
             await begun.wait()
             call.cancel()
-            labels = {"model_name": "", "method": method, "code": code}
+            labels = {"model_name": "", "method": "GenerateStream", "code": code}
             async with asyncio.timeout(20):
                 while not metrics.registry.get_sample_value("seq2seq_requests_total", labels):
                     await asyncio.sleep(0)

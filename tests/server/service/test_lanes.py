@@ -13,7 +13,7 @@ from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded,
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.service.calls import Call
 from seq2seq_serve.server.service.lanes import Lane
-from tests.server.service.harness import make_interceptor
+from tests.server.service.harness import make_rpcs
 
 SHORT, LONG = 10_000, 1_000_000
 
@@ -29,7 +29,7 @@ async def lane_of(max_bytes: int = 8 * LONG) -> AsyncIterator[Lane]:
 
 @asynccontextmanager
 async def a_call() -> AsyncIterator[Call]:
-    calls = make_interceptor(Metrics())._calls
+    calls = make_rpcs(Metrics()).calls
     try:
         yield calls.open("s", "m", metadata=(), peer="ipv4:1:1", remaining_seconds=None, write=None)
     finally:

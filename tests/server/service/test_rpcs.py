@@ -7,7 +7,7 @@ from grpc import aio
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.metrics import Metrics
-from tests.server.service.harness import make_interceptor, serving
+from tests.server.service.harness import make_rpcs, serving
 
 PATHS = {
     "/seq2seq.v1.Seq2Seq/Generate": "unary_unary",
@@ -62,10 +62,10 @@ def test_other_tasks_have_their_turn_between_large_messages():
     order = []
 
     async def run():
-        interceptor = make_interceptor(Metrics())
+        rpcs = make_rpcs(Metrics())
 
         async def parse(number):
-            await interceptor._parsed(raw, pb.GenerateRequest)
+            await rpcs.parse_large(raw, pb.GenerateRequest)
             order.append(number)
 
         async def other():

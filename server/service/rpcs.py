@@ -1,0 +1,170 @@
+"""The handlers of the gRPC port: each RPC is opened, checked, parsed, counted and ended here.
+
+gRPC alone would report bytes that are not a message as an internal error, and build messages with any number
+of elements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from functools import partial
+from typing import Any, NamedTuple
+
+import grpc
+from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+from grpc import aio
+
+from seq2seq_serve.server.errors import InvalidRequest
+from seq2seq_serve.server.service.access import Access
+from seq2seq_serve.server.service.calls import Call, Calls
+from seq2seq_serve.server.service.status import abort
+from seq2seq_serve.server.service.wire import MAX_FIELDS, TooManyElements, check_elements
+
+# A field takes at least two bytes, so a message of this length cannot have too many, and is not checked.
+_SMALL_BYTES = 2 * MAX_FIELDS
+_WAYS = ("unary", "stream")
+
+
+class _Rpc(NamedTuple):
+    """A method of a service.
+
+    Attributes:
+        path: Its path, such as `/seq2seq.v1.Seq2Seq/Generate`.
+        descriptor: Its declaration.
+        message_class: The class of the caller's messages.
+        answer: The service's method: takes the message, or an iterator over messages, and the `Call`.
+    """
+
+    path: str
+    descriptor: MethodDescriptor
+    message_class: type[Message]
+    answer: Callable[[Any, Call], Any]
+
+
+class Rpcs:
+    """Makes the handlers of services, whose methods get a `Call` in the place of gRPC's context.
+
+    Owned by the endpoint. Invariants: a call is counted once and answered with a status of the table in
+    `server.service.status`, whatever its method raises; other tasks run between the parsing of two large
+    messages, however many messages come at once.
+
+    Args:
+        calls: Opens every call.
+        access: Refuses callers without the right to call a method.
+    """
+
+    def __init__(self, calls: Calls, access: Access) -> None:
+        self.calls = calls
+        self._access = access
+        self._large = asyncio.Lock()
+
+    def handlers(self, service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
+        """Returns the handlers of the service's methods that `servicer` has."""
+        handlers = {
+            method.name: self._handler(method, getattr(servicer, method.name))
+            for method in service.methods
+            if hasattr(servicer, method.name)
+        }
+        return grpc.method_handlers_generic_handler(service.full_name, handlers)
+
+    def _handler(
+        self, method: MethodDescriptor, answer: Callable[[Any, Call], Any]
+    ) -> grpc.RpcMethodHandler[Any, Any]:
+        path = f"/{method.containing_service.full_name}/{method.name}"
+        rpc = _Rpc(path, method, GetMessageClass(method.input_type), answer)
+        kind = f"{_WAYS[method.client_streaming]}_{_WAYS[method.server_streaming]}"
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        serialize = GetMessageClass(method.output_type).SerializeToString
+        handler: grpc.RpcMethodHandler[Any, Any] = make(partial(_handle, self, rpc), None, serialize)
+        return handler
+
+    async def answer(self, rpc: _Rpc, given: Any, call: Call) -> Any:
+        """Returns what the method answers to the bytes of a message, or to an iterator over several.
+
+        Raises:
+            ServerError: The caller lacks the right to call it, or the method refuses.
+        """
+        self._access.check(rpc.path, call.caller)
+        if call.refusal is not None:
+            raise call.refusal
+        message: Any
+        if rpc.descriptor.client_streaming:
+            message = self._parsed_stream(given, rpc.message_class)
+        elif len(given) <= _SMALL_BYTES:
+            message = _parse(given, rpc.message_class)
+        else:
+            self.calls.hold(call, len(given))
+            message = await self.parse_large(given, rpc.message_class)
+        del given  # a long call does not keep it
+        answering = rpc.answer(message, call)
+        del message
+        if not hasattr(answering, "__aiter__"):
+            return await answering
+        async for each in answering:
+            await call.send(each)
+        return None
+
+    async def parse_large(self, raw: bytes, message_class: type[Message]) -> Message:
+        """Returns the message that the bytes hold; raises InvalidRequest as `_parse`."""
+        async with self._large:
+            await asyncio.sleep(0)  # lets other tasks run; other large messages wait for the lock
+            return _parse(raw, message_class)
+
+    async def _parsed_stream(
+        self, raws: AsyncIterator[bytes], message_class: type[Message]
+    ) -> AsyncIterator[Message]:
+        async for raw in raws:
+            if len(raw) <= _SMALL_BYTES:
+                yield _parse(raw, message_class)
+            else:
+                yield await self.parse_large(raw, message_class)
+
+
+# Not a method: gRPC does not see that a partial of a method is a coroutine.
+async def _handle(rpcs: Rpcs, rpc: _Rpc, given: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+    """Returns the answer of a call. An error that its method raises becomes the call's status."""
+    call = rpcs.calls.open(
+        rpc.descriptor.containing_service.full_name,
+        rpc.descriptor.name,
+        metadata=context.invocation_metadata(),
+        peer=context.peer(),
+        remaining_seconds=context.time_remaining(),
+        write=context.write,
+    )
+    answering = rpcs.answer(rpc, given, call)
+    del given
+    outcome: Any = None
+    try:
+        outcome = await rpcs.calls.settle(call, answering)
+        if not isinstance(outcome, Exception):
+            return outcome
+        await abort(context, outcome, call.request_id)
+    except (asyncio.CancelledError, aio.AbortError) as error:
+        # gRPC keeps the error that ended a call. Without this, the error's frames would keep the caller's
+        # message alive until the garbage collector runs.
+        error.__context__ = None
+        raise error.with_traceback(None) from None
+    finally:
+        del outcome  # an error's frames refer to it and to the message
+        rpcs.calls.close_call(call)
+
+
+def _parse(raw: bytes, message_class: type[Message]) -> Message:
+    """Returns the message that the bytes hold.
+
+    Raises:
+        InvalidRequest: The bytes are not a message, or it has too many elements.
+    """
+    try:
+        if len(raw) > _SMALL_BYTES:
+            check_elements(raw, message_class.DESCRIPTOR)  # type: ignore[arg-type]  # which is upb's own class
+        message = message_class.FromString(raw)
+        message.DiscardUnknownFields()  # they would be copied with what is known
+        return message
+    except TooManyElements as error:
+        raise InvalidRequest(f"{error}: send a smaller request", field="") from error
+    except Exception as error:  # protobuf raises several kinds, some for text that is not UTF-8
+        raise InvalidRequest("the bytes are not a message of this method", field="") from error
