@@ -54,6 +54,8 @@ class Statistics:
             self.encoded.add(turn.encode_seconds)
         for seconds in turn.queue_seconds:
             self.queued.add(seconds)
-        for result in turn.results:
+        for _, _, result in turn.updates:
+            if result is None:
+                continue
             (self.succeeded if result.error is None else self.failed).add(result.timings.total_seconds)
             self.last_request = time.time()

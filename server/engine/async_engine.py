@@ -45,6 +45,7 @@ class CoreHandle(ABC):
     Attributes:
         requests: Those that were sent and have not ended, with the time of their sending.
         num_slots_wanted: The number of slots that they need.
+        capacity: The most of these: its own slots, and some ahead of them.
         load: After its last turn.
         is_ready: Whether it takes requests.
         is_failing: Whether its last turns have raised.
@@ -59,15 +60,11 @@ class CoreHandle(ABC):
         self.num_slots = num_slots
         self.requests: dict[Request, float] = {}
         self.num_slots_wanted = 0
+        self.capacity = num_slots + max(num_slots // _AHEAD_SHARE, 1)
         self.load = Load(0, 0, 0, 0)
         self.is_ready = False
         self.is_failing = False
         self.sound_at = self.last_turn_at = time.monotonic()
-
-    @property
-    def num_free(self) -> int:
-        """Slots for which it may get further requests; some of them are ahead of its own slots."""
-        return self.num_slots + max(self.num_slots // _AHEAD_SHARE, 1) - self.num_slots_wanted
 
     @abstractmethod
     async def start(self, turned: Callable[[Turn], None], ended: Callable[[str], None]) -> None:
@@ -235,11 +232,28 @@ class AsyncEngine:
             Overloaded: The queue is full, or the deadline would pass before a slot is free.
         """
         self.check_size(len(requests), sum(request.queue_tokens for request in requests))
+        ordered = list(requests)
+        if not any(request.stream for request in requests):
+            # A long target that began last would run alone at the end.
+            ordered.sort(key=lambda request: -request.memory_length)
+        num_held = sum(core.num_slots_wanted for core in self.cores)
         try:
-            streams = self._submit(requests)
+            if self._is_draining:
+                raise Unavailable(f"model {self.model_name} is shutting down")
+            displaced = self._queue.add(ordered, num_held, self._clock())
         except ServerError:
             self.statistics.failed.count += len(requests)
             raise
+        for request, error in displaced:
+            self._fail([request], FinishReason.DISPLACED, error)
+        streams = [Stream(request) for request in requests]
+        loop = asyncio.get_running_loop()
+        for stream in streams:
+            request = stream.request
+            self._streams[request] = stream
+            if request.deadline is not None:
+                self._timers[request] = loop.call_at(request.deadline, self._expire, request)
+        self._dispatch()
         try:
             yield streams
         finally:
@@ -303,29 +317,6 @@ class AsyncEngine:
         error = Unavailable("the engine stopped before the target was complete")
         self._fail(tuple(self._streams), FinishReason.FAILED, error)
 
-    def _submit(self, requests: Sequence[Request]) -> list[Stream]:
-        """Queue requests; the longest sources first, unless they stream.
-
-        A long target that began last would run alone at the end.
-        """
-        if self._is_draining:
-            raise Unavailable(f"model {self.model_name} is shutting down")
-        ordered = list(requests)
-        if not any(request.stream for request in requests):
-            ordered.sort(key=lambda request: -request.memory_length)
-        num_held = sum(core.num_slots_wanted for core in self.cores)
-        for request, error in self._queue.add(ordered, num_held, self._clock()):
-            self._fail([request], FinishReason.DISPLACED, error)
-        streams = [Stream(request) for request in requests]
-        loop = asyncio.get_running_loop()
-        for stream in streams:
-            request = stream.request
-            self._streams[request] = stream
-            if request.deadline is not None:
-                self._timers[request] = loop.call_at(request.deadline, self._expire, request)
-        self._dispatch()
-        return streams
-
     def _dispatch(self) -> None:
         """Send waiting requests to the cores that have room for them.
 
@@ -337,8 +328,8 @@ class AsyncEngine:
         ready = [core for core in self.cores if core.is_ready]
         able = [core for core in ready if not core.is_failing] or ready
         while able and self._queue.num_requests:
-            core = max(able, key=lambda core: core.num_free)
-            if core.num_free <= 0:
+            core = max(able, key=lambda core: core.capacity - core.num_slots_wanted)
+            if core.num_slots_wanted >= core.capacity:
                 break
             request = self._queue.pop(now)
             if not core.requests:

@@ -288,10 +288,13 @@ class Core:
             if not plan.rows:
                 return plan, None, failed
             started = self._clock()
-            if any(map(self._needs_step, plan.rows)):
-                selected = self._runner.step(plan.rows)
-            else:
-                selected = Selected([self._eos_id] * len(plan.rows))
+            # Other rows only keep their memory, or `prefill` has scored them.
+            num_rows = sum(
+                sequence.num_branches > 0 and not (sequence.request.is_score and self._runner.has_decode)
+                for sequence in plan.rows
+            )
+            ends = Selected([self._eos_id] * len(plan.rows))
+            selected = self._runner.step(plan.rows) if num_rows else ends
             step_seconds = self._clock() - started
         except Exception:
             self._num_failures += 1
@@ -299,12 +302,8 @@ class Core:
             return plan, None, failed + self._scheduler.fail(plan.rows)
         if not failed:
             self._num_failures = 0
-        return plan, StepResult(selected, encode_seconds, step_seconds, moved_bytes, attention), failed
-
-    def _needs_step(self, sequence: Sequence) -> bool:
-        """Whether the row needs a step: not if it only keeps its memory, or `prefill` has scored it."""
-        is_scored = sequence.request.is_score and self._runner.has_decode
-        return sequence.num_branches > 0 and not is_scored
+        result = StepResult(selected, num_rows, encode_seconds, step_seconds, moved_bytes, attention)
+        return plan, result, failed
 
     def _align(self, piece: Alignment) -> Array | Exception:
         """Returns the attention of a piece, or the error that it raised, which fails only its request."""
@@ -337,10 +336,9 @@ class Core:
             updates.append(Update(search.request, new, self._result(search, error)))
         if finished or plan.rows:
             admitted = [sequence.search for sequence in plan.admitted]
-            num_rows = sum(map(self._needs_step, plan.rows))
             turn = Turn(
                 tuple(updates),
-                num_rows=num_rows if result is not None else 0,
+                num_rows=result.num_rows if result is not None else 0,
                 step_seconds=result.step_seconds if result is not None else 0.0,
                 encode_seconds=result.encode_seconds if result is not None else 0.0,
                 queue_seconds=tuple(search.admitted_at - search.request.arrival for search in admitted),

@@ -135,7 +135,8 @@ class FairQueue:
             arrival = next(iter(self._levels[priority].ages)).arrival
             return max(priority - int((now - arrival) / self._level_seconds), MOST_URGENT), arrival
 
-        level = self._levels[min(self._levels, key=urgency)]
+        levels = self._levels
+        level = levels[min(levels, key=urgency)] if len(levels) > 1 else next(iter(levels.values()))
         line = next(iter(level.lines.values()))
         request, work = next(iter(line.requests.items()))
         self._turn_work = max(self._turn_work, work)

@@ -527,6 +527,7 @@ class StepResult:
 
     Attributes:
         selected: The tokens of the plan's rows.
+        num_rows: The number of rows that needed the step.
         encode_seconds: Time of the encode call; 0 without one.
         step_seconds: Time of the step and its selection.
         moved_bytes: Bytes copied by the moves.
@@ -534,6 +535,7 @@ class StepResult:
     """
 
     selected: Selected
+    num_rows: int
     encode_seconds: float
     step_seconds: float
     moved_bytes: int

@@ -245,7 +245,7 @@ class Scheduler:
                 leavers.remove(search.keeper)
                 self._owe_alignments(search, search.keeper)
             else:
-                ends.append((search, _reason(search), None))
+                ends.append((search, search.ended[min(search.ended)].finish_reason, None))
         finished = self._leave(leavers, ends, forks)
         if not failed:
             return finished
@@ -307,7 +307,7 @@ class Scheduler:
             if num_before + len(piece.target_ids) == len(fed[piece.place]):
                 del fed[piece.place]
             if not fed:
-                ends.append((search, _reason(search), None))
+                ends.append((search, search.ended[min(search.ended)].finish_reason, None))
         return ends
 
     def fail(self, sequences: tuple[Sequence, ...]) -> list[Finished]:
@@ -370,7 +370,3 @@ def _copy(fork: Fork, *, with_memory: bool) -> Move:
     assert child.row is not None
     memory_length = child.memory_length if with_memory else 0
     return Move(parent.row, child.row, child.cache_length, memory_length, fork.num_shared)
-
-
-def _reason(search: Search) -> FinishReason:
-    return search.ended[min(search.ended)].finish_reason

@@ -116,22 +116,24 @@ class Access:
             metadata: The metadata of the call.
             peer: gRPC's name of the other end of the connection.
         """
-        token = self._token_of(metadata)
+        if self._tokens is None:
+            return Caller(_address(peer), self._is_repository_open)
+        token = self._token_of(metadata, self._tokens)
         if token is None:
-            return Caller(_address(peer), self._tokens is None and self._is_repository_open)
+            return Caller(_address(peer))
         return Caller(token.name, ADMIN in token.roles, token)
 
-    def _token_of(self, metadata: Metadata | None) -> Token | None:
+    def _token_of(self, metadata: Metadata | None, tokens: Watched[dict[bytes, Token]]) -> Token | None:
         """Returns the known token of a call."""
         given = dict(metadata or ()).get(_AUTHORIZATION)
-        if self._tokens is None or not isinstance(given, str) or not given.lower().startswith(_SCHEME):
+        if not isinstance(given, str) or not given.lower().startswith(_SCHEME):
             return None
         now = self._clock()
         if now >= self._looked_at + _LOOK_SECONDS:
             self._looked_at = now
-            self._tokens.refresh()
+            tokens.refresh()
         # The time of the search depends on the digest alone, and a caller cannot choose a token's digest.
-        return self._tokens.content.get(hashlib.sha256(given[len(_SCHEME) :].strip().encode()).digest())
+        return tokens.content.get(hashlib.sha256(given[len(_SCHEME) :].strip().encode()).digest())
 
 
 def _address(peer: str) -> str:

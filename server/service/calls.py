@@ -166,7 +166,8 @@ class Call(Origin):
             InvalidRequest: The message is too long.
         """
         try:
-            await self.write(sized(message))
+            check_answer_bytes(message.ByteSize())
+            await self.write(message)
         except aio.InternalError as error:  # gRPC fails a write that waits before it cancels the handler
             raise asyncio.CancelledError from error
 

@@ -107,11 +107,10 @@ class Journal:
             )
         seconds = self._clock() - call.arrival
         trace_id = "" if self._tracing is None else self._tracing.record(call, code, seconds)
-        self._log_line(call, code, seconds, trace_id)
+        if _log.isEnabledFor(logging.INFO):
+            self._log_line(call, code, seconds, trace_id)
 
     def _log_line(self, call: Call, code: grpc.StatusCode, seconds: float, trace_id: str) -> None:
-        if not _log.isEnabledFor(logging.INFO):
-            return
         is_slow = seconds >= self._slow_seconds
         if not (is_slow or code in _OUR_FAULT or self._has_room()):
             self._num_left_out += 1

@@ -53,8 +53,9 @@ async def pieces(job: Job, stream: Stream, model: ServedModel) -> AsyncGenerator
     """Yields the pieces of a request's targets until they are complete."""
     async for _, token_ids, result in stream.updates():
         for place, new in token_ids.items():
-            text = job.texts.setdefault(place, target_text(job.request, model))
-            yield pb.Piece(text=text.push(new), token_ids=new, hypothesis=place)
+            if place not in job.texts:
+                job.texts[place] = target_text(job.request, model)
+            yield pb.Piece(text=job.texts[place].push(new), token_ids=new, hypothesis=place)
         if result is not None and result.error is None:
             rests = {place: text.finish() for place, text in job.texts.items()}
             rests[0] = rests.get(0, "") + job.part.separator
@@ -98,13 +99,13 @@ def generate_response(
             total_seconds=max(result.timings.total_seconds for result in results),
         ),
         sentences=answers if is_split else (),
-        detected_language=_detected_language(jobs[0].request, results[0], model),
+        detected_language=_detected_language(jobs[0].request, results[0], model)
+        if jobs[0].request.detected_ids
+        else "",
     )
 
 
 def _detected_language(request: Request, result: Result, model: ServedModel) -> str:
-    if not request.detected_ids:
-        return ""
     token_id = result.start_ids[request.start_ids.index(None)]
     ids = model.choices[SOURCE_LANGUAGE].ids
     return next(name for name in ids if ids[name] == token_id)
@@ -125,9 +126,13 @@ def _joined(jobs: Sequence[Job], answers: Sequence[pb.Sentence]) -> pb.Hypothesi
 def _hypothesis(
     job: Job, place: int, hypothesis: Hypothesis, model: ServedModel, options: pb.GenerateOptions
 ) -> pb.Hypothesis:
-    request = job.request
+    request, text = job.request, job.texts.get(place)
+    if text is None or text.token_ids != list(hypothesis.token_ids):  # it was not streamed, or not all of it
+        text = target_text(request, model)
+        text.push(hypothesis.token_ids)
+        text.finish()
     message = pb.Hypothesis(
-        text=_text(job, place, hypothesis, model),
+        text=text.text,
         token_ids=hypothesis.token_ids,
         finish_reason=_FINISH_REASONS[hypothesis.finish_reason],
     )
@@ -173,14 +178,6 @@ def _segments(part: Part, hypothesis: Hypothesis, model: ServedModel) -> list[pb
         begin = seconds
     end_at(part.num_seconds)
     return segments
-
-
-def _text(job: Job, place: int, hypothesis: Hypothesis, model: ServedModel) -> str:
-    streamed = job.texts.get(place)
-    if streamed is not None and streamed.token_ids == list(hypothesis.token_ids):
-        return streamed.text
-    text = target_text(job.request, model)
-    return text.push(hypothesis.token_ids) + text.finish()
 
 
 def score_response(request: Request, result: Result, model: ServedModel) -> pb.ScoreResponse:

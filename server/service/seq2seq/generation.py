@@ -14,7 +14,6 @@ from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Call, check_answer_bytes
 from seq2seq_serve.server.service.lanes import Checkpoint
 from seq2seq_serve.server.service.seq2seq.answers import (
-    checked,
     estimated_bytes,
     generate_response,
     pieces,
@@ -163,4 +162,6 @@ async def succeeded(stream: Stream, call: Call) -> Result:
     """
     result = await stream.wait()
     call.work.add(stream.request, result)
-    return checked(result)
+    if result.error is not None:
+        raise result.error
+    return result

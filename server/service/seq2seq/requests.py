@@ -95,10 +95,9 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         Forbidden: The role of the caller does not allow its priority.
     """
     for name, option in OPTIONS.items():
-        if option.max_items is not None:  # before any items are copied
-            _in_range(
-                f"the number of {name}", len(getattr(given, name)), 0, option.max_items, f"options.{name}"
-            )
+        most = option.max_items
+        if most is not None and (number := len(getattr(given, name))) > most:  # before any items are copied
+            _in_range(f"the number of {name}", number, 0, most, f"options.{name}")
     options = _with_defaults(given, model)
     chosen, frames, language = _chosen(options, model), model.frames, DEFAULT_LANGUAGE
     prefix_ids = forced_ids = _placed(frames.forced, chosen)

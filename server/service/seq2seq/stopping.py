@@ -85,7 +85,7 @@ class StoppedText:
     def push(self, token_ids: Sequence[int]) -> str:
         """Returns the text that is certain with these tokens."""
         self.token_ids += token_ids
-        piece = self._push(token_ids)
+        piece = self._stream.push(token_ids) if self._stops is None else self._push(token_ids, self._stops)
         self.text += piece
         return piece
 
@@ -95,17 +95,15 @@ class StoppedText:
         self.text += rest
         return rest
 
-    def _push(self, token_ids: Sequence[int]) -> str:
+    def _push(self, token_ids: Sequence[int], stops: StopSequences) -> str:
         if self.is_stopped:
             return ""
-        if self._stops is None:
-            return self._stream.push(token_ids)
         prefix, rest = token_ids[: self._num_prefix], token_ids[self._num_prefix :]
         self._num_prefix -= len(prefix)
         num_searched = len(self._held)
         data = self._held + self._stream.bytes_of(rest)
-        begin = self._stops.find(data, num_searched)
+        begin = stops.find(data, num_searched)
         self.is_stopped = begin is not None
-        num_certain = len(data) - self._stops.num_uncertain(data) if begin is None else begin
+        num_certain = len(data) - stops.num_uncertain(data) if begin is None else begin
         self._held = b"" if self.is_stopped else data[num_certain:]
         return self._stream.push(prefix) + self._stream.push_bytes(data[:num_certain])

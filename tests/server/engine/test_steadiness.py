@@ -6,6 +6,7 @@ Nothing may be left behind: no slot, no request, no count that differs, no memor
 import gc
 import random
 from collections import Counter, defaultdict
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from seq2seq_serve.bundle.manifest import Bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
+from seq2seq_serve.server.engine.async_engine import Stream
 from seq2seq_serve.server.engine.records import Beam, Constraints, FinishReason, Request, Sampling, Turn
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded
 from seq2seq_serve.server.metrics import Metrics
@@ -122,6 +124,7 @@ class LongRun:
         self.ended: Counter[FinishReason] = Counter()
         self.tokens: Counter[str] = Counter()
         self._open: dict[Request, dict[int, list[int]]] = {}
+        self._calls: dict[Request, AbstractContextManager[list[Stream]]] = {}
         self.driver = DrivenEngine(runner, record=self._record, max_waiting_requests=_MAX_WAITING)
         self.engine = self.driver.engine
         self.metrics = Metrics()
@@ -193,12 +196,14 @@ class LongRun:
     def _submit(self) -> None:
         self.num_submitted += 1
         request = self.requests.draw(self.driver.now)
-        self._open[request] = defaultdict(list)
+        self._open[request], call = defaultdict(list), self.engine.submitted([request])
         try:
-            self.engine._submit([request])
+            call.__enter__()
         except Overloaded:
             self.num_refused += 1
             del self._open[request]
+        else:
+            self._calls[request] = call
 
     def _turn(self) -> None:
         self.num_turns += 1
@@ -213,6 +218,7 @@ class LongRun:
             if update.result is None:
                 continue
             del self._open[update.request]
+            self._calls.pop(update.request).__exit__(None, None, None)
             result, reason = update.result, update.result.finish_reason
             assert isinstance(result.error, _ERRORS.get(reason, type(None))), reason
             if update.request.stream and result.error is None:

@@ -162,11 +162,14 @@ class _CountingEngine(AsyncEngine):
 
     turns: Turns
 
-    def _submit(self, requests: Sequence[Request]) -> list[Stream]:
-        streams = super()._submit(requests)
-        self.turns.requests += requests
-        self.turns._changed.set()
-        return streams
+    @contextmanager
+    def submitted(
+        self, requests: Sequence[Request], is_expired: Callable[[], bool] = lambda: False
+    ) -> Iterator[list[Stream]]:
+        with super().submitted(requests, is_expired) as streams:
+            self.turns.requests += requests
+            self.turns._changed.set()
+            yield streams
 
 
 @dataclass

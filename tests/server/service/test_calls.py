@@ -76,10 +76,10 @@ def test_a_bug_is_internal_with_a_fixed_text_and_its_traceback_is_in_the_log(met
     async def run():
         async with serving() as served:
 
-            def explode(streams):
+            def explode(requests, is_expired):
                 raise RuntimeError("secret customer text")
 
-            served.model.engine._submit = explode
+            served.model.engine.submitted = explode
             call = getattr(served.stub, method)(REQUEST, metadata=(("x-request-id", "bug-1"),))
             with pytest.raises(aio.AioRpcError) as caught:
                 await (call if method == "Generate" else anext(aiter(call)))
