@@ -1,99 +1,142 @@
-"""One request passes the functions that CONTRIBUTING.md lists, in that order; it calls as many as it says."""
+"""The way of one request: what it calls, counted, and shown in CONTRIBUTING.md.
+
+`python -m tests.test_request_path` writes the page anew.
+"""
 
 import asyncio
-import re
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+
+import pytest
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from tests.server.service.harness import serving
 
 ROOT = Path(__file__).parent.parent
-_ROW = re.compile(r"\| `(\w+)` \| `([\w/]+\.py)` \|")
-_NUMBER = re.compile(r"calls (\d+) functions of `server/`")
+_SERVER = ROOT / "server"
+_PAGE = ROOT / "CONTRIBUTING.md"
+_BEGIN, _END = "<!-- the way -->\n", "<!-- the end of the way -->\n"
+# Whoever raises one says in the commit why.
+_MOST_FUNCTIONS = {"GenerateStream": 82, "Generate": 90}
+_MOST_CLASSES = {"GenerateStream": 23, "Generate": 25}
+_MOST_FILES = {"GenerateStream": 24, "Generate": 25}
 # The harness has a runner of its own.
-_RUNNER = {("encode", "runner/runner.py"), ("step", "runner/runner.py")}
+_RUNNER = {name: ("runner/runner.py", f"OnnxRunner.{name}") for name in ("encode", "step")}
+_REQUEST = pb.GenerateRequest(sources=[pb.Source(text="a long text, so that its end does not come soon")])
+
+Function = tuple[str, str]  # its file in `server/`, and its qualified name
 
 
-def section() -> str:
-    _, _, rest = (ROOT / "CONTRIBUTING.md").read_text().partition("## The way of one request")
-    return rest.partition("\n## ")[0]
+class Recorder:
+    """The functions of the server that one request calls, in the order of their first calls.
+
+    On the event loop those until the first piece is sent, or until the call is over; on the thread of a core
+    those of the first turn that decodes.
+    """
+
+    def __init__(self) -> None:
+        self.on_the_loop: dict[Function, None] = {}
+        self.in_a_turn: dict[Function, None] = {}
+        self.is_on = False
+        self._loop = threading.get_ident()
+        self._num_turns = 0
+
+    @contextmanager
+    def installed(self) -> Iterator[None]:
+        before = sys.getprofile()
+        threading.setprofile(self._note)
+        sys.setprofile(self._note)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+            threading.setprofile(None)
+
+    def functions(self) -> list[Function]:
+        """Those until the request is at the core, those of its turn, and the rest."""
+        loop = list(self.on_the_loop)
+        handed_over = loop.index(("engine/core.py", "Core.send")) + 1
+        return list(dict.fromkeys([*loop[:handed_over], *self.in_a_turn, *loop[handed_over:]]))
+
+    def _note(self, frame: FrameType, event: str, _argument: object) -> None:
+        name, path = frame.f_code.co_qualname, Path(frame.f_code.co_filename)
+        # A comprehension is a call in some versions of Python only.
+        if not self.is_on or event != "call" or name.endswith(">"):
+            return
+        if name == "Calls.close_call":
+            self.is_on = False
+        if path.is_relative_to(_SERVER):
+            function = path.relative_to(_SERVER).as_posix(), name
+        elif path.name == "harness.py" and frame.f_code.co_name in _RUNNER:
+            function = _RUNNER[frame.f_code.co_name]
+        else:
+            return
+        if threading.get_ident() == self._loop:
+            self.on_the_loop.setdefault(function)
+            return
+        self._num_turns += name == "Core.run_turn"
+        if self._num_turns == 1:
+            self.in_a_turn.setdefault(function)
 
 
-def documented() -> list[tuple[str, str]]:
-    return [(name, file) for name, file in _ROW.findall(section())]
-
-
-def calls_of_a_request() -> list[tuple[str, str]]:
-    """The qualified name and the file of everything that a greedy `GenerateStream` calls, in that order."""
-    called: dict[tuple[str, str], None] = {}
-    is_on = False
-
-    def note(frame: FrameType, event: str, _argument: object) -> None:
-        if event == "call" and is_on:
-            called.setdefault((frame.f_code.co_qualname, frame.f_code.co_filename))
+def way_of(method: str) -> list[Function]:
+    """What a request calls with two cores, a stream until its first piece."""
+    recorder = Recorder()
 
     async def run() -> None:
-        nonlocal is_on
-        async with serving() as served:
-            is_on = True
-            request = pb.GenerateRequest(sources=[pb.Source(text="abc")])
-            assert [event async for event in served.stub.GenerateStream(request)]
-            is_on = False
+        async with serving(num_instances=2) as served:
+            recorder.is_on = True
+            if method == "Generate":
+                assert (await served.stub.Generate(_REQUEST)).hypotheses
+            else:
+                async for _ in served.stub.GenerateStream(_REQUEST):
+                    recorder.is_on = False
 
-    before = sys.getprofile()
-    threading.setprofile(note)
-    sys.setprofile(note)
-    try:
+    with recorder.installed():
         asyncio.run(run())
-    finally:
-        sys.setprofile(before)
-        threading.setprofile(None)
-    return list(called)
+    return recorder.functions()
 
 
-def test_a_request_passes_at_most_20_functions_one_after_the_other():
-    steps = documented()
-    assert 15 <= len(steps) <= 20
-    by_code = {(name, f"server/{file}"): place for place, (name, file) in enumerate(steps)}
-    by_code |= {(name, "service/harness.py"): steps.index((name, file)) for name, file in _RUNNER}
-    order: list[int] = []
-    for name, file in calls_of_a_request():
-        for length in (2, 3, 4):
-            place = by_code.get((name.rpartition(".")[2], "/".join(Path(file).parts[-length:])))
-            if place is not None and place not in order:
-                order.append(place)
-    # A handler starts to wait before the engine's first turn, and reads its first piece after it.
-    waiting = {("updates", "engine/async_engine.py"), ("pieces", "service/seq2seq/answers.py")}
-    both = [order, list(range(len(steps)))]
-    for each in both:
-        for step in waiting:
-            each.remove(steps.index(step))
-    assert both[0] == both[1], [steps[place] for place in both[0]]
+def classes(functions: list[Function]) -> set[str]:
+    return {name.partition(".")[0] for _, name in functions if "." in name and "<locals>" not in name}
 
 
-def test_a_request_calls_as_many_functions_as_the_page_says():
-    """The table has the stations of the way only: helpers between them came unseen."""
-    server = ROOT / "server"
-    functions = {
-        (path.relative_to(server).as_posix(), name)
-        for name, file in calls_of_a_request()
-        # A comprehension is a call in some versions of Python only.
-        if not name.endswith(">") and (path := Path(file)).is_relative_to(server)
-    }
-    [number] = _NUMBER.findall(section())
-    listing = "\n".join(f"{file}: {name}" for file, name in sorted(functions))
-    assert len(functions) <= int(number), (
-        f"a request calls {len(functions)} functions, and CONTRIBUTING.md says {number}: do without the new "
-        f"ones, or raise the number, and say in the commit why\n{listing}"
-    )
-    assert len(functions) == int(number), (
-        f"a request calls {len(functions)} functions only: lower the {number} in CONTRIBUTING.md"
-    )
+def picture() -> str:
+    """The way of a stream to its first piece, a line a file, and what it and a unary call come to."""
+    ways = {method: way_of(method) for method in _MOST_FUNCTIONS}
+    names: dict[str, list[str]] = {}
+    for file, name in ways["GenerateStream"]:
+        names.setdefault(file, []).append(f"`{name.replace('.<locals>.', ' > ')}`")
+    lines = ["| in `server/` | in the order of their first calls |", "|---|---|"]
+    lines += [f"| `{file}` | {' '.join(its)} |" for file, its in names.items()]
+    counts = [
+        f"`{method}`: {len(way)} functions in {len({file for file, _ in way})} files, "
+        f"{len(classes(way))} classes with methods."
+        for method, way in ways.items()
+    ]
+    return "\n".join([*lines, "", *counts, ""])
 
 
-def test_the_way_names_functions_that_exist():
-    for name, file in documented():
-        assert re.search(rf"def {name}\(", (ROOT / "server" / file).read_text()), (name, file)
+@pytest.mark.parametrize("method", _MOST_FUNCTIONS)
+def test_the_way_of_a_request_does_not_grow(method):
+    way = way_of(method)
+    listing = "\n".join(f"{file}: {name}" for file, name in way)
+    assert len(way) <= _MOST_FUNCTIONS[method], listing
+    assert len(classes(way)) <= _MOST_CLASSES[method], sorted(classes(way))
+    assert len({file for file, _ in way}) <= _MOST_FILES[method], listing
+
+
+def test_the_page_shows_the_way():
+    _, _, rest = _PAGE.read_text().partition(_BEGIN)
+    shown, end, _ = rest.partition(_END)
+    assert end
+    assert shown == picture(), "run `python -m tests.test_request_path`"
+
+
+if __name__ == "__main__":
+    before, begin, rest = _PAGE.read_text().partition(_BEGIN)
+    _PAGE.write_text(before + begin + picture() + _END + rest.partition(_END)[2])

@@ -51,7 +51,9 @@ def memory(place: Place, found: Findings) -> str:
 
     def deliver(turn: Turn) -> None:
         nonlocal num_done
-        for _ in turn.results:
+        for update in turn.updates:
+            if update.result is None:
+                continue
             num_done += 1
             if num_done % max(1, scale.num_requests // 20) == 0:
                 used_bytes.append(_used_bytes(scale.on_cuda))

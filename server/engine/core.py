@@ -293,8 +293,7 @@ class Core:
                 sequence.num_branches > 0 and not (sequence.request.is_score and self._runner.has_decode)
                 for sequence in plan.rows
             )
-            ends = Selected([self._eos_id] * len(plan.rows))
-            selected = self._runner.step(plan.rows) if num_rows else ends
+            selected = self._runner.step(plan.rows) if num_rows else Selected([self._eos_id] * len(plan.rows))
             step_seconds = self._clock() - started
         except Exception:
             self._num_failures += 1

@@ -631,8 +631,3 @@ class Turn(NamedTuple):
     moved_bytes: int = 0
     load: Load = Load(0, 0, 0, 0)
     is_failing: bool = False
-
-    @property
-    def results(self) -> list[Result]:
-        """The results of the requests that ended in this turn."""
-        return [update.result for update in self.updates if update.result is not None]

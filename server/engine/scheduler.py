@@ -246,7 +246,7 @@ class Scheduler:
                 self._owe_alignments(search, search.keeper)
             else:
                 ends.append((search, search.ended[min(search.ended)].finish_reason, None))
-        finished = self._leave(leavers, ends, forks)
+        finished = self._leave(leavers, ends, forks) if leavers or ends or forks else []
         if not failed:
             return finished
         broken: list[_End] = []

@@ -27,7 +27,6 @@ from seq2seq_serve.server.service.status import (
     MAX_REQUEST_ID_LENGTH,
     REQUEST_ID,
     Metadata,
-    given_request_id,
     request_id_of,
     status_of,
 )
@@ -212,9 +211,9 @@ class Calls:
             remaining_seconds: The time until the caller stops waiting; None for ever.
             write: Sends a message of a stream.
         """
-        arrival = time.monotonic()
+        arrival, given_id = time.monotonic(), dict(metadata or ()).get(REQUEST_ID)
         call = Call(
-            request_id=request_id_of(metadata),
+            request_id=request_id_of(given_id),
             caller=self._access.caller_of(metadata, peer),
             arrival=arrival,
             deadline=None if remaining_seconds is None else arrival + remaining_seconds,
@@ -229,8 +228,7 @@ class Calls:
             work=Work(),
             is_probe=service.startswith(_PROBES),
         )
-        given_id = given_request_id(metadata)
-        if given_id not in (None, call.request_id):
+        if given_id is not None and given_id != call.request_id:
             call.refusal = InvalidRequest(
                 f"the request id has {len(given_id)} characters: send 1 to {MAX_REQUEST_ID_LENGTH} printable "
                 "ASCII characters, or no id",

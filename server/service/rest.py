@@ -38,7 +38,6 @@ from seq2seq_serve.server.service.open_inference.json import (
 from seq2seq_serve.server.service.open_inference.service import InferenceService
 from seq2seq_serve.server.service.status import (
     REQUEST_ID,
-    given_request_id,
     reason_of,
     request_id_of,
     status_of,
@@ -122,7 +121,7 @@ class RestService:
         self, answer: Callable[[Request], Awaitable[Response]]
     ) -> Callable[[Request], Awaitable[Response]]:
         async def page(request: Request) -> Response:
-            request.state.request_id = request_id = request_id_of(request.headers.items())
+            request.state.request_id = request_id = request_id_of(request.headers.get(REQUEST_ID))
             request.state.is_read = asyncio.Event()
             request.state.is_streamed = request.state.is_logged = False
             self._num_open += 1
@@ -376,7 +375,7 @@ async def _write_nothing(_message: Message) -> None:
 def _metadata(request: Request) -> tuple[tuple[str, str], ...]:
     """Returns the headers as metadata, with an id of the request."""
     headers = tuple(request.headers.items())
-    has_id = given_request_id(headers) is not None  # a wrong one is refused
+    has_id = REQUEST_ID in request.headers  # a wrong one is refused
     return headers if has_id else (*headers, (REQUEST_ID, request.state.request_id))
 
 

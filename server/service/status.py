@@ -61,14 +61,8 @@ Trailers = tuple[tuple[str, str | bytes], ...]
 Metadata = Iterable[tuple[str, str | bytes]]
 
 
-def given_request_id(metadata: Metadata | None) -> str | bytes | None:
-    """Returns the request's id as the caller sent it."""
-    return next((value for key, value in metadata or () if key == REQUEST_ID), None)
-
-
-def request_id_of(metadata: Metadata | None) -> str:
-    """Returns the caller's id of a request; a new one unless the given one can be sent back and logged."""
-    given = given_request_id(metadata)
+def request_id_of(given: str | bytes | None) -> str:
+    """Returns the id that a caller gave a request; a new one unless it can be sent back and logged."""
     text = given if isinstance(given, str) else ""
     is_good = 1 <= len(text) <= MAX_REQUEST_ID_LENGTH and text.isascii() and text.isprintable()
     return text if is_good else uuid.uuid4().hex

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import count, islice
 
 import numpy as np
@@ -161,7 +161,7 @@ def _text_parts(
     token_ids, num_over = model.source_tokenizer.encode_truncated(text, limit, *frame)
     if num_over and long_source != LONG_SOURCE_TRUNCATE:
         raise _too_long("the source", limit + num_over, model, given, hint=_hint(long_source))
-    return [_part(given, token_ids, num_over)]
+    return [Part({given.name: np.asarray(token_ids, np.int64)}, num_truncated=num_over)]
 
 
 def _passages(
@@ -195,7 +195,8 @@ def _passages(
             token_ids, num_over = model.source_tokenizer.encode_truncated(line, limit, *frame)
             if not num_over:
                 next(number)
-                yield replace(_part(given, token_ids), text=line, separator=after_line)
+                ids = np.asarray(token_ids, np.int64)
+                yield Part({given.name: ids}, text=line, separator=after_line)
                 continue
         for sentence, separator in sentences(line, language, before_window):
             which = f"sentence {next(number)} of the source"
@@ -203,7 +204,8 @@ def _passages(
             token_ids, num_over = model.source_tokenizer.encode_truncated(sentence, limit, *frame)
             if num_over:
                 raise _too_long(which, limit + num_over, model, given)
-            yield replace(_part(given, token_ids), text=sentence, separator=separator or after_line)
+            ids = np.asarray(token_ids, np.int64)
+            yield Part({given.name: ids}, text=sentence, separator=separator or after_line)
 
 
 def _ids_part(given: Input, model: ServedModel, frame: Frame, long_source: LongSource | None) -> Part:
@@ -219,12 +221,7 @@ def _ids_part(given: Input, model: ServedModel, frame: Frame, long_source: LongS
         num_behind = len(frame[1])  # the caller's ids end with the frame's
         token_ids = [*token_ids[: limit - num_behind], *token_ids[len(token_ids) - num_behind :]]
     check_source_ids(token_ids, model, f"{given.field}.values")
-    return _part(given, token_ids, num_truncated)
-
-
-def _part(given: Input, token_ids: Sequence[int], num_truncated: int = 0) -> Part:
-    source_ids = np.asarray(token_ids, dtype=np.int64)  # (S,)
-    return Part({given.name: source_ids}, num_truncated=num_truncated)
+    return Part({given.name: np.asarray(token_ids, np.int64)}, num_truncated=num_truncated)
 
 
 def _hint(long_source: LongSource | None) -> str:

@@ -57,9 +57,9 @@ def test_whoever_stops_reading_cancels_the_request():
         engine.turn(1)
         engine.check_empty()
         await engine.engine.stop()
-        return engine.turns[-1].results
+        return engine.turns[-1].updates
 
-    [result] = asyncio.run(run())
+    [(_, _, result)] = asyncio.run(run())
     assert isinstance(result.error, Cancelled)
 
 
@@ -162,7 +162,8 @@ def test_deadlines_that_nobody_can_meet_are_refused_once_the_first_have_passed()
             except Overloaded:
                 pass
             engine.turn()
-        assert not any(result.error is None for turn in engine.turns for result in turn.results)
+        results = [update.result for turn in engine.turns for update in turn.updates]
+        assert not any(result and result.error is None for result in results)
     assert 0 < num_accepted < 40
 
 

@@ -147,7 +147,7 @@ class Turns:
         return len(self.requests)
 
     def note(self, turn: Turn) -> None:
-        self.num_ended += len(turn.results)
+        self.num_ended += sum(update.result is not None for update in turn.updates)
         self._changed.set()
 
     async def until(self, condition: Callable[[], bool]) -> None:

@@ -75,7 +75,9 @@ def test_an_engine_whose_thread_ends_is_started_again_and_its_callers_are_answer
                 await call
             assert caught.value.code() == grpc.StatusCode.INTERNAL
             runner.error = None
-            answer = await served.stub.Generate(pb.GenerateRequest(sources=[pb.Source(text="abc")]))
+            # What comes before the thread has ended is answered with UNAVAILABLE, which the client retries.
+            async with AsyncClient(served.address) as client:
+                answer = await client.generate("abc")
             assert answer.hypotheses[0].text == "abc"
             assert await served.http("/readyz") == (200, "ok\n")
 
