@@ -141,7 +141,8 @@ class App:
         trimmer = Trimmer()
         while not stopping.is_set():
             self._health.refresh()
-            await trimmer.look()
+            if trimmer.look():
+                await asyncio.to_thread(trimmer.trim)
             try:
                 await asyncio.wait_for(stopping.wait(), _REFRESH_SECONDS)
             except TimeoutError:

@@ -6,7 +6,6 @@ container's limit. With another C library than glibc, only Python's garbage is c
 
 from __future__ import annotations
 
-import asyncio
 import ctypes
 import gc
 import math
@@ -14,6 +13,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 # A full garbage collection visits all live objects, which stops all threads for a tenth of a second while a
 # thousand requests wait. So Python itself only collects young objects; `Trimmer` runs full collections.
@@ -21,7 +21,6 @@ _GC_THRESHOLDS = (2_000, 10, 2**31 - 1)
 _COLLECT_SECONDS = 60.0
 _PAUSES = 50  # pause between collections that free memory, as a multiple of the last one's duration
 
-_LOOK_SECONDS = 1.0
 _STATM = Path("/proc/self/statm")  # Linux
 _SLACK_BYTES = 64 * 2**20
 _MANY_LOOKS = 30
@@ -47,28 +46,31 @@ def resident_bytes() -> int:
 class Trimmer:
     """Collects garbage, and lets glibc return memory while the process has more than its base.
 
-    Owned by the app or by `keep_trimmed`, which call `look` every second. It trims at each of the first
-    `_MANY_LOOKS` calls that find more, then at every fourth. Memory that is in use at `_MAX_LOOKS` calls in a
-    row is needed, and becomes the new base. Garbage is collected before memory is trimmed, for at most a
-    fiftieth of the time, and at least once a minute.
+    Owned by the app or a core's process, which call `look` every second. Memory is trimmed at each of the
+    first `_MANY_LOOKS` calls that find more, then at every fourth. Memory that is in use at `_MAX_LOOKS`
+    calls in a row is needed, and becomes the new base. Garbage is collected before memory is trimmed, for at
+    most a fiftieth of the time, and at least once a minute.
     """
 
     def __init__(self, measure: Callable[[], int] = resident_bytes) -> None:
         self._measure = measure
-        self._malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        self._malloc_trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._base_bytes = measure()
         self._num_looks = 0  # calls in a row that found more
         self._collected_at, self._collect_seconds = time.monotonic(), 0.0
 
-    async def look(self) -> None:
-        """Collect and trim if the process has grown; takes a millisecond for each megabyte returned.
-
-        Trimming releases the GIL, but threads that allocate memory wait for it.
-        """
+    def look(self) -> bool:
+        """Collect garbage if the process has grown; returns whether `trim` must follow."""
         is_wanted = self._is_trim_wanted()
         self._collect(_PAUSES * self._collect_seconds if is_wanted else math.inf)
-        if is_wanted and self._malloc_trim is not None:
-            await asyncio.to_thread(self._malloc_trim, 0)
+        return is_wanted and self._malloc_trim is not None
+
+    def trim(self) -> None:
+        """Return freed memory; takes a millisecond for each megabyte.
+
+        It releases the GIL, but threads that allocate memory wait for it.
+        """
+        self._malloc_trim(0)
 
     def _is_trim_wanted(self) -> bool:
         now = self._measure()
@@ -91,11 +93,3 @@ class Trimmer:
             gc.collect()
             self._collected_at = time.monotonic()
             self._collect_seconds = self._collected_at - begun
-
-
-async def keep_trimmed() -> None:
-    """Collect and trim for as long as the process lives."""
-    trimmer = Trimmer()
-    while True:
-        await trimmer.look()
-        await asyncio.sleep(_LOOK_SECONDS)

@@ -29,7 +29,7 @@ from seq2seq_serve.server.engine.core import STOP_SECONDS, Admit, Cancel, Core
 from seq2seq_serve.server.engine.records import Request, Turn, Update
 from seq2seq_serve.server.logs import configure_logging
 from seq2seq_serve.server.models.cores import CoreSpec, started_core
-from seq2seq_serve.server.trimming import keep_trimmed, spare_what_lives
+from seq2seq_serve.server.trimming import Trimmer, spare_what_lives
 
 _log = logging.getLogger(__name__)
 
@@ -292,7 +292,6 @@ class _Process:
             return
         del spec
         spare_what_lives()
-        threading.Thread(target=asyncio.run, args=(keep_trimmed(),), name="trimmer", daemon=True).start()
         self._report(core)
         threading.Thread(target=self._show_life, args=(core,), name="heartbeat", daemon=True).start()
         try:
@@ -314,9 +313,12 @@ class _Process:
         os._exit(0)  # without freeing each session
 
     def _show_life(self, core: Core) -> None:
+        trimmer = Trimmer()
         while True:
             time.sleep(_HEARTBEAT_SECONDS)
             self._report(core)
+            if trimmer.look():
+                trimmer.trim()
 
     def _deliver(self, turn: Turn) -> None:
         now = time.monotonic()

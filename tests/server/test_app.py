@@ -13,6 +13,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, ListModelsReque
 from seq2seq_serve.server.app import App
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.shelf import Shelf
+from seq2seq_serve.server.trimming import Trimmer
 from tests.server.service.harness import EchoRunner, Turns, fetch, loader_of, local_config, serving
 
 REQUEST = GenerateRequest(sources=[Source(text="abc")])
@@ -175,6 +176,25 @@ def test_a_port_in_use_is_refused_by_name_and_leaves_no_other_open(which):
                 App([Path("echo")], replace(local_config(), **{which: port}), loader_of({}, served.turns, 1))
 
     asyncio.run(run())
+
+
+def test_memory_is_given_back_beside_the_event_loop(monkeypatch):
+    """A large heap kept the loop from all calls while it was trimmed."""
+    threads = []
+    monkeypatch.setattr(Trimmer, "look", lambda self: True)
+    monkeypatch.setattr(Trimmer, "trim", lambda self: threads.append(threading.get_ident()))
+
+    async def run():
+        async with serving() as served:
+            stopping = asyncio.Event()
+            running = asyncio.ensure_future(served.app.run_until(stopping))
+            while not threads:
+                await asyncio.sleep(0)
+            stopping.set()
+            await running
+
+    asyncio.run(run())
+    assert threading.get_ident() not in threads
 
 
 def test_garbage_that_became_old_is_collected_now_and_then(monkeypatch):
