@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from contextlib import suppress
 from typing import NamedTuple
 
 from seq2seq_serve.bundle.manifest import Timestamps
@@ -89,11 +90,14 @@ def time_bounds(row: Sequence, times: Timestamps, eos_ids: Collection[int], voca
 
 def _repeating(target_ids: list[int], size: int) -> list[int]:
     """Returns the tokens that would complete an n-gram of `size` tokens that the target already contains."""
-    if size < 1 or len(target_ids) < size:
+    if size <= 1:
+        return target_ids if size else []
+    if len(target_ids) < size:
         return []
-    last = target_ids[len(target_ids) - size + 1 :]
-    return [
-        target_ids[end]
-        for end in range(size - 1, len(target_ids))
-        if size == 1 or (target_ids[end - 1] == last[-1] and target_ids[end - size + 1 : end] == last)
-    ]
+    last, repeating, end = target_ids[len(target_ids) - size + 1 :], list[int](), size - 2
+    with suppress(ValueError):  # where it does not occur again
+        while True:
+            end = target_ids.index(last[-1], end, -1) + 1  # a loop in C: targets have hundreds of tokens
+            if target_ids[end - size + 1 : end] == last:
+                repeating.append(target_ids[end])
+    return repeating
