@@ -163,7 +163,7 @@ class Request:
 
     Attributes:
         request_id: The caller's id, for the log.
-        sources: The model's named inputs without the batch axis.
+        sources: The model's named inputs without the batch axis; once encoded, those of one axis.
         memory_length: Positions that it takes in memory, by which its size is counted: tokens of a text,
             sentences of a story, places of a picture, frames of a clip.
         max_new_tokens: At least 1, and at most the model's limit.
@@ -202,7 +202,7 @@ class Request:
     """
 
     request_id: str
-    sources: Mapping[str, Array]
+    sources: dict[str, Array]
     memory_length: int
     max_new_tokens: int
     arrival: float
@@ -263,6 +263,11 @@ class Request:
         }
         for name, value in derived.items():
             object.__setattr__(self, name, value)
+
+    def drop_arrays(self) -> None:
+        """Forget what only the encoder reads: a sound takes a megabyte, and it decodes for seconds."""
+        for name in [name for name, array in self.sources.items() if array.ndim > 1]:
+            del self.sources[name]
 
     def cost(self, *, feeds_prefix: bool) -> Cost:
         """Returns what it probably costs to decode it: a step for each position of memory.

@@ -140,6 +140,8 @@ class ProcessCore(CoreHandle):
         self._by_number |= numbered
         self._numbers |= {request: number for number, request in numbered.items()}
         self._send(_Admit(numbered))
+        for request in requests:
+            request.drop_arrays()
 
     def cancel(self, request: Request, *, is_expired: bool) -> None:
         """As `CoreHandle.cancel`."""

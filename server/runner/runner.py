@@ -238,10 +238,12 @@ class OnnxRunner:
             self._fit_memory(self._rounded(longest), first_row)
         if self._device.is_host:
             self._encode(first_row, requests, 0)
-            return
-        size = self._num_staged_rows if self._captures[Verb.ENCODE] else len(requests)
-        for start in range(0, len(requests), size):
-            self._encode_on_device(first_row + start, requests[start : start + size])
+        else:
+            size = self._num_staged_rows if self._captures[Verb.ENCODE] else len(requests)
+            for start in range(0, len(requests), size):
+                self._encode_on_device(first_row + start, requests[start : start + size])
+        for request in requests:
+            request.drop_arrays()
 
     def _encode(self, first_row: int, requests: list[Request], least_length: int) -> None:
         """Encode requests, padded to at least a number of tokens."""

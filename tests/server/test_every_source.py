@@ -74,20 +74,19 @@ def test_answers_and_attention_are_the_oracles_alone_and_in_a_batch(name, tmp_pa
     vocab_size = trained.config.vocab_size
     sources = [encoded(kind, i, length, vocab_size, tmp_path) for i, length in enumerate(LENGTHS)]
     has_attention = settings.get("attention") != "mean"
-    requests = []
-    for source, size in zip(sources, BEAMS, strict=True):
+
+    def make(source, size):
         beam = Beam(size, alpha=0.6) if size > 1 else None
         attention = {"attention": True} if has_attention else {}
-        requests.append(
-            Request("r", kind.inputs(source), kind.length(source), 8, 0.0, beam=beam, **attention)
-        )
-    alone, together = requests[3], random.Random(0).sample(requests, len(requests))
+        return Request("r", kind.inputs(source), kind.length(source), 8, 0.0, beam=beam, **attention)
+
+    requests = [make(source, size) for source, size in zip(sources, BEAMS, strict=True)]
+    alone, together = make(sources[3], BEAMS[3]), random.Random(0).sample(requests, len(requests))
     driver.submit(alone)
     driver.finish()
-    answer_alone = driver.results.pop(alone).best
     driver.submit(*together)
     driver.finish()
-    assert driver.results[alone].best.token_ids == answer_alone.token_ids
+    assert driver.results[alone].best.token_ids == driver.results[requests[3]].best.token_ids
     for request, source in zip(requests, sources, strict=True):
         size = request.beam.size if request.beam else 1
         [expected, *_] = beam_search(

@@ -170,7 +170,7 @@ class Kind:
 
     def request(self, sources: dict[str, Array], max_new_tokens: int, **options) -> Request:
         lengths = {name: len(array) for name, array in sources.items()}
-        return Request("r", sources, self.rule.memory_length(lengths), max_new_tokens, 0.0, **options)
+        return Request("r", dict(sources), self.rule.memory_length(lengths), max_new_tokens, 0.0, **options)
 
     def attention(self, sources: dict[str, Array], count: int) -> list[list]:
         """The attention of a target of `count` tokens, by definition."""

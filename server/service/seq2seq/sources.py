@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import count, islice
 
@@ -53,7 +53,7 @@ class Part:
         num_seconds: The length of a sound, or of its piece.
     """
 
-    sources: Mapping[str, Array]
+    sources: dict[str, Array]
     sentences: list[str] = field(default_factory=list)
     num_truncated: int = 0
     text: str = ""

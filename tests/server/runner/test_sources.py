@@ -37,11 +37,13 @@ def test_each_request_gets_its_own_tokens_and_attention_alone_and_in_any_batch(k
     rng, chance = np.random.default_rng(0), random.Random(0)
     runner = make_runner(bundle, max_slots=5)
     runner.warm_up()
-    requests = []
+    requests, sources_of = [], {}
     for length in [1, kind.max_source_length, *rng.integers(1, kind.max_source_length + 1, 22)]:
         sources = kind.draw(rng, length)
         count = chance.randint(1, MAX_TARGET_LENGTH)
-        requests.append(kind.request(sources, count, attention=chance.random() < 0.5))
+        request = kind.request(sources, count, attention=chance.random() < 0.5)
+        requests.append(request)
+        sources_of[request] = sources
     for batch, pauses in ((requests[:4], [MAX_TARGET_LENGTH + 1]), (requests[4:], [0, 0, 1, 3])):
         driver = Driver(runner)
         for request in batch:
@@ -49,7 +51,8 @@ def test_each_request_gets_its_own_tokens_and_attention_alone_and_in_any_batch(k
             driver.turn(chance.choice(pauses))
         driver.finish()
         for request in batch:
-            sources, count = request.sources, request.max_new_tokens
+            assert all(array.ndim == 1 for array in request.sources.values()), "kept while it decoded"
+            sources, count = sources_of[request], request.max_new_tokens
             [hypothesis] = driver.results[request].hypotheses
             assert list(hypothesis.token_ids) == kind.tokens(sources, count)
             if request.attention:
