@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from seq2seq_serve.server.config import ServerConfig
-from seq2seq_serve.server.engine.records import Turn
+from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.errors import ServerError
 from seq2seq_serve.server.http import HttpServer
 from seq2seq_serve.server.metrics import Metrics

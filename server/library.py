@@ -28,7 +28,7 @@ from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.sources import Sources, TextOrIds, check_texts, sources_of, target_of
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
-from seq2seq_serve.server.engine.records import Turn
+from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.service.lanes import Checkpoint

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-from seq2seq_serve.server.engine.records import Turn
+from seq2seq_serve.server.engine.result import Turn
 
 
 @dataclass

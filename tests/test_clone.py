@@ -17,7 +17,7 @@ MODULES = [
     "client.web",
     "export.graphs",
     "kernels.sources",
-    "server.engine.records",
+    "server.engine.request",
     "server.service.seq2seq",
     "training.config",
 ]

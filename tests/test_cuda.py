@@ -13,7 +13,7 @@ from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.client import Client
 from seq2seq_serve.export.exporter import TOLERANCES, export_bundle
 from seq2seq_serve.server.config import RunnerConfig
-from seq2seq_serve.server.engine.records import Request
+from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.evaluation.search import greedy_search

@@ -48,15 +48,19 @@ AT_HOME = {
 # Inside the server, from the top: each may import what stands below it. What is not listed is used by all.
 SERVER_LAYERS = [
     ["__main__", "check"],
-    ["app"],
+    ["app", "library"],
     ["service"],
     ["models"],
-    ["deliveries"],
-    ["engine.engine"],
+    ["engine.async_engine"],
+    ["engine.core"],
     ["engine.scheduler"],
     ["engine.slots", "engine.search", "engine.queue", "runner.runner"],
     ["runner"],
-    ["engine.records", "engine.constraints"],
+    ["engine.constraints"],
+    ["engine.plan"],
+    ["engine.state"],
+    ["engine.result"],
+    ["engine.request"],
     ["config"],
 ]
 NAMESPACE = "seq2seq_serve"

@@ -17,7 +17,7 @@ from seq2seq_serve.export.graphs import families
 from seq2seq_serve.export.graphs.base import Embedding, Graph, Projection, outs, source_specs, token_specs
 from seq2seq_serve.export.graphs.linear import LinearFactory
 from seq2seq_serve.server.config import RunnerConfig
-from seq2seq_serve.server.engine.records import Beam, Request
+from seq2seq_serve.server.engine.request import Beam, Request
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, ModelConfig
 from seq2seq_serve.training.evaluation.search import beam_search

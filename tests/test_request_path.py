@@ -23,7 +23,7 @@ _BEGIN, _END = "<!-- the way -->\n", "<!-- the end of the way -->\n"
 # Whoever raises one says in the commit why.
 _MOST_FUNCTIONS = {"GenerateStream": 82, "Generate": 90}
 _MOST_CLASSES = {"GenerateStream": 23, "Generate": 25}
-_MOST_FILES = {"GenerateStream": 24, "Generate": 25}
+_MOST_FILES = {"GenerateStream": 25, "Generate": 26}
 # The harness has a runner of its own.
 _RUNNER = {name: ("runner/runner.py", f"OnnxRunner.{name}") for name in ("encode", "step")}
 _REQUEST = pb.GenerateRequest(sources=[pb.Source(text="a long text, so that its end does not come soon")])

@@ -23,7 +23,9 @@ from seq2seq_serve.export.exporter import TOLERANCES
 from seq2seq_serve.export.graphs import weightless
 from seq2seq_serve.server.config import ProviderPolicy
 from seq2seq_serve.server.engine.core import Admit, Core
-from seq2seq_serve.server.engine.records import Array, Beam, Request, Result, Sampling, Search, Sequence, Turn
+from seq2seq_serve.server.engine.request import Array, Beam, Request, Sampling
+from seq2seq_serve.server.engine.result import Result, Turn
+from seq2seq_serve.server.engine.state import Search, Sequence
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import source_specs
 from seq2seq_serve.training.config import BOS_ID

@@ -21,7 +21,8 @@ from benchmarks.gpu_check.place import BASE, Findings, Place, requests_for
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.names import Verb
 from seq2seq_serve.server.engine.core import Admit, Core
-from seq2seq_serve.server.engine.records import Beam, Turn
+from seq2seq_serve.server.engine.request import Beam
+from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.models.loading import LIMITS
 
 _ROOT = Path(__file__).parents[2]

@@ -17,7 +17,8 @@ from benchmarks.random_models import random_trained
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
-from seq2seq_serve.server.engine.records import Request, Search, Sequence
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.state import Search, Sequence
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.training.config import EOS_ID, UNK_ID, TransformerConfig
 from seq2seq_serve.training.models.transformer import Transformer

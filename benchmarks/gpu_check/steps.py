@@ -30,7 +30,7 @@ from benchmarks.gpu_check.place import (
 )
 from benchmarks.peers.work import Search
 from seq2seq_serve import kernels
-from seq2seq_serve.server.engine.records import Sequence
+from seq2seq_serve.server.engine.state import Sequence
 from seq2seq_serve.server.runner.runner import OnnxRunner
 
 _Contender = Callable[[list[list[int]], int], list[list[int]]]

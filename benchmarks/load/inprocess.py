@@ -16,7 +16,8 @@ from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.core import Admit, Core
-from seq2seq_serve.server.engine.records import Beam, Request, Sampling, Turn
+from seq2seq_serve.server.engine.request import Beam, Request, Sampling
+from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.models.loading import LIMITS
 from seq2seq_serve.server.runner.runner import OnnxRunner
 

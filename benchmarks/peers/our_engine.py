@@ -21,7 +21,8 @@ from benchmarks.peers.work import Clock, Search, Source
 from seq2seq_serve.bundle.manifest import Manifest, load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.config import ProviderPolicy, QueueLimits, RunnerConfig, ServerConfig
-from seq2seq_serve.server.engine.records import Beam, Constraints, Request, Result, Turn
+from seq2seq_serve.server.engine.request import Beam, Constraints, Request
+from seq2seq_serve.server.engine.result import Result, Turn
 from seq2seq_serve.server.models.loading import create_engine
 from seq2seq_serve.server.runner.sizing import size_up
 from seq2seq_serve.server.service.seq2seq.answers import checked

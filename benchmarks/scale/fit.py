@@ -24,8 +24,10 @@ from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
 from seq2seq_serve.server.engine.core import Admit, Core
-from seq2seq_serve.server.engine.records import Request, Selected, Turn
-from seq2seq_serve.server.engine.records import Sequence as Row
+from seq2seq_serve.server.engine.plan import Selected
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.result import Turn
+from seq2seq_serve.server.engine.state import Sequence as Row
 from seq2seq_serve.server.runner.runner import OnnxRunner
 
 # What is counted of a turn: its rows, and what each further term of `EngineTimes` is multiplied with.

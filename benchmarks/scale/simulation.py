@@ -24,8 +24,10 @@ from benchmarks.scale.times import EngineTimes
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.async_engine import AsyncEngine, CoreHandle
 from seq2seq_serve.server.engine.core import Admit, Cancel, Core
-from seq2seq_serve.server.engine.records import Array, Candidates, Move, Request, Result, Selected, Turn
-from seq2seq_serve.server.engine.records import Sequence as Row
+from seq2seq_serve.server.engine.plan import Candidates, Move, Selected
+from seq2seq_serve.server.engine.request import Array, Request
+from seq2seq_serve.server.engine.result import Result, Turn
+from seq2seq_serve.server.engine.state import Sequence as Row
 from seq2seq_serve.server.errors import ServerError, Unavailable
 from seq2seq_serve.server.service.seq2seq.answers import checked
 

@@ -19,7 +19,8 @@ from functools import partial
 
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.queue import FairQueue
-from seq2seq_serve.server.engine.records import FinishReason, Load, Request, Result, Turn, Update
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.result import FinishReason, Load, Result, Turn, Update
 from seq2seq_serve.server.engine.scheduler import leaving_error
 from seq2seq_serve.server.errors import InvalidRequest, ServerError, Unavailable
 from seq2seq_serve.server.statistics import Statistics

@@ -11,7 +11,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from seq2seq_serve.bundle.manifest import Timestamps
-from seq2seq_serve.server.engine.records import Constraints, Sequence
+from seq2seq_serve.server.engine.request import Constraints
+from seq2seq_serve.server.engine.state import Sequence
 
 
 def penalties(constraints: Constraints, eos_ids: Collection[int]) -> dict[int, float]:

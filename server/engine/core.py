@@ -15,25 +15,12 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
-from seq2seq_serve.server.engine.records import (
-    Alignment,
-    Array,
-    Choice,
-    FinishReason,
-    Move,
-    Request,
-    Result,
-    Search,
-    Selected,
-    Sequence,
-    StepPlan,
-    StepResult,
-    Timings,
-    Turn,
-    Update,
-)
+from seq2seq_serve.server.engine.plan import Alignment, Move, Selected, StepPlan, StepResult
+from seq2seq_serve.server.engine.request import Array, Request
+from seq2seq_serve.server.engine.result import Choice, FinishReason, Result, Timings, Turn, Update
 from seq2seq_serve.server.engine.scheduler import Finished, Scheduler, SchedulerLimits
 from seq2seq_serve.server.engine.search import unsent_tokens
+from seq2seq_serve.server.engine.state import Search, Sequence
 from seq2seq_serve.server.errors import EngineFailed, ServerError, Unavailable
 
 _log = logging.getLogger(__name__)

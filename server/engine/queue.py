@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from seq2seq_serve.server.config import QueueLimits
-from seq2seq_serve.server.engine.records import Request
+from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.errors import DeadlineExceeded, Overloaded
 
 MOST_URGENT, LEAST_URGENT = -10, 10

@@ -10,18 +10,9 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from seq2seq_serve.server.engine.records import (
-    Alignment,
-    Array,
-    FinishReason,
-    Load,
-    Move,
-    Request,
-    Search,
-    Sequence,
-    StepPlan,
-    StepResult,
-)
+from seq2seq_serve.server.engine.plan import Alignment, Move, StepPlan, StepResult
+from seq2seq_serve.server.engine.request import Array, Request
+from seq2seq_serve.server.engine.result import FinishReason, Load
 from seq2seq_serve.server.engine.search import (
     Fork,
     abandon,
@@ -33,6 +24,7 @@ from seq2seq_serve.server.engine.search import (
     start,
 )
 from seq2seq_serve.server.engine.slots import Slots
+from seq2seq_serve.server.engine.state import Search, Sequence
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFailed, ServerError
 
 

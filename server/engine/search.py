@@ -12,18 +12,10 @@ from typing import NamedTuple, cast
 import numpy as np
 
 from seq2seq_serve.bundle.manifest import LengthPenalty
-from seq2seq_serve.server.engine.records import (
-    Alternatives,
-    Beam,
-    Branches,
-    Candidates,
-    Choice,
-    FinishReason,
-    Hypothesis,
-    Request,
-    Search,
-    Sequence,
-)
+from seq2seq_serve.server.engine.plan import Branches, Candidates
+from seq2seq_serve.server.engine.request import Beam, Request
+from seq2seq_serve.server.engine.result import Alternatives, Choice, FinishReason, Hypothesis
+from seq2seq_serve.server.engine.state import Search, Sequence
 
 
 class Fork(NamedTuple):

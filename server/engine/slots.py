@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from seq2seq_serve.server.engine.records import Move, Search, Sequence
+from seq2seq_serve.server.engine.plan import Move
+from seq2seq_serve.server.engine.state import Search, Sequence
 
 
 class Slots:

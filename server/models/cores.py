@@ -13,7 +13,8 @@ from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.async_engine import LONGEST_TURN_SECONDS, CoreHandle
 from seq2seq_serve.server.engine.core import Admit, Cancel, Core, Stop
-from seq2seq_serve.server.engine.records import Request, Turn
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import Sizing

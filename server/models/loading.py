@@ -11,7 +11,7 @@ from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.bundle.names import Axis, Verb
 from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.engine.async_engine import AsyncEngine, CoreHandle
-from seq2seq_serve.server.engine.records import Turn
+from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
 from seq2seq_serve.server.models.cores import CoreSpec, ThreadCore, started_core, without_tokenizers
 from seq2seq_serve.server.models.process import ProcessCore, shared_memory

@@ -26,7 +26,8 @@ from typing import Any, BinaryIO, NamedTuple
 
 from seq2seq_serve.server.engine.async_engine import LONGEST_TURN_SECONDS, CoreHandle
 from seq2seq_serve.server.engine.core import STOP_SECONDS, Admit, Cancel, Core
-from seq2seq_serve.server.engine.records import Request, Turn, Update
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.result import Turn, Update
 from seq2seq_serve.server.logs import configure_logging
 from seq2seq_serve.server.models.cores import CoreSpec, started_core
 from seq2seq_serve.server.trimming import Trimmer, spare_what_lives

@@ -21,7 +21,7 @@ from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.pictures import Resampling
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.server.engine.async_engine import AsyncEngine
-from seq2seq_serve.server.engine.records import Load
+from seq2seq_serve.server.engine.result import Load
 from seq2seq_serve.server.errors import Unavailable, UnknownModel
 from seq2seq_serve.server.metrics import Metrics
 

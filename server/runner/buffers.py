@@ -16,7 +16,9 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role
 from seq2seq_serve.kernels import copy_positions, move_on_cuda, write_to_cuda
-from seq2seq_serve.server.engine.records import Array, Move, Sequence
+from seq2seq_serve.server.engine.plan import Move
+from seq2seq_serve.server.engine.request import Array
+from seq2seq_serve.server.engine.state import Sequence
 from seq2seq_serve.server.runner.device import OnnxDevice
 
 _SHARED_BYTES = 1 << 20  # from here on several threads copy faster than one

@@ -24,7 +24,7 @@ from seq2seq_serve.bundle.cuda_libraries import device_description, load_cuda_li
 from seq2seq_serve.bundle.manifest import Bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.config import ProviderPolicy
-from seq2seq_serve.server.engine.records import Array
+from seq2seq_serve.server.engine.request import Array
 from seq2seq_serve.server.runner.weights import Weight, take_weights
 
 _log = logging.getLogger(__name__)

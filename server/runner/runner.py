@@ -23,17 +23,9 @@ from seq2seq_serve.bundle.cuda_libraries import load_cuda_libraries
 from seq2seq_serve.bundle.manifest import Bundle, Timestamps, VariantFiles
 from seq2seq_serve.bundle.names import Axis, Role, Verb
 from seq2seq_serve.server.config import RunnerConfig
-from seq2seq_serve.server.engine.records import (
-    Array,
-    Beam,
-    Constraints,
-    Move,
-    Request,
-    Sampling,
-    Search,
-    Selected,
-    Sequence,
-)
+from seq2seq_serve.server.engine.plan import Move, Selected
+from seq2seq_serve.server.engine.request import Array, Beam, Constraints, Request, Sampling
+from seq2seq_serve.server.engine.state import Search, Sequence
 from seq2seq_serve.server.runner import selection
 from seq2seq_serve.server.runner.buffers import Buffers, Columns
 from seq2seq_serve.server.runner.device import CPU, OnnxDevice, Session, one_line, share_threads

@@ -17,16 +17,10 @@ import numpy as np
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.server.engine.constraints import adjustments, penalties, time_bounds
-from seq2seq_serve.server.engine.records import (
-    Alternatives,
-    Array,
-    Branches,
-    Candidates,
-    Request,
-    Sampling,
-    Selected,
-    Sequence,
-)
+from seq2seq_serve.server.engine.plan import Branches, Candidates, Selected
+from seq2seq_serve.server.engine.request import Array, Request, Sampling
+from seq2seq_serve.server.engine.result import Alternatives
+from seq2seq_serve.server.engine.state import Sequence
 from seq2seq_serve.server.runner.buffers import Columns
 from seq2seq_serve.server.runner.device import CPU, OnnxDevice
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from seq2seq_serve.protos.onnx_weights_pb2 import Model, Tensor
-from seq2seq_serve.server.engine.records import Array
+from seq2seq_serve.server.engine.request import Array
 
 _LOCATION, _OFFSET, _LENGTH = "location", "offset", "length"
 

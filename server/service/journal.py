@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
-from seq2seq_serve.server.engine.records import FinishReason, Request, Result
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.result import FinishReason, Result
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.service.tracing import Tracing, trace_id_of
 

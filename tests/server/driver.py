@@ -7,7 +7,8 @@ from contextlib import ExitStack, contextmanager
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.async_engine import AsyncEngine, CoreHandle, Stream
 from seq2seq_serve.server.engine.core import Admit, Cancel, Core
-from seq2seq_serve.server.engine.records import Request, Result, Turn
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.result import Result, Turn
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from tests.server.fakes import FakeRunner
 

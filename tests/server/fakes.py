@@ -10,15 +10,9 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from seq2seq_serve.server.engine.records import (
-    Array,
-    Branches,
-    Candidates,
-    Move,
-    Request,
-    Selected,
-    Sequence,
-)
+from seq2seq_serve.server.engine.plan import Branches, Candidates, Move, Selected
+from seq2seq_serve.server.engine.request import Array, Request
+from seq2seq_serve.server.engine.state import Sequence
 from seq2seq_serve.server.metrics import Metrics
 
 START_ID, EOS_ID, VOCAB_SIZE = 1, 2, 97

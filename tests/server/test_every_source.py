@@ -13,7 +13,7 @@ from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.server.config import RunnerConfig
-from seq2seq_serve.server.engine.records import Beam, Request
+from seq2seq_serve.server.engine.request import Beam, Request
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.data.sources import SourceKind

@@ -12,7 +12,7 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import Timestamps
 from seq2seq_serve.export.graphs import weightless
 from seq2seq_serve.server.engine.constraints import time_bounds
-from seq2seq_serve.server.engine.records import Search, Sequence
+from seq2seq_serve.server.engine.state import Search, Sequence
 from tests.server.fakes import make_request
 
 V, EOS_ID, OFF_ID, FIRST_ID = 60, 40, 44, 45

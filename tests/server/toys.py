@@ -33,7 +33,7 @@ from seq2seq_serve.bundle.names import FORMAT_VERSION, TOKENIZER_FILE, Axis, For
 from seq2seq_serve.export import convert
 from seq2seq_serve.export.graphs import operators
 from seq2seq_serve.export.graphs.base import Graph, outs, token_specs
-from seq2seq_serve.server.engine.records import Array, Request
+from seq2seq_serve.server.engine.request import Array, Request
 from tests.server.service.harness import BOS, EOS, PAD, byte_tokenizer
 
 VOCAB_SIZE = byte_tokenizer().vocab_size

@@ -10,7 +10,8 @@ import sys
 import time
 
 from seq2seq_serve.server.__main__ import main
-from seq2seq_serve.server.engine.records import Selected, Sequence
+from seq2seq_serve.server.engine.plan import Selected
+from seq2seq_serve.server.engine.state import Sequence
 from seq2seq_serve.server.runner.runner import OnnxRunner
 
 

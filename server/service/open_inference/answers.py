@@ -8,7 +8,7 @@ import numpy as np
 
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FinishReason, GenerateResponse, Hypothesis, Piece
-from seq2seq_serve.server.engine.records import Array
+from seq2seq_serve.server.engine.request import Array
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.open_inference.requests import (
     FINISH_REASON,

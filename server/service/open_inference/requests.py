@@ -14,7 +14,7 @@ from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, Source, TokenIds
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Tensor as SourceTensor
-from seq2seq_serve.server.engine.records import Array
+from seq2seq_serve.server.engine.request import Array
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel, SourceSpec
 from seq2seq_serve.server.service.open_inference.tensors import (

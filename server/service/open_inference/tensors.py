@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 
 from seq2seq_serve.protos import open_inference_pb2 as pb
-from seq2seq_serve.server.engine.records import Array
+from seq2seq_serve.server.engine.request import Array
 from seq2seq_serve.server.errors import InvalidRequest
 
 BYTES, INT64, INT32, UINT8, FP32 = "BYTES", "INT64", "INT32", "UINT8", "FP32"

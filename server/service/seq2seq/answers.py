@@ -9,7 +9,8 @@ import numpy as np
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.async_engine import Stream
-from seq2seq_serve.server.engine.records import Array, Choice, FinishReason, Hypothesis, Request, Result
+from seq2seq_serve.server.engine.request import Array, Request
+from seq2seq_serve.server.engine.result import Choice, FinishReason, Hypothesis, Result
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.seq2seq.requests import Job, target_text
 from seq2seq_serve.server.service.seq2seq.sources import Part

@@ -9,7 +9,8 @@ from typing import TypeVar
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.async_engine import Stream
-from seq2seq_serve.server.engine.records import Request, Result
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Call, check_answer_bytes
 from seq2seq_serve.server.service.lanes import Checkpoint

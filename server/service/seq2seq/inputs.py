@@ -20,7 +20,7 @@ from seq2seq_serve.bundle.normalization import is_blank
 from seq2seq_serve.bundle.pictures import PictureError, cost_in_pixels, read_frames, read_picture
 from seq2seq_serve.bundle.sentences import MAX_WORDS, split_sentences
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Source
-from seq2seq_serve.server.engine.records import Array
+from seq2seq_serve.server.engine.request import Array
 from seq2seq_serve.server.errors import BlankSource, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel, SourceSpec
 from seq2seq_serve.server.service.lanes import Checkpoint

@@ -18,14 +18,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     ScoreRequest,
     Target,
 )
-from seq2seq_serve.server.engine.records import (
-    NO_CONSTRAINTS,
-    Array,
-    Beam,
-    Constraints,
-    Request,
-    Sampling,
-)
+from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Array, Beam, Constraints, Request, Sampling
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.lanes import Checkpoint

@@ -15,7 +15,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_TRUNCATE,
     LongSource,
 )
-from seq2seq_serve.server.engine.records import Array
+from seq2seq_serve.server.engine.request import Array
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.lanes import Checkpoint

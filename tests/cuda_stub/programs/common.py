@@ -10,7 +10,8 @@ import numpy as np
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
-from seq2seq_serve.server.engine.records import Request, Search, Sequence
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.state import Search, Sequence
 from seq2seq_serve.server.runner.runner import OnnxRunner
 
 SOURCES = ([5, 2], [5, 6, 2], [5, 6, 7, 2])

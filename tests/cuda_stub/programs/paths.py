@@ -11,7 +11,9 @@ from typing import Any
 
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.server.engine.records import Beam, Constraints, Move, Sampling, Sequence
+from seq2seq_serve.server.engine.plan import Move
+from seq2seq_serve.server.engine.request import Beam, Constraints, Sampling
+from seq2seq_serve.server.engine.state import Sequence
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from tests.cuda_stub.programs.common import NUM_SLOTS, SOURCES, make_runner, mark, requests_for, rows_for
 

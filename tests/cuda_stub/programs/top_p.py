@@ -3,7 +3,7 @@
 import numpy as np
 
 from seq2seq_serve.bundle import names
-from seq2seq_serve.server.engine.records import Sampling
+from seq2seq_serve.server.engine.request import Sampling
 from seq2seq_serve.server.runner.device import CUDA, OnnxDevice
 from seq2seq_serve.server.runner.selection import _drawing
 from tests.cuda_stub.programs.common import mark

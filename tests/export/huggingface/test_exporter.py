@@ -21,7 +21,7 @@ from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 from seq2seq_serve.export.huggingface.families import Limits
 from seq2seq_serve.export.huggingface.samples import SENTENCES
 from seq2seq_serve.server.config import RunnerConfig
-from seq2seq_serve.server.engine.records import Beam, Request, Sampling
+from seq2seq_serve.server.engine.request import Beam, Request, Sampling
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from tests.export.huggingface.checkpoints import (
     CASES,

@@ -7,7 +7,7 @@ import pytest
 
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.async_engine import AsyncEngine
-from seq2seq_serve.server.engine.records import FinishReason, Load
+from seq2seq_serve.server.engine.result import FinishReason, Load
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
 from tests.server.driver import DrivenCore, DrivenEngine
 from tests.server.fakes import FakeRunner, expected_tokens, make_request

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from seq2seq_serve.bundle.manifest import Timestamps
 from seq2seq_serve.server.engine import constraints as module
-from seq2seq_serve.server.engine.records import NO_CONSTRAINTS, Constraints, Search, Sequence
+from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Constraints
+from seq2seq_serve.server.engine.state import Search, Sequence
 from tests.server.fakes import make_request
 
 EOS = 2

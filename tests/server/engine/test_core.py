@@ -14,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seq2seq_serve.server.engine.core import Admit, Core
-from seq2seq_serve.server.engine.records import Beam, FinishReason, Request, Result, Turn
+from seq2seq_serve.server.engine.request import Beam, Request
+from seq2seq_serve.server.engine.result import FinishReason, Result, Turn
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
 from seq2seq_serve.server.errors import Cancelled, EngineFailed, Unavailable
 from tests.server.driver import Driver, assert_empty

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.queue import LEAST_URGENT, MOST_URGENT, FairQueue
-from seq2seq_serve.server.engine.records import Beam, Request
+from seq2seq_serve.server.engine.request import Beam, Request
 from seq2seq_serve.server.errors import DeadlineExceeded, Overloaded
 from tests.server.fakes import make_request
 

@@ -10,14 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
-from seq2seq_serve.server.engine.records import (
-    Beam,
-    Branches,
-    Constraints,
-    FinishReason,
-    Request,
-    Sampling,
-)
+from seq2seq_serve.server.engine.plan import Branches
+from seq2seq_serve.server.engine.request import Beam, Constraints, Request, Sampling
+from seq2seq_serve.server.engine.result import FinishReason
 from seq2seq_serve.server.engine.search import length_penalty
 from seq2seq_serve.server.errors import EngineFailed, Overloaded
 from seq2seq_serve.server.runner.selection import uniform

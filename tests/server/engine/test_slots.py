@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seq2seq_serve.server.engine.records import Move, Search, Sequence
+from seq2seq_serve.server.engine.plan import Move
 from seq2seq_serve.server.engine.slots import Slots
+from seq2seq_serve.server.engine.state import Search, Sequence
 from tests.server.fakes import START_ID, make_request
 
 

@@ -16,7 +16,8 @@ from seq2seq_serve.bundle.manifest import Bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
 from seq2seq_serve.server.engine.async_engine import Stream
-from seq2seq_serve.server.engine.records import Beam, Constraints, FinishReason, Request, Sampling, Turn
+from seq2seq_serve.server.engine.request import Beam, Constraints, Request, Sampling
+from seq2seq_serve.server.engine.result import FinishReason, Turn
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.served import ServedModel

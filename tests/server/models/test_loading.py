@@ -20,7 +20,8 @@ from seq2seq_serve.bundle.manifest import BundleError, load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.server.check import check
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
-from seq2seq_serve.server.engine.records import FinishReason, Request, Result
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.result import FinishReason, Result
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.runner.runner import OnnxRunner

@@ -26,7 +26,8 @@ from seq2seq_serve.protos import open_inference_pb2, open_inference_pb2_grpc
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
-from seq2seq_serve.server.engine.records import FinishReason, Request, Result, Timings, Turn, Update
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.result import FinishReason, Result, Timings, Turn, Update
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.process import ProcessCore, _Process, _Turned
 from tests.server.service.harness import Served, on_a_thread, serving_bundles

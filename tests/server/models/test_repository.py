@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from seq2seq_serve.bundle.manifest import bundle_version
-from seq2seq_serve.server.engine.records import Load
+from seq2seq_serve.server.engine.result import Load
 from seq2seq_serve.server.errors import LoadFailed, Unavailable, UnknownModel
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.repository import Repository, State

@@ -10,7 +10,9 @@ from onnx import helper
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role
-from seq2seq_serve.server.engine.records import Move, Request, Search, Sequence
+from seq2seq_serve.server.engine.plan import Move
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.state import Search, Sequence
 from seq2seq_serve.server.runner.buffers import COLUMNS, Buffers, independent_batches
 from seq2seq_serve.server.runner.device import OnnxDevice
 

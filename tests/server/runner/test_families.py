@@ -9,7 +9,7 @@ import torch
 
 from seq2seq_serve.bundle.names import MEMORY_CAPACITY, SOURCE_IDS, Precision
 from seq2seq_serve.server.config import RunnerConfig
-from seq2seq_serve.server.engine.records import Constraints, Request
+from seq2seq_serve.server.engine.request import Constraints, Request
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.evaluation.search import score_target

@@ -9,7 +9,8 @@ from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.config import RunnerConfig
-from seq2seq_serve.server.engine.records import Request, Search, Sequence
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.state import Search, Sequence
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import source_specs
 

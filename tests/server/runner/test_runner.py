@@ -19,17 +19,11 @@ from hypothesis import strategies as st
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision, Verb
 from seq2seq_serve.server.config import RunnerConfig
-from seq2seq_serve.server.engine.records import (
-    Array,
-    Beam,
-    Constraints,
-    FinishReason,
-    Request,
-    Sampling,
-    Selected,
-    Sequence,
-)
+from seq2seq_serve.server.engine.plan import Selected
+from seq2seq_serve.server.engine.request import Array, Beam, Constraints, Request, Sampling
+from seq2seq_serve.server.engine.result import FinishReason
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
+from seq2seq_serve.server.engine.state import Sequence
 from seq2seq_serve.server.runner import runner as runner_module
 from seq2seq_serve.server.runner.device import OnnxDevice
 from seq2seq_serve.server.runner.runner import OnnxRunner, buckets_up_to

@@ -11,14 +11,8 @@ from seq2seq_serve.bundle.manifest import Choice, Timestamps
 from seq2seq_serve.bundle.names import SOURCE_IDS, Form, Precision
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.constraints import adjustments
-from seq2seq_serve.server.engine.records import (
-    NO_CONSTRAINTS,
-    Beam,
-    Constraints,
-    FinishReason,
-    Request,
-    Sampling,
-)
+from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Beam, Constraints, Request, Sampling
+from seq2seq_serve.server.engine.result import FinishReason
 from seq2seq_serve.server.errors import EngineFailed
 from seq2seq_serve.server.runner import runner as runner_module
 from seq2seq_serve.server.runner.buffers import Columns

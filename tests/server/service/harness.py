@@ -32,8 +32,10 @@ from seq2seq_serve.server.app import App
 from seq2seq_serve.server.config import RunnerConfig, ServerConfig
 from seq2seq_serve.server.engine.async_engine import AsyncEngine, Stream
 from seq2seq_serve.server.engine.core import Core
-from seq2seq_serve.server.engine.records import Branches, Move, Request, Selected, Turn
-from seq2seq_serve.server.engine.records import Sequence as Row
+from seq2seq_serve.server.engine.plan import Branches, Move, Selected
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.result import Turn
+from seq2seq_serve.server.engine.state import Sequence as Row
 from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.cores import ThreadCore
 from seq2seq_serve.server.models.loading import load_model

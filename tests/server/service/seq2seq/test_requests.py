@@ -14,7 +14,7 @@ from seq2seq_serve.bundle.manifest import Choice, Generation, load_bundle, write
 from seq2seq_serve.client import AsyncClient, ClientError, FieldViolation
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import OPTIONS
-from seq2seq_serve.server.engine.records import NO_CONSTRAINTS, Beam, Constraints, Sampling
+from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Beam, Constraints, Sampling
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.service.seq2seq.requests import (
     _chosen,

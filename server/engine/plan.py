@@ -1,0 +1,132 @@
+"""What the scheduler decides for a turn, and what the runner answers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from seq2seq_serve.server.engine.request import Array
+from seq2seq_serve.server.engine.result import Alternatives
+from seq2seq_serve.server.engine.state import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Branches:
+    """The tokens that a step selected for a row, best first, or in the order in which they were drawn.
+
+    Attributes:
+        alternatives: The most probable tokens, if the row's request wants them.
+    """
+
+    token_ids: list[int]
+    log_probabilities: list[float]
+    alternatives: Alternatives = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """The most probable next tokens of the rows of beams, best first: K for each of m rows.
+
+    Attributes:
+        places: By row, its index in the arrays.
+        token_ids: `(m, K)`.
+        log_probabilities: `(m, K)`; minus infinity for a forbidden token.
+    """
+
+    places: Mapping[int, int]
+    token_ids: Array
+    log_probabilities: Array
+
+
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """The tokens that a step selected.
+
+    Attributes:
+        token_ids: One per row; without a meaning for the rows of beams.
+        branches: By row, for the rows whose requests are neither plain nor beams.
+        candidates: Those of the rows of beams. All rows of a request are in one of them.
+        failures: By row, the error that the selection raised; other rows are not affected.
+        attention: By row, the step's attention `(1, memory_length)`, or `(1, hops, memory_length)`, for the
+            rows whose requests want it, if the step computes it.
+    """
+
+    token_ids: list[int]
+    branches: Mapping[int, Branches] = field(default_factory=dict)
+    candidates: tuple[Candidates, ...] = ()
+    failures: Mapping[int, Exception] = field(default_factory=dict)
+    attention: Mapping[int, Array] = field(default_factory=dict)
+
+
+class Move(NamedTuple):
+    """A copy of one row's live positions into another row.
+
+    Attributes:
+        memory_length: 0 copies no memory: both rows belong to one request, or the row has none to read.
+        num_shared: Number of first cache positions that are equal in both rows and are not copied.
+    """
+
+    from_row: int
+    to_row: int
+    cache_length: int
+    memory_length: int
+    num_shared: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """A piece of a complete hypothesis whose attention a turn computes.
+
+    Attributes:
+        row: The row that keeps the memory of the request.
+        place: The hypothesis' place in the result.
+        first_position: Number of cache positions before the piece: start tokens, and those of earlier pieces.
+        target_ids: The ids that the decoder was fed from that position on.
+    """
+
+    row: Sequence
+    place: int
+    first_position: int
+    target_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """The work of the next turn, which the scheduler decides and the engine runs.
+
+    The order is: the moves, the alignments, one encode of `admitted` into the last rows, one step of all
+    `rows`.
+
+    Attributes:
+        moves: Rows to copy, in order.
+        admitted: The newcomers, which are the last of `rows`.
+        rows: All running sequences; the sequence at index i is in slot i.
+        alignments: In order.
+    """
+
+    moves: tuple[Move, ...]
+    admitted: tuple[Sequence, ...]
+    rows: tuple[Sequence, ...]
+    alignments: tuple[Alignment, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The results of a plan.
+
+    Attributes:
+        selected: The tokens of the plan's rows.
+        num_rows: The number of rows that needed the step.
+        encode_seconds: Time of the encode call; 0 without one.
+        step_seconds: Time of the step and its selection.
+        moved_bytes: Bytes copied by the moves.
+        attention: `(T, memory_length)` of each alignment, or the exception that it raised.
+    """
+
+    selected: Selected
+    num_rows: int
+    encode_seconds: float
+    step_seconds: float
+    moved_bytes: int
+    attention: tuple[Array | Exception, ...] = ()

@@ -1,0 +1,102 @@
+"""The decoding of a request, which the scheduler owns: its search, with a sequence for each slot."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from seq2seq_serve.server.engine.request import Array, Request
+from seq2seq_serve.server.engine.result import Choice, FinishReason, Hypothesis
+
+
+@dataclass(eq=False, slots=True)
+class Search:
+    """The decoding of one request. Owned by the scheduler; changed only on the engine's thread.
+
+    Attributes:
+        start_ids: The tokens that the decoder reads before the target: those before the first one that has to
+            be detected, then also those that the steps have added.
+        rows: The running hypotheses; in a beam the best first.
+        keeper: The row whose memory a step reads for all of them, if the runner shares memory: at first the
+            first one that is created.
+        ended: The complete hypotheses by their place in the result: in a beam the rank, otherwise the index.
+        num_sent: By place, the number of tokens that were streamed.
+        num_slots: Number of slots that it holds.
+        finish_reason: None until the request has ended.
+    """
+
+    request: Request
+    start_ids: tuple[int, ...]
+    rows: list[Sequence] = field(default_factory=list)
+    keeper: Sequence | None = None
+    ended: dict[int, Hypothesis] = field(default_factory=dict)
+    num_sent: dict[int, int] = field(default_factory=dict)
+    num_slots: int = 0
+    finish_reason: FinishReason | None = None
+    admitted_at: float = 0.0
+    encode_seconds: float = 0.0
+    first_token_at: float = 0.0
+    last_token_at: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Sequence:
+    """One row being decoded. Owned by the scheduler; changed only on the engine's thread.
+
+    Attributes:
+        search: The search of its request.
+        row: Its slot while it runs; None while it waits and when it has finished.
+        next_token_id: The token that the next step is fed.
+        index: Number of the hypothesis in its request; 0 in a beam.
+        num_branches: Number of tokens that its next step selects; 0 for a row that only keeps the memory of a
+            complete request until its alignments are computed.
+        token_ids: Target tokens so far, the prefix included, without start tokens and the end of sequence.
+        log_probability: The sum over its generated tokens; 0 for a plain request.
+        choices: The requested details of each token, the end of sequence included.
+        tail: The state of its request's stop rule.
+        is_plain: Whether its next step only has to select the most probable token.
+        num_forced: Number of start and prefix tokens that its steps still have to read.
+        detects: Whether its next step detects a start token.
+        attended: The attention of each of its steps, as in `Selected`, if the step computes it and the
+            request wants it.
+        request: The request that it decodes for.
+        memory_length: Positions in memory.
+    """
+
+    search: Search
+    next_token_id: int
+    row: int | None = None
+    index: int = 0
+    num_branches: int = 1
+    token_ids: list[int] = field(default_factory=list)
+    log_probability: float = 0.0
+    choices: list[Choice] = field(default_factory=list)
+    tail: bytes = b""
+    is_plain: bool = True
+    num_forced: int = 0
+    detects: bool = False
+    attended: list[Array] = field(default_factory=list)
+
+    request: Request = field(init=False)
+    memory_length: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.request = self.search.request
+        self.memory_length = self.request.memory_length
+        self.search.keeper = self.search.keeper or self
+
+    @property
+    def cache_length(self) -> int:
+        """Target positions already in the cache: the start tokens and all tokens fed since."""
+        return len(self.search.start_ids) - 1 + len(self.token_ids)
+
+    @property
+    def forced_id(self) -> int | None:
+        """The next start token or token of the prefix that a step reads; None after the last."""
+        if not self.num_forced:
+            return None
+        return (*self.request.start_ids, *self.request.prefix_ids)[-self.num_forced]
+
+    @property
+    def num_generated(self) -> int:
+        """Target tokens after the prefix."""
+        return len(self.token_ids) - len(self.request.prefix_ids)
