@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 
 import grpc
 import pytest
@@ -142,7 +143,8 @@ def test_probes_answer_while_callers_have_every_connection_that_they_can():
     """They timed out, because the connections had taken every file that the process may open."""
     with echo_server("--few-files") as (_, port, log), ExitStack() as stack:
         metrics_port = int(re.search(r"metrics on 127\.0\.0\.1:(\d+)", log[-1])[1])
-        callers = [stack.enter_context(socket.create_connection(("127.0.0.1", port), 20)) for _ in range(300)]
+        connect = partial(socket.create_connection, ("127.0.0.1", port), 20)
+        callers = [stack.enter_context(connect()) for _ in range(300)]
         greeted = [bool(caller.recv(1)) for caller in callers]
         assert 0 < sum(greeted) <= 256 * 7 // 8, "the others are closed at once"
         for path in ("/healthz", "/readyz", "/metrics"):
@@ -150,6 +152,10 @@ def test_probes_answer_while_callers_have_every_connection_that_they_can():
             assert status == 200
         for caller in callers:
             caller.close()
+        is_free = False
+        while not is_free:  # until the server has seen that some have left
+            with connect() as caller:
+                is_free = bool(caller.recv(1))
         with Client(f"127.0.0.1:{port}") as client:
             assert client.generate("abc").hypotheses[0].text == "abc"
 
