@@ -30,6 +30,7 @@ from seq2seq_serve.server.service.status import (
     request_id_of,
     status_of,
 )
+from seq2seq_serve.server.service.wire import MAX_FIELDS
 
 _Message = TypeVar("_Message")
 _Answer = TypeVar("_Answer", bound=Message)
@@ -39,6 +40,8 @@ _Built = TypeVar("_Built")
 MAX_REQUEST_BYTES = 4 * 2**20
 MAX_ANSWER_BYTES = 16 * 2**20
 _SMALL_ANSWER_BYTES = 2**16  # built in about a millisecond
+# A field takes at least two bytes, so a message of this length cannot have too many fields.
+SMALL_REQUEST_BYTES = 2 * MAX_FIELDS
 _MAX_HELD_BYTES = 2**28  # of large requests whose calls are open
 _HELD_RETRY_SECONDS = 1.0
 
@@ -109,7 +112,11 @@ class Call(Origin):
     def part(self, number: int) -> Call:
         """Returns a call for one of the requests that this call brings, which is counted by itself."""
         return dataclasses.replace(
-            self, request_id=f"{self.request_id}-{number}", arrival=time.monotonic(), work=Work()
+            self,
+            request_id=f"{self.request_id}-{number}",
+            arrival=time.monotonic(),
+            work=Work(),
+            num_held_bytes=0,
         )
 
     def is_expired(self) -> bool:
@@ -241,12 +248,16 @@ class Calls:
         return call
 
     def hold(self, call: Call, num_bytes: int) -> None:
-        """Counts the bytes of a large request until its call is closed, because gRPC keeps them until then.
+        """Counts the bytes of a large request until `release`; a small one is not counted.
+
+        gRPC keeps the message of a unary call until the call ends, and a stream's requests wait parsed.
 
         Raises:
             Overloaded: Too many are held, and the caller would have more than its share of them.
         """
         name = call.caller.name
+        if num_bytes <= SMALL_REQUEST_BYTES:
+            return
         if not has_room(self._held, num_bytes, name, _MAX_HELD_BYTES):
             raise Overloaded(
                 f"large requests of {self._held.total()} bytes are open, {self._held[name]} of them this "
@@ -256,10 +267,16 @@ class Calls:
         self._held[name] += num_bytes
         call.num_held_bytes = num_bytes
 
+    def release(self, call: Call) -> None:
+        """Ends the count of `hold`."""
+        self._held[call.caller.name] -= call.num_held_bytes
+        self._held += Counter()  # forgets callers without any
+        call.num_held_bytes = 0
+
     def close_call(self, call: Call) -> None:
+        """Ends the record of a call that has its answer."""
         if call.num_held_bytes:
-            self._held[call.caller.name] -= call.num_held_bytes
-            self._held += Counter()  # forgets callers without any
+            self.release(call)
         if not call.is_probe:
             self.num_open -= 1
             if self.num_open == 0:

@@ -19,12 +19,10 @@ from grpc import aio
 
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.service.access import Access
-from seq2seq_serve.server.service.calls import Call, Calls
+from seq2seq_serve.server.service.calls import SMALL_REQUEST_BYTES, Call, Calls
 from seq2seq_serve.server.service.status import abort
-from seq2seq_serve.server.service.wire import MAX_FIELDS, TooManyElements, check_elements
+from seq2seq_serve.server.service.wire import TooManyElements, check_elements
 
-# A field takes at least two bytes, so a message of this length cannot have too many, and is not checked.
-_SMALL_BYTES = 2 * MAX_FIELDS
 _WAYS = ("unary", "stream")
 
 
@@ -93,7 +91,7 @@ class Rpcs:
         message: Any
         if rpc.descriptor.client_streaming:
             message = self._parsed_stream(given, rpc.message_class)
-        elif len(given) <= _SMALL_BYTES:
+        elif len(given) <= SMALL_REQUEST_BYTES:
             message = _parse(given, rpc.message_class)
         else:
             self.calls.hold(call, len(given))
@@ -117,7 +115,7 @@ class Rpcs:
         self, raws: AsyncIterator[bytes], message_class: type[Message]
     ) -> AsyncIterator[Message]:
         async for raw in raws:
-            if len(raw) <= _SMALL_BYTES:
+            if len(raw) <= SMALL_REQUEST_BYTES:
                 yield _parse(raw, message_class)
             else:
                 yield await self.parse_large(raw, message_class)
@@ -159,7 +157,7 @@ def _parse(raw: bytes, message_class: type[Message]) -> Message:
         InvalidRequest: The bytes are not a message, or it has too many elements.
     """
     try:
-        if len(raw) > _SMALL_BYTES:
+        if len(raw) > SMALL_REQUEST_BYTES:
             check_elements(raw, message_class.DESCRIPTOR)  # type: ignore[arg-type]  # which is upb's own class
         message = message_class.FromString(raw)
         message.DiscardUnknownFields()  # they would be copied with what is known

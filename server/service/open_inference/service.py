@@ -152,6 +152,7 @@ class InferenceService:
             code = grpc.StatusCode.OK
             failed = pb.ModelInferResponse(model_name=message.model_name, id=message.id)
             try:
+                self._calls.hold(call, message.ByteSize())
                 answering = self.answer_in_stream(message, call, write)
                 del message
                 await answering
@@ -166,6 +167,7 @@ class InferenceService:
                 await write(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
             finally:
                 self._calls.count(call, code)
+                self._calls.release(call)
                 room.release()
 
         call.is_counted_by_request = True

@@ -7,12 +7,14 @@ import time
 
 import grpc
 import pytest
+from grpc import aio
 
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos import seq2seq_v1_pb2 as seq2seq
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from seq2seq_serve.server.config import QueueLimits
+from seq2seq_serve.server.service import calls
 from tests.server.service.harness import EOS, EchoRunner, serving
 
 KOREAN = "오늘은 금요일 입니다"
@@ -593,5 +595,34 @@ def test_what_cannot_be_loaded_is_refused(change, code):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub_of(served).RepositoryModelLoad(pb.RepositoryModelLoadRequest(**change))
             assert caught.value.code() is code
+
+    asyncio.run(run())
+
+
+def test_requests_that_wait_in_streams_are_bounded(monkeypatch):
+    """480 streams of 4 MiB took 1.4 GB: only those of unary calls counted."""
+    monkeypatch.setattr(calls, "SMALL_REQUEST_BYTES", 0)
+    message = infer_request("abc")
+    monkeypatch.setattr(calls, "_MAX_HELD_BYTES", message.ByteSize() * 3 // 2)
+
+    async def run():
+        async with serving() as served:
+            served.runner.gate.clear()
+            stub = GRPCInferenceServiceStub(served.channel)
+            waiting, refused = stub.ModelStreamInfer(), stub.ModelStreamInfer()
+            await waiting.write(message)
+            await served.turns.until(lambda: served.turns.num_submitted == 1)
+            await refused.write(message)
+            assert (
+                f"large requests of {message.ByteSize()} bytes are open"
+                in (await refused.read()).error_message
+            )
+            served.runner.gate.set()
+            for stream in (waiting, refused):
+                await stream.done_writing()
+                while await stream.read() is not aio.EOF:
+                    pass
+            await served.until_calls_are_over()
+            assert not served.app._calls._held
 
     asyncio.run(run())
