@@ -1,7 +1,8 @@
 """The handlers of the gRPC port: each RPC is opened, checked, parsed, counted and ended here.
 
 gRPC alone would report bytes that are not a message as an internal error, and build messages with any number
-of elements.
+of elements. It would also read a unary call's message before its handler can look at the caller's rights. So
+all handlers are those of streams, and read the one message of a unary call themselves.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -23,7 +25,7 @@ from seq2seq_serve.server.service.calls import SMALL_REQUEST_BYTES, Call, Calls
 from seq2seq_serve.server.service.status import abort
 from seq2seq_serve.server.service.wire import TooManyElements, check_elements
 
-_WAYS = ("unary", "stream")
+_MOST_READ_AT_ONCE = 32  # messages of unary calls of one caller, of up to 4 MiB each
 
 
 class _Rpc(NamedTuple):
@@ -46,8 +48,8 @@ class Rpcs:
     """Makes the handlers of services, whose methods get a `Call` in the place of gRPC's context.
 
     Owned by the endpoint. Invariants: a call is counted once and answered with a status of the table in
-    `server.service.status`, whatever its method raises; other tasks run between the parsing of two large
-    messages, however many messages come at once.
+    `server.service.status`, whatever its method raises; nothing is read of a call without the right to its
+    method; other tasks run between the parsing of two large messages, however many messages come at once.
 
     Args:
         calls: Opens every call.
@@ -58,6 +60,7 @@ class Rpcs:
         self.calls = calls
         self._access = access
         self._large = asyncio.Lock()
+        self._reading = WeakValueDictionary[str, asyncio.Semaphore]()  # by caller
 
     def handlers(self, service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
         """Returns the handlers of the service's methods that `servicer` has."""
@@ -73,14 +76,14 @@ class Rpcs:
     ) -> grpc.RpcMethodHandler[Any, Any]:
         path = f"/{method.containing_service.full_name}/{method.name}"
         rpc = _Rpc(path, method, GetMessageClass(method.input_type), answer)
-        kind = f"{_WAYS[method.client_streaming]}_{_WAYS[method.server_streaming]}"
-        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        is_stream = method.server_streaming
+        make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.stream_unary_rpc_method_handler
         serialize = GetMessageClass(method.output_type).SerializeToString
         handler: grpc.RpcMethodHandler[Any, Any] = make(partial(_handle, self, rpc), None, serialize)
         return handler
 
-    async def answer(self, rpc: _Rpc, given: Any, call: Call) -> Any:
-        """Returns what the method answers to the bytes of a message, or to an iterator over several.
+    async def answer(self, rpc: _Rpc, given: AsyncIterator[bytes], call: Call) -> Any:
+        """Returns what the method answers to the bytes of its messages.
 
         Raises:
             ServerError: The caller lacks the right to call it, or the method refuses.
@@ -91,12 +94,19 @@ class Rpcs:
         message: Any
         if rpc.descriptor.client_streaming:
             message = self._parsed_stream(given, rpc.message_class)
-        elif len(given) <= SMALL_REQUEST_BYTES:
-            message = _parse(given, rpc.message_class)
         else:
-            self.calls.hold(call, len(given))
-            message = await self.parse_large(given, rpc.message_class)
-        del given  # a long call does not keep it
+            reading = self._reading.setdefault(call.caller.name, asyncio.Semaphore(_MOST_READ_AT_ONCE))
+            async with reading:
+                raw = await anext(given, None)
+                # gRPC keeps a message until the next one, or the end, is asked for.
+                if raw is None or await anext(given, None) is not None:
+                    raise InvalidRequest("the call has not one message, as it should", field="")
+                if len(raw) <= SMALL_REQUEST_BYTES:
+                    message = _parse(raw, rpc.message_class)
+                else:
+                    self.calls.hold(call, len(raw))
+                    message = await self.parse_large(raw, rpc.message_class)
+            del raw  # a long call does not keep it
         answering = rpc.answer(message, call)
         del message
         if not hasattr(answering, "__aiter__"):
@@ -122,7 +132,9 @@ class Rpcs:
 
 
 # Not a method: gRPC does not see that a partial of a method is a coroutine.
-async def _handle(rpcs: Rpcs, rpc: _Rpc, given: Any, context: aio.ServicerContext[Any, Any]) -> Any:
+async def _handle(
+    rpcs: Rpcs, rpc: _Rpc, given: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]
+) -> Any:
     """Returns the answer of a call. An error that its method raises becomes the call's status."""
     call = rpcs.calls.open(
         rpc.descriptor.containing_service.full_name,
@@ -133,7 +145,6 @@ async def _handle(rpcs: Rpcs, rpc: _Rpc, given: Any, context: aio.ServicerContex
         write=context.write,
     )
     answering = rpcs.answer(rpc, given, call)
-    del given
     outcome: Any = None
     try:
         outcome = await rpcs.calls.settle(call, answering)

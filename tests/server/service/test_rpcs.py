@@ -78,3 +78,33 @@ def test_other_tasks_have_their_turn_between_large_messages():
     asyncio.run(run())
     parsed = [place for place, what in enumerate(order) if what != "other"]
     assert all("other" in order[first:second] for first, second in itertools.pairwise(parsed)), order
+
+
+def test_nothing_is_read_of_a_call_without_the_right_to_its_method(tmp_path):
+    """400 messages of 4 MiB without a token took 0.9 GB: gRPC reads a unary call's before its handler runs."""
+    file = tmp_path / "access.toml"
+    file.write_text(f'[[token]]\nname = "a"\nsha256 = "{"0" * 63}1"\nroles = ["predict"]\n')
+
+    async def nothing():
+        await asyncio.sleep(60)
+        yield b""
+
+    async def run():
+        async with serving(access_file=file) as served:
+            call = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")(nothing())
+            assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_a_unary_call_has_one_message(number):
+    async def run():
+        async with serving() as served:
+            raw = pb.GenerateRequest(sources=[pb.Source(text="a")]).SerializeToString()
+            call = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")(iter([raw] * number))
+            with pytest.raises(aio.AioRpcError, match="has not one message") as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(run())
