@@ -81,7 +81,7 @@ def test_other_tasks_have_their_turn_between_large_messages():
 
 
 def test_nothing_is_read_of_a_call_without_the_right_to_its_method(tmp_path):
-    """400 messages of 4 MiB without a token took 0.9 GB: gRPC reads a unary call's before its handler runs."""
+    """400 messages of 4 MiB without a token took 0.9 GB: gRPC reads a unary call's before the handler."""
     file = tmp_path / "access.toml"
     file.write_text(f'[[token]]\nname = "a"\nsha256 = "{"0" * 63}1"\nroles = ["predict"]\n')
 
