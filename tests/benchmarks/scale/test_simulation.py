@@ -13,6 +13,7 @@ from benchmarks.load.mix import BEAM_SIZE, MIX, Job, Mode, Outcome
 from benchmarks.scale.simulation import Change, Policy, Scenario, VirtualLoop, simulate
 from benchmarks.scale.times import EngineTimes
 from seq2seq_serve.server.config import QueueLimits
+from seq2seq_serve.server.engine import scheduler
 
 TIMES = EngineTimes(
     rows_seconds=((1, 1.2e-3), (2, 1.4e-3), (8, 4e-3)),
@@ -195,3 +196,14 @@ def test_virtual_time_passes_at_once_and_an_endless_wait_is_an_error():
             runner.run(wait())
         for task in asyncio.all_tasks(runner.get_loop()):
             task.cancel()
+
+
+def test_a_full_core_gathers_requests_for_an_encode_call(monkeypatch):
+    """Where an encode call takes as long as five steps, as on a GPU, one for each request costs a third."""
+    times = EngineTimes(((1, 0.3e-3), (64, 0.35e-3)), encode_seconds=1.5e-3)
+    calls = [(0.0, make_job(20, 16 + number % 33)) for number in range(1000)]
+    ends = []
+    for share in (scheduler._GATHERED_SHARE, 10**6):
+        monkeypatch.setattr(scheduler, "_GATHERED_SHARE", share)
+        ends.append(max(outcome.end for outcome in serve(calls, times, num_slots=64)))
+    assert ends[0] < 0.75 * ends[1], ends
