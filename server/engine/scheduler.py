@@ -73,8 +73,8 @@ class _Owed:
 
 _ALIGN_CALL_TOKENS = 32  # positions that take about as long as the fixed cost of a call
 _PADDING_SHARE = 4  # attention and copies over this number of padded positions cost as much as one token
-# A full core admits requests when this part of its slots, one in eight, is free: an encode call for each would
-# cost an H100 a third of its tokens (tests/benchmarks/scale).
+# A full core admits requests when this part of its slots, one in eight, is free: an encode call for each
+# would cost an H100 a third of its tokens (tests/benchmarks/scale).
 _GATHERED_SHARE = 8
 _End = tuple[Search, FinishReason, ServerError | None]
 
