@@ -56,6 +56,7 @@ from tests.soak.freeze import freeze
 from tests.soak.hostile import hostile
 from tests.soak.load import overload, sigterm, unsteady
 from tests.soak.machine import clock, logs
+from tests.soak.multiplication import multiplication
 from tests.soak.neighbour import neighbour
 from tests.soak.place import Bar, Figures, Place, at_most
 from tests.soak.reload import reload
@@ -78,6 +79,7 @@ PARTS: dict[str, Part] = {
         logs,
         clock,
         bombs,
+        multiplication,
         slow,
         freeze,
         neighbour,

@@ -36,8 +36,8 @@ def bombs(place: Place) -> tuple[Figures, list[Bar]]:
     peaks: dict[str, float] = {}
     with place.serving(TINY, ["--open-repository"]) as server:
         asyncio.run(good_calls(server.address, 8))
-        before, start = state(server), _resident_bytes(server)
-        with _watched(server) as watch:
+        before, start = state(server), resident_bytes(server)
+        with watched(server) as watch:
             for bomb in found:
                 watch.peak_bytes = 0.0
                 asyncio.run(_send(server.address, bomb, at_once))
@@ -81,13 +81,13 @@ class _Watch:
 
 
 @contextmanager
-def _watched(server: RunningServer) -> Iterator[_Watch]:
+def watched(server: RunningServer) -> Iterator[_Watch]:
     """Measure memory, consecutive streams, and probes, each in its own thread."""
     watch, is_over = _Watch(), threading.Event()
 
     def memory() -> None:
         while not is_over.wait(0.005):
-            watch.peak_bytes = max(watch.peak_bytes, _resident_bytes(server))
+            watch.peak_bytes = max(watch.peak_bytes, resident_bytes(server))
 
     def probes() -> None:
         while not is_over.wait(0.02):
@@ -114,14 +114,14 @@ def _watched(server: RunningServer) -> Iterator[_Watch]:
             thread.join()
 
 
-def _resident_bytes(server: RunningServer) -> float:
+def resident_bytes(server: RunningServer) -> float:
     status = Path(f"/proc/{server.process.pid}/status").read_text()
     return 1024 * float(status.partition("VmRSS:")[2].split()[0])
 
 
 def _seconds_until_back(server: RunningServer, bound: float) -> float:
     started = time.monotonic()
-    while _resident_bytes(server) > bound and time.monotonic() < started + 2 * _BACK_SECONDS:
+    while resident_bytes(server) > bound and time.monotonic() < started + 2 * _BACK_SECONDS:
         time.sleep(0.05)
     return time.monotonic() - started
 
