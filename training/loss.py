@@ -122,10 +122,11 @@ def _compiled(function: Callable[..., Result]) -> Callable[..., Result]:
 class _ProjectedCrossEntropy(torch.autograd.Function):
     """Projects a chunk of rows at a time, and keeps only the gradients of its logits.
 
-    The loss of a row is log(sum(exp(logits))) minus the logits weighted by q. The gradients of the second
-    part need no logits; only those of the first part go through the vocabulary, in chunks that hold the same
-    labels of both passes of R-Drop. The label's logit is taken from the same rounded logits as the sum, so
-    that no loss is negative in any precision.
+    The loss of a row is log(sum(exp(logits))) minus the logits weighted by q. The gradient of a logit is p
+    minus q; the part of q that all tokens share needs no logits, and the rest goes through the vocabulary in
+    chunks that hold the same labels of both passes of R-Drop. The label's share is taken from p before this is
+    rounded: where the model is confident, both are nearly 1. The label's logit is taken from the same rounded
+    logits as the sum, so that no loss is negative in any precision.
     """
 
     @staticmethod
@@ -140,9 +141,8 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         label_share = 1 - label_smoothing
         average = label_smoothing * weight.mean(dim=0)  # (D,)
         sums = [-(states.sum(dim=0, dtype=weight.dtype) @ average)]
-        states_gradient = -label_share * weight[label_ids] - average  # (N, D)
+        states_gradient = (-average).repeat(N, 1)  # (N, D)
         weight_gradient = (-label_smoothing / V * states.sum(dim=0)).expand_as(weight).float().clone()
-        weight_gradient.index_add_(0, label_ids, states.float(), alpha=-label_share)
         num_passes = 2 if r_drop else 1
         by_pass, label_ids_by_pass = states.view(num_passes, -1, D), label_ids.view(num_passes, -1)
         gradient_by_pass = states_gradient.view_as(by_pass)
@@ -160,7 +160,7 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             sums.append((total.log() - label_share * label_logits + label_smoothing * largest).sum())
             if log_ratios is not None:
                 sums.append(_add_disagreement(exponentials, total, log_ratios, r_drop / 2))
-            gradients = exponentials.to(dtype)
+            gradients = exponentials.scatter_add_(1, row_labels, -label_share * total).to(dtype)
             rows_gradient = gradients @ narrow_weight / total
             gradient_by_pass[:, start : start + chunk_rows] += rows_gradient.view(num_passes, -1, D)
             if is_lower:

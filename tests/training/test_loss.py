@@ -124,6 +124,25 @@ def test_in_short_floats_loss_and_gradients_are_as_good_as_those_of_the_whole_ma
         assert 0 < (value - exact).norm() < 0.03 * exact.norm()  # bf16 has 8 bits of precision
 
 
+def test_in_short_floats_gradients_hold_where_the_model_is_sure() -> None:
+    """A p of 0.996, rounded to 8 bits before its label's 1 was subtracted, left half of the gradient wrong."""
+    torch.manual_seed(0)
+    weight, label_ids = (0.5 * torch.randn(200, 64)).requires_grad_(), torch.randint(200, (60,))
+    labels = weight.detach()[label_ids]
+    towards_label = 12 * labels / labels.square().sum(dim=1, keepdim=True)
+    states = (towards_label + 0.05 * torch.randn(60, 64)).requires_grad_()
+    assert (states @ weight.t()).softmax(dim=1).gather(1, label_ids[:, None]).median() > 0.99
+
+    def gradients() -> tuple[torch.Tensor, ...]:
+        return torch.autograd.grad(label_smoothed_loss(states, weight, label_ids, 0.0), [states, weight])
+
+    expected = gradients()
+    with torch.autocast("cpu", torch.bfloat16):
+        found = gradients()
+    for value, exact in zip(found, expected, strict=True):
+        assert (value - exact).norm() < 0.03 * exact.norm()
+
+
 @pytest.mark.parametrize("label_smoothing", [0.0, 1e-3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_is_predicted_with_certainty_never_costs_less_than_nothing(
