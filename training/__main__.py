@@ -196,7 +196,7 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--precision",
         choices=get_args(Precision),
-        help="number format of matrix products (default: bf16 on CUDA, fp32 on a CPU)",
+        help="number format of matrix products (default: bf16 on a GPU with units for it)",
     )
     train.add_argument(
         "--micro-batch-tokens",

@@ -65,6 +65,11 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     temporary.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # otherwise the new name may be lost after older files were removed
+    finally:
+        os.close(folder)
 
 
 def save_tensors(path: Path, content: dict[str, Any]) -> None:

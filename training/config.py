@@ -203,7 +203,8 @@ class TrainingConfig(_Config):
         max_length_ratio: A pair is dropped if one side has more tokens than this times the other side's;
             None keeps all pairs.
         drop_copies: Whether pairs with equal source and target are dropped.
-        precision: Number format of matrix products, "fp32" or "bf16"; None is bf16 on CUDA, fp32 on a CPU.
+        precision: Number format of matrix products, "fp32" or "bf16"; None is bf16 on a GPU with units for
+            it, otherwise fp32.
         micro_batch_tokens: The most padded tokens that go through the model at once, in each process. Larger
             batches are cut and their gradients accumulated, with the same result. None does not cut.
     """

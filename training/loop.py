@@ -459,8 +459,9 @@ def fast_matmul(device: torch.device) -> Iterator[None]:
 
 
 def compute_dtype(precision: Precision | None, device: torch.device) -> torch.dtype:
-    """The number format of matrix products; `precision` None chooses it by the kind of device."""
-    is_half = device.type == "cuda" if precision is None else precision == "bf16"
+    """The number format of matrix products; `precision` None takes bf16 where a GPU has units for it."""
+    has_units = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    is_half = has_units if precision is None else precision == "bf16"
     return torch.bfloat16 if is_half else torch.float32
 
 

@@ -124,9 +124,9 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
 
     The loss of a row is log(sum(exp(logits))) minus the logits weighted by q. The gradient of a logit is p
     minus q; the part of q that all tokens share needs no logits, and the rest goes through the vocabulary in
-    chunks that hold the same labels of both passes of R-Drop. The label's share is taken from p before this is
-    rounded: where the model is confident, both are nearly 1. The label's logit is taken from the same rounded
-    logits as the sum, so that no loss is negative in any precision.
+    chunks that hold the same labels of both passes of R-Drop. The label's share is taken from p before this
+    is rounded: where the model is confident, both are nearly 1. The label's logit is taken from the same
+    rounded logits as the sum, so that no loss is negative in any precision.
     """
 
     @staticmethod

@@ -21,7 +21,7 @@ from seq2seq_serve.training.checkpoint import (
     save_checkpoint,
 )
 from seq2seq_serve.training.config import ModelConfig
-from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, load_corpus
+from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, as_read, load_corpus
 from seq2seq_serve.training.data.encoded import EncodedCorpus, EncodedPair, passing_pairs, write_encoded
 from seq2seq_serve.training.data.filters import CorpusFilters
 from seq2seq_serve.training.data.segmentation import FreshlyCutPairs
@@ -103,7 +103,10 @@ def start_run(
         raise ValueError(
             f"the training corpus has {len(corpus.train)} pairs and no text: nothing to train on"
         )
-    if shared := frozenset(corpus.dev).intersection(corpus.train):
+    dev_pairs = {(as_read(pair.source), as_read(pair.target)) for pair in corpus.dev}
+    if shared := dev_pairs.intersection(
+        (as_read(pair.source), as_read(pair.target)) for pair in corpus.train
+    ):
         _log.warning("%d of %d dev pairs are in the training corpus, too", len(shared), len(corpus.dev))
     tokenizer = parent.tokenizer if parent else _learn_tokenizer(corpus, filters, preset, kind)
     _log.info("tokenizer: %s tokens", f"{tokenizer.vocab_size:,}")

@@ -125,7 +125,7 @@ def joined_ranks() -> Iterator[Ranks]:
             raise
         raise OtherProcessFailed(
             "another process of this training failed, and has reported why if it could: "
-            "continue with --resume"
+            f"continue with --resume (this process saw: {str(error).partition(chr(10))[0]})"
         ) from error
     finally:
         # A shared model still holds the group and must be freed first: if its threads outlive the group, the
@@ -159,8 +159,9 @@ def _is_lost_peer(error: BaseException) -> bool:
     """Whether a collective failed because another process ended or did not answer."""
     # NCCL's errors have their own class; gloo's are known by their text: the connection was closed by the
     # peer, or the collective timed out.
+    text = str(error).lower()
     return isinstance(error, distributed.DistError) or (
-        isinstance(error, RuntimeError) and any(word in str(error).lower() for word in ("peer", "timed out"))
+        isinstance(error, RuntimeError) and "gloo" in text and ("peer" in text or "timed out" in text)
     )
 
 

@@ -27,7 +27,7 @@ from seq2seq_serve.training.data.corpus import Corpus
 from seq2seq_serve.training.evaluation import scoring
 from seq2seq_serve.training.evaluation.scoring import Score, translate
 from seq2seq_serve.training.interrupt import TrainingInterrupted
-from seq2seq_serve.training.loop import Trainer
+from seq2seq_serve.training.loop import Trainer, compute_dtype
 from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.recurrent import RecurrentConfig
 from seq2seq_serve.training.prepare import continue_run, start_run
@@ -594,3 +594,12 @@ def test_dev_loss_is_per_token_whatever_the_batches(
         continue_run(folder, corpus, CPU, console)
         losses.append(metrics(folder, "dev")[0]["loss"])
     assert math.isclose(losses[0], losses[1], rel_tol=1e-4)
+
+
+@pytest.mark.parametrize(("has_units", "dtype"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_a_gpu_multiplies_in_bf16_by_default_only_where_it_has_units_for_it(has_units, dtype, monkeypatch):
+    """A T4 and a V100 emulate it, slower than float32."""
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has_units)
+    assert compute_dtype(None, torch.device("cuda")) is dtype
+    assert compute_dtype("bf16", torch.device("cuda")) is torch.bfloat16
+    assert compute_dtype(None, torch.device("cpu")) is torch.float32

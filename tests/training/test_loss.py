@@ -125,7 +125,7 @@ def test_in_short_floats_loss_and_gradients_are_as_good_as_those_of_the_whole_ma
 
 
 def test_in_short_floats_gradients_hold_where_the_model_is_sure() -> None:
-    """A p of 0.996, rounded to 8 bits before its label's 1 was subtracted, left half of the gradient wrong."""
+    """Half of the gradient was wrong: p, here 0.996, was rounded to 8 bits before 1 was subtracted."""
     torch.manual_seed(0)
     weight, label_ids = (0.5 * torch.randn(200, 64)).requires_grad_(), torch.randint(200, (60,))
     labels = weight.detach()[label_ids]

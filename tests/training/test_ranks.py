@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, distributed
 
+from seq2seq_serve.training import ranks as ranks_module
 from seq2seq_serve.training.checkpoint import checkpoint_path, list_checkpoints, load_checkpoint
 from seq2seq_serve.training.ranks import Ranks, joined_ranks
 from seq2seq_serve.training.run import RunFolder
@@ -301,3 +302,15 @@ def test_one_process_has_everything_to_itself() -> None:
 def test_shares_are_disjoint_and_even() -> None:
     shares = [Ranks(rank, 3).share(range(8)) for rank in range(3)]
     assert shares == [[0, 3, 6], [1, 4, 7], [2, 5]]
+
+
+@pytest.mark.parametrize(
+    ("text", "is_lost"),
+    [
+        ("[third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1", True),
+        ("[third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms", True),
+        ("the peer review of this corpus timed out", False),
+    ],
+)
+def test_only_errors_of_a_collective_are_another_processs_failure(text: str, is_lost: bool) -> None:
+    assert ranks_module._is_lost_peer(RuntimeError(text)) == is_lost

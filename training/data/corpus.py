@@ -9,6 +9,7 @@ import dataclasses
 import hashlib
 import os
 import random
+import unicodedata
 from array import array
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -227,5 +228,13 @@ def _distinct_rows(pairs: Iterable[SentencePair]) -> NDArray[np.int64]:
 
 
 def _without(pairs: Iterable[SentencePair], left_out: tuple[SentencePair, ...]) -> Iterator[SentencePair]:
-    sources, targets = {pair.source for pair in left_out}, {pair.target for pair in left_out}
-    return (pair for pair in pairs if pair.source not in sources and pair.target not in targets)
+    sources = {as_read(pair.source) for pair in left_out}
+    targets = {as_read(pair.target) for pair in left_out}
+    return (
+        pair for pair in pairs if as_read(pair.source) not in sources and as_read(pair.target) not in targets
+    )
+
+
+def as_read(text: str) -> str:
+    """Returns a text without what a tokenizer may not see: the form of Unicode, and white space."""
+    return " ".join(unicodedata.normalize("NFKC", text).split())

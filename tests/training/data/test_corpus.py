@@ -1,4 +1,5 @@
 import dataclasses
+import unicodedata
 from pathlib import Path
 from random import Random
 
@@ -35,6 +36,17 @@ def test_held_out_pairs_share_no_side_with_training(tmp_path: Path) -> None:
     assert not {pair.target for pair in corpus.dev} & {pair.target for pair in corpus.train}
     assert load_corpus(files, seed=1) == corpus
     assert load_corpus(files, seed=2) != corpus
+
+
+def test_held_out_pairs_share_no_side_with_training_in_another_form_of_unicode(tmp_path: Path) -> None:
+    """Of a corpus of twins in NFC and NFD, every dev pair was trained on."""
+    pairs = [(f"{chr(0xAC00 + i)} x", f"é{i}") for i in range(100)]
+    twins = [(unicodedata.normalize("NFD", source), f"é{i}  ") for i, (source, _) in enumerate(pairs)]
+    lines = "\n".join("\t".join(pair) for pair in pairs + twins)
+    corpus = load_corpus(CorpusFiles(tsv=str(write(tmp_path / "a.tsv", lines.encode()))), seed=1)
+    held_out = {unicodedata.normalize("NFC", pair.source) for pair in corpus.dev}
+    assert held_out
+    assert not held_out & {unicodedata.normalize("NFC", pair.source) for pair in corpus.train}
 
 
 def test_a_corpus_too_small_to_hold_out_wants_dev_files(tmp_path: Path) -> None:
