@@ -101,6 +101,13 @@ class ClientError(Exception):
         return cls("INVALID_ARGUMENT", message)
 
     @classmethod
+    def of_item(cls, error: TypeError | ValueError, index: int) -> ClientError:
+        """Returns the error for one item of several that the client cannot send."""
+        if isinstance(error, ValueError):
+            return cls.from_value_error(error)
+        return cls("INVALID_ARGUMENT", f"item {index}: {error}")
+
+    @classmethod
     def from_rpc(cls, error: grpc.RpcError, address: str) -> ClientError:
         """Returns gRPC's error as a `ClientError`, with the details from the server's trailers."""
         code, message = error.code(), error.details() or ""

@@ -93,6 +93,14 @@ class Translated:
         return self.answer.hypotheses[0].text if self.answer.hypotheses else ""
 
 
+def translated(source: Sources, outcome: GenerateResponse | ClientError) -> Translated:
+    """Returns the result of one item. A blank text has an empty answer, but among several sources it fails."""
+    if isinstance(outcome, GenerateResponse):
+        return Translated(source, outcome)
+    is_blank = outcome.is_blank_source and isinstance(source, str)
+    return Translated(source, GenerateResponse(), None if is_blank else outcome)
+
+
 class Connection:
     """The base class of both clients, with channels, stubs and token. Its arguments are those of `Client`."""
 

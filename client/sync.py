@@ -140,10 +140,10 @@ class Client(Connection):
     ) -> Iterator[Translated]:
         """Yields the targets of many texts in order, each as soon as it and all before it are done.
 
-        If one text fails, its result has the error, and the client goes on with the others. A blank text has
-        an empty target, but among several sources it is an error. If an overloaded server refuses a call, the
-        client sends it again after the time that the server asks for, with fewer calls in flight. If the
-        server restarts, the client waits for it.
+        If one text fails, or is not a text, such as None or NaN, its result has the error, and the client goes
+        on with the others. A blank text has an empty target, but among several sources it is an error. If an
+        overloaded server refuses a call, the client sends it again after the time that the server asks for,
+        with fewer calls in flight. If the server restarts, the client waits for it.
 
         Args:
             texts: Texts, or other sources as `generate` takes them. May be endless or slow: a thread reads
@@ -157,7 +157,7 @@ class Client(Connection):
         Raises:
             ClientError: The server did not answer for `give_up_seconds`, refuses all calls (for example for
                 a missing token), or failed several texts in a row. The results so far have been yielded.
-            TypeError: `texts` is a single source, or one of them is not of a type that can be sent.
+            TypeError: `texts` is a single source.
         """
         check_texts(texts)
         prepare = partial(rpcs.generate, self, model=model, options=options, timeout_seconds=timeout_seconds)
@@ -177,7 +177,7 @@ class Client(Connection):
 
         in_flight_now: set[Pending[GenerateResponse]] = set()
 
-        def end(call: Call, pending: Pending[GenerateResponse]) -> None:
+        def end(call: Call[Rpc[GenerateResponse]], pending: Pending[GenerateResponse]) -> None:
             in_flight_now.remove(pending)
             dispatcher.end(call, pending.outcome())
 
@@ -186,8 +186,8 @@ class Client(Connection):
         try:
             while not dispatcher.is_over:
                 while (call := dispatcher.next_call()) is not None:
-                    assert call.rpc is not None
-                    pending = Pending(call.rpc, self.address)
+                    assert call.request is not None
+                    pending = Pending(call.request, self.address)
                     in_flight_now.add(pending)
                     pending.when_done(partial(events.put, partial(end, call, pending)))
                 with suppress(queue.Empty):
