@@ -40,6 +40,7 @@ with needs_extra("server,cpu", __name__):
     from seq2seq_serve.bulk.run import AnyWorker, Run
     from seq2seq_serve.bulk.worker import Job, WorkerLost, start_worker
     from seq2seq_serve.bundle.manifest import BundleError, load_bundle
+    from seq2seq_serve.client.files import WrongFile
     from seq2seq_serve.client.flags import TARGET_OPTIONS, add_generation_flags, given_options
     from seq2seq_serve.client.progress import Progress
     from seq2seq_serve.server.config import RunnerConfig
@@ -74,7 +75,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except WorkerLost as error:
         return _report(f"error: {error}")
     except OSError as error:
-        return _report(f"error: {error.filename or 'output'}: {error.strerror or error}")
+        _report(f"error: {error.filename or 'output'}: {error.strerror or error}")
+        return 2 if isinstance(error, WrongFile) else 1
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
         _report("interrupted: the same command goes on from here")
         return 130 if isinstance(error, KeyboardInterrupt) else 143

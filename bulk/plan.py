@@ -12,12 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
+from seq2seq_serve.client.files import COMPRESSED
+
 # Readers of whole folders, such as those of Parquet, skip names that begin so.
 PLAN_FILE, ERRORS_FOLDER = "_plan.json", "_errors"
 _TEMPORARY = ".tmp"
 
 TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
-COMPRESSED = ".gz"
 # The format of each known suffix. Other names are text.
 SUFFIXES = {".txt": TEXT, ".jsonl": JSONL, ".ndjson": JSONL, ".parquet": PARQUET}
 

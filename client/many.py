@@ -11,11 +11,19 @@ import logging
 import random
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+)
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeGuard, TypeVar
+from typing import Any, Generic, TypeGuard, TypeVar
 
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.rpcs import Translated, translated
@@ -73,7 +81,7 @@ class Dispatcher(Generic[Request]):
         error: Why the work stopped before the last text; the client raises it when `is_over`.
     """
 
-    prepare: Callable[[Sources], Request]
+    prepare: Callable[[Any], Request]
     in_flight: int
     give_up_seconds: float
     clock: Callable[[], float] = time.monotonic
@@ -110,7 +118,7 @@ class Dispatcher(Generic[Request]):
         """Whether no more texts will be yielded."""
         return self.error is not None or (self._is_read and not self._calls)
 
-    def add(self, source: Sources) -> None:
+    def add(self, source: Any) -> None:
         """Adds the next text. If it cannot be sent, it fails, and its error has its place among the texts."""
         call: Call[Request] = Call(self._num_read, source)
         self._num_read += 1
@@ -233,17 +241,17 @@ def _is_about_the_text(outcome: Exception) -> TypeGuard[ClientError]:
 
 
 async def answers(
-    texts: Iterable[Sources] | AsyncIterable[Sources],
+    texts: Iterable[Any] | AsyncIterable[Any],
     dispatcher: Dispatcher[Request],
     send: Callable[[Request], Awaitable[GenerateResponse]],
 ) -> AsyncGenerator[Translated]:
     """Yields the results of texts in order, each as soon as it and all before it are done.
 
     Args:
-        texts: May be endless or slow: few more are read than have been yielded.
+        texts: As `prepare` takes them. May be endless or slow: few more are read than have been yielded.
         dispatcher: A new one.
-        send: Returns the answer to a request. If it raises `ClientError`, the dispatcher decides what follows;
-            another error ends the work.
+        send: Returns the answer to a request. The dispatcher decides what follows a `ClientError`; another
+            error ends the work.
 
     Raises:
         Exception: The error for which the dispatcher stopped, after the results before it.
@@ -292,6 +300,6 @@ async def answers(
         raise dispatcher.error
 
 
-async def _each(texts: Iterable[Sources]) -> AsyncIterator[Sources]:
+async def _each(texts: Iterable[Any]) -> AsyncIterator[Any]:
     for text in texts:
         yield text

@@ -94,7 +94,7 @@ class Translated:
 
 
 def translated(source: Sources, outcome: GenerateResponse | ClientError) -> Translated:
-    """Returns the result of one item. A blank text has an empty answer, but among several sources it fails."""
+    """Returns the result of one item. A blank text has an empty answer; among several sources it fails."""
     if isinstance(outcome, GenerateResponse):
         return Translated(source, outcome)
     is_blank = outcome.is_blank_source and isinstance(source, str)

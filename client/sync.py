@@ -140,10 +140,10 @@ class Client(Connection):
     ) -> Iterator[Translated]:
         """Yields the targets of many texts in order, each as soon as it and all before it are done.
 
-        If one text fails, or is not a text, such as None or NaN, its result has the error, and the client goes
-        on with the others. A blank text has an empty target, but among several sources it is an error. If an
-        overloaded server refuses a call, the client sends it again after the time that the server asks for,
-        with fewer calls in flight. If the server restarts, the client waits for it.
+        If one text fails, or is not a text, such as None or NaN, its result has the error, and the client
+        goes on with the others. A blank text has an empty target, but among several sources it is an error.
+        If an overloaded server refuses a call, the client sends it again after the time that the server asks
+        for, with fewer calls in flight. If the server restarts, the client waits for it.
 
         Args:
             texts: Texts, or other sources as `generate` takes them. May be endless or slow: a thread reads

@@ -525,7 +525,7 @@ def test_a_file_is_translated_to_a_file(run, files):
     assert "".join(f"{line}\n" for line in run("translate", "--input", str(packed))[1]) == expected
     packed.write_bytes(packed.read_bytes()[:-9])
     assert run("translate", "--input", str(packed))[2][-1].startswith(
-        f"error: {packed}: Compressed file ended"
+        f"error: {packed}: the file is not a whole file of gzip: Compressed file ended"
     )
 
 
