@@ -31,6 +31,7 @@ with needs_extra("server,cpu", __name__):
         JobError,
         Plan,
         Settings,
+        check_settings,
         names_of,
         read_plan,
         remove_leftovers,
@@ -92,6 +93,10 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
     has_hypotheses = options.generation.num_hypotheses > 1
     if has_hypotheses and output_format == TEXT:
         raise JobError("--num-hypotheses needs --format jsonl: a line of text has only the best one")
+    plan = read_plan(folder)
+    if plan is None:
+        sys.stderr.write("reading all inputs, to find the shards\n")
+    planned = plan.settings.inputs if plan is not None else {}
     settings = Settings(
         bundle_version=load_bundle(options.bundle).version,
         precision=options.runner.precision or "auto",
@@ -102,20 +107,19 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
         target_field=options.target_field,
         format=output_format,
         shard_lines=options.shard_lines,
-        inputs={str(path): state_of(path) for path in inputs},
+        inputs={str(path): state_of(path, planned.get(str(path))) for path in inputs},
     )
-    plan = read_plan(folder, settings)
     if plan is None:
-        names = names_of(inputs)
-        sys.stderr.write("reading all inputs once, to find the shards\n")
         shards = [
             shard
-            for path, name in zip(inputs, names, strict=True)
+            for path, name in zip(inputs, names_of(inputs), strict=True)
             for shard in split_into_shards(path, name, options.shard_lines)
         ]
-        write_plan(folder, Plan(settings, tuple(shards)))
-        plan = read_plan(folder, settings)  # another command may have been faster
-        assert plan is not None
+        plan = read_plan(folder)  # another command may have been faster
+        if plan is None:
+            plan = Plan(settings, tuple(shards))
+            write_plan(folder, plan)
+    check_settings(folder, plan, settings)
     remove_leftovers(folder, time.time() - _LEFTOVER_SECONDS)
     return plan, Writer(folder, output_format, options.target_field, has_hypotheses)
 
@@ -168,8 +172,9 @@ async def _translate(options: argparse.Namespace, plan: Plan, writer: Writer) ->
     try:
         await run.translate(waiting, start, num_workers)
     except JobError:
-        if not any(writer.is_done(shard) for shard in plan.shards):
-            (writer.folder / PLAN_FILE).unlink()  # for the corrected command
+        # For the corrected command. Other parts may be at work by the plan.
+        if num_parts == 1 and not any(writer.is_done(shard) for shard in plan.shards):
+            (writer.folder / PLAN_FILE).unlink()
         raise
     finally:
         showing.cancel()

@@ -7,8 +7,8 @@ from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterab
 from dataclasses import dataclass
 from pathlib import Path
 
-from seq2seq_serve.bulk.formats import Reader, Writer
-from seq2seq_serve.bulk.plan import JobError, Shard, state_of
+from seq2seq_serve.bulk.formats import Lines, Reader, Writer
+from seq2seq_serve.bulk.plan import FileState, JobError, Shard, state_of
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.client.errors import ClientError, FieldViolation
 from seq2seq_serve.client.many import Dispatcher, answers
@@ -50,12 +50,7 @@ class Job:
     options: pb.GenerateOptions
     text_field: str
     writer: Writer
-    inputs: Mapping[str, list[int]]
-
-    def check_unchanged(self, shard: Shard) -> None:
-        """Raises JobError if the input of a shard has changed since the run was planned."""
-        if state_of(Path(shard.input)) != self.inputs[shard.input]:
-            raise JobError(f"{shard.input} has changed since the run was planned: give another --output")
+    inputs: Mapping[str, FileState]
 
 
 @dataclass(frozen=True)
@@ -80,6 +75,7 @@ class Worker:
         self._model = model
         self._decoding = model.read_options(job.options)
         self._reader = Reader(job.text_field)
+        self._inputs = dict(job.inputs)  # with their times on this machine, as soon as a file was compared
         self._reading, self._collecting = asyncio.Lock(), asyncio.Lock()  # both in the order of the shards
         self._shards: asyncio.Queue[list[str | ClientError]] = asyncio.Queue()
         self._results = self.answers(self._texts())
@@ -107,8 +103,7 @@ class Worker:
         results: list[Translated] = []
         try:
             async with self._reading:
-                lines = await asyncio.to_thread(self._reader.read, shard)
-                self._job.check_unchanged(shard)  # after the reading: these are the lines that were planned
+                lines = await asyncio.to_thread(self._read, shard)
                 self._job.writer.check(lines)
                 self._shards.put_nowait(lines.texts)
             async with self._collecting:
@@ -127,6 +122,16 @@ class Worker:
         await self._results.aclose()
         await self._model.stop()
         self._reader.close()
+
+    def _read(self, shard: Shard) -> Lines:
+        lines = self._reader.read(shard)
+        planned = self._inputs[shard.input]
+        # After the reading: these are the lines that were planned.
+        found = state_of(Path(shard.input), planned)
+        if found != planned:
+            raise JobError(f"{shard.input} has changed since the run was planned: give another --output")
+        self._inputs[shard.input] = found
+        return lines
 
     async def _texts(self) -> AsyncIterator[str | ClientError]:
         while True:
