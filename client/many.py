@@ -290,6 +290,8 @@ async def answers(
                 async with asyncio.timeout(dispatcher.seconds_to_wait()):
                     event = await events.get()
                 event()
+            while not events.empty():
+                events.get_nowait()()
             for result in dispatcher.results():
                 yield result
                 room.release()
