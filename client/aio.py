@@ -18,7 +18,7 @@ from seq2seq_serve.client.many import (
     answers,
 )
 from seq2seq_serve.client.rpcs import Answer, Connection, Rpc, Translated, documented
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
+from seq2seq_serve.protos.options import Options, options_of
 from seq2seq_serve.protos.sources import Sources, check_texts
 
 Arguments = ParamSpec("Arguments")
@@ -47,6 +47,8 @@ def _streaming(
         call = rpc.method(rpc.request, **rpc.settings)
         try:
             with client_errors(client.address):
+                for known in rpc.first:
+                    yield known
                 async for answer in call:
                     yield rpc.read(answer)
         finally:
@@ -81,14 +83,16 @@ class AsyncClient(Connection):
         texts: Iterable[Sources] | AsyncIterable[Sources],
         *,
         model: str = "",
-        options: GenerateOptions | None = None,
+        options: Options | None = None,
         in_flight: int = DEFAULT_IN_FLIGHT,
         give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS,
         timeout_seconds: float | None = None,
     ) -> AsyncGenerator[Translated]:
         """Works like `Client.translate_many`; `texts` may be an asynchronous iterable, too."""
         check_texts(texts)
-        prepare = partial(rpcs.generate, self, model=model, options=options, timeout_seconds=timeout_seconds)
+        prepare = partial(
+            rpcs.generate, self, model=model, options=options_of(options), timeout_seconds=timeout_seconds
+        )
         return answers(texts, Dispatcher(prepare, in_flight, give_up_seconds), self._send)
 
     async def _send(self, rpc: Rpc[Answer]) -> Answer:

@@ -43,13 +43,16 @@ def wrong_file(path: Path, text: str) -> WrongFile:
 def open_input(path: Path) -> Iterator[Iterator[str]]:
     """Yields an iterator over the lines of a file or pipe; bytes that are not UTF-8 become surrogates.
 
+    The first line is read at once, so that a file of another kind is refused before there is an output.
+
     Raises:
         OSError: The file cannot be read.
     """
     stream = open_binary(path)
     try:
-        lines = enumerate(read_lines(stream, path))
-        yield (text_of(line, is_first=not number) for number, line in lines)
+        lines = read_lines(stream, path)
+        first = [text_of(line, is_first=True) for line in itertools.islice(lines, 1)]
+        yield itertools.chain(first, (text_of(line, is_first=False) for line in lines))
     finally:
         if path.is_file():  # closing a pipe would wait for a thread that reads from it
             stream.close()

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import update_wrapper
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar
@@ -27,9 +27,9 @@ from seq2seq_serve.client.wire import (
     score_request,
 )
 from seq2seq_serve.protos.details_pb2 import HealthCheckRequest, HealthCheckResponse
+from seq2seq_serve.protos.options import Options
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     GenerateBatchResponse,
-    GenerateOptions,
     GenerateResponse,
     GenerateStreamResponse,
     GetModelRequest,
@@ -59,12 +59,14 @@ class Rpc(Generic[Answer]):
         request: The message for it.
         settings: The timeout and metadata, by gRPC's names.
         read: Takes the caller's answer out of the server's.
+        first: Answers of a stream that are known without the server.
     """
 
     method: Any
     request: Message
     settings: dict[str, Any]
     read: Callable[[Any], Answer]
+    first: Sequence[Answer] = ()
 
 
 @dataclass(frozen=True)
@@ -156,11 +158,19 @@ class Connection:
 
 
 def translate(
-    client: Connection, text: str, *, model: str = "", options: GenerateOptions | None = None
+    client: Connection,
+    text: str,
+    *,
+    model: str = "",
+    options: Options | None = None,
+    timeout_seconds: float | None = None,
+    request_id: str = "",
 ) -> Rpc[str]:
     """Returns the best target of one source, as text."""
-    request = generate_request(text, model, options)
-    return client._rpc(client._generation.Generate, request, lambda answer: answer.hypotheses[0].text)
+    rpc = generate(
+        client, text, model=model, options=options, timeout_seconds=timeout_seconds, request_id=request_id
+    )
+    return Rpc(rpc.method, rpc.request, rpc.settings, lambda answer: answer.hypotheses[0].text)
 
 
 def generate(
@@ -168,7 +178,7 @@ def generate(
     source: Sources,
     *,
     model: str = "",
-    options: GenerateOptions | None = None,
+    options: Options | None = None,
     timeout_seconds: float | None = None,
     request_id: str = "",
 ) -> Rpc[GenerateResponse]:
@@ -185,7 +195,7 @@ def stream(
     source: Sources,
     *,
     model: str = "",
-    options: GenerateOptions | None = None,
+    options: Options | None = None,
     timeout_seconds: float | None = None,
     request_id: str = "",
 ) -> Rpc[GenerateStreamResponse]:
@@ -199,24 +209,25 @@ def generate_batch(
     sources: Sequence[Sources],
     *,
     model: str = "",
-    options: GenerateOptions | None = None,
+    options: Options | None = None,
     timeout_seconds: float | None = None,
     request_id: str = "",
 ) -> Rpc[tuple[int, Translated]]:
     """Yields the place of a source and its answer, or its error, in the order in which they are complete.
 
-    One call takes 4 MiB, at most 2,700 texts. `translate_many` takes any number of texts, yields them in
-    order, and sends again what fails for a while.
+    Blank texts, and items that are not texts, are answered as by `translate_many`. One call takes 4 MiB, at
+    most 2,700 texts. `translate_many` takes any number of texts, yields them in order, and sends again what
+    fails for a while.
     """
-    request = batch_request(sources, model, options)
+    request, places, errors = batch_request(sources, model, options)
 
     def read(answer: GenerateBatchResponse) -> tuple[int, Translated]:
-        error = None
-        if answer.WhichOneof("outcome") == "error":
-            error = ClientError.from_batch(answer.error)
-        return answer.index, Translated(sources[answer.index], answer.response, error)
+        is_error, place = answer.WhichOneof("outcome") == "error", places[answer.index]
+        outcome = ClientError.from_batch(answer.error) if is_error else answer.response
+        return place, translated(sources[place], outcome)
 
-    return client._rpc(client._generation.GenerateBatch, request, read, timeout_seconds, request_id)
+    rpc = client._rpc(client._generation.GenerateBatch, request, read, timeout_seconds, request_id)
+    return replace(rpc, first=[(place, translated(sources[place], errors[place])) for place in errors])
 
 
 def score(

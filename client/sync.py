@@ -21,7 +21,8 @@ from seq2seq_serve.client.many import (
     Dispatcher,
 )
 from seq2seq_serve.client.rpcs import Answer, Connection, Rpc, Translated, documented
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
+from seq2seq_serve.protos.options import Options, options_of
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 from seq2seq_serve.protos.sources import Sources, check_texts
 
 Arguments = ParamSpec("Arguments")
@@ -77,6 +78,7 @@ def _streaming(
         call = rpc.method(rpc.request, **rpc.settings)
         try:
             with client_errors(client.address):
+                yield from rpc.first
                 yield from map(rpc.read, call)
         finally:
             call.cancel()
@@ -118,7 +120,7 @@ class Client(Connection):
         source: Sources,
         *,
         model: str = "",
-        options: GenerateOptions | None = None,
+        options: Options | None = None,
         timeout_seconds: float | None = None,
         request_id: str = "",
     ) -> Pending[GenerateResponse]:
@@ -133,7 +135,7 @@ class Client(Connection):
         texts: Iterable[Sources],
         *,
         model: str = "",
-        options: GenerateOptions | None = None,
+        options: Options | None = None,
         in_flight: int = DEFAULT_IN_FLIGHT,
         give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS,
         timeout_seconds: float | None = None,
@@ -149,7 +151,7 @@ class Client(Connection):
             texts: Texts, or other sources as `generate` takes them. May be endless or slow: a thread reads
                 them, at most some hundred ahead.
             model: The model's name; empty means the server's first model.
-            options: The options of every text.
+            options: The options of every text: a message, or values by name such as {"beam_size": 4}.
             in_flight: The maximum number of calls in flight.
             give_up_seconds: How long to go on while the server answers no call.
             timeout_seconds: Deadline of each call.
@@ -160,7 +162,9 @@ class Client(Connection):
             TypeError: `texts` is a single source.
         """
         check_texts(texts)
-        prepare = partial(rpcs.generate, self, model=model, options=options, timeout_seconds=timeout_seconds)
+        prepare = partial(
+            rpcs.generate, self, model=model, options=options_of(options), timeout_seconds=timeout_seconds
+        )
         dispatcher = Dispatcher(prepare, in_flight, give_up_seconds)
         events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         room, has_left = threading.Semaphore(dispatcher.max_held), threading.Event()

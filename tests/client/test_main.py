@@ -485,7 +485,11 @@ def test_a_device_is_written_to_as_it_is_and_utf16_is_refused_by_name(run, files
     wide.write_text("a\nb\n", encoding="utf-16")
     code, out, lines = run("translate", "--input", str(wide))
     assert (code, out) == (1, [])
-    assert lines[-1] == f"error: {wide}: the file is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"
+    expected = [f"error: {wide}: the file is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"]
+    assert lines == expected
+    output = tmp_path / "wide.out"  # it was left there, empty, with the advice to continue it
+    assert run("translate", "--input", str(wide), "--output", str(output)) == (1, [], expected)
+    assert not output.exists()
 
 
 @pytest.mark.parametrize(
