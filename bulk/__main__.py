@@ -18,7 +18,7 @@ from pathlib import Path
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from seq2seq_serve.commands import add_version, needs_extra, program
+from seq2seq_serve.commands import Parser, add_version, needs_extra, program
 
 with needs_extra("server,cpu", __name__):
     from google.protobuf.json_format import MessageToDict
@@ -210,7 +210,7 @@ def _report(line: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("bulk"),
         description="Translate the lines of files with a bundle, without a server. The inputs are cut into "
         "shards, and each shard becomes a file in the folder --output, which appears when it is complete. If "

@@ -16,7 +16,7 @@ from seq2seq_serve.client.files import COMPRESSED, STANDARD
 from seq2seq_serve.client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT
 from seq2seq_serve.client.translate import Translation
 from seq2seq_serve.client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS
-from seq2seq_serve.commands import add_version, install_command, program
+from seq2seq_serve.commands import Parser, add_version, install_command, program
 from seq2seq_serve.protos.options import OPTIONS, Option
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SPLIT,
@@ -68,7 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--tls-key", type=Path, metavar="FILE", help="PEM file: the private key of that certificate")
     add("--token-file", type=Path, metavar="FILE", help="file with the token that identifies this client")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("client"),
         description="Call a seq2seq server.",
         epilog='example: %(prog)s translate "오늘은 금요일 입니다" --attention attention.png',

@@ -360,8 +360,11 @@ def test_wrong_usage_exits_2(arguments, message, capsys):
         main(arguments)
     assert caught.value.code == 2
     err = capsys.readouterr().err
-    assert message in err
-    assert err.startswith(" ".join(["usage: python -m client", *arguments[:1], "[-h]"]))
+    command = " ".join(["python -m client", *arguments[:1]])
+    first, second = err.splitlines()
+    assert first.startswith(f"error: {command}: ")
+    assert message in first
+    assert second == f"{command} --help shows the usage"
 
 
 def test_every_option_of_the_api_has_a_flag_spelled_like_its_field(capsys):
@@ -648,7 +651,12 @@ def test_tls_and_a_token_are_files(tmp_path, capsys):
         assert main(["health", *flags]) == 0  # for probes, which have none
         capsys.readouterr()
         assert main(["translate", *flags, "abc"]) == 1
-        assert "UNAUTHENTICATED: the call lacks a known token" in capsys.readouterr().err
+        assert "UNAUTHENTICATED: the call lacks a known token" in (err := capsys.readouterr().err)
+        assert err.endswith(": give --token-file\n")
+        assert main(["models", "--address", address, "--tls"]) == 1
+        assert capsys.readouterr().err.endswith(
+            ": give --tls-ca, the certificate of the server's authority\n"
+        )
     assert main(["health", "--address", "x:1", "--tls-ca", str(tmp_path / "none.pem")]) == 1
     assert "none.pem: No such file" in capsys.readouterr().err
 
