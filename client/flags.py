@@ -37,7 +37,7 @@ TARGET_OPTIONS = [name for name in _FOR_TRANSLATION if name not in (*_ONLY_IN_JS
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands. Parsed options have their command's own parser as `parser`."""
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument(
         "--address",
         default=DEFAULT_ADDRESS,
