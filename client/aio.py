@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self
 from grpc import aio
 
 from seq2seq_serve.client import rpcs
-from seq2seq_serve.client.errors import client_errors
+from seq2seq_serve.client.errors import ClientError, client_errors
 from seq2seq_serve.client.many import (
     DEFAULT_GIVE_UP_SECONDS,
     DEFAULT_IN_FLIGHT,
@@ -44,15 +44,20 @@ def _streaming(
         client: AsyncClient, /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> AsyncIterator[Answer]:
         rpc = prepare(client, *args, **kwargs)
-        call = rpc.method(rpc.request, **rpc.settings)
-        try:
-            with client_errors(client.address):
-                for known in rpc.first:
-                    yield known
-                async for answer in call:
-                    yield rpc.read(answer)
-        finally:
-            call.cancel()
+        for known in rpc.first:
+            yield known
+        for each in (rpc, rpc.directly):
+            call = each.method(each.request, **each.settings)
+            try:
+                with client_errors(client.address):
+                    async for answer in call:
+                        yield each.read(answer)
+                return
+            except ClientError as error:
+                if not error.is_by_health_check or each is not rpc:
+                    raise
+            finally:
+                call.cancel()
 
     return documented(method, prepare, "AsyncIterator[{}]")
 
@@ -96,8 +101,14 @@ class AsyncClient(Connection):
         return answers(texts, Dispatcher(prepare, in_flight, give_up_seconds), self._send)
 
     async def _send(self, rpc: Rpc[Answer]) -> Answer:
+        try:
+            with client_errors(self.address):
+                return rpc.read(await rpc.method(rpc.request, **rpc.settings))
+        except ClientError as error:
+            if not error.is_by_health_check:
+                raise
         with client_errors(self.address):
-            return rpc.read(await rpc.method(rpc.request, **rpc.settings))
+            return rpc.read(await rpc.direct(rpc.request, **rpc.settings))
 
     async def close(self) -> None:
         """Closes the connection and cancels its calls."""

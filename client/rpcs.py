@@ -56,6 +56,8 @@ class Rpc(Generic[Answer]):
 
     Attributes:
         method: The method of a stub.
+        direct: The same on the channel without health checks, for a server that announced its end, and still
+            accepts calls.
         request: The message for it.
         settings: The timeout and metadata, by gRPC's names.
         read: Takes the caller's answer out of the server's.
@@ -63,10 +65,16 @@ class Rpc(Generic[Answer]):
     """
 
     method: Any
+    direct: Any
     request: Message
     settings: dict[str, Any]
     read: Callable[[Any], Answer]
     first: Sequence[Answer] = ()
+
+    @property
+    def directly(self) -> Rpc[Answer]:
+        """The same RPC for the channel without health checks."""
+        return replace(self, method=self.direct, first=())
 
 
 @dataclass(frozen=True)
@@ -144,6 +152,8 @@ class Connection:
     ) -> Rpc[Answer]:
         """Prepares an RPC with its timeout and metadata. If there is no request id, the server creates one.
 
+        `method` is a method of a stub, or the name of one that generates, for servers that are ready.
+
         Raises:
             ValueError: The timeout is not a number.
         """
@@ -154,7 +164,10 @@ class Connection:
             timeout = None
         given = {"x-request-id": request_id, "authorization": self._authorization}
         metadata = tuple((key, value) for key, value in given.items() if value)
-        return Rpc(method, request, {"timeout": timeout, "metadata": metadata}, read)
+        direct = method
+        if isinstance(method, str):
+            method, direct = getattr(self._generation, method), getattr(self._models, method)
+        return Rpc(method, direct, request, {"timeout": timeout, "metadata": metadata}, read)
 
 
 def translate(
@@ -170,7 +183,7 @@ def translate(
     rpc = generate(
         client, text, model=model, options=options, timeout_seconds=timeout_seconds, request_id=request_id
     )
-    return Rpc(rpc.method, rpc.request, rpc.settings, lambda answer: answer.hypotheses[0].text)
+    return Rpc(rpc.method, rpc.direct, rpc.request, rpc.settings, lambda answer: answer.hypotheses[0].text)
 
 
 def generate(
@@ -187,7 +200,7 @@ def generate(
     A model with several inputs takes a mapping from their names to such values.
     """
     request = generate_request(source, model, options)
-    return client._rpc(client._generation.Generate, request, _whole, timeout_seconds, request_id)
+    return client._rpc("Generate", request, _whole, timeout_seconds, request_id)
 
 
 def stream(
@@ -201,7 +214,7 @@ def stream(
 ) -> Rpc[GenerateStreamResponse]:
     """Yields pieces as they are decoded, then the whole answer; closing the iterator cancels the call."""
     request = generate_request(source, model, options)
-    return client._rpc(client._generation.GenerateStream, request, _whole, timeout_seconds, request_id)
+    return client._rpc("GenerateStream", request, _whole, timeout_seconds, request_id)
 
 
 def generate_batch(
@@ -226,7 +239,7 @@ def generate_batch(
         outcome = ClientError.from_batch(answer.error) if is_error else answer.response
         return place, translated(sources[place], outcome)
 
-    rpc = client._rpc(client._generation.GenerateBatch, request, read, timeout_seconds, request_id)
+    rpc = client._rpc("GenerateBatch", request, read, timeout_seconds, request_id)
     return replace(rpc, first=[(place, translated(sources[place], errors[place])) for place in errors])
 
 
@@ -254,7 +267,7 @@ def score(
         target_language=target_language,
         task=task,
     )
-    return client._rpc(client._generation.Score, request, _whole, timeout_seconds, request_id)
+    return client._rpc("Score", request, _whole, timeout_seconds, request_id)
 
 
 def models(client: Connection) -> Rpc[list[Model]]:

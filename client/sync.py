@@ -33,18 +33,23 @@ class Pending(Generic[Answer]):
 
     def __init__(self, rpc: Rpc[Answer], address: str) -> None:
         self._call = rpc.method.future(rpc.request, **rpc.settings)
-        self._read = rpc.read
+        self._rpc = rpc
         self._address = address
 
     def result(self) -> Answer:
         """Waits for the answer and returns it."""
-        with client_errors(self._address):
-            return self._read(self._call.result())
+        outcome = self.outcome()
+        if isinstance(outcome, ClientError) and outcome.is_by_health_check:
+            outcome = Pending(self._rpc.directly, self._address).outcome()
+        if isinstance(outcome, ClientError):
+            raise outcome
+        return outcome
 
     def outcome(self) -> Answer | ClientError:
         """Waits, and returns the answer or the error."""
         try:
-            return self.result()
+            with client_errors(self._address):
+                return self._rpc.read(self._call.result())
         except ClientError as error:
             return error
 
@@ -75,13 +80,18 @@ def _streaming(
 
     def method(client: Client, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Iterator[Answer]:
         rpc = prepare(client, *args, **kwargs)
-        call = rpc.method(rpc.request, **rpc.settings)
-        try:
-            with client_errors(client.address):
-                yield from rpc.first
-                yield from map(rpc.read, call)
-        finally:
-            call.cancel()
+        yield from rpc.first
+        for each in (rpc, rpc.directly):
+            call = each.method(each.request, **each.settings)
+            try:
+                with client_errors(client.address):
+                    yield from map(each.read, call)
+                return
+            except ClientError as error:
+                if not error.is_by_health_check or each is not rpc:
+                    raise
+            finally:
+                call.cancel()
 
     return documented(method, prepare, "Iterator[{}]")
 
