@@ -90,7 +90,8 @@ class Worker:
             ClientError: Texts in a row failed.
         """
         in_flight = _TEXTS_PER_SLOT * self._model.num_slots
-        return answers(texts, Dispatcher(_sources, in_flight, _GIVE_UP_SECONDS), self._generate)
+        self._dispatcher = Dispatcher(_sources, in_flight, _GIVE_UP_SECONDS)
+        return answers(texts, self._dispatcher, self._generate)
 
     async def translate(self, shard: Shard) -> Done:
         """Translates a shard and writes it. May be called for the next shards before the first one is done.
@@ -112,8 +113,12 @@ class Worker:
                     self.num_unsaved_lines += 1
             await asyncio.to_thread(self._job.writer.write, shard, lines, results)
             return Done(shard.num_lines, sum(result.error is not None for result in results))
-        except (ClientError, StopAsyncIteration) as error:
-            raise WorkerLost(str(error)) from error
+        except (
+            ClientError,
+            StopAsyncIteration,
+        ):  # the stream has ended, with an error of this shard or another
+            error = self._dispatcher.error
+            raise error if isinstance(error, JobError | WorkerLost) else WorkerLost(str(error)) from error
         finally:
             self.num_unsaved_lines -= len(results)
 
