@@ -67,9 +67,13 @@ class AsyncClient(Connection):
 
     Every method raises `ClientError` if the call fails, and `ValueError` for a text that cannot be sent.
     Cancelling the task that awaits a call cancels the call. The arguments are those of `Client`.
+
+    Raises:
+        RuntimeError: No event loop is running.
     """
 
     _grpc: ClassVar[ModuleType] = aio
+    _needs_loop: ClassVar[bool] = True
 
     translate = _awaiting(rpcs.translate)
     generate = _awaiting(rpcs.generate)

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -115,6 +116,7 @@ class Connection:
     """The base class of both clients, with channels, stubs and token. Its arguments are those of `Client`."""
 
     _grpc: ClassVar[ModuleType]  # `grpc` or `grpc.aio`
+    _needs_loop: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -124,6 +126,8 @@ class Connection:
         tls: Tls | None = None,
         token: str = "",
     ) -> None:
+        if self._needs_loop and asyncio._get_running_loop() is None:
+            raise RuntimeError("AsyncClient belongs to an event loop: create it in a coroutine")
         self.address = address
         self._timeout_seconds = timeout_seconds
         self._authorization = token and f"Bearer {token}"

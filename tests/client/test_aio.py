@@ -104,6 +104,12 @@ def test_a_refused_call_is_not_retried_and_a_restarting_server_is():
     asyncio.run(run())
 
 
+def test_a_client_without_an_event_loop_is_refused_at_once():
+    """Its first call failed, with the words of asyncio about futures and tasks."""
+    with pytest.raises(RuntimeError, match="AsyncClient belongs to an event loop: create it in a coroutine"):
+        AsyncClient("localhost:50051")
+
+
 def test_a_server_that_is_about_to_end_is_called_where_there_is_no_other():
     """Its health check reports NOT_SERVING, and it still accepts calls: both clients gave up."""
 
