@@ -43,6 +43,16 @@ def test_options_are_a_message_or_values_by_name(client):
     assert client.translate("a\n\nb", options=message) == "a\n\nb"
 
 
+def test_a_target_that_is_drawn_does_not_begin_with_a_space(client):
+    """Its first token may be one with a space before it."""
+    options = {"temperature": 0.5, "seed": 1}
+    assert client.translate(" ab", options=options) == "ab"
+    *pieces, _ = client.stream(" ab", options=options)
+    assert "".join(event.piece.text for event in pieces) == "ab"
+    assert client.translate(" ab") == " ab"
+    assert client.translate("ab", options=options | {"target_prefix": " "}).startswith(" ")
+
+
 def test_translate_has_the_timeout_and_the_id_of_every_call(client, server):
     with pytest.raises(ClientError, match="DEADLINE_EXCEEDED"):
         client.translate("abc", timeout_seconds=0)
