@@ -34,7 +34,7 @@ _REFUSED = {
     **dict.fromkeys((".csv", ".tsv"), "write the column to a file of its own, such as with `cut -f 1`"),
     ".json": "write JSON lines, one object on each line (.jsonl)",
 }
-_MAX_BYTES = 64 * 2**20  # after which a shard ends with its line
+_MAX_BYTES = 16 * 2**20  # after which a shard ends with its line
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Lines:
 
     Attributes:
         texts: The text of each line, or why it cannot be used.
-        records: The record of each line: objects of JSON as they were read, or a table of Arrow.
+        records: The record of each line, once: objects of JSON as they were read, or a table of Arrow.
         names: The names of their fields.
     """
 
@@ -162,7 +162,7 @@ class Reader:
             texts = [
                 text_of(line, is_first=number == 0) for number, line in enumerate(lines, shard.first_line)
             ]
-            records = [_json({self._field: valid_unicode(text)}) for text in texts]
+            records = (_json({self._field: valid_unicode(text)}) for text in texts)
             return Lines([*texts], records, {self._field})
         if shard.first_line == 0:
             lines[0] = lines[0].removeprefix(BOM_UTF8)
@@ -286,8 +286,8 @@ class Writer:
                 file.writelines(f"{text}\n".encode() for text in texts)
             elif self.format == JSONL:
                 records = lines.records
-                if not isinstance(records, list):
-                    records = [_json(row) for row in records.to_pylist()]
+                if hasattr(records, "to_pylist"):
+                    records = (_json(row) for row in records.to_pylist())
                 for record, result in zip(records, results, strict=True):
                     file.write(_joined(record, _json(self._fields(result))) + b"\n")
             else:
