@@ -162,8 +162,8 @@ class Reader:
             texts = [
                 text_of(line, is_first=number == 0) for number, line in enumerate(lines, shard.first_line)
             ]
-            records = (_json({self._field: valid_unicode(text)}) for text in texts)
-            return Lines([*texts], records, {self._field})
+            json_lines = (_json({self._field: valid_unicode(text)}) for text in texts)
+            return Lines([*texts], json_lines, {self._field})
         if shard.first_line == 0:
             lines[0] = lines[0].removeprefix(BOM_UTF8)
         parsed = [_parsed(line) if line.strip() else {self._field: ""} for line in lines]

@@ -32,15 +32,19 @@ class Pending(Generic[Answer]):
     """A call in flight, as `Client.submit` returns it."""
 
     def __init__(self, rpc: Rpc[Answer], address: str) -> None:
-        self._call = rpc.method.future(rpc.request, **rpc.settings)
-        self._rpc = rpc
         self._address = address
+        self._send(rpc)
+
+    def _send(self, rpc: Rpc[Answer]) -> None:
+        self._rpc = rpc
+        self._call = rpc.method.future(rpc.request, **rpc.settings)
 
     def result(self) -> Answer:
         """Waits for the answer and returns it."""
         outcome = self.outcome()
         if isinstance(outcome, ClientError) and outcome.is_by_health_check:
-            outcome = Pending(self._rpc.directly, self._address).outcome()
+            self._send(self._rpc.directly)
+            outcome = self.outcome()
         if isinstance(outcome, ClientError):
             raise outcome
         return outcome
