@@ -25,6 +25,8 @@ DEFAULT_ADDRESS = "localhost:50051"
 DEFAULT_TIMEOUT_SECONDS = 60.0
 MAX_REQUEST_BYTES, MAX_ANSWER_BYTES = 4 * 2**20, 16 * 2**20  # the same limits as in the server
 
+MAX_BATCH = 2700  # texts: the server accepts messages of 8192 fields, and an item is three
+
 _SERVICE = DESCRIPTOR.services_by_name["Seq2Seq"]
 
 # Where the name has several addresses, gRPC calls them in turn. It sends no new calls to a server whose
@@ -90,9 +92,14 @@ def batch_request(
 
     Raises:
         TypeError: `sources` is a single source.
-        ValueError: The request is larger than the server accepts.
+        ValueError: There are more sources than the server accepts, or they are larger.
     """
     check_texts(sources)
+    if len(sources) > MAX_BATCH:
+        raise ValueError(
+            f"{len(sources)} sources are too many for one call, which takes at most {MAX_BATCH}: "
+            "send several, or use translate_many"
+        )
     items: dict[int, BatchItem] = {}
     errors: dict[int, ClientError] = {}
     for index, source in enumerate(sources):

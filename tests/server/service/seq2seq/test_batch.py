@@ -7,6 +7,7 @@ from grpc.aio import AioRpcError
 
 from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.client import AsyncClient, ClientError, GenerateOptions
+from seq2seq_serve.client.wire import MAX_BATCH
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.service.seq2seq import batch, generation
@@ -196,6 +197,19 @@ def test_a_single_text_is_not_many():
         async with serving() as served, AsyncClient(served.address) as client:
             with pytest.raises(TypeError, match="the texts must be several"):
                 await answers(client, "abc")
+
+    asyncio.run(run())
+
+
+def test_as_many_texts_as_are_documented_fit_and_more_are_refused_by_their_number():
+    """The message was about 8192 fields."""
+
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            options = {"max_new_tokens": 1, "stop_sequences": ["x"] * 16}
+            assert len(await answers(client, ["a"] * MAX_BATCH, options=options)) == MAX_BATCH
+            with pytest.raises(ValueError, match="2701 sources are too many for one call, which takes at mo"):
+                await answers(client, ["a"] * (MAX_BATCH + 1))
 
     asyncio.run(run())
 
