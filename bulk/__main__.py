@@ -18,7 +18,7 @@ from pathlib import Path
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-from seq2seq_serve.commands import add_version, needs_extra, program
+from seq2seq_serve.commands import Parser, add_version, needs_extra, program
 
 with needs_extra("server,cpu", __name__):
     from google.protobuf.json_format import MessageToDict
@@ -31,6 +31,7 @@ with needs_extra("server,cpu", __name__):
         JobError,
         Plan,
         Settings,
+        check_settings,
         names_of,
         read_plan,
         remove_leftovers,
@@ -40,6 +41,7 @@ with needs_extra("server,cpu", __name__):
     from seq2seq_serve.bulk.run import AnyWorker, Run
     from seq2seq_serve.bulk.worker import Job, WorkerLost, start_worker
     from seq2seq_serve.bundle.manifest import BundleError, load_bundle
+    from seq2seq_serve.client.files import WrongFile
     from seq2seq_serve.client.flags import TARGET_OPTIONS, add_generation_flags, given_options
     from seq2seq_serve.client.progress import Progress
     from seq2seq_serve.server.config import RunnerConfig
@@ -74,7 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except WorkerLost as error:
         return _report(f"error: {error}")
     except OSError as error:
-        return _report(f"error: {error.filename or 'output'}: {error.strerror or error}")
+        _report(f"error: {error.filename or 'output'}: {error.strerror or error}")
+        return 2 if isinstance(error, WrongFile) else 1
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
         _report("interrupted: the same command goes on from here")
         return 130 if isinstance(error, KeyboardInterrupt) else 143
@@ -90,6 +93,10 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
     has_hypotheses = options.generation.num_hypotheses > 1
     if has_hypotheses and output_format == TEXT:
         raise JobError("--num-hypotheses needs --format jsonl: a line of text has only the best one")
+    plan = read_plan(folder)
+    if plan is None:
+        sys.stderr.write("reading all inputs, to find the shards\n")
+    planned = plan.settings.inputs if plan is not None else {}
     settings = Settings(
         bundle_version=load_bundle(options.bundle).version,
         precision=options.runner.precision or "auto",
@@ -100,20 +107,19 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
         target_field=options.target_field,
         format=output_format,
         shard_lines=options.shard_lines,
-        inputs={str(path): state_of(path) for path in inputs},
+        inputs={str(path): state_of(path, planned.get(str(path))) for path in inputs},
     )
-    plan = read_plan(folder, settings)
     if plan is None:
-        names = names_of(inputs)
-        sys.stderr.write("reading all inputs once, to find the shards\n")
         shards = [
             shard
-            for path, name in zip(inputs, names, strict=True)
+            for path, name in zip(inputs, names_of(inputs), strict=True)
             for shard in split_into_shards(path, name, options.shard_lines)
         ]
-        write_plan(folder, Plan(settings, tuple(shards)))
-        plan = read_plan(folder, settings)  # another command may have been faster
-        assert plan is not None
+        plan = read_plan(folder)  # another command may have been faster
+        if plan is None:
+            plan = Plan(settings, tuple(shards))
+            write_plan(folder, plan)
+    check_settings(folder, plan, settings)
     remove_leftovers(folder, time.time() - _LEFTOVER_SECONDS)
     return plan, Writer(folder, output_format, options.target_field, has_hypotheses)
 
@@ -166,8 +172,9 @@ async def _translate(options: argparse.Namespace, plan: Plan, writer: Writer) ->
     try:
         await run.translate(waiting, start, num_workers)
     except JobError:
-        if not any(writer.is_done(shard) for shard in plan.shards):
-            (writer.folder / PLAN_FILE).unlink()  # for the corrected command
+        # For the corrected command. Other parts may be at work by the plan.
+        if num_parts == 1 and not any(writer.is_done(shard) for shard in plan.shards):
+            (writer.folder / PLAN_FILE).unlink()
         raise
     finally:
         showing.cancel()
@@ -203,7 +210,7 @@ def _report(line: str) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("bulk"),
         description="Translate the lines of files with a bundle, without a server. The inputs are cut into "
         "shards, and each shard becomes a file in the folder --output, which appears when it is complete. If "

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import zlib
+from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
-from typing import IO, Any, cast
-
-import numpy as np
+from typing import Any, BinaryIO
 
 from seq2seq_serve.bulk.plan import (
-    COMPRESSED,
     ERRORS_FOLDER,
     JSONL,
     PARQUET,
@@ -25,7 +21,10 @@ from seq2seq_serve.bulk.plan import (
     Shard,
     atomic_write,
 )
-from seq2seq_serve.client.output import one_line
+from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.client.files import COMPRESSED, open_binary, read_lines, text_of
+from seq2seq_serve.client.output import error_dict, one_line, valid_unicode
+from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.commands import needs_extra
 
 FORMATS = (TEXT, JSONL, PARQUET)
@@ -35,36 +34,7 @@ _REFUSED = {
     **dict.fromkeys((".csv", ".tsv"), "write the column to a file of its own, such as with `cut -f 1`"),
     ".json": "write JSON lines, one object on each line (.jsonl)",
 }
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-_BLOCK_BYTES = 2**20
-
-
-@dataclass(frozen=True)
-class LineError:
-    """Why a line does not have a target.
-
-    Attributes:
-        code: The name of the gRPC status that the server would answer with.
-        message: For people.
-    """
-
-    code: str
-    message: str
-
-
-@dataclass(frozen=True)
-class Target:
-    """The answer to one line.
-
-    Attributes:
-        text: The best target.
-        score: Its score; None where the server does not compute it, as for greedy targets and blank texts.
-        hypotheses: The `text` and `score` of every hypothesis.
-    """
-
-    text: str
-    score: float | None = None
-    hypotheses: tuple[dict[str, Any], ...] = ()
+_MAX_BYTES = 16 * 2**20  # after which a shard ends with its line
 
 
 @dataclass(frozen=True)
@@ -73,11 +43,11 @@ class Lines:
 
     Attributes:
         texts: The text of each line, or why it cannot be used.
-        records: The record of each line: objects of JSON as they were read, or a table of Arrow.
+        records: The record of each line, once: objects of JSON as they were read, or a table of Arrow.
         names: The names of their fields.
     """
 
-    texts: list[str | LineError]
+    texts: list[str | ClientError]
     records: Any
     names: set[str]
 
@@ -121,7 +91,7 @@ def split_into_shards(path: Path, name: str, shard_lines: int) -> list[Shard]:
 
     Raises:
         OSError: The file cannot be read.
-        JobError: It is not what its name says.
+        JobError: It is not a file of Parquet, as its name says.
     """
     starts = _row_starts(path, shard_lines) if format_of(path) == PARQUET else _line_starts(path, shard_lines)
     num_digits = max(5, len(str(len(starts))))  # so that the names sort by their numbers
@@ -139,32 +109,15 @@ def _row_starts(path: Path, shard_lines: int) -> list[tuple[int, int]]:
 
 def _line_starts(path: Path, shard_lines: int) -> list[tuple[int, int]]:
     """Returns the line and byte at which each shard begins, and those of the end."""
-    starts, num_lines, num_bytes, last = [(0, 0)], 0, 0, b"\n"
-    with _open_lines(path) as stream, _reading(path):
-        while block := stream.read(_BLOCK_BYTES):
-            breaks = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
-            while (number := starts[-1][0] + shard_lines - num_lines) <= len(breaks):
-                starts.append((num_lines + number, num_bytes + int(breaks[number - 1]) + 1))
-            num_lines += len(breaks)
-            num_bytes += len(block)
-            last = block[-1:]
-    num_lines += last != b"\n"
-    if starts[-1][0] == num_lines:
-        starts.pop()
-    return [*starts, (num_lines, num_bytes)]
-
-
-def _open_lines(path: Path) -> IO[bytes]:
-    return cast(IO[bytes], gzip.open(path)) if path.name.lower().endswith(COMPRESSED) else path.open("rb")
-
-
-@contextmanager
-def _reading(path: Path) -> Iterator[None]:
-    """Reports a damaged file by its name."""
-    try:
-        yield
-    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise JobError(f"{path} is not a whole file of gzip: {error}") from error
+    starts, num_lines, num_bytes = [(0, 0)], 0, 0
+    with open_binary(path) as stream:
+        for line in read_lines(stream, path):
+            first_line, first_byte = starts[-1]
+            if num_lines - first_line == shard_lines or num_bytes - first_byte >= _MAX_BYTES:
+                starts.append((num_lines, num_bytes))
+            num_lines += 1
+            num_bytes += len(line)
+    return [*starts, (num_lines, num_bytes)] if num_lines else starts
 
 
 class Reader:
@@ -177,7 +130,7 @@ class Reader:
     def __init__(self, text_field: str) -> None:
         self._field = text_field
         self._path = ""
-        self._stream: IO[bytes] | None = None
+        self._stream: BinaryIO | None = None
         self._group: tuple[str, int] = "", 0
         self._rows: Any = None
 
@@ -200,24 +153,25 @@ class Reader:
         path = Path(shard.input)
         if self._stream is None or self._path != shard.input:
             self.close()
-            self._path, self._stream = shard.input, _open_lines(path)
-        with _reading(path):
-            self._stream.seek(shard.first_byte)
-            lines = [self._stream.readline() for _ in range(shard.num_lines)]
-        if not lines[-1]:
+            self._path, self._stream = shard.input, open_binary(path)
+        self._stream.seek(shard.first_byte)
+        lines = list(islice(read_lines(self._stream, path, shard.first_line), shard.num_lines))
+        if len(lines) < shard.num_lines:
             raise _changed(path)
-        lines = [line.removesuffix(b"\n").removesuffix(b"\r") for line in lines]
-        if shard.first_line == 0:
-            lines[0] = lines[0].removeprefix(_BYTE_ORDER_MARK)
         if format_of(path) == TEXT:
-            texts = [_decoded(line) for line in lines]
-            return Lines(texts, [self._record(text) for text in texts], {self._field})
+            texts = [
+                text_of(line, is_first=number == 0) for number, line in enumerate(lines, shard.first_line)
+            ]
+            json_lines = (_json({self._field: valid_unicode(text)}) for text in texts)
+            return Lines([*texts], json_lines, {self._field})
+        if shard.first_line == 0:
+            lines[0] = lines[0].removeprefix(BOM_UTF8)
         parsed = [_parsed(line) if line.strip() else {self._field: ""} for line in lines]
-        names = {name for record in parsed if not isinstance(record, LineError) for name in record}
+        names = {name for record in parsed if not isinstance(record, ClientError) for name in record}
         if names and self._field not in names:
             raise self._missing(path, names)
         records = [
-            b"{}" if isinstance(record, LineError) else line.strip() or b"{}"
+            b"{}" if isinstance(record, ClientError) else line.strip() or b"{}"
             for record, line in zip(parsed, lines, strict=True)
         ]
         return Lines([self._text_of(record) for record in parsed], records, names)
@@ -249,17 +203,14 @@ class Reader:
             f"{path} does not have a field {self._field!r}, but {', '.join(sorted(names))}: give --field"
         )
 
-    def _record(self, text: str | LineError) -> bytes:
-        return b"{}" if isinstance(text, LineError) else _json({self._field: text})
-
-    def _text_of(self, record: dict[str, Any] | LineError) -> str | LineError:
-        if isinstance(record, LineError):
+    def _text_of(self, record: dict[str, Any] | ClientError) -> str | ClientError:
+        if isinstance(record, ClientError):
             return record
         if self._field not in record:
-            return LineError("INVALID_ARGUMENT", f"there is no field {self._field!r}")
+            return ClientError("INVALID_ARGUMENT", f"there is no field {self._field!r}")
         text = record[self._field]
         if not isinstance(text, str):
-            return LineError("INVALID_ARGUMENT", f"the field {self._field!r} is not a text: {text!r:.100}")
+            return ClientError("INVALID_ARGUMENT", f"the field {self._field!r} is not a text: {text!r:.100}")
         return text
 
     def close(self) -> None:
@@ -273,19 +224,12 @@ def _changed(path: Path) -> JobError:
     return JobError(f"{path} has changed since the run was planned: it has fewer lines")
 
 
-def _decoded(line: bytes) -> str | LineError:
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        return LineError("INVALID_ARGUMENT", f"not valid UTF-8 at byte {error.start + 1}")
-
-
-def _parsed(line: bytes) -> dict[str, Any] | LineError:
+def _parsed(line: bytes) -> dict[str, Any] | ClientError:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError) as error:
-        return LineError("INVALID_ARGUMENT", f"not JSON: {error}")
-    return record if isinstance(record, dict) else LineError("INVALID_ARGUMENT", "not a JSON object")
+        return ClientError("INVALID_ARGUMENT", f"not JSON: {error}")
+    return record if isinstance(record, dict) else ClientError("INVALID_ARGUMENT", "not a JSON object")
 
 
 @dataclass(frozen=True)
@@ -318,7 +262,7 @@ class Writer:
             if self.format != TEXT and name in lines.names:
                 raise JobError(f"an input already has a field {name!r}: choose another --target-field")
 
-    def write(self, shard: Shard, lines: Lines, answers: Sequence[Target | LineError]) -> None:
+    def write(self, shard: Shard, lines: Lines, results: Sequence[Translated]) -> None:
         """Writes the targets of a shard, after its errors if there are any.
 
         Raises:
@@ -326,14 +270,9 @@ class Writer:
             JobError: A value of a record cannot be written in the output's format.
         """
         errors = [
-            {
-                "input": shard.input,
-                "line": shard.first_line + number + 1,
-                "code": answer.code,
-                "message": answer.message,
-            }
-            for number, answer in enumerate(answers)
-            if isinstance(answer, LineError)
+            {"input": shard.input, "line": number, **error_dict(result.error)}
+            for number, result in enumerate(results, shard.first_line + 1)
+            if result.error is not None
         ]
         errors_path = self.folder / ERRORS_FOLDER / f"{shard.name}.jsonl"
         if errors:
@@ -341,22 +280,26 @@ class Writer:
                 file.writelines(_json(error) + b"\n" for error in errors)
         else:
             errors_path.unlink(missing_ok=True)  # of a try that was killed
-        targets = [None if isinstance(answer, LineError) else answer for answer in answers]
         with atomic_write(self.path(shard)) as file:
             if self.format == TEXT:
-                texts = ("" if target is None else one_line(target.text) for target in targets)
+                texts = ("" if result.error else one_line(result.text) for result in results)
                 file.writelines(f"{text}\n".encode() for text in texts)
             elif self.format == JSONL:
                 records = lines.records
-                if not isinstance(records, list):
-                    records = [_json(row) for row in records.to_pylist()]
-                for record, target in zip(records, targets, strict=True):
-                    file.write(_joined(record, _json(self._fields(target))) + b"\n")
+                if hasattr(records, "to_pylist"):
+                    records = (_json(row) for row in records.to_pylist())
+                for record, result in zip(records, results, strict=True):
+                    file.write(_joined(record, _json(self._fields(result))) + b"\n")
             else:
-                _parquet().write_table(self._with_columns(lines.records, targets), file)
+                _parquet().write_table(self._with_columns(lines.records, results), file)
 
-    def _fields(self, target: Target | None) -> dict[str, Any]:
-        values = (target.text, target.score, target.hypotheses) if target else (None, None, None)
+    def _fields(self, result: Translated) -> dict[str, Any]:
+        hypotheses = [
+            {"text": each.text, "score": each.score if each.HasField("score") else None}
+            for each in result.answer.hypotheses
+        ]
+        best = hypotheses[0] if hypotheses else {"text": "", "score": None}
+        values = (None, None, None) if result.error else (best["text"], best["score"], hypotheses)
         return dict(zip(self._names, values, strict=False))
 
     @property
@@ -364,13 +307,13 @@ class Writer:
         """The names of the new fields."""
         return [self.target_field + end for end in ("", "_score", "_hypotheses")[: 2 + self.has_hypotheses]]
 
-    def _with_columns(self, table: Any, targets: Sequence[Target | None]) -> Any:
+    def _with_columns(self, table: Any, results: Sequence[Translated]) -> Any:
         """Returns the table with the columns of the targets, which have equal types in every shard."""
         arrow = _pyarrow()
         text, score = arrow.string(), arrow.float32()
         kinds = (text, score, arrow.list_(arrow.struct({"text": text, "score": score})))
         for name, kind in zip(self._names, kinds, strict=False):
-            values = [self._fields(target)[name] for target in targets]
+            values = [self._fields(result)[name] for result in results]
             table = table.append_column(name, arrow.array(values, kind))
         return table
 

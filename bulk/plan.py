@@ -2,28 +2,57 @@
 
 from __future__ import annotations
 
+import errno
+import hashlib
 import json
 import os
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import IO, Any
+
+from seq2seq_serve.client.files import COMPRESSED
 
 # Readers of whole folders, such as those of Parquet, skip names that begin so.
 PLAN_FILE, ERRORS_FOLDER = "_plan.json", "_errors"
 _TEMPORARY = ".tmp"
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a folder, on file systems such as SMB
 
 TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
-COMPRESSED = ".gz"
 # The format of each known suffix. Other names are text.
 SUFFIXES = {".txt": TEXT, ".jsonl": JSONL, ".ndjson": JSONL, ".parquet": PARQUET}
 
 
 class JobError(Exception):
     """The run cannot go on: another shard would fail in the same way."""
+
+
+@dataclass(frozen=True)
+class FileState:
+    """A file at some time. Two states are equal if the content is.
+
+    Attributes:
+        num_bytes: Its size.
+        changed_ns: The time of its last change in nanoseconds, which machines may see differently.
+        sha256: The digest of its content; empty in plans of former versions.
+    """
+
+    num_bytes: int
+    changed_ns: int = field(compare=False)
+    sha256: str = ""
+
+
+def state_of(path: Path, known: FileState | None = None) -> FileState:
+    """Returns the state of a file. It is read, unless its size and time are those of the known state."""
+    found = path.stat()
+    size_and_time = found.st_size, found.st_mtime_ns
+    if known is not None and size_and_time == (known.num_bytes, known.changed_ns):
+        return known
+    with path.open("rb") as file:
+        return FileState(*size_and_time, hashlib.file_digest(file, "sha256").hexdigest())
 
 
 @dataclass(frozen=True)
@@ -59,7 +88,7 @@ class Settings:
         target_field: The name of the new field or column.
         format: `text`, `jsonl` or `parquet`, of the output.
         shard_lines: The largest number of lines of a shard.
-        inputs: The size of each input in bytes, and the time of its last change in nanoseconds, by its path.
+        inputs: The state of each input, by its path.
     """
 
     bundle_version: str
@@ -71,7 +100,7 @@ class Settings:
     target_field: str
     format: str
     shard_lines: int
-    inputs: dict[str, list[int]]
+    inputs: dict[str, FileState]
 
 
 @dataclass(frozen=True)
@@ -82,36 +111,43 @@ class Plan:
     shards: tuple[Shard, ...]
 
 
-def read_plan(folder: Path, settings: Settings) -> Plan | None:
+def read_plan(folder: Path) -> Plan | None:
     """Returns the plan of an output folder; None if it does not have one.
 
     Raises:
-        JobError: The plan there is for other settings.
+        JobError: The file is not a plan.
     """
     path = folder / PLAN_FILE
     try:
         content = json.loads(path.read_bytes())
-        found = Plan(Settings(**content["settings"]), tuple(Shard(*values) for values in content["shards"]))
+        settings = content["settings"]
+        inputs = {name: FileState(*values) for name, values in settings["inputs"].items()}
+        shards = tuple(Shard(*values) for values in content["shards"])
+        return Plan(Settings(**settings | {"inputs": inputs}), shards)
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError) as error:
-        raise JobError(f"{path} is not a plan of this command: {error!r}") from error
-    differences = _differences(asdict(found.settings), asdict(settings))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise JobError(f"{path} is not a plan of this command: {type(error).__name__}: {error}") from error
+
+
+def check_settings(folder: Path, plan: Plan, settings: Settings) -> None:
+    """Raises JobError if the plan of an output folder is for other settings."""
+    differences = _differences(vars(plan.settings), vars(settings))
     if differences:
         raise JobError(
             f"{folder} belongs to a run with other settings: {'; '.join(differences)}. Repeat the command of "
-            f"that run, give another --output, or remove {path} and the shards beside it"
+            f"that run, give another --output, or remove {folder / PLAN_FILE} and the shards beside it"
         )
-    return found
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
-    """Writes the plan of an output folder, unless another process has written one."""
+    """Writes the plan of an output folder. Commands that start together write equal plans."""
+    inputs = {path: astuple(state) for path, state in plan.settings.inputs.items()}
     content = {
-        "settings": asdict(plan.settings),
-        "shards": [list(asdict(shard).values()) for shard in plan.shards],
+        "settings": vars(plan.settings) | {"inputs": inputs},
+        "shards": [astuple(shard) for shard in plan.shards],
     }
-    with atomic_write(folder / PLAN_FILE, keeps_existing=True) as file:
+    with atomic_write(folder / PLAN_FILE) as file:
         file.write(json.dumps(content, ensure_ascii=False).encode())
 
 
@@ -133,12 +169,6 @@ def _differences(before: dict[str, Any], now: dict[str, Any], *, most: int = 3) 
         elif one != other:
             found.append(f"{name} was {json.dumps(one)} and is {json.dumps(other)}")
     return sorted(found)[:most]
-
-
-def state_of(path: Path) -> list[int]:
-    """Returns the size of a file in bytes, and the time of its last change in nanoseconds."""
-    found = path.stat()
-    return [found.st_size, found.st_mtime_ns]
 
 
 def names_of(inputs: Sequence[Path]) -> list[str]:
@@ -166,14 +196,11 @@ def _without_suffix(path: Path) -> Path:
 
 
 @contextmanager
-def atomic_write(path: Path, *, keeps_existing: bool = False) -> Iterator[IO[bytes]]:
+def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     """Yields a file that appears under its name at the end of the block, complete and on the disk.
 
     Until then the file has another name, so a process that is killed leaves nothing that looks complete.
-
-    Args:
-        path: The name. Missing folders are made.
-        keeps_existing: Whether a file that has this name by then stays, in place of the new one.
+    Missing folders are made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{_TEMPORARY}")
@@ -182,16 +209,15 @@ def atomic_write(path: Path, *, keeps_existing: bool = False) -> Iterator[IO[byt
             yield file
             file.flush()
             os.fsync(file.fileno())
-        if keeps_existing:
-            with suppress(FileExistsError):
-                path.hardlink_to(temporary)
-        else:
-            temporary.replace(path)
+        temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
     finally:
         os.close(folder)
 

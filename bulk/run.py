@@ -12,6 +12,7 @@ from typing import Protocol
 
 from seq2seq_serve.bulk.plan import Shard
 from seq2seq_serve.bulk.worker import MAX_OPEN_SHARDS, Done, WorkerLost
+from seq2seq_serve.client.files import WrongFile
 
 _MAX_TRIES = 3  # of a shard
 _MAX_LOST = 5  # workers, without a shard that is done
@@ -135,7 +136,7 @@ class Run:
         try:
             done = await worker.translate(shard)
         except OSError as error:
-            if error.errno in _FATAL:
+            if isinstance(error, WrongFile) or error.errno in _FATAL:
                 raise
             self._record_failure(shard, error, self._waiting)
         except WorkerLost as error:

@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from seq2seq_serve.bulk.formats import LineError, Reader, Target, Writer
-from seq2seq_serve.bulk.plan import JobError, Shard, state_of
+from seq2seq_serve.bulk.formats import Lines, Reader, Writer
+from seq2seq_serve.bulk.plan import FileState, JobError, Shard, state_of
 from seq2seq_serve.bundle.names import Form
+from seq2seq_serve.client.errors import ClientError, FieldViolation
+from seq2seq_serve.client.many import Dispatcher, answers
+from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.sources import sources_of
 from seq2seq_serve.server.config import RunnerConfig
-from seq2seq_serve.server.errors import BlankSource, InvalidRequest, ServerError, Unavailable, is_about_all
+from seq2seq_serve.server.errors import InvalidRequest, ServerError, Unavailable, is_about_all
 from seq2seq_serve.server.library import AsyncModel
+from seq2seq_serve.server.service.status import reason_of, status_of
 
 _TEXTS_PER_SLOT = 4  # that are decoded or wait: enough that no slot ever waits for a text
-_STEP_FAILED = LineError("INTERNAL", "a step of the engine failed: the log has the reason")
+_GIVE_UP_SECONDS = 3600.0  # while steps fail, and no text is answered
 _MOST_ENDS = 3  # of the engine, while one text is decoded
 
 # Shards that a worker has at once: one is read while the last texts of others are decoded.
@@ -45,12 +50,7 @@ class Job:
     options: pb.GenerateOptions
     text_field: str
     writer: Writer
-    inputs: Mapping[str, list[int]]
-
-    def check_unchanged(self, shard: Shard) -> None:
-        """Raises JobError if the input of a shard has changed since the run was planned."""
-        if state_of(Path(shard.input)) != self.inputs[shard.input]:
-            raise JobError(f"{shard.input} has changed since the run was planned: give another --output")
+    inputs: Mapping[str, FileState]
 
 
 @dataclass(frozen=True)
@@ -62,12 +62,11 @@ class Done:
 
 
 class Worker:
-    """One loaded model, and the texts of some shards on their way through it.
+    """One loaded model, and the shards on their way through it, as one stream of texts.
 
     Owned by the run, or by an actor of Ray; used on one event loop. `start_worker` makes one.
 
     Attributes:
-        max_texts: The number of texts that are decoded or wait at once.
         num_unsaved_lines: The number of lines that are finished and whose shards are not.
     """
 
@@ -76,10 +75,23 @@ class Worker:
         self._model = model
         self._decoding = model.read_options(job.options)
         self._reader = Reader(job.text_field)
-        self._reading = asyncio.Lock()
-        self.max_texts = _TEXTS_PER_SLOT * model.num_slots
-        self._room = asyncio.Semaphore(self.max_texts)
+        self._inputs = dict(job.inputs)  # with their times on this machine, as soon as a file was compared
+        self._reading, self._collecting = asyncio.Lock(), asyncio.Lock()  # both in the order of the shards
+        self._shards: asyncio.Queue[list[str | ClientError]] = asyncio.Queue()
+        self._results = self.answers(self._texts())
         self.num_unsaved_lines = 0
+
+    def answers(self, texts: Iterable[str] | AsyncIterable[str | ClientError]) -> AsyncGenerator[Translated]:
+        """Yields the results of texts in order, and the errors among them as they are.
+
+        Raises:
+            JobError: Other texts would fail, too.
+            WorkerLost: The engine keeps ending, or its steps keep failing.
+            ClientError: Texts in a row failed.
+        """
+        in_flight = _TEXTS_PER_SLOT * self._model.num_slots
+        self._dispatcher = Dispatcher(_sources, in_flight, _GIVE_UP_SECONDS)
+        return answers(texts, self._dispatcher, self._generate)
 
     async def translate(self, shard: Shard) -> Done:
         """Translates a shard and writes it. May be called for the next shards before the first one is done.
@@ -89,82 +101,61 @@ class Worker:
             OSError: A file cannot be read or written.
             WorkerLost: The engine keeps ending, or its steps keep failing.
         """
-        tasks: list[asyncio.Task[Target | LineError]] = []
+        results: list[Translated] = []
         try:
             async with self._reading:
-                lines = await asyncio.to_thread(self._reader.read, shard)
-                self._job.check_unchanged(shard)  # after the reading: these are the lines that were planned
+                lines = await asyncio.to_thread(self._read, shard)
                 self._job.writer.check(lines)
-                for text in lines.texts:
-                    await self._room.acquire()
-                    tasks.append(asyncio.create_task(self.answer(text)))
-                    tasks[-1].add_done_callback(self._count)
-            answers = await asyncio.gather(*tasks)
-            await self._repeat_failed(lines.texts, answers)
-            await asyncio.to_thread(self._job.writer.write, shard, lines, answers)
-            return Done(shard.num_lines, sum(isinstance(answer, LineError) for answer in answers))
+                self._shards.put_nowait(lines.texts)
+            async with self._collecting:
+                for _ in lines.texts:
+                    results.append(await anext(self._results))
+                    self.num_unsaved_lines += 1
+            await asyncio.to_thread(self._job.writer.write, shard, lines, results)
+            return Done(shard.num_lines, sum(result.error is not None for result in results))
+        except (
+            ClientError,
+            StopAsyncIteration,
+        ):  # the stream has ended, with an error of this shard or another
+            error = self._dispatcher.error
+            raise error if isinstance(error, JobError | WorkerLost) else WorkerLost(str(error)) from error
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            self.num_unsaved_lines -= len(tasks)
-
-    def _count(self, _task: object) -> None:
-        self._room.release()
-        self.num_unsaved_lines += 1
-
-    async def _repeat_failed(self, texts: list[str | LineError], answers: list[Target | LineError]) -> None:
-        """Decodes the texts of failed steps again, alone, because a step fails for all of its texts."""
-        failed = [number for number, answer in enumerate(answers) if answer == _STEP_FAILED]
-        if not failed:
-            return
-        async with self._reading:
-            for _ in range(self.max_texts):  # waits until nothing else is decoded
-                await self._room.acquire()
-            for number in failed:
-                answers[number] = await self.answer(texts[number])
-            for _ in range(self.max_texts):
-                self._room.release()
-
-    async def answer(self, text: str | LineError) -> Target | LineError:
-        """Returns the target of a text, or why it does not have one.
-
-        Raises:
-            JobError: Other texts would fail, too.
-            WorkerLost: The engine keeps ending, or its steps keep failing.
-        """
-        if isinstance(text, LineError):
-            return text
-        if not text.strip():
-            return Target("")
-        try:
-            source = pb.Source(text=text)
-        except ValueError:  # a lone surrogate, which JSON can have
-            return LineError("INVALID_ARGUMENT", "the text is not valid Unicode")
-        for _ in range(_MOST_ENDS):
-            try:
-                answer = await self._model.generate([source], self._decoding)
-            except Unavailable:
-                continue  # the engine has ended, and is started again
-            except BlankSource:
-                return Target("")
-            except InvalidRequest as error:
-                if is_about_all(error):
-                    raise JobError(str(error)) from error
-                return LineError("INVALID_ARGUMENT", str(error))
-            except ServerError as error:
-                if self._model.problem():
-                    raise WorkerLost("the engine's steps keep failing: see the log") from error
-                return _STEP_FAILED
-            best, *_ = answer.hypotheses
-            hypotheses = [{"text": one.text, "score": _score(one)} for one in answer.hypotheses]
-            return Target(best.text, _score(best), tuple(hypotheses))
-        raise WorkerLost(f"the engine ended {_MOST_ENDS} times with one text: see the log")
+            self.num_unsaved_lines -= len(results)
 
     async def stop(self) -> None:
         """Ends the engine."""
+        await self._results.aclose()
         await self._model.stop()
         self._reader.close()
+
+    def _read(self, shard: Shard) -> Lines:
+        lines = self._reader.read(shard)
+        planned = self._inputs[shard.input]
+        # After the reading: these are the lines that were planned.
+        found = state_of(Path(shard.input), planned)
+        if found != planned:
+            raise JobError(f"{shard.input} has changed since the run was planned: give another --output")
+        self._inputs[shard.input] = found
+        return lines
+
+    async def _texts(self) -> AsyncIterator[str | ClientError]:
+        while True:
+            for text in await self._shards.get():
+                yield text
+
+    async def _generate(self, sources: list[pb.Source]) -> pb.GenerateResponse:
+        for _ in range(_MOST_ENDS):
+            try:
+                return await self._model.generate(sources, self._decoding)
+            except Unavailable:
+                continue  # the engine has ended, and is started again
+            except ServerError as error:
+                if isinstance(error, InvalidRequest) and is_about_all(error):
+                    raise JobError(str(error)) from error
+                if self._model.problem():
+                    raise WorkerLost("the engine's steps keep failing: see the log") from error
+                raise _client_error(error) from error
+        raise WorkerLost(f"the engine ended {_MOST_ENDS} times with one text: see the log")
 
 
 async def start_worker(job: Job) -> Worker:
@@ -187,5 +178,15 @@ async def start_worker(job: Job) -> Worker:
         raise JobError(str(error)) from error
 
 
-def _score(hypothesis: pb.Hypothesis) -> float | None:
-    return hypothesis.score if hypothesis.HasField("score") else None
+def _sources(text: str | ClientError) -> list[pb.Source]:
+    if isinstance(text, ClientError):
+        raise text
+    return sources_of(text)
+
+
+def _client_error(error: ServerError) -> ClientError:
+    """Returns the error that a client of a server would get."""
+    code, message = status_of(error)
+    field = error.field if isinstance(error, InvalidRequest) else ""
+    violations = (FieldViolation(field, message),) if field else ()
+    return ClientError(code.name, message, reason=reason_of(error), field_violations=violations)

@@ -229,9 +229,9 @@ class Tokenizer:
             is_inside = not piece[-1:].isspace() if piece else is_inside
         return words
 
-    def stream(self) -> TextStream:
-        """Create a decoder for one growing sequence."""
-        return TextStream(self.token_bytes, strips_space=self._strips_space)
+    def stream(self, *, strips_space: bool = False) -> TextStream:
+        """Create a decoder for one growing sequence; `strips_space` drops a first space in any case."""
+        return TextStream(self.token_bytes, strips_space=strips_space or self._strips_space)
 
     def _bytes_of(self, decoder_types: set[str], token_id: int) -> bytes:
         token = self._inner.id_to_token(token_id)
@@ -270,7 +270,7 @@ class TextStream:
     """Decodes one growing sequence into pieces of whole characters.
 
     Owned by the caller that streams the sequence. Invariant: the joined pieces, with `finish()`, are
-    `Tokenizer.decode` of all pushed ids.
+    `Tokenizer.decode` of all pushed ids, without its first space if `strips_space`.
 
     Args:
         token_bytes: The bytes of each token id; any other id has none.

@@ -1,6 +1,7 @@
 """A small client: `Client` and `AsyncClient` for programs, `python -m client` for people.
 
-Options and answers are the messages of `protos/seq2seq_v1.proto`.
+Answers are the messages of `protos/seq2seq_v1.proto`. Options are `GenerateOptions` or values by name, like
+`{"beam_size": 4, "long_source": "split"}`, where a text is read as the command's flag of this name is.
 """
 
 from seq2seq_serve.client.aio import AsyncClient
@@ -9,10 +10,14 @@ from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.client.sync import Client, Pending
 from seq2seq_serve.client.wire import Tls
 from seq2seq_serve.clone import share_module
+from seq2seq_serve.protos.options import Options
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
+    FinishReason,
     GenerateOptions,
     GenerateResponse,
     GenerateStreamResponse,
+    LengthPenaltyFormula,
+    LongSource,
     Model,
     Version,
     VersionState,
@@ -25,10 +30,14 @@ __all__ = [
     "Client",
     "ClientError",
     "FieldViolation",
+    "FinishReason",
     "GenerateOptions",
     "GenerateResponse",
     "GenerateStreamResponse",
+    "LengthPenaltyFormula",
+    "LongSource",
     "Model",
+    "Options",
     "Pending",
     "Tls",
     "Translated",

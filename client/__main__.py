@@ -88,7 +88,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _report(error, f"error: {error.filename or 'output'}: {error.strerror}")
     except ClientError as error:
-        return _report(error, f"error: {error}")
+        return _report(error, f"error: {error}{_advice(error, options)}")
     except WrongOutput as error:
         return _report(error, f"error: --resume {options.output}: {error}")
     except KeyboardInterrupt as error:
@@ -119,6 +119,15 @@ def _tls(options: argparse.Namespace) -> Tls | None:
     if (files.certificate is None) != (files.key is None):
         options.parser.error("--tls-certificate and --tls-key must be given together")
     return files if options.tls or files != Tls() else None
+
+
+def _advice(error: ClientError, options: argparse.Namespace) -> str:
+    """Returns the flag that may help against an error of the connection."""
+    if error.code == "UNAUTHENTICATED" and not options.token_file:
+        return ": give --token-file"
+    if error.code == "UNAVAILABLE" and "CERTIFICATE_VERIFY_FAILED" in error.message and not options.tls_ca:
+        return ": give --tls-ca, the certificate of the server's authority"
+    return ""
 
 
 def _report(error: BaseException, *lines: str) -> int:

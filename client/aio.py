@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
 from functools import partial
 from types import ModuleType, TracebackType
 from typing import Any, ClassVar, Concatenate, ParamSpec, Self
@@ -16,11 +14,11 @@ from seq2seq_serve.client.errors import ClientError, client_errors
 from seq2seq_serve.client.many import (
     DEFAULT_GIVE_UP_SECONDS,
     DEFAULT_IN_FLIGHT,
-    Call,
     Dispatcher,
+    answers,
 )
 from seq2seq_serve.client.rpcs import Answer, Connection, Rpc, Translated, documented
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
+from seq2seq_serve.protos.options import Options, options_of
 from seq2seq_serve.protos.sources import Sources, check_texts
 
 Arguments = ParamSpec("Arguments")
@@ -46,13 +44,20 @@ def _streaming(
         client: AsyncClient, /, *args: Arguments.args, **kwargs: Arguments.kwargs
     ) -> AsyncIterator[Answer]:
         rpc = prepare(client, *args, **kwargs)
-        call = rpc.method(rpc.request, **rpc.settings)
-        try:
-            with client_errors(client.address):
-                async for answer in call:
-                    yield rpc.read(answer)
-        finally:
-            call.cancel()
+        for known in rpc.first:
+            yield known
+        for each in (rpc, rpc.directly):
+            call = each.method(each.request, **each.settings)
+            try:
+                with client_errors(client.address):
+                    async for answer in call:
+                        yield each.read(answer)
+                return
+            except ClientError as error:
+                if not error.is_by_health_check or each is not rpc:
+                    raise
+            finally:
+                call.cancel()
 
     return documented(method, prepare, "AsyncIterator[{}]")
 
@@ -62,9 +67,13 @@ class AsyncClient(Connection):
 
     Every method raises `ClientError` if the call fails, and `ValueError` for a text that cannot be sent.
     Cancelling the task that awaits a call cancels the call. The arguments are those of `Client`.
+
+    Raises:
+        RuntimeError: No event loop is running.
     """
 
     _grpc: ClassVar[ModuleType] = aio
+    _needs_loop: ClassVar[bool] = True
 
     translate = _awaiting(rpcs.translate)
     generate = _awaiting(rpcs.generate)
@@ -78,66 +87,32 @@ class AsyncClient(Connection):
     unload = _awaiting(rpcs.unload)
     health = _awaiting(rpcs.health)
 
-    async def translate_many(
+    def translate_many(
         self,
         texts: Iterable[Sources] | AsyncIterable[Sources],
         *,
         model: str = "",
-        options: GenerateOptions | None = None,
+        options: Options | None = None,
         in_flight: int = DEFAULT_IN_FLIGHT,
         give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS,
         timeout_seconds: float | None = None,
-    ) -> AsyncIterator[Translated]:
+    ) -> AsyncGenerator[Translated]:
         """Works like `Client.translate_many`; `texts` may be an asynchronous iterable, too."""
         check_texts(texts)
-        prepare = partial(rpcs.generate, self, model=model, options=options, timeout_seconds=timeout_seconds)
-        dispatcher = Dispatcher(prepare, in_flight, give_up_seconds)
-        events: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
-        room = asyncio.Semaphore(dispatcher.max_held)
-
-        async def read() -> None:
-            try:
-                iterator = aiter(texts if isinstance(texts, AsyncIterable) else _each(texts))
-                while await room.acquire():
-                    events.put_nowait(partial(dispatcher.add, await anext(iterator)))
-            except StopAsyncIteration:
-                events.put_nowait(dispatcher.finish)
-            except Exception as error:
-                events.put_nowait(partial(dispatcher.finish, error))
-
-        async def send(call: Call) -> None:
-            assert call.rpc is not None
-            try:
-                outcome: GenerateResponse | Exception = await self._send(call.rpc)
-            except Exception as error:
-                outcome = error
-            except asyncio.CancelledError:  # gRPC cancels the calls of a closed channel
-                outcome = ClientError("CANCELLED", "the caller cancelled")
-            events.put_nowait(partial(dispatcher.end, call, outcome))
-
-        under_way: set[asyncio.Task[None]] = {asyncio.create_task(read())}
-        try:
-            while not dispatcher.is_over:
-                while (call := dispatcher.next_call()) is not None:
-                    task = asyncio.create_task(send(call))
-                    under_way.add(task)
-                    task.add_done_callback(under_way.discard)
-                with suppress(TimeoutError):
-                    async with asyncio.timeout(dispatcher.seconds_to_wait()):
-                        event = await events.get()
-                    event()
-                for result in dispatcher.results():
-                    yield result
-                    room.release()
-        finally:
-            for task in under_way:
-                task.cancel()
-        if dispatcher.error is not None:
-            raise dispatcher.error
+        prepare = partial(
+            rpcs.generate, self, model=model, options=options_of(options), timeout_seconds=timeout_seconds
+        )
+        return answers(texts, Dispatcher(prepare, in_flight, give_up_seconds), self._send)
 
     async def _send(self, rpc: Rpc[Answer]) -> Answer:
+        try:
+            with client_errors(self.address):
+                return rpc.read(await rpc.method(rpc.request, **rpc.settings))
+        except ClientError as error:
+            if not error.is_by_health_check:
+                raise
         with client_errors(self.address):
-            return rpc.read(await rpc.method(rpc.request, **rpc.settings))
+            return rpc.read(await rpc.direct(rpc.request, **rpc.settings))
 
     async def close(self) -> None:
         """Closes the connection and cancels its calls."""
@@ -151,8 +126,3 @@ class AsyncClient(Connection):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         await self.close()
-
-
-async def _each(texts: Iterable[Sources]) -> AsyncIterator[Sources]:
-    for text in texts:
-        yield text

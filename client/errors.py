@@ -22,6 +22,7 @@ _STATUS = "grpc-status-details-bin"
 _DETAIL = "type.googleapis.com/google.rpc."  # how the type of a detail begins
 _Message = TypeVar("_Message", bound=Message)
 _BLANK_SOURCE = "BLANK_SOURCE"  # the reason in the server's ErrorInfo
+_NOT_SERVING = "NOT_SERVING"  # a reason of this client's own
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,11 @@ class ClientError(Exception):
         )
 
     @property
+    def is_by_health_check(self) -> bool:
+        """Whether the call was not sent, because the health check of every server reports NOT_SERVING."""
+        return self.reason == _NOT_SERVING
+
+    @property
     def is_blank_source(self) -> bool:
         """Whether the text has only white space and invisible characters."""
         return self.reason == _BLANK_SOURCE
@@ -101,6 +107,13 @@ class ClientError(Exception):
         return cls("INVALID_ARGUMENT", message)
 
     @classmethod
+    def of_item(cls, error: TypeError | ValueError, index: int) -> ClientError:
+        """Returns the error for one item of several that the client cannot send."""
+        if isinstance(error, ValueError):
+            return cls.from_value_error(error)
+        return cls("INVALID_ARGUMENT", f"item {index}: {error}")
+
+    @classmethod
     def from_rpc(cls, error: grpc.RpcError, address: str) -> ClientError:
         """Returns gRPC's error as a `ClientError`, with the details from the server's trailers."""
         code, message = error.code(), error.details() or ""
@@ -108,7 +121,8 @@ class ClientError(Exception):
         trailers = dict(call.trailing_metadata() or ())
         request_id = str(trailers.get(_REQUEST_ID, ""))
         if code is grpc.StatusCode.UNAVAILABLE and not request_id:
-            return cls(code.name, _unreached(address, message))
+            reason = _NOT_SERVING if _UNHEALTHY in message else ""
+            return cls(code.name, _unreached(address, message), reason=reason)
         if _LOST.search(message) and not request_id:  # INTERNAL or CANCELLED, which suggest no retry
             return cls("UNAVAILABLE", f"the connection to the server was lost ({code.name}: {message})")
         details = _details(trailers.get(_STATUS), code)

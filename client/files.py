@@ -5,6 +5,7 @@ from __future__ import annotations
 import codecs
 import gzip
 import io
+import itertools
 import json
 import os
 import sys
@@ -19,6 +20,7 @@ from seq2seq_serve.client.wire import MAX_REQUEST_BYTES
 
 STANDARD = Path("-")
 COMPRESSED = ".gz"
+MAX_LINE_BYTES = 16 * 2**20  # four times the most of a request
 
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _UTF16 = "the file is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"
@@ -28,41 +30,71 @@ class WrongOutput(Exception):
     """The output file to continue does not belong to the given input."""
 
 
+class WrongFile(OSError):
+    """The content of a file is wrong."""
+
+
+def wrong_file(path: Path, text: str) -> WrongFile:
+    """Returns the error for a file whose content is wrong; commands print it after the file's name."""
+    return WrongFile(None, text, str(path))
+
+
 @contextmanager
 def open_input(path: Path) -> Iterator[Iterator[str]]:
     """Yields an iterator over the lines of a file or pipe; bytes that are not UTF-8 become surrogates.
 
+    The first line is read at once, so that a file of another kind is refused before there is an output.
+
     Raises:
         OSError: The file cannot be read.
     """
-    stream = _opened(path)
+    stream = open_binary(path)
     try:
-        yield _lines(stream, path)
+        lines = read_lines(stream, path)
+        first = [text_of(line, is_first=True) for line in itertools.islice(lines, 1)]
+        yield itertools.chain(first, (text_of(line, is_first=False) for line in lines))
     finally:
         if path.is_file():  # closing a pipe would wait for a thread that reads from it
             stream.close()
 
 
-def _opened(path: Path) -> io.BufferedReader:
+def open_binary(path: Path) -> BinaryIO:
+    """Opens a file, which is decompressed if it has the suffix of gzip, or standard input."""
+    if path.suffix.lower() == COMPRESSED:
+        return cast(BinaryIO, gzip.open(path))
     # Not `sys.stdin`: a thread that waits for a line would hold its lock.
     is_standard = path == STANDARD
     return io.BufferedReader(io.FileIO(sys.stdin.fileno() if is_standard else path, closefd=not is_standard))
 
 
-def _lines(stream: BinaryIO, path: Path) -> Iterator[str]:
-    lines = gzip.GzipFile(fileobj=stream) if path.suffix == COMPRESSED else stream
+def read_lines(stream: BinaryIO, path: Path, first_line: int = 0) -> Iterator[bytes]:
+    """Yields the lines of a stream from where it stands, each with its break.
+
+    Args:
+        stream: Of `open_binary`.
+        path: Its file, for errors.
+        first_line: The number of the line at which the stream stands, counted from 0.
+
+    Raises:
+        WrongFile: The file is UTF-16 or damaged, or a line has more than `MAX_LINE_BYTES`.
+    """
     try:
-        for number, line in enumerate(lines):
-            if not number and line.startswith(_UTF16_MARKS):
+        for number in itertools.count(first_line + 1):
+            line = stream.readline(MAX_LINE_BYTES + 1)
+            if not line:
+                return
+            if len(line) > MAX_LINE_BYTES:
+                raise wrong_file(path, f"line {number} has more than {MAX_LINE_BYTES} bytes")
+            if number == 1 and line.startswith(_UTF16_MARKS):
                 raise wrong_file(path, _UTF16)
-            yield line.rstrip(b"\r\n").decode("utf-8" if number else "utf-8-sig", "surrogateescape")
+            yield line
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise wrong_file(path, str(error)) from error
+        raise wrong_file(path, f"the file is not a whole file of gzip: {error}") from error
 
 
-def wrong_file(path: Path, text: str) -> OSError:
-    """Returns the error for a file whose content is wrong; the command prints it after the file's name."""
-    return OSError(None, text, str(path))
+def text_of(line: bytes, *, is_first: bool) -> str:
+    """Returns the text of a line of `read_lines`; bytes that are not UTF-8 become surrogates."""
+    return line.rstrip(b"\r\n").decode("utf-8-sig" if is_first else "utf-8", "surrogateescape")
 
 
 def count_lines(path: Path) -> int | None:
@@ -83,7 +115,7 @@ def read_file(path: Path) -> bytes:
     Raises:
         OSError: The file cannot be read, or is too large for a request.
     """
-    with _opened(path) as stream:
+    with open_binary(path) as stream:
         content = stream.read(MAX_REQUEST_BYTES + 1)
     if len(content) > MAX_REQUEST_BYTES:
         text = f"the file has more than {MAX_REQUEST_BYTES} bytes, the most of a request: make it smaller"

@@ -16,7 +16,7 @@ from seq2seq_serve.client.files import COMPRESSED, STANDARD
 from seq2seq_serve.client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT
 from seq2seq_serve.client.translate import Translation
 from seq2seq_serve.client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS
-from seq2seq_serve.commands import add_version, install_command, program
+from seq2seq_serve.commands import Parser, add_version, install_command, program
 from seq2seq_serve.protos.options import OPTIONS, Option
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SPLIT,
@@ -37,7 +37,7 @@ TARGET_OPTIONS = [name for name in _FOR_TRANSLATION if name not in (*_ONLY_IN_JS
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands. Parsed options have their command's own parser as `parser`."""
-    common = argparse.ArgumentParser(add_help=False)
+    common = Parser(add_help=False)
     common.add_argument(
         "--address",
         default=DEFAULT_ADDRESS,
@@ -68,7 +68,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--tls-key", type=Path, metavar="FILE", help="PEM file: the private key of that certificate")
     add("--token-file", type=Path, metavar="FILE", help="file with the token that identifies this client")
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("client"),
         description="Call a seq2seq server.",
         epilog='example: %(prog)s translate "오늘은 금요일 입니다" --attention attention.png',

@@ -17,6 +17,14 @@ _WEBP_ANIMATION = 0x02  # a flag of the header VP8X
 # The graphic control extension before a frame, to its end, so that pixels do not look like one
 _GIF_FRAME = re.compile(rb"\x21\xf9\x04.{4}\x00", re.DOTALL)
 
+# What a model of a command does
+_DEEDS = {
+    "translate": "translates texts",
+    "score": "translates texts",
+    "answer": "answers questions",
+    "caption": "describes files",
+    "transcribe": "reads sounds",
+}
 _COMMANDS = {
     frozenset({TEXT}): "translate",
     frozenset({SENTENCES, TEXT}): "answer",
@@ -106,8 +114,11 @@ def find_model(client: Client, name: str, command: str) -> Model:
     """
     models = [] if name else client.models()
     found = next((model for model in models if _is_for(model, command)), None)
+    if found is None and models:
+        text = f"no model here {_DEEDS[command]}: the server has {_with_forms(models)}"
+        raise ClientError("INVALID_ARGUMENT", text)
     if found is None:
-        found = models[0] if models else client.model(name)
+        found = client.model(name)
         check_command(found, command)
     return found
 

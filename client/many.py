@@ -1,20 +1,32 @@
-"""Schedules the calls of `translate_many`, for both clients: when to send, to retry, and to give up.
+"""Schedules the requests of many texts: when to send, to retry, and to give up.
 
-It only handles calls, answers, errors and times. The clients send the calls.
+Both clients send them to a server, and bulk work to an engine in its own process.
 """
 
 from __future__ import annotations
 
+import asyncio
 import heapq
 import logging
 import random
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterable,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Iterator,
+)
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Generic, TypeGuard, TypeVar
 
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.rpcs import Rpc, Translated
+from seq2seq_serve.client.rpcs import Translated, translated
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 from seq2seq_serve.protos.sources import Sources
 
@@ -27,16 +39,18 @@ _LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.2, 5.0
 # After one of these, every other text would fail, too.
 STOPPING_CODES = ("UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND", "UNIMPLEMENTED")
 
+Request = TypeVar("Request")
+
 _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Call:
+class Call(Generic[Request]):
     """One text between being read and being yielded. Owned by the dispatcher.
 
     Attributes:
         number: Position among the texts.
-        rpc: The call to send; None for a blank text or one that cannot be sent.
+        request: What to send; None for a blank text or one that cannot be sent.
         ticket: Position among all sent calls, counted at the last time that this one was sent.
         num_failures: The number of failures that this text may have caused.
         result: Is set when the text is done.
@@ -44,37 +58,37 @@ class Call:
 
     number: int
     source: Sources
-    rpc: Rpc[GenerateResponse] | None = None
+    request: Request | None = None
     ticket: int = 0
     num_failures: int = 0
     result: Translated | None = None
 
 
 @dataclass
-class Dispatcher:
+class Dispatcher(Generic[Request]):
     """Schedules the calls of one `translate_many`. Owned by the thread or task that runs it.
 
     Results come in the order of the texts. If an overloaded server pushes a call back, the dispatcher sends
     it again after the time that the server asks for, halves the limit of calls in flight, and then raises it
     by one with each round of answers. If a call does not reach a server, or ends with an error that may pass,
-    the dispatcher sends it again after a pause, which doubles each time. Until an answer arrives, it sends
-    one call at a time.
+    the dispatcher sends it again after a pause, which doubles each time. Until an answer arrives, and for the
+    texts that may have caused a failure, it sends one call at a time.
 
     Attributes:
-        prepare: Prepares the RPC of a source; if it raises ValueError, that text fails.
+        prepare: Prepares the request of a source; if it raises `ClientError`, that text fails.
         in_flight: The maximum number of calls in flight.
         give_up_seconds: How long to go on while the server answers no call.
         error: Why the work stopped before the last text; the client raises it when `is_over`.
     """
 
-    prepare: Callable[[Sources], Rpc[GenerateResponse]]
+    prepare: Callable[[Any], Request]
     in_flight: int
     give_up_seconds: float
     clock: Callable[[], float] = time.monotonic
     chance: Callable[[], float] = random.random
     error: Exception | None = None
-    _calls: deque[Call] = field(default_factory=deque)  # read and not yet yielded, in order
-    _waiting: list[tuple[int, Call]] = field(default_factory=list)  # a heap: the earliest text first
+    _calls: deque[Call[Request]] = field(default_factory=deque)  # read and not yet yielded, in order
+    _waiting: list[tuple[int, Call[Request]]] = field(default_factory=list)  # a heap: the earliest text first
     _num_read: int = 0
     _is_read: bool = False
     _read_error: Exception | None = None
@@ -86,6 +100,7 @@ class Dispatcher:
     _failing_since: float | None = None
     _num_troubles: int = 0  # rounds without an answer
     _num_failed: int = 0  # failed texts since the last answer
+    _suspects: set[Call[Request]] = field(default_factory=set)  # failed, and sent again alone
 
     def __post_init__(self) -> None:
         if self.in_flight < 1:
@@ -103,32 +118,29 @@ class Dispatcher:
         """Whether no more texts will be yielded."""
         return self.error is not None or (self._is_read and not self._calls)
 
-    def add(self, source: Sources) -> None:
-        """Adds the next text. A value of another type ends the texts."""
-        if self._read_error is not None:
-            return
-        call = Call(self._num_read, source)
+    def add(self, source: Any) -> None:
+        """Adds the next text. If it cannot be sent, it fails, and its error has its place among the texts."""
+        call: Call[Request] = Call(self._num_read, source)
         self._num_read += 1
         self._calls.append(call)
         if isinstance(source, str) and not source.strip():
             call.result = Translated(source, GenerateResponse())
             return
         try:
-            call.rpc = self.prepare(source)
-        except ValueError as error:
-            self._fail(call, ClientError.from_value_error(error))
-        except TypeError as error:
-            self._calls.pop()
-            self.finish(error)
+            call.request = self.prepare(source)
+        except ClientError as error:
+            self._fail(call, error)
+        except (TypeError, ValueError) as error:
+            self._fail(call, ClientError.of_item(error, call.number))
         else:
             heapq.heappush(self._waiting, (call.number, call))
 
     def finish(self, error: Exception | None = None) -> None:
         """Records the end of the texts. The error that ended them, if any, is raised after their results."""
         self._is_read = True
-        self._read_error = self._read_error or error
+        self._read_error = error
 
-    def next_call(self) -> Call | None:
+    def next_call(self) -> Call[Request] | None:
         """Returns the call to send now, if there is one."""
         if not self._may_send or self.clock() < self._resume_at:
             return None
@@ -142,21 +154,15 @@ class Dispatcher:
         """Returns the time until the next call may be sent; None if only an event can change that."""
         return max(0.0, self._resume_at - self.clock()) if self._may_send else None
 
-    def end(self, call: Call, outcome: GenerateResponse | Exception) -> None:
+    def end(self, call: Call[Request], outcome: GenerateResponse | Exception) -> None:
         """Records the answer to a call, or its error."""
         self._num_in_flight -= 1
-        # A blank text among several sources is a mistake, and not a blank line.
-        is_line = isinstance(call.source, str)
-        if is_line and isinstance(outcome, ClientError) and outcome.is_blank_source:
-            outcome = GenerateResponse()
-        if isinstance(outcome, GenerateResponse):
+        self._suspects.discard(call)
+        if isinstance(outcome, GenerateResponse) or _is_about_the_text(outcome):
             self._record_answer(call)
-            call.result = Translated(call.source, outcome)
+            call.result = translated(call.source, outcome)
         elif not isinstance(outcome, ClientError) or outcome.code in STOPPING_CODES:
             self.error = self.error or outcome
-        elif outcome.is_about_the_text:
-            self._record_answer(call)
-            self._fail(call, outcome)
         elif outcome.code == "INVALID_ARGUMENT":
             self._fail_for_now(call, outcome)
         else:
@@ -179,10 +185,10 @@ class Dispatcher:
 
     @property
     def _may_send(self) -> bool:
-        limit = 1 if self._num_troubles else int(self._limit)
+        limit = 1 if self._num_troubles or self._suspects else int(self._limit)
         return bool(self._waiting) and self._num_in_flight < limit and self.error is None
 
-    def _record_answer(self, call: Call) -> None:
+    def _record_answer(self, call: Call[Request]) -> None:
         self._failing_since = None
         self._num_failed = 0
         if call.ticket <= self._last_cut:
@@ -192,7 +198,7 @@ class Dispatcher:
         self._num_troubles = 0
         self._limit = min(self.in_flight, self._limit + 1 / self._limit)
 
-    def _record_trouble(self, call: Call, error: ClientError) -> None:
+    def _record_trouble(self, call: Call[Request], error: ClientError) -> None:
         now = self.clock()
         pushback = error.retry_after_seconds
         if pushback is not None:  # with jitter, because other callers got the same time
@@ -215,14 +221,87 @@ class Dispatcher:
         call.num_failures += pushback is None and error.code != "UNAVAILABLE"
         if call.num_failures == _MAX_TRIES:
             self._fail_for_now(call, error)
-        else:
-            heapq.heappush(self._waiting, (call.number, call))
+            return
+        heapq.heappush(self._waiting, (call.number, call))
+        if error.code == "INTERNAL":  # a step of the engine fails for all texts that are in it
+            self._suspects.add(call)
 
-    def _fail_for_now(self, call: Call, error: ClientError) -> None:
+    def _fail_for_now(self, call: Call[Request], error: ClientError) -> None:
         self._fail(call, error)
         self._num_failed += 1
         if self._num_failed == _MAX_FAILED_IN_A_ROW:
             self.error = error.followed_by(f"stopped after {_MAX_FAILED_IN_A_ROW} texts in a row that failed")
 
-    def _fail(self, call: Call, error: ClientError) -> None:
+    def _fail(self, call: Call[Request], error: ClientError) -> None:
         call.result = Translated(call.source, GenerateResponse(), error)
+
+
+def _is_about_the_text(outcome: Exception) -> TypeGuard[ClientError]:
+    return isinstance(outcome, ClientError) and outcome.is_about_the_text
+
+
+async def answers(
+    texts: Iterable[Any] | AsyncIterable[Any],
+    dispatcher: Dispatcher[Request],
+    send: Callable[[Request], Awaitable[GenerateResponse]],
+) -> AsyncGenerator[Translated]:
+    """Yields the results of texts in order, each as soon as it and all before it are done.
+
+    Args:
+        texts: As `prepare` takes them. May be endless or slow: few more are read than have been yielded.
+        dispatcher: A new one.
+        send: Returns the answer to a request. The dispatcher decides what follows a `ClientError`; another
+            error ends the work.
+
+    Raises:
+        Exception: The error for which the dispatcher stopped, after the results before it.
+    """
+    events: asyncio.Queue[Callable[[], None]] = asyncio.Queue()
+    room = asyncio.Semaphore(dispatcher.max_held)
+
+    async def read() -> None:
+        try:
+            iterator = aiter(texts if isinstance(texts, AsyncIterable) else _each(texts))
+            while await room.acquire():
+                events.put_nowait(partial(dispatcher.add, await anext(iterator)))
+        except StopAsyncIteration:
+            events.put_nowait(dispatcher.finish)
+        except Exception as error:
+            events.put_nowait(partial(dispatcher.finish, error))
+
+    async def ask(call: Call[Request]) -> None:
+        assert call.request is not None
+        try:
+            outcome: GenerateResponse | Exception = await send(call.request)
+        except Exception as error:
+            outcome = error
+        except asyncio.CancelledError:  # gRPC cancels the calls of a closed channel
+            outcome = ClientError("CANCELLED", "the caller cancelled")
+        events.put_nowait(partial(dispatcher.end, call, outcome))
+
+    under_way: set[asyncio.Task[None]] = {asyncio.create_task(read())}
+    try:
+        while not dispatcher.is_over:
+            while (call := dispatcher.next_call()) is not None:
+                task = asyncio.create_task(ask(call))
+                under_way.add(task)
+                task.add_done_callback(under_way.discard)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(dispatcher.seconds_to_wait()):
+                    event = await events.get()
+                event()
+            while not events.empty():
+                events.get_nowait()()
+            for result in dispatcher.results():
+                yield result
+                room.release()
+    finally:
+        for task in under_way:
+            task.cancel()
+    if dispatcher.error is not None:
+        raise dispatcher.error
+
+
+async def _each(texts: Iterable[Any]) -> AsyncIterator[Any]:
+    for text in texts:
+        yield text

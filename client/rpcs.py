@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import update_wrapper
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar
@@ -27,9 +28,9 @@ from seq2seq_serve.client.wire import (
     score_request,
 )
 from seq2seq_serve.protos.details_pb2 import HealthCheckRequest, HealthCheckResponse
+from seq2seq_serve.protos.options import Options
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     GenerateBatchResponse,
-    GenerateOptions,
     GenerateResponse,
     GenerateStreamResponse,
     GetModelRequest,
@@ -56,15 +57,25 @@ class Rpc(Generic[Answer]):
 
     Attributes:
         method: The method of a stub.
+        direct: The same on the channel without health checks, for a server that announced its end, and still
+            accepts calls.
         request: The message for it.
         settings: The timeout and metadata, by gRPC's names.
         read: Takes the caller's answer out of the server's.
+        first: Answers of a stream that are known without the server.
     """
 
     method: Any
+    direct: Any
     request: Message
     settings: dict[str, Any]
     read: Callable[[Any], Answer]
+    first: Sequence[Answer] = ()
+
+    @property
+    def directly(self) -> Rpc[Answer]:
+        """The same RPC for the channel without health checks."""
+        return replace(self, method=self.direct, first=())
 
 
 @dataclass(frozen=True)
@@ -93,10 +104,19 @@ class Translated:
         return self.answer.hypotheses[0].text if self.answer.hypotheses else ""
 
 
+def translated(source: Sources, outcome: GenerateResponse | ClientError) -> Translated:
+    """Returns the result of one item. A blank text has an empty answer; among several sources it fails."""
+    if isinstance(outcome, GenerateResponse):
+        return Translated(source, outcome)
+    is_blank = outcome.is_blank_source and isinstance(source, str)
+    return Translated(source, GenerateResponse(), None if is_blank else outcome)
+
+
 class Connection:
     """The base class of both clients, with channels, stubs and token. Its arguments are those of `Client`."""
 
     _grpc: ClassVar[ModuleType]  # `grpc` or `grpc.aio`
+    _needs_loop: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -106,6 +126,8 @@ class Connection:
         tls: Tls | None = None,
         token: str = "",
     ) -> None:
+        if self._needs_loop and asyncio._get_running_loop() is None:
+            raise RuntimeError("AsyncClient belongs to an event loop: create it in a coroutine")
         self.address = address
         self._timeout_seconds = timeout_seconds
         self._authorization = token and f"Bearer {token}"
@@ -134,6 +156,8 @@ class Connection:
     ) -> Rpc[Answer]:
         """Prepares an RPC with its timeout and metadata. If there is no request id, the server creates one.
 
+        `method` is a method of a stub, or the name of one that generates, for servers that are ready.
+
         Raises:
             ValueError: The timeout is not a number.
         """
@@ -144,15 +168,26 @@ class Connection:
             timeout = None
         given = {"x-request-id": request_id, "authorization": self._authorization}
         metadata = tuple((key, value) for key, value in given.items() if value)
-        return Rpc(method, request, {"timeout": timeout, "metadata": metadata}, read)
+        direct = method
+        if isinstance(method, str):
+            method, direct = getattr(self._generation, method), getattr(self._models, method)
+        return Rpc(method, direct, request, {"timeout": timeout, "metadata": metadata}, read)
 
 
 def translate(
-    client: Connection, text: str, *, model: str = "", options: GenerateOptions | None = None
+    client: Connection,
+    text: str,
+    *,
+    model: str = "",
+    options: Options | None = None,
+    timeout_seconds: float | None = None,
+    request_id: str = "",
 ) -> Rpc[str]:
     """Returns the best target of one source, as text."""
-    request = generate_request(text, model, options)
-    return client._rpc(client._generation.Generate, request, lambda answer: answer.hypotheses[0].text)
+    rpc = generate(
+        client, text, model=model, options=options, timeout_seconds=timeout_seconds, request_id=request_id
+    )
+    return Rpc(rpc.method, rpc.direct, rpc.request, rpc.settings, lambda answer: answer.hypotheses[0].text)
 
 
 def generate(
@@ -160,7 +195,7 @@ def generate(
     source: Sources,
     *,
     model: str = "",
-    options: GenerateOptions | None = None,
+    options: Options | None = None,
     timeout_seconds: float | None = None,
     request_id: str = "",
 ) -> Rpc[GenerateResponse]:
@@ -169,7 +204,7 @@ def generate(
     A model with several inputs takes a mapping from their names to such values.
     """
     request = generate_request(source, model, options)
-    return client._rpc(client._generation.Generate, request, _whole, timeout_seconds, request_id)
+    return client._rpc("Generate", request, _whole, timeout_seconds, request_id)
 
 
 def stream(
@@ -177,13 +212,13 @@ def stream(
     source: Sources,
     *,
     model: str = "",
-    options: GenerateOptions | None = None,
+    options: Options | None = None,
     timeout_seconds: float | None = None,
     request_id: str = "",
 ) -> Rpc[GenerateStreamResponse]:
     """Yields pieces as they are decoded, then the whole answer; closing the iterator cancels the call."""
     request = generate_request(source, model, options)
-    return client._rpc(client._generation.GenerateStream, request, _whole, timeout_seconds, request_id)
+    return client._rpc("GenerateStream", request, _whole, timeout_seconds, request_id)
 
 
 def generate_batch(
@@ -191,24 +226,25 @@ def generate_batch(
     sources: Sequence[Sources],
     *,
     model: str = "",
-    options: GenerateOptions | None = None,
+    options: Options | None = None,
     timeout_seconds: float | None = None,
     request_id: str = "",
 ) -> Rpc[tuple[int, Translated]]:
     """Yields the place of a source and its answer, or its error, in the order in which they are complete.
 
-    One call takes 4 MiB, at most 2,700 texts. `translate_many` takes any number of texts, yields them in
-    order, and sends again what fails for a while.
+    Blank texts, and items that are not texts, are answered as by `translate_many`. One call takes 4 MiB, at
+    most 2,700 texts. `translate_many` takes any number of texts, yields them in order, and sends again what
+    fails for a while.
     """
-    request = batch_request(sources, model, options)
+    request, places, errors = batch_request(sources, model, options)
 
     def read(answer: GenerateBatchResponse) -> tuple[int, Translated]:
-        error = None
-        if answer.WhichOneof("outcome") == "error":
-            error = ClientError.from_batch(answer.error)
-        return answer.index, Translated(sources[answer.index], answer.response, error)
+        is_error, place = answer.WhichOneof("outcome") == "error", places[answer.index]
+        outcome = ClientError.from_batch(answer.error) if is_error else answer.response
+        return place, translated(sources[place], outcome)
 
-    return client._rpc(client._generation.GenerateBatch, request, read, timeout_seconds, request_id)
+    rpc = client._rpc("GenerateBatch", request, read, timeout_seconds, request_id)
+    return replace(rpc, first=[(place, translated(sources[place], errors[place])) for place in errors])
 
 
 def score(
@@ -235,7 +271,7 @@ def score(
         target_language=target_language,
         task=task,
     )
-    return client._rpc(client._generation.Score, request, _whole, timeout_seconds, request_id)
+    return client._rpc("Score", request, _whole, timeout_seconds, request_id)
 
 
 def models(client: Connection) -> Rpc[list[Model]]:

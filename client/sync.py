@@ -21,7 +21,8 @@ from seq2seq_serve.client.many import (
     Dispatcher,
 )
 from seq2seq_serve.client.rpcs import Answer, Connection, Rpc, Translated, documented
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
+from seq2seq_serve.protos.options import Options, options_of
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 from seq2seq_serve.protos.sources import Sources, check_texts
 
 Arguments = ParamSpec("Arguments")
@@ -31,19 +32,28 @@ class Pending(Generic[Answer]):
     """A call in flight, as `Client.submit` returns it."""
 
     def __init__(self, rpc: Rpc[Answer], address: str) -> None:
-        self._call = rpc.method.future(rpc.request, **rpc.settings)
-        self._read = rpc.read
         self._address = address
+        self._send(rpc)
+
+    def _send(self, rpc: Rpc[Answer]) -> None:
+        self._rpc = rpc
+        self._call = rpc.method.future(rpc.request, **rpc.settings)
 
     def result(self) -> Answer:
         """Waits for the answer and returns it."""
-        with client_errors(self._address):
-            return self._read(self._call.result())
+        outcome = self.outcome()
+        if isinstance(outcome, ClientError) and outcome.is_by_health_check:
+            self._send(self._rpc.directly)
+            outcome = self.outcome()
+        if isinstance(outcome, ClientError):
+            raise outcome
+        return outcome
 
     def outcome(self) -> Answer | ClientError:
         """Waits, and returns the answer or the error."""
         try:
-            return self.result()
+            with client_errors(self._address):
+                return self._rpc.read(self._call.result())
         except ClientError as error:
             return error
 
@@ -74,12 +84,18 @@ def _streaming(
 
     def method(client: Client, /, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Iterator[Answer]:
         rpc = prepare(client, *args, **kwargs)
-        call = rpc.method(rpc.request, **rpc.settings)
-        try:
-            with client_errors(client.address):
-                yield from map(rpc.read, call)
-        finally:
-            call.cancel()
+        yield from rpc.first
+        for each in (rpc, rpc.directly):
+            call = each.method(each.request, **each.settings)
+            try:
+                with client_errors(client.address):
+                    yield from map(each.read, call)
+                return
+            except ClientError as error:
+                if not error.is_by_health_check or each is not rpc:
+                    raise
+            finally:
+                call.cancel()
 
     return documented(method, prepare, "Iterator[{}]")
 
@@ -118,7 +134,7 @@ class Client(Connection):
         source: Sources,
         *,
         model: str = "",
-        options: GenerateOptions | None = None,
+        options: Options | None = None,
         timeout_seconds: float | None = None,
         request_id: str = "",
     ) -> Pending[GenerateResponse]:
@@ -133,23 +149,23 @@ class Client(Connection):
         texts: Iterable[Sources],
         *,
         model: str = "",
-        options: GenerateOptions | None = None,
+        options: Options | None = None,
         in_flight: int = DEFAULT_IN_FLIGHT,
         give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS,
         timeout_seconds: float | None = None,
     ) -> Iterator[Translated]:
         """Yields the targets of many texts in order, each as soon as it and all before it are done.
 
-        If one text fails, its result has the error, and the client goes on with the others. A blank text has
-        an empty target, but among several sources it is an error. If an overloaded server refuses a call, the
-        client sends it again after the time that the server asks for, with fewer calls in flight. If the
-        server restarts, the client waits for it.
+        If one text fails, or is not a text, such as None or NaN, its result has the error, and the client
+        goes on with the others. A blank text has an empty target, but among several sources it is an error.
+        If an overloaded server refuses a call, the client sends it again after the time that the server asks
+        for, with fewer calls in flight. If the server restarts, the client waits for it.
 
         Args:
             texts: Texts, or other sources as `generate` takes them. May be endless or slow: a thread reads
                 them, at most some hundred ahead.
             model: The model's name; empty means the server's first model.
-            options: The options of every text.
+            options: The options of every text: a message, or values by name such as {"beam_size": 4}.
             in_flight: The maximum number of calls in flight.
             give_up_seconds: How long to go on while the server answers no call.
             timeout_seconds: Deadline of each call.
@@ -157,10 +173,12 @@ class Client(Connection):
         Raises:
             ClientError: The server did not answer for `give_up_seconds`, refuses all calls (for example for
                 a missing token), or failed several texts in a row. The results so far have been yielded.
-            TypeError: `texts` is a single source, or one of them is not of a type that can be sent.
+            TypeError: `texts` is a single source.
         """
         check_texts(texts)
-        prepare = partial(rpcs.generate, self, model=model, options=options, timeout_seconds=timeout_seconds)
+        prepare = partial(
+            rpcs.generate, self, model=model, options=options_of(options), timeout_seconds=timeout_seconds
+        )
         dispatcher = Dispatcher(prepare, in_flight, give_up_seconds)
         events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         room, has_left = threading.Semaphore(dispatcher.max_held), threading.Event()
@@ -177,7 +195,7 @@ class Client(Connection):
 
         in_flight_now: set[Pending[GenerateResponse]] = set()
 
-        def end(call: Call, pending: Pending[GenerateResponse]) -> None:
+        def end(call: Call[Rpc[GenerateResponse]], pending: Pending[GenerateResponse]) -> None:
             in_flight_now.remove(pending)
             dispatcher.end(call, pending.outcome())
 
@@ -186,8 +204,8 @@ class Client(Connection):
         try:
             while not dispatcher.is_over:
                 while (call := dispatcher.next_call()) is not None:
-                    assert call.rpc is not None
-                    pending = Pending(call.rpc, self.address)
+                    assert call.request is not None
+                    pending = Pending(call.request, self.address)
                     in_flight_now.add(pending)
                     pending.when_done(partial(events.put, partial(end, call, pending)))
                 with suppress(queue.Empty):

@@ -10,11 +10,12 @@ from typing import TypeVar
 
 import grpc
 
+from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.protos.options import Options, options_of
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     DESCRIPTOR,
     BatchItem,
     GenerateBatchRequest,
-    GenerateOptions,
     GenerateRequest,
     ScoreRequest,
 )
@@ -23,6 +24,8 @@ from seq2seq_serve.protos.sources import Sources, TextOrIds, check_texts, source
 DEFAULT_ADDRESS = "localhost:50051"
 DEFAULT_TIMEOUT_SECONDS = 60.0
 MAX_REQUEST_BYTES, MAX_ANSWER_BYTES = 4 * 2**20, 16 * 2**20  # the same limits as in the server
+
+MAX_BATCH = 2700  # texts: the server accepts messages of 8192 fields, and an item is three
 
 _SERVICE = DESCRIPTOR.services_by_name["Seq2Seq"]
 
@@ -68,7 +71,7 @@ CHANNEL_OPTIONS = (("grpc.service_config", json.dumps(_SERVICE_CONFIG)), *DIRECT
 _Request = TypeVar("_Request", GenerateRequest, GenerateBatchRequest)
 
 
-def generate_request(source: Sources, model: str, options: GenerateOptions | None) -> GenerateRequest:
+def generate_request(source: Sources, model: str, options: Options | None) -> GenerateRequest:
     """Returns the request to generate from one source, or from several by their names.
 
     Raises:
@@ -76,21 +79,36 @@ def generate_request(source: Sources, model: str, options: GenerateOptions | Non
         ValueError: The text is not valid Unicode, a token id is not a 64-bit integer, an array has numbers of
             another type than uint8, int64 and float32, or the request is larger than the server accepts.
     """
-    return _fitting(GenerateRequest(model=model, sources=sources_of(source), options=options))
+    return _fitting(GenerateRequest(model=model, sources=sources_of(source), options=options_of(options)))
 
 
 def batch_request(
-    sources: Sequence[Sources], model: str, options: GenerateOptions | None
-) -> GenerateBatchRequest:
+    sources: Sequence[Sources], model: str, options: Options | None
+) -> tuple[GenerateBatchRequest, list[int], dict[int, ClientError]]:
     """Returns the request to generate from many sources.
 
+    Returns:
+        The request, the index of the source of each item, and the errors of the other sources by their index.
+
     Raises:
-        TypeError: As `generate_request`.
-        ValueError: As `generate_request`.
+        TypeError: `sources` is a single source.
+        ValueError: There are more sources than the server accepts, or they are larger.
     """
     check_texts(sources)
-    items = [BatchItem(sources=sources_of(source)) for source in sources]
-    return _fitting(GenerateBatchRequest(model=model, items=items, options=options))
+    if len(sources) > MAX_BATCH:
+        raise ValueError(
+            f"{len(sources)} sources are too many for one call, which takes at most {MAX_BATCH}: "
+            "send several, or use translate_many"
+        )
+    items: dict[int, BatchItem] = {}
+    errors: dict[int, ClientError] = {}
+    for index, source in enumerate(sources):
+        try:
+            items[index] = BatchItem(sources=sources_of(source))
+        except (TypeError, ValueError) as error:
+            errors[index] = ClientError.of_item(error, index)
+    request = GenerateBatchRequest(model=model, items=items.values(), options=options_of(options))
+    return _fitting(request), list(items), errors
 
 
 def score_request(

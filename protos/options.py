@@ -7,7 +7,7 @@ table in docs/protocols.md come from here.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -20,6 +20,8 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LongSource,
     Target,
 )
+
+Options = GenerateOptions | Mapping[str, Any]
 
 _FIELDS = GenerateOptions.DESCRIPTOR.fields_by_name
 _LONG_SOURCES = {
@@ -250,3 +252,24 @@ _ALL = (
     Option("timestamps", "answer with the times of what was said, for models that read sounds"),
 )
 OPTIONS = {option.name: option for option in _ALL}
+
+
+def options_of(given: Options | None) -> GenerateOptions:
+    """Returns the options of a program as a message. Texts are read as the values of the command's flags are.
+
+    Raises:
+        TypeError: There is no such option, or its value is of another type.
+        ValueError: A value does not fit. The message names the option, and says what it must be.
+    """
+    if not isinstance(given, Mapping):
+        return given or GenerateOptions()
+    if unknown := given.keys() - OPTIONS.keys():
+        raise TypeError(f"there is no option {min(unknown)}")
+    options = GenerateOptions(**{name: value for name, value in given.items() if not isinstance(value, str)})
+    for name, value in given.items():
+        if isinstance(value, str):
+            try:
+                options.MergeFrom(OPTIONS[name].read(value, is_text=True))
+            except ValueError as error:
+                raise ValueError(f"{name} is {value!r}, and {error}") from error
+    return options

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from seq2seq_serve import __version__
 
@@ -19,6 +20,14 @@ _INSTALLED = {
 }
 _VERSION = f"seq2seq-serve {__version__}"
 _CLONE = Path(__file__).resolve().parent.parent / "pyproject.toml"
+
+
+class Parser(argparse.ArgumentParser):
+    """Reports wrong usage in one line, and how to see the usage, in place of the whole usage."""
+
+    def error(self, message: str) -> NoReturn:
+        """Exits with code 2."""
+        self.exit(2, f"error: {message}\n{self.prog} --help shows the usage\n")
 
 
 def program(package: str) -> str:

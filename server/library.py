@@ -26,6 +26,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.options import options_of
 from seq2seq_serve.protos.sources import Sources, TextOrIds, check_texts, sources_of, target_of
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
 from seq2seq_serve.server.engine.result import Turn
@@ -300,9 +301,9 @@ async def _next(stream: AsyncGenerator[pb.Piece]) -> pb.Piece | None:
 
 def _options(options: Mapping[str, Any]) -> pb.GenerateOptions:
     try:
-        return pb.GenerateOptions(**options)
-    except ValueError as error:  # protobuf's word for a name that it does not know
-        raise TypeError(str(error)) from None
+        return options_of(options)
+    except ValueError as error:
+        raise InvalidRequest(str(error), field="options") from None
 
 
 def _ignore(_turn: Turn) -> None:

@@ -31,7 +31,7 @@ from rich.table import Table
 
 from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
-from seq2seq_serve.bulk.formats import LineError, Writer, split_into_shards
+from seq2seq_serve.bulk.formats import Writer, split_into_shards
 from seq2seq_serve.bulk.plan import TEXT, Shard, state_of
 from seq2seq_serve.bulk.run import AnyWorker, Run
 from seq2seq_serve.bulk.worker import Job, start_worker
@@ -117,22 +117,8 @@ async def _measure(
 async def _direct(job: Job, texts: list[str]) -> tuple[float, list[str]]:
     """Returns the seconds that the texts take, and their targets."""
     worker = await start_worker(job)
-    room = asyncio.Semaphore(worker.max_texts)
-
-    async def answer(text: str) -> str:
-        try:
-            target = await worker.answer(text)
-        finally:
-            room.release()
-        assert not isinstance(target, LineError)
-        return target.text
-
     started = time.perf_counter()
-    tasks = []
-    for text in texts:
-        await room.acquire()
-        tasks.append(asyncio.create_task(answer(text)))
-    targets = await asyncio.gather(*tasks)
+    targets = [result.text async for result in worker.answers(texts)]
     seconds = time.perf_counter() - started
     await worker.stop()
     return seconds, targets

@@ -51,4 +51,5 @@ def test_a_cluster_that_loses_a_node_writes_every_line_once(bundle_path, tmp_pat
     assert re.search("a worker was lost: .*; another one does its shards", done.stderr)
     assert "3000 lines in" in done.stdout
     assert main([*arguments, "--output", str(tmp_path / "whole")]) == 0
-    assert files(tmp_path / "out") == files(tmp_path / "whole")
+    found = files(tmp_path / "out")  # the killed node may have left a temporary file
+    assert {name: found[name] for name in found if not name.endswith(".tmp")} == files(tmp_path / "whole")

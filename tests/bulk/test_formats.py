@@ -12,15 +12,17 @@ from hypothesis import strategies as st
 
 from seq2seq_serve.bulk import formats
 from seq2seq_serve.bulk.formats import (
-    LineError,
     Reader,
-    Target,
     Writer,
     check_formats,
     format_of,
     split_into_shards,
 )
 from seq2seq_serve.bulk.plan import JobError, Shard
+from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.client.files import WrongFile
+from seq2seq_serve.client.rpcs import Translated
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
 
 
 def read(*shards, field="text"):
@@ -47,10 +49,8 @@ def test_the_shards_of_a_file_have_each_line_once_and_in_order(
     content = "\n".join(lines).encode() + b"\n" * (ends_with_break and bool(lines))
     path = tmp_path_factory.mktemp("lines") / ("a.txt.gz" if is_compressed else "a.txt")
     path.write_bytes(gzip.compress(content) if is_compressed else content)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(formats, "_BLOCK_BYTES", 7)
-        shards = split_into_shards(path, "x", shard_lines)
-        assert read_all(path, shard_lines) == lines
+    shards = split_into_shards(path, "x", shard_lines)
+    assert read_all(path, shard_lines) == lines
     assert [shard.first_line for shard in shards] == list(range(0, len(lines), shard_lines))
     assert sum(shard.num_lines for shard in shards) == len(lines)
     assert [shard.name for shard in shards] == [f"x-{number:05}" for number in range(len(shards))]
@@ -71,11 +71,11 @@ def test_a_line_ends_without_its_carriage_return(tmp_path):
     assert read_all(tmp_path / "a.txt", 10) == ["one", "two"]
 
 
-def test_a_line_that_is_not_utf_8_is_an_error_of_this_line(tmp_path):
+def test_a_line_that_is_not_utf_8_is_kept_apart_from_the_others(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\nzw\xf6lf\nthree\n")
     assert read_all(tmp_path / "a.txt", 10) == [
         "one",
-        LineError("INVALID_ARGUMENT", "not valid UTF-8 at byte 3"),
+        "zw\udcf6lf",
         "three",
     ]
 
@@ -109,7 +109,7 @@ def test_a_file_that_became_shorter_is_reported(tmp_path):
 
 def test_a_compressed_file_without_its_end_is_reported(tmp_path):
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one\n" * 1000)[:-9])
-    with pytest.raises(JobError, match="not a whole file of gzip"):
+    with pytest.raises(WrongFile, match="not a whole file of gzip"):
         split_into_shards(tmp_path / "a.txt.gz", "x", 10)
 
 
@@ -154,7 +154,7 @@ def test_files_that_are_not_what_their_name_says_are_reported(tmp_path):
     content = bytearray(gzip.compress("\n".join(map(str, range(5000))).encode()))
     content[len(content) // 2] ^= 0xFF
     (tmp_path / "a.txt.gz").write_bytes(content)
-    with pytest.raises(JobError, match="not a whole file of gzip"):
+    with pytest.raises(WrongFile, match="not a whole file of gzip"):
         split_into_shards(tmp_path / "a.txt.gz", "x", 10)
 
 
@@ -168,6 +168,29 @@ def test_a_byte_order_mark_is_not_a_part_of_the_first_text(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\ntwo\n")
     (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "one"}\n{"text": "two"}\n')
     assert read_all(tmp_path / "a.txt", 1) == read_all(tmp_path / "a.jsonl", 1) == ["one", "two"]
+
+
+def test_a_shard_ends_where_it_would_take_too_much_memory(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("five\n" * 10)
+    monkeypatch.setattr(formats, "_MAX_BYTES", 12)
+    shards = split_into_shards(tmp_path / "a.txt", "x", 4)
+    assert [(shard.first_line, shard.num_lines) for shard in shards] == [(0, 3), (3, 3), (6, 3), (9, 1)]
+
+
+@pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz"])
+def test_a_line_that_is_too_long_is_named_and_not_read(tmp_path, monkeypatch, name):
+    """A line of 300 MB took 5 GB."""
+    monkeypatch.setattr("seq2seq_serve.client.files.MAX_LINE_BYTES", 100)
+    content = b"one\n" + b"x" * 99 + b"\n" + b"y" * 101
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(WrongFile, match="line 3 has more than 100 bytes"):
+        split_into_shards(tmp_path / name, "x", 2)
+
+
+def test_a_file_in_utf_16_is_refused_by_name(tmp_path):
+    (tmp_path / "a.txt").write_text("one\n", encoding="utf-16")
+    with pytest.raises(WrongFile, match="the file is UTF-16: convert it"):
+        split_into_shards(tmp_path / "a.txt", "x", 2)
 
 
 def test_names_of_shards_sort_by_their_numbers(tmp_path):
@@ -201,8 +224,18 @@ def test_several_formats_need_a_choice_and_parquet_is_written_from_parquet(tmp_p
         check_formats([text], "parquet")
 
 
-HYPOTHESES = ({"text": "eins", "score": -0.5}, {"text": "ein", "score": -1.5})
-ANSWERS = [Target("eins", -0.5, HYPOTHESES), LineError("INVALID_ARGUMENT", "too long"), Target("")]
+def target(text, score=None):
+    return Translated("", GenerateResponse(hypotheses=[Hypothesis(text=text, score=score)]))
+
+
+def failed(code, message):
+    return Translated("", GenerateResponse(), ClientError(code, message))
+
+
+HYPOTHESES = [{"text": "eins", "score": -0.5}, {"text": "ein", "score": -1.5}]
+SEVERAL = GenerateResponse(hypotheses=[Hypothesis(**each) for each in HYPOTHESES])
+BLANK = Translated("", GenerateResponse())
+ANSWERS = [Translated("", SEVERAL), failed("INVALID_ARGUMENT", "too long"), BLANK]
 
 
 def written(tmp_path, input_path, output_format, answers=ANSWERS, *, target_field="target", several=False):
@@ -232,7 +265,7 @@ def test_errors_have_the_lines_number_and_go_with_the_try_that_had_them(tmp_path
         "message": "too long",
     }
     path.unlink()  # as if the process had been killed before it
-    written(tmp_path, three_records, "jsonl", [Target("eins")] * 3)
+    written(tmp_path, three_records, "jsonl", [target("eins")] * 3)
     assert not errors.exists()
 
 
@@ -248,12 +281,12 @@ def test_records_keep_their_fields(tmp_path, three_records):
 def test_records_have_all_hypotheses_if_there_are_several(tmp_path, three_records):
     path = written(tmp_path, three_records, "jsonl", several=True)
     first, second, third = map(json.loads, path.read_text().splitlines())
-    assert first["target_hypotheses"] == list(HYPOTHESES)
+    assert first["target_hypotheses"] == HYPOTHESES
     assert (second["target_hypotheses"], third["target_hypotheses"]) == (None, [])
 
 
 def test_text_has_one_line_for_each_line(tmp_path, three_records):
-    answers = [Target("one\ntwo\u2028three", -1.0), *ANSWERS[1:]]
+    answers = [target("one\ntwo\u2028three", -1.0), *ANSWERS[1:]]
     assert written(tmp_path, three_records, "text", answers).read_text() == "one two three\n\n\n"
 
 
@@ -291,19 +324,19 @@ def test_dates_of_rows_are_texts_in_json(tmp_path):
 
 def test_rows_get_columns_of_equal_types_in_every_shard(tmp_path):
     table_file(tmp_path / "a.parquet", 3, 3)
-    failed = [LineError("INTERNAL", "x")] * 3
+    all_failed = [failed("INTERNAL", "x")] * 3
     for several in (False, True):
         some = written(tmp_path / f"1{several}", tmp_path / "a.parquet", "parquet", several=several)
         none = Writer(tmp_path / f"2{several}", "parquet", "target", has_hypotheses=several)
         (shard,) = split_into_shards(tmp_path / "a.parquet", "x", 10)
-        none.write(shard, *read(shard), failed)
+        none.write(shard, *read(shard), all_failed)
         assert pyarrow.parquet.read_schema(some) == pyarrow.parquet.read_schema(none.path(shard))
     assert pyarrow.parquet.read_table(some).to_pylist()[0] == {
         "id": 0,
         "text": "row 0",
         "target": "eins",
         "target_score": -0.5,
-        "target_hypotheses": list(HYPOTHESES),
+        "target_hypotheses": HYPOTHESES,
     }
 
 

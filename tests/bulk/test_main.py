@@ -121,7 +121,7 @@ def test_an_input_that_changes_during_the_run_ends_it(lines, monkeypatch, capsys
     def write_and_change(writer, shard, *rest):
         write(writer, shard, *rest)
         path = Path(shard.input)
-        path.write_bytes(path.read_bytes())
+        path.write_bytes(path.read_bytes()[::-1])
 
     monkeypatch.setattr(Writer, "write", write_and_change)
     assert main([*arguments, "--shard-lines", "1"]) == 2
@@ -137,6 +137,42 @@ def test_greedy_targets_do_not_have_a_score_and_beams_do(lines):
         (path,) = (out / str(number)).glob("*.jsonl")
         scores = [json.loads(line)["target_score"] for line in path.read_text().splitlines()]
         assert all((score is None) == (number == 0) for score in scores)
+
+
+def test_the_same_file_with_another_time_is_the_same_input(lines, capsys):
+    """As another machine sees it, or another mount of the same server."""
+    arguments, out = lines
+    assert main([*arguments, "--part", "0/2"]) == 0
+    os.utime(out.parent / "a.txt", (5, 5))
+    assert main([*arguments, "--part", "1/2"]) == 0
+    assert len(list(out.glob("*.txt"))) == 6
+    path = out.parent / "a.txt"
+    path.write_bytes(path.read_bytes()[::-1])
+    assert main(arguments) == 2
+    assert f"inputs {path} has changed" in capsys.readouterr().err
+
+
+def test_a_part_that_fails_leaves_the_plan_to_the_others(lines):
+    """It removed the plan, and the shards of the others came to belong to no run."""
+    arguments, out = lines
+    (out.parent / "a.txt").write_text('{"text": "하나"}\n' * 30)
+    arguments = [arguments[0], "--input", str(out.parent / "a.txt"), *arguments[3:], "--format", "jsonl"]
+    before = None
+    for part in ("0/3", "1/3"):
+        assert main([*arguments, "--target-field", "text", "--part", part]) == 2
+        plan = (out / "_plan.json").read_bytes()
+        assert before in (None, plan)
+        before = plan
+
+
+def test_a_line_that_is_too_long_ends_the_command_with_its_number(lines, capsys, monkeypatch):
+    arguments, out = lines
+    monkeypatch.setattr("seq2seq_serve.client.files.MAX_LINE_BYTES", 100)
+    path = out.parent / "a.txt"
+    path.write_text("one\n" + "x" * 200 + "\n")
+    assert main(arguments) == 2
+    assert f"error: {path}: line 2 has more than 100 bytes" in capsys.readouterr().err
+    assert not out.exists()
 
 
 def test_parts_are_done_by_different_commands(lines):

@@ -1,4 +1,5 @@
 import dataclasses
+import errno
 import os
 from pathlib import Path
 
@@ -6,29 +7,32 @@ import pytest
 
 from seq2seq_serve.bulk.plan import (
     PLAN_FILE,
+    FileState,
     JobError,
     Plan,
     Settings,
     Shard,
     atomic_write,
+    check_settings,
     names_of,
     read_plan,
     remove_leftovers,
+    state_of,
     write_plan,
 )
 
-SETTINGS = Settings(
-    "v1", "auto", None, None, {"beam_size": 4}, "text", "target", "jsonl", 100, {"/in/a.jsonl": [5, 9]}
-)
+INPUTS = {"/in/a.jsonl": FileState(5, 9, "a1")}
+SETTINGS = Settings("v1", "auto", None, None, {"beam_size": 4}, "text", "target", "jsonl", 100, INPUTS)
 PLAN = Plan(
     SETTINGS, (Shard("a-00000", "/in/a.jsonl", 0, 100, 0), Shard("a-00001", "/in/a.jsonl", 100, 7, 900))
 )
 
 
 def test_a_plan_is_read_as_it_was_written(tmp_path):
-    assert read_plan(tmp_path, SETTINGS) is None
+    assert read_plan(tmp_path) is None
     write_plan(tmp_path / "new", PLAN)
-    assert read_plan(tmp_path / "new", SETTINGS) == PLAN
+    assert read_plan(tmp_path / "new") == PLAN
+    check_settings(tmp_path, PLAN, SETTINGS)
 
 
 @pytest.mark.parametrize(
@@ -43,32 +47,45 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
         {"target_field": "en"},
         {"format": "text"},
         {"shard_lines": 10},
-        {"inputs": {"/in/a.jsonl": [5, 10]}},
-        {"inputs": {"/in/b.jsonl": [5, 9]}},
+        {"inputs": {"/in/a.jsonl": FileState(5, 9, "b2")}},
+        {"inputs": {"/in/b.jsonl": FileState(5, 9, "a1")}},
     ],
 )
 def test_a_folder_of_another_run_is_refused(tmp_path, change):
-    write_plan(tmp_path, PLAN)
     (name,) = change
     how = "(was .* and is .*|has changed|is new|is missing)"
     with pytest.raises(JobError, match=rf"other settings: {name}\b.* {how}\. Repeat the command"):
-        read_plan(tmp_path, dataclasses.replace(SETTINGS, **change))
+        check_settings(tmp_path, PLAN, dataclasses.replace(SETTINGS, **change))
 
 
-@pytest.mark.parametrize("content", ["", "{}", '{"settings": {}, "shards": []}', "[1]"])
+def test_a_file_is_the_same_by_its_content_whatever_its_time_is(tmp_path):
+    """Machines that share a file system, such as by SMB, may see other times."""
+    path = tmp_path / "a.txt"
+    path.write_text("one")
+    before = state_of(path)
+    os.utime(path, ns=(5, 5))
+    after = state_of(path, before)
+    assert (after, after.changed_ns) == (before, 5)
+    path.write_text("two")
+    assert state_of(path, after) != before
+
+
+def test_a_file_of_the_known_size_and_time_is_not_read(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one")
+    known = dataclasses.replace(state_of(path), sha256="as it was")
+    assert state_of(path, known) is known
+
+
+@pytest.mark.parametrize(
+    "content",
+    ["", "{}", '{"settings": {}, "shards": []}', "[1]", '{"settings": {"inputs": 5}}', "[" * 200_000],
+    ids=lambda content: content[:30],
+)
 def test_a_file_that_is_not_a_plan_is_refused(tmp_path, content):
     (tmp_path / PLAN_FILE).write_text(content)
     with pytest.raises(JobError, match="is not a plan of this command"):
-        read_plan(tmp_path, SETTINGS)
-
-
-def test_the_first_plan_of_a_folder_stays(tmp_path):
-    other = dataclasses.replace(SETTINGS, format="text")
-    for settings in (SETTINGS, other):
-        write_plan(tmp_path, Plan(settings, PLAN.shards))
-    assert read_plan(tmp_path, SETTINGS) == PLAN
-    with pytest.raises(JobError, match="other settings: format was"):
-        read_plan(tmp_path, other)
+        read_plan(tmp_path)
 
 
 def test_outputs_have_the_names_of_their_inputs_below_the_folder_that_all_share():
@@ -89,6 +106,19 @@ def test_a_file_appears_when_it_is_whole(tmp_path):
         assert not path.exists()
     assert path.read_bytes() == b"content"
     assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_file_system_that_cannot_link_or_synchronize_a_folder_is_enough(tmp_path, monkeypatch):
+    """As SMB and FUSE; a plan needed a hard link."""
+
+    def fsync(descriptor):
+        if os.path.isdir(f"/proc/self/fd/{descriptor}"):  # noqa: PTH112
+            raise OSError(errno.EINVAL, "it is a folder")
+
+    monkeypatch.setattr(os, "link", None)
+    monkeypatch.setattr(os, "fsync", fsync)
+    write_plan(tmp_path / "out", PLAN)
+    assert read_plan(tmp_path / "out") == PLAN
 
 
 def test_a_file_that_was_begun_leaves_nothing(tmp_path):

@@ -104,6 +104,38 @@ def test_a_refused_call_is_not_retried_and_a_restarting_server_is():
     asyncio.run(run())
 
 
+def test_a_client_without_an_event_loop_is_refused_at_once():
+    """Its first call failed, with the words of asyncio about futures and tasks."""
+    with pytest.raises(RuntimeError, match="AsyncClient belongs to an event loop: create it in a coroutine"):
+        AsyncClient("localhost:50051")
+
+
+def test_a_server_that_is_about_to_end_is_called_where_there_is_no_other():
+    """Its health check reports NOT_SERVING, and it still accepts calls: both clients gave up."""
+
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
+            await client.translate("abc")
+            draining = asyncio.ensure_future(served.app.drain(notice_seconds=3600.0))
+            async with asyncio.timeout(20):
+                while await client.health() == "SERVING":
+                    await asyncio.sleep(0)
+                assert await client.translate("abc") == "abc"
+                *_, last = [event async for event in client.stream("abc")]
+                assert last.result.hypotheses[0].text == "abc"
+                assert await asyncio.to_thread(blocking_answers, served.address) == ["abc", "abc", "abc"]
+            draining.cancel()
+
+    asyncio.run(run())
+
+
+def blocking_answers(address):
+    with Client(address) as client:
+        *_, last = client.stream("abc")
+        [(_, result)] = client.generate_batch(["abc"])
+        return [client.translate("abc"), last.result.hypotheses[0].text, result.text]
+
+
 def test_a_server_that_is_about_to_end_gets_no_new_calls_where_there_is_another():
     async def run():
         async with serving() as one, serving() as other:

@@ -360,8 +360,11 @@ def test_wrong_usage_exits_2(arguments, message, capsys):
         main(arguments)
     assert caught.value.code == 2
     err = capsys.readouterr().err
-    assert message in err
-    assert err.startswith(" ".join(["usage: python -m client", *arguments[:1], "[-h]"]))
+    command = " ".join(["python -m client", *arguments[:1]])
+    first, second = err.splitlines()
+    assert first.startswith("error: ")
+    assert message in first
+    assert second == f"{command} --help shows the usage"
 
 
 def test_every_option_of_the_api_has_a_flag_spelled_like_its_field(capsys):
@@ -485,7 +488,11 @@ def test_a_device_is_written_to_as_it_is_and_utf16_is_refused_by_name(run, files
     wide.write_text("a\nb\n", encoding="utf-16")
     code, out, lines = run("translate", "--input", str(wide))
     assert (code, out) == (1, [])
-    assert lines[-1] == f"error: {wide}: the file is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"
+    expected = [f"error: {wide}: the file is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"]
+    assert lines == expected
+    output = tmp_path / "wide.out"  # it was left there, empty, with the advice to continue it
+    assert run("translate", "--input", str(wide), "--output", str(output)) == (1, [], expected)
+    assert not output.exists()
 
 
 @pytest.mark.parametrize(
@@ -525,7 +532,7 @@ def test_a_file_is_translated_to_a_file(run, files):
     assert "".join(f"{line}\n" for line in run("translate", "--input", str(packed))[1]) == expected
     packed.write_bytes(packed.read_bytes()[:-9])
     assert run("translate", "--input", str(packed))[2][-1].startswith(
-        f"error: {packed}: Compressed file ended"
+        f"error: {packed}: the file is not a whole file of gzip: Compressed file ended"
     )
 
 
@@ -644,7 +651,12 @@ def test_tls_and_a_token_are_files(tmp_path, capsys):
         assert main(["health", *flags]) == 0  # for probes, which have none
         capsys.readouterr()
         assert main(["translate", *flags, "abc"]) == 1
-        assert "UNAUTHENTICATED: the call lacks a known token" in capsys.readouterr().err
+        assert "UNAUTHENTICATED: the call lacks a known token" in (err := capsys.readouterr().err)
+        assert err.endswith(": give --token-file\n")
+        assert main(["models", "--address", address, "--tls"]) == 1
+        assert capsys.readouterr().err.endswith(
+            ": give --tls-ca, the certificate of the server's authority\n"
+        )
     assert main(["health", "--address", "x:1", "--tls-ca", str(tmp_path / "none.pem")]) == 1
     assert "none.pem: No such file" in capsys.readouterr().err
 

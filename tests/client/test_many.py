@@ -189,6 +189,19 @@ def test_a_text_that_keeps_failing_is_tried_three_times_and_the_others_go_on(cod
     assert [text for _, text, _ in simulation.sent].count("text 30") == 3
 
 
+def test_texts_that_failed_in_one_step_are_each_sent_again_alone():
+    """Neighbours of a text that breaks its steps failed with it three times, and were lost."""
+
+    def serve(text: str, now: float) -> GenerateResponse | Exception:
+        step = [each for start, each, _ in simulation.sent if start <= now < start + 2 * CALL_SECONDS]
+        return BUG if "text 5" in step else answer(text)
+
+    simulation = Simulation(serve)
+    results = outcomes(simulation.run(numbered(40)))
+    assert results.pop(5) == "INTERNAL"
+    assert results == [text.upper() for text in numbered(40) if text != "text 5"]
+
+
 def test_it_stops_when_texts_in_a_row_fail_and_counts_none_of_them_as_done():
     simulation = Simulation(lambda text, now: BUG if now > 1002 else answer(text))
     results = outcomes(simulation.run(numbered(1000)))

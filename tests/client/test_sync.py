@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from seq2seq_serve.client import Client, ClientError, GenerateOptions
+from seq2seq_serve.client import Client, ClientError, GenerateOptions, LongSource
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
 
 
@@ -29,6 +29,34 @@ def test_every_option_of_the_api_can_be_given(client):
     assert (answer.model, answer.request_id) == ("other", "r9")
     assert answer.hypotheses[0].text == "ab"
     assert answer.hypotheses[0].attention.target_tokens == ["a", "b"]
+
+
+def test_options_are_a_message_or_values_by_name(client):
+    assert client.translate("abc", options={"max_new_tokens": 2}) == "ab"
+    assert client.translate("a\n\nb", options={"long_source": "split"}) == "a\n\nb"
+    assert [each.text for each in client.translate_many(["abc"], options={"max_new_tokens": 1})] == ["a"]
+    with pytest.raises(ValueError, match="long_source is 'cut', and must be"):
+        client.translate("a", options={"long_source": "cut"})
+    with pytest.raises(TypeError, match="there is no option beams"):
+        next(client.translate_many(["a"], options={"beams": 2}))
+    message = GenerateOptions(long_source=LongSource.LONG_SOURCE_SPLIT)
+    assert client.translate("a\n\nb", options=message) == "a\n\nb"
+
+
+def test_a_target_that_is_drawn_does_not_begin_with_a_space(client):
+    """Its first token may be one with a space before it."""
+    options = {"temperature": 0.5, "seed": 1}
+    assert client.translate(" ab", options=options) == "ab"
+    *pieces, _ = client.stream(" ab", options=options)
+    assert "".join(event.piece.text for event in pieces) == "ab"
+    assert client.translate(" ab") == " ab"
+    assert client.translate("ab", options=options | {"target_prefix": " "}).startswith(" ")
+
+
+def test_translate_has_the_timeout_and_the_id_of_every_call(client, server):
+    with pytest.raises(ClientError, match="DEADLINE_EXCEEDED"):
+        client.translate("abc", timeout_seconds=0)
+    assert client.translate("abc", request_id="r7", timeout_seconds=20) == "abc"
 
 
 def test_token_ids_are_a_source_too(client, server):

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 
+import numpy as np
 import pytest
 
 from seq2seq_serve.client import AsyncClient, Client, ClientError, GenerateOptions, Translated
@@ -169,11 +170,15 @@ def test_a_single_text_is_not_taken_letter_by_letter(kind, server, text):
         list(each(kind, server.address, text))
 
 
-def test_what_is_no_text_is_a_type_error_after_the_results(kind, server):
-    results = each(kind, server.address, ["a", "b", 5, "c", 6])
-    assert [next(results).text for _ in range(2)] == ["a", "b"]
-    with pytest.raises(TypeError, match=r"a source must be a text, a list of token ids, .*, and this is 5"):
-        next(results)
+@pytest.mark.parametrize("item", [None, float("nan"), np.float64("nan"), 5])
+def test_what_is_no_text_fails_alone_and_says_where(kind, server, item):
+    """As a column of pandas has it. It ended all texts with a TypeError without a place."""
+    results = list(each(kind, server.address, ["a", item, "c"]))
+    assert [result.text for result in (results[0], results[2])] == ["a", "c"]
+    error = results[1].error
+    assert error.code == "INVALID_ARGUMENT"
+    assert error.message.startswith("item 1: a source must be a text, a list of token ids, ")
+    assert error.message.endswith(f", and this is {item!r}")
 
 
 def test_an_error_of_the_texts_is_raised_after_the_results(kind, server):

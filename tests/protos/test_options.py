@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from seq2seq_serve.protos.options import OPTIONS
+from seq2seq_serve.protos.options import OPTIONS, options_of
 from seq2seq_serve.protos.seq2seq_v1_pb2 import LONG_SOURCE_SPLIT_ALWAYS, GenerateOptions, Target
 from seq2seq_serve.server.engine.queue import LEAST_URGENT, MOST_URGENT
 
@@ -67,3 +67,21 @@ def test_a_value_that_does_not_fit_is_refused_with_what_it_must_be(name, value):
 
 def test_a_whole_number_may_come_as_a_float():
     assert OPTIONS["beam_size"].read(4.0) == GenerateOptions(beam_size=4)
+
+
+def test_options_by_name_are_the_message_and_texts_are_read_as_flags_are():
+    """`long_source="split"` was refused, where the command and HTTP took it."""
+    given = {"beam_size": 4, "long_source": "split_always", "target_prefix": "a b", "stop_sequences": ["x"]}
+    expected = GenerateOptions(beam_size=4, long_source=LONG_SOURCE_SPLIT_ALWAYS, stop_sequences=["x"])
+    expected.target_prefix.text = "a b"
+    assert options_of(given) == expected
+    assert options_of(expected) is expected
+    assert options_of(None) == GenerateOptions()
+
+
+def test_an_option_by_name_that_does_not_fit_says_what_it_must_be():
+    with pytest.raises(TypeError, match="there is no option beams"):
+        options_of({"beams": 4})
+    words = "split, split_always|truncate"
+    with pytest.raises(ValueError, match=rf"long_source is 'cut', and must be .*({words})"):
+        options_of({"long_source": "cut"})

@@ -30,7 +30,7 @@ def test_drain_finishes_what_was_accepted_and_refuses_the_rest():
                 pass
             assert await served.http("/readyz") == (503, "draining\n")
             assert await served.http("/healthz") == (200, "ok\n")
-            with pytest.raises(ClientError, match="UNAVAILABLE: no server is ready"):
+            with pytest.raises(ClientError, match="UNAVAILABLE: model echo is shutting down"):
                 await client.generate("abc")
             with pytest.raises(aio.AioRpcError, match="model echo is shutting down"):
                 await served.stub.Generate(REQUEST)
@@ -97,7 +97,7 @@ def test_while_models_load_calls_are_refused_and_probes_answer():
         starting = asyncio.create_task(app.start())
         await loading.wait()
         async with AsyncClient(f"127.0.0.1:{app.endpoint.port}") as client:
-            with pytest.raises(ClientError, match="UNAVAILABLE: no server is ready"):
+            with pytest.raises(ClientError, match="UNAVAILABLE: no model is served: the server is loading"):
                 await client.generate("abc")
             assert await client.health() == "NOT_SERVING"
             assert await asyncio.to_thread(fetch, app.http.port, "/readyz") == (503, "loading\n")

@@ -213,7 +213,10 @@ def _languages(model: ServedModel) -> tuple[int, ...]:
 def target_text(request: Request, model: ServedModel) -> StoppedText:
     """Creates the decoder of a target's text, which ends before the first stop sequence of the request."""
     assert request.stops is None or isinstance(request.stops, StopSequences)
-    return StoppedText(model.target_tokenizer.stream(), request.stops, len(request.prefix_ids))
+    # A token with a space before it may be drawn first.
+    strips_space = request.sampling is not None and not request.prefix_ids
+    stream = model.target_tokenizer.stream(strips_space=strips_space)
+    return StoppedText(stream, request.stops, len(request.prefix_ids))
 
 
 def score_request(

@@ -7,6 +7,7 @@ from grpc.aio import AioRpcError
 
 from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.client import AsyncClient, ClientError, GenerateOptions
+from seq2seq_serve.client.wire import MAX_BATCH
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.service.seq2seq import batch, generation
@@ -91,11 +92,13 @@ def test_an_answer_comes_when_it_is_complete_and_carries_its_tag():
 def test_a_source_that_is_refused_does_not_end_the_others():
     async def run():
         async with serving() as served, AsyncClient(served.address) as client:
-            found = await answers(client, ["abc", "x" * 100, " ", "d"])
+            found = await answers(client, ["abc", "x" * 100, " ", "d", None, "\udcff"])
             assert (found[0], found[3]) == ("abc", "d")
             assert (found[1].code, found[1].is_about_the_text) == ("INVALID_ARGUMENT", True)
             assert "100" in found[1].message or "101" in found[1].message
-            assert found[2].is_blank_source
+            assert found[2] == ""  # as of translate_many, and in the output of the command
+            assert found[4].message.startswith("item 4: a source must be a text")
+            assert found[5].message == "not valid UTF-8 at character 1"
             assert num_ended(served, "OK") == 2
             refused = served.metric(
                 "seq2seq_requests_total", model_name="echo", method="GenerateBatch", code="INVALID_ARGUMENT"
@@ -198,11 +201,22 @@ def test_a_single_text_is_not_many():
     asyncio.run(run())
 
 
-def test_a_source_of_another_type_is_refused_by_the_client():
+def test_as_many_texts_as_are_documented_fit_and_more_are_refused_by_their_number():
+    """The message was about 8192 fields."""
+
     async def run():
         async with serving() as served, AsyncClient(served.address) as client:
-            with pytest.raises(TypeError, match="a source must be"):
-                await answers(client, ["a", None])
+            options = {"max_new_tokens": 1, "stop_sequences": ["x"] * 16}
+            assert len(await answers(client, ["a"] * MAX_BATCH, options=options)) == MAX_BATCH
+            with pytest.raises(ValueError, match="2701 sources are too many for one call, which takes at mo"):
+                await answers(client, ["a"] * (MAX_BATCH + 1))
+
+    asyncio.run(run())
+
+
+def test_sources_may_have_names():
+    async def run():
+        async with serving() as served, AsyncClient(served.address) as client:
             ids = [[5, 6, 2], [7, 2]]
             assert len(await answers(client, [{SOURCE_IDS: each} for each in ids])) == 2
 

@@ -14,7 +14,7 @@ def test_a_model_is_unloaded_listed_and_loaded_again():
         assert version.model == "echo"
         assert version.state == VersionState.VERSION_STATE_READY
         client.unload("echo")
-        with pytest.raises(ClientError, match="no server is ready at"):
+        with pytest.raises(ClientError, match="no model is served"):
             client.generate("abc")
         assert client.versions("echo")[0].state != VersionState.VERSION_STATE_READY
         with pytest.raises(ClientError, match="NOT_FOUND: there is no bundle of a model named 'other'"):
