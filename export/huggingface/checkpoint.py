@@ -24,6 +24,7 @@ _INDEXED = {  # the file of all weights, and the index of several files, in the 
 _OTHER_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "adapter_model.safetensors", "adapter_model.bin")
 _ADAPTER_FILE = "adapter_config.json"
 _LFS_POINTER = b"version https://git-lfs"
+_OLD_CLASSES = ("T5WithLMHeadModel", "BartForMaskedLM")  # names of 2020 of models that write texts
 _DECODERS = ("ForCausalLM", "LMHeadModel")
 _ENCODERS = (
     "ForMaskedLM",
@@ -174,6 +175,8 @@ def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
         raise CheckpointError(
             f"{path} is quantised ({method}); give the original checkpoint, which --precision int8 quantises"
         )
+    if architecture in _OLD_CLASSES:
+        return
     if architecture.endswith(_DECODERS):
         raise CheckpointError(f"{path} is a decoder-only model ({architecture}), not an encoder-decoder")
     if architecture.endswith(_ENCODERS):

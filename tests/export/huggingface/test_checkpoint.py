@@ -76,6 +76,14 @@ def test_models_of_other_kinds_are_refused_by_name(folder, changes, message):
     refused(folder, message)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "architecture"), [("t5", "T5WithLMHeadModel"), ("bart", "BartForMaskedLM")]
+)
+def test_names_of_2020_are_those_of_models_that_write_texts(folder, model_type, architecture):
+    edit(folder / "config.json", model_type=model_type, architectures=[architecture])
+    assert family_of(open_checkpoint(folder)).name == model_type
+
+
 def test_weights_of_other_libraries_are_refused(folder):
     (folder / "model.safetensors").rename(folder / "tf_model.h5")
     refused(folder, r"has no weights: neither model.safetensors nor pytorch_model.bin \(only tf_model.h5\)")
