@@ -9,6 +9,7 @@ from pathlib import Path
 
 from seq2seq_serve.bundle.manifest import (
     FileSpec,
+    Generation,
     Manifest,
     Parity,
     SpecialIds,
@@ -74,11 +75,9 @@ class _Imported:
     family: Family
     model: ImportedModel
     tokenizers: ImportedTokenizers
+    eos_ids: tuple[int, ...]
+    generation: Generation
     checkpoint: CheckpointFolder
-
-    @property
-    def eos_ids(self) -> tuple[int, ...]:
-        return eos_ids(self.checkpoint.generation, self.checkpoint.config)
 
 
 def export_checkpoint(
@@ -112,8 +111,13 @@ def export_checkpoint(
     config = config_of(family, checkpoint, limits)
     settings = {**checkpoint.config, "vocab_size": config.source_vocab_size or config.vocab_size}
     tokenizers = read_tokenizers(folder, family.name, settings, checkpoint.generation)
-    ends = eos_ids(checkpoint.generation, checkpoint.config)
-    generation_of(checkpoint.generation, len(tokenizers.frames.start), config.max_target_length)
+    if config.media is None and not 0 <= tokenizers.pad_id < config.source_vocab_size:
+        raise CheckpointError(
+            f"pad_token_id is {tokenizers.pad_id}, and sources have {config.source_vocab_size} tokens"
+        )
+    ends = eos_ids(checkpoint.generation, config.vocab_size)
+    num_start = len(tokenizers.frames.start)
+    generation = generation_of(checkpoint.generation, num_start, config.max_target_length, config.vocab_size)
     _check_room(checkpoint, path, precisions)
     if names := left_out(checkpoint.generation):
         report(f"not taken over from the settings of generate: {', '.join(names)}")
@@ -122,8 +126,8 @@ def export_checkpoint(
         report(f"special tokens in a text are text; a request sends these as token_ids: {shown}")
     report(f"reading {checkpoint.num_weights / 1e6:.1f} million weights ({family.name})")
     model = read_model(checkpoint, family, config)
-    _compare_with_transformers(checkpoint, model, tokenizers.pad_id, ends[0], report)
-    imported = _Imported(family, model, tokenizers, checkpoint)
+    _compare_with_transformers(checkpoint, model, tokenizers.pad_id, report)
+    imported = _Imported(family, model, tokenizers, ends, generation, checkpoint)
     pairs: _Pairs = []
     if Precision.INT8 in precisions:
         sources = _samples(config, tokenizers)
@@ -145,10 +149,9 @@ def _compare_with_transformers(
     checkpoint: CheckpointFolder,
     model: ImportedModel,
     pad_id: int,
-    other_id: int,
     report: Callable[[str], None],
 ) -> None:
-    batches = random_batches(model.config, pad_id, other_id)
+    batches = random_batches(model.config, pad_id)
     expected = reference(checkpoint.path, model.config.media, batches)
     difference, tolerance = worst_difference(model, batches, expected), TOLERANCES[Precision.FP32]
     if not difference <= tolerance:
@@ -170,10 +173,9 @@ def _write(
     report: Callable[[str], None],
 ) -> Manifest:
     config, tokenizers = imported.model.config, imported.tokenizers
-    settings = imported.checkpoint.generation
     source, target = _save_tokenizers(tokenizers, folder)
-    generation = generation_of(settings, len(tokenizers.frames.start), config.max_target_length)
-    architecture = replace(imported.model.architecture, suppressed_token_ids=generation.suppressed_token_ids)
+    never_ids = imported.generation.suppressed_token_ids
+    architecture = replace(imported.model.architecture, suppressed_token_ids=never_ids)
     variants = {
         precision: _write_variant(imported.model, architecture, folder, precision, pairs, report)
         for precision in precisions
@@ -187,7 +189,7 @@ def _write(
         special_ids=SpecialIds(tokenizers.pad_id, imported.eos_ids),
         frames=tokenizers.frames,
         choices=tokenizers.choices,
-        generation=generation,
+        generation=imported.generation,
         timestamps=tokenizers.timestamps,
         sources=dict(imported.model.source_kind.forms),
         memory=imported.model.source_kind.memory,

@@ -40,10 +40,10 @@ class Batch:
         return {"input_ids": self.source, "attention_mask": self.source_mask.long()}
 
 
-def random_batches(config: ImportedConfig, pad_id: int, other_id: int) -> list[Batch]:
+def random_batches(config: ImportedConfig, pad_id: int) -> list[Batch]:
     """Batches of several sizes; the first row of texts is full, and other rows are padded.
 
-    No other token is pad, because some models do not count it as a position; `other_id` stands in its place.
+    No other token is pad, because some models do not count it as a position; its neighbour is in its place.
     """
     generator = torch.Generator().manual_seed(0)
     batches = []
@@ -61,8 +61,11 @@ def random_batches(config: ImportedConfig, pad_id: int, other_id: int) -> list[B
         mask = torch.arange(S) < lengths[:, None]
         source_ids = torch.randint(config.source_vocab_size, (B, S), generator=generator)
         target_ids = torch.randint(config.vocab_size, (B, T), generator=generator)
-        source_ids[source_ids == pad_id] = other_id
-        target_ids[target_ids == pad_id] = other_id
+        for token_ids, vocab_size in (
+            (source_ids, config.source_vocab_size),
+            (target_ids, config.vocab_size),
+        ):
+            token_ids[token_ids == pad_id] = (pad_id + 1) % vocab_size
         batches.append(Batch(source_ids.masked_fill(~mask, pad_id), mask, target_ids))
     return batches
 

@@ -238,6 +238,17 @@ def test_a_model_that_differs_from_transformers_is_not_exported(checkpoint, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
+def test_padding_that_sources_do_not_have_is_refused(checkpoint, tmp_path):
+    """As of a Marian model with separate vocabularies, whose settings name the padding of targets."""
+    folder = shutil.copytree(checkpoint("marian-separate")[0], tmp_path / "copy")
+    vocab_size = checkpoint("marian-separate")[1].config.vocab_size
+    for file in ("config.json", "generation_config.json"):
+        edit(folder / file, pad_token_id=vocab_size)
+    match = rf"^pad_token_id is {vocab_size}, and sources have {vocab_size} tokens$"
+    with pytest.raises(CheckpointError, match=match):
+        export_checkpoint(folder, tmp_path / "bundle", FP32, report=refuse_to_go_on)
+
+
 @pytest.mark.parametrize("resource", ["memory", "disk"])
 def test_too_little_room_is_refused_before_long_work(checkpoint, tmp_path, monkeypatch, resource):
     if resource == "memory":
