@@ -26,6 +26,7 @@ from seq2seq_serve.export.huggingface.model import (
 )
 from seq2seq_serve.export.huggingface.pictures import Patches
 from seq2seq_serve.export.huggingface.sounds import Sounds
+from seq2seq_serve.export.huggingface.tokenizers import ANY_CLASS, RECIPES, Checkpoint, by_languages
 
 # D d_model   H heads   M largest distance
 
@@ -154,16 +155,34 @@ FAMILIES = (
 
 
 def family_of(checkpoint: CheckpointFolder) -> Family:
-    """The family of a checkpoint; a CheckpointError lists the families if there is none."""
-    model_type = checkpoint.config["model_type"]
-    tokenizer_class = checkpoint.tokenizer_class.removesuffix("Fast")
-    for family in FAMILIES:
-        if family.model_type == model_type and family.tokenizer_class in ("", tokenizer_class):
-            return family
-    kinds = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
-    raise CheckpointError(
-        f"{checkpoint.path} is a model of the type {model_type!r}, which is not supported; there are {kinds}"
-    )
+    """The family of a checkpoint.
+
+    Families of one model differ in the frames of texts. The class of the tokenizer tells them apart, or the
+    languages in its files where the class is a general one.
+
+    Raises:
+        CheckpointError: There is no such family, or nothing tells it from others.
+    """
+    model_type, name = checkpoint.config["model_type"], checkpoint.tokenizer_class.removesuffix("Fast")
+    families = {family.name: family for family in FAMILIES if family.model_type == model_type}
+    if not families:
+        kinds = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
+        raise CheckpointError(
+            f"{checkpoint.path} is a model of the type {model_type!r}, which is not supported; there are "
+            f"{kinds}"
+        )
+    named = [family for family in families.values() if family.tokenizer_class in ("", name)]
+    if name not in ("", *ANY_CLASS) or not all(RECIPES[one].language for one in families):
+        return named[0]
+    found = by_languages(Checkpoint.read(checkpoint.path, checkpoint.config), list(families))
+    if len(found) != 1:
+        classes = dict.fromkeys(one for family in families for one in RECIPES[family].classes)
+        raise CheckpointError(
+            f"{checkpoint.path}: the tokenizer has the languages of {' and '.join(found) or 'none'} of "
+            f"{', '.join(families)}: set tokenizer_class in tokenizer_config.json to "
+            f"{' or '.join(classes)}"
+        )
+    return families[found[0]]
 
 
 def config_of(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> ImportedConfig:

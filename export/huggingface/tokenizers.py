@@ -23,7 +23,7 @@ from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK
 from seq2seq_serve.bundle.tokenizer import BYTE_OF_CHARACTER, Tokenizer
 from seq2seq_serve.export.huggingface.sentencepiece import PieceType, SentencePieceModel
 
-_ANY_CLASS = ("PreTrainedTokenizer", "TokenizersBackend")  # the file as it is
+ANY_CLASS = ("PreTrainedTokenizer", "TokenizersBackend")  # the file as it is
 _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS_OF_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
 _OF_PRETRAINING = re.compile(r"<(extra_id|mask|unk)_\d+>")
@@ -186,8 +186,8 @@ def read_tokenizers(
             does not fit the model's vocabulary.
     """
     recipe, checkpoint = RECIPES[family], Checkpoint.read(folder, config)
-    name = str(checkpoint.settings.get("tokenizer_class") or _ANY_CLASS[0]).removesuffix("Fast")
-    if name not in (*recipe.classes, *_ANY_CLASS):
+    name = str(checkpoint.settings.get("tokenizer_class") or ANY_CLASS[0]).removesuffix("Fast")
+    if name not in (*recipe.classes, *ANY_CLASS):
         raise ValueError(
             f"{folder}: tokenizer_class is {name}; a model of the family {family} has "
             f"{' or '.join(recipe.classes)}"
@@ -200,6 +200,26 @@ def read_tokenizers(
     return _framed(source, target, recipe, checkpoint, generation)
 
 
+def by_languages(checkpoint: Checkpoint, families: Collection[str]) -> list[str]:
+    """Those of some families, names of `RECIPES`, whose languages the files of a tokenizer have.
+
+    mBART's are among those of mBART-50, which is the only answer for a checkpoint with all of these. Without
+    a `tokenizer.json`, the files need not name languages: those of mBART follow the pieces in a fixed order,
+    and those of M2M100 follow `vocab.json`.
+    """
+    file, names = checkpoint.folder / "tokenizer.json", set(checkpoint.special_tokens())
+    if file.is_file():
+        names |= _tokens_of_file(file).keys()
+    if "mbart" not in families:
+        found = [name for name in families if any(re.fullmatch(RECIPES[name].language, one) for one in names)]
+        return found or ["m2m100"] * (checkpoint.folder / "vocab.json").is_file()
+    few, many = _MBART_LANGUAGES.split(), _MBART50_LANGUAGES.split()
+    if names.isdisjoint(few) and not file.is_file():
+        num_pieces = len(SentencePieceModel.read(checkpoint.file("sentencepiece.bpe.model")).pieces)
+        names.update(many[: max(checkpoint.vocab_size - num_pieces - 2, 0)])  # without <unk> and <mask>
+    return ["mbart50"] if names.issuperset(many) else ["mbart"] * names.issuperset(few)
+
+
 def _framed(
     source: Tokenizer,
     target: Tokenizer,
@@ -210,6 +230,11 @@ def _framed(
     """Add the frames and choices of a family."""
     settings = checkpoint.settings
     languages = _languages(source, recipe.language)
+    if not languages and SOURCE_LANGUAGE in (*recipe.prefix, *recipe.suffix):
+        raise ValueError(
+            f"{checkpoint.folder}: no token of the tokenizer is a language of its family, such as those that "
+            f"fit {recipe.language}"
+        )
     if len(languages) == 1 and not recipe.starts_with_language:
         languages = {}  # nothing to choose, and the texts of such models are used without it
     start, forced = generation.get("decoder_start_token_id"), generation.get("forced_bos_token_id")
@@ -344,14 +369,9 @@ def _languages(tokenizer: Tokenizer, pattern: str) -> dict[str, int]:
 def _of_file(checkpoint: Checkpoint, recipe: TokenizerRecipe) -> tokenizers.Tokenizer:
     """The tokenizer of a `tokenizer.json`, without its frame and special tokens beyond the vocabulary."""
     path, vocab_size = checkpoint.folder / "tokenizer.json", checkpoint.vocab_size
-    described = _read_json(path)
-    try:
-        model, added = described["model"], described["added_tokens"]
-        is_unigram = isinstance(model["vocab"], list)
-        ids = {entry[0]: i for i, entry in enumerate(model["vocab"])} if is_unigram else dict(model["vocab"])
-        ids |= {token["content"]: token["id"] for token in added}
-    except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"{path}: not a tokenizer file (it lacks {error})") from error
+    described, ids = _read_json(path), _tokens_of_file(path)
+    model, added = described["model"], described["added_tokens"]
+    is_unigram = isinstance(model["vocab"], list)
     if sorted(ids.values()) != list(range(len(ids))):
         raise ValueError(f"{path} has {len(ids)} tokens, and their ids have gaps")
     is_special = {token["content"] for token in added if token["special"]} | set(checkpoint.special_tokens())
@@ -389,6 +409,17 @@ def _of_file(checkpoint: Checkpoint, recipe: TokenizerRecipe) -> tokenizers.Toke
         if inner.token_to_id(token["content"]) != token["id"]:
             raise ValueError(f"{path}: the ids of its added tokens have gaps, at {token['content']!r}")
     return inner
+
+
+def _tokens_of_file(path: Path) -> dict[str, int]:
+    """The ids of the tokens of a `tokenizer.json`."""
+    described = _read_json(path)
+    try:
+        vocab = described["model"]["vocab"]
+        ids = {entry[0]: i for i, entry in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
+        return ids | {token["content"]: token["id"] for token in described["added_tokens"]}
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{path}: not a tokenizer file (it lacks {error})") from error
 
 
 _ADDED: dict[str, Any] = {

@@ -1,6 +1,7 @@
 """The imported model computes what transformers computes, whatever the family."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -19,6 +20,7 @@ from seq2seq_serve.export.huggingface.families import (
     read_model,
 )
 from tests.export.huggingface.checkpoints import CASES, edit, family_name, read_checkpoint
+from tests.export.huggingface.tokenizer_files import only_pieces
 
 # Sums of float32 in another order; scores of T5 are larger than those of others, which rounds more.
 LIMITS = Limits()
@@ -91,6 +93,32 @@ def test_the_tokenizer_tells_families_of_one_type_apart(checkpoint):
     for case, name in (("mbart", "mbart"), ("mbart50", "mbart50"), ("m2m100", "m2m100"), ("nllb", "nllb")):
         assert family_of(open_checkpoint(checkpoint(case)[0])).name == name
     assert family_of(open_checkpoint(checkpoint("byt5")[0])).name == "byt5"
+
+
+GENERAL = [{"tokenizer_class": name} for name in ("PreTrainedTokenizerFast", "TokenizersBackend", None)]
+
+
+@pytest.mark.parametrize("settings", GENERAL)
+@pytest.mark.parametrize("has_pieces_only", [False, True])
+@pytest.mark.parametrize("case", ["mbart", "mbart50", "m2m100", "nllb"])
+def test_a_general_tokenizer_is_of_the_family_that_has_its_languages(
+    checkpoint, case, has_pieces_only, settings, tmp_path
+):
+    folder = shutil.copytree(checkpoint(case)[0], tmp_path / "copy")
+    if has_pieces_only and case != "m2m100":
+        only_pieces(folder, case)
+    edit(folder / "tokenizer_config.json", **settings)
+    assert family_of(open_checkpoint(folder)).name == case
+
+
+@pytest.mark.parametrize("case", ["mbart50", "nllb"])
+def test_a_general_tokenizer_without_languages_is_refused(checkpoint, case, tmp_path):
+    folder = shutil.copytree(checkpoint(case)[0], tmp_path / "copy")
+    written = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    (folder / "tokenizer.json").write_text(re.sub(r'"(\w\w_[A-Z]{2}|\w{3}_[A-Z]\w{3})"', r'"x\1"', written))
+    edit(folder / "tokenizer_config.json", tokenizer_class=None, extra_special_tokens=None)
+    with pytest.raises(CheckpointError, match=r"has the languages of none of .*: set tokenizer_class in"):
+        family_of(open_checkpoint(folder))
 
 
 def test_every_family_has_a_case():

@@ -352,6 +352,13 @@ class TestRefusals:
         ):
             imported(files)
 
+    @pytest.mark.parametrize(("family", "other"), [("m2m100", nllb), ("nllb", m2m100), ("mbart", nllb)])
+    def test_a_tokenizer_without_the_languages_of_its_family(self, family, other, tmp_path):
+        files = other(tmp_path)
+        edit(tmp_path / "tokenizer_config.json", tokenizer_class=None)
+        with pytest.raises(ValueError, match=r"no token of the tokenizer is a language|no languages"):
+            read_tokenizers(tmp_path, family, files.config, files.generation)
+
     def test_a_vocabulary_with_gaps(self, tmp_path):
         files = marian(tmp_path)
         vocab = json.loads((tmp_path / "vocab.json").read_text())
