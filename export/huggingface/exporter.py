@@ -124,6 +124,9 @@ def export_checkpoint(
     if config.media is None and (marks := tokenizers.own_marks):
         shown = ", ".join(marks[:_MAX_MARKS]) + (", …" if len(marks) > _MAX_MARKS else "")
         report(f"special tokens in a text are text; a request sends these as token_ids: {shown}")
+    num_rows = config.source_vocab_size or config.vocab_size
+    if num_rows > tokenizers.num_tokens:
+        report(f"{num_rows - tokenizers.num_tokens} of {num_rows} rows of the vocabulary have no token")
     report(f"reading {checkpoint.num_weights / 1e6:.1f} million weights ({family.name})")
     model = read_model(checkpoint, family, config)
     _compare_with_transformers(checkpoint, model, tokenizers.pad_id, report)
