@@ -56,10 +56,12 @@ _MEMORY_PER_WEIGHT = 10  # bytes: 2.5 times the weights in float32; measured wit
 _MEMORY_PER_CONVERTED_WEIGHT = 4  # bytes, for files in another type, whose weights are not mapped but copied
 _SPARE_BYTES = 1 << 30  # of the libraries
 _MEMORY_FILE = Path("/proc/meminfo")
-_MEMORY_LIMIT_FILE, _MEMORY_USED_FILE = (
-    Path("/sys/fs/cgroup/memory.max"),
-    Path("/sys/fs/cgroup/memory.current"),
+_CGROUP = Path("/sys/fs/cgroup")
+_CGROUP_FILES = (  # the limit, what is used, and of what it consists, in versions 2 and 1
+    ("memory.max", "memory.current", "memory.stat"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
 )
+_RECLAIMABLE = "active_file", "inactive_file", "slab_reclaimable"  # the kernel frees it when others need it
 _FAR = (1, 150, 140)  # a comparison beyond the last distance of published relative positions
 _MEDIA_SHAPES = ((1, 1, 6), (2, 1, 5))  # a sound or picture takes a second to encode
 _MAX_MARKS = 5  # that a line of the report names
@@ -284,12 +286,20 @@ def _gigabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e9:.1f} GB"
 
 
-def _available_memory() -> int | None:
+def _available_memory(memory_file: Path = _MEMORY_FILE, cgroup: Path = _CGROUP) -> int | None:
     """The bytes that this process may still take, by the system and by its control group; None if unknown."""
     sizes = []
-    if _MEMORY_FILE.is_file():
-        fields = dict(line.split(":", 1) for line in _MEMORY_FILE.read_text().splitlines())
+    if memory_file.is_file():
+        fields = dict(line.split(":", 1) for line in memory_file.read_text().splitlines())
         sizes.append(int(fields["MemAvailable"].split()[0]) << 10)
-    if _MEMORY_LIMIT_FILE.is_file() and (limit := _MEMORY_LIMIT_FILE.read_text().strip()) != "max":
-        sizes.append(int(limit) - int(_MEMORY_USED_FILE.read_text()))
+    for names in _CGROUP_FILES:
+        try:
+            limit, used, described = ((cgroup / name).read_text() for name in names)
+            free = int(limit) - int(used)
+        except (OSError, ValueError):
+            continue  # it does not exist, or contains "max"
+        parts = dict(line.split() for line in described.splitlines())
+        # In version 1, the names without "total_" leave out the groups below.
+        free += sum(int(parts.get(f"total_{name}", parts.get(name, 0))) for name in _RECLAIMABLE)
+        sizes.append(free)
     return min(sizes, default=None)

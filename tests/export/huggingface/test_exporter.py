@@ -252,6 +252,40 @@ def test_padding_that_sources_do_not_have_is_refused(checkpoint, tmp_path):
         export_checkpoint(folder, tmp_path / "bundle", FP32, report=refuse_to_go_on)
 
 
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({"memory.max": "max\n", "memory.current": "900\n", "memory.stat": "active_file 5\n"}, 4096),
+        ({"memory.max": "1000", "memory.current": "900", "memory.stat": "anon 500\nshmem 9\n"}, 100),
+        (
+            {
+                "memory.max": "1000",
+                "memory.current": "900",
+                "memory.stat": "anon 9\nfile 309\nactive_file 200\ninactive_file 100\nslab_reclaimable 50\n",
+            },
+            450,
+        ),
+        (
+            {
+                "memory/memory.limit_in_bytes": "1000\n",
+                "memory/memory.usage_in_bytes": "900\n",
+                "memory/memory.stat": "active_file 1\ntotal_active_file 200\ntotal_inactive_file 100\n",
+            },
+            400,
+        ),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "1"}, 4096),
+    ],
+)
+def test_memory_that_the_kernel_can_reclaim_is_free(tmp_path, files, free):
+    """A container that has read many files has filled its limit with copies of them."""
+    (tmp_path / "meminfo").write_text("MemTotal: 8 kB\nMemAvailable: 4 kB\n")
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert exporter._available_memory(tmp_path / "meminfo", tmp_path) == free
+    assert exporter._available_memory(tmp_path / "none", tmp_path / "none") is None
+
+
 @pytest.mark.parametrize("resource", ["memory", "disk"])
 def test_too_little_room_is_refused_before_long_work(checkpoint, tmp_path, monkeypatch, resource):
     if resource == "memory":
