@@ -65,6 +65,7 @@ class ImportedTokenizers:
         own_marks: Special tokens that somebody added, such as one for a task. In a text they are text, so a
             request can only send their ids.
         num_tokens: The number of tokens of sources, or of targets if sources are not texts.
+        source_language: The language of sources that the settings name; empty if they name none.
     """
 
     source: Tokenizer
@@ -75,6 +76,7 @@ class ImportedTokenizers:
     timestamps: Timestamps | None = None
     own_marks: tuple[str, ...] = ()
     num_tokens: int = 0
+    source_language: str = ""
 
 
 @dataclass(frozen=True)
@@ -314,7 +316,10 @@ def _framed(
         pad_id = source.token_id(checkpoint.token("pad_token", "<pad>"))
     special = {*source.special_tokens.values()}
     own_marks = tuple(name for name in checkpoint.own_marks(recipe.language) if name in special)
-    return ImportedTokenizers(source, target, int(pad_id), frames, choices, own_marks=own_marks)
+    source_language = str(settings.get("source_lang") or "").casefold()
+    return ImportedTokenizers(
+        source, target, int(pad_id), frames, choices, own_marks=own_marks, source_language=source_language
+    )
 
 
 def _prompted(
