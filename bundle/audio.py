@@ -27,7 +27,10 @@ _MAX_RATE = 192_000
 _CUT_SHARE = 6  # the end of a piece is in its last sixth
 _CUT_BLOCK = SAMPLE_RATE // 10  # samples whose mean power says how quiet a place is
 _BLOCK = 65_536  # samples of each channel that are decoded at once
-_STREAMED = 2**32 - 1  # the size in the header of a WAV file that was written before its size was known
+# Sizes in the header of a WAV file that was written before its size was known: GStreamer's 0, SoX's 7ffff000
+# and more, ALSA's 7fffffff and less, ffmpeg's ffffffff
+_LEAST_UNKNOWN_SIZE = 0x7FFF_F000
+_MAX_CHUNKS = 32  # before the samples
 _UNKNOWN = 2**63 - 1  # frames of a file whose header does not have their number
 _CUT = "the sound ends before its header says: the file is damaged"
 _BEGINNINGS = (b"RIFF", b"RF64", b"fLaC")
@@ -164,6 +167,28 @@ def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(mels < corner, mels / _MELS_PER_HERTZ, above)
 
 
+class _WavStream(io.BytesIO):
+    """A WAV file whose size of samples is read as ffffffff if it is 0, without a copy of the file."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self._size_place, place = len(content), 12
+        for _ in range(_MAX_CHUNKS):
+            size = content[place + 4 : place + 8]
+            if content[place : place + 4] == b"data":
+                if size == bytes(4):
+                    self._size_place = place + 4
+                break
+            num_bytes = int.from_bytes(size, "little")
+            place += 8 + num_bytes + num_bytes % 2
+
+    def readinto(self, buffer: Any, /) -> int:
+        start, num_bytes = self.tell(), super().readinto(buffer)
+        for place in range(max(start, self._size_place), min(start + num_bytes, self._size_place + 4)):
+            memoryview(buffer)[place - start] = 0xFF
+        return num_bytes
+
+
 @contextmanager
 def _opened(content: bytes, max_seconds: float) -> Iterator[Any]:
     """Opens a file whose header fits; errors of the library become SoundErrors."""
@@ -171,11 +196,12 @@ def _opened(content: bytes, max_seconds: float) -> Iterator[Any]:
 
     if not content.startswith(_BEGINNINGS):
         raise SoundError("the file is not a WAV or FLAC file")
-    num_bytes = int.from_bytes(content[4:8], "little") if content.startswith(b"RIFF") else 0
-    if num_bytes != _STREAMED and num_bytes > len(content) - 8:
+    is_riff, num_bytes = content.startswith(b"RIFF"), int.from_bytes(content[4:8], "little")
+    is_streamed = is_riff and (num_bytes == 0 or num_bytes >= _LEAST_UNKNOWN_SIZE)
+    if is_riff and not is_streamed and num_bytes > len(content) - 8:
         raise SoundError(_CUT)
     try:
-        with soundfile.SoundFile(io.BytesIO(content)) as file:
+        with soundfile.SoundFile(_WavStream(content) if is_streamed else io.BytesIO(content)) as file:
             if file.channels > _MAX_CHANNELS or not SAMPLE_RATE / 4 <= file.samplerate <= _MAX_RATE:
                 raise SoundError(
                     f"the sound has {file.channels} channels of {file.samplerate} samples a second, and 1 to "

@@ -136,6 +136,8 @@ class Parity(_Record):
         reference_score: The same of the trained PyTorch model.
         metric: "bleu" or "accuracy".
         mean_log_probability_difference: The mean over the references' tokens; None if it was not measured.
+        equal_tokens: The share of tokens of the model's own targets that these graphs select, too; None if it
+            was not measured.
     """
 
     max_log_probability_difference: float
@@ -145,6 +147,7 @@ class Parity(_Record):
     reference_score: float | None = None
     metric: str = "bleu"
     mean_log_probability_difference: float | None = None
+    equal_tokens: float | None = None
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,12 @@ import re
 MAX_WORDS = 64  # tokens of a sentence in a story, and of a question
 
 # A mark inside of a word, as in 3.5, does not end a sentence. Chinese and Japanese marks need no space after
-# them. A run of marks is tried once, and not from each of its marks, so that the time stays linear.
+# them, but a quotation may go on, as in 「はい。」と言った. A run of marks is tried once, and not from each
+# of its marks, so that the time stays linear.
 _END = re.compile(
-    r"""(?<![.?!])[.?!]++["'”’)]*+(?=\s|$)|[。？！]+["'”’）」』]*|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]"""
+    r"""(?<![.?!])[.?!]++["'”’)]*+(?=\s|$)"""
+    r"""|(?<![。？！])[。？！]++(?:(?!["'”’）」』])|["'”’）」』]++(?=\s|$|[“‘（「『]))"""
+    r"""|[\n\r\v\f\x1c-\x1e\x85\u2028\u2029]"""
 )
 
 

@@ -47,11 +47,14 @@ class Tokenizer:
         self._inner = inner
         self._pieces: dict[int, str] = {}
         self._charsmap = take_charsmap(inner)
+        added = inner.get_added_tokens_decoder()
         self.special_tokens = {
-            token_id: token.content.removeprefix(HIDDEN)
-            for token_id, token in inner.get_added_tokens_decoder().items()
-            if token.special
+            token_id: token.content.removeprefix(HIDDEN) for token_id, token in added.items() if token.special
         }
+        whole = sorted(
+            (token.content for token in added.values() if not token.special), key=len, reverse=True
+        )
+        self._whole_tokens = re.compile(f"({'|'.join(map(re.escape, whole))})") if whole else None
         types, ids = _decoder_types(inner), range(self.vocab_size)
         # Tokens that are not bytes are decoded after another token, which keeps a space before them.
         self._other_id = next((i for i in ids if inner.decode([i]).isalnum()), ids[-1] if ids else 0)
@@ -116,11 +119,20 @@ class Tokenizer:
     def normalize(self, text: str) -> str:
         """The normalised text, which is what `decode` returns for its tokens."""
         normalizer = self._inner.normalizer
-        if self._charsmap is not None:
-            text = self._charsmap.normalize(text)
+        text = self._mapped(text)
         if normalizer is not None:
             text = str(normalizer.normalize_str(text))
         return text.replace(_SPACE, " ") if self._has_marks else text
+
+    def _mapped(self, text: str) -> str:
+        """The text after SentencePiece's normalisation, except of tokens that are matched whole."""
+        if self._charsmap is None:
+            return text
+        if self._whole_tokens is None:
+            return self._charsmap.normalize(text)
+        parts = self._whole_tokens.split(text)
+        parts[::2] = map(self._charsmap.normalize, parts[::2])
+        return "".join(parts)
 
     def normalize_inside(self, text: str) -> str:
         """The text normalised as a part of a longer one: spaces at its ends stay."""
@@ -156,7 +168,7 @@ class Tokenizer:
         return self._rows(texts, add_special_tokens=False)
 
     def _rows(self, texts: Sequence[str], *, add_special_tokens: bool) -> list[list[int]]:
-        texts = list(texts) if self._charsmap is None else list(map(self._charsmap.normalize, texts))
+        texts = list(map(self._mapped, texts))
         # The batch call also serves a single text, because only in it the library lets other threads run.
         encodings = self._inner.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         rows = [encoding.ids for encoding in encodings]

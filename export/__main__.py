@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 # ONNX Runtime reports every session to its maker unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -17,7 +18,11 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.commands import add_version, needs_extra, program
 
+if TYPE_CHECKING:
+    from seq2seq_serve.bundle.manifest import Manifest
+
 _INTERRUPTED = 130  # shells report 128 plus the signal's number, here SIGINT's
+_LEFT_OUT = 3
 
 _HUGGING_FACE = "huggingface"
 _EXAMPLE = f"""example:
@@ -31,14 +36,17 @@ _HUGGING_FACE_EXAMPLE = """example:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Export a model and return the exit code: 0 done, 1 failed, 2 usage, 130 interrupted."""
+    """Export a model and return the exit code.
+
+    0 done, 1 failed, 2 usage, 3 a bundle without the precisions whose proof failed, 130 interrupted.
+    """
     arguments = sys.argv[1:] if arguments is None else arguments
     is_checkpoint = arguments[:1] == [_HUGGING_FACE]
     options = _parser(is_checkpoint=is_checkpoint).parse_args(arguments[1:] if is_checkpoint else arguments)
     extra = _HUGGING_FACE if is_checkpoint else "export"
     with needs_extra(f"{extra},cpu"), _recorded_interrupts() as interrupts:
         try:
-            (_export_checkpoint if is_checkpoint else _export)(options, interrupts)
+            manifest = (_export_checkpoint if is_checkpoint else _export)(options, interrupts)
         except BaseException as error:
             if interrupts:  # torch's exporter may turn KeyboardInterrupt into another exception
                 print("error: interrupted; no bundle was written", file=sys.stderr)
@@ -51,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
                 raise
             return 1
     print(options.bundle)
-    return 0
+    return 0 if len(manifest.variants) == len(options.precision) else _LEFT_OUT
 
 
 def _parser(*, is_checkpoint: bool) -> argparse.ArgumentParser:
@@ -80,6 +88,11 @@ def _parser(*, is_checkpoint: bool) -> argparse.ArgumentParser:
         help="fp32 and int8 (for the CPU), fp16 and bf16 (for CUDA), with commas (default: fp32,int8)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle")
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="write nothing if the proof of any precision fails (default: leave it out, and exit with 3)",
+    )
     if is_checkpoint:
         for name in ("source", "target"):
             parser.add_argument(
@@ -116,7 +129,7 @@ def _recorded_interrupts() -> Iterator[list[int]]:
         sys.unraisablehook = hook
 
 
-def _export(options: argparse.Namespace, interrupts: list[int]) -> None:
+def _export(options: argparse.Namespace, interrupts: list[int]) -> Manifest:
     from seq2seq_serve.bundle.manifest import is_checkpoint
 
     if is_checkpoint(options.run):
@@ -130,21 +143,29 @@ def _export(options: argparse.Namespace, interrupts: list[int]) -> None:
 
     with _reporting("reading the run", interrupts) as report:
         trained = load_run(options.run)
-        export_bundle(trained, options.bundle, options.precision, overwrite=options.overwrite, report=report)
+        return export_bundle(
+            trained,
+            options.bundle,
+            options.precision,
+            overwrite=options.overwrite,
+            is_strict=options.strict,
+            report=report,
+        )
 
 
-def _export_checkpoint(options: argparse.Namespace, interrupts: list[int]) -> None:
+def _export_checkpoint(options: argparse.Namespace, interrupts: list[int]) -> Manifest:
     with _blocked_interrupts():
         from seq2seq_serve.export.huggingface.exporter import export_checkpoint
         from seq2seq_serve.export.huggingface.families import Limits
 
     with _reporting("reading the checkpoint", interrupts) as report:
-        export_checkpoint(
+        return export_checkpoint(
             options.folder,
             options.bundle,
             options.precision,
             limits=Limits(options.max_source_length, options.max_target_length),
             overwrite=options.overwrite,
+            is_strict=options.strict,
             report=report,
         )
 

@@ -22,6 +22,7 @@ from seq2seq_serve.bundle.manifest import (
     SpecialIds,
     Variant,
     file_spec,
+    load_bundle,
     write_manifest,
 )
 from seq2seq_serve.bundle.names import (
@@ -78,12 +79,17 @@ class ExportError(ValueError):
     """The bundle was not written; the message says why."""
 
 
+class ProofError(ExportError):
+    """The graphs of a precision do not compute what the model computes."""
+
+
 def export_bundle(
     trained: TrainedModel,
     path: Path,
     precisions: Sequence[Precision],
     *,
     overwrite: bool = False,
+    is_strict: bool = False,
     proves: bool = True,
     report: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
@@ -94,18 +100,22 @@ def export_bundle(
         path: The bundle.
         precisions: Those of the bundle.
         overwrite: Whether an older bundle is replaced.
+        is_strict: Whether no bundle is written if the proof of any precision fails; by default the bundle has
+            the other precisions.
         proves: False leaves out the proof, for a device that this machine does not have: the manifest then
             says that no shapes were compared.
         report: Called with a line about each step, as it begins or ends.
 
     Raises:
-        ExportError: `path` exists or cannot be written, or a proof failed. No bundle is written.
+        ExportError: `path` exists or cannot be written, or proofs failed. No bundle is written.
     """
     if not trained.model.source_kind.forms:
         raise ExportError("a model without a source cannot be asked: train a captioner that starts --from it")
     prove = _prove if proves else None
     return write_bundle(
-        path, lambda folder: _write(trained, folder, precisions, prove, report), overwrite=overwrite
+        path,
+        lambda folder: _write(trained, folder, precisions, prove, report, is_strict=is_strict),
+        overwrite=overwrite,
     )
 
 
@@ -123,11 +133,20 @@ def write_bundle(path: Path, write: Callable[[Path], Manifest], *, overwrite: bo
         raise ExportError(f"cannot write into {path.parent}: {error.strerror}") from error
     try:
         manifest = write(folder)
+        _read_back(folder)
         folder.chmod(0o755)  # only its owner can read a temporary folder
         _replace(path, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return manifest
+
+
+def _read_back(folder: Path) -> None:
+    """Raise ExportError if the server would refuse the bundle."""
+    try:
+        load_bundle(folder)
+    except ValueError as error:
+        raise ExportError(f"a server would refuse this bundle: {error}") from error
 
 
 def check_path(path: Path, *, overwrite: bool) -> None:
@@ -161,13 +180,19 @@ def _write(
     precisions: Sequence[Precision],
     prove: _Prove | None,
     report: Callable[[str], None],
+    *,
+    is_strict: bool,
 ) -> Manifest:
     config, kind = trained.config, trained.model.source_kind
     trained.tokenizer.save(folder / TOKENIZER_FILE)
     tokenizer = file_spec(folder, TOKENIZER_FILE)
-    variants = {
-        precision: _export_variant(trained, folder, precision, prove, report) for precision in precisions
-    }
+    variants = write_variants(
+        folder,
+        precisions,
+        lambda precision: _export_variant(trained, folder, precision, prove, report),
+        report,
+        is_strict=is_strict,
+    )
     score = {} if trained.dev_score is None else {"dev_score": f"{trained.dev_score:.2f}"}
     manifest = Manifest(
         format_version=FORMAT_VERSION,
@@ -190,6 +215,36 @@ def _write(
     )
     write_manifest(folder, manifest)
     return manifest
+
+
+def write_variants(
+    folder: Path,
+    precisions: Sequence[Precision],
+    write: Callable[[Precision], Variant],
+    report: Callable[[str], None],
+    *,
+    is_strict: bool,
+) -> dict[Precision, Variant]:
+    """Write the precisions whose proof holds, and report the others.
+
+    Raises:
+        ProofError: The proof of every precision fails, or with `is_strict` of any.
+    """
+    variants: dict[Precision, Variant] = {}
+    failures: dict[Precision, ProofError] = {}
+    for precision in precisions:
+        try:
+            variants[precision] = write(precision)
+        except ProofError as error:
+            if is_strict:
+                raise
+            failures[precision] = error
+            shutil.rmtree(folder / precision)
+    for precision, failure in failures.items():
+        if not variants:
+            raise failure
+        report(f"{precision} is left out: {failure}")
+    return variants
 
 
 def _export_variant(
@@ -289,7 +344,7 @@ def _prove(trained: TrainedModel, graphs: Graphs, precision: Precision) -> Parit
     metric = trained.model.metric
     ours, reference = _scores(trained, graphs, targets)
     if reference >= _LEAST_SCORE and ours < reference - MAX_INT8_LOSS:
-        raise ExportError(
+        raise ProofError(
             f"int8 scores {ours:.2f} {_METRIC_NAMES[metric]} on dev where the trained model scores "
             f"{reference:.2f}; a loss of {MAX_INT8_LOSS} is allowed. {_INT8_ADVICE}"
         )
@@ -303,15 +358,20 @@ def _prove(trained: TrainedModel, graphs: Graphs, precision: Precision) -> Parit
 
 
 def compare(
-    model: EncoderDecoder, graphs: Graphs, precision: Precision, shapes: parity.Shapes = parity.SHAPES
+    model: EncoderDecoder,
+    graphs: Graphs,
+    precision: Precision,
+    shapes: parity.Shapes = parity.SHAPES,
+    tolerance: float | None = None,
 ) -> Parity:
-    """Compare log-probabilities for random tokens; raise ExportError if one differs by too much."""
-    difference, tolerance = parity.worst_difference(model, graphs, shapes), TOLERANCES[precision]
-    if precision is Precision.FP32 and not difference <= tolerance:
+    """Compare log-probabilities for random tokens; raise ProofError if one differs by too much."""
+    difference = parity.worst_difference(model, graphs, shapes)
+    is_given, tolerance = tolerance is not None, TOLERANCES[precision] if tolerance is None else tolerance
+    if precision is Precision.FP32 and not is_given and not difference <= tolerance:
         # The sources are random, and some models answer them with sums of far larger numbers than others do.
         tolerance = min(max(tolerance, 2 * parity.rounding(model, shapes)), MOST_ROUNDING)
     if not difference <= tolerance:
-        raise ExportError(
+        raise ProofError(
             f"{precision} differs from the {model.origin} model by {difference:.1e} in a log-probability, "
             f"and {tolerance:.0e} is allowed"
         )
@@ -324,10 +384,10 @@ def int8_difference(
     pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
     targets: str,
 ) -> float:
-    """The mean difference in the log-probability of real targets' tokens; ExportError if it is too large."""
+    """The mean difference in the log-probability of real targets' tokens; ProofError if it is too large."""
     mean = parity.mean_difference(model, graphs, pairs)
     if not mean <= MAX_INT8_MEAN_DIFFERENCE:
-        raise ExportError(
+        raise ProofError(
             f"int8 differs from the {model.origin} model by {mean:.2f} on average in the log-probability of "
             f"a token {targets}, and {MAX_INT8_MEAN_DIFFERENCE} is allowed. {_INT8_ADVICE}"
         )

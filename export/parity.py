@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import operator
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -12,7 +13,7 @@ import torch
 from seq2seq_serve.bundle import names
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.config import BOS_ID
-from seq2seq_serve.training.data.sources import Array, Inputs
+from seq2seq_serve.training.data.sources import Array, Inputs, SourceKind
 from seq2seq_serve.training.models.base import EncoderDecoder
 
 Shapes = Sequence[tuple[int, int, int]]  # (batch, source length, target length)
@@ -96,6 +97,24 @@ def mean_difference(
     return total / num_tokens
 
 
+def equal_tokens(
+    graphs: Graphs, kind: SourceKind, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], num_start: int
+) -> float:
+    """The share of tokens of a model's own greedy targets that `step` selects after those before them.
+
+    A pair is an encoded source, and the target's token ids, the first `num_start` of which were given.
+    """
+    num_equal = num_tokens = 0
+    for source, target in pairs:
+        sources = graphs.sources([kind.inputs(source)])
+        memory = graphs.encode(sources, memory_capacity=int(sources.lengths.max()))
+        steps = _step_logits(graphs, memory, sources.lengths, np.array([target[:-1]]))
+        selected = [int(logits[0].argmax()) for logits in steps][num_start - 1 :]
+        num_equal += sum(map(operator.eq, selected, target[num_start:]))
+        num_tokens += len(selected)
+    return num_equal / num_tokens
+
+
 def _random_batches(model: EncoderDecoder, shapes: Shapes) -> Iterator[tuple[list[Inputs], Array, Array]]:
     """Yields the sources, target ids `(B, T)` and label ids `(B, T)` of a batch for each shape."""
     rng = np.random.default_rng(0)
@@ -129,16 +148,23 @@ def _stepped(
     label_ids: Array,
 ) -> Array:
     """Log-probabilities `(B, T)` of the labels, by repeated `step`."""
+    steps = _step_logits(graphs, memory, source_lengths, target_ids)
+    columns = [
+        np.take_along_axis(_log_softmax(logits), label_ids[:, position : position + 1], axis=1)
+        for position, logits in enumerate(steps)
+    ]
+    return np.concatenate(columns, axis=1)
+
+
+def _step_logits(
+    graphs: Graphs, memory: dict[str, Array], source_lengths: Array, target_ids: Array
+) -> Iterator[Array]:
+    """Yields the logits `(B, V)` after each position of targets `(B, T)`, from an empty cache."""
     B, T = target_ids.shape
     buffers = memory | graphs.empty_cache(B, T)
-    columns = []
     for position in range(T):
         lengths = np.full(B, position, np.int32)
-        logits = graphs.step(target_ids[:, position].copy(), lengths, source_lengths, buffers)
-        columns.append(
-            np.take_along_axis(_log_softmax(logits), label_ids[:, position : position + 1], axis=1)
-        )
-    return np.concatenate(columns, axis=1)
+        yield graphs.step(target_ids[:, position].copy(), lengths, source_lengths, buffers)
 
 
 def _expected(model: EncoderDecoder, rows: Sequence[Inputs], target_ids: Array) -> tuple[Array, Array | None]:

@@ -278,7 +278,7 @@ def _add_comparison_flags(score: argparse.ArgumentParser) -> None:
         "--tokenize",
         choices=TOKENIZATIONS,
         default=MetricSettings.tokenization,
-        help=f"sacreBLEU tokenizer; none for texts that are tokens (default: {MetricSettings.tokenization})",
+        help="sacreBLEU tokenizer; none for texts that are tokens (default: the one for their script)",
     )
     group.add_argument("--lowercase", action="store_true", help="lower-case both sides")
     group.add_argument(

@@ -19,6 +19,7 @@ PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
 
 Norm = Literal["post", "pre"]
 Precision = Literal["fp32", "bf16"]
+Tokenization = Literal["13a", "intl", "none", "char", "zh", "ja-mecab", "ko-mecab"]  # need no download
 Tied = Literal["all", "target", "none"]
 
 _LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
@@ -188,6 +189,8 @@ class TrainingConfig(_Config):
         checkpoint_interval_steps: How often a checkpoint is written.
         num_averaged: How many of the newest checkpoints are kept, and averaged at the end.
         patience: Evaluations without a better dev score after which training stops; None never stops early.
+        bleu_tokenization: sacreBLEU's tokenizer of the dev score; None is the one for the script of the dev
+            targets.
         normalization: How texts are normalised before they are cut into tokens, "nfc", "nfkc" or "none"
             (`bundle.normalization`). A run with a parent has the parent's normalization.
         source_language: BCP 47 tag of the sources' language, such as "ko", or None; a server splits texts
@@ -223,6 +226,7 @@ class TrainingConfig(_Config):
     num_averaged: int = 5
     patience: int | None = 10
     max_length_ratio: float | None = 5.0
+    bleu_tokenization: Tokenization | None = None
     normalization: Normalization = "nfc"
     source_language: str | None = None
     bpe_dropout: float = 0.0

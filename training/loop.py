@@ -347,7 +347,8 @@ class Trainer:
                 self.model, self.tokenizer, sources, length_bound=bound, before_step=self._stop_if_interrupted
             )
         self._raise_if_interrupted()
-        return score(self.ranks.gather(share), list(references.values()))
+        targets = self.ranks.gather(share)
+        return score(targets, list(references.values()), self.config.training.bleu_tokenization)
 
     def _stop_if_interrupted(self) -> None:
         if self._interrupt_signal():

@@ -24,6 +24,7 @@ _INDEXED = {  # the file of all weights, and the index of several files, in the 
 _OTHER_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "adapter_model.safetensors", "adapter_model.bin")
 _ADAPTER_FILE = "adapter_config.json"
 _LFS_POINTER = b"version https://git-lfs"
+_OLD_CLASSES = ("T5WithLMHeadModel", "BartForMaskedLM")  # names of 2020 of models that write texts
 _DECODERS = ("ForCausalLM", "LMHeadModel")
 _ENCODERS = (
     "ForMaskedLM",
@@ -34,6 +35,8 @@ _ENCODERS = (
     "ForPreTraining",
     "EncoderModel",
 )
+SINGLE_IDS = "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "pad_token_id"
+_NEEDED_IDS = "eos_token_id", "pad_token_id"
 _GENERATION_KEYS = (  # of config.json, for a checkpoint without generation_config.json
     "bad_words_ids",
     "begin_suppress_tokens",
@@ -70,7 +73,8 @@ class CheckpointFolder:
     Attributes:
         config: The content of `config.json`.
         generation: The settings of `generate` as transformers finds them: all of `generation_config.json`, or
-            without such a file those in `config.json`.
+            without such a file those in `config.json`. An end of sequence or a padding that is null in the
+            first is that of the second.
         tokenizer_class: The class of the tokenizer; empty if the folder does not name one.
         files: The files with weights.
     """
@@ -148,19 +152,32 @@ def open_checkpoint(path: Path) -> CheckpointFolder:
             raise CheckpointError(
                 f"{path / name} asks for code of the checkpoint (auto_map), which is never run"
             )
-    generation_file = path / "generation_config.json"
-    if generation_file.is_file():
-        generation = read_json(generation_file)
-    else:
-        decoder = config.get("decoder")
-        parts = [decoder, config] if isinstance(decoder, dict) else [config]
-        generation = {
-            key: part[key] for part in parts for key in _GENERATION_KEYS if part.get(key) is not None
-        }
-        if config.get("force_bos_token_to_be_generated"):
-            generation.setdefault("forced_bos_token_id", config.get("bos_token_id"))
+    generation = _settings_of_generate(path, config)
     tokenizer_class = settings.get("tokenizer_class") or config.get("tokenizer_class") or ""
     return CheckpointFolder(path, config, generation, tokenizer_class, _weight_files(path))
+
+
+def _settings_of_generate(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of `CheckpointFolder.generation`; a token that may be only one is a number."""
+    decoder, file = config.get("decoder"), path / "generation_config.json"
+    parts = [decoder, config] if isinstance(decoder, dict) else [config]
+    of_config = {key: part[key] for part in parts for key in _GENERATION_KEYS if part.get(key) is not None}
+    if file.is_file():
+        settings = read_json(file)
+        for name in _NEEDED_IDS:  # a null of the file is not a value
+            if settings.get(name) is None:
+                settings[name] = of_config.get(name)
+    else:
+        settings = of_config
+        if config.get("force_bos_token_to_be_generated"):
+            settings.setdefault("forced_bos_token_id", config.get("bos_token_id"))
+    for name in SINGLE_IDS:
+        value = settings.get(name)
+        if isinstance(value, list):
+            if len(value) != 1:
+                raise CheckpointError(f"{name} is {value}, and must be one token")
+            (settings[name],) = value
+    return settings
 
 
 def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
@@ -174,6 +191,8 @@ def _check_kind(path: Path, config: Mapping[str, Any]) -> None:
         raise CheckpointError(
             f"{path} is quantised ({method}); give the original checkpoint, which --precision int8 quantises"
         )
+    if architecture in _OLD_CLASSES:
+        return
     if architecture.endswith(_DECODERS):
         raise CheckpointError(f"{path} is a decoder-only model ({architecture}), not an encoder-decoder")
     if architecture.endswith(_ENCODERS):

@@ -26,6 +26,7 @@ from seq2seq_serve.export.huggingface.model import (
 )
 from seq2seq_serve.export.huggingface.pictures import Patches
 from seq2seq_serve.export.huggingface.sounds import Sounds
+from seq2seq_serve.export.huggingface.tokenizers import ANY_CLASS, RECIPES, Checkpoint, by_languages
 
 # D d_model   H heads   M largest distance
 
@@ -41,6 +42,9 @@ _ACTIVATIONS: dict[str, Activation] = {
 _LAYER_NORM_EPSILON = 1e-5
 _D_HEAD_MULTIPLE = 8  # the attention operator of the served graphs refuses others
 _NAMES_IN_MESSAGE = 5
+# Buffers that older releases of transformers and fairseq saved with the weights of any model
+_BUFFERS = re.compile(r"(.*\.)?(version|position_ids|_float_tensor|rotary_emb\.inv_freq)")
+_TIED = "shared.weight", "source_embedding.weight", "target_embedding.weight", "output.weight"
 
 
 @dataclass(frozen=True)
@@ -50,7 +54,8 @@ class Dialect:
     Attributes:
         options: Reads the settings of a family from those of a checkpoint.
         names: Patterns of a weight's name and their replacements by this project's names, in order.
-        unused: The names, after replacement, of weights that are computed instead, or that texts do not need.
+        unused: The names, after replacement, of weights that are computed instead, or that texts do not need,
+            besides those of every family.
         norm_offset: Added to the weights of norms.
     """
 
@@ -71,6 +76,7 @@ class Family:
         activation: The default of `config.json`.
         scales_embedding: The default of `scale_embedding`.
         scales_output: Whether a tied projection divides decoder states by √D.
+        shares_embedding: The default of `share_encoder_decoder_embeddings`.
         is_merged: Whether decoder layers read cache and memory at once, and heads have norms.
         longest: The most tokens of a source and of a target by default, for a model without a limit.
     """
@@ -85,6 +91,7 @@ class Family:
     activation: str = "gelu"
     scales_embedding: bool = False
     scales_output: bool = False
+    shares_embedding: bool = True
     is_merged: bool = False
     longest: int = 1024
 
@@ -142,22 +149,40 @@ FAMILIES = (
     Family("mt5", "mt5", "t5", activation="gated-gelu", longest=512),
     Family("whisper", "whisper", "whisper", _LEARNED),
     Family("trocr", "vision-encoder-decoder", "trocr"),
-    Family("t5gemma", "t5gemma", "gemma"),
+    Family("t5gemma", "t5gemma", "gemma", shares_embedding=False),
     Family("t5gemma2", "t5gemma2", "gemma", is_merged=True),
 )
 
 
 def family_of(checkpoint: CheckpointFolder) -> Family:
-    """The family of a checkpoint; a CheckpointError lists the families if there is none."""
-    model_type = checkpoint.config["model_type"]
-    tokenizer_class = checkpoint.tokenizer_class.removesuffix("Fast")
-    for family in FAMILIES:
-        if family.model_type == model_type and family.tokenizer_class in ("", tokenizer_class):
-            return family
-    kinds = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
-    raise CheckpointError(
-        f"{checkpoint.path} is a model of the type {model_type!r}, which is not supported; there are {kinds}"
-    )
+    """The family of a checkpoint.
+
+    Families of one model differ in the frames of texts. The class of the tokenizer tells them apart, or the
+    languages in its files where the class is a general one.
+
+    Raises:
+        CheckpointError: There is no such family, or nothing tells it from others.
+    """
+    model_type, name = checkpoint.config["model_type"], checkpoint.tokenizer_class.removesuffix("Fast")
+    families = {family.name: family for family in FAMILIES if family.model_type == model_type}
+    if not families:
+        kinds = ", ".join(dict.fromkeys(family.model_type for family in FAMILIES))
+        raise CheckpointError(
+            f"{checkpoint.path} is a model of the type {model_type!r}, which is not supported; there are "
+            f"{kinds}"
+        )
+    named = [family for family in families.values() if family.tokenizer_class in ("", name)]
+    if name not in ("", *ANY_CLASS) or not all(RECIPES[one].language for one in families):
+        return named[0]
+    found = by_languages(Checkpoint.read(checkpoint.path, checkpoint.config), list(families))
+    if len(found) != 1:
+        classes = dict.fromkeys(one for family in families for one in RECIPES[family].classes)
+        raise CheckpointError(
+            f"{checkpoint.path}: the tokenizer has the languages of {' and '.join(found) or 'none'} of "
+            f"{', '.join(families)}: set tokenizer_class in tokenizer_config.json to "
+            f"{' or '.join(classes)}"
+        )
+    return families[found[0]]
 
 
 def config_of(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> ImportedConfig:
@@ -192,6 +217,8 @@ def read_model(checkpoint: CheckpointFolder, family: Family, config: ImportedCon
     weights: dict[str, Tensor] = {}
     origins: dict[str, str] = {}
     for name, tensor in checkpoint.weights():
+        if _BUFFERS.fullmatch(name):
+            continue
         renamed = _renamed(name, dialect)
         if renamed in weights:
             raise CheckpointError(f"{checkpoint.path} has two weights for one: {origins[renamed]} and {name}")
@@ -205,7 +232,8 @@ def read_model(checkpoint: CheckpointFolder, family: Family, config: ImportedCon
             weights[renamed], origins[renamed] = tensor + offset if offset else tensor, name
     _add_positions(weights, config, checkpoint.config)
     _fold_projection(weights, config, is_needed=_has_projection(checkpoint.config))
-    options = _tie(weights, reads_texts=config.media is None) | _logits_bias(weights)
+    is_shared = bool(checkpoint.config.get("share_encoder_decoder_embeddings", family.shares_embedding))
+    options = _tie(weights, is_shared=is_shared, reads_texts=config.media is None) | _logits_bias(weights)
     if family.scales_output and _scales_output(checkpoint.config):
         options["output_scale"] = config.d_model**-0.5
     with torch.device("meta"):
@@ -302,13 +330,16 @@ def _linear(weight: Tensor) -> Tensor:
     return weight.movedim(1, -1).flatten(1) if weight.dim() > 2 else weight
 
 
-def _tie(weights: dict[str, Tensor], *, reads_texts: bool) -> dict[str, Any]:
-    """Keep one of equal matrices over the vocabulary; whether they are equal is read from the weights."""
-    shared = weights.pop("shared.weight", None)
-    source = weights.pop("source_embedding.weight", shared)
-    target = weights.pop("target_embedding.weight", source if shared is None else shared)
-    output = weights.pop("output.weight", target)
-    source = source if reads_texts else target
+def _tie(weights: dict[str, Tensor], *, is_shared: bool, reads_texts: bool) -> dict[str, Any]:
+    """Keep one of equal matrices over the vocabulary; whether they are equal is read from the weights.
+
+    A matrix that the file lacks is another one that it is tied to. Without `is_shared` the source has its own
+    vocabulary and matrix.
+    """
+    shared, source, target, output = (weights.pop(name, None) for name in _TIED)
+    target = _first(target, shared, source if is_shared else None, output)
+    source = _first(source, shared, target if is_shared else None) if reads_texts else target
+    output = _first(output, target)
     if source is None or target is None or output is None:
         raise CheckpointError("the checkpoint lacks a matrix of embeddings: shared.weight")
     if shared is not None and not any(_equal(shared, other) for other in (source, target)):
@@ -330,6 +361,10 @@ def _logits_bias(weights: dict[str, Tensor]) -> dict[str, Any]:
         return {}
     weights["output_bias"] = bias.flatten()
     return {"has_output_bias": True}
+
+
+def _first(*tensors: Tensor | None) -> Tensor | None:
+    return next((tensor for tensor in tensors if tensor is not None), None)
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:
@@ -677,8 +712,7 @@ _DIALECTS = {
             (r"^encoder\.layernorm\.", "encoder_norm."),
             *_BART_NAMES,
         ),
-        # A sinusoidal table, and what the training of the encoder needed.
-        unused=r"encoder\.(pooler\..*|embeddings\.mask_token)|target_embed_positions\._float_tensor",
+        unused=r"encoder\.(pooler\..*|embeddings\.mask_token)",  # the training of the encoder needed them
     ),
     "t5": Dialect(
         _t5_options,

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from seq2seq_serve.bundle.manifest import EarlyStopping, Generation
-from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
+from seq2seq_serve.export.huggingface.checkpoint import SINGLE_IDS, CheckpointError
 
 _EARLY_STOPPING: dict[Any, EarlyStopping] = {None: False, **{one: one for one in (True, False, "never")}}
 # What changes the output of `generate`, with its neutral value, and does not exist here
@@ -26,21 +26,32 @@ _NEUTRAL: dict[str, Any] = {
 }
 
 
-def eos_ids(settings: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[int, ...]:
+def eos_ids(settings: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
     """The tokens that end a target."""
-    given = settings.get("eos_token_id", config.get("eos_token_id"))
-    if given is None:
-        raise CheckpointError("the checkpoint has no eos_token_id: no token would end a target")
-    return tuple(given) if isinstance(given, list) else (given,)
+    given = settings.get("eos_token_id")
+    known = _known_ids(given if isinstance(given, list) else [given], vocab_size)
+    if not known:
+        raise CheckpointError(
+            f"eos_token_id is {given}, and targets have {vocab_size} tokens: none would end a target"
+        )
+    return known
 
 
-def generation_of(settings: Mapping[str, Any], num_start: int, max_target_length: int) -> Generation:
+def _known_ids(token_ids: Iterable[Any], vocab_size: int) -> tuple[int, ...]:
+    """Those of some tokens that a target can have; `generate` ignores others, and many files have a -1."""
+    return tuple(one for one in token_ids if isinstance(one, int) and 0 <= one < vocab_size)
+
+
+def generation_of(
+    settings: Mapping[str, Any], num_start: int, max_target_length: int, vocab_size: int
+) -> Generation:
     """The manifest's form of the settings.
 
     Args:
         settings: `CheckpointFolder.generation`.
         num_start: The number of tokens that the decoder reads before a target; `max_length` counts them.
         max_target_length: The model's limit.
+        vocab_size: The number of token ids of targets.
 
     Raises:
         CheckpointError: A setting has a value that `generate` would refuse.
@@ -48,14 +59,18 @@ def generation_of(settings: Mapping[str, Any], num_start: int, max_target_length
     set_ones = {name: value for name, value in settings.items() if value is not None}
     most = set_ones.get("max_new_tokens", set_ones.get("max_length", 0) - num_start)
     least = set_ones.get("min_new_tokens", max(set_ones.get("min_length", 0) - num_start, 0))
-    forced_eos = set_ones.get("forced_eos_token_id")
     early_stopping = set_ones.get("early_stopping")
     if early_stopping not in _EARLY_STOPPING:
         raise CheckpointError(f"early_stopping is {early_stopping!r}, and must be true, false or 'never'")
-    ends = set_ones.get("eos_token_id")
-    ends = ends if isinstance(ends, list) else [ends]
+    ends = eos_ids(settings, vocab_size)
     # `generate` ignores an end of sequence among the bad words.
     banned = [ids for ids in set_ones.get("bad_words_ids", ()) if ids not in [[end] for end in ends]]
+    needed = {name: [set_ones[name]] for name in SINGLE_IDS[:3] if name in set_ones}
+    needed["bad_words_ids"] = [token_id for ids in banned for token_id in ids]
+    for name, ids in needed.items():
+        if unknown := [one for one in ids if not _known_ids([one], vocab_size)]:
+            raise CheckpointError(f"{name} has {unknown[0]}, and targets have {vocab_size} tokens")
+    suppressed = {*set_ones.get("suppress_tokens", ()), *(ids[0] for ids in banned if len(ids) == 1)}
     return Generation(
         beam_size=set_ones.get("num_beams", 1),
         length_penalty=float(set_ones.get("length_penalty", 1.0)),
@@ -66,12 +81,10 @@ def generation_of(settings: Mapping[str, Any], num_start: int, max_target_length
         repetition_penalty=float(set_ones.get("repetition_penalty", 1.0)),
         no_repeat_ngram_size=set_ones.get("no_repeat_ngram_size", 0),
         encoder_no_repeat_ngram_size=set_ones.get("encoder_no_repeat_ngram_size", 0),
-        suppressed_token_ids=tuple(
-            sorted({*set_ones.get("suppress_tokens", ()), *(ids[0] for ids in banned if len(ids) == 1)})
-        ),
+        suppressed_token_ids=_known_ids(sorted(suppressed), vocab_size),
         forbidden_sequences=tuple(tuple(ids) for ids in banned if len(ids) > 1),
-        begin_suppressed_token_ids=tuple(set_ones.get("begin_suppress_tokens", ())),
-        forced_eos_id=forced_eos[0] if isinstance(forced_eos, list) else forced_eos,
+        begin_suppressed_token_ids=_known_ids(set_ones.get("begin_suppress_tokens", ()), vocab_size),
+        forced_eos_id=set_ones.get("forced_eos_token_id"),
         is_renormalized=bool(set_ones.get("renormalize_logits", False)),
         penalizes_log_probabilities=True,
         repeats_start=True,

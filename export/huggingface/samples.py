@@ -1,4 +1,4 @@
-"""Pairs for the proof of int8: sources, and the model's own targets for them."""
+"""Pairs for the proof of a precision: sources, and the model's own targets for them."""
 
 from __future__ import annotations
 
@@ -7,60 +7,75 @@ from collections.abc import Sequence
 import torch
 
 from seq2seq_serve.bundle.manifest import Choice, Places
+from seq2seq_serve.bundle.names import SOURCE_LANGUAGE
 from seq2seq_serve.export.huggingface.model import ImportedModel
 from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers
 from seq2seq_serve.training.data.sources import Numbers
 
 _MAX_TARGET_LENGTH = 48
 _BATCH_ROWS = 16
+_NUM_TEXTS = 12
 
-SENTENCES = (
-    "In 2019 the company opened three new factories and hired about 1,200 people.",
-    "summarize: The council met on Monday. It approved the new library, but not the car park.",
-    "translate English to German: The house at the end of the street is for sale.",
-    "Können Sie mir bitte sagen, wie ich zum Rathaus komme?",
-    "Le rapport compte 40 pages et décrit les causes de l'accident.",
-    "La reunión empezará a las nueve y durará unas dos horas.",
-    "Il museo resta chiuso il lunedì, ma il parco è sempre aperto.",
-    "O barco saiu do porto antes do nascer do sol.",
-    "De fiets stond al weken tegen de muur van de kerk.",
-    "Tåget från Göteborg är tjugo minuter försenat.",
-    "Kissa nukkuu ikkunalaudalla koko iltapäivän.",
-    "Stary młyn nad rzeką został w zeszłym roku odnowiony.",
-    "Děti si hrály na dvoře, dokud nezačalo pršet.",
-    "A könyvtár szombaton csak délig van nyitva.",
-    "Pachetul a ajuns astăzi, cu o săptămână mai târziu.",
-    "Toplantı saat üçte başlayacak ve yaklaşık bir saat sürecek.",
-    "Chuyến tàu cuối cùng rời ga lúc mười một giờ đêm.",
-    "Hujan turun sepanjang malam, jadi pasar buka lebih siang.",
-    "Новая дорога соединит два города к концу 2026 года.",
-    "Де можна купити квитки на вечірній потяг?",
-    "Το μικρό καφενείο κοντά στο λιμάνι ανοίγει στις έξι το πρωί.",
-    "وصل القطار إلى المحطة قبل موعده بعشر دقائق.",
-    "הספר החדש שלה יצא לאור בתחילת הקיץ.",
-    "यह पुल पिछले साल की बाढ़ में टूट गया था।",
-    "আজ সকালে নদীর জল অনেক বেড়ে গেছে।",
-    "இந்த ஊரில் ஒரு பழைய நூலகம் இருக்கிறது.",
-    "รถไฟขบวนสุดท้ายออกจากสถานีตอนห้าทุ่ม",
-    "请问最近的邮局在哪里？我想寄一个包裹。",
-    "駅前の小さな店で、温かいうどんを食べました。",
-    "할머니는 아침마다 마당에서 고양이에게 밥을 주신다.",
+_TEXTS = (  # with the codes of their languages, ISO 639-1 and 639-3
+    ("en eng", "In 2019 the company opened three new factories and hired about 1,200 people."),
+    ("en eng", "summarize: The council met on Monday. It approved the new library, but not the car park."),
+    ("en eng", "translate English to German: The house at the end of the street is for sale."),
+    ("de deu", "Können Sie mir bitte sagen, wie ich zum Rathaus komme?"),
+    ("fr fra", "Le rapport compte 40 pages et décrit les causes de l'accident."),
+    ("es spa", "La reunión empezará a las nueve y durará unas dos horas."),
+    ("it ita", "Il museo resta chiuso il lunedì, ma il parco è sempre aperto."),
+    ("pt por", "O barco saiu do porto antes do nascer do sol."),
+    ("nl nld", "De fiets stond al weken tegen de muur van de kerk."),
+    ("sv swe", "Tåget från Göteborg är tjugo minuter försenat."),
+    ("fi fin", "Kissa nukkuu ikkunalaudalla koko iltapäivän."),
+    ("pl pol", "Stary młyn nad rzeką został w zeszłym roku odnowiony."),
+    ("cs ces", "Děti si hrály na dvoře, dokud nezačalo pršet."),
+    ("hu hun", "A könyvtár szombaton csak délig van nyitva."),
+    ("ro ron", "Pachetul a ajuns astăzi, cu o săptămână mai târziu."),
+    ("tr tur", "Toplantı saat üçte başlayacak ve yaklaşık bir saat sürecek."),
+    ("vi vie", "Chuyến tàu cuối cùng rời ga lúc mười một giờ đêm."),
+    ("id ind", "Hujan turun sepanjang malam, jadi pasar buka lebih siang."),
+    ("ru rus", "Новая дорога соединит два города к концу 2026 года."),
+    ("uk ukr", "Де можна купити квитки на вечірній потяг?"),
+    ("el ell", "Το μικρό καφενείο κοντά στο λιμάνι ανοίγει στις έξι το πρωί."),
+    ("ar arb", "وصل القطار إلى المحطة قبل موعده بعشر دقائق."),
+    ("he heb", "הספר החדש שלה יצא לאור בתחילת הקיץ."),
+    ("hi hin", "यह पुल पिछले साल की बाढ़ में टूट गया था।"),
+    ("bn ben", "আজ সকালে নদীর জল অনেক বেড়ে গেছে।"),
+    ("ta tam", "இந்த ஊரில் ஒரு பழைய நூலகம் இருக்கிறது."),
+    ("th tha", "รถไฟขบวนสุดท้ายออกจากสถานีตอนห้าทุ่ม"),
+    ("zh zho", "请问最近的邮局在哪里？我想寄一个包裹。"),
+    ("ja jpn", "駅前の小さな店で、温かいうどんを食べました。"),
+    ("ko kor", "할머니는 아침마다 마당에서 고양이에게 밥을 주신다."),
 )
+SENTENCES = tuple(text for _, text in _TEXTS)
 
 
-def frame_texts(
-    texts: Sequence[str], tokenizers: ImportedTokenizers, max_source_length: int
-) -> list[Numbers]:
-    """The token ids of texts, each in its frame.
+def sample_texts(tokenizers: ImportedTokenizers, max_source_length: int) -> list[Numbers]:
+    """The token ids of texts as the model reads them: in its own languages, each in its frame.
 
-    A place for a language without a default takes one language after another.
+    The first ones are in the source language that the checkpoint names. Then come those with the fewest
+    unknown pieces, and of these the ones that are cut into the fewest tokens for their length: a tokenizer
+    cuts those languages best that it was trained on. With languages to choose, each text has its own.
     """
     frames, choices = tokenizers.frames, tokenizers.choices
     cut = max_source_length - len(frames.source_prefix) - len(frames.source_suffix)
+    languages = {
+        name.casefold().split("_")[0]: name for name in getattr(choices.get(SOURCE_LANGUAGE), "ids", {})
+    }
+    ranked = []
+    for (codes, text), text_ids in zip(_TEXTS, tokenizers.source.encode_batch(SENTENCES), strict=True):
+        language = next((languages[code] for code in codes.split() if code in languages), "")
+        if languages and not language:
+            continue
+        num_unknown = sum(token_id in tokenizers.source.special_tokens for token_id in text_ids)
+        is_own = tokenizers.source_language in codes.split()
+        ranked.append(((not is_own, num_unknown, len(text_ids) / len(text)), language, text_ids))
+    chosen = sorted(ranked, key=lambda one: one[0])[:_NUM_TEXTS]
     sources: list[Numbers] = []
-    for row, text_ids in enumerate(tokenizers.source.encode_batch(texts)):
+    for row, (_, language, text_ids) in enumerate(chosen):
         prefix, suffix = (
-            _fill(places, choices, row) for places in (frames.source_prefix, frames.source_suffix)
+            _fill(places, choices, row, language) for places in (frames.source_prefix, frames.source_suffix)
         )
         sources.append([*prefix, *text_ids[:cut], *suffix])
     return sources
@@ -84,13 +99,15 @@ def make_pairs(
     return list(zip(sources, targets, strict=True))
 
 
-def _fill(places: Places, choices: dict[str, Choice], row: int) -> list[int]:
+def _fill(places: Places, choices: dict[str, Choice], row: int, source_language: str = "") -> list[int]:
+    """The ids of places; one for a language without a default takes one language after another."""
     filled = []
     for place in places:
         if isinstance(place, str):
             choice = choices[place]
             names = list(choice.ids)
-            filled.append(choice.ids[choice.default or names[row % len(names)]])
+            given = source_language if place == SOURCE_LANGUAGE else ""
+            filled.append(choice.ids[given or choice.default or names[row % len(names)]])
         else:
             filled.append(place)
     return filled

@@ -7,7 +7,7 @@ generated module is needed.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -88,7 +88,11 @@ class SentencePieceModel:
         )
 
     def tokenizer(
-        self, vocab: Mapping[str, int], unk: str, special_tokens: Mapping[str, int]
+        self,
+        vocab: Mapping[str, int],
+        unk: str,
+        special_tokens: Mapping[str, int],
+        added: Sequence[tokenizers.AddedToken] = (),
     ) -> tokenizers.Tokenizer:
         """Create the tokenizer that cuts texts as this model does and gives the pieces other ids.
 
@@ -97,12 +101,18 @@ class SentencePieceModel:
                 names only.
             unk: The piece for all others.
             special_tokens: The ids of the tokens that no text is cut into; all are in `vocab`.
+            added: Other tokens of `vocab` that a text is searched for before it is cut.
         """
+        user_defined = [
+            tokenizers.AddedToken(piece.text, normalized=False)
+            for piece in self._of_type(PieceType.USER_DEFINED)
+            if piece.text in vocab and piece.text not in special_tokens
+        ]
         if self.is_bpe:
             inner = tokenizers.Tokenizer(self._bpe(vocab, unk))
             special = sorted(special_tokens)
         else:
-            model, extra = self._unigram(vocab, unk, special_tokens)
+            model, extra = self._unigram(vocab, unk, special_tokens, {token.content for token in added})
             inner = tokenizers.Tokenizer(model)
             special = [*(HIDDEN + name for name in sorted(special_tokens)), *extra]
         steps: list[Any] = []
@@ -127,13 +137,7 @@ class SentencePieceModel:
             )
         else:
             inner.decoder = decoders.Metaspace(prepend_scheme=scheme)
-        inner.add_tokens(
-            [
-                tokenizers.AddedToken(piece.text, normalized=False)
-                for piece in self._of_type(PieceType.USER_DEFINED)
-                if piece.text in vocab and piece.text not in special_tokens
-            ]
-        )
+        inner.add_tokens([*user_defined, *added])
         inner.add_special_tokens(special)
         return inner
 
@@ -141,12 +145,13 @@ class SentencePieceModel:
         return (piece for piece in self.pieces if piece.type in types)
 
     def _unigram(
-        self, vocab: Mapping[str, int], unk: str, special_tokens: Mapping[str, int]
+        self, vocab: Mapping[str, int], unk: str, special_tokens: Mapping[str, int], added: Set[str]
     ) -> tuple[models.Unigram, tuple[str, ...]]:
         matched = (PieceType.NORMAL, PieceType.USER_DEFINED, PieceType.BYTE)
         scores = {piece.text: piece.score for piece in self._of_type(*matched)}
         for name in special_tokens:
             scores.pop(name, None)
+        scores = dict.fromkeys(added, 0.0) | scores
         entries = [
             (text, scores[text]) if text in scores else (HIDDEN + text, 0.0)
             for text in sorted(vocab, key=vocab.__getitem__)

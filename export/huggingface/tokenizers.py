@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK
 from seq2seq_serve.bundle.tokenizer import BYTE_OF_CHARACTER, Tokenizer
 from seq2seq_serve.export.huggingface.sentencepiece import PieceType, SentencePieceModel
 
-_ANY_CLASS = ("PreTrainedTokenizer", "TokenizersBackend")  # the file as it is
+ANY_CLASS = ("PreTrainedTokenizer", "TokenizersBackend")  # the file as it is
 _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS_OF_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
 _OF_PRETRAINING = re.compile(r"<(extra_id|mask|unk)_\d+>")
@@ -64,6 +64,8 @@ class ImportedTokenizers:
         timestamps: The tokens of times; None without.
         own_marks: Special tokens that somebody added, such as one for a task. In a text they are text, so a
             request can only send their ids.
+        num_tokens: The number of tokens of sources, or of targets if sources are not texts.
+        source_language: The language of sources that the settings name; empty if they name none.
     """
 
     source: Tokenizer
@@ -73,6 +75,8 @@ class ImportedTokenizers:
     choices: dict[str, Choice]
     timestamps: Timestamps | None = None
     own_marks: tuple[str, ...] = ()
+    num_tokens: int = 0
+    source_language: str = ""
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,32 @@ class Checkpoint:
         added = self.settings.get("added_tokens_decoder") or {}
         special = [_content(added[key]) for key in sorted(added, key=int) if added[key].get("special")]
         return list(dict.fromkeys([*self._roles(), *self._listed(), *special]))
+
+    def added_tokens(self) -> dict[int, tokenizers.AddedToken]:
+        """The tokens that somebody added, by their ids, from where transformers reads them.
+
+        They are matched in the text as it is given: files of before 2024 have no other way.
+        """
+        file, given = self.folder / "added_tokens.json", self.settings.get("added_tokens_decoder")
+        if given:
+            fields = {int(key): {"normalized": False, **value} for key, value in given.items()}
+        else:
+            special = {*self._roles(), *self._listed()}
+            fields = {
+                int(token_id): {"content": name, "special": name in special}
+                for name, token_id in (_read_json(file) if file.is_file() else {}).items()
+            }
+        return {
+            token_id: tokenizers.AddedToken(
+                value["content"],
+                single_word=bool(value.get("single_word")),
+                lstrip=bool(value.get("lstrip")),
+                rstrip=bool(value.get("rstrip")),
+                normalized=False,
+                special=bool(value.get("special")),
+            )
+            for token_id, value in sorted(fields.items())
+        }
 
     def own_marks(self, language: str) -> list[str]:
         """The special tokens that the settings list, without languages, roles, and those of pre-training."""
@@ -186,8 +216,8 @@ def read_tokenizers(
             does not fit the model's vocabulary.
     """
     recipe, checkpoint = RECIPES[family], Checkpoint.read(folder, config)
-    name = str(checkpoint.settings.get("tokenizer_class") or _ANY_CLASS[0]).removesuffix("Fast")
-    if name not in (*recipe.classes, *_ANY_CLASS):
+    name = str(checkpoint.settings.get("tokenizer_class") or ANY_CLASS[0]).removesuffix("Fast")
+    if name not in (*recipe.classes, *ANY_CLASS):
         raise ValueError(
             f"{folder}: tokenizer_class is {name}; a model of the family {family} has "
             f"{' or '.join(recipe.classes)}"
@@ -196,8 +226,39 @@ def read_tokenizers(
     built = _of_file(checkpoint, recipe) if has_file else recipe.build(checkpoint)
     source, target = map(Tokenizer, built) if isinstance(built, tuple) else [Tokenizer(built)] * 2
     if recipe.is_prompted:
-        return _prompted(target, recipe, checkpoint, generation)
-    return _framed(source, target, recipe, checkpoint, generation)
+        read = _prompted(target, recipe, checkpoint, generation)
+    else:
+        read = _framed(source, target, recipe, checkpoint, generation)
+    return replace(read, num_tokens=_num_tokens(built[0] if isinstance(built, tuple) else built))
+
+
+def _num_tokens(inner: tokenizers.Tokenizer) -> int:
+    """The number of a tokenizer's tokens, without pieces that the model's vocabulary lacks."""
+    num_tokens = inner.get_vocab_size(with_added_tokens=True)
+    if not isinstance(inner.model, models.Unigram):
+        return num_tokens
+    added = inner.get_added_tokens_decoder().values()
+    return num_tokens - sum(token.special and not token.content.startswith(HIDDEN) for token in added)
+
+
+def by_languages(checkpoint: Checkpoint, families: Collection[str]) -> list[str]:
+    """Those of some families, names of `RECIPES`, whose languages the files of a tokenizer have.
+
+    mBART's are among those of mBART-50, which is the only answer for a checkpoint with all of these. Without
+    a `tokenizer.json`, the files need not name languages: those of mBART follow the pieces in a fixed order,
+    and those of M2M100 follow `vocab.json`.
+    """
+    file, names = checkpoint.folder / "tokenizer.json", set(checkpoint.special_tokens())
+    if file.is_file():
+        names |= _tokens_of_file(file).keys()
+    if "mbart" not in families:
+        found = [name for name in families if any(re.fullmatch(RECIPES[name].language, one) for one in names)]
+        return found or ["m2m100"] * (checkpoint.folder / "vocab.json").is_file()
+    few, many = _MBART_LANGUAGES.split(), _MBART50_LANGUAGES.split()
+    if names.isdisjoint(few) and not file.is_file():
+        num_pieces = len(SentencePieceModel.read(checkpoint.file("sentencepiece.bpe.model")).pieces)
+        names.update(many[: max(checkpoint.vocab_size - num_pieces - 2, 0)])  # without <unk> and <mask>
+    return ["mbart50"] if names.issuperset(many) else ["mbart"] * names.issuperset(few)
 
 
 def _framed(
@@ -210,6 +271,11 @@ def _framed(
     """Add the frames and choices of a family."""
     settings = checkpoint.settings
     languages = _languages(source, recipe.language)
+    if not languages and SOURCE_LANGUAGE in (*recipe.prefix, *recipe.suffix):
+        raise ValueError(
+            f"{checkpoint.folder}: no token of the tokenizer is a language of its family, such as those that "
+            f"fit {recipe.language}"
+        )
     if len(languages) == 1 and not recipe.starts_with_language:
         languages = {}  # nothing to choose, and the texts of such models are used without it
     start, forced = generation.get("decoder_start_token_id"), generation.get("forced_bos_token_id")
@@ -250,7 +316,10 @@ def _framed(
         pad_id = source.token_id(checkpoint.token("pad_token", "<pad>"))
     special = {*source.special_tokens.values()}
     own_marks = tuple(name for name in checkpoint.own_marks(recipe.language) if name in special)
-    return ImportedTokenizers(source, target, int(pad_id), frames, choices, own_marks=own_marks)
+    source_language = str(settings.get("source_lang") or "").casefold()
+    return ImportedTokenizers(
+        source, target, int(pad_id), frames, choices, own_marks=own_marks, source_language=source_language
+    )
 
 
 def _prompted(
@@ -344,14 +413,9 @@ def _languages(tokenizer: Tokenizer, pattern: str) -> dict[str, int]:
 def _of_file(checkpoint: Checkpoint, recipe: TokenizerRecipe) -> tokenizers.Tokenizer:
     """The tokenizer of a `tokenizer.json`, without its frame and special tokens beyond the vocabulary."""
     path, vocab_size = checkpoint.folder / "tokenizer.json", checkpoint.vocab_size
-    described = _read_json(path)
-    try:
-        model, added = described["model"], described["added_tokens"]
-        is_unigram = isinstance(model["vocab"], list)
-        ids = {entry[0]: i for i, entry in enumerate(model["vocab"])} if is_unigram else dict(model["vocab"])
-        ids |= {token["content"]: token["id"] for token in added}
-    except (KeyError, TypeError, IndexError) as error:
-        raise ValueError(f"{path}: not a tokenizer file (it lacks {error})") from error
+    described, ids = _read_json(path), _tokens_of_file(path)
+    model, added = described["model"], described["added_tokens"]
+    is_unigram = isinstance(model["vocab"], list)
     if sorted(ids.values()) != list(range(len(ids))):
         raise ValueError(f"{path} has {len(ids)} tokens, and their ids have gaps")
     is_special = {token["content"] for token in added if token["special"]} | set(checkpoint.special_tokens())
@@ -391,6 +455,17 @@ def _of_file(checkpoint: Checkpoint, recipe: TokenizerRecipe) -> tokenizers.Toke
     return inner
 
 
+def _tokens_of_file(path: Path) -> dict[str, int]:
+    """The ids of the tokens of a `tokenizer.json`."""
+    described = _read_json(path)
+    try:
+        vocab = described["model"]["vocab"]
+        ids = {entry[0]: i for i, entry in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
+        return ids | {token["content"]: token["id"] for token in described["added_tokens"]}
+    except (KeyError, TypeError, IndexError) as error:
+        raise ValueError(f"{path}: not a tokenizer file (it lacks {error})") from error
+
+
 _ADDED: dict[str, Any] = {
     "single_word": False,
     "lstrip": False,
@@ -398,6 +473,63 @@ _ADDED: dict[str, Any] = {
     "normalized": False,
     "special": True,
 }
+
+
+@dataclass(frozen=True)
+class _Vocabulary:
+    """The tokens of a checkpoint without `tokenizer.json`, with those that somebody added.
+
+    Attributes:
+        ids: The id of each token, without a gap.
+        special: The tokens that no text is cut into.
+        matched: Added tokens that a text is searched for before it is cut.
+    """
+
+    ids: dict[str, int]
+    special: set[str]
+    matched: list[tokenizers.AddedToken]
+
+    @classmethod
+    def of(
+        cls,
+        checkpoint: Checkpoint,
+        ids: Mapping[str, int],
+        special: Iterable[str],
+        vocab_size: int,
+        *,
+        has_added: bool = True,
+    ) -> _Vocabulary:
+        """Append the added tokens of a checkpoint, and leave out special tokens beyond the vocabulary.
+
+        Raises:
+            ValueError: Ids have gaps, two tokens have one id, or a token is beyond the vocabulary.
+        """
+        folder, all_special = checkpoint.folder, set(special)
+        if sorted(ids.values()) != list(range(len(ids))):
+            raise ValueError(f"{folder}: the vocabulary has {len(ids)} tokens, and their ids have gaps")
+        all_ids, added = dict(ids), checkpoint.added_tokens() if has_added else {}
+        for token_id, token in added.items():
+            if token.special:
+                all_special.add(token.content)
+            if token.content not in all_ids and token_id < vocab_size:
+                # M2M100 has such rows between its languages and added tokens.
+                unused = {f"<unused_{i}>": i for i in range(len(all_ids), token_id)}
+                all_special |= unused.keys()
+                all_ids |= unused
+            if all_ids.setdefault(token.content, max(token_id, len(all_ids))) != token_id:
+                raise ValueError(
+                    f"{folder}: the added token {token.content!r} has the id {token_id}, and the vocabulary "
+                    f"has another token there, or this one elsewhere"
+                )
+        too_high = [name for name, token_id in all_ids.items() if token_id >= vocab_size]
+        if wrong := [name for name in too_high if name not in all_special]:
+            raise ValueError(
+                f"{folder}: the tokenizer has {len(wrong)} tokens beyond the model's vocabulary of "
+                f"{vocab_size}, such as {min(wrong)!r}: it is not that of the model"
+            )
+        kept = {name: token_id for name, token_id in all_ids.items() if token_id < vocab_size}
+        matched = [token for token in added.values() if token.content in kept.keys() - all_special]
+        return cls(kept, all_special & kept.keys(), matched)
 
 
 def _marian(checkpoint: Checkpoint) -> _Built:
@@ -409,41 +541,27 @@ def _marian(checkpoint: Checkpoint) -> _Built:
         target_vocab = _read_json(checkpoint.file("target_vocab.json"))
         target_size = int(config.get("decoder_vocab_size") or target_size)
 
-    def side(file: str, ids: Mapping[str, int], vocab_size: int) -> tokenizers.Tokenizer:
+    def side(file: str, ids: Mapping[str, int], vocab_size: int, *, has_added: bool) -> tokenizers.Tokenizer:
         special = [unk, checkpoint.token("eos_token", "</s>"), checkpoint.token("pad_token", "<pad>")]
         special += [name for name in ids if re.fullmatch(RECIPES["marian"].language, name)]
         special = [name for name in special if name in ids]
-        return _of_pieces(checkpoint, file, ids, special, unk, vocab_size)
+        vocabulary = _Vocabulary.of(checkpoint, ids, special, vocab_size, has_added=has_added)
+        return _of_pieces(checkpoint, file, vocabulary, unk)
 
-    return side("source.spm", vocab, checkpoint.vocab_size), side("target.spm", target_vocab, target_size)
+    # The ids of added tokens are those of sources.
+    return (
+        side("source.spm", vocab, checkpoint.vocab_size, has_added=True),
+        side("target.spm", target_vocab, target_size, has_added=target_vocab is vocab),
+    )
 
 
-def _of_pieces(
-    checkpoint: Checkpoint,
-    file: str,
-    vocab: Mapping[str, int],
-    special: Iterable[str],
-    unk: str,
-    vocab_size: int | None = None,
-) -> tokenizers.Tokenizer:
-    """The tokenizer of a SentencePiece model whose pieces have the ids of `vocab`."""
-    limit = checkpoint.vocab_size if vocab_size is None else vocab_size
-    if sorted(vocab.values()) != list(range(len(vocab))):
-        raise ValueError(
-            f"{checkpoint.folder}: the vocabulary has {len(vocab)} tokens, and their ids have gaps"
-        )
-    if unk not in vocab:
+def _of_pieces(checkpoint: Checkpoint, file: str, vocabulary: _Vocabulary, unk: str) -> tokenizers.Tokenizer:
+    """The tokenizer of a SentencePiece model whose pieces have the ids of a vocabulary."""
+    if unk not in vocabulary.ids:
         raise ValueError(f"{checkpoint.folder}: the vocabulary has no token {unk!r} for unknown pieces")
-    special = set(special)
-    kept = {name: token_id for name, token_id in vocab.items() if token_id < limit}
-    too_high = [name for name in vocab.keys() - kept.keys() if name not in special]
-    if too_high:
-        raise ValueError(
-            f"{checkpoint.folder}: the tokenizer has {len(too_high)} tokens beyond the model's vocabulary of "
-            f"{limit}, such as {min(too_high)!r}: it is not that of the model"
-        )
     model = SentencePieceModel.read(checkpoint.file(file))
-    return model.tokenizer(kept, unk, {name: kept[name] for name in special if name in kept})
+    special = {name: vocabulary.ids[name] for name in vocabulary.special}
+    return model.tokenizer(vocabulary.ids, unk, special, vocabulary.matched)
 
 
 def _m2m100(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
@@ -456,7 +574,8 @@ def _m2m100(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     languages = [f"__{code}__" for code in _M2M100_LANGUAGES[codes].split()]
     vocab |= {name: len(vocab) + i for i, name in enumerate(languages)}
     special = [name for name in ("<s>", "<pad>", "</s>", "<unk>") if name in vocab] + languages
-    return _of_pieces(checkpoint, "sentencepiece.bpe.model", vocab, special, "<unk>")
+    vocabulary = _Vocabulary.of(checkpoint, vocab, special, checkpoint.vocab_size)
+    return _of_pieces(checkpoint, "sentencepiece.bpe.model", vocabulary, "<unk>")
 
 
 def _fairseq(languages: str | None) -> Callable[[Checkpoint], tokenizers.Tokenizer]:
@@ -476,7 +595,8 @@ def _fairseq(languages: str | None) -> Callable[[Checkpoint], tokenizers.Tokeniz
         if languages is not None and not codes:
             raise ValueError(f"{checkpoint.folder} has no tokenizer.json, and its settings name no languages")
         names = [*first, *(piece.text for piece in model.pieces[3:]), *codes, "<mask>"]
-        return _of_pieces(checkpoint, file, _numbered(names, checkpoint), [*first, *codes, "<mask>"], "<unk>")
+        vocabulary = _numbered(names, [*first, *codes, "<mask>"], checkpoint)
+        return _of_pieces(checkpoint, file, vocabulary, "<unk>")
 
     return build
 
@@ -493,7 +613,7 @@ def _t5(num_sentinels: int) -> Callable[[Checkpoint], tokenizers.Tokenizer]:
         special = [piece.text for piece in model.pieces if piece.type in control]
         special += [name for name in names if _SENTINEL.fullmatch(name)]
         unk = checkpoint.token("unk_token", "<unk>")
-        return _of_pieces(checkpoint, "spiece.model", _numbered(names, checkpoint), special, unk)
+        return _of_pieces(checkpoint, "spiece.model", _numbered(names, special, checkpoint), unk)
 
     return build
 
@@ -513,30 +633,35 @@ def _pegasus(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     first += [f"<unk_{i}>" for i in range(2, offset)]
     names = [*first, *(piece.text for piece in model.pieces[2:])]
     unk = checkpoint.token("unk_token", "<unk>")
-    return _of_pieces(checkpoint, "spiece.model", _numbered(names, checkpoint), [*first, unk], unk)
+    return _of_pieces(checkpoint, "spiece.model", _numbered(names, [*first, unk], checkpoint), unk)
 
 
 def _byte_pairs(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
-    vocab = _read_json(checkpoint.file("vocab.json"))
-    added = checkpoint.folder / "added_tokens.json"
-    vocab |= _read_json(added) if added.is_file() else {}
-    if max(vocab.values()) >= checkpoint.vocab_size:
-        raise ValueError(
-            f"{checkpoint.folder}: vocab.json has the id {max(vocab.values())}, beyond the model's "
-            f"vocabulary of {checkpoint.vocab_size}"
-        )
+    ids = _read_json(checkpoint.file("vocab.json"))
+    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *checkpoint.special_tokens()]
+    names = [*ids, *(token.content for token in checkpoint.added_tokens().values())]
+    special += [name for name in names if re.fullmatch(r"<\|.+\|>", name)]  # Whisper's
     lines = checkpoint.file("merges.txt").read_text(encoding="utf-8").split("\n")
     pairs = (line.partition(" ") for line in lines if line and not line.startswith("#version"))
     merges = [(left, right) for left, _, right in pairs]
-    inner = tokenizers.Tokenizer(models.BPE(vocab, merges))
     has_space = bool(
         checkpoint.settings.get("add_prefix_space", checkpoint.config.get("model_type") == "blenderbot")
     )
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=has_space)
+    return _of_bytes(
+        _Vocabulary.of(checkpoint, ids, special, checkpoint.vocab_size),
+        merges,
+        pre_tokenizers.ByteLevel(add_prefix_space=has_space),
+    )
+
+
+def _of_bytes(
+    vocabulary: _Vocabulary, merges: list[tuple[str, str]], pre_tokenizer: pre_tokenizers.ByteLevel
+) -> tokenizers.Tokenizer:
+    inner = tokenizers.Tokenizer(models.BPE(vocabulary.ids, merges))
+    inner.pre_tokenizer = pre_tokenizer
     inner.decoder = decoders.ByteLevel()
-    special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *checkpoint.special_tokens()]
-    special += [name for name in vocab if re.fullmatch(r"<\|.+\|>", name)]  # Whisper's
-    inner.add_special_tokens([name for name in dict.fromkeys(special) if name in vocab])
+    inner.add_tokens(vocabulary.matched)
+    inner.add_special_tokens(sorted(vocabulary.special))
     return inner
 
 
@@ -553,22 +678,20 @@ def _no_pieces(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
 def _byt5(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     """Byte pairs without merges: the id of a byte is the byte + 3."""
     special = ["<pad>", "</s>", "<unk>"]
-    vocab = {name: i for i, name in enumerate(special)}
-    vocab |= {character: 3 + byte for character, byte in BYTE_OF_CHARACTER.items()}
-    sentinels = [f"<extra_id_{i}>" for i in range(min(125, checkpoint.vocab_size - len(vocab)))]
-    vocab |= {name: len(vocab) + i for i, name in enumerate(sentinels)}
-    inner = tokenizers.Tokenizer(models.BPE(vocab, []))
-    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    inner.decoder = decoders.ByteLevel()
-    inner.add_special_tokens([*special, *sentinels])
-    return inner
+    ids = {name: i for i, name in enumerate(special)}
+    ids |= {character: 3 + byte for character, byte in BYTE_OF_CHARACTER.items()}
+    sentinels = [f"<extra_id_{i}>" for i in range(min(125, checkpoint.vocab_size - len(ids)))]
+    ids |= {name: len(ids) + i for i, name in enumerate(sentinels)}
+    vocabulary = _Vocabulary.of(checkpoint, ids, [*special, *sentinels], checkpoint.vocab_size)
+    return _of_bytes(vocabulary, [], pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
 
 
-def _numbered(names: list[str], checkpoint: Checkpoint) -> dict[str, int]:
-    vocab = {name: i for i, name in enumerate(names)}
-    if len(vocab) != len(names):
+def _numbered(names: Sequence[str], special: Iterable[str], checkpoint: Checkpoint) -> _Vocabulary:
+    """The vocabulary of tokens in the order of their ids."""
+    ids = {name: i for i, name in enumerate(names)}
+    if len(ids) != len(names):
         raise ValueError(f"{checkpoint.folder}: a token occurs twice in the vocabulary")
-    return vocab
+    return _Vocabulary.of(checkpoint, ids, special, checkpoint.vocab_size)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

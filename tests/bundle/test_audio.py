@@ -214,6 +214,54 @@ def test_a_header_of_many_samples_takes_no_memory():
     assert peak < 5e6
 
 
+@pytest.mark.parametrize("subtype", ["PCM_16", "FLOAT", "ULAW"])
+@pytest.mark.parametrize("before", [b"", b"LIST\4\0\0\0INFO"])
+@pytest.mark.parametrize(
+    ("riff", "data"),
+    [
+        (0, 0),  # GStreamer
+        (0x7FFFF024, 0x7FFFF000),  # SoX
+        (0x7FFFFFFF, 0x7FFFFFDB),
+        (0x80000024, 0x80000000),  # ALSA
+        (0xFFFFFFFF, 0xFFFFFFFF),  # ffmpeg
+        (0xFFFFFFFF, 0),
+        (0, 0xFFFFFFFF),
+    ],
+)
+def test_a_wav_file_from_a_pipe_is_read_to_its_end(riff, data, before, subtype):
+    whole = encoded(tone(0.3), subtype=subtype)
+    place = whole.index(b"data")
+    sizes = [size.to_bytes(4, "little") for size in (riff, data)]
+    piped = b"RIFF" + sizes[0] + whole[8:place] + before + b"data" + sizes[1] + whole[place + 8 :]
+    np.testing.assert_array_equal(read_sound(piped, 1), read_sound(whole, 1))
+    assert cost_in_pixels(piped, 1) == cost_in_pixels(whole, 1)
+
+
+def test_a_wav_file_from_a_pipe_is_not_copied_for_its_cost():
+    whole = encoded(tone(0.3))
+    place = whole.index(b"data") + 4
+    piped = whole[:4] + bytes(4) + whole[8:place] + bytes(10**7)
+    tracemalloc.start()
+    try:
+        assert cost_in_pixels(piped, 1e6) > 10**7
+        assert tracemalloc.get_traced_memory()[1] < 10**6
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_file_that_is_cut_or_empty_is_no_stream():
+    whole = encoded(tone(0.3))
+    place = whole.index(b"data") + 4
+    for content, match in (
+        (whole[:-100], "damaged"),
+        (whole[:place] + bytes(4) + whole[place + 4 :], "no samples"),
+        (whole[:4] + bytes(4) + whole[8:place] + bytes(4), "no samples"),
+        (b"RIFF" + bytes(4) + b"WAVE" + b"JUNK\0\0\0\0" * 10**5, "damaged"),
+    ):
+        with pytest.raises(SoundError, match=match):
+            read_sound(content, 1)
+
+
 def test_a_stream_without_a_length_is_refused():
     with pytest.raises(SoundError, match="the header does not have the sound's length"):
         read_sound(flac(0), SECONDS)

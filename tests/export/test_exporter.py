@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from seq2seq_serve.bundle.manifest import load_bundle
+from seq2seq_serve.bundle.manifest import SpecialIds, load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export import exporter, parity
 from seq2seq_serve.export.exporter import TOLERANCES, ExportError, describe, export_bundle
@@ -93,6 +93,16 @@ def test_a_failing_proof_leaves_the_old_bundle_and_nothing_else(random_trained, 
     export_bundle(random_trained, path, FP32, overwrite=True)
     assert names_in(tmp_path) == ["bundle"]
     load_bundle(path)
+
+
+def test_a_bundle_that_a_server_would_refuse_is_not_written(random_trained, tmp_path, monkeypatch):
+    monkeypatch.setattr(exporter, "SpecialIds", lambda pad_id, _: SpecialIds(pad_id, (10**6,)))
+    refusal = (
+        r"a server would refuse this bundle: .*special_ids.eos_ids has the id 1000000, outside the vocab"
+    )
+    with pytest.raises(ExportError, match=refusal):
+        export_bundle(random_trained, tmp_path / "bundle", FP32)
+    assert names_in(tmp_path) == []
 
 
 def test_an_interrupt_between_the_two_renames_puts_the_old_bundle_back(random_trained, tmp_path, monkeypatch):

@@ -9,6 +9,8 @@ import torch
 from seq2seq_serve.bundle.names import Axis, Precision
 from seq2seq_serve.export import convert, exporter, parity
 from seq2seq_serve.export.exporter import ExportError
+from seq2seq_serve.training.config import BOS_ID, EOS_ID
+from seq2seq_serve.training.evaluation.search import greedy_search
 from seq2seq_serve.training.models.memory_network import MemoryNetworkConfig
 from seq2seq_serve.training.models.registry import make_model
 from seq2seq_serve.training.presets import PRESETS
@@ -80,6 +82,20 @@ def test_what_is_not_a_number_is_infinitely_wrong(post_fp32):
 def test_int8_is_near_the_trained_model(exported):
     # 255 levels for each row of activations; measured 0.09 with random weights.
     assert parity.worst_difference(exported.trained.model, exported.graphs) < 0.3
+
+
+def test_tokens_are_equal_where_the_step_selects_them(post_fp32):
+    """The model's own greedy targets; then with another token at the end of each."""
+    model, graphs, num_start = post_fp32.trained.model, post_fp32.graphs, 1
+    sources, limits = [[5, 9, 7], [11, 3]], [6, 4]
+    found = greedy_search(model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limits)
+    pairs = [(source, [BOS_ID, *target]) for source, target in zip(sources, found, strict=True)]
+    assert parity.equal_tokens(graphs, model.source_kind, pairs, num_start) == 1
+    wrong = [(source, [*target[:-1], target[-1] + 1]) for source, target in pairs]
+    num_tokens = sum(map(len, found))
+    assert num_tokens > 2
+    share = parity.equal_tokens(graphs, model.source_kind, wrong, num_start)
+    assert share == pytest.approx((num_tokens - 2) / num_tokens)
 
 
 @pytest.mark.parametrize("name", ["demo", "recurrent", "memory-network", "captioner", "clip-captioner"])

@@ -5,15 +5,37 @@ The scores of a model in training are in `training.evaluation.scoring`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
+from typing import get_args
 
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
-# sacreBLEU's tokenizers that need no download.
-TOKENIZATIONS = "13a", "intl", "none", "char", "zh", "ja-mecab", "ko-mecab"
+from seq2seq_serve.training.config import Tokenization
+
+TOKENIZATIONS: tuple[Tokenization, ...] = get_args(Tokenization)
+_NUM_TEXTS = 1000  # whose script decides
+_HAN = r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
+_KANA = r"[\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9f]"
+# Thai, Lao, Tibetan, Burmese and Khmer, which like Chinese have no spaces between words
+_OTHERS = r"[\u0e01-\u0eff\u0f00-\u0fff\u1000-\u109f\u1780-\u17ff]"
+
+
+def tokenization_for(references: Iterable[str | None]) -> Tokenization:
+    """Returns the tokenizer of BLEU for the script of some texts: "13a", the usual one, cuts at spaces.
+
+    That is "zh" for Chinese, and "char" for Japanese and other scripts without spaces between words: the
+    tokenizer of words for Japanese, "ja-mecab", needs a library that need not be installed.
+    """
+    text = " ".join(filter(None, islice(references, _NUM_TEXTS)))
+    num_han, num_kana, num_others = (len(re.findall(each, text)) for each in (_HAN, _KANA, _OTHERS))
+    if 2 * (num_han + num_kana + num_others) <= len(re.findall(r"\w", text)):
+        return "13a"
+    return "zh" if num_han > 4 * num_kana + num_others else "char"
 
 
 @dataclass(frozen=True)
@@ -21,19 +43,21 @@ class MetricSettings:
     """The settings of the metrics, which a score's signature names.
 
     Attributes:
-        tokenization: BLEU's tokenizer, one of `TOKENIZATIONS`; "none" for texts that are tokens already.
+        tokenization: BLEU's tokenizer; "none" for texts that are tokens already, and None for the one of the
+            references' script.
         is_lower_cased: Whether both sides are lower-cased first.
         num_resamples: The number of test sets that the bootstrap draws; 0 for no bootstrap.
     """
 
-    tokenization: str = "13a"
+    tokenization: Tokenization | None = None
     is_lower_cased: bool = False
     num_resamples: int = 1000
 
-    def metrics(self) -> dict[str, BLEU | CHRF]:
+    def metrics(self, references: Sequence[str | None]) -> dict[str, BLEU | CHRF]:
         """BLEU (Papineni et al. 2002) and chrF (Popovic 2015) by name."""
+        tokenization = self.tokenization or tokenization_for(references)
         return {
-            "BLEU": BLEU(lowercase=self.is_lower_cased, tokenize=self.tokenization),
+            "BLEU": BLEU(lowercase=self.is_lower_cased, tokenize=tokenization),
             "chrF": CHRF(lowercase=self.is_lower_cased),
         }
 
@@ -83,7 +107,7 @@ def compare(
     if len(set(lengths)) != 1 or not lengths[0]:
         raise ValueError(f"hypotheses and references have {', '.join(map(str, lengths))} sentences")
     try:
-        metrics = settings.metrics()
+        metrics = settings.metrics(references[0])
     except (ImportError, RuntimeError) as error:
         raise ValueError(f"{settings.tokenization}: {' '.join(str(error).split())}") from error
     scores = [_score(metrics, texts, references) for texts in systems]

@@ -13,11 +13,12 @@ from sacrebleu.metrics.chrf import CHRF
 
 from seq2seq_serve.bundle.manifest import LengthBound
 from seq2seq_serve.bundle.tokenizer import Tokenizer
-from seq2seq_serve.training.config import BOS_ID, EOS_ID
+from seq2seq_serve.training.config import BOS_ID, EOS_ID, Tokenization
 from seq2seq_serve.training.data.batches import batches_in_order
 from seq2seq_serve.training.data.encoded import EncodedPair
 from seq2seq_serve.training.data.lengths import target_limits
 from seq2seq_serve.training.data.text_files import SentencePair
+from seq2seq_serve.training.evaluation.comparison import tokenization_for
 from seq2seq_serve.training.evaluation.search import beam_search, check_sources, greedy_search
 from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.base import EncoderDecoder, Metric
@@ -50,15 +51,24 @@ def by_source(pairs: Sequence[SentencePair]) -> dict[str, list[str]]:
     return targets
 
 
-def score(hypotheses: Sequence[str], references: Sequence[str | Sequence[str]]) -> Score:
-    """Score targets against one or several references each; raise ValueError if counts differ or are 0."""
+def score(
+    hypotheses: Sequence[str],
+    references: Sequence[str | Sequence[str]],
+    tokenization: Tokenization | None = None,
+) -> Score:
+    """Score targets against one or several references each; raise ValueError if counts differ or are 0.
+
+    BLEU is that of a tokenizer of sacreBLEU, by default the one for the references' script.
+    """
     if len(hypotheses) != len(references) or not references:
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
     groups = [[given] if isinstance(given, str) else given for given in references]
     streams = list(
         zip_longest(*groups)
     )  # the first reference of each, the second, ...; None where it lacks one
-    bleu, chrf = BLEU(force=True), CHRF()  # force: no warning about texts that look tokenized
+    tokenization = tokenization or tokenization_for(group[0] for group in groups)
+    # force: no warning about texts that look tokenized
+    bleu, chrf = BLEU(force=True, tokenize=tokenization), CHRF()
     bleu_score = bleu.corpus_score(hypotheses, streams).score
     chrf_score = chrf.corpus_score(hypotheses, streams).score
     num_right = sum(given in group for given, group in zip(hypotheses, groups, strict=True))

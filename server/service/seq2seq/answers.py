@@ -13,6 +13,7 @@ from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.result import Choice, FinishReason, Hypothesis, Result
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.seq2seq.requests import Job, target_text
+from seq2seq_serve.server.service.seq2seq.sentences import space_after
 from seq2seq_serve.server.service.seq2seq.sources import Part
 
 _FINISH_REASONS = {
@@ -52,14 +53,19 @@ def checked(result: Result) -> Result:
 
 async def pieces(job: Job, stream: Stream, model: ServedModel) -> AsyncGenerator[pb.Piece]:
     """Yields the pieces of a request's targets until they are complete."""
+    target = ""
     async for _, token_ids, result in stream.updates():
         for place, new in token_ids.items():
             if place not in job.texts:
                 job.texts[place] = target_text(job.request, model)
-            yield pb.Piece(text=job.texts[place].push(new), token_ids=new, hypothesis=place)
+            piece = pb.Piece(text=job.texts[place].push(new), token_ids=new, hypothesis=place)
+            if job.part.separator is None:
+                target += piece.text
+            yield piece
         if result is not None and result.error is None:
             rests = {place: text.finish() for place, text in job.texts.items()}
-            rests[0] = rests.get(0, "") + job.part.separator
+            rest, separator = rests.get(0, ""), job.part.separator
+            rests[0] = rest + (space_after(target + rest) if separator is None else separator)
             for place, rest in rests.items():
                 if rest:
                     yield pb.Piece(text=rest, hypothesis=place)
@@ -117,11 +123,16 @@ def _joined(jobs: Sequence[Job], answers: Sequence[pb.Sentence]) -> pb.Hypothesi
     best = [answer.hypotheses[0] for answer in answers]
     reasons = [one.finish_reason for one in best if one.finish_reason != pb.FINISH_REASON_EOS]
     return pb.Hypothesis(
-        text="".join(one.text + job.part.separator for one, job in zip(best, jobs, strict=True)),
+        text="".join(_with_separator(one.text, job) for one, job in zip(best, jobs, strict=True)),
         token_ids=[token_id for one in best for token_id in one.token_ids],
         finish_reason=reasons[0] if reasons else pb.FINISH_REASON_EOS,
         segments=[segment for one in best for segment in one.segments],
     )
+
+
+def _with_separator(target: str, job: Job) -> str:
+    separator = job.part.separator
+    return target + (space_after(target) if separator is None else separator)
 
 
 def _hypothesis(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections.abc import Callable, Iterator
 
 import sentencex
@@ -33,6 +35,15 @@ _WINDOW = 2048  # characters that the library gets at once
 _KEPT = 1024  # characters at the end of a window that it gets again, if the sentence continues
 _LOOKAHEAD = 64  # characters after a place that decide whether a sentence ends there
 
+_CLOSING = "\"'”’»）」』】》〉〕］｝)"
+# A mark of Chinese or Japanese ends a sentence without white space. At the end of a quotation, only white
+# space or the next quotation shows that the sentence does not go on, as in 「はい。」と言った.
+_END = re.compile(rf"[。．！？｡]([{re.escape(_CLOSING)}]*)$")
+_OPENING = "“‘「『（【《〈〔［｛"
+_MOST_MARKS = 8  # that are looked at before a place
+_INITIAL = re.compile(r"(^|[^\w.])[^\W\d_]\.$")  # a letter and a full stop, as in "M. Dupont"
+_HANGUL = re.compile("[\uac00-\ud7a3\u1100-\u11ff\u3130-\u318f]")
+
 _SPACES = {ord(character): " " for character in WHITE_SPACE}
 
 
@@ -60,8 +71,11 @@ def lines(text: str) -> Iterator[tuple[str, str]]:
 
 def sentences(
     line: str, language: str, before_window: Callable[[int], None] = lambda _: None
-) -> Iterator[tuple[str, str]]:
-    """Yields the sentences of a line, each with the white space before the next; a space if there is none.
+) -> Iterator[tuple[str, str | None]]:
+    """Yields the sentences of a line, each with the white space before the next; None if there is none.
+
+    A sentence ends before white space, but not after an initial, or after a mark of Chinese or Japanese.
+    Nothing follows the last one: "".
 
     Args:
         line: Begins and ends with a visible character.
@@ -76,14 +90,33 @@ def sentences(
         is_last = end == len(line)
         limit = end if is_last else end - _LOOKAHEAD
         for place in (seen_from + begin for begin in _beginnings(line[seen_from:end], language)):
-            if judged < place <= limit and not is_blank(line[start:place]):
+            if judged < place <= limit and not is_blank(line[start:place]) and _is_end(line, start, place):
                 content = line[start:place].rstrip()
-                yield content, line[start + len(content) : place] or " "
+                yield content, line[start + len(content) : place] or None
                 start = place
         if is_last:
             yield line[start:], ""
             return
         judged, seen_from = limit, max(start, end - _KEPT)
+
+
+def space_after(target: str) -> str:
+    """Returns what joins a target to the next one where nothing is between their sources.
+
+    Targets in Chinese or Japanese follow each other without a space.
+    """
+    last = target.rstrip().rstrip(_CLOSING)[-1:] or "."
+    return "" if unicodedata.east_asian_width(last) in "WF" and not _HANGUL.match(last) else " "
+
+
+def _is_end(line: str, start: int, place: int) -> bool:
+    """Returns whether the sentence from `start` on ends at a place where the library ends one."""
+    before = line[max(start, place - _MOST_MARKS) : place]
+    if before[-1].isspace():
+        initial = _INITIAL.search(line[start:place].rstrip()[-3:])
+        return initial is None or not initial[0][-2].isupper()
+    mark = _END.search(before)
+    return mark is not None and (not mark[1] or line[place] in _OPENING)
 
 
 def _beginnings(window: str, language: str) -> Iterator[int]:

@@ -48,7 +48,8 @@ class Part:
         sentences: Those of a story.
         num_truncated: The number of tokens, or of a sound's positions of memory, that were left out.
         text: The line or sentence; empty for a whole source.
-        separator: The white space before the next part, line breaks included.
+        separator: The white space before the next part, line breaks included; empty after the last. None if
+            sentences follow each other without any.
         begin_seconds: Where a piece of a sound begins.
         num_seconds: The length of a sound, or of its piece.
     """
@@ -57,7 +58,7 @@ class Part:
     sentences: list[str] = field(default_factory=list)
     num_truncated: int = 0
     text: str = ""
-    separator: str = ""
+    separator: str | None = ""
     begin_seconds: float = 0.0
     num_seconds: float = 0.0
 
@@ -205,7 +206,8 @@ def _passages(
             if num_over:
                 raise _too_long(which, limit + num_over, model, given)
             ids = np.asarray(token_ids, np.int64)
-            yield Part({given.name: ids}, text=sentence, separator=separator or after_line)
+            separator = after_line if separator == "" else separator
+            yield Part({given.name: ids}, text=sentence, separator=separator)
 
 
 def _ids_part(given: Input, model: ServedModel, frame: Frame, long_source: LongSource | None) -> Part:

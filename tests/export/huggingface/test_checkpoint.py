@@ -76,6 +76,14 @@ def test_models_of_other_kinds_are_refused_by_name(folder, changes, message):
     refused(folder, message)
 
 
+@pytest.mark.parametrize(
+    ("model_type", "architecture"), [("t5", "T5WithLMHeadModel"), ("bart", "BartForMaskedLM")]
+)
+def test_names_of_2020_are_those_of_models_that_write_texts(folder, model_type, architecture):
+    edit(folder / "config.json", model_type=model_type, architectures=[architecture])
+    assert family_of(open_checkpoint(folder)).name == model_type
+
+
 def test_weights_of_other_libraries_are_refused(folder):
     (folder / "model.safetensors").rename(folder / "tf_model.h5")
     refused(folder, r"has no weights: neither model.safetensors nor pytorch_model.bin \(only tf_model.h5\)")
@@ -155,7 +163,29 @@ def test_settings_of_generate_are_those_of_one_file(folder):
     (folder / "generation_config.json").unlink()
     generation = open_checkpoint(folder).generation
     assert (generation["num_beams"], generation["max_length"]) == (7, 62)
+    assert generation["eos_token_id"] == 2
     edit(
         folder / "config.json", force_bos_token_to_be_generated=True, bos_token_id=0, forced_bos_token_id=None
     )
     assert open_checkpoint(folder).generation["forced_bos_token_id"] == 0
+
+
+def write_settings(folder, **changes):
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
+def test_a_null_is_not_an_end_of_sequence(folder):
+    """`generate` of transformers would go on to the limit."""
+    write_settings(folder, eos_token_id=None, pad_token_id=None)
+    generation = open_checkpoint(folder).generation
+    assert (generation["eos_token_id"], generation["pad_token_id"]) == (2, 1)
+
+
+@pytest.mark.parametrize("name", ["decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"])
+def test_a_list_of_one_token_is_the_token(folder, name):
+    """As in transformers: a second one would be for the second source of a batch."""
+    write_settings(folder, **{name: [2]})
+    assert open_checkpoint(folder).generation[name] == 2
+    write_settings(folder, **{name: [2, 3]})
+    refused(folder, rf"{name} is \[2, 3\], and must be one token")

@@ -1,6 +1,7 @@
 """The imported model computes what transformers computes, whatever the family."""
 
 import json
+import re
 import shutil
 
 import numpy as np
@@ -18,7 +19,8 @@ from seq2seq_serve.export.huggingface.families import (
     family_of,
     read_model,
 )
-from tests.export.huggingface.checkpoints import CASES, edit, family_name
+from tests.export.huggingface.checkpoints import CASES, edit, family_name, read_checkpoint
+from tests.export.huggingface.tokenizer_files import only_pieces
 
 # Sums of float32 in another order; scores of T5 are larger than those of others, which rounds more.
 LIMITS = Limits()
@@ -26,6 +28,10 @@ RELATIVE = ("t5", "t5-1.1", "mt5", "byt5")
 TOLERANCE = 3e-5
 SHAPES = ((1, 1, 1), (3, 13, 9), (2, 40, 39))  # Whisper has 40 positions of targets
 FAR_SHAPES = (*SHAPES, (2, 300, 200))  # beyond the largest distance of T5
+
+
+def slow_unless(cases, *quick):
+    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in cases]
 
 
 def imported(folder, limits=LIMITS):
@@ -89,6 +95,32 @@ def test_the_tokenizer_tells_families_of_one_type_apart(checkpoint):
     assert family_of(open_checkpoint(checkpoint("byt5")[0])).name == "byt5"
 
 
+GENERAL = [{"tokenizer_class": name} for name in ("PreTrainedTokenizerFast", "TokenizersBackend", None)]
+
+
+@pytest.mark.parametrize("settings", GENERAL)
+@pytest.mark.parametrize("has_pieces_only", [False, True])
+@pytest.mark.parametrize("case", ["mbart", "mbart50", "m2m100", "nllb"])
+def test_a_general_tokenizer_is_of_the_family_that_has_its_languages(
+    checkpoint, case, has_pieces_only, settings, tmp_path
+):
+    folder = shutil.copytree(checkpoint(case)[0], tmp_path / "copy")
+    if has_pieces_only and case != "m2m100":
+        only_pieces(folder, case)
+    edit(folder / "tokenizer_config.json", **settings)
+    assert family_of(open_checkpoint(folder)).name == case
+
+
+@pytest.mark.parametrize("case", ["mbart50", "nllb"])
+def test_a_general_tokenizer_without_languages_is_refused(checkpoint, case, tmp_path):
+    folder = shutil.copytree(checkpoint(case)[0], tmp_path / "copy")
+    written = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    (folder / "tokenizer.json").write_text(re.sub(r'"(\w\w_[A-Z]{2}|\w{3}_[A-Z]\w{3})"', r'"x\1"', written))
+    edit(folder / "tokenizer_config.json", tokenizer_class=None, extra_special_tokens=None)
+    with pytest.raises(CheckpointError, match=r"has the languages of none of .*: set tokenizer_class in"):
+        family_of(open_checkpoint(folder))
+
+
 def test_every_family_has_a_case():
     assert {family_name(case) for case in CASES} == {family.name for family in FAMILIES}
 
@@ -148,6 +180,58 @@ def test_embeddings_that_are_stored_twice_are_one(folder):
     after = imported(folder)
     assert after.output is None
     assert torch.equal(after.embedding.weight, before.embedding.weight)
+
+
+# slow: the other families tie their weights as those of the quick cases do
+@pytest.mark.parametrize(
+    "case", slow_unless(CASES, "t5", "t5-1.1", "bart", "nllb", "marian-separate", "t5gemma")
+)
+def test_tied_weights_may_have_any_one_of_their_names(checkpoint, case, tmp_path):
+    folder, theirs = checkpoint(case)
+    expected, stored = imported(folder).state_dict(), load_file(folder / "model.safetensors")
+    groups: dict[str, set[str]] = {}
+    for name, origin in theirs.all_tied_weights_keys.items():
+        if not name.endswith("eoi_embedding"):
+            origin = origin.replace(".text_model", "")  # which files of T5Gemma 2 leave out
+            groups.setdefault(origin, {origin}).add(name)
+    for names in groups.values():
+        (kept,) = (stored[name] for name in names if name in stored)
+        others = {name: tensor for name, tensor in stored.items() if name not in names}
+        for name in names:
+            copy = tmp_path / name
+            shutil.copytree(folder, copy)
+            save_file(others | {name: kept}, copy / "model.safetensors", metadata={"format": "pt"})
+            ours = imported(copy)
+            assert all(torch.equal(tensor, expected[key]) for key, tensor in ours.state_dict().items()), name
+            wanted, given, _ = log_probabilities(read_checkpoint(case, copy), ours, 1, 5, 3)
+            torch.testing.assert_close(given, wanted, atol=TOLERANCE, rtol=0)
+
+
+def test_madlads_layout_has_one_matrix_for_texts_and_another_for_logits(checkpoint, tmp_path):
+    folder = shutil.copytree(checkpoint("t5-1.1")[0], tmp_path / "copy")
+    expected = imported(folder).state_dict()
+    change_weights(
+        folder,
+        lambda weights: weights.update({"decoder.embed_tokens.weight": weights.pop("shared.weight")}),
+    )
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in imported(folder).state_dict().items())
+
+
+@pytest.mark.parametrize(
+    "case", slow_unless(CASES, "t5", "bart", "m2m100", "trocr-deit", "whisper", "t5gemma")
+)
+def test_buffers_that_older_releases_saved_are_ignored(checkpoint, case, tmp_path):
+    folder = shutil.copytree(checkpoint(case)[0], tmp_path / "copy")
+    old = (
+        "model.encoder.version",
+        "model.decoder.version",
+        "encoder.embeddings.position_ids",
+        "model.decoder.embed_positions._float_tensor",
+        "model.encoder.layers.0.self_attn.rotary_emb.inv_freq",
+    )
+    change_weights(folder, lambda weights: weights.update({name: torch.full((1,), 3.0) for name in old}))
+    expected = imported(checkpoint(case)[0]).state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in imported(folder).state_dict().items())
 
 
 def test_the_bias_that_old_files_of_t5_have_and_nobody_used_is_ignored(folder):

@@ -8,7 +8,7 @@ from seq2seq_serve.export.huggingface.generation import eos_ids, generation_of, 
 
 
 def test_without_settings_the_rules_are_those_of_generate():
-    assert generation_of({}, 1, 512) == Generation(
+    assert generation_of({"eos_token_id": 2}, 1, 512, 600) == Generation(
         length_penalty=1.0,
         length_penalty_formula="power",
         early_stopping=False,
@@ -19,18 +19,30 @@ def test_without_settings_the_rules_are_those_of_generate():
 
 
 def test_lengths_do_not_count_the_start_tokens():
-    generation = generation_of({"max_length": 142, "min_length": 56}, 1, 1024)
+    generation = generation_of({"eos_token_id": 2, "max_length": 142, "min_length": 56}, 1, 1024, 600)
     assert (generation.max_new_tokens, generation.min_new_tokens) == (141, 55)
-    assert generation_of({"max_length": 142, "max_new_tokens": 9}, 1, 1024).max_new_tokens == 9
-    assert generation_of({"max_length": 2000}, 1, 1024).max_new_tokens == 1024
-    assert generation_of({"min_length": 0}, 1, 1024).min_new_tokens == 0
+    assert (
+        generation_of(
+            {"eos_token_id": 2, "max_length": 142, "max_new_tokens": 9}, 1, 1024, 600
+        ).max_new_tokens
+        == 9
+    )
+    assert generation_of({"eos_token_id": 2, "max_length": 2000}, 1, 1024, 600).max_new_tokens == 1024
+    assert generation_of({"eos_token_id": 2, "min_length": 0}, 1, 1024, 600).min_new_tokens == 0
 
 
 def test_settings_of_a_marian_checkpoint():
     generation = generation_of(
-        {"num_beams": 6, "bad_words_ids": [[58100]], "renormalize_logits": True, "forced_eos_token_id": 0},
+        {
+            "eos_token_id": 0,
+            "num_beams": 6,
+            "bad_words_ids": [[58100]],
+            "renormalize_logits": True,
+            "forced_eos_token_id": 0,
+        },
         1,
         512,
+        58101,
     )
     assert generation.beam_size == 6
     assert generation.suppressed_token_ids == (58100,)
@@ -42,22 +54,45 @@ def test_settings_of_a_marian_checkpoint():
     ("given", "expected"), [(True, True), (False, False), (None, False), ("never", "never")]
 )
 def test_early_stopping_has_three_values(given, expected):
-    assert generation_of({"early_stopping": given}, 1, 9).early_stopping == expected
+    assert generation_of({"eos_token_id": 2, "early_stopping": given}, 1, 9, 9).early_stopping == expected
 
 
 def test_an_unknown_early_stopping_is_refused():
     with pytest.raises(
         CheckpointError, match=r"early_stopping is 'soon', and must be true, false or 'never'"
     ):
-        generation_of({"early_stopping": "soon"}, 1, 9)
+        generation_of({"eos_token_id": 2, "early_stopping": "soon"}, 1, 9, 9)
 
 
 def test_several_tokens_may_end_a_target():
-    assert eos_ids({"eos_token_id": [2, 5]}, {}) == (2, 5)
-    assert eos_ids({"eos_token_id": 2}, {"eos_token_id": 3}) == (2,)
-    assert eos_ids({}, {"eos_token_id": 3}) == (3,)
-    with pytest.raises(CheckpointError, match=r"has no eos_token_id"):
-        eos_ids({}, {})
+    assert eos_ids({"eos_token_id": [2, 5]}, 9) == (2, 5)
+    assert eos_ids({"eos_token_id": 2}, 9) == (2,)
+    assert eos_ids({"eos_token_id": [2, 9, -1]}, 9) == (2,)  # no target has the others
+    for none in ({}, {"eos_token_id": None}, {"eos_token_id": []}, {"eos_token_id": 9}):
+        with pytest.raises(CheckpointError, match=r"eos_token_id .* and targets have 9 tokens: none would"):
+            eos_ids(none, 9)
+
+
+def test_suppressed_tokens_that_no_target_has_are_ignored():
+    """Many files of Whisper have [-1], and pruned vocabularies keep the old ids."""
+    settings = {"suppress_tokens": [-1, 3, 99], "begin_suppress_tokens": [-1, 99, 4], "eos_token_id": 2}
+    generation = generation_of(settings, 1, 9, 10)
+    assert (generation.suppressed_token_ids, generation.begin_suppressed_token_ids) == ((3,), (4,))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("bad_words_ids", [[3, 10]]),
+        ("bad_words_ids", [[10]]),
+        ("forced_bos_token_id", 10),
+        ("forced_eos_token_id", 10),
+        ("decoder_start_token_id", 10),
+    ],
+)
+def test_tokens_that_generate_refuses_are_refused(name, value):
+    with pytest.raises(CheckpointError, match=f"{name} has 10, and targets have 10 tokens"):
+        generation_of({"eos_token_id": 2, name: value}, 1, 9, 10)
 
 
 def test_settings_that_are_not_taken_over_are_named():
@@ -71,6 +106,6 @@ def test_bad_words_are_tokens_or_sequences_and_no_end():
         "eos_token_id": [1, 2],
         "suppress_tokens": [8],
     }
-    generation = generation_of(settings, 1, 9)
+    generation = generation_of(settings, 1, 9, 10)
     assert generation.suppressed_token_ids == (8, 9)
     assert generation.forbidden_sequences == ((3, 4), (2, 5, 7))

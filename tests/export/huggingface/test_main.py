@@ -1,13 +1,16 @@
 """The command `python -m export huggingface`."""
 
+import re
 import shutil
 import sys
 
 import pytest
 
 from seq2seq_serve.bundle.manifest import load_bundle
+from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.__main__ import main
-from tests.export.huggingface.checkpoints import edit
+from seq2seq_serve.export.huggingface import exporter
+from tests.export.huggingface.checkpoints import SHALLOW, edit
 
 
 def test_one_command_makes_a_bundle(quick_checkpoint, tmp_path, capsys):
@@ -20,7 +23,10 @@ def test_one_command_makes_a_bundle(quick_checkpoint, tmp_path, capsys):
     told = capsys.readouterr()
     assert told.out == f"{bundle}\n"
     lines = [line for line in told.err.splitlines() if line]
-    assert lines[0].startswith("reading 0.1 million weights (marian)")
+    assert lines[0].startswith(
+        "the tokenizer equals transformers' MarianTokenizer: ids, texts and frames of "
+    )
+    assert lines[1].startswith("reading 0.1 million weights (marian)")
     assert lines[-1].startswith("fp32: worst difference of log-probabilities")
     assert load_bundle(bundle).manifest.max_target_length == 40
     assert main(["huggingface", str(folder), str(bundle), "--precision", "fp32"]) == 1
@@ -35,6 +41,24 @@ def test_a_refusal_is_one_line(checkpoint, tmp_path, capsys):
     told = capsys.readouterr()
     assert told.out == ""
     assert told.err == f"error: {folder} is a decoder-only model (GPT2LMHeadModel), not an encoder-decoder\n"
+
+
+def test_a_precision_whose_proof_fails_is_left_out(checkpoint, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(exporter.MAX_MEAN_DIFFERENCE, Precision.INT8, 1e-9)
+    folder, bundle = checkpoint("byt5", SHALLOW)[0], tmp_path / "bundle"
+    assert main(["huggingface", str(folder), str(bundle), "--strict"]) == 1
+    assert not bundle.exists()
+    *_, line = capsys.readouterr().err.splitlines()
+    assert line.startswith(
+        "error: int8 differs from the imported model: for its own targets, mean difference"
+    )
+    assert re.search(r"\(tolerance 1e-09\), \d+\.\d% equal tokens \(at least 85%\); worst", line)
+    assert main(["huggingface", str(folder), str(bundle)]) == 3
+    told = capsys.readouterr()
+    assert told.out == f"{bundle}\n"
+    assert f"int8 is left out: {line.removeprefix('error: ')}" in told.err.splitlines()
+    assert list(load_bundle(bundle).manifest.variants) == [Precision.FP32]
+    assert not (bundle / "int8").exists()
 
 
 @pytest.mark.parametrize("given", ["1", "many", "-5"])

@@ -6,6 +6,7 @@ leaves decomposed Hangul as it is and drops accents.
 """
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
@@ -99,6 +100,86 @@ def test_ids_of_pieces_alone_are_those_of_sentencepiece(family, count, tmp_path)
         count,
         ties=0.005,
     )
+
+
+ADDED = ["<sep>", "김치찌개", "①<SEP>"]  # SentencePiece would change the last one
+SLOW = ("marian", "m2m100", "byt5", "bart", "blenderbot", *BY_PIECES[:-1])
+
+
+def with_added(folder, family: str, form: str) -> Files:
+    """A folder without `tokenizer.json` whose tokenizer somebody added tokens to, the last one special."""
+    files = only_pieces(folder, family) if family in BY_PIECES else FAMILIES[family](folder)
+    if family in ("bart", "blenderbot"):
+        without_tokenizer_json(files, has_times=False)
+    first = imported(files).num_tokens
+    ids = {name: first + place for place, name in enumerate([*ADDED, "<task>"])}
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    if form == "added_tokens.json":
+        kept = folder / "added_tokens.json"
+        before = json.loads(kept.read_text()) if kept.is_file() else {}
+        kept.write_text(json.dumps(before | ids))
+        listed = [*settings.pop("additional_special_tokens", []), *settings.get("extra_special_tokens", [])]
+        settings = settings | {"extra_special_tokens": [*dict.fromkeys(listed), "<task>"]}
+        settings.pop("added_tokens_decoder", None)
+    else:
+        settings["added_tokens_decoder"] = settings.get("added_tokens_decoder", {}) | {
+            str(token_id): {"content": name, "special": name == "<task>"} for name, token_id in ids.items()
+        }
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    size = {"vocab_size": first + len(ids), "decoder_vocab_size": first + len(ids)}
+    return replace(files, config=files.config | size)
+
+
+def piecewise(files: Files) -> Callable[[str], list[int]]:
+    """As classes of `transformers` 4 do it: sentencepiece cuts what is between added tokens."""
+    (file,) = files.folder.glob("*.model")
+    model, vocab = sentencepiece.SentencePieceProcessor(model_file=str(file)), files.theirs.get_vocab()
+    first = files.config["vocab_size"] - len(ADDED) - 1
+    parts = re.compile("|".join(f"({re.escape(name)})" for name in ADDED))
+
+    def encode(text: str) -> list[int]:
+        ids: list[int] = []
+        for part in filter(None, parts.split(text)):
+            if part in ADDED:
+                ids.append(first + ADDED.index(part))
+            else:
+                ids += [vocab.get(piece, vocab["<unk>"]) for piece in model.encode(part, out_type=str)]
+        return ids
+
+    return encode
+
+
+@pytest.mark.parametrize("form", ["added_tokens_decoder", "added_tokens.json"])
+@pytest.mark.parametrize("family", SLOW)
+def test_tokens_that_somebody_added_are_read_without_a_tokenizer_json(family, form, tmp_path):
+    files = with_added(tmp_path, family, form)
+    ours, first = imported(files), files.config["vocab_size"] - len(ADDED) - 1
+    assert ours.num_tokens == files.config["vocab_size"]
+    if family in BY_PIECES:
+        expected = piecewise(files)
+    else:
+        theirs = type(files.theirs).from_pretrained(tmp_path)
+        expected = lambda text: theirs(text, add_special_tokens=False).input_ids  # noqa: E731
+    given = ["a <sep> 김치찌개 b", "<sep>a<sep>b", " <sep>", "김치찌개<sep>①<SEP>", "x ①<SEP>y", "<SEP> 김치"]
+    for text in [*given, *texts(30)]:
+        assert ours.source.encode(text) == list(expected(text)), text
+    assert ours.target.encode("<sep>김치찌개①<SEP>") == [first, first + 1, first + 2]
+    assert ours.target.decode(range(first, first + 4)) == "<sep>김치찌개①<SEP>"
+    assert ours.target.pieces([first + 3]) == ["<task>"]
+    assert first + 3 not in ours.source.encode("a <task> b")
+    loaded = Tokenizer.from_bytes(ours.source.to_json().encode(), "")
+    assert loaded.encode_batch(given) == ours.source.encode_batch(given)
+
+
+def test_added_tokens_with_the_ids_of_others_are_refused(tmp_path):
+    files = with_added(tmp_path, "t5", "added_tokens.json")
+    for wrong in ({"<sep>": 5}, {"</s>": 1900}):
+        (tmp_path / "added_tokens.json").write_text(json.dumps(wrong))
+        with pytest.raises(ValueError, match=r"the added token '.*' has the id \d+, and the vocabulary has"):
+            imported(files)
+    (tmp_path / "added_tokens.json").write_text(json.dumps({"<sep>": 10**9}))
+    with pytest.raises(ValueError, match=r"1 tokens beyond the model's vocabulary of \d+, such as '<sep>'"):
+        imported(files)
 
 
 @pytest.mark.parametrize("count", COUNTS)
@@ -351,6 +432,13 @@ class TestRefusals:
             ValueError, match="tokenizer_class is BertTokenizer; a model of the family t5 has T5Tokenizer"
         ):
             imported(files)
+
+    @pytest.mark.parametrize(("family", "other"), [("m2m100", nllb), ("nllb", m2m100), ("mbart", nllb)])
+    def test_a_tokenizer_without_the_languages_of_its_family(self, family, other, tmp_path):
+        files = other(tmp_path)
+        edit(tmp_path / "tokenizer_config.json", tokenizer_class=None)
+        with pytest.raises(ValueError, match=r"no token of the tokenizer is a language|no languages"):
+            read_tokenizers(tmp_path, family, files.config, files.generation)
 
     def test_a_vocabulary_with_gaps(self, tmp_path):
         files = marian(tmp_path)

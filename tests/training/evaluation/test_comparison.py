@@ -6,9 +6,17 @@ import sys
 from pathlib import Path
 
 import pytest
+import sacrebleu
 
 from seq2seq_serve.training.data.text_files import write_lines
-from seq2seq_serve.training.evaluation.comparison import TOKENIZATIONS, MetricScore, MetricSettings, compare
+from seq2seq_serve.training.evaluation import scoring
+from seq2seq_serve.training.evaluation.comparison import (
+    TOKENIZATIONS,
+    MetricScore,
+    MetricSettings,
+    compare,
+    tokenization_for,
+)
 
 
 def texts(seed: int, noise: float) -> list[str]:
@@ -44,7 +52,7 @@ def test_scores_intervals_and_p_values_are_those_of_sacrebleus_own_command(
     flags = ["--paired-bs", "--paired-bs-n", str(settings.num_resamples), "-f", "text", "-w", "4"]
     flags += [
         "--tokenize",
-        settings.tokenization,
+        settings.tokenization or "13a",
         *(["-lc", "--chrf-lowercase"] if settings.is_lower_cased else []),
     ]
     output = sacrebleu_command(tmp_path, *flags)
@@ -77,6 +85,34 @@ def test_a_difference_is_told_from_none() -> None:
 def test_an_interval_is_shown_around_the_mean_of_the_resampled_sets() -> None:
     score = MetricScore("BLEU", 41.0, "", "nrefs:1", mean=40.9, half_interval=1.2, p_value=0.03)
     assert str(score) == "BLEU 41.00 (95 % of resampled sets: 40.90 ± 1.20), p = 0.0300\n  nrefs:1"
+
+
+@pytest.mark.parametrize(
+    ("text", "tokenization"),
+    [
+        ("나는 학생입니다. GPU 2개", "13a"),
+        ("A house, 家, and a map.", "13a"),
+        ("我是学生。GPU 有 2 个", "zh"),
+        ("私は学生です。東京大学", "char"),
+        ("รถไฟขบวนสุดท้ายออกจากสถานีตอนห้าทุ่ม", "char"),
+        ("ខ្ញុំជាសិស្ស។", "char"),
+        ("", "13a"),
+    ],
+)
+def test_a_script_without_spaces_has_its_own_tokenization(text: str, tokenization: str) -> None:
+    assert tokenization_for([text, None]) == tokenization
+
+
+def test_the_references_decide_unless_the_caller_does() -> None:
+    """By words of 13a, a translation of Chinese that is nearly right has nothing in common with it."""
+    system, reference = ["我今天很高兴见到你。"], [["我今天很高兴看见你。"]]
+    ((bleu, _),) = compare([system], reference, MetricSettings(num_resamples=0))
+    assert bleu.score == sacrebleu.corpus_bleu(system, reference, tokenize="zh").score > 50
+    ((words, _),) = compare([system], reference, MetricSettings("13a", num_resamples=0))
+    assert words.score == 0
+    assert scoring.score(system, reference[0]).bleu == bleu.score
+    assert scoring.score(system, reference[0], "13a").bleu == 0
+    assert "tok:zh" in scoring.score(system, reference[0]).bleu_signature
 
 
 @pytest.mark.parametrize("tokenization", TOKENIZATIONS)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seq2seq_serve.server.service.seq2seq import sentences as module
-from seq2seq_serve.server.service.seq2seq.sentences import known_language, lines, sentences
+from seq2seq_serve.server.service.seq2seq.sentences import known_language, lines, sentences, space_after
 
 SENTENCES = [
     "첫 문장입니다.",
@@ -36,7 +36,7 @@ def test_the_library_sees_little_at_once_of_any_text(unit, monkeypatch):
     found = list(sentences(line, "en"))
     assert max(seen) <= 2048
     assert sum(seen) <= 3 * len(line)
-    assert "".join(sentence + space for sentence, space in found).replace(" ", "") == line.replace(" ", "")
+    assert "".join(sentence + (space or "") for sentence, space in found) == line
 
 
 def test_a_sentence_that_goes_on_for_long_ends_where_it_ends():
@@ -56,6 +56,45 @@ def test_the_cutting_ends_where_it_is_ended():
         list(sentences("x" * 100_000, "en", before_window))
     assert lengths[0] == 0
     assert len(lengths) == 4
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("Node.Js is fast.", ["Node.Js is fast."]),
+        ("See README.Md now. Next one.", ["See README.Md now.", "Next one."]),
+        ("Wait...What? Yes.", ["Wait...What?", "Yes."]),
+        ("M. Dupont est parti. Il pleut.", ["M. Dupont est parti.", "Il pleut."]),
+        ("Von J. S. Bach. Und Ä. Öhm.", ["Von J. S. Bach.", "Und Ä. Öhm."]),
+        ("「はい。」と言った。次だ。", ["「はい。」と言った。", "次だ。"]),
+        ("「はい。」「いいえ！」", ["「はい。」", "「いいえ！」"]),
+        ("“你好。”他说。再见！真的？ 是", ["“你好。”他说。", "再见！", "真的？", "是"]),
+        ("값은 3.5. 끝.", ["값은 3.5.", "끝."]),
+    ],
+)
+@pytest.mark.parametrize("language", ["en", "fr", "ja", "zh"])
+def test_a_sentence_ends_before_white_space_or_after_a_mark_of_chinese(line, expected, language):
+    assert cut(line, language) == expected
+
+
+def test_nothing_stands_between_chinese_sentences():
+    assert list(sentences("好。是！ 真\u3000的", "zh")) == [("好。", None), ("是！", " "), ("真\u3000的", "")]
+
+
+@pytest.mark.parametrize(
+    ("target", "space"),
+    [
+        ("Good.", " "),
+        ("好。", ""),
+        ("「はい。」", ""),
+        ("他说：“好。”", ""),
+        ("네", " "),
+        ("好", ""),
+        ("", " "),
+    ],
+)
+def test_a_space_follows_a_target_that_is_not_chinese(target, space):
+    assert space_after(target) == space
 
 
 @pytest.mark.parametrize("space", ["\u00a0", "\u3000", "\t", " "])

@@ -140,6 +140,20 @@ def test_split_keeps_short_lines_whole_and_always_cuts_every_sentence():
     asyncio.run(run())
 
 
+def test_sentences_without_white_space_between_them_join_as_their_targets_do():
+    async def run():
+        async with serving() as served:
+            given = request("好。是！ 真的？\n「是。」「对。」", long_source=pb.LONG_SOURCE_SPLIT_ALWAYS)
+            answer = await served.stub.Generate(given)
+            cut = ["好。", "是！", "真的？", "「是。」", "「对。」"]
+            assert [sentence.source_text for sentence in answer.sentences] == cut
+            assert answer.hypotheses[0].text == given.sources[0].text
+            events = [event async for event in served.stub.GenerateStream(given)]
+            assert "".join(event.piece.text for event in events) == given.sources[0].text
+
+    asyncio.run(run())
+
+
 def test_sentences_are_split_by_the_rules_of_the_request_or_the_bundle():
     text = "Das ist z.B. gut. Ja."
 
