@@ -120,8 +120,8 @@ class Call(Origin):
         given = given_request_id(self.metadata)
         if given not in (None, self.request_id):
             raise InvalidRequest(
-                f"the request id has {len(given)} characters: send 1 to {MAX_REQUEST_ID_LENGTH} printable "
-                "ASCII characters, or no id",
+                f"the request id has {len(given)} characters: send 1 to {MAX_REQUEST_ID_LENGTH} visible "
+                'ASCII characters other than " and =, or no id',
                 field=REQUEST_ID,
             )
 
