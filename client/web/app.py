@@ -270,11 +270,12 @@ class _Growth:
 
 
 def _result(answer: GenerateResponse) -> dict[str, Any]:
-    """Returns an answer in which attention is a list of rows."""
+    """Returns an answer in which attention is a list of rows, also that of sentences."""
     content = message_dict(answer)
-    for hypothesis, shown in zip(answer.hypotheses, content["hypotheses"], strict=True):
-        if hypothesis.HasField("attention"):
-            shown["attention"] = attention_dict(hypothesis.attention)
+    for part, shown_part in zip((answer, *answer.sentences), (content, *content["sentences"]), strict=True):
+        for hypothesis, shown in zip(part.hypotheses, shown_part["hypotheses"], strict=True):
+            if hypothesis.HasField("attention"):
+                shown["attention"] = attention_dict(hypothesis.attention)
     return content
 
 
