@@ -47,7 +47,7 @@ from seq2seq_serve.client.questions import read_features
 from seq2seq_serve.client.wire import MAX_REQUEST_BYTES
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.options import OPTIONS
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Target, TokenIds
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Sentence, Target, TokenIds
 from seq2seq_serve.protos.sources import Value
 
 PAGE = Path(__file__).parent / "page"
@@ -272,7 +272,8 @@ class _Growth:
 def _result(answer: GenerateResponse) -> dict[str, Any]:
     """Returns an answer in which attention is a list of rows, also that of sentences."""
     content = message_dict(answer)
-    for part, shown_part in zip((answer, *answer.sentences), (content, *content["sentences"]), strict=True):
+    parts: list[GenerateResponse | Sentence] = [answer, *answer.sentences]
+    for part, shown_part in zip(parts, [content, *content["sentences"]], strict=True):
         for hypothesis, shown in zip(part.hypotheses, shown_part["hypotheses"], strict=True):
             if hypothesis.HasField("attention"):
                 shown["attention"] = attention_dict(hypothesis.attention)
