@@ -120,8 +120,7 @@ export function showFields(model) {
     };
     const options = Object.entries(ways).map(([value, label]) => el("option", { value }, label));
     const select = el("select", {}, options);
-    // Models with a preset are trained here, on pairs of lines; imported ones may need the text before a sentence.
-    select.value = model.provenance.preset ? "split_always" : "";
+    select.value = model.provenance.sources === "single sentences" ? "split_always" : "";
     fields.push(field("long_source", LABELS.long_source, select));
   }
   if (model.command === "transcribe")
