@@ -184,6 +184,21 @@ def test_sentences_are_split_by_default_and_keep_their_paragraphs(page):
     assert page.locator("#source-sentences .is-linked").all_inner_texts() == ["Two."]
 
 
+def test_a_sentence_has_its_other_answers(page):
+    page.click("summary")
+    page.select_option("#option-search", "beam search")
+    page.fill("#option-num_hypotheses", "2")
+    ask(page, "One. Two.")
+    page.locator("#target-sentences .sentence").nth(1).click()
+    buttons = page.locator("#hypotheses button")
+    assert buttons.count() == 2
+    other = buttons.last.evaluate("(one) => one.firstChild.textContent")
+    buttons.last.click()
+    sentences = page.locator("#target-sentences .sentence")
+    assert sentences.nth(1).inner_text() == other.strip()
+    assert buttons.first.evaluate("(one) => one.firstChild.textContent") != other
+
+
 def test_several_sentences_as_one_text_are_warned_of(page):
     page.click("summary")
     page.select_option("#option-long_source", label="as one text")

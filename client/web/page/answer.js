@@ -3,6 +3,7 @@
 import { by, el, milliseconds, replace } from "./dom.js";
 import { LABELS } from "./labels.js";
 
+const EMPTY = "(empty)";
 const ENDS = {
   FINISH_REASON_LENGTH: "It ended at its length limit.",
   FINISH_REASON_STOP: "It ended at a stop sequence.",
@@ -66,7 +67,7 @@ export function showHypotheses(hypotheses, shown, choose) {
         el(
           "button",
           { type: "button", "aria-pressed": String(place === shown), onclick: () => choose(place) },
-          one.text || "(empty)",
+          one.text || EMPTY,
           el("span", { className: "score" }, one.score?.toFixed(3) ?? ""),
         ),
       ),
@@ -75,12 +76,13 @@ export function showHypotheses(hypotheses, shown, choose) {
 }
 
 // Of a text that was split: the whole target and the whole source, with their paragraphs. A sentence that is
-// chosen, or has the pointer or the focus, is marked in both.
-export function showSentences({ sentences, hypotheses }, source, noun, chosen, choose) {
+// chosen, or has the pointer or the focus, is marked in both. The chosen one has its hypothesis `shown`.
+export function showSentences({ sentences, hypotheses }, source, noun, chosen, shown, choose) {
   const targets = spans(
     hypotheses[0].text,
     sentences.map((one) => one.hypotheses[0].text),
   );
+  targets.elements[chosen].textContent = sentences[chosen].hypotheses[shown].text || EMPTY;
   const sources = spans(
     source,
     sentences.map((one) => one.source_text),
@@ -97,7 +99,11 @@ export function showSentences({ sentences, hypotheses }, source, noun, chosen, c
         by(element.parentElement.id).querySelectorAll(".sentence")[place].focus();
       };
       element.addEventListener("click", take);
-      element.addEventListener("keydown", (event) => event.key === "Enter" && take());
+      element.addEventListener("keydown", (event) => {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault();
+        take();
+      });
       mark(false)();
     });
   const hint = `${sentences.length} ${noun}, each decoded by itself (Options: “${LABELS.long_source}”).`;
@@ -112,7 +118,7 @@ export function showSentences({ sentences, hypotheses }, source, noun, chosen, c
 // The parts of a text as buttons, and the nodes of the whole text, with what is between the parts.
 function spans(text, parts) {
   const elements = parts.map((part) =>
-      el("span", { className: "sentence", role: "button", tabIndex: 0 }, part),
+      el("span", { className: "sentence", role: "button", tabIndex: 0 }, part || EMPTY),
     ),
     nodes = [];
   let end = 0;

@@ -112,10 +112,10 @@ function show(changes = {}) {
   if (isSplit) {
     const noun = state.splits === "split_always" ? "sentences" : "parts";
     const chooseSentence = (sentence) => show({ sentence, shown: 0 });
-    showSentences(result, sourceText(), noun, state.sentence, chooseSentence);
+    showSentences(result, sourceText(), noun, state.sentence, shown, chooseSentence);
   } else {
     showText(best.text, false, best.word_alignment, best.finish_reason);
-    if (state.numSentences > 1 && !state.prefix.length && !result.sentences.length)
+    if (state.numSentences > 1 && state.splits !== "split_always" && !state.prefix.length)
       warnOfSentences(state.numSentences, () => {
         by("option-long_source").value = "split_always";
         send([]);
