@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from seq2seq_serve.bundle.files import read_small_file
 from seq2seq_serve.bundle.names import (
     CHECKSUM_FILE,
     CHOICES,
@@ -428,7 +429,7 @@ def bundle_version(path: Path) -> str:
 def is_checkpoint(path: Path) -> bool:
     """Whether a folder has a `config.json` of Hugging Face, which names the type of a model."""
     try:
-        content = json.loads((path / "config.json").read_text(encoding="utf-8"))
+        content = json.loads(read_small_file(path / "config.json", MAX_MANIFEST_BYTES))
     except (OSError, ValueError, RecursionError):
         return False
     return isinstance(content, dict) and "model_type" in content
@@ -473,11 +474,10 @@ def load_bundle(path: Path) -> Bundle:
 
 
 def _read_manifest(folder: Path) -> bytes:
-    with (folder / MANIFEST_FILE).open("rb") as stream:
-        raw = stream.read(MAX_MANIFEST_BYTES + 1)
-    if len(raw) > MAX_MANIFEST_BYTES:
-        raise BundleError(folder, [f"{MANIFEST_FILE} has more than {MAX_MANIFEST_BYTES} bytes, the limit"])
-    return raw
+    try:
+        return read_small_file(folder / MANIFEST_FILE, MAX_MANIFEST_BYTES)
+    except ValueError as error:
+        raise BundleError(folder, [str(error)]) from error
 
 
 def _read_tokenizer(folder: Path, spec: FileSpec) -> Tokenizer:

@@ -90,17 +90,12 @@ def read_clip(content: bytes, size: int, max_frames: int) -> Pixels:
 
 
 def read_frames(content: bytes, size: int, max_frames: int) -> Iterator[Pixels]:
-    """Yields the frames of an animation, or one of a picture, each as uint8 [size, size, 3], RGB.
+    """Returns the frames of an animation, or one of a picture, each as uint8 [size, size, 3], RGB.
 
     Raises:
         PictureError: As `read_picture`; or there are more than `max_frames` frames, or too many pixels.
     """
-    with _opened(content) as (image, measures):
-        _check_clip(measures, max_frames)
-        first = int(getattr(image, "default_image", False))  # of an animated PNG; not a part of the animation
-        for number in range(first, first + measures.num_frames):
-            image.seek(number)
-            yield _pixels(image, measures, (size, size), _USUAL)
+    return _frames(content, max_frames, lambda _: (size, size))
 
 
 def count_frames(content: bytes) -> int:
@@ -136,9 +131,16 @@ def read_shown(content: bytes, max_side: int) -> Pixels:
         PictureError: As `read_picture`.
     """
     with _opened(content) as (image, measures):
-        scale = min(1.0, max_side / max(measures.width, measures.height))
-        size = math.ceil(measures.width * scale), math.ceil(measures.height * scale)
-        return _pixels(image, measures, size, _USUAL)
+        return _pixels(image, measures, measures.shown_size(max_side), _USUAL)
+
+
+def read_shown_frames(content: bytes, max_side: int, max_frames: int) -> Iterator[Pixels]:
+    """Returns the frames of an animation, or one of a picture, each as from `read_shown`.
+
+    Raises:
+        PictureError: As `read_frames`.
+    """
+    return _frames(content, max_frames, lambda measures: measures.shown_size(max_side))
 
 
 @dataclass(frozen=True)
@@ -164,6 +166,11 @@ class _Measures:
     def cost(self) -> int:
         """The number of pixels that take as long to decode as a frame."""
         return self.num_pixels // _JPEG_SAVING if self.is_scalable else self.num_pixels
+
+    def shown_size(self, max_side: int) -> tuple[int, int]:
+        """Returns the width and height of a picture with the same proportions and no longer side."""
+        scale = min(1.0, max_side / max(self.width, self.height))
+        return math.ceil(self.width * scale), math.ceil(self.height * scale)
 
 
 @dataclass(frozen=True)
@@ -213,6 +220,18 @@ def _opened(content: bytes) -> Iterator[tuple[ImageFile, _Measures]]:
     kind, measures = _measured(content)
     with _reporting_damage(kind), kind.open(io.BytesIO(content)) as image:
         yield image, measures
+
+
+def _frames(
+    content: bytes, max_frames: int, size: Callable[[_Measures], tuple[int, int]]
+) -> Iterator[Pixels]:
+    """Yields the frames of a file, scaled to a size, width and height."""
+    with _opened(content) as (image, measures):
+        _check_clip(measures, max_frames)
+        first = int(getattr(image, "default_image", False))  # of an animated PNG; not a part of the animation
+        for number in range(first, first + measures.num_frames):
+            image.seek(number)
+            yield _pixels(image, measures, size(measures), _USUAL)
 
 
 @contextmanager

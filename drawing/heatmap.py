@@ -16,6 +16,7 @@ _CELL_INCHES, _SMALL_CELL_INCHES = 0.5, 0.25  # of one heatmap, and of several i
 _CELL_HALF_WIDTHS = 6  # Latin letters that fit over a cell; a Hangul syllable is as wide as two
 _MARGIN_INCHES = 1.6  # for the tokens' texts
 _MAX_INCHES = 60.0
+_SCALE_INCHES = 0.7  # for the scale of weights beside the heatmaps
 _DPI = 150
 
 
@@ -39,16 +40,20 @@ def save_heatmap(
     down, across, num_rows, num_columns = grid.shape
     wanted = _CELL_INCHES if down * across == 1 else _SMALL_CELL_INCHES
     cell = min(wanted, _MAX_INCHES / max(down * num_rows, across * num_columns))
-    size = (across * num_columns * cell + _MARGIN_INCHES, down * num_rows * cell + _MARGIN_INCHES)
+    size = (
+        across * num_columns * cell + _MARGIN_INCHES + _SCALE_INCHES,
+        down * num_rows * cell + _MARGIN_INCHES,
+    )
     figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     font, known = label_font()
     font.set_size(min(11.0, cell * 25))
     row_labels, labels = ([label(token, known) for token in tokens] for tokens in (rows, columns))
     is_narrow = max(map(half_widths, labels)) <= _CELL_HALF_WIDTHS  # the font shrinks with the cell
-    for place, panel in enumerate(figure.subplots(down, across, squeeze=False).flat):
+    panels = figure.subplots(down, across, squeeze=False)
+    for place, panel in enumerate(panels.flat):
         layer, head = divmod(place, across)
-        panel.imshow(grid[layer, head], cmap="gray", vmin=0.0, vmax=1.0)
+        image = panel.imshow(grid[layer, head], cmap="gray", vmin=0.0, vmax=1.0)
         panel.set_xticks(range(num_columns), labels if layer == 0 else [], rotation=0 if is_narrow else 90)
         panel.set_yticks(range(num_rows), row_labels if head == 0 else [])
         panel.xaxis.tick_top()
@@ -58,4 +63,7 @@ def save_heatmap(
         for text in (*panel.get_xticklabels(), *panel.get_yticklabels()):
             text.set_fontproperties(font)
             text.set_parse_math(False)  # a dollar sign in a text is a dollar sign
+    scale = figure.colorbar(image, ax=panels, ticks=[0, 0.5, 1], fraction=0.04, aspect=20)
+    scale.set_label("share of attention")
+    scale.ax.tick_params(length=0)
     figure.savefig(path, dpi=_DPI)

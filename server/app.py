@@ -55,13 +55,14 @@ class App:
     def __init__(self, bundles: Sequence[Path], config: ServerConfig, loader: Loader) -> None:
         self._shelf = Shelf(bundles, config.repository, config.named_bundles)
         self._shelf.check_names(config.models)
-        access = Access(config.access_file, is_repository_open=config.is_repository_open)
+        access = self._access = Access(config.access_file, is_repository_open=config.is_repository_open)
         self._config = config
         self._loader = loader
         self._metrics = Metrics()
         self._models = Models(self._metrics)
         self._health = Health(self._models)
         self._repository = Repository(self._shelf, self._models, self._load, self._health.refresh)
+        self._watching: asyncio.Task[None] | None = None
         self._tracing = Tracing() if config.is_traced else None
         journal = Journal(
             self._metrics,
@@ -101,6 +102,7 @@ class App:
         Raises:
             ValueError: A model whose own folder was given cannot be served, or no model can.
         """
+        self._watching = asyncio.create_task(self._access.watch())
         await self.endpoint.start()
         problem: ServerError | None = None
         for name in self._shelf.names:
@@ -173,6 +175,8 @@ class App:
         self._health.close()
         await self.endpoint.stop()
         self._calls.close()
+        if self._watching is not None:
+            self._watching.cancel()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.stop)
         await asyncio.to_thread(self.http.stop)

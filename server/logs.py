@@ -10,12 +10,14 @@ import json
 import logging
 import os
 import queue
+import re
 import sys
 import threading
 import time
 
 _MAX_LINES = 10_000  # that wait to be written
 _FLUSH_SECONDS = 1.0
+_PLAIN = re.compile(r'[^\s"=]+')
 _IN_MESSAGE = ("request_id", "method", "code")  # the fields that a line about a call begins with
 
 
@@ -34,11 +36,32 @@ class _JsonFormatter(logging.Formatter):
 
 
 class _TextFormatter(logging.Formatter):
+    """Writes a record as `TIME LEVEL MESSAGE NAME=VALUE …`.
+
+    Callers choose some of the text, and cannot make it look like a record or field of the server: values with
+    spaces, quotation marks or = are quoted, other lines of a record are indented, and characters that cannot
+    be printed are escaped.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the record, with its traceback on lines below it."""
+        return "\n  ".join(map(_printable, super().format(record).split("\n")))
+
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         """Returns the line without its traceback; fields that the message does not have are at its end."""
         fields: dict[str, object] = getattr(record, "fields", {})
-        rest = (f"{name}={value}" for name, value in fields.items() if name not in _IN_MESSAGE)
+        rest = (f"{name}={_quoted(str(value))}" for name, value in fields.items() if name not in _IN_MESSAGE)
         return " ".join((super().formatMessage(record), *rest))
+
+
+def _quoted(value: str) -> str:
+    return value if _PLAIN.fullmatch(value) else json.dumps(value, ensure_ascii=False)
+
+
+def _printable(line: str) -> str:
+    if line.isprintable():
+        return line
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in line)
 
 
 def configure_logging(level: str, log_format: str) -> None:

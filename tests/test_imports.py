@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "training": {"bundle", "drawing"},
     "export": {"training", "bundle", "kernels"},
     "server": {"bundle", "kernels", "protos"},
-    "client": {"protos", "drawing"},
+    "client": {"bundle", "protos", "drawing"},  # of bundle the reader of pictures
 }
 NAMESPACED = set(MAY_IMPORT)
 # Of what is not ours: what belongs to some folders only.

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from seq2seq_serve.bundle.manifest import LengthBound
 from seq2seq_serve.bundle.names import TOKENIZER_FILE
+from seq2seq_serve.bundle.sentences import split_sentences
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.checkpoint import (
     average_weights,
@@ -56,6 +57,7 @@ from seq2seq_serve.training.models.registry import (
 )
 
 RUN_FORMAT = 1
+_SINGLE_SHARE = 0.9  # of the dev sources; abbreviations count as ends of sentences
 
 
 @dataclass(frozen=True)
@@ -369,6 +371,8 @@ def _with_weights(
     if config.parent:
         provenance["parent"] = config.parent
     dev = [(pair.source, pair.target) for pair in folder.read_pairs("dev")]
+    if model.source_kind.is_text and _are_single_sentences([source for source, _ in dev]):
+        provenance["sources"] = "single sentences"
     bound = config.length_bound or folder.learn_length_bound(model.source_kind)
     return TrainedModel(
         model.eval(),
@@ -379,6 +383,12 @@ def _with_weights(
         source_language=config.training.source_language or "",
         length_bound=bound,
     )
+
+
+def _are_single_sentences(texts: Sequence[str]) -> bool:
+    """Whether a corpus has a sentence a line, so that a model of it may leave out what follows a sentence."""
+    num_single = sum(len(split_sentences(text)) == 1 for text in texts)
+    return num_single > _SINGLE_SHARE * len(texts)
 
 
 def library_versions() -> dict[str, str]:

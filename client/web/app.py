@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from PIL import Image, ImageOps
+from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
 from starlette.applications import Starlette
 from starlette.datastructures import Headers, MutableHeaders
@@ -38,6 +38,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn import Config, Server
 
 from seq2seq_serve import __version__
+from seq2seq_serve.bundle.pictures import read_shown_frames
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.forms import FEATURES, command_of
@@ -46,12 +47,12 @@ from seq2seq_serve.client.questions import read_features
 from seq2seq_serve.client.wire import MAX_REQUEST_BYTES
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.options import OPTIONS
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Target, TokenIds
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Sentence, Target, TokenIds
 from seq2seq_serve.protos.sources import Value
 
 PAGE = Path(__file__).parent / "page"
 _MAX_BODY_BYTES = 2 * MAX_REQUEST_BYTES  # files are base64 in JSON
-_MAX_FRAMES, _FRAME_PIXELS = 64, 160
+_MAX_FRAMES, _FRAME_PIXELS = 256, 160
 _METRICS_SECONDS = 3.0
 _LEAST_URGENT = 10
 _POLICY = (
@@ -147,6 +148,7 @@ class Page:
     def __init__(self, make_client: Callable[[], AsyncClient], metrics_url: str) -> None:
         self._make_client = make_client
         self._metrics_url = metrics_url
+        self._decoding = asyncio.Lock()  # one file at a time, which bounds the memory
 
     @asynccontextmanager
     async def connected(self, _app: Starlette) -> AsyncIterator[None]:
@@ -172,7 +174,8 @@ class Page:
     async def frames(self, request: Request) -> Response:
         """Answers with the frames of a clip as pictures of at most 160 pixels."""
         content = await _body(request)
-        return JSONResponse({"frames": await asyncio.to_thread(_frames, content)})
+        async with self._decoding:
+            return JSONResponse({"frames": await asyncio.to_thread(_frames, content)})
 
     async def metrics(self, _request: Request) -> Response:
         """Answers with the samples of the server's metrics that the page shows."""
@@ -267,11 +270,13 @@ class _Growth:
 
 
 def _result(answer: GenerateResponse) -> dict[str, Any]:
-    """Returns an answer in which attention is a list of rows."""
+    """Returns an answer in which attention is a list of rows, also that of sentences."""
     content = message_dict(answer)
-    for hypothesis, shown in zip(answer.hypotheses, content["hypotheses"], strict=True):
-        if hypothesis.HasField("attention"):
-            shown["attention"] = attention_dict(hypothesis.attention)
+    parts: list[GenerateResponse | Sentence] = [answer, *answer.sentences]
+    for part, shown_part in zip(parts, [content, *content["sentences"]], strict=True):
+        for hypothesis, shown in zip(part.hypotheses, shown_part["hypotheses"], strict=True):
+            if hypothesis.HasField("attention"):
+                shown["attention"] = attention_dict(hypothesis.attention)
     return content
 
 
@@ -285,19 +290,12 @@ async def _body(request: Request) -> bytes:
 
 
 def _frames(content: bytes) -> list[str]:
-    try:
-        with Image.open(io.BytesIO(content)) as file:
-            frames = []
-            for number in range(min(getattr(file, "n_frames", 1), _MAX_FRAMES)):
-                file.seek(number)
-                frame = ImageOps.exif_transpose(file).convert("RGB")
-                frame.thumbnail((_FRAME_PIXELS, _FRAME_PIXELS))
-                written = io.BytesIO()
-                frame.save(written, "PNG")
-                frames.append("data:image/png;base64," + base64.b64encode(written.getvalue()).decode())
-            return frames
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
-        raise ValueError("the file is not a picture or clip that can be shown") from error
+    frames = []
+    for frame in read_shown_frames(content, _FRAME_PIXELS, _MAX_FRAMES):
+        written = io.BytesIO()
+        Image.fromarray(frame).save(written, "PNG")
+        frames.append("data:image/png;base64," + base64.b64encode(written.getvalue()).decode())
+    return frames
 
 
 def _samples(url: str) -> list[dict[str, Any]]:
@@ -362,10 +360,14 @@ class _Guard:
 
     def _is_own(self, headers: Headers) -> bool:
         host, origin = headers.get("host", ""), headers.get("origin")
-        name = urlsplit(f"//{host}").hostname or ""
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            origin_host = host if origin is None else urlsplit(origin).netloc
+        except ValueError:
+            return False
         return (
             (name in self._names or _is_address(name))
-            and (origin is None or urlsplit(origin).netloc == host)
+            and origin_host == host
             and headers.get("sec-fetch-site", "none") in ("none", "same-origin")
         )
 

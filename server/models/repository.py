@@ -99,47 +99,51 @@ class Repository:
     async def load(self, name: str, version: str = "") -> ServedModel:
         """Serve a version of a model, or its newest one; a served version is loaded again.
 
-        A cancelled load keeps running; its caller does not get a result.
+        A load that is cancelled while another one runs does not begin. One that runs goes on; its caller does
+        not get a result.
 
         Raises:
             UnknownModel: It is not on disk.
             LoadFailed: Its bundle cannot be used here; the version served before stays.
             Unavailable: The server is shutting down.
         """
+        await self._changing.acquire()
         loading = asyncio.create_task(self._load_and_put(name, version))
         self._loading.add(loading)
-        loading.add_done_callback(self._loading.discard)
-        loading.add_done_callback(retrieve)
+        loading.add_done_callback(self._end_load)
         return await asyncio.shield(loading)
 
+    def _end_load(self, loading: asyncio.Task[ServedModel]) -> None:
+        self._changing.release()
+        self._loading.discard(loading)
+        retrieve(loading)
+
     async def _load_and_put(self, name: str, version: str) -> ServedModel:
-        async with self._changing:
-            self._check_not_draining()
-            wanted = await asyncio.to_thread(self._shelf.find, name, version)
-            self._loading_now = wanted
-            try:
-                model = await asyncio.to_thread(
-                    self._load, name, wanted.version, wanted.path, self._num_bytes()
-                )
-                await model.engine.start()
-            except Exception as error:
-                self._reasons[wanted] = str(error)
-                if not isinstance(error, (OSError, ValueError)):
-                    _log.exception("model %s: version %s cannot be loaded", name, wanted.version)
-                raise LoadFailed(str(error)) from error
-            finally:
-                self._loading_now = None
-            if self._is_draining:
-                await model.engine.stop()
-            self._check_not_draining()
-            before, old = self._served.get(name), self._models.put(model)
-            self._served[name] = wanted
-            self._reasons.pop(wanted, None)
-            self._changed()
-            _log.info("model %s: version %s is served", name, model.version)
-            if old is not None and before is not None:
-                self._end(old, before)
-            return model
+        """Loads a version and serves it; the caller holds the lock of changes."""
+        self._check_not_draining()
+        wanted = await asyncio.to_thread(self._shelf.find, name, version)
+        self._loading_now = wanted
+        try:
+            model = await asyncio.to_thread(self._load, name, wanted.version, wanted.path, self._num_bytes())
+            await model.engine.start()
+        except Exception as error:
+            self._reasons[wanted] = str(error)
+            if not isinstance(error, (OSError, ValueError)):
+                _log.exception("model %s: version %s cannot be loaded", name, wanted.version)
+            raise LoadFailed(str(error)) from error
+        finally:
+            self._loading_now = None
+        if self._is_draining:
+            await model.engine.stop()
+        self._check_not_draining()
+        before, old = self._served.get(name), self._models.put(model)
+        self._served[name] = wanted
+        self._reasons.pop(wanted, None)
+        self._changed()
+        _log.info("model %s: version %s is served", name, model.version)
+        if old is not None and before is not None:
+            self._end(old, before)
+        return model
 
     def _check_not_draining(self) -> None:
         if self._is_draining:

@@ -301,8 +301,10 @@ def choose(
         is_for_gpu = _FULL_NAMES[CUDA] in ort.get_available_providers() or any(
             path.exists() for path in _GPU_FILES
         )
-        level = logging.WARNING if is_for_gpu else logging.INFO
-        _log.log(level, "%s runs on the CPU, though CUDA is preferred: %s", bundle.path, reason)
+        if is_for_gpu:
+            _log.warning("%s runs on the CPU, though CUDA is preferred: %s", bundle.path, reason)
+        else:
+            _log.info("%s runs on the CPU: neither a GPU nor onnxruntime-gpu was found", bundle.path)
     return CPU, _fastest(CPU, asked)
 
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import ipaddress
 import logging
-import time
 import tomllib
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -42,7 +42,8 @@ NEEDS = {f"/{service}/{method}": need for service, need, methods in _NEEDS for m
 
 _AUTHORIZATION, _SCHEME = "authorization", "bearer "
 _NO_TOKEN = hashlib.sha256(b"").digest()  # the result of `printf %s "$UNSET"` where the variable is not set
-_LOOK_SECONDS = 1.0  # between two looks at the file
+_LOOK_SECONDS = 0.5  # between two looks at the file
+_MAX_LINE_BYTES = 1000  # of a file: tomllib takes hours for a key of 100,000 parts
 _IPV6_HOST_BITS = 64  # one caller may use every address of a /64 network
 _HEX_DIGITS = 64
 
@@ -53,30 +54,27 @@ class Access:
     """The tokens of the access file.
 
     Owned by the app; used on the event loop only. The file has a table `[[token]]` for each token, with
-    its `name`, its `sha256` in hexadecimal digits, and its `roles`. A changed file
-    takes effect within a second.
+    its `name`, its `sha256` in hexadecimal digits, and its `roles`. While `watch` runs, a changed file takes
+    effect within a second.
 
     Args:
         path: The file; None allows every caller everything except listing, loading and unloading versions.
         is_repository_open: Whether every caller is an admin where there is no file.
-        clock: Monotonic seconds.
 
     Raises:
         OSError: The file cannot be read.
         ValueError: The file's content is wrong; the message says how.
     """
 
-    def __init__(
-        self,
-        path: Path | None,
-        *,
-        is_repository_open: bool = False,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, path: Path | None, *, is_repository_open: bool = False) -> None:
         self._is_repository_open = is_repository_open
-        self._clock = clock
-        self._looked_at = clock()
-        self._tokens = None if path is None else Watched("the tokens", [path], lambda: _read(path))
+        self._tokens = None if path is None else Watched("the tokens", [path], partial(_parse, path))
+
+    async def watch(self) -> None:
+        """Reads the file again whenever it changes, on another thread, until it is cancelled."""
+        while self._tokens is not None:
+            await asyncio.sleep(_LOOK_SECONDS)
+            await asyncio.to_thread(self._tokens.refresh)
 
     def check(self, method: str, caller: Caller) -> None:
         """Refuses a caller without the right to the method.
@@ -128,10 +126,6 @@ class Access:
         given = dict(metadata or ()).get(_AUTHORIZATION)
         if not isinstance(given, str) or not given.lower().startswith(_SCHEME):
             return None
-        now = self._clock()
-        if now >= self._looked_at + _LOOK_SECONDS:
-            self._looked_at = now
-            tokens.refresh()
         # The time of the search depends on the digest alone, and a caller cannot choose a token's digest.
         return tokens.content.get(hashlib.sha256(given[len(_SCHEME) :].strip().encode()).digest())
 
@@ -149,11 +143,16 @@ def _address(peer: str) -> str:
     return str(address)
 
 
-def _read(path: Path) -> dict[bytes, Token]:
+def _parse(path: Path, contents: list[bytes]) -> dict[bytes, Token]:
     """Returns the tokens of a file by their digests."""
+    [raw] = contents
+    if max(map(len, raw.splitlines()), default=0) > _MAX_LINE_BYTES:
+        raise ValueError(f"{path} has a line of more than {_MAX_LINE_BYTES} bytes")
     try:
-        content = tomllib.loads(path.read_text())
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        content = tomllib.loads(raw.decode())
+    except RecursionError as error:
+        raise ValueError(f"{path} is nested too deeply") from error
+    except ValueError as error:
         raise ValueError(f"{path} is not TOML: {error}") from error
     tables = content.pop("token", None)
     if content or not isinstance(tables, list) or not tables:

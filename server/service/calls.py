@@ -237,8 +237,8 @@ class Calls:
         )
         if given_id is not None and given_id != call.request_id:
             call.refusal = InvalidRequest(
-                f"the request id has {len(given_id)} characters: send 1 to {MAX_REQUEST_ID_LENGTH} printable "
-                "ASCII characters, or no id",
+                f"the request id has {len(given_id)} characters: send 1 to {MAX_REQUEST_ID_LENGTH} visible "
+                'ASCII characters other than " and =, or no id',
                 field=REQUEST_ID,
             )
         if not call.is_probe:

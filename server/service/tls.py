@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+from functools import partial
 
 import grpc
 
@@ -15,8 +16,9 @@ def server_credentials(files: TlsFiles) -> grpc.ServerCredentials:
 
     Raises:
         OSError: A file cannot be read or used.
+        ValueError: A file is not a regular one, or is too large.
     """
-    certificates = Watched("the certificates", files.paths(), lambda: _read(files))
+    certificates = Watched("the certificates", files.paths(), partial(_parse, files))
     return grpc.dynamic_ssl_server_credentials(
         certificates.content,
         # None keeps the certificates of the handshake before, which the stubs do not know.
@@ -33,9 +35,8 @@ def _no_password() -> str:
     raise _EncryptedKey  # without a callback, OpenSSL would prompt at the terminal during a handshake
 
 
-def _read(files: TlsFiles) -> grpc.ServerCertificateConfiguration:
-    # Read here as well, because OpenSSL does not name a file that it cannot read.
-    content = {path: path.read_bytes() for path in files.paths()}
+def _parse(files: TlsFiles, contents: list[bytes]) -> grpc.ServerCertificateConfiguration:
+    content = dict(zip(files.paths(), contents, strict=True))
     # gRPC accepts any bytes, and then fails at every handshake.
     try:
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=files.client_ca)

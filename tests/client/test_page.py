@@ -64,6 +64,7 @@ def page_of(flags: list[str]) -> Iterator[str]:
 def url():
     """The address of a page whose model echoes its source, and aligns each token with itself."""
     with serving_on_a_thread() as served, serving_page(served) as url:
+        served.model.provenance["sources"] = "single sentences"
         yield url
 
 
@@ -164,12 +165,56 @@ def test_escape_closes_the_alternatives(page):
     sync_api.expect(button).to_be_focused()
 
 
-def test_sentences_are_split(page):
+def test_sentences_are_split_by_default_and_keep_their_paragraphs(page):
+    """A model of single sentences answered the first one, and nothing showed that the others were missing."""
+    text = "One. Two.\n\nThree."
+    ask(page, text)
+    for name in ("target", "source"):
+        assert page.inner_text(f"#{name}-sentences") == text
+        sentences = page.locator(f"#{name}-sentences .sentence")
+        assert sentences.all_inner_texts() == ["One.", "Two.", "Three."]
+        assert sentences.locator("xpath=self::*[contains(@class, 'is-linked')]").all_inner_texts() == ["One."]
+    assert "3 sentences, each decoded by itself" in page.inner_text("#answer")
+    heads = page.locator("table.grid thead th")
+    assert heads.all_inner_texts() == ["", *"One.", "</s>"]
+    page.locator("#target-sentences .sentence").nth(1).press("Enter")
+    assert heads.all_inner_texts() == ["", *"Two.", "</s>"]
+    assert page.locator("table.grid td.waits").count() == 0
+    sync_api.expect(page.locator("#target-sentences .sentence").nth(1)).to_be_focused()
+    assert page.locator("#source-sentences .is-linked").all_inner_texts() == ["Two."]
+
+
+def test_a_sentence_has_its_other_answers(page):
     page.click("summary")
-    page.select_option("#option-long_source", "split_always")
+    page.select_option("#option-search", "beam search")
+    page.fill("#option-num_hypotheses", "2")
     ask(page, "One. Two.")
-    assert page.locator("#answer .text.source").all_inner_texts() == ["One.", "Two."]
-    assert page.is_hidden("#look")
+    page.locator("#target-sentences .sentence").nth(1).click()
+    buttons = page.locator("#hypotheses button")
+    assert buttons.count() == 2
+    other = buttons.last.evaluate("(one) => one.firstChild.textContent")
+    buttons.last.click()
+    sentences = page.locator("#target-sentences .sentence")
+    assert sentences.nth(1).inner_text() == other.strip()
+    assert buttons.first.evaluate("(one) => one.firstChild.textContent") != other
+
+
+def test_several_sentences_as_one_text_are_warned_of(page):
+    page.click("summary")
+    page.select_option("#option-long_source", label="as one text")
+    ask(page, "One. Two.")
+    assert page.locator("#target-words .word").all_inner_texts() == ["One.", "Two."]
+    assert page.inner_text("#warning").startswith("2 sentences, decoded as one text.")
+    page.click("#warning button")
+    page.wait_for_selector("#target-sentences")
+    ask(page, "One.")
+    assert page.locator("#warning").count() == 0
+
+
+def test_models_that_may_read_more_than_sentences_get_a_text_as_a_whole(browser, toys):
+    with opened(browser, toys) as page:
+        page.select_option("#model", "text")
+        assert page.input_value("#option-long_source") == ""
 
 
 def test_an_end_is_no_alternative_to_go_on_from(page):
@@ -190,6 +235,7 @@ def test_several_answers_have_scores_and_can_be_chosen(page):
     assert buttons.count() == 2
     assert buttons.first.get_attribute("aria-pressed") == "true"
     assert re.search(r"-\d+\.\d{3}", buttons.last.inner_text())
+    assert "3 target tokens in 2 answers" in page.inner_text("#timings")
     buttons.last.click()
     assert buttons.last.get_attribute("aria-pressed") == "true"
 
@@ -198,7 +244,16 @@ def test_an_error_is_said_and_the_next_request_works(page):
     page.fill("textarea", "x" * 200)
     page.click("#go")
     page.wait_for_selector("#error:not([hidden])")
-    assert "INVALID_ARGUMENT" in page.inner_text("#error")
+    error = "Sentence 1 of the source has 201 tokens, and echo takes at most 64: send shorter pieces, "
+    assert page.inner_text("#error") == f"{error}for example one sentence each (INVALID_ARGUMENT)"
+    page.click("summary")
+    page.select_option("#option-long_source", label="as one text")
+    page.click("#go")
+    sync_api.expect(page.locator("#error")).to_contain_text("“Several sentences”")
+    page.fill("#option-max_new_tokens", "99")
+    page.click("#go")
+    sync_api.expect(page.locator("#error")).to_contain_text("“Tokens at most” is 99")
+    page.fill("#option-max_new_tokens", "")
     ask(page, "abc")
     assert page.is_hidden("#error")
 
@@ -253,6 +308,74 @@ def test_the_server_panel_shows_rates_and_latencies(page):
     sync_api.expect(page.locator("#latency td").first).to_contain_text("ms")
 
 
+def test_the_panel_shows_a_model_at_once(browser, toys):
+    """It was empty until the second look at the metrics, and showed the model before meanwhile."""
+    with opened(browser, toys) as page:
+        sync_api.expect(page.locator(".tile").first).to_contain_text("0.0")
+        page.select_option("#model", "text")
+        ask(page, "w1 w2 w3")
+        times = page.locator("#latency td").first
+        sync_api.expect(times).to_contain_text("ms")
+        page.route("**/api/metrics", lambda route: None)  # no answer from now on
+        texts = page.evaluate("""() => {
+          const choose = (name) => {
+            const model = document.querySelector("#model");
+            model.value = name;
+            model.dispatchEvent(new Event("change"));
+            return document.querySelector("#latency").textContent;
+          };
+          return [choose("story"), choose("text")];
+        }""")
+        assert "slots in use" in texts[0]
+        assert "ms" in texts[1]
+
+
+@pytest.mark.parametrize("width", [400, 1280])
+def test_numbers_stand_beside_their_labels_and_controls_have_one_height(browser, toys, width):
+    with opened(browser, toys, viewport={"width": width, "height": 800}) as page:
+        page.click("summary")
+        for model in ("text", "picture", "story"):
+            page.select_option("#model", model)
+            heights = page.evaluate("""() => [...document.querySelectorAll(
+                "form :is(select, input, .actions button)")].filter((one) => one.checkVisibility())
+                .map((one) => one.getBoundingClientRect().height)""")
+            assert len(set(heights)) == 1, (model, heights)
+        gaps = page.evaluate("""() => [...document.querySelectorAll(".latencies tr")].map((row) => {
+            const text = (cell) => {
+              const range = document.createRange();
+              range.selectNodeContents(cell);
+              return range.getBoundingClientRect();
+            };
+            const [label, p50, p99] = [...row.cells].map(text);
+            return [label.right, p50.left, p50.right, p99.right];
+        })""")
+        assert len({tuple(gap[2:]) for gap in gaps}) == 1, "heads and numbers end at one line"
+        assert max(gap[1] for gap in gaps[1:]) - max(gap[0] for gap in gaps[1:]) < 80
+
+
+def test_a_heatmap_has_a_legend_and_shows_that_it_goes_on(browser, url):
+    with opened(browser, url, viewport={"width": 400, "height": 800}) as page:
+        ask(page, "abcdefghijklmnop")
+        assert page.inner_text("#shades").split("\n")[0].startswith("Share of attention")
+        shades = page.locator("#shades i").evaluate_all(
+            "(all) => all.map((one) => getComputedStyle(one).backgroundColor)"
+        )
+        whole = page.locator("table.grid td").first.evaluate("(one) => getComputedStyle(one).backgroundColor")
+        assert len(set(shades)) == 5
+        assert shades[-1] == whole
+        box = page.locator(".heatmap.has-right")
+        assert box.evaluate("(one) => getComputedStyle(one).maskImage").count("linear-gradient") == 2
+        box.evaluate("(one) => { one.scrollLeft = one.scrollWidth }")
+        page.wait_for_selector(".heatmap:not(.has-right)")
+
+
+def test_bars_of_alternatives_can_be_compared_at_400_pixels(browser, url):
+    with opened(browser, url, viewport={"width": 400, "height": 800}) as page:
+        ask(page, "abc")
+        page.click("table.grid tbody tr:nth-child(2) th button")
+        assert page.locator(".alternatives .share").first.bounding_box()["width"] > 80
+
+
 @pytest.mark.parametrize("width", [400, 1280])
 def test_nothing_sticks_out(browser, url, width):
     with opened(browser, url, viewport={"width": width, "height": 800}) as page:
@@ -296,7 +419,10 @@ def test_a_picture_or_clip_has_its_attention_laid_over_it(browser, toys, tmp_pat
     frames[0].save(tmp_path / "file.gif", save_all=True, append_images=frames[1:], duration=100)
     with opened(browser, toys, viewport={"width": 400, "height": 800}, color_scheme="dark") as page:
         page.select_option("#model", name)
+        assert page.is_hidden(".preview"), "a picture without a file is a broken one"
         page.set_input_files("input[type=file]", tmp_path / "file.gif")
+        sync_api.expect(page.locator(".preview")).to_have_js_property("naturalWidth", 64)
+        assert page.is_visible(".preview")
         page.click("#go")
         page.wait_for_selector(drawn)
         num_words = len(page.inner_text("#answer .text").split())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageFile
 from starlette.testclient import TestClient
 
 from seq2seq_serve.client import AsyncClient, GenerateOptions
@@ -64,6 +64,18 @@ def test_pieces_come_first_and_the_whole_answer_last(page):
     assert len(best["attention"]["weights"]) == len(best["token_ids"]) + 1 == len(best["alternatives"])
     assert len(best["attention"]["weights"][0]) == last["result"]["usage"]["source_tokens"]
     assert last["result"]["timings"]["total_seconds"] > 0
+
+
+def test_each_sentence_has_its_alignment(page):
+    sources = {"source_ids": {"text": "One. Two, too."}}
+    *_, last = events_of(page, sources=sources, options={"attention": True, "long_source": "split_always"})
+    result = last["result"]
+    shapes = []
+    for sentence in result["sentences"]:
+        attention = sentence["hypotheses"][0]["attention"]
+        shapes.append((len(attention["weights"]), len(attention["weights"][0])))
+    assert [one["source_text"] for one in result["sentences"]] == ["One.", "Two, too."]
+    assert shapes == [(5, 5), (10, 10)]
 
 
 def test_the_alignment_grows_with_the_target(server):
@@ -147,7 +159,42 @@ def test_frames_of_a_clip_are_pictures(page, tmp_path):
     assert all(
         base64.b64decode(one.removeprefix("data:image/png;base64,")).startswith(b"\x89PNG") for one in shown
     )
-    assert page.post("/api/frames", content=b"no picture").status_code == 400
+    assert all(
+        Image.open(io.BytesIO(base64.b64decode(one.partition(",")[2]))).size == (160, 80) for one in shown
+    )
+
+
+def saved(form: str, size: tuple[int, int], num_frames: int = 1) -> bytes:
+    written = io.BytesIO()
+    frames = [Image.new("1", size, number % 2) for number in range(num_frames)]
+    more = {"save_all": True, "append_images": frames[1:]} if num_frames > 1 else {}
+    frames[0].save(written, form, **more)
+    return written.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"no picture", "the file is not PNG, JPEG, WebP or GIF"),
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n", "is not PNG, JPEG, WebP or GIF"),
+        (saved("TIFF", (10, 10), 64), "is not PNG, JPEG, WebP or GIF"),
+        (saved("PNG", (13_000, 13_000)), "13000 x 13000, 169000000 pixels, and at most 8388608 are read"),
+        (saved("GIF", (3, 3), 257), "has 257 frames, and at most 256 are read"),
+        (saved("GIF", (1200, 1200), 64), "at most 67108864 pixels in all are read"),
+        (saved("PNG", (100, 100))[:-40], "truncated or damaged"),
+    ],
+    ids=["text", "EPS", "TIFF", "PNG", "frames", "clip", "damaged"],
+)
+def test_a_hostile_file_is_refused_before_it_is_decoded(page, monkeypatch, content, message):
+    """An EPS ran Ghostscript, a PNG of 169 megapixels took 800 MB, and 64 pages of TIFF took 13 s."""
+
+    def load(_image):
+        raise AssertionError("decoded")
+
+    monkeypatch.setattr(ImageFile.ImageFile, "load", load)
+    answer = page.post("/api/frames", content=content)
+    assert answer.status_code == 400
+    assert message in answer.json()["error"]["message"]
 
 
 def test_the_page_fetches_nothing_from_elsewhere(page):
@@ -169,6 +216,9 @@ def test_other_pages_and_other_names_are_refused(page):
         {"Host": "elsewhere.example"},
         {"Origin": "http://elsewhere.example"},
         {"Host": ""},
+        {"Host": "["},
+        {"Host": "[::1"},
+        {"Origin": "http://["},
     ):
         assert page.get("/api/models", headers=wrong).status_code == 403, wrong
         assert page.get("/", headers=wrong).status_code == 403, wrong

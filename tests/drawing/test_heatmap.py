@@ -33,11 +33,21 @@ def test_each_heatmap_of_a_grid_has_a_title_and_its_weights_in_its_place(tmp_pat
     assert all(f"<!-- {title} -->" in svg for title in HEADS)
     black, found = (image.imread(tmp_path / name) for name in ("black.png", "heads.png"))
     rows, columns = (black != found).any(axis=-1).nonzero()
-    height, width = black.shape[:2]
+    height, width = black.shape[0], black.shape[1] - 105  # without the scale
     assert 0 < rows.min() < rows.max() < height / 2
     # The first column of the middle panel, and no wider than a cell of its four.
     assert width / 3 < columns.min() < columns.max() < width / 2
     assert columns.max() - columns.min() < width / 3 / 4
+
+
+def test_a_scale_says_what_a_shade_means(tmp_path: Path) -> None:
+    save_heatmap(np.eye(3), "abc", "abc", tmp_path / "one.svg")
+    save_heatmap(np.zeros((3, 3)), "abc", "abc", tmp_path / "one.png")
+    svg = (tmp_path / "one.svg").read_text()
+    assert all(f"<!-- {text} -->" in svg for text in ("share of attention", "0.0", "0.5", "1.0"))
+    shades = image.imread(tmp_path / "one.png")[:, -105:, 0]
+    # Black at its lower end, white at its upper one
+    assert any((np.diff(column[column < 1]) < 0).sum() > 50 for column in shades.T)
 
 
 def test_a_single_heatmap_has_cells_twice_as_wide_as_one_of_a_grid(tmp_path: Path) -> None:

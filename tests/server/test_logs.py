@@ -1,13 +1,18 @@
+import asyncio
 import fcntl
 import json
 import logging
 import os
+import re
 
+import grpc
 import pytest
 
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server import logs
 from seq2seq_serve.server.logs import LogWriter, configure_logging, num_dropped_lines
 from seq2seq_serve.server.metrics import Metrics
+from tests.server.service.harness import serving
 
 
 @pytest.fixture(autouse=True)
@@ -27,6 +32,55 @@ def test_text_is_a_line_with_time_level_and_message(capsys):
     assert out == ""
     assert err.endswith("Z INFO    r1 Generate OK\n")
     assert err.count("\n") == 1
+
+
+def test_text_of_callers_cannot_look_like_a_record_or_a_field(capsys):
+    """`x-request-id: a caller=root` put a field of its own into the line of a call."""
+    configure_logging("info", "text")
+    fields = {"code": "OK", "model": 'a caller=root "b"', "caller": "c=d", "mode": "greedy", "slow": True}
+    logging.getLogger("server.x").info("r1 Generate OK", extra={"fields": fields})
+    try:
+        raise RuntimeError("a\n2026-01-01T00:00:00Z INFO    forged\r\x1b[2J\u2028안녕")
+    except RuntimeError as error:
+        logging.getLogger("server.x").exception("r1: %s", error)
+    first, second, *others = capsys.readouterr().err.removesuffix("\n").split("\n")
+    assert first.endswith(r' r1 Generate OK model="a caller=root \"b\"" caller="c=d" mode=greedy slow=True')
+    assert second.endswith("Z ERROR   r1: a")
+    assert others[0] == r"  2026-01-01T00:00:00Z INFO    forged\r\x1b[2J\u2028안녕"
+    assert others[1].startswith("  Traceback")
+    assert all(line.startswith("  ") and line.isprintable() for line in others)
+
+
+def test_a_line_of_a_call_has_the_servers_fields_whatever_callers_send(capsys):
+    forged = "x\n2026-01-01T00:00:00Z INFO    x Generate OK caller=root"
+
+    async def run():
+        async with serving() as served:
+            for name in ("", forged):
+                for metadata in (
+                    [],
+                    [("x-request-id", "x caller=root")],
+                    [("x-request-id", "caller=root")],
+                    [("traceparent", "00 caller=root"), ("user-agent", "x caller=root")],
+                ):
+                    options = pb.GenerateOptions(source_language=forged, stop_sequences=[forged])
+                    sources = [pb.Source(text=forged, name=forged)]
+                    request = pb.GenerateRequest(model=name, sources=sources, options=options)
+                    with pytest.raises(grpc.aio.AioRpcError):
+                        await served.stub.Generate(request, metadata=metadata)
+            for path in ("/v2/models/x%0Acaller=root", "/v2/models/echo/versions/x%20caller=root"):
+                await served.http(path)
+
+    configure_logging("info", "text")
+    asyncio.run(run())
+    value = r'("([^"\\]|\\.)*"|[^\s"=]+)'
+    line_of_call = re.compile(rf"\S+Z INFO    [0-9a-f]{{32}} \w+ [A-Z_]+( [a-z_]+={value})*")
+    lines = [line for line in capsys.readouterr().err.splitlines() if "service=" in line]
+    assert len(lines) == 10
+    for line in lines:
+        assert line_of_call.fullmatch(line), line
+        assert [line.count(f" {name}=") for name in ("service", "caller")] == [1, 1], line
+        assert "root" not in line
 
 
 def test_json_is_an_object_a_line_with_the_traceback_inside(capsys):

@@ -128,6 +128,7 @@ def test_a_variable_that_is_not_ours_is_left_alone(settings):
             "server.toml: memory_budget is 'lots', and must be a size: bytes, or a",
         ),
         ("port = ", {}, "server.toml is not valid TOML"),
+        ("port = " + "[" * 10_000, {}, "server.toml is not valid TOML"),
         ("max_slots = 0", {}, "server.toml: max_slots is 0, and must be a whole number of at least 1"),
         ("models = 3", {}, r"write a table \[models.NAME\] for each model"),
         ("models.a = 3", {}, r"write a table \[models.NAME\] for each model"),

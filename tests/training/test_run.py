@@ -12,6 +12,7 @@ from seq2seq_serve.training.checkpoint import Checkpoint, save_checkpoint
 from seq2seq_serve.training.data.corpus import Corpus
 from seq2seq_serve.training.data.encoded import EncodedCorpus
 from seq2seq_serve.training.data.lengths import learn_length_bound
+from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.models.transformer import Transformer
 from seq2seq_serve.training.prepare import start_run
 from seq2seq_serve.training.presets import Preset
@@ -63,6 +64,22 @@ def test_a_finished_run_is_loaded(finished: RunFolder, corpus: Corpus) -> None:
     assert "51.23" not in run.provenance.values()  # it has a field of its own
     assert re.fullmatch(r"unknown|[0-9a-f]{40}(-dirty)?", run.provenance["commit"])
     assert all(isinstance(value, str) for value in run.provenance.values())
+
+
+@pytest.mark.parametrize(
+    ("texts", "are_single"),
+    [
+        (["One.", "Two words", "Is it 3.5?"] * 4, True),
+        (["One."] * 10 + ["One. Two."], True),
+        (["One."] * 8 + ["One. Two.", "One.\u2028Two."], False),
+    ],
+)
+def test_a_run_knows_whether_its_sources_are_single_sentences(
+    finished: RunFolder, texts: list[str], are_single: bool
+) -> None:
+    finished.write_pairs("dev", [SentencePair(text, "b") for text in texts])
+    expected = "single sentences" if are_single else None
+    assert load_run(finished.path).provenance.get("sources") == expected
 
 
 def test_a_run_has_the_length_bound_of_its_corpus_and_keeps_it_without_the_corpus(

@@ -1,7 +1,9 @@
 // The text of an answer, its other hypotheses, and its times.
 
 import { by, el, milliseconds, replace } from "./dom.js";
+import { LABELS } from "./labels.js";
 
+const EMPTY = "(empty)";
 const ENDS = {
   FINISH_REASON_LENGTH: "It ended at its length limit.",
   FINISH_REASON_STOP: "It ended at a stop sequence.",
@@ -65,7 +67,7 @@ export function showHypotheses(hypotheses, shown, choose) {
         el(
           "button",
           { type: "button", "aria-pressed": String(place === shown), onclick: () => choose(place) },
-          one.text || "(empty)",
+          one.text || EMPTY,
           el("span", { className: "score" }, one.score?.toFixed(3) ?? ""),
         ),
       ),
@@ -73,13 +75,72 @@ export function showHypotheses(hypotheses, shown, choose) {
   );
 }
 
-// Of a text that was split: each sentence under its own source.
-export function showSentences(sentences) {
-  const line = (one) => [
-    el("p", { className: "text source" }, one.source_text.trim()),
-    el("p", { className: "text" }, one.hypotheses[0].text),
-  ];
-  replace(by("answer"), sentences.flatMap(line));
+// Of a text that was split: the whole target and the whole source, with their paragraphs. A sentence that is
+// chosen, or has the pointer or the focus, is marked in both. The chosen one has its hypothesis `shown`.
+export function showSentences({ sentences, hypotheses }, source, noun, chosen, shown, choose) {
+  const targets = spans(
+    hypotheses[0].text,
+    sentences.map((one) => one.hypotheses[0].text),
+  );
+  targets.elements[chosen].textContent = sentences[chosen].hypotheses[shown].text || EMPTY;
+  const sources = spans(
+    source,
+    sentences.map((one) => one.source_text),
+  );
+  for (const elements of [targets.elements, sources.elements])
+    elements.forEach((element, place) => {
+      const both = [targets.elements[place], sources.elements[place]];
+      const mark = (is) => () =>
+        both.forEach((one) => one.classList.toggle("is-linked", is || place === chosen));
+      for (const name of ["pointerenter", "focus"]) element.addEventListener(name, mark(true));
+      for (const name of ["pointerleave", "blur"]) element.addEventListener(name, mark(false));
+      const take = () => {
+        choose(place);
+        by(element.parentElement.id).querySelectorAll(".sentence")[place].focus();
+      };
+      element.addEventListener("click", take);
+      element.addEventListener("keydown", (event) => {
+        if (event.key !== "Enter" && event.key !== " ") return;
+        event.preventDefault();
+        take();
+      });
+      mark(false)();
+    });
+  const hint = `${sentences.length} ${noun}, each decoded by itself (Options: “${LABELS.long_source}”).`;
+  replace(
+    by("answer"),
+    el("p", { className: "text", id: "target-sentences" }, targets.nodes),
+    el("p", { className: "text source", id: "source-sentences" }, sources.nodes),
+    el("p", { className: "hint" }, hint),
+  );
+}
+
+// The parts of a text as buttons, and the nodes of the whole text, with what is between the parts.
+function spans(text, parts) {
+  const elements = parts.map((part) =>
+      el("span", { className: "sentence", role: "button", tabIndex: 0 }, part || EMPTY),
+    ),
+    nodes = [];
+  let end = 0;
+  parts.forEach((part, place) => {
+    const start = text.indexOf(part, end);
+    if (start > end) nodes.push(text.slice(end, start));
+    if (start >= end) end = start + part.length;
+    nodes.push(elements[place]);
+  });
+  return { elements, nodes: [...nodes, text.slice(end)] };
+}
+
+// Of a text that was not split.
+export function warnOfSentences(number, split) {
+  by("answer").append(
+    el(
+      "p",
+      { className: "hint", id: "warning" },
+      `${number} sentences, decoded as one text. A model of single sentences leaves some out. `,
+      el("button", { type: "button", onclick: split }, "One by one"),
+    ),
+  );
 }
 
 export function showTimings(result, seconds) {
@@ -90,7 +151,8 @@ export function showTimings(result, seconds) {
     total_seconds: total,
   } = result.timings;
   const decode = Math.max(0, total - queue - encode),
-    tokens = result.usage.target_tokens;
+    tokens = result.usage.target_tokens,
+    number = (result.sentences[0] ?? result).hypotheses.length;
   const parts = [
     ["queue", queue],
     ["encode", encode],
@@ -116,7 +178,8 @@ export function showTimings(result, seconds) {
       parts.map(([name, time]) => item(`${name} ${milliseconds(time)}`, name)),
       item(`first token ${milliseconds(first)}`),
       item(`total ${milliseconds(total)}`),
-      item(`${result.usage.source_tokens} → ${tokens} tokens`),
+      item(`${result.usage.source_tokens} source tokens`),
+      item(`${tokens} target tokens${number > 1 ? ` in ${number} answers` : ""}`),
       item(`${(tokens / total).toFixed(0)} tokens/s`),
       item(`seen by this page ${milliseconds(seconds)}`),
     ),

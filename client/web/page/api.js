@@ -1,5 +1,7 @@
 // What the page asks the web server.
 
+import { LABELS } from "./labels.js";
+
 async function refuse(response) {
   let text = `${response.status} ${response.statusText}`;
   try {
@@ -10,12 +12,12 @@ async function refuse(response) {
   throw new Error(text);
 }
 
+// The server's words, with the page's names of options: “Several sentences” instead of options.long_source.
 function describe(error) {
-  const fields = (error.field_violations ?? [])
-    .map((one) => one.field)
-    .filter(Boolean)
-    .join(", ");
-  return `${error.code}: ${error.message}` + (fields ? ` (${fields})` : "");
+  const text = error.message.replace(/\b(?:options\.)?([a-z]+(?:_[a-z]+)*)\b/g, (whole, name) =>
+    name in LABELS && (name.includes("_") || whole !== name) ? `“${LABELS[name]}”` : whole,
+  );
+  return `${text[0].toUpperCase()}${text.slice(1)} (${error.code})`;
 }
 
 async function json(path, settings) {

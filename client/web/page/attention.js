@@ -1,13 +1,17 @@
 // Where a model looked: over the tokens of a text, the sentences of a story, a picture, or the frames of a clip.
 
 import { frames } from "./api.js";
-import { by, el, replace, spaced, visible } from "./dom.js";
+import { by, el, replace, scrolling, spaced, visible } from "./dom.js";
 
 const say = (text) => {
   by("status").textContent = text;
 };
 const WHOLE = 0.001; // a smaller rest comes from rounding
-const percent = (share) => `${(100 * share).toFixed(share < 0.0995 ? 1 : 0)} %`;
+const percent = (share) =>
+  0 < share && share < 0.0005 ? "< 0.1 %" : `${(100 * share).toFixed(share && share < 0.0995 ? 1 : 0)} %`;
+const shade = (weight) =>
+  `color-mix(in oklab, var(--decode) ${(100 * Math.sqrt(weight)).toFixed(0)}%, var(--ground))`;
+const LEGEND = [0, 0.1, 0.25, 0.5, 1];
 
 // Rows are target tokens; columns source tokens. Tokens have buttons that show their alternatives.
 export function showAlignment(attention, tokens, eosIds, goOn) {
@@ -46,8 +50,7 @@ export function showAlignment(attention, tokens, eosIds, goOn) {
         "aria-label":
           weight === undefined ? "not known yet" : `${label} looks at ${source}: ${percent(weight)}`,
       });
-      if (weight !== undefined)
-        cell.style.background = `color-mix(in oklab, var(--decode) ${(100 * Math.sqrt(weight)).toFixed(0)}%, var(--ground))`;
+      if (weight !== undefined) cell.style.background = shade(weight);
       const mark = (is) => () => {
         head.classList.toggle("is-linked", is);
         heads[column].classList.toggle("is-linked", is);
@@ -73,7 +76,16 @@ export function showAlignment(attention, tokens, eosIds, goOn) {
     el("thead", {}, el("tr", {}, el("th"), heads)),
     body,
   );
-  replace(by("attention"), el("div", { className: "scroll" }, table), choices);
+  table.style.setProperty("--columns", sources.length);
+  const legend = LEGEND.map((weight) =>
+    el("li", {}, el("i", { style: { background: shade(weight) } }), percent(weight)),
+  );
+  replace(
+    by("attention"),
+    scrolling("heatmap", table),
+    attention && el("ul", { className: "legend", id: "shades" }, el("li", {}, "Share of attention"), legend),
+    choices,
+  );
 }
 
 // Arrow keys move through the cells, of which one can be reached by Tab.
@@ -178,7 +190,7 @@ export function showHops(best) {
     el("thead", {}, el("tr", {}, el("th"), heads)),
     el("tbody", {}, rows),
   );
-  replace(by("attention"), el("div", { className: "scroll" }, table), top);
+  replace(by("attention"), scrolling("", table), top);
 }
 
 // A picture or a film strip for each word, bright where the model looked.
@@ -192,9 +204,8 @@ export async function showLooks(best, form, file, isShown) {
   if (isClip) {
     const { frames: pictures } = await frames(file);
     draw = (row) =>
-      el(
-        "div",
-        { className: "film" },
+      scrolling(
+        "film",
         pictures.map((src, place) =>
           el("img", {
             src,
@@ -210,10 +221,11 @@ export async function showLooks(best, form, file, isShown) {
   if (!isShown()) return;
   replace(
     by("attention"),
+    el("p", { className: "hint" }, "Once for each token of the answer: bright where the model looked."),
     el(
       "div",
       { className: isClip ? "looks clip" : "looks" },
-      words.map((word, place) => el("figure", {}, draw(weights[place]), el("figcaption", {}, word))),
+      words.map((word, place) => el("figure", {}, draw(weights[place]), el("figcaption", {}, visible(word)))),
     ),
   );
 }

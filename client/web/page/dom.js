@@ -18,6 +18,18 @@ export function replace(parent, ...children) {
   parent.replaceChildren(...children.flat().filter(Boolean));
 }
 
+// A box that scrolls; its edges fade where there is more.
+export function scrolling(className, ...children) {
+  const box = el("div", { className: `scroll ${className}` }, ...children);
+  const mark = () => {
+    box.classList.toggle("has-right", box.scrollLeft + box.clientWidth < box.scrollWidth - 1);
+    box.classList.toggle("has-below", box.scrollTop + box.clientHeight < box.scrollHeight - 1);
+  };
+  box.addEventListener("scroll", mark);
+  new ResizeObserver(mark).observe(box);
+  return box;
+}
+
 // A token without the space before it; what cannot be seen has a sign.
 export const visible = (token) => token.trim() || (token === "" ? "∅" : token.includes("\n") ? "⏎" : "␣");
 

@@ -11,29 +11,35 @@ const HISTOGRAMS = [
   ["seq2seq_e2e_request_latency_seconds", "whole request"],
 ];
 
-export function watchServer(modelName) {
-  const history = [];
-  let before = null,
-    name = "";
+// Returns a function that shows the numbers of a model, those that are known at once.
+export function watchServer() {
+  const known = new Map(); // by the name of a model: its newest numbers, and their history
+  let name = "",
+    problem = "";
+  const show = () => draw(known.get(name), problem);
   const look = async () => {
     if (document.visibilityState === "hidden") return;
     try {
-      const now = read((await metrics()).samples, modelName());
-      if (name !== modelName()) {
-        history.length = 0;
-        before = null;
-        name = modelName();
+      const { samples } = await metrics();
+      for (const model of new Set(samples.map((sample) => sample.labels.model_name))) {
+        const now = read(samples, model),
+          { now: before, history } = known.get(model) ?? { history: [] };
+        if (before && now.requests >= before.requests) history.push(difference(before, now)); // not after a restart
+        if (history.length > MOST) history.shift();
+        known.set(model, { now, history });
       }
-      if (before && now.requests >= before.requests) history.push(difference(before, now)); // not after a restart
-      if (history.length > MOST) history.shift();
-      before = now;
-      draw(now, history);
+      problem = "";
     } catch (error) {
-      replace(by("latency"), el("p", { className: "hint" }, error.message));
+      problem = error.message;
     }
+    show();
   };
-  look();
+  look().then(() => setTimeout(look, 500)); // rates need two looks
   setInterval(look, 1000 * SECONDS);
+  return (model) => {
+    name = model;
+    show();
+  };
 }
 
 function read(samples, model) {
@@ -67,7 +73,7 @@ function difference(before, now) {
         bound,
         count - (before.histograms[name][place]?.[1] ?? 0),
       ]);
-      return [name, { p50: quantile(counts, 0.5), p99: quantile(counts, 0.99) }];
+      return [name, quantiles(counts)];
     }),
   );
   return {
@@ -76,6 +82,8 @@ function difference(before, now) {
     latencies,
   };
 }
+
+const quantiles = (counts) => ({ p50: quantile(counts, 0.5), p99: quantile(counts, 0.99) });
 
 // Linear between the bounds of a bucket, as Prometheus' histogram_quantile; NaN without samples.
 function quantile(counts, share) {
@@ -91,22 +99,26 @@ function quantile(counts, share) {
   return low;
 }
 
-function draw(now, history) {
+function draw({ now, history } = { history: [] }, problem) {
   const last = history.at(-1);
   const tile = (value, label) => el("div", { className: "tile" }, el("b", {}, value), el("span", {}, label));
   const rate = (value) => (value === undefined ? "–" : value.toFixed(value < 10 ? 1 : 0));
+  const sum = (name) => now?.sum(name) ?? "–";
   const tiles = el(
     "div",
     { className: "tiles" },
     tile(rate(last?.requests), "requests/s"),
     tile(rate(last?.tokens), "target tokens/s"),
-    tile(now.sum("seq2seq_num_requests_running"), "running"),
-    tile(now.sum("seq2seq_num_requests_waiting"), "waiting"),
-    tile(`${now.sum("seq2seq_slots_in_use")} / ${now.sum("seq2seq_slots")}`, "slots in use"),
+    tile(sum("seq2seq_num_requests_running"), "running"),
+    tile(sum("seq2seq_num_requests_waiting"), "waiting"),
+    tile(`${sum("seq2seq_slots_in_use")} / ${sum("seq2seq_slots")}`, "slots in use"),
   );
+  let isNew = false;
   const rows = HISTOGRAMS.map(([name, label]) => {
     // The newest interval in which there were samples
-    const shown = history.findLast((one) => !Number.isNaN(one.latencies[name].p50))?.latencies[name];
+    const newest = history.findLast((one) => !Number.isNaN(one.latencies[name].p50))?.latencies[name];
+    if (newest) isNew = true;
+    const shown = newest ?? (now && quantiles(now.histograms[name]));
     return el(
       "tr",
       {},
@@ -117,10 +129,13 @@ function draw(now, history) {
     );
   });
   const head = ["", "p50", "p99", "p50 over two minutes"].map((text) => el("th", { scope: "col" }, text));
+  const since = isNew ? "Times of the newest requests." : "Times of all requests since the server's start.";
   replace(
     by("latency"),
+    problem && el("p", { className: "hint" }, problem),
     tiles,
     el("table", { className: "latencies" }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows)),
+    el("p", { className: "hint" }, now?.requests ? since : "No requests yet."),
   );
 }
 

@@ -2,12 +2,13 @@
 
 import * as api from "./api.js";
 import { by, el, replace } from "./dom.js";
-import { chosenFile, readOptions, readSources, showFields, showInputs } from "./request.js";
+import { chosenFile, countSentences, readOptions, readSources, showFields, showInputs } from "./request.js";
 import { showAlignment, showHops, showLooks, showSegments } from "./attention.js";
-import { showHypotheses, showSentences, showText, showTimings } from "./answer.js";
+import { showHypotheses, showSentences, showText, showTimings, warnOfSentences } from "./answer.js";
 import { watchServer } from "./latency.js";
 
-const state = { models: [], model: null, request: null, stopping: null, result: null, shown: 0, prefix: [] };
+const state = { models: [], model: null, request: null, stopping: null, result: null, prefix: [] };
+const NOTHING = { result: null, shown: 0, sentence: 0 };
 const VERBS = { translate: "Translate", caption: "Describe", answer: "Answer", transcribe: "Transcribe" };
 
 function choose(name) {
@@ -20,11 +21,12 @@ function choose(name) {
   showInputs(model);
   showFields(model);
   forget();
+  state.showServer(model.name);
 }
 
 function forget() {
   state.stopping?.abort();
-  Object.assign(state, { stopping: null, request: null, result: null, shown: 0, prefix: [] });
+  Object.assign(state, { ...NOTHING, stopping: null, request: null, prefix: [] });
   replace(by("answer"), el("p", { className: "hint" }, "The answer appears here while it is decoded."));
   replace(by("timings"));
   by("hypotheses").hidden = by("look").hidden = by("prefix").hidden = by("error").hidden = true;
@@ -34,7 +36,7 @@ function forget() {
 async function send(prefix) {
   state.stopping?.abort();
   const stopping = new AbortController();
-  Object.assign(state, { stopping, result: null, shown: 0, prefix });
+  Object.assign(state, { ...NOTHING, stopping, prefix });
   by("error").hidden = by("look").hidden = by("hypotheses").hidden = true;
   by("stop").disabled = false;
   replace(by("timings"));
@@ -58,8 +60,16 @@ async function send(prefix) {
     showPrefix();
     draw();
     const options = readOptions(model);
-    if (prefix.length) options.target_prefix = prefix;
-    const grows = model.command === "translate" && Boolean(options.attention);
+    if (prefix.length) {
+      options.target_prefix = prefix;
+      delete options.long_source; // of a single sentence
+    }
+    state.splits = options.long_source;
+    state.numSentences = model.command === "translate" ? countSentences(sourceText()) : 1;
+    const grows =
+      model.command === "translate" &&
+      Boolean(options.attention) &&
+      (state.numSentences === 1 || !state.splits);
     for await (const event of api.generate({ ...state.request, options, grows }, stopping.signal)) {
       if (event.piece?.hypothesis === 0) text += event.piece.text;
       if (event.alignment) alignment = event.alignment;
@@ -72,7 +82,7 @@ async function send(prefix) {
     if (!state.result) throw new Error("the answer broke off");
     state.seconds = (performance.now() - began) / 1000;
     by("announcement").textContent = state.result.hypotheses[0].text;
-    show(0);
+    show();
     if (prefix.length) by("prefix").querySelector("button").focus();
   } catch (error) {
     if (!stopping.signal.aborted) fail(error, text);
@@ -91,24 +101,36 @@ function fail(error, text = "") {
   by("error").hidden = false;
 }
 
-function show(place) {
-  const { result, model } = state;
-  state.shown = place;
-  const best = result.hypotheses[place];
-  showText(best.text, false, best.word_alignment, best.finish_reason);
-  showHypotheses(result.hypotheses, place, show);
+const sourceText = () => Object.values(state.request.sources)[0].text ?? "";
+
+function show(changes = {}) {
+  Object.assign(state, changes);
+  const { result, model, shown } = state;
+  const isSplit = result.sentences.length > 0 && model.command === "translate";
+  const { hypotheses } = isSplit ? result.sentences[state.sentence] : result;
+  const best = hypotheses[shown];
+  if (isSplit) {
+    const noun = state.splits === "split_always" ? "sentences" : "parts";
+    const chooseSentence = (sentence) => show({ sentence, shown: 0 });
+    showSentences(result, sourceText(), noun, state.sentence, shown, chooseSentence);
+  } else {
+    showText(best.text, false, best.word_alignment, best.finish_reason);
+    if (state.numSentences > 1 && state.splits !== "split_always" && !state.prefix.length)
+      warnOfSentences(state.numSentences, () => {
+        by("option-long_source").value = "split_always";
+        send([]);
+      });
+  }
+  showHypotheses(hypotheses, shown, (place) => show({ shown: place }));
   showTimings(result, state.seconds);
-  by("look").hidden = !(best.attention || best.segments.length || best.alternatives.length);
+  by("look").hidden = !(best.attention || best.segments.length || (best.alternatives.length && !isSplit));
   const form = Object.values(model.sources)[0];
-  const isShown = () => state.result === result && state.shown === place;
-  if (result.sentences.length && model.command === "translate") {
-    by("look").hidden = true;
-    showSentences(result.sentences);
-  } else if (best.segments.length) showSegments(best.segments);
+  const isShown = () => state.result === result && state.shown === shown;
+  if (best.segments.length) showSegments(best.segments);
   else if (model.command === "answer") showHops(best);
   else if (best.attention && (form === "picture" || form === "clip")) {
     showLooks(best, form, state.file, isShown).catch((error) => isShown() && fail(error));
-  } else showAlignment(best.attention ?? null, tokensOf(best), model.eos_ids, goOn);
+  } else showAlignment(best.attention ?? null, isSplit ? [] : tokensOf(best), model.eos_ids, goOn);
 }
 
 // The tokens of a hypothesis, each with its alternatives; the end of sequence is the last one if there was one.
@@ -143,8 +165,8 @@ async function begin() {
       state.models.map((model) => el("option", { value: model.name }, model.name)),
     );
     by("model").title = `served at ${address}, seq2seq-serve ${version}`;
+    state.showServer ??= watchServer();
     choose(state.models[0].name);
-    watchServer(() => state.model.name);
     by("error").hidden = true;
     by("go").disabled = false;
   } catch (error) {

@@ -2,6 +2,7 @@
 
 import { base64 } from "./api.js";
 import { by, el, replace } from "./dom.js";
+import { LABELS } from "./labels.js";
 
 const EXAMPLES = {
   text: "오늘은 금요일 입니다",
@@ -80,8 +81,8 @@ export const chosenFile = (model) => by(`source-${Object.keys(model.sources)[0]}
 
 // Each field: its option, its label, an input, and when it applies.
 export function showFields(model) {
-  const number = (name, label, value, settings = {}) =>
-    field(name, label, el("input", { type: "number", value, ...settings }));
+  const number = (name, value, settings = {}) =>
+    field(name, LABELS[name], el("input", { type: "number", value, ...settings }));
   const fields = [];
   if (model.command !== "answer") {
     const search = el(
@@ -95,13 +96,13 @@ export function showFields(model) {
     });
     fields.push(
       field("search", "Search", search),
-      number("beam_size", "Beams", 4, { min: 2, max: 16 }),
-      number("length_penalty", "Length penalty", 0.6, { step: "any" }),
-      number("temperature", "Temperature", 1, { min: 0.01, step: "any" }),
-      number("top_k", "Top k (empty: all)", "", { min: 1 }),
-      number("seed", "Seed", 1, { min: 0 }),
-      number("num_hypotheses", "Answers", 1, { min: 1, max: 16 }),
-      number("max_new_tokens", "Most tokens", "", { min: 1 }),
+      number("beam_size", 4, { min: 2, max: 16 }),
+      number("length_penalty", 0.6, { step: "any" }),
+      number("temperature", 1, { min: 0.01, step: "any" }),
+      number("top_k", "", { min: 1 }),
+      number("seed", 1, { min: 0 }),
+      number("num_hypotheses", 1, { min: 1, max: 16 }),
+      number("max_new_tokens", "", { min: 1 }),
     );
   }
   for (const [name, choice] of Object.entries(model.choices)) {
@@ -112,16 +113,18 @@ export function showFields(model) {
   }
   if (model.command === "translate") {
     const ways = {
-      "": "one text",
-      split: "split lines",
-      split_always: "split sentences",
-      truncate: "cut the end off",
+      split_always: "one by one",
+      split: "line by line",
+      "": "as one text",
+      truncate: "as one text, cut if too long",
     };
     const options = Object.entries(ways).map(([value, label]) => el("option", { value }, label));
-    fields.push(field("long_source", "Several sentences", el("select", {}, options)));
+    const select = el("select", {}, options);
+    select.value = model.provenance.sources === "single sentences" ? "split_always" : "";
+    fields.push(field("long_source", LABELS.long_source, select));
   }
   if (model.command === "transcribe")
-    fields.push(field("timestamps", "Times", el("input", { type: "checkbox" })));
+    fields.push(field("timestamps", LABELS.timestamps, el("input", { type: "checkbox" })));
   replace(by("fields"), fields);
   by("fields").dataset.search = "greedy";
   by("options").hidden = !fields.length;
@@ -132,6 +135,11 @@ function field(name, label, input) {
   input.id = `option-${name}`;
   return el("div", { id: `field-${name}` }, el("label", { htmlFor: input.id }, label), input);
 }
+
+export const countSentences = (text) =>
+  [...new Intl.Segmenter(undefined, { granularity: "sentence" }).segment(text)].filter(({ segment }) =>
+    /[\p{L}\p{N}]/u.test(segment),
+  ).length;
 
 const APPLIES = {
   beam_size: "beam search",
@@ -161,8 +169,7 @@ export function readOptions(model) {
     }
   }
   if (!options.temperature) delete options.seed;
-  if (model.command === "transcribe") options.long_source = "split";
-  if (options.long_source?.startsWith("split")) return options; // parts have no common alignment
+  if (model.command === "transcribe") return { ...options, long_source: "split" };
   if (model.has_attention) options.attention = true;
   if (model.command === "translate" && model.has_attention) options.word_alignment = true;
   return { ...options, num_alternatives: 6 };

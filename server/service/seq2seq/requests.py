@@ -431,11 +431,6 @@ def _white_space(text: str) -> list[str]:
 
 
 def _check_long_source(options: GenerateOptions, model: ServedModel) -> None:
-    if options.long_source not in LongSource.values():
-        raise InvalidRequest(
-            f"long_source is {options.long_source}, and must be one of {', '.join(LongSource.keys())}",
-            field="options.long_source",
-        )
     if options.long_source > LongSource.LONG_SOURCE_REFUSE and not (model.reads_text or model.reads_sound):
         raise InvalidRequest(
             f"long_source applies to a text or a sound, and {model.name} reads {', '.join(model.sources)}: "
@@ -484,6 +479,10 @@ def _check_ranges(options: GenerateOptions, model: ServedModel, max_new_tokens: 
         name, option, field = descriptor.name, OPTIONS[descriptor.name], f"options.{descriptor.name}"
         if option.needs and getattr(options, option.needs) <= option.needs_above:
             raise InvalidRequest(f"{name} needs a {option.needs} above {option.needs_above}", field=field)
+        if (enum := descriptor.enum_type) is not None and value not in enum.values_by_number:
+            raise InvalidRequest(
+                f"{name} is {value}, and must be one of {', '.join(enum.values_by_name)}", field=field
+            )
         if option.bounds is not None and (value or name != "temperature"):  # 0 turns sampling off
             least, most = option.bounds
             for number in value.values() if name == "logit_bias" else [value]:

@@ -352,6 +352,31 @@ def test_a_load_goes_on_when_its_caller_leaves_and_is_counted(shelf):
     asyncio.run(run())
 
 
+def test_loads_that_wait_for_another_end_when_their_callers_leave(shelf):
+    """After 60 abandoned ones the next load waited for all of them."""
+    shelf.add("demo", "1")
+    shelf.add("other", "1")
+
+    async def run():
+        shelf.gate.clear()
+        first = asyncio.create_task(shelf.repository.load("demo"))
+        await shelf.until_loading(1)
+        waiting = [asyncio.create_task(shelf.repository.load("demo")) for _ in range(60)]
+        await asyncio.sleep(0)
+        for caller in (first, *waiting):
+            caller.cancel()
+        await asyncio.wait([first, *waiting])
+        other = asyncio.create_task(shelf.repository.load("other"))
+        shelf.gate.set()
+        await other
+        assert len(shelf.used) == 2, "the one that ran, and the last one"
+        assert {model.name for model in shelf.models} == {"demo", "other"}
+        assert not shelf.repository.is_loading
+        assert not shelf.repository._changing.locked()
+
+    asyncio.run(run())
+
+
 def test_a_load_that_fails_after_its_caller_left_logs_no_traceback(shelf, caplog):
     shelf.add("demo", "1")
     shelf.broken["1"] = ValueError("damaged")

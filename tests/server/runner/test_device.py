@@ -71,7 +71,7 @@ def test_the_fastest_graphs_of_what_may_run_are_taken_without_a_word(
 def test_where_cuda_is_preferred_the_log_says_why_it_is_the_cpu_and_warns_if_there_is_a_gpu(
     cuda, held, precision, expected, reason, files, random_bundle, works, monkeypatch, caplog
 ):
-    """Every plain start on a machine without a GPU logged a warning."""
+    """Every plain start on a machine without a GPU logged a warning, or information that read so."""
     works(cuda)
     monkeypatch.setattr(device_module, "_GPU_FILES", list(map(Path, files)))
     wanted = precision and Precision(precision)
@@ -79,7 +79,10 @@ def test_where_cuda_is_preferred_the_log_says_why_it_is_the_cpu_and_warns_if_the
         assert choose(holding(random_bundle, held), ProviderPolicy.PREFER, wanted) == ("cpu", expected)
     [record] = caplog.records
     assert record.levelno == (logging.WARNING if files else logging.INFO)
-    assert record.message == f"{random_bundle.path} runs on the CPU, though CUDA is preferred: {reason}"
+    why = (
+        f", though CUDA is preferred: {reason}" if files else ": neither a GPU nor onnxruntime-gpu was found"
+    )
+    assert record.message == f"{random_bundle.path} runs on the CPU{why}"
 
 
 @pytest.mark.parametrize(

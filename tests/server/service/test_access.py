@@ -1,6 +1,9 @@
 import asyncio
 import hashlib
 import logging
+import os
+import queue
+import threading
 from types import SimpleNamespace
 
 import grpc
@@ -14,7 +17,6 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from seq2seq_serve.server.errors import Unauthenticated
 from seq2seq_serve.server.service import access as access_module
-from seq2seq_serve.server.service import watched
 from seq2seq_serve.server.service.access import NEEDS, Access, _address
 from tests.server.service.harness import serving
 
@@ -106,13 +108,10 @@ def passes(access: Access, token: str) -> bool:
     return True
 
 
-def test_a_changed_file_holds_within_a_second_and_a_broken_one_changes_nothing(file, caplog):
-    now = 0.0
-    access = Access(file, clock=lambda: now)
+def test_a_changed_file_holds_and_a_broken_one_changes_nothing(file, caplog):
+    access = Access(file)
     file.write_text(entry("app", "new", "predict"))
-    now += 0.5
-    assert passes(access, "sesame")
-    now += 0.5
+    assert access._tokens.refresh()
     assert not passes(access, "sesame")
     assert passes(access, "new")
     for break_it in (
@@ -122,8 +121,8 @@ def test_a_changed_file_holds_within_a_second_and_a_broken_one_changes_nothing(f
     ):
         break_it()
         caplog.clear()
-        now += 1.0
         with caplog.at_level(logging.DEBUG):
+            assert not access._tokens.refresh()
             assert passes(access, "new")
             assert not passes(access, "")
         assert "the tokens stay as they were" in caplog.text
@@ -143,14 +142,25 @@ def test_the_token_of_a_call_is_hashed_once(file, monkeypatch):
     asyncio.run(run())
 
 
-def test_the_file_is_looked_at_once_a_second_and_not_at_every_call(file, monkeypatch):
-    now, looks = 0.0, []
-    access = Access(file, clock=lambda: now)
-    monkeypatch.setattr(watched, "_stamp", lambda path: looks.append(now) or (0, 0))
-    for _ in range(35):
-        now += 0.1
-        passes(access, "sesame")
-    assert len(looks) == 3
+def test_a_server_reads_a_changed_file_by_itself_on_another_thread(file, monkeypatch):
+    """A pipe in the place of the file stopped the event loop."""
+    monkeypatch.setattr(access_module, "_LOOK_SECONDS", 0.01)
+    threads = queue.SimpleQueue()
+    parse = access_module._parse
+    monkeypatch.setattr(
+        access_module, "_parse", lambda *given: threads.put(threading.get_ident()) or parse(*given)
+    )
+
+    async def run():
+        async with serving(access_file=file) as served:
+            assert threads.get() == threading.get_ident()  # at the start
+            file.write_text(entry("app", "new", "predict"))
+            assert await asyncio.to_thread(threads.get, timeout=20) != threading.get_ident()
+            while await generate(served, bearer("new")) is UNAUTHENTICATED:
+                await asyncio.sleep(0.01)
+            assert await generate(served, bearer("sesame")) is UNAUTHENTICATED
+
+    asyncio.run(run())
 
 
 def test_every_method_of_every_served_service_is_in_the_table_and_no_other_is(file, monkeypatch):
@@ -237,3 +247,29 @@ def test_a_file_that_cannot_be_used_says_why(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         Access(path)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (os.mkfifo, "is not a regular file"),
+        (lambda path: path.symlink_to("/dev/zero"), "is not a regular file"),
+        (lambda path: path.mkdir(), "Is a directory"),
+        (lambda path: path.touch() or os.truncate(path, 300_000_000), "more than 1048576 bytes"),
+        (lambda path: path.write_text("a=" + "[\n" * 10_000), "is nested too deeply"),
+        (lambda path: path.write_text("a." * 100_000 + "a=1"), "a line of more than 1000 bytes"),
+        (lambda path: path.write_bytes(b"\xff"), "is not TOML"),
+    ],
+)
+def test_a_hostile_file_is_one_line_at_the_start_and_in_a_running_server(file, make, message, caplog):
+    access = Access(file)
+    file.unlink()
+    make(file)
+    with pytest.raises((OSError, ValueError), match=message):
+        Access(file)
+    assert not access._tokens.refresh()
+    assert not access._tokens.refresh()
+    [record] = caplog.records
+    assert message in record.getMessage()
+    assert record.exc_info is None
+    assert passes(access, "sesame")

@@ -26,14 +26,14 @@ REQUEST = pb.GenerateRequest(sources=[pb.Source(text="abc")])
 def test_the_callers_request_id_is_kept_and_else_one_is_made():
     async def run():
         async with serving() as served, AsyncClient(served.address) as client:
-            given = await client.generate("abc", request_id="order 66/b")
-            assert given.request_id == "order 66/b"
+            given = await client.generate("abc", request_id="order-66/b")
+            assert given.request_id == "order-66/b"
             made = [(await client.generate("abc")).request_id for _ in range(2)]
             assert all(made)
             assert made[0] != made[1]
             with pytest.raises(ClientError) as caught:
-                await client.generate("", request_id="order 67")
-            assert caught.value.request_id == "order 67"
+                await client.generate("", request_id="order-67")
+            assert caught.value.request_id == "order-67"
 
     asyncio.run(run())
 

@@ -50,12 +50,15 @@ def test_an_unknown_model_is_told_by_its_name():
     assert (info.resource_type, info.resource_name, info.description) == ("model", "demo/2", "m")
 
 
-@pytest.mark.parametrize("given", ["a-1", "x" * 128, "with space"])
+@pytest.mark.parametrize("given", ["a-1", "x" * 128, "a/b+c:d.e_f~"])
 def test_a_callers_id_is_kept(given):
     assert request_id_of(given) == given
 
 
-@pytest.mark.parametrize("given", ["", "x" * 129, "a\nCRITICAL forged", "é", "\xff", "\t", b"raw"])
+@pytest.mark.parametrize(
+    "given",
+    ["", "x" * 129, "a caller=root", "caller=root", 'a"b', "a\nCRITICAL forged", "é", "\xff", "\t", b"raw"],
+)
 def test_an_id_that_cannot_be_sent_back_or_logged_is_replaced(given):
     assert re.fullmatch("[0-9a-f]{32}", request_id_of(given))
 

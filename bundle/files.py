@@ -1,0 +1,27 @@
+"""Reads small files that may be anything: a pipe without a writer, a device, far too large."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+
+def read_small_file(path: Path, max_bytes: int) -> bytes:
+    """Returns the content of a regular file, or of one that a link leads to.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is not a regular file, or has more than `max_bytes`.
+    """
+
+    def opened(name: str, flags: int) -> int:
+        return os.open(name, flags | os.O_NONBLOCK)  # opening a pipe would wait for its writer
+
+    with open(path, "rb", opener=opened) as stream:
+        if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+            raise ValueError(f"{path.name} is not a regular file")
+        content = stream.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise ValueError(f"{path.name} has more than {max_bytes} bytes, the limit")
+    return content
