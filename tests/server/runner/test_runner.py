@@ -309,7 +309,7 @@ def test_a_device_that_is_not_the_host_gives_the_same_answers(trained_run, train
     answers = []
     for device in (OnnxDevice, FarDevice):
         monkeypatch.setattr(runner_module, "OnnxDevice", device)
-        runner = OnnxRunner(trained_bundle, RunnerConfig(provider="cpu", num_threads=1, max_slots=3))
+        runner = make_runner(trained_bundle, 3)
         assert runner._device.is_host is (device is not FarDevice)
         content = weakref.ref(runner._files)
         runner.warm_up()
