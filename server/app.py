@@ -92,7 +92,7 @@ class App:
                 access=access,
             )
         except OSError:
-            self.http.stop()
+            self.http.close()
             raise
 
     async def start(self) -> None:
@@ -101,6 +101,7 @@ class App:
         Raises:
             ValueError: A model whose own folder was given cannot be served, or no model can.
         """
+        await self.http.start()
         await self.endpoint.start()
         problem: ServerError | None = None
         for name in self._shelf.names:
@@ -171,10 +172,10 @@ class App:
         await self._calls.wait_until_quiet()
         self._health.close()
         await self.endpoint.stop()
+        await self.http.stop()
         self._calls.close()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.stop)
-        await asyncio.to_thread(self.http.stop)
 
 
 async def serve(bundles: Sequence[Path], config: ServerConfig, loader: Loader) -> None:

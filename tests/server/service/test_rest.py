@@ -32,7 +32,7 @@ def ask(port: int, method: str, path: str, content=None, **headers: str) -> tupl
 
 
 def request_of(path: str, body: bytes) -> bytes:
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def serve_and(ask_it, **changes):
@@ -179,7 +179,7 @@ def test_a_reader_who_leaves_in_the_middle_frees_the_slot():
                     await asyncio.sleep(0)
             runner.permits.release()  # for the step that was under way
             await served.until_calls_are_over()
-            assert served.app._rest._num_open == 0
+            assert not served.app._rest._open
 
     asyncio.run(run())
 
@@ -218,7 +218,7 @@ def test_a_caller_who_leaves_is_counted_as_cancelled():
         (INFER, infer_body("a", seed=[1]), 400, "INVALID_ARGUMENT", "parameter seed must be"),
         (INFER, infer_body("a", seed=2**70), 400, "INVALID_ARGUMENT", "parameter seed must be"),
         (INFER, infer_body("x" * 100), 400, "INVALID_ARGUMENT", "tokens"),
-        (INFER, b" " * (4 * 2**20 + 1), 400, "INVALID_ARGUMENT", "more than 4194304 bytes"),
+        (INFER, b" " * (4 * 2**20 + 1), 413, "INVALID_ARGUMENT", "more than 4194304 bytes"),
         (INFER, b"[" + b"{}," * 9000 + b"{}]", 400, "INVALID_ARGUMENT", "9002 brackets"),
         (
             INFER,
@@ -323,7 +323,7 @@ def test_rights_come_before_the_body(tmp_path):
 
     def asking(port):
         with socket.create_connection(("127.0.0.1", port), 20) as client:
-            client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n".encode())
+            client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n".encode())
             return client.recv(4096)
 
     assert serve_and(asking, access_file=file).startswith(b"HTTP/1.1 401")
@@ -331,7 +331,7 @@ def test_rights_come_before_the_body(tmp_path):
 
 def test_large_requests_are_held_as_those_of_grpc(monkeypatch):
     monkeypatch.setattr("seq2seq_serve.server.service.calls._MAX_HELD_BYTES", 10**6)
-    head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n".encode()
+    head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000\r\n\r\n".encode()
 
     async def run():
         async with serving() as served:
@@ -405,7 +405,7 @@ def test_a_malformed_body_is_counted_and_logged(caplog):
 def test_unfinished_requests_leave_room_for_probes(monkeypatch):
     monkeypatch.setattr("seq2seq_serve.server.service.rest._MAX_OPEN", 3)
     monkeypatch.setattr("seq2seq_serve.server.http._MAX_CONNECTIONS", 6)
-    unfinished = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{".encode()
+    unfinished = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{".encode()
 
     def asking(port):
         with ExitStack() as stack:
@@ -460,8 +460,7 @@ def test_pages_describe_the_server_and_its_models():
     assert ready == model_ready == {"ready": True}
     assert model["inputs"][0]["shape"] == [-1]
     assert config["config"]["name"] == "echo"
-    assert none[0] == 404
-    assert (unready[0], unready[2]) == (503, {"ready": False})
+    assert (none[0], unready[0], unready[2]["reason"]) == (404, 404, "UNKNOWN_MODEL")
 
 
 def test_the_client_of_triton_works_over_http():
@@ -505,7 +504,7 @@ def test_a_body_that_does_not_come_is_refused(monkeypatch):
 
     def asking(port):
         with socket.create_connection(("127.0.0.1", port), 20) as client:
-            client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{".encode())
+            client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{".encode())
             received = b""
             while b"seconds" not in received and (more := client.recv(4096)):
                 received += more
