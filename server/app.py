@@ -93,7 +93,7 @@ class App:
                 access=access,
             )
         except OSError:
-            self.http.stop()
+            self.http.close()
             raise
 
     async def start(self) -> None:
@@ -103,6 +103,7 @@ class App:
             ValueError: A model whose own folder was given cannot be served, or no model can.
         """
         self._watching = asyncio.create_task(self._access.watch())
+        await self.http.start()
         await self.endpoint.start()
         problem: ServerError | None = None
         for name in self._shelf.names:
@@ -174,12 +175,12 @@ class App:
         await self._calls.wait_until_quiet()
         self._health.close()
         await self.endpoint.stop()
+        await self.http.stop()
         self._calls.close()
         if self._watching is not None:
             self._watching.cancel()
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.stop)
-        await asyncio.to_thread(self.http.stop)
 
 
 async def serve(bundles: Sequence[Path], config: ServerConfig, loader: Loader) -> None:

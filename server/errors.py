@@ -2,7 +2,8 @@
 
     ServerError
     ├── InvalidRequest     the request cannot be served: too long, unknown option
-    │   └── BlankSource    the source text does not contain a visible character
+    │   ├── BlankSource    the source text does not contain a visible character
+    │   └── TooLarge       the request has more bytes than the server reads
     ├── Unauthenticated    the call does not have a known token
     ├── Forbidden          the token does not have the role that the call needs
     ├── UnknownModel       no model has that name
@@ -45,6 +46,10 @@ class InvalidRequest(ServerError):
 
 class BlankSource(InvalidRequest):
     """The source text is empty, or contains only white space and invisible characters."""
+
+
+class TooLarge(InvalidRequest):
+    """The request has more bytes than the server reads."""
 
 
 class Unauthenticated(ServerError):

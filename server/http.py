@@ -1,25 +1,31 @@
 """The HTTP port: /metrics for Prometheus, /healthz and /readyz for orchestrators, and routes for callers.
 
-It has a thread and an event loop of its own, so that it answers probes even while the loop of gRPC is busy.
+It is on the server's one event loop, so a probe without an answer shows that the loop does not turn.
 """
 
 from __future__ import annotations
 
 import asyncio
 import errno
+import ipaddress
 import logging
 import socket
-import threading
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from urllib.parse import urlsplit
 
-from prometheus_client import CollectorRegistry, make_asgi_app
+import h11
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
+from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
@@ -27,25 +33,70 @@ from uvicorn.server import ServerState
 _MAX_CONNECTIONS = 512
 _SILENT_SECONDS = 5  # a client has to send something, or a connection without a request is closed
 _BACKLOG = 128
+_MAX_HEADER_BYTES = 2**16
 _CLOSE_SECONDS, _POLL_SECONDS = 3.0, 0.01  # for the callers to take their answers
+_PROBES = ("/healthz", "/readyz")  # a load balancer may send any name as `Host`
 
 Probe = Callable[[], str | None]
 
 
+class _Parser(h11.Connection):
+    """Refuses bodies in chunks, before one is read: a chunk of one byte takes as long as a large one.
+
+    Attributes:
+        has_chunks: Whether it has refused such a body.
+    """
+
+    has_chunks = False
+
+    def next_event(self) -> Any:
+        event = super().next_event()
+        if isinstance(event, h11.Request) and any(name == b"transfer-encoding" for name, _ in event.headers):
+            self.has_chunks = True
+            raise h11.RemoteProtocolError("the body has chunks")
+        return event
+
+
 class _Connection(H11Protocol):
-    """Closes itself if it is silent. Beyond a limit a new one closes the oldest, if possible an idle one."""
+    """Closes itself if it is silent. Beyond a limit a new one closes one of the client that has most."""
+
+    def __init__(self, config: Config, state: ServerState) -> None:
+        super().__init__(config, state, {})
+        self.conn: _Parser = _Parser(h11.SERVER, _MAX_HEADER_BYTES)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.opened = self.loop.time()
         self._close_if_silent()
         if len(self.connections) > _MAX_CONNECTIONS:
-            others = (one for one in self.connections if isinstance(one, _Connection) and one is not self)
-            min(others, key=lambda other: (other.is_busy, other.opened)).transport.abort()
+            others = [one for one in self.connections if isinstance(one, _Connection) and one is not self]
+            counts = Counter(other.client_host for other in others)
+            worst = min(others, key=lambda one: (-counts[one.client_host], one.is_busy, one.opened))
+            worst.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
         self._close_if_silent()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuses bytes that are not a request, and closes the connection."""
+        status = 400
+        if self.conn.has_chunks:
+            status, msg = 411, "the body comes in chunks: send it with Content-Length, not Transfer-Encoding"
+        answer = refusal(status, "INVALID_ARGUMENT", "INVALID_REQUEST", msg)
+        headers = [*answer.raw_headers, (b"connection", b"close")]
+        for event in (
+            h11.Response(status_code=status, headers=headers),
+            h11.Data(data=bytes(answer.body)),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+    @property
+    def client_host(self) -> str:
+        """The address of the other end."""
+        return self.client[0] if self.client else ""
 
     @property
     def is_busy(self) -> bool:
@@ -59,20 +110,48 @@ class _Connection(H11Protocol):
             )
 
 
-class _MetricsPage:
-    """An object, because Starlette takes a function for a handler of requests."""
+class _Guard:
+    """Refuses requests of web pages in a browser, which would use its user's way to the server.
 
-    def __init__(self, registry: CollectorRegistry) -> None:
-        self._page: Any = make_asgi_app(registry)
+    A page of another site sends its own `Origin`. It may also point a name of its own here (DNS rebinding),
+    but not an address. Requests without `Origin` may have any name as `Host`, unless the server listens for
+    its own machine only.
+
+    Args:
+        host: The address that the server listens on.
+    """
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self._app = app
+        self._names = ("localhost", socket.gethostname().lower(), host)
+        self._is_local = host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._page(scope, receive, send)
+        is_answered = scope["path"] in _PROBES or self._is_own(Headers(scope=scope))
+        text = "pages of other sites, and foreign names as Host, may not be used with this server"
+        answer = self._app if is_answered else refusal(403, "PERMISSION_DENIED", "FORBIDDEN", text)
+        await answer(scope, receive, send)
+
+    def _is_own(self, headers: Headers) -> bool:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        try:
+            name = urlsplit(f"//{host}").hostname or ""
+            is_same = origin is None or urlsplit(origin).netloc == host
+        except ValueError:
+            return False
+        return (
+            is_same
+            and headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+            and (
+                name in self._names or _is_address(name) or (origin is None and not (self._is_local and name))
+            )
+        )
 
 
 class HttpServer:
-    """Serves the HTTP port from a thread of its own.
+    """Serves the HTTP port.
 
-    Owned by the app.
+    Owned by the app; used on the event loop only.
 
     Args:
         registry: The metrics of /metrics.
@@ -94,13 +173,21 @@ class HttpServer:
         unready: Probe,
         routes: Sequence[BaseRoute] = (),
     ) -> None:
+        def metrics(request: Request) -> Response:  # a function without `async` runs on a thread
+            encode, media_type = choose_encoder(request.headers.get("accept", ""))
+            return Response(encode(registry), headers={"Content-Type": media_type})
+
         pages = [
-            Route("/metrics", _MetricsPage(registry)),
+            Route("/metrics", metrics),
             Route("/healthz", _page(unhealthy)),
             Route("/readyz", _page(unready)),
             *routes,
         ]
-        app = Starlette(routes=pages, exception_handlers={HTTPException: _refuse})
+        app = Starlette(
+            routes=pages,
+            exception_handlers={HTTPException: _refuse},
+            middleware=[Middleware(_Guard, host=host)],
+        )
         app.router.redirect_slashes = False
         self._config = Config(
             app,
@@ -112,37 +199,49 @@ class HttpServer:
             ws="none",
         )
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # callers can cause its warnings
+        self._state = ServerState()
         self._listener = _listener(host, port)
+        self._server: asyncio.Server | None = None
         self.port: int = self._listener.getsockname()[1]
-        self._loop = asyncio.new_event_loop()
-        self._stopping = asyncio.Event()
-        self._thread = threading.Thread(target=self._run, name="http", daemon=True)
-        self._thread.start()
 
-    def stop(self) -> None:
-        """Close the port and its connections, and end the thread. Blocks for a moment."""
-        if self._thread.is_alive():
-            self._loop.call_soon_threadsafe(self._stopping.set)
-            self._thread.join()
-
-    def _run(self) -> None:
-        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
-            runner.run(self._serve())
-
-    async def _serve(self) -> None:
-        state = ServerState()
-        server = await self._loop.create_server(
-            lambda: _Connection(self._config, state, {}), sock=self._listener, backlog=_BACKLOG
+    async def start(self) -> None:
+        """Starts to answer."""
+        self._server = await asyncio.get_running_loop().create_server(
+            lambda: _Connection(self._config, self._state), sock=self._listener, backlog=_BACKLOG
         )
-        await self._stopping.wait()
-        server.close()
-        if state.tasks:  # answers that are on their way
-            await asyncio.wait(state.tasks, timeout=_CLOSE_SECONDS)
-        for connection in list(state.connections):
+
+    def close(self) -> None:
+        """Closes the port: further connections are refused."""
+        (self._server or self._listener).close()
+
+    async def stop(self) -> None:
+        """Closes the port and its connections; answers that are on their way get a moment."""
+        self.close()
+        if self._state.tasks:
+            await asyncio.wait(set(self._state.tasks), timeout=_CLOSE_SECONDS)
+        for connection in list(self._state.connections):
             connection.transport.close()
-        end = self._loop.time() + _CLOSE_SECONDS
-        while state.connections and self._loop.time() < end:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + _CLOSE_SECONDS
+        while self._state.connections and loop.time() < end:
             await asyncio.sleep(_POLL_SECONDS)
+        for connection in list(self._state.connections):  # of callers who do not read
+            connection.transport.abort()
+        if self._state.tasks:  # they see that their callers are gone
+            await asyncio.wait(set(self._state.tasks), timeout=_CLOSE_SECONDS)
+
+
+def refusal(status: int, code: str, reason: str, text: str) -> JSONResponse:
+    """Returns the answer to a request that reaches no call, in the form of other errors."""
+    return JSONResponse({"error": text, "code": code, "reason": reason}, status)
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -170,7 +269,18 @@ def _page(probe: Probe) -> Callable[[Request], Awaitable[Response]]:
 
 async def _refuse(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    hint = "try /metrics, /healthz, /readyz or /v2" if error.status_code == 404 else error.detail
-    if request.url.path.startswith("/v2"):
-        return JSONResponse({"error": hint}, error.status_code, error.headers)
-    return PlainTextResponse(f"{hint}\n", error.status_code, error.headers)
+    path = request.url.path[:100]
+    if not path.startswith("/v2"):
+        hint = "try /metrics, /healthz, /readyz or /v2" if error.status_code == 404 else error.detail
+        return PlainTextResponse(f"{hint}\n", error.status_code, error.headers)
+    if error.status_code == 404:
+        text = (
+            f"there is no page {path}: send requests to /v2/models/NAME/infer, generate or generate_stream; "
+            "shared memory, traces, log settings, and the repository over HTTP are not supported"
+        )
+        return refusal(404, "NOT_FOUND", "UNKNOWN_PAGE", text)
+    allowed = (error.headers or {}).get("Allow", "another method")
+    text = f"{request.method} is not possible for {path}: send {allowed}"
+    answer = refusal(error.status_code, "UNIMPLEMENTED", "METHOD_NOT_ALLOWED", text)
+    answer.headers.update(error.headers or {})
+    return answer

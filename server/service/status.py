@@ -27,6 +27,7 @@ from seq2seq_serve.server.errors import (
     LoadFailed,
     Overloaded,
     ServerError,
+    TooLarge,
     Unauthenticated,
     Unavailable,
     UnknownModel,
@@ -46,6 +47,7 @@ BUG_TEXT = "internal error: the server's log has the details under this request'
 _STATUSES: dict[type[ServerError], tuple[grpc.StatusCode, str]] = {
     InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
     BlankSource: (grpc.StatusCode.INVALID_ARGUMENT, "BLANK_SOURCE"),
+    TooLarge: (grpc.StatusCode.INVALID_ARGUMENT, "TOO_LARGE"),
     Unauthenticated: (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
     Forbidden: (grpc.StatusCode.PERMISSION_DENIED, "FORBIDDEN"),
     UnknownModel: (grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL"),

@@ -1,12 +1,17 @@
+import asyncio
+import http.client
+import json
+import logging
 import socket
-from contextlib import ExitStack
+import threading
+from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 
-from seq2seq_serve.server import http
+from seq2seq_serve.server import http as server_http
 from seq2seq_serve.server.http import HttpServer
-from tests.server.service.harness import fetch
+from tests.server.service.harness import fetch, on_a_thread
 
 
 @pytest.fixture
@@ -14,19 +19,27 @@ def problems():
     return {"unhealthy": None, "unready": None}
 
 
-@pytest.fixture
-def server(problems):
+@asynccontextmanager
+async def listening(problems, host="127.0.0.1"):
     registry = CollectorRegistry()
     Counter("apples", "Apples.", registry=registry).inc(3)
     server = HttpServer(
-        "127.0.0.1",
+        host,
         0,
         registry=registry,
         unhealthy=lambda: problems["unhealthy"],
         unready=lambda: problems["unready"],
     )
+    server.loop = asyncio.get_running_loop()
+    await server.start()
     yield server
-    server.stop()
+    await server.stop()
+
+
+@pytest.fixture
+def server(problems):
+    with on_a_thread(listening(problems)) as server:
+        yield server
 
 
 def test_metrics_page_shows_the_registry(server):
@@ -81,12 +94,136 @@ def test_a_newcomer_takes_the_place_of_the_connection_that_is_open_longest(serve
             silent.sendall(begun)
             assert silent.recv(1) == b""
     server._config.timeout_keep_alive = 20
-    monkeypatch.setattr(http, "_MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(server_http, "_MAX_CONNECTIONS", 3)
     with ExitStack() as stack:
         idle = [
             stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 20)) for _ in range(3)
         ]
         assert fetch(server.port, "/healthz") == (200, "ok\n")
         assert idle[0].recv(1) == b""
-    server.stop()
     assert capfd.readouterr().err == ""  # no traceback of a client that says nothing
+
+
+def test_one_client_cannot_take_the_connections_of_others(server, monkeypatch):
+    monkeypatch.setattr(server_http, "_MAX_CONNECTIONS", 4)
+    with ExitStack() as stack:
+
+        def probe(client):
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            received = b""
+            while not received.endswith(b"ok\n"):
+                assert (more := client.recv(4096))
+                received += more
+
+        def connect(host):
+            client = socket.create_connection(("127.0.0.1", server.port), 20, source_address=(host, 0))
+            probe(stack.enter_context(client))
+            return client
+
+        other = connect("127.0.0.2")
+        for _ in range(12):
+            connect("127.0.0.3")
+        probe(other)
+
+
+def test_a_loop_that_stands_still_fails_the_probe_of_life(server):
+    """The probe was answered by another loop: the process was never restarted."""
+    standing, going_on = threading.Event(), threading.Event()
+
+    def stand_still():
+        standing.set()
+        assert going_on.wait(20)
+
+    server.loop.call_soon_threadsafe(stand_still)
+    assert standing.wait(20)
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=0.2)
+    with pytest.raises(TimeoutError):
+        connection.request("GET", "/healthz")
+        connection.getresponse()
+    connection.close()
+    going_on.set()
+    assert fetch(server.port, "/healthz") == (200, "ok\n")
+
+
+def send(port: int, raw: bytes) -> bytes:
+    """What the server answers until it closes the connection."""
+    with socket.create_connection(("127.0.0.1", port), 20) as client:
+        client.sendall(raw)
+        received = b""
+        while more := client.recv(4096):
+            received += more
+        return received
+
+
+@pytest.mark.parametrize("length", [b"", b"Content-Length: 5\r\n"])
+def test_a_body_in_chunks_is_refused_before_it_is_read(server, length):
+    """A second request that hides in the body of the first one is not answered."""
+    head = b"POST /v2 HTTP/1.1\r\nHost: localhost\r\n" + length + b"Transfer-Encoding: chunked\r\n\r\n"
+    received = send(server.port, head + b"0\r\n\r\nGET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    assert received.startswith(b"HTTP/1.1 411")
+    assert received.count(b"HTTP/1.1 ") == 1
+    answer = json.loads(received.partition(b"\r\n\r\n")[2])
+    assert (answer["code"], answer["reason"]) == ("INVALID_ARGUMENT", "INVALID_REQUEST")
+    assert "Content-Length" in answer["error"]
+
+
+def test_bytes_that_are_not_http_are_refused_as_other_errors(server):
+    received = send(server.port, b"\x16\x03\x01\r\n\r\n")
+    assert received.startswith(b"HTTP/1.1 400")
+    assert json.loads(received.partition(b"\r\n\r\n")[2])["code"] == "INVALID_ARGUMENT"
+
+
+def status_of(port: int, path: str, **headers: str) -> int:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request(
+        "GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()}
+    )
+    answer = connection.getresponse()
+    answer.read()
+    connection.close()
+    return answer.status
+
+
+@pytest.mark.parametrize(
+    ("headers", "local", "remote"),
+    [
+        ({}, 200, 200),
+        ({"host": "localhost:9464"}, 200, 200),
+        ({"host": "[::1]:9464"}, 200, 200),
+        ({"host": "10.0.0.7"}, 200, 200),
+        ({"host": "serving.example.org"}, 403, 200),  # of a proxy or a Service, or of a page
+        ({"host": "["}, 403, 403),
+        ({"host": "localhost:9464", "origin": "http://localhost:9464"}, 200, 200),
+        ({"host": "localhost:9464", "origin": "http://localhost:80"}, 403, 403),
+        ({"host": "localhost:9464", "origin": "null"}, 403, 403),
+        ({"host": "localhost:9464", "origin": "http://["}, 403, 403),
+        ({"host": "evil.example", "origin": "http://evil.example"}, 403, 403),  # its name leads here
+        ({"sec_fetch_site": "cross-site"}, 403, 403),
+        ({"sec_fetch_site": "none"}, 200, 200),
+    ],
+)
+def test_pages_of_other_sites_are_refused(problems, headers, local, remote):
+    """Names as Host are for proxies and containers, which do not reach a server that listens locally."""
+    for host, expected in (("127.0.0.1", local), ("0.0.0.0", remote)):
+        with on_a_thread(listening(problems, host)) as server:
+            assert status_of(server.port, "/metrics", **headers) == expected
+            assert status_of(server.port, "/healthz", **headers) == 200
+
+
+def test_an_unknown_page_of_the_protocol_is_an_error_in_json(server):
+    status, text = fetch(server.port, "/v2/repository/index")
+    answer = json.loads(text)
+    assert (status, answer["code"], answer["reason"]) == (404, "NOT_FOUND", "UNKNOWN_PAGE")
+    assert "/v2/repository/index" in answer["error"]
+    assert "not supported" in answer["error"]
+
+
+def test_a_caller_who_never_reads_does_not_hold_up_the_end(problems, monkeypatch, caplog):
+    monkeypatch.setattr(server_http, "_CLOSE_SECONDS", 0.05)
+    caplog.set_level(logging.WARNING)
+    with ExitStack() as stack:
+        with on_a_thread(listening({"unhealthy": "x" * 10**7, "unready": None})) as server:
+            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 20))
+            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2)
+            assert client.recv(1)
+    assert caplog.records == []

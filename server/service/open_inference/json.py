@@ -13,6 +13,7 @@ from typing import Any
 
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.protos import open_inference_pb2 as pb
+from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.open_inference.requests import INPUT_IDS, TEXT_INPUT
@@ -79,7 +80,9 @@ def infer_request(content: Mapping[str, Any], rest: bytes) -> pb.ModelInferReque
         datatype = _text(given.get("datatype", ""), f"{field}.datatype")
         tensor = message.inputs.add(name=_text(given.get("name", ""), f"{field}.name"), datatype=datatype)
         _extend(tensor.shape, given.get("shape", []), f"{field}.shape")
-        size = _parameters(given, field).get(_BINARY_SIZE)
+        parameters = dict(_parameters(given, field))
+        size = parameters.pop(_BINARY_SIZE, None)
+        _set_parameters(tensor.parameters, parameters, f"{field}.parameters")
         if size is None:
             name = TYPED_FIELDS.get(datatype)  # an unknown datatype is refused with the message
             if name is not None:
@@ -98,7 +101,10 @@ def infer_request(content: Mapping[str, Any], rest: bytes) -> pb.ModelInferReque
         )
     for index, given in enumerate(_objects(content.get("outputs", []), "outputs")):
         _check_names(given, ("name", "parameters"), f"outputs[{index}]")
-        message.outputs.add(name=_text(given.get("name", ""), f"outputs[{index}].name"))
+        output = message.outputs.add(name=_text(given.get("name", ""), f"outputs[{index}].name"))
+        parameters = dict(_parameters(given, f"outputs[{index}]"))
+        parameters.pop(_BINARY_OUTPUT, None)
+        _set_parameters(output.parameters, parameters, f"outputs[{index}].parameters")
     return message
 
 
@@ -218,6 +224,8 @@ def _set_parameters(target: Any, given: Any, field: str) -> None:
     if not isinstance(given, dict):
         raise InvalidRequest("parameters must be an object", field=field)
     for name, value in given.items():
+        if isinstance(value, (list, dict)) and name in OPTIONS and OPTIONS[name].max_items is not None:
+            value = json.dumps(value, ensure_ascii=False)  # as gRPC has it
         kind = _PARAMETER_KINDS.get(type(value))
         if kind is None or (type(value) is int and not -_LARGEST <= value < _LARGEST):
             raise InvalidRequest(

@@ -20,8 +20,9 @@ from seq2seq_serve.server.service.open_inference.tensors import BYTES, FP32, INT
 from seq2seq_serve.server.statistics import Statistics, Sum
 
 SERVER_NAME = "seq2seq-serve"
+REPOSITORY = "model_repository"
 EXTENSIONS = (
-    "model_repository",
+    REPOSITORY,
     "model_configuration",
     "statistics",
     "parameters",

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -49,11 +49,13 @@ _SCORED_OUTPUTS = (SCORE, LOG_PROBABILITIES)
 
 _TIMEOUT, _EMPTY_FINAL = "timeout", "triton_enable_empty_final_response"
 _IGNORED = ("binary_data_output", "headers")  # reserved by the protocol, as is every name in `triton_`
+_SHARED_MEMORY = "shared_memory"  # how the names of its parameters begin
 _MICROSECONDS = 1e-6
 
 # All options except those whose answers do not fit into tensors.
 _WITHOUT_TENSORS = ("attention", "word_alignment", "num_alternatives", "timestamps")
 PARAMETERS = [name for name in OPTIONS if name not in _WITHOUT_TENSORS]
+_Tensor: TypeAlias = pb.ModelInferRequest.InferInputTensor | pb.ModelInferRequest.InferRequestedOutputTensor
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 
@@ -96,6 +98,8 @@ def read_inference(message: pb.ModelInferRequest, model: ServedModel) -> Inferen
             settings[name] = value
         elif name not in _IGNORED and not name.startswith("triton_"):
             _set_option(options, name, value)
+    _refuse_parameters(message.inputs, "inputs")
+    _refuse_parameters(message.outputs, "outputs")
     outputs = tuple(dict.fromkeys(output.name for output in message.outputs))
     known = (*_DEFAULT_OUTPUTS, *_SCORED_OUTPUTS)
     for index, name in enumerate(outputs):
@@ -119,6 +123,14 @@ def read_inference(message: pb.ModelInferRequest, model: ServedModel) -> Inferen
         timeout_seconds=_timeout(settings.get(_TIMEOUT, 0)),
         has_empty_final=_truth(settings.get(_EMPTY_FINAL, False)),
     )
+
+
+def _refuse_parameters(tensors: Iterable[_Tensor], field: str) -> None:
+    """Refuses tensors with parameters: the server has no use for any, and ignores none."""
+    for index, tensor in enumerate(tensors):
+        for name in sorted(tensor.parameters):
+            what = "shared memory" if name.startswith(_SHARED_MEMORY) else f"the parameter {name[:100]!r}"
+            raise InvalidRequest(f"{what} is not supported", field=f"{field}[{index}].parameters")
 
 
 def _sources(tensors: Mapping[str, Tensor], model: ServedModel) -> list[Sequence[Source]]:

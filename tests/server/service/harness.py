@@ -16,7 +16,7 @@ from contextlib import (
 )
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tokenizers
@@ -45,6 +45,8 @@ from seq2seq_serve.server.service.calls import Calls
 from seq2seq_serve.server.service.journal import Journal
 from seq2seq_serve.server.service.rpcs import Rpcs
 from tests.server.fakes import sample_value, selected
+
+_Server = TypeVar("_Server")
 
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS = 0, 1, 2
@@ -354,15 +356,15 @@ def serving_on_a_thread(runner: EchoRunner | None = None, **changes: Any) -> Abs
 
 
 @contextmanager
-def on_a_thread(server: AbstractAsyncContextManager[Served]) -> Iterator[Served]:
+def on_a_thread(server: AbstractAsyncContextManager[_Server]) -> Iterator[_Server]:
     """Runs a server's loop on a thread of its own."""
-    box: queue.Queue[tuple[Served, asyncio.Event] | BaseException] = queue.Queue()
+    box: queue.Queue[tuple[_Server, asyncio.AbstractEventLoop, asyncio.Event] | BaseException] = queue.Queue()
 
     async def run() -> None:
         try:
             async with server as served:
                 done = asyncio.Event()
-                box.put((served, done))
+                box.put((served, asyncio.get_running_loop(), done))
                 await done.wait()
         except BaseException as error:
             box.put(error)
@@ -372,11 +374,11 @@ def on_a_thread(server: AbstractAsyncContextManager[Served]) -> Iterator[Served]
     started = box.get(timeout=20)
     if isinstance(started, BaseException):
         raise started
-    served, done = started
+    served, loop, done = started
     try:
         yield served
     finally:
-        served.turns.loop.call_soon_threadsafe(done.set)
+        loop.call_soon_threadsafe(done.set)
         thread.join(30)
     if not box.empty():
         raise box.get()  # type: ignore[misc]

@@ -32,7 +32,7 @@ def ask(port: int, method: str, path: str, content=None, **headers: str) -> tupl
 
 
 def request_of(path: str, body: bytes) -> bytes:
-    return f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
 
 
 def serve_and(ask_it, **changes):
@@ -179,7 +179,7 @@ def test_a_reader_who_leaves_in_the_middle_frees_the_slot():
                     await asyncio.sleep(0)
             runner.permits.release()  # for the step that was under way
             await served.until_calls_are_over()
-            assert served.app._rest._num_open == 0
+            assert not served.app._rest._open
 
     asyncio.run(run())
 
@@ -218,7 +218,7 @@ def test_a_caller_who_leaves_is_counted_as_cancelled():
         (INFER, infer_body("a", seed=[1]), 400, "INVALID_ARGUMENT", "parameter seed must be"),
         (INFER, infer_body("a", seed=2**70), 400, "INVALID_ARGUMENT", "parameter seed must be"),
         (INFER, infer_body("x" * 100), 400, "INVALID_ARGUMENT", "tokens"),
-        (INFER, b" " * (4 * 2**20 + 1), 400, "INVALID_ARGUMENT", "more than 4194304 bytes"),
+        (INFER, b" " * (4 * 2**20 + 1), 413, "INVALID_ARGUMENT", "more than 4194304 bytes"),
         (INFER, b"[" + b"{}," * 9000 + b"{}]", 400, "INVALID_ARGUMENT", "9002 brackets"),
         (
             INFER,
@@ -323,7 +323,9 @@ def test_rights_come_before_the_body(tmp_path):
 
     def asking(port):
         with socket.create_connection(("127.0.0.1", port), 20) as client:
-            client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 4000000\r\n\r\n".encode())
+            client.sendall(
+                f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n".encode()
+            )
             return client.recv(4096)
 
     assert serve_and(asking, access_file=file).startswith(b"HTTP/1.1 401")
@@ -331,7 +333,7 @@ def test_rights_come_before_the_body(tmp_path):
 
 def test_large_requests_are_held_as_those_of_grpc(monkeypatch):
     monkeypatch.setattr("seq2seq_serve.server.service.calls._MAX_HELD_BYTES", 10**6)
-    head = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 2000000\r\n\r\n".encode()
+    head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000\r\n\r\n".encode()
 
     async def run():
         async with serving() as served:
@@ -405,7 +407,7 @@ def test_a_malformed_body_is_counted_and_logged(caplog):
 def test_unfinished_requests_leave_room_for_probes(monkeypatch):
     monkeypatch.setattr("seq2seq_serve.server.service.rest._MAX_OPEN", 3)
     monkeypatch.setattr("seq2seq_serve.server.http._MAX_CONNECTIONS", 6)
-    unfinished = f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{".encode()
+    unfinished = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{".encode()
 
     def asking(port):
         with ExitStack() as stack:
@@ -460,8 +462,7 @@ def test_pages_describe_the_server_and_its_models():
     assert ready == model_ready == {"ready": True}
     assert model["inputs"][0]["shape"] == [-1]
     assert config["config"]["name"] == "echo"
-    assert none[0] == 404
-    assert (unready[0], unready[2]) == (503, {"ready": False})
+    assert (none[0], unready[0], unready[2]["reason"]) == (404, 404, "UNKNOWN_MODEL")
 
 
 def test_the_client_of_triton_works_over_http():
@@ -505,10 +506,117 @@ def test_a_body_that_does_not_come_is_refused(monkeypatch):
 
     def asking(port):
         with socket.create_connection(("127.0.0.1", port), 20) as client:
-            client.sendall(f"POST {INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n{{".encode())
+            client.sendall(
+                f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{".encode()
+            )
             received = b""
             while b"seconds" not in received and (more := client.recv(4096)):
                 received += more
             return received
 
     assert b"did not come within" in serve_and(asking)
+
+
+def test_slow_bodies_of_one_caller_leave_room_for_others(monkeypatch):
+    """They took all places, and every other caller got 429."""
+    monkeypatch.setattr("seq2seq_serve.server.service.rest._MAX_OPEN", 4)
+    unfinished = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{".encode()
+
+    def asking(port):
+        with ExitStack() as stack:
+            for _ in range(4):
+                client = socket.create_connection(("127.0.0.1", port), 20, source_address=("127.0.0.2", 0))
+                stack.enter_context(client).sendall(unfinished)
+            with socket.create_connection(("127.0.0.1", port), 20, source_address=("127.0.0.2", 0)) as client:
+                client.sendall(unfinished)
+                refused = client.recv(4096)
+            return refused, ask(port, "POST", GENERATE, {"text_input": "a"})[0]
+
+    refused, status = serve_and(asking)
+    assert refused.startswith(b"HTTP/1.1 429")
+    assert status == 200
+
+
+def test_a_server_that_drains_answers_what_it_has_accepted(caplog):
+    """Calls that were open ended without a status, with a traceback each."""
+    caplog.set_level(logging.WARNING)
+    body = json.dumps({"text_input": "abc"}).encode()
+
+    async def connect(served, raw):
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.app.http.port)
+        writer.write(raw)
+        return reader, writer
+
+    async def answer_of(reader, writer):
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        writer.close()
+        return int(head.split()[1])
+
+    async def run():
+        async with serving() as served:
+            served.runner.gate.clear()
+            accepted = [await connect(served, request_of(GENERATE, body)) for _ in range(20)]
+            waiting = [await connect(served, request_of(GENERATE, body)[:-1]) for _ in range(20)]
+            await served.turns.until(lambda: served.turns.num_submitted == 20)
+            async with asyncio.timeout(20):
+                while served.app._calls.num_open < 40:
+                    await asyncio.sleep(0)
+            draining = asyncio.create_task(served.app.drain())
+            refused = [await answer_of(*each) for each in waiting]
+            late = await answer_of(*await connect(served, request_of(GENERATE, body)))
+            served.runner.gate.set()
+            answered = [await answer_of(*each) for each in accepted]
+            await draining
+        return answered, refused, late
+
+    assert asyncio.run(run()) == ([200] * 20, [503] * 20, 503)
+    assert caplog.records == []
+
+
+def test_a_wrong_method_is_an_error_in_json():
+    status, headers, answer = serve_and(lambda port: ask(port, "GET", INFER))
+    assert (status, answer["code"], answer["reason"]) == (405, "UNIMPLEMENTED", "METHOD_NOT_ALLOWED")
+    assert headers["allow"] == "POST"
+    assert "send POST" in answer["error"]
+
+
+@pytest.mark.parametrize(
+    ("parameters", "text"),
+    [
+        ({"stop_sequences": ["c", "오"]}, "ab"),
+        ({"suppressed_token_ids": [5, 17]}, "abc"),
+        ({"logit_bias": {"5": -1.5}}, "abc"),
+    ],
+)
+def test_lists_and_maps_of_json_are_options(parameters, text):
+    status, _, answer = serve_and(
+        lambda port: ask(port, "POST", GENERATE, {"text_input": "abc"} | parameters)
+    )
+    assert (status, answer["text_output"]) == (200, text)
+
+
+def test_a_list_of_a_wrong_type_is_refused():
+    body = {"text_input": "abc", "stop_sequences": ["a", 5]}
+    status, _, answer = serve_and(lambda port: ask(port, "POST", GENERATE, body))
+    assert (status, answer["field"]) == (400, "parameters[stop_sequences]")
+
+
+@pytest.mark.parametrize(
+    ("part", "name", "text"),
+    [
+        ("inputs", "shared_memory_region", "shared memory is not supported"),
+        ("outputs", "shared_memory_region", "shared memory is not supported"),
+        ("outputs", "classification", "the parameter 'classification' is not supported"),
+    ],
+)
+def test_parameters_of_tensors_are_not_ignored(part, name, text):
+    body = infer_body("a") | {"outputs": [{"name": "text_output"}]}
+    body[part][0]["parameters"] = {name: "x"}
+    status, _, answer = serve_and(lambda port: ask(port, "POST", INFER, body))
+    assert (status, answer["error"], answer["field"]) == (400, text, f"{part}[0].parameters")
+
+
+def test_the_extensions_are_those_over_http():
+    _, _, answer = serve_and(lambda port: ask(port, "GET", "/v2"))
+    assert "binary_tensor_data" in answer["extensions"]
+    assert "model_repository" not in answer["extensions"]

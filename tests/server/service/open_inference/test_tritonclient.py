@@ -1,13 +1,15 @@
-"""Triton's own client, unmodified and in a process of its own, against this server."""
+"""Triton's own clients, unmodified, against this server; the one for gRPC in a process of its own."""
 
 import asyncio
 import json
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
+from tritonclient import http as triton
 
-from tests.server.service.harness import serving
+from tests.server.service.harness import serving, serving_on_a_thread
 
 TEXT = "오늘은 금요일 입니다"
 PROGRAM = Path(__file__).with_name("triton_calls.py")
@@ -65,3 +67,116 @@ def test_it_unloads_and_loads_models(seen):
     assert (model["name"], model["state"]) == ("echo", "READY")
     assert seen["unloaded"] == [False, ["StatusCode.UNAVAILABLE", seen["unloaded"][1][1]]]
     assert seen["loaded"] == [True, [TEXT]]
+
+
+def test_shared_memory_and_classes_are_refused(seen):
+    """An output in shared memory was silently ignored."""
+    assert seen["shared_output"] == ["StatusCode.INVALID_ARGUMENT", "shared memory is not supported"]
+    assert seen["shared_input"] == ["StatusCode.INVALID_ARGUMENT", "shared memory is not supported"]
+    code, text = seen["classes"]
+    assert (code, text) == ("StatusCode.INVALID_ARGUMENT", "the parameter 'classification' is not supported")
+
+
+@pytest.fixture
+def client():
+    with serving_on_a_thread() as served:
+        client = triton.InferenceServerClient(f"127.0.0.1:{served.app.http.port}")
+        yield client
+        client.close()
+
+
+def text_input() -> triton.InferInput:
+    tensor = triton.InferInput("text_input", [1], "BYTES")
+    tensor.set_data_from_numpy(np.array([TEXT.encode()], object))
+    return tensor
+
+
+def shared_output() -> triton.InferRequestedOutput:
+    output = triton.InferRequestedOutput("text_output")
+    output.set_shared_memory("region", 64)
+    return output
+
+
+def shared_input() -> triton.InferInput:
+    tensor = triton.InferInput("text_input", [1], "BYTES")
+    tensor.set_shared_memory("region", 64)
+    return tensor
+
+
+def text_of(result: triton.InferResult) -> str:
+    return result.as_numpy("text_output")[0, 0].decode()
+
+
+SUPPORTED = {
+    "is_server_live": lambda client: client.is_server_live(),
+    "is_server_ready": lambda client: client.is_server_ready(),
+    "is_model_ready": lambda client: client.is_model_ready("echo") and not client.is_model_ready("nobody"),
+    "get_server_metadata": lambda client: client.get_server_metadata()["name"] == "seq2seq-serve",
+    "get_model_metadata": lambda client: client.get_model_metadata("echo")["name"] == "echo",
+    "get_model_config": lambda client: client.get_model_config("echo")["config"]["name"] == "echo",
+    "get_inference_statistics": lambda client: (
+        [one["name"] for one in client.get_inference_statistics()["model_stats"]] == ["echo"]
+        and client.get_inference_statistics("echo") == client.get_inference_statistics()
+    ),
+    "infer": lambda client: text_of(client.infer("echo", [text_input()])) == TEXT,
+    "async_infer": lambda client: (
+        text_of(client.async_infer("echo", [text_input()]).get_result(timeout=20)) == TEXT
+    ),
+}
+REFUSED = {
+    "get_model_repository_index": lambda client: client.get_model_repository_index(),
+    "load_model": lambda client: client.load_model("echo"),
+    "unload_model": lambda client: client.unload_model("echo"),
+    "get_trace_settings": lambda client: client.get_trace_settings(),
+    "update_trace_settings": lambda client: client.update_trace_settings(),
+    "get_log_settings": lambda client: client.get_log_settings(),
+    "update_log_settings": lambda client: client.update_log_settings({}),
+    "get_system_shared_memory_status": lambda client: client.get_system_shared_memory_status(),
+    "register_system_shared_memory": lambda client: client.register_system_shared_memory("a", "/a", 64),
+    "unregister_system_shared_memory": lambda client: client.unregister_system_shared_memory(),
+    "get_cuda_shared_memory_status": lambda client: client.get_cuda_shared_memory_status(),
+    "register_cuda_shared_memory": lambda client: client.register_cuda_shared_memory("a", b"handle", 0, 64),
+    "unregister_cuda_shared_memory": lambda client: client.unregister_cuda_shared_memory(),
+}
+# Methods that send nothing.
+LOCAL = {
+    "close",
+    "generate_request_body",
+    "parse_response_body",
+    "plugin",
+    "register_plugin",
+    "unregister_plugin",
+}
+
+
+def test_every_method_over_http_is_answered_or_refused_in_clear_words(client):
+    known = {name for name in dir(triton.InferenceServerClient) if not name.startswith("_")}
+    assert known == SUPPORTED.keys() | REFUSED.keys() | LOCAL
+    assert {name for name, call in SUPPORTED.items() if not call(client)} == set()
+    for call in REFUSED.values():
+        with pytest.raises(triton.InferenceServerException, match=r"shared memory, .* are not supported"):
+            call(client)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "arguments", "text"),
+    [
+        (text_input, {"outputs": [shared_output()]}, "shared memory is not supported"),
+        (shared_input, {}, "shared memory is not supported"),
+        (
+            text_input,
+            {"outputs": [triton.InferRequestedOutput("text_output", class_count=3)]},
+            "'classification' is not supported",
+        ),
+        (text_input, {"sequence_id": 7, "sequence_start": True}, "no parameter is named 'sequence_"),
+        (text_input, {"request_compression_algorithm": "gzip"}, "send it without compression"),
+    ],
+)
+def test_arguments_over_http_are_not_ignored(client, inputs, arguments, text):
+    with pytest.raises(triton.InferenceServerException, match=text):
+        client.infer("echo", [inputs()], **arguments)
+
+
+def test_an_answer_need_not_be_compressed(client):
+    result = client.infer("echo", [text_input()], response_compression_algorithm="gzip")
+    assert text_of(result) == TEXT

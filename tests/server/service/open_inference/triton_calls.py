@@ -34,6 +34,17 @@ def main(address: str, model: str) -> None:
         "timeout": error_of(lambda: infer(client, model, [TEXT] * 200, client_timeout=1e-3)),
         "bad": error_of(lambda: infer(client, model, [TEXT], beam_size=99)),
         "cancelled": cancel(client, model),
+        "shared_output": error_of(
+            lambda: client.infer(model, [text_input([TEXT])], outputs=[shared_output()])
+        ),
+        "shared_input": error_of(lambda: client.infer(model, [shared_input()])),
+        "classes": error_of(
+            lambda: client.infer(
+                model,
+                [text_input([TEXT])],
+                outputs=[triton.InferRequestedOutput("text_output", class_count=3)],
+            )
+        ),
         "statistics": client.get_inference_statistics(model, as_json=True),
         "index": client.get_model_repository_index(as_json=True),
     }
@@ -102,6 +113,18 @@ def cancel(client, model):
 def text_input(texts):
     tensor = triton.InferInput("text_input", [len(texts)], "BYTES")
     tensor.set_data_from_numpy(np.array([text.encode() for text in texts], object))
+    return tensor
+
+
+def shared_output():
+    output = triton.InferRequestedOutput("text_output")
+    output.set_shared_memory("region", 64)
+    return output
+
+
+def shared_input():
+    tensor = triton.InferInput("text_input", [1], "BYTES")
+    tensor.set_shared_memory("region", 64)
     return tensor
 
 
