@@ -148,7 +148,7 @@ def export_checkpoint(
     num_rows = config.source_vocab_size or config.vocab_size
     if num_rows > tokenizers.num_tokens:
         report(f"{num_rows - tokenizers.num_tokens} of {num_rows} rows of the vocabulary have no token")
-    compare_tokenizers(folder, tokenizers, report, reads_texts=config.media is None)
+    compare_tokenizers(folder, family.name, tokenizers, report, reads_texts=config.media is None)
     report(f"reading {checkpoint.num_weights / 1e6:.1f} million weights ({family.name})")
     model = read_model(checkpoint, family, config)
     sources = _samples(config, tokenizers)

@@ -22,22 +22,8 @@ _MEDIA_SHAPES = ((1, 0, 1), (2, 0, 9))  # all sounds and pictures are equally lo
 
 
 NUM_GENERATED = 16
-# Without what changes the model's choice of a token; T5's cache has as many layers as its encoder
-_GREEDY = {
-    "bad_words_ids": None,
-    "begin_suppress_tokens": None,
-    "do_sample": False,
-    "encoder_no_repeat_ngram_size": 0,
-    "forced_eos_token_id": None,
-    "max_new_tokens": NUM_GENERATED,
-    "min_length": 0,
-    "min_new_tokens": None,
-    "no_repeat_ngram_size": 0,
-    "num_beams": 1,
-    "repetition_penalty": 1.0,
-    "suppress_tokens": None,
-    "use_cache": False,
-}
+# Of the checkpoint's settings: without those of a search, and those that change the model's choice of a token
+_START_SETTINGS = "bos_token_id", "decoder_start_token_id", "forced_bos_token_id", "pad_token_id"
 
 
 @dataclass(frozen=True)
@@ -138,7 +124,11 @@ def reference(
             for batch in batches
         ]
         if source is not None:
-            (found,) = model.generate(**source.named_source(media), **_GREEDY, **starts)
+            kept = {name: getattr(model.generation_config, name) for name in _START_SETTINGS}
+            model.generation_config = transformers.GenerationConfig(**kept, do_sample=False, num_beams=1)
+            # T5's cache has as many layers as its encoder.
+            options = {"max_new_tokens": NUM_GENERATED, "use_cache": False, **starts}
+            (found,) = model.generate(**source.named_source(media), **options)
             target = found.tolist()
     return Reference(log_probabilities, target)
 
