@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from seq2seq_serve.bundle.manifest import (
     FileSpec,
     Generation,
@@ -18,7 +20,7 @@ from seq2seq_serve.bundle.manifest import (
     file_spec,
     write_manifest,
 )
-from seq2seq_serve.bundle.names import FORMAT_VERSION, TOKENIZER_FILE, Precision
+from seq2seq_serve.bundle.names import FORMAT_VERSION, TARGET_LANGUAGE, TOKENIZER_FILE, Precision
 from seq2seq_serve.export import parity
 from seq2seq_serve.export.exporter import (
     TOLERANCES,
@@ -43,6 +45,9 @@ from seq2seq_serve.export.huggingface.generation import eos_ids, generation_of, 
 from seq2seq_serve.export.huggingface.model import ImportedConfig, ImportedModel
 from seq2seq_serve.export.huggingface.pictures import Patches
 from seq2seq_serve.export.huggingface.reference import (
+    NUM_GENERATED,
+    Batch,
+    agrees,
     largest_rounding,
     random_batches,
     reference,
@@ -143,16 +148,17 @@ def export_checkpoint(
     num_rows = config.source_vocab_size or config.vocab_size
     if num_rows > tokenizers.num_tokens:
         report(f"{num_rows - tokenizers.num_tokens} of {num_rows} rows of the vocabulary have no token")
-    compare_tokenizers(folder, tokenizers, report, reads_texts=config.media is None)
+    compare_tokenizers(folder, family.name, tokenizers, report, reads_texts=config.media is None)
     report(f"reading {checkpoint.num_weights / 1e6:.1f} million weights ({family.name})")
     model = read_model(checkpoint, family, config)
-    tolerance = _compare_with_transformers(checkpoint, model, tokenizers.pad_id, report)
-    imported = _Imported(family, model, tokenizers, ends, generation, checkpoint, tolerance)
-    pairs: _Pairs = []
+    sources = _samples(config, tokenizers)
     if {*precisions} - {Precision.FP32}:
-        sources = _samples(config, tokenizers)
         report(f"decoding {len(sources)} sources for the proof")
-        pairs = make_pairs(model, tokenizers, ends, sources)
+    else:
+        sources = sources[:1]
+    pairs = make_pairs(model, tokenizers, ends, sources)
+    tolerance = _compare_with_transformers(checkpoint, model, tokenizers, ends, pairs[0], report)
+    imported = _Imported(family, model, tokenizers, ends, generation, checkpoint, tolerance)
     return write_bundle(
         path,
         lambda folder: _write(imported, folder, precisions, pairs, report, is_strict=is_strict),
@@ -161,7 +167,7 @@ def export_checkpoint(
 
 
 def _samples(config: ImportedConfig, tokenizers: ImportedTokenizers) -> list[Numbers]:
-    """The encoded sources of the proof of precisions with fewer bits."""
+    """The encoded sources of the proof."""
     if config.media is None:
         return sample_texts(tokenizers, config.max_source_length)
     return config.media.make()
@@ -170,18 +176,37 @@ def _samples(config: ImportedConfig, tokenizers: ImportedTokenizers) -> list[Num
 def _compare_with_transformers(
     checkpoint: CheckpointFolder,
     model: ImportedModel,
-    pad_id: int,
+    tokenizers: ImportedTokenizers,
+    ends: Sequence[int],
+    pair: tuple[Numbers, list[int]],
     report: Callable[[str], None],
 ) -> float:
     """Returns the largest difference that graphs in float32 may have; ExportError if the model has more."""
-    batches = random_batches(model.config, pad_id)
-    expected = reference(checkpoint.path, model.config.media, batches)
+    batches, kind = random_batches(model.config, tokenizers.pad_id), model.source_kind
+    *source, mask = kind.tensors([kind.inputs(pair[0])])
+    num_start = len(tokenizers.frames.start)
+    sample, target = Batch(source[0], mask, torch.zeros(1, 0, dtype=torch.int64)), pair[1]
+    target = target[: num_start + NUM_GENERATED]
+    starts: dict[str, int | list[int]] = {"eos_token_id": list(ends)}
+    if TARGET_LANGUAGE in tokenizers.frames.start:
+        starts["decoder_start_token_id"] = target[0]
+    if TARGET_LANGUAGE in tokenizers.frames.forced:
+        starts["forced_bos_token_id"] = target[num_start]
+    # Whisper's `generate` has a prompt and fallbacks of its own.
+    is_asked = model.config.media is None or tokenizers.timestamps is None
+    theirs = reference(checkpoint.path, model.config.media, batches, sample if is_asked else None, starts)
+    expected = theirs.log_probabilities
     difference = worst_difference(model, batches, expected)
     tolerance = max(TOLERANCES[Precision.FP32], largest_rounding(model.config, expected))
     if not difference <= tolerance:
         raise ExportError(
             f"the imported model differs from transformers by {difference:.1e} in a log-probability, and "
             f"{tolerance:.0e} is allowed"
+        )
+    if is_asked and not agrees(model, sample, target, theirs.target, 2 * tolerance):
+        raise ExportError(
+            f"greedy generate of transformers gives {theirs.target} by the checkpoint's settings, and the "
+            f"imported ones give {target}"
         )
     report(
         f"the model equals transformers: worst difference of log-probabilities {difference:.1e} "

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,11 @@ _SHAPES = ((1, 1, 1), (1, 8, 6), (3, 21, 11), (2, 47, 29), (1, 150, 140))
 
 
 _MEDIA_SHAPES = ((1, 0, 1), (2, 0, 9))  # all sounds and pictures are equally long
+
+
+NUM_GENERATED = 16
+# Of the checkpoint's settings: without those of a search, and those that change the model's choice of a token
+_START_SETTINGS = "bos_token_id", "decoder_start_token_id", "forced_bos_token_id", "pad_token_id"
 
 
 @dataclass(frozen=True)
@@ -69,8 +74,36 @@ def random_batches(config: ImportedConfig, pad_id: int) -> list[Batch]:
     return batches
 
 
-def reference(path: Path, media: Media | None, batches: Sequence[Batch]) -> list[Tensor]:
-    """The log-probabilities (B, T, V) of `transformers` in float32; it runs no code of the checkpoint."""
+@dataclass(frozen=True)
+class Reference:
+    """What `transformers` computes in float32.
+
+    Attributes:
+        log_probabilities: Those of each batch, (B, T, V).
+        target: The start tokens of a source, and the next ones of greedy `generate` by the checkpoint's
+            settings; empty if there was no source.
+    """
+
+    log_probabilities: list[Tensor]
+    target: list[int]
+
+
+def reference(
+    path: Path,
+    media: Media | None,
+    batches: Sequence[Batch],
+    source: Batch | None,
+    starts: Mapping[str, int | list[int]],
+) -> Reference:
+    """Ask `transformers`; it runs no code of the checkpoint.
+
+    Args:
+        path: The checkpoint.
+        media: The kind of its sources, if they are not texts.
+        batches: Sources with given targets.
+        source: One source, for `generate`.
+        starts: The settings of `generate` for that source's languages and ends.
+    """
     import transformers  # takes seconds
     from transformers.utils import logging
 
@@ -84,11 +117,34 @@ def reference(path: Path, media: Media | None, batches: Sequence[Batch]) -> list
         # transformers 5.24 leaves the sinusoids of TrOCR without values; None is computed anew.
         if type(module).__name__ == "TrOCRSinusoidalPositionalEmbedding":
             module.weights = None
+    target: list[int] = []
     with torch.inference_mode():
-        return [
+        log_probabilities = [
             model(**batch.named_source(media), decoder_input_ids=batch.target_ids).logits.log_softmax(-1)
             for batch in batches
         ]
+        if source is not None:
+            kept = {name: getattr(model.generation_config, name) for name in _START_SETTINGS}
+            model.generation_config = transformers.GenerationConfig(**kept, do_sample=False, num_beams=1)
+            # T5's cache has as many layers as its encoder.
+            options = {"max_new_tokens": NUM_GENERATED, "use_cache": False, **starts}
+            (found,) = model.generate(**source.named_source(media), **options)
+            target = found.tolist()
+    return Reference(log_probabilities, target)
+
+
+def agrees(
+    model: ImportedModel, source: Batch, ours: Sequence[int], theirs: Sequence[int], gap: float
+) -> bool:
+    """Whether two greedy targets are equal, or differ first in tokens whose log-probabilities are near."""
+    place = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
+    if place is None:
+        return len(ours) == len(theirs)
+    if place == 0:
+        return False
+    given = torch.tensor([[*ours[:place]]])
+    (log_probabilities,) = _log_probabilities(model, replace(source, target_ids=given))[:, -1]
+    return bool((log_probabilities[ours[place]] - log_probabilities[theirs[place]]).abs() <= gap)
 
 
 def worst_difference(model: ImportedModel, batches: Sequence[Batch], expected: Sequence[Tensor]) -> float:

@@ -9,6 +9,7 @@ from seq2seq_serve.export.exporter import ExportError
 from seq2seq_serve.export.huggingface.agreement import compare_tokenizers
 from seq2seq_serve.export.huggingface.samples import SENTENCES, sample_texts
 from seq2seq_serve.export.huggingface.tokenizers import read_tokenizers
+from tests.export.huggingface.checkpoints import edit
 from tests.export.huggingface.tokenizer_files import FAMILIES, marian, mbart, nllb, only_pieces, t5, whisper
 
 MEDIA = ("whisper", "trocr", "trocr-small")
@@ -22,7 +23,8 @@ def compared(files, ours):
     """The line of the report."""
     (files.folder / "config.json").write_text(json.dumps({"model_type": MODEL_TYPES[files.family]}))
     lines = []
-    compare_tokenizers(files.folder, ours, lines.append, reads_texts=files.family not in MEDIA)
+    reads_texts = files.family not in MEDIA
+    compare_tokenizers(files.folder, files.family, ours, lines.append, reads_texts=reads_texts)
     (line,) = lines
     return line
 
@@ -47,6 +49,18 @@ def test_the_tokenizer_of_every_family_agrees(family, tmp_path):
 def test_a_marian_with_languages_or_two_vocabularies_agrees(separate, tmp_path):
     files = marian(tmp_path, separate=separate, languages=("fra", "ron"))
     assert "equals transformers' MarianTokenizer" in compared(files, imported(files))
+
+
+@pytest.mark.parametrize("tokenizer_class", ["PreTrainedTokenizerFast", "TokenizersBackend", None])
+@pytest.mark.parametrize("family", ["mbart", "mbart50", "nllb"])
+def test_a_general_class_has_no_frame_to_compare(family, tokenizer_class, tmp_path):
+    files = FAMILIES[family](tmp_path)
+    edit(tmp_path / "tokenizer_config.json", tokenizer_class=tokenizer_class)
+    line = compared(files, imported(files))
+    if tokenizer_class is None:  # transformers then takes a class by the type of the model, or reads nothing
+        assert line.startswith("the tokenizer ")
+    else:
+        assert f": ids, texts of {len(SENTENCES)} sentences; " in line
 
 
 def test_another_tokenizer_is_refused(tmp_path):
