@@ -22,7 +22,7 @@ from tokenizers import Tokenizer, normalizers
 HIDDEN = "\ufdd0"
 GUARD = normalizers.Replace(HIDDEN, "\ufdd1")
 
-_CACHED_SEQUENCES = 1 << 16
+_CACHED_SEQUENCES, _CACHED_LENGTH = 1 << 16, 16  # a caller chooses how long a sequence is
 
 
 class Charsmap:
@@ -51,7 +51,12 @@ class Charsmap:
 
     def normalize(self, text: str) -> str:
         """Replace the longest sequence of the table at each place of the text, from left to right."""
-        return self._affected.sub(lambda match: self._replaced(match[0]), text)
+
+        def replace(match: re.Match[str]) -> str:
+            sequence = match[0]
+            return (self._replaced if len(sequence) <= _CACHED_LENGTH else self._replace)(sequence)
+
+        return self._affected.sub(replace, text)
 
     def _replace(self, text: str) -> str:
         data, place, parts = text.encode(), 0, []

@@ -326,7 +326,7 @@ INLINE void find_largest(const float *largest_of_blocks, size_t num_blocks, size
       search(block, [&](float number, size_t id) {
         if (number >= least) add(number, id);
       });
-  for (; found < count; found++) best[found] = NAN, ids[found] = 0; // some are not numbers
+  for (; found < count; found++) best[found] = NAN, ids[found] = -1; // some are not numbers
 }
 
 // Turns some logits into log-probabilities, by the largest logit of each block, and the sum of the block's powers relative

@@ -190,7 +190,7 @@ template <class T> __device__ void attend(const Attention &work) {
 // scores   (rows, V)
 // added    (V,), added to the logits for the choice alone
 // logits   (rows, V): the scores
-// ids      (rows,): the largest of each row, the smallest id among equals
+// ids      (rows,): the largest of each row, the smallest id among equals; -1 if no score is a number
 struct MostProbable {
   const unsigned short *scores, *added;
   float *logits;
@@ -241,7 +241,7 @@ template <class T> __device__ void choose(const MostProbable &work) {
   if (threadIdx.x == 0) {
     for (int warp = 1; warp < static_cast<int>(blockDim.x / 32); warp++)
       compare(shared[2 * warp], reinterpret_cast<int *>(shared)[2 * warp + 1]);
-    work.ids[row] = best_id < V ? best_id : 0; // of scores that are not numbers
+    work.ids[row] = best_id < V ? best_id : -1; // no score is a number
   }
 }
 

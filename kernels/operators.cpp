@@ -324,7 +324,8 @@ struct QuantizedLinear {
 
 // Inputs: those of QuantizedLinear; constant, what is added to logits before a choice (O,), minus infinity for tokens that
 // are never chosen; and the number of candidates (1,). Outputs: the logits (N, O) if that number is 0, otherwise (0, O); the
-// ids of the candidates (N, candidates), the most probable first; and their log-probabilities, if there are several.
+// ids of the candidates (N, candidates), the most probable first, -1 if the logits are not numbers; and their
+// log-probabilities, if there are several.
 struct QuantizedChoice : QuantizedLinear {
   static constexpr const char *NAME = "QuantizedChoice";
   static constexpr int INPUTS[] = {FLOAT, UINT8, FLOAT, INT32, FLOAT, FLOAT, INT64}, OUTPUTS[] = {FLOAT, INT64, FLOAT};
@@ -359,8 +360,8 @@ struct QuantizedChoice : QuantizedLinear {
   }
 };
 
-// Inputs: logits (N, V), and the number of candidates (1,). Outputs: their ids and log-probabilities, the most probable
-// first.
+// Inputs: logits (N, V), and the number of candidates (1,). Outputs: their ids, as above, and log-probabilities, the most
+// probable first.
 struct Candidates {
   static constexpr const char *NAME = "Candidates";
   static constexpr int INPUTS[] = {FLOAT, INT64}, OUTPUTS[] = {INT64, FLOAT};

@@ -22,6 +22,8 @@ from __future__ import annotations
 import copyreg
 from typing import Any
 
+NO_NUMBERS = "the model's scores of the next token are not numbers"  # an `EngineFailed` of one request
+
 
 class ServerError(Exception):
     """The root: an error whose text is sent to the caller."""

@@ -354,7 +354,8 @@ class DecoderBlock(nn.Module):
         `x` is `(B·T, D)`, key and value are `(B, G, C, K)`. The mask is `(B, 1, 1, C)`, True = may attend.
         """
         query = self.cross_query(x).view(-1, target_length, self.num_heads, self.d_head).transpose(1, 2)
-        attended, [weights] = attention(query, [(key, value, mask)], scale=self.scale, cap=self.cap)
+        source = (key, only_live(value, mask), mask)
+        attended, [weights] = attention(query, [source], scale=self.scale, cap=self.cap)
         return self.cross_output(attended), weights
 
 
@@ -367,21 +368,26 @@ class MergedBlock(_Block):
         positions: Tensor,
         cache: tuple[Tensor, Tensor],
         cache_mask: Tensor,
+        is_cached: Tensor,
         memory: tuple[Tensor, Tensor],
         memory_mask: Tensor,
         rotation: tuple[Tensor, Tensor] | None,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Attention of `(B·T, D)` rows at the positions `(B, T)`; the cache grows by T positions.
 
-        The masks are `(B, 1, T, C)` and `(B, 1, 1, S)`, True = may attend. Returns the output, the cache's
-        keys and values, and the part of the weights that the memory has `(B, H, T, S)`.
+        The masks are `(B, 1, T, C)` and `(B, 1, 1, S)`, True = may attend; `is_cached` `(B, 1, 1, C)` is True
+        for the positions up to the last query. Returns the output, the cache's keys and values, and the part
+        of the weights that the memory has `(B, H, T, S)`.
         """
         query, *new = self.heads(self.query_key_value(x), positions.shape[1], positions, rotation)
         key, value = (
             operators.write_prefix(buffer, update, first=positions[:, 0])
             for buffer, update in zip(cache, new, strict=True)
         )
-        sources = [(key, value, cache_mask), (*memory, memory_mask)]
+        sources = [
+            (key, only_live(value, is_cached), cache_mask),
+            (memory[0], only_live(memory[1], memory_mask), memory_mask),
+        ]
         attended, weights = attention(query, sources, scale=self.scale, cap=self.cap)
         return self.output(attended), key, value, weights[1]
 
@@ -432,6 +438,14 @@ class HeadNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return operators.rms_normalization(x, self.weight, epsilon=self.epsilon)
+
+
+def only_live(values: Tensor, is_live: Tensor) -> Tensor:
+    """Values `(…, S, K)` of a buffer, with zeros at the positions that a mask `(…, 1, S)` excludes.
+
+    An earlier request may have left NaN there, which a weight of zero would not remove.
+    """
+    return values.masked_fill(~is_live.transpose(-2, -1), 0.0)
 
 
 def attention(

@@ -102,6 +102,7 @@ def _states(
             positions,
             (cache[first], cache[second]),
             masks[kind.window],
+            seen[:, :, -1:],
             (memory[first], memory[second]),
             memory_mask,
             graph.rotation(layer),

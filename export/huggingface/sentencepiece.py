@@ -117,10 +117,9 @@ class SentencePieceModel:
             special = [*(HIDDEN + name for name in sorted(special_tokens)), *extra]
         steps: list[Any] = []
         if self.removes_extra_spaces:
-            steps += [
-                normalizers.Replace(Regex(rf"\A +|[ {SPACE}]+\z"), ""),
-                normalizers.Replace(Regex(" {2,}"), " "),
-            ]
+            # A run of spaces is tried once, and not from each of its places, so that the time stays linear.
+            patterns = [(rf"(?<![ {SPACE}])[ {SPACE}]++\z", ""), (r"\A +", ""), (" {2,}", " ")]
+            steps += [normalizers.Replace(Regex(pattern), content) for pattern, content in patterns]
         if self.adds_dummy_prefix:
             # Metaspace adds no mark before one that the text begins with, and SentencePiece does.
             steps += [normalizers.Replace(Regex(rf"\A{space}"), SPACE + space) for space in (SPACE, " ")]

@@ -25,7 +25,7 @@ from seq2seq_serve.server.engine.search import (
 )
 from seq2seq_serve.server.engine.slots import Slots
 from seq2seq_serve.server.engine.state import Search, Sequence
-from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFailed, ServerError
+from seq2seq_serve.server.errors import NO_NUMBERS, Cancelled, DeadlineExceeded, EngineFailed, ServerError
 
 
 @dataclass(frozen=True)
@@ -232,8 +232,7 @@ class Scheduler:
             if search.rows:
                 continue
             if not search.ended:
-                no_numbers = EngineFailed("the model's scores of the next token are not numbers")
-                ends.append((search, FinishReason.FAILED, no_numbers))
+                ends.append((search, FinishReason.FAILED, EngineFailed(NO_NUMBERS)))
             elif search.request.attention and self._has_decode:
                 assert search.keeper is not None
                 leavers.remove(search.keeper)
@@ -245,8 +244,11 @@ class Scheduler:
             return finished
         broken: list[_End] = []
         for search, cause in failed.items():
-            failure = EngineFailed("the engine failed on this request")
-            failure.__cause__ = cause
+            if isinstance(cause, EngineFailed):
+                failure = cause
+            else:
+                failure = EngineFailed("the engine failed on this request")
+                failure.__cause__ = cause
             broken.append((search, FinishReason.FAILED, failure))
         return finished + self._abandon(broken)
 

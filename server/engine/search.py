@@ -16,6 +16,7 @@ from seq2seq_serve.server.engine.plan import Branches, Candidates
 from seq2seq_serve.server.engine.request import Beam, Request
 from seq2seq_serve.server.engine.result import Alternatives, Choice, FinishReason, Hypothesis
 from seq2seq_serve.server.engine.state import Search, Sequence
+from seq2seq_serve.server.errors import NO_NUMBERS, EngineFailed
 
 
 class Fork(NamedTuple):
@@ -96,10 +97,16 @@ def _prepare(root: Sequence, eos_ids: Collection[int], *, scores: bool = False) 
 
 
 def add_choice(sequence: Sequence, branches: Branches) -> None:
-    """Add the log-probability of a row's next token, and its alternatives if the request wants them."""
+    """Add the log-probability of a row's next token, and its alternatives if the request wants them.
+
+    Raises:
+        EngineFailed: The log-probability is NaN.
+    """
+    (log_probability,) = (0.0,) if _is_end_forced(sequence) else branches.log_probabilities
+    if math.isnan(log_probability):
+        raise EngineFailed(NO_NUMBERS)
     if sequence.detects:
         return
-    (log_probability,) = (0.0,) if _is_end_forced(sequence) else branches.log_probabilities
     if sequence.request.is_score:
         sequence.choices.append(Choice(log_probability))
         return
@@ -109,7 +116,11 @@ def add_choice(sequence: Sequence, branches: Branches) -> None:
 
 
 def extend(sequence: Sequence, token_id: int, eos_ids: Collection[int]) -> bool:
-    """Append a token to a row. Returns whether its hypothesis is complete; the search has then dropped it."""
+    """Append a token to a row. Returns whether its hypothesis is complete; the search has then dropped it.
+
+    Raises:
+        EngineFailed: Some scores of a given target are NaN.
+    """
     search = sequence.search
     request = search.request
     reason: FinishReason | None = None
@@ -125,6 +136,8 @@ def extend(sequence: Sequence, token_id: int, eos_ids: Collection[int]) -> bool:
         sequence.detects = False
         _prepare(sequence, eos_ids, scores=request.is_score)
         return False
+    if request.is_score and any(math.isnan(choice.log_probability) for choice in sequence.choices):
+        raise EngineFailed(NO_NUMBERS)
     # A scored target is complete before this; a step at most computed the log-probability of its end.
     if token_id in eos_ids or request.is_score or _is_end_forced(sequence):
         reason = FinishReason.EOS

@@ -320,15 +320,20 @@ class Columns:
             self._write(name)
 
     def pick(self, num_rows: int) -> None:
-        """On the host, select the most probable id of each row; of equal ones, the smallest."""
+        """On the host, select the most probable id of each row; of equal ones, the smallest.
+
+        The id is -1 if some logits of the row are NaN, as in `QuantizedChoice`.
+        """
         token_ids = self._host[names.TOKEN_IDS][:num_rows]
-        self._logits[:num_rows].argmax(axis=1, out=token_ids)
+        self._logits[:num_rows].argmax(axis=1, out=token_ids)  # the first NaN if there is one
+        best = self._logits[np.arange(num_rows), token_ids]
         if self._never_ids:
             # A trained model rarely prefers one of them, so their logits are not changed before.
             for row in np.flatnonzero(self._is_never[token_ids]):
                 logits = self._logits[row].copy()
                 logits[self._never_ids] = -math.inf
                 token_ids[row] = logits.argmax()
+        token_ids[np.isnan(best)] = -1
 
     def read_token_ids(self, num_rows: int) -> list[int]:
         """Returns the selected ids."""

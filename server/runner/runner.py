@@ -26,6 +26,7 @@ from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.plan import Move, Selected
 from seq2seq_serve.server.engine.request import Array, Beam, Constraints, Request, Sampling
 from seq2seq_serve.server.engine.state import Search, Sequence
+from seq2seq_serve.server.errors import NO_NUMBERS, EngineFailed
 from seq2seq_serve.server.runner import selection
 from seq2seq_serve.server.runner.buffers import Buffers, Columns
 from seq2seq_serve.server.runner.device import CPU, OnnxDevice, Session, one_line, share_threads
@@ -360,14 +361,22 @@ class OnnxRunner:
         token_ids = self._columns.read_token_ids(num_rows) if has_plain else [self.eos_ids[0]] * num_rows
         self._rows = rows if are_growing else ()
         attention = self._read_attention(rows)
+        failures = {}
+        if min(token_ids) < 0:
+            failures = {
+                row: EngineFailed(NO_NUMBERS)
+                for row, (sequence, token_id) in enumerate(zip(rows, token_ids, strict=True))
+                if token_id < 0 and sequence.is_plain and sequence.num_branches
+            }
         if are_plain:
-            return Selected(token_ids, attention=attention)
+            return Selected(token_ids, failures=failures, attention=attention)
         if num_candidates:
             values = binding.get_outputs_as_ortvaluevector()
             # The binding's next step overwrites them.
             best = [values[index].numpy() for index in self._candidate_outputs]
             return Selected(token_ids, candidates=selection.table_of(rows, *best), attention=attention)
-        return replace(self._selector.select(rows, token_ids), attention=attention)
+        selected = self._selector.select(rows, token_ids)
+        return replace(selected, failures={**failures, **selected.failures}, attention=attention)
 
     def move(self, moves: Iterable[Move]) -> int:
         moves = tuple(moves)

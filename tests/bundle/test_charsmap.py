@@ -60,3 +60,11 @@ def test_a_table_is_taken_only_where_it_is_marked():
 def test_a_damaged_table_is_refused(blob):
     with pytest.raises(ValueError, match="charsmap of the tokenizer is damaged"):
         Charsmap(blob)
+
+
+def test_the_longest_sequences_of_callers_are_not_kept():
+    """The cache counts sequences: 65,536 texts of nothing but accents took gigabytes."""
+    charsmap = Charsmap(BLOB)
+    for length in (1, 15, 16, 17, 10_000):
+        charsmap.normalize("a" + "\u0323\u0301" * length)
+    assert charsmap._replaced.cache_info().currsize == 1

@@ -126,11 +126,11 @@ def test_the_most_probable_token_is_the_first_of_equal_ones(host, vocab_size, dt
     added = torch.zeros(vocab_size, dtype=dtype)
     added[scores[3].argmax()] = -torch.inf
     logits = torch.full(scores.shape, torch.nan)
-    ids = torch.full((4,), -1)
+    ids = torch.full((4,), -2)
     work = MostProbable(scores.data_ptr(), added.data_ptr(), logits.data_ptr(), ids.data_ptr(), vocab_size)
     host.run_most_probable(ctypes.byref(work), 4, 128, dtype is torch.bfloat16)
     assert torch.equal(logits.nan_to_num(5), scores.float().nan_to_num(5))
-    assert ids.tolist() == [0, 7, 0, int((logits[3] + added).argmax())]
+    assert ids.tolist() == [0, 7, -1, int((logits[3] + added).argmax())]
 
 
 def test_moves_copy_live_positions_and_nothing_more(host):

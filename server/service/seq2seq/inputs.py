@@ -28,6 +28,7 @@ from seq2seq_serve.server.service.lanes import Checkpoint
 # Cutting a text into tokens takes time, so its bytes are counted before. Texts of human authors have fewer
 # bytes per token, before and after normalisation, so texts that fit are not refused.
 MAX_BYTES_PER_TOKEN = 64
+MAX_MAGNITUDE = 65504  # of a feature: float16's largest number, so that every precision holds it
 MAX_TIMES_TOO_LONG = 16  # the usual bytes of a text, or the usual length of a sound, to split or truncate
 
 # The fields of `Source` that can hold a source, and the datatypes of its tensor
@@ -307,12 +308,7 @@ def _read_pixels(given: Input, model: ServedModel, checkpoint: Checkpoint) -> Ar
     pixels = _read_tensor(given, model)
     if pixels.dtype == np.uint8:
         return pixels
-    if not ((pixels >= 0) & (pixels <= 1)).all():  # NaN is neither
-        _check_finite(pixels, given, "from 0 to 1")
-        raise InvalidRequest(
-            f"{given.name} has values outside of 0 to 1: divide by 255, or send UINT8",
-            field=f"{given.field}.data",
-        )
+    _check_range(pixels, 0, 1, given, ": divide by 255, or send UINT8")
     return np.rint(pixels * np.float32(255)).astype(np.uint8)
 
 
@@ -331,15 +327,16 @@ def _refusing_damage(given: Input, hint: str = "") -> Iterator[None]:
 def _read_features(given: Input, model: ServedModel) -> Array:
     """Returns annotations `(M, width)` or a spectrogram `(bands, frames)` of the caller, float32."""
     features = _read_tensor(given, model)
-    _check_finite(features, given, "finite")
+    _check_range(features, -MAX_MAGNITUDE, MAX_MAGNITUDE, given)
     return features
 
 
-def _check_finite(array: Array, given: Input, wanted: str) -> None:
-    if not np.isfinite(array).all():
-        place = np.argwhere(~np.isfinite(array))[0].tolist()
+def _check_range(array: Array, least: int, most: int, given: Input, advice: str = "") -> None:
+    is_within = (array >= least) & (array <= most)  # NaN is not
+    if not is_within.all():
+        place = np.argwhere(~is_within)[0].tolist()
         raise InvalidRequest(
-            f"{given.name} is {array[tuple(place)]} at {place}, and must be {wanted}",
+            f"{given.name} is {array[tuple(place)]:g} at {place}, and must be from {least} to {most}{advice}",
             field=f"{given.field}.data",
         )
 

@@ -5,7 +5,7 @@ import sentencepiece
 
 from seq2seq_serve.bundle.charsmap import HIDDEN
 from seq2seq_serve.bundle.tokenizer import Tokenizer
-from seq2seq_serve.export.huggingface.sentencepiece import PieceType, SentencePieceModel
+from seq2seq_serve.export.huggingface.sentencepiece import SPACE, PieceType, SentencePieceModel
 from tests.export.huggingface.tokenizer_files import CONTROL_TEXTS, HARD_TEXTS, parsed, sentences, spm
 
 KINDS = {
@@ -50,6 +50,17 @@ def test_its_ids_and_texts_are_those_of_sentencepiece(kind, options, tmp_path):
             # sentencepiece drops all spaces at the beginning; here, as in `tokenizers`, one is dropped.
             assert tokenizer.decode(ids).lstrip(" ") == oracle.decode(ids).lstrip(" ")
     assert differ <= 0.01 * len(texts)
+
+
+@pytest.mark.parametrize("kind", ["unigram", "bpe"])
+def test_the_time_is_linear_in_a_run_of_spaces(kind, tmp_path):
+    """The pattern of spaces at the end was tried at each place of a run: these would take ten minutes."""
+    content = spm(kind)
+    model = written(content, tmp_path)
+    tokenizer = Tokenizer(model.tokenizer({p.text: i for i, p in enumerate(model.pieces)}, "<unk>", {}))
+    assert tokenizer.encode(f"a{' ' * 400_000}b") == tokenizer.encode("a b")
+    assert tokenizer.encode(f"a {SPACE * 400_000}") == tokenizer.encode("a")
+    assert tokenizer.encode(f" {SPACE} ") == []
 
 
 @pytest.mark.parametrize("kind", ["unigram", "bpe"])

@@ -1,18 +1,27 @@
 """Other families under the real engine: the oracle's answers in every mode, alone and in any batch."""
 
 import dataclasses
+import math
 import random
 
 import numpy as np
 import pytest
 import torch
 
-from seq2seq_serve.bundle.names import MEMORY_CAPACITY, SOURCE_IDS, Precision
+from seq2seq_serve import kernels
+from seq2seq_serve.bundle.manifest import Bundle, load_bundle
+from seq2seq_serve.bundle.names import FEATURES, MEMORY_CAPACITY, SOURCE_IDS, Precision
+from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.server.config import RunnerConfig
-from seq2seq_serve.server.engine.request import Constraints, Request
+from seq2seq_serve.server.engine.request import Beam, Constraints, Request, Sampling
+from seq2seq_serve.server.engine.result import FinishReason, Result
+from seq2seq_serve.server.errors import NO_NUMBERS
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.evaluation.search import score_target
+from seq2seq_serve.training.models.captioner import CaptionerConfig
+from seq2seq_serve.training.run import TrainedModel
+from tests.models import random_model
 from tests.server.driver import Driver
 from tests.server.engine import test_search
 from tests.server.engine.test_search import random_branching
@@ -120,3 +129,121 @@ def test_the_attention_of_an_answer_is_that_of_torch(name, random_recurrent):
             np.testing.assert_allclose(each.attention, expected[0].numpy(), atol=1e-5)
             num_compared += 1
     assert num_compared > 8
+
+
+def captions() -> list[Request]:
+    kind = captioner().model.source_kind
+    rng = np.random.default_rng(4)
+    drawn = [kind.random(rng, length, VOCAB_SIZE) for length in (3, 16, 1, 9)]
+    lengths = [len(inputs[FEATURES]) for inputs in drawn]
+    return [Request("r", inputs, length, 8, 0.0) for inputs, length in zip(drawn, lengths, strict=True)]
+
+
+def captioner() -> TrainedModel:
+    sizes = {"d_annotation": 24, "d_model": 24, "d_hidden": 24}
+    features = {"source": "features", "feature_width": 6, "max_source_length": 16}
+    return random_model(CaptionerConfig, sizes | features)
+
+
+@pytest.fixture
+def features_bundle(made_once) -> Bundle:
+    make = lambda folder: export_bundle(captioner(), folder / "features", [Precision.FP32])  # noqa: E731
+    return load_bundle(made_once("captioner", make) / "features")
+
+
+@pytest.fixture
+def merged_bundle(imported) -> Bundle:
+    return load_bundle(imported("t5gemma2") / "bundle")
+
+
+def make_runner(bundle: Bundle, precision: Precision) -> OnnxRunner:
+    return OnnxRunner(bundle, RunnerConfig(provider="cpu", precision=precision, num_threads=1, max_slots=9))
+
+
+def answer(driver: Driver, requests: list[Request]) -> list:
+    """The answers to requests that come one a turn."""
+    for request in requests:
+        driver.submit(request)
+        driver.turn()
+    driver.finish()
+    results = [driver.results[request] for request in requests]
+    return [content(result) for result in results]
+
+
+def content(result: Result) -> list:
+    return [(*one[:2], one.score, one.choices) for one in result.hypotheses]
+
+
+with_and_without_operators = pytest.mark.parametrize("has_operators", [True, False])
+
+
+@with_and_without_operators
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("random_bundle", Precision.FP32),
+        ("random_bundle", Precision.INT8),
+        ("features_bundle", Precision.FP32),
+        ("merged_bundle", Precision.FP32),
+    ],
+)
+def test_what_earlier_requests_left_in_the_buffers_reaches_nobody(
+    name, precision, has_operators, request, monkeypatch
+):
+    """NaN of a caller's features came to the next owner of its slot: a weight of zero does not remove it."""
+    if not has_operators:
+        monkeypatch.setattr(kernels, "register", lambda *_, **__: False)
+    requests = captions() if name == "features_bundle" else everything(seed=5)
+    bundle = request.getfixturevalue(name)
+    answers = []
+    for number in (0.0, math.nan):
+        runner = make_runner(bundle, precision)
+        for buffers in runner._groups_of_buffers:
+            buffers._storage.fill(number)
+        answers.append(answer(Driver(runner), requests))
+    assert answers[0] == answers[1]
+    assert all(one[1] is not FinishReason.FAILED for hypotheses in answers[0] for one in hypotheses)
+
+
+@with_and_without_operators
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
+def test_nan_logits_fail_their_request_and_no_other(precision, has_operators, random_bundle, monkeypatch):
+    """Greedy and drawn tokens of NaN were answers: token 0 again and again."""
+    if not has_operators:
+        monkeypatch.setattr(kernels, "register", lambda *_, **__: False)
+    plain = Request("bad", {SOURCE_IDS: np.array([5, 6, EOS_ID])}, 3, 9, 0.0)
+    sampling = Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
+    bad = [
+        plain,
+        dataclasses.replace(plain, prefix_ids=(7, 8), stream=True),
+        dataclasses.replace(plain, log_probabilities=True),
+        dataclasses.replace(plain, constraints=Constraints(suppressed_token_ids=frozenset({4}))),
+        *(dataclasses.replace(plain, sampling=dataclasses.replace(sampling, top_k=k)) for k in (0, 9)),
+        dataclasses.replace(plain, sampling=dataclasses.replace(sampling, top_p=0.5)),
+        dataclasses.replace(plain, sampling=sampling, num_hypotheses=3),
+        dataclasses.replace(plain, beam=Beam(3)),
+        dataclasses.replace(plain, beam=Beam(3), constraints=Constraints(min_new_tokens=2)),
+        dataclasses.replace(plain, is_score=True, prefix_ids=(7, 8)),
+    ]
+    good = everything(seed=6)
+    expected = answer(Driver(make_runner(random_bundle, precision)), good)
+    runner = make_runner(random_bundle, precision)
+    encode = runner.encode
+
+    def spoil(first_row: int, requests: list[Request]) -> None:
+        encode(first_row, requests)
+        for row, request in enumerate(requests, first_row):
+            for buffers in runner._groups_of_buffers if request in bad else ():
+                buffers._positions[:, row] = math.nan
+
+    monkeypatch.setattr(runner, "encode", spoil)
+    driver = Driver(runner)
+    together = [request for pair in zip(good, bad, strict=False) for request in pair] + good[len(bad) :]
+    answer(driver, together)
+    assert {str(driver.results[request].error) for request in bad} == {NO_NUMBERS}
+    assert not any(driver.told(request) for request in bad)
+    monkeypatch.setattr(runner, "encode", encode)
+    again = Driver(runner)
+    assert answer(again, good) == expected
+    for request, hypotheses in zip(good, expected, strict=True):
+        assert content(driver.results[request]) == hypotheses

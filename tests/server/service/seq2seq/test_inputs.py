@@ -367,8 +367,8 @@ BAD = [
             message,
         )
         for value, message in (
-            (1.5, "picture has values outside of 0 to 1: divide by 255, or send UINT8"),
-            (-0.1, "picture has values outside of 0 to 1: divide by 255, or send UINT8"),
+            (1.5, "picture is 1.5 at [1, 2, 0], and must be from 0 to 1: divide by 255, or send UINT8"),
+            (-0.1, "picture is -0.1 at [1, 2, 0], and must be from 0 to 1: divide by 255, or send UINT8"),
             (np.nan, "picture is nan at [1, 2, 0], and must be from 0 to 1"),
             (np.inf, "picture is inf at [1, 2, 0], and must be from 0 to 1"),
         )
@@ -421,6 +421,11 @@ BAD = [
         features(changed(WIDTH_3, (0, 0), np.inf)),
         "sources[0].tensor.data",
         "features is inf at [0, 0], and must be",
+    ),
+    (
+        features(changed(WIDTH_3, (1, 2), -3e38)),
+        "sources[0].tensor.data",
+        "features is -3e+38 at [1, 2], and must be from -65504 to 65504",
     ),
     # stories
     (story(text=""), "sources[0].text", "story has no sentences: send at least one"),

@@ -99,7 +99,8 @@ GOOD = np.zeros((NUM_MELS, NUM_FRAMES), np.float32)
         (tensor(GOOD[None]), "sound has the shape [1, 12, 64], and bundle takes [12, 64]"),
         (tensor(GOOD, datatype="INT64"), "sound has the datatype 'INT64', and bundle takes FP32"),
         (tensor(GOOD, data=b"1234"), "sound has 4 bytes of data, and FP32 of the shape [12, 64] has 3072"),
-        (tensor(np.full_like(GOOD, np.nan)), "sound is nan at [0, 0], and must be finite"),
+        (tensor(np.full_like(GOOD, np.nan)), "sound is nan at [0, 0], and must be from -65504 to 65504"),
+        (tensor(np.full_like(GOOD, 3e38)), "sound is 3e+38 at [0, 0], and must be from -65504 to 65504"),
         (b"not a sound", "sound: the file is not a WAV or FLAC file"),
         (encoded(np.zeros(0)), "sound: the sound has no samples"),
         (
