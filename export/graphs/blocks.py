@@ -443,7 +443,8 @@ class HeadNorm(nn.Module):
 def only_live(values: Tensor, is_live: Tensor) -> Tensor:
     """Values `(…, S, K)` of a buffer, with zeros at the positions that a mask `(…, 1, S)` excludes.
 
-    An earlier request may have left NaN there, which a weight of zero would not remove.
+    An earlier request may have left NaN there, which a weight of zero would not remove. Recurrent models and
+    captioners save the time: their memory is finite, because it is bounded states or normalised features.
     """
     return values.masked_fill(~is_live.transpose(-2, -1), 0.0)
 

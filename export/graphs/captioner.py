@@ -16,7 +16,6 @@ from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role, Verb
 from seq2seq_serve.export.graphs import operators
 from seq2seq_serve.export.graphs.base import TYPE_NAMES, Embedding, Graph, Projection, outs, token_specs
-from seq2seq_serve.export.graphs.blocks import only_live
 from seq2seq_serve.export.graphs.linear import LinearFactory
 from seq2seq_serve.training.models.attention import additive_attention
 from seq2seq_serve.training.models.captioner import Captioner, CaptionerConfig, mean_annotation
@@ -179,9 +178,8 @@ class StepGraph(Graph):
     ) -> tuple[Tensor, Tensor]:
         """The context `(B, A)`, and alpha `(B, C)`."""
         assert self.score is not None
-        mask = torch.arange(keys.shape[1]) <= last[:, None, None]  # (B, 1, C)
-        annotations = only_live(annotations, mask)
-        context, weights = additive_attention(query[:, None], keys, annotations, self.score, mask)
+        mask = torch.arange(keys.shape[1]) <= last[:, None]  # (B, C)
+        context, weights = additive_attention(query[:, None], keys, annotations, self.score, mask[:, None])
         context, weights = context[:, 0], weights[:, 0]
         if self.config.attention == "hard":
             places = weights.argmax(dim=1, keepdim=True)[:, :, None]  # (B, 1, 1)
