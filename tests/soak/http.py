@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
 import socket
 import threading
 import time
@@ -33,12 +32,14 @@ def http(place: Place) -> tuple[Figures, list[Bar]]:
         other_status = _status_beside_slow_bodies(server, path)
         after = settled(server, before)
         statuses = asyncio.run(_statuses_at_the_end(server, path))
+        exit_code = server.wait()
     figures = {"probe_seconds": probe_seconds, "statuses_at_sigterm": dict(statuses)}
     strange = sum(count for status, count in statuses.items() if status not in ("200", "503"))
     return figures, [
         at_most("longest probe beside bodies in chunks, seconds", probe_seconds, 0.5, is_timed=True),
         at_most("calls refused beside slow bodies of another caller", int(other_status != "200"), 0),
         at_most("calls at SIGTERM that got neither 200 nor 503", strange, 0),
+        at_most("exit code after SIGTERM", abs(exit_code), 0),
         *nothing_left(before, after),
     ]
 
@@ -99,7 +100,7 @@ async def _statuses_at_the_end(server: RunningServer, path: str) -> Counter[str]
         writer.write(_head(path, f"Content-Length: {len(_BODY)}") + _BODY[: -(number % 2) or None])
     while (await asyncio.to_thread(state, server))["seq2seq_open_calls"] < _NUM_OPEN // 2:
         await asyncio.sleep(0.01)
-    server.process.send_signal(signal.SIGTERM)
+    server.process.terminate()
     statuses = Counter[str]()
     for reader, writer in calls:
         words = (await reader.read()).split()
