@@ -112,7 +112,8 @@ def test_one_client_cannot_take_the_connections_of_others(server, monkeypatch):
             client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n")
             received = b""
             while not received.endswith(b"ok\n"):
-                assert (more := client.recv(4096))
+                more = client.recv(4096)
+                assert more
                 received += more
 
         def connect(host):
@@ -137,8 +138,8 @@ def test_a_loop_that_stands_still_fails_the_probe_of_life(server):
     server.loop.call_soon_threadsafe(stand_still)
     assert standing.wait(20)
     connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=0.2)
+    connection.request("GET", "/healthz")
     with pytest.raises(TimeoutError):
-        connection.request("GET", "/healthz")
         connection.getresponse()
     connection.close()
     going_on.set()
@@ -221,9 +222,9 @@ def test_an_unknown_page_of_the_protocol_is_an_error_in_json(server):
 def test_a_caller_who_never_reads_does_not_hold_up_the_end(problems, monkeypatch, caplog):
     monkeypatch.setattr(server_http, "_CLOSE_SECONDS", 0.05)
     caplog.set_level(logging.WARNING)
-    with ExitStack() as stack:
-        with on_a_thread(listening({"unhealthy": "x" * 10**7, "unready": None})) as server:
-            client = stack.enter_context(socket.create_connection(("127.0.0.1", server.port), 20))
-            client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2)
-            assert client.recv(1)
+    problems["unhealthy"] = "x" * 10**7
+    with socket.socket() as client, on_a_thread(listening(problems)) as server:
+        client.connect(("127.0.0.1", server.port))
+        client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2)
+        assert client.recv(1)
     assert caplog.records == []

@@ -27,6 +27,8 @@ Each part has its own bars. Callers use the loopback interface, and models have 
   stream and no probe waits for more than half a second, and the server exits within 5 s after SIGTERM;
 - neighbour: one stream beside each expensive option, used by one caller and by four; no gap beside
   alignments is longer than 10 median steps, and stop sequences, constraints and a `top_k` per call are cheap;
+- http: bodies of one-byte chunks, 256 slow bodies of one caller, and SIGTERM with 60 calls over HTTP open;
+  no probe waits for more than half a second, others are answered, and every call gets a status;
 - balance: three servers of unlike size without a proxy and behind Envoy, HAProxy and nginx; SIGTERM of one
   loses no call, SIGKILL only calls that ran there, with UNAVAILABLE; a server that is not ready is left
   within a second, and p99 behind a proxy stays within 2 times that of one server with all slots.
@@ -54,6 +56,7 @@ from tests.soak.faults import budget, step
 from tests.soak.files import files
 from tests.soak.freeze import freeze
 from tests.soak.hostile import hostile
+from tests.soak.http import http
 from tests.soak.load import overload, sigterm, unsteady
 from tests.soak.machine import clock, logs
 from tests.soak.multiplication import multiplication
@@ -83,6 +86,7 @@ PARTS: dict[str, Part] = {
         slow,
         freeze,
         neighbour,
+        http,
         balance,
     )
 }
