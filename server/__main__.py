@@ -23,9 +23,9 @@ with needs_extra("server,cpu", __name__):
     from seq2seq_serve.server.app import serve
     from seq2seq_serve.server.check import check
     from seq2seq_serve.server.config import CommandConfig
-    from seq2seq_serve.server.logs import configure_logging
     from seq2seq_serve.server.models.loading import load_model
     from seq2seq_serve.server.settings import parse_settings
+    from seq2seq_serve.server.system.logs import configure_logging
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -16,19 +16,19 @@ from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.errors import ServerError
 from seq2seq_serve.server.http import HttpServer
-from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.models.folders import ModelFolders
 from seq2seq_serve.server.models.repository import Repository
 from seq2seq_serve.server.models.served import Models, ServedModel
-from seq2seq_serve.server.models.shelf import Shelf
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
 from seq2seq_serve.server.service.endpoint import Endpoint
 from seq2seq_serve.server.service.health import Health
-from seq2seq_serve.server.service.journal import Journal
 from seq2seq_serve.server.service.open_inference.service import InferenceService
+from seq2seq_serve.server.service.recorder import CallRecorder
 from seq2seq_serve.server.service.rest import RestService
 from seq2seq_serve.server.service.tracing import Tracing
-from seq2seq_serve.server.trimming import Trimmer, spare_what_lives
+from seq2seq_serve.server.system.trimming import Trimmer, spare_what_lives
+from seq2seq_serve.server.telemetry.metrics import Metrics
 
 Loader = Callable[[Path, ServerConfig, str, Callable[[Turn], None], int], ServedModel]
 
@@ -53,24 +53,24 @@ class App:
     """
 
     def __init__(self, bundles: Sequence[Path], config: ServerConfig, loader: Loader) -> None:
-        self._shelf = Shelf(bundles, config.repository, config.named_bundles)
-        self._shelf.check_names(config.models)
+        self._folders = ModelFolders(bundles, config.repository, config.named_bundles)
+        self._folders.check_names(config.models)
         access = self._access = Access(config.access_file, is_repository_open=config.is_repository_open)
         self._config = config
         self._loader = loader
         self._metrics = Metrics()
         self._models = Models(self._metrics)
         self._health = Health(self._models)
-        self._repository = Repository(self._shelf, self._models, self._load, self._health.refresh)
+        self._repository = Repository(self._folders, self._models, self._load, self._health.refresh)
         self._watching: asyncio.Task[None] | None = None
         self._tracing = Tracing() if config.is_traced else None
-        journal = Journal(
+        recorder = CallRecorder(
             self._metrics,
             self._tracing,
             max_lines=config.max_log_lines,
             slow_seconds=config.slow_seconds,
         )
-        self._calls = Calls(self._models, journal, access)
+        self._calls = Calls(self._models, recorder, access)
         self._metrics.show_open_calls(lambda: self._calls.num_open)
         inference = InferenceService(self._models, self._repository, self._calls, self._health)
         self._rest = RestService(inference, self._calls, access)
@@ -106,11 +106,11 @@ class App:
         await self.http.start()
         await self.endpoint.start()
         problem: ServerError | None = None
-        for name in self._shelf.names:
+        for name in self._folders.names:
             try:
                 await self._repository.load_one(name)
             except ServerError as error:
-                if self._shelf.is_given(name):
+                if self._folders.is_given(name):
                     raise ValueError(str(error)) from error
                 problem = error
                 _log.error("model %s: not served: %s", name, error)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.server.config import ServerConfig
-from seq2seq_serve.server.models.shelf import Shelf, Version
+from seq2seq_serve.server.models.folders import ModelFolders, Version
 from seq2seq_serve.server.runner.device import CPU, describe_device
 from seq2seq_serve.server.runner.sizing import Sizing, size_up
 from seq2seq_serve.server.service.access import Access
@@ -31,12 +31,12 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
     if config.tls is not None:
         server_credentials(config.tls)
     Access(config.access_file)
-    shelf, num_used_bytes, is_any = Shelf(bundles, config.repository, config.named_bundles), 0, False
-    shelf.check_names(config.models)
+    folders, num_used_bytes, is_any = ModelFolders(bundles, config.repository, config.named_bundles), 0, False
+    folders.check_names(config.models)
     problem: ValueError | None = None
-    for name in shelf.names:
+    for name in folders.names:
         its_problem: ValueError | None = None
-        for version in reversed(shelf.versions(name)):
+        for version in reversed(folders.versions(name)):
             try:
                 bundle, sizing = _sized(version, config)
             except ValueError as error:
@@ -54,7 +54,7 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
             )
             break
         else:
-            if its_problem is not None and shelf.is_given(name):
+            if its_problem is not None and folders.is_given(name):
                 raise its_problem
         problem = problem or its_problem
     if problem is not None and not is_any:

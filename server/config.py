@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.server.machine import usable_memory
 from seq2seq_serve.server.settings import (
     COUNT,
     FILE,
@@ -23,6 +22,7 @@ from seq2seq_serve.server.settings import (
     number,
     one_of,
 )
+from seq2seq_serve.server.system.machine import usable_memory
 
 
 def _named(text: str) -> tuple[str, Path]:

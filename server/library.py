@@ -32,22 +32,22 @@ from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
 from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable
 from seq2seq_serve.server.models.loading import load_model
-from seq2seq_serve.server.service.lanes import Checkpoint
+from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.origin import Caller, Origin
-from seq2seq_serve.server.service.seq2seq.answers import (
-    checked,
-    generate_response,
-    model_message,
-    pieces,
-    score_response,
-)
-from seq2seq_serve.server.service.seq2seq.inputs import Input, named_inputs
-from seq2seq_serve.server.service.seq2seq.requests import (
+from seq2seq_serve.server.service.read.inputs import Input, named_inputs
+from seq2seq_serve.server.service.read.requests import (
     Decoding,
     Job,
     engine_jobs,
     read_options,
     score_request,
+)
+from seq2seq_serve.server.service.write.responses import (
+    checked,
+    generate_response,
+    model_message,
+    pieces,
+    score_response,
 )
 from seq2seq_serve.server.settings import override, settings_of, values_of
 

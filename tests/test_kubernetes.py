@@ -27,8 +27,8 @@ from seq2seq_serve.bulk.__main__ import _parser as bulk_parser
 from seq2seq_serve.protos import open_inference_pb2, seq2seq_v1_pb2
 from seq2seq_serve.server.__main__ import parse_command
 from seq2seq_serve.server.config import ServerConfig
-from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.service.endpoint import _MAX_STREAMS
+from seq2seq_serve.server.telemetry.metrics import Metrics
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 FOLDERS = [DEPLOY / "kubernetes", DEPLOY / "kserve"]

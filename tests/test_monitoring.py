@@ -19,7 +19,7 @@ from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.service.harness import serving
 
 DEPLOY = Path(__file__).parent.parent / "deploy"

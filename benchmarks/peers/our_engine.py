@@ -25,7 +25,7 @@ from seq2seq_serve.server.engine.request import Beam, Constraints, Request
 from seq2seq_serve.server.engine.result import Result, Turn
 from seq2seq_serve.server.models.loading import create_engine
 from seq2seq_serve.server.runner.sizing import size_up
-from seq2seq_serve.server.service.seq2seq.answers import checked
+from seq2seq_serve.server.service.write.responses import checked
 
 _CALL_REQUESTS = 250  # of one call: engines begin with it before the next call is on its way
 _NO_BUDGET = 1 << 62  # the number of slots is the limit, not their bytes

@@ -29,7 +29,7 @@ from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.result import Result, Turn
 from seq2seq_serve.server.engine.state import Sequence as Row
 from seq2seq_serve.server.errors import ServerError, Unavailable
-from seq2seq_serve.server.service.seq2seq.answers import checked
+from seq2seq_serve.server.service.write.responses import checked
 
 # What this project's clients do after UNAVAILABLE (`client.wire`).
 _MAX_TRIES = 4

@@ -23,7 +23,7 @@ from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import FinishReason, Load, Result, Turn, Update
 from seq2seq_serve.server.engine.scheduler import leaving_error
 from seq2seq_serve.server.errors import InvalidRequest, ServerError, Unavailable
-from seq2seq_serve.server.statistics import Statistics
+from seq2seq_serve.server.telemetry.statistics import Statistics
 
 _log = logging.getLogger(__name__)
 

@@ -58,7 +58,7 @@ class Finished(NamedTuple):
 
 
 @dataclass(eq=False, slots=True)
-class _Owed:
+class _PendingAlignments:
     """The alignments that a complete request waits for.
 
     Attributes:
@@ -118,7 +118,7 @@ class Scheduler:
         self._has_decode = has_decode
         self._limits = limits or SchedulerLimits()
         self._moves: tuple[Move, ...] = ()
-        self._owed: dict[Search, _Owed] = {}  # the oldest first
+        self._aligning: dict[Search, _PendingAlignments] = {}  # the oldest first
 
     def load(self) -> Load:
         """Returns the numbers of its requests, slots and cache positions in use."""
@@ -153,7 +153,7 @@ class Scheduler:
             admitted += search.rows
         self.slots.add(admitted)
         moves, self._moves = self._moves, ()
-        alignments = tuple(self._plan_alignments()) if self._owed else ()
+        alignments = tuple(self._plan_alignments()) if self._aligning else ()
         return StepPlan(moves, tuple(admitted), self.slots.rows, alignments)
 
     def _newcomers(self) -> list[Request]:
@@ -190,7 +190,7 @@ class Scheduler:
         selected = result.selected
         failed = {plan.rows[row].search: error for row, error in selected.failures.items()}
         ends = self._record_alignments(plan, result.attention, failed) if plan.alignments else []
-        leavers = [self._owed.pop(search).row for search, _, _ in ends]
+        leavers = [self._aligning.pop(search).row for search, _, _ in ends]
         for row, attended in selected.attention.items():
             plan.rows[row].attended.append(attended)
         forking: dict[Search, None] = {}
@@ -236,7 +236,7 @@ class Scheduler:
             elif search.request.attention and self._has_decode:
                 assert search.keeper is not None
                 leavers.remove(search.keeper)
-                self._owe_alignments(search, search.keeper)
+                self._keep_for_alignments(search, search.keeper)
             else:
                 ends.append((search, search.ended[min(search.ended)].finish_reason, None))
         finished = self._leave(leavers, ends, forks) if leavers or ends or forks else []
@@ -252,14 +252,14 @@ class Scheduler:
             broken.append((search, FinishReason.FAILED, failure))
         return finished + self._abandon(broken)
 
-    def _owe_alignments(self, search: Search, row: Sequence) -> None:
+    def _keep_for_alignments(self, search: Search, row: Sequence) -> None:
         """Keep a complete request and one of its rows until its alignments have been computed."""
         fed = {}
         for place, hypothesis in sorted(search.ended.items()):
             fed[place] = (search.start_ids[-1], *hypothesis.token_ids)
             if hypothesis.finish_reason is not FinishReason.EOS:  # then the last token was not fed
                 fed[place] = fed[place][:-1]
-        self._owed[search] = _Owed(row, fed)
+        self._aligning[search] = _PendingAlignments(row, fed)
         row.token_ids, row.next_token_id = [], search.start_ids[-1]
         row.num_branches, row.is_plain = 0, True
         self.slots.reserve(1 - search.num_slots)
@@ -271,18 +271,18 @@ class Scheduler:
         Other requests do not change how a hypothesis is cut into pieces.
         """
         longest = num_left = self._limits.max_align_tokens
-        for owed in self._owed.values():
-            for place, fed in owed.fed.items():
-                done = len(owed.row.token_ids)
+        for pending in self._aligning.values():
+            for place, fed in pending.fed.items():
+                done = len(pending.row.token_ids)
                 while done < len(fed):
                     if num_left <= 0:
                         return
-                    first_position = len(owed.row.search.start_ids) - 1 + done
-                    piece = Alignment(owed.row, place, first_position, fed[done : done + longest])
+                    first_position = len(pending.row.search.start_ids) - 1 + done
+                    piece = Alignment(pending.row, place, first_position, fed[done : done + longest])
                     done += len(piece.target_ids)
                     num_left -= len(piece.target_ids) + _ALIGN_CALL_TOKENS
                     # The step runs this row, too: it writes the position that the next piece overwrites.
-                    owed.row.token_ids = list(fed[:done]) if done < len(fed) else []
+                    pending.row.token_ids = list(fed[:done]) if done < len(fed) else []
                     yield piece
 
     def _record_alignments(
@@ -298,7 +298,7 @@ class Scheduler:
             if search in failed:
                 continue
             search.ended[piece.place].attended.append(weights)
-            fed = self._owed[search].fed
+            fed = self._aligning[search].fed
             num_before = piece.first_position - (len(search.start_ids) - 1)
             if num_before + len(piece.target_ids) == len(fed[piece.place]):
                 del fed[piece.place]
@@ -329,7 +329,7 @@ class Scheduler:
         # Not the searches' own rows: an exception may have left these half changed.
         leavers = [sequence for sequence in self.slots.rows if sequence.search in ending] if ending else []
         for search, reason, _ in ends:
-            self._owed.pop(search, None)
+            self._aligning.pop(search, None)
             abandon(search, reason)
         return self._leave(leavers, ends)
 

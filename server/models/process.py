@@ -28,9 +28,9 @@ from seq2seq_serve.server.engine.async_engine import LONGEST_TURN_SECONDS, CoreH
 from seq2seq_serve.server.engine.core import STOP_SECONDS, Admit, Cancel, Core
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Turn, Update
-from seq2seq_serve.server.logs import configure_logging
 from seq2seq_serve.server.models.cores import CoreSpec, started_core
-from seq2seq_serve.server.trimming import Trimmer, spare_what_lives
+from seq2seq_serve.server.system.logs import configure_logging
+from seq2seq_serve.server.system.trimming import Trimmer, spare_what_lives
 
 _log = logging.getLogger(__name__)
 

@@ -10,9 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from seq2seq_serve.server.errors import LoadFailed, Unavailable, UnknownModel
-from seq2seq_serve.server.futures import retrieve
+from seq2seq_serve.server.models.folders import ModelFolders, Version
 from seq2seq_serve.server.models.served import Models, ServedModel
-from seq2seq_serve.server.models.shelf import Shelf, Version
+from seq2seq_serve.server.system.futures import retrieve
 
 _LOADING_SECONDS = 1.0  # a load cannot be interrupted
 _NOT_LOADED = "not loaded; whether its files are sound shows when it is"
@@ -38,14 +38,16 @@ class Repository:
     as soon as it is warm; the old version stops when its last caller has left. No call fails meanwhile.
 
     Args:
-        shelf: The bundles on disk.
+        folders: The bundles on disk.
         models: The served models.
         load: Loads one version, on its own thread; the last argument is the memory of the other models.
         changed: Is called after a model was served, replaced or unloaded.
     """
 
-    def __init__(self, shelf: Shelf, models: Models, load: Load, changed: Callable[[], None]) -> None:
-        self._shelf = shelf
+    def __init__(
+        self, folders: ModelFolders, models: Models, load: Load, changed: Callable[[], None]
+    ) -> None:
+        self._folders = folders
         self._models = models
         self._load = load
         self._changed = changed
@@ -64,7 +66,7 @@ class Repository:
 
     async def index(self) -> list[tuple[Version, State, str]]:
         """Returns every version on disk or in use, its state, and the reason if it is unavailable."""
-        found = await asyncio.to_thread(self._shelf.all)
+        found = await asyncio.to_thread(self._folders.all)
         ending = [version for _, version in self._ending.values()]
         states = {one: self._state(one, ending) for one in (*found, *ending, *self._served.values())}
         return [
@@ -86,7 +88,7 @@ class Repository:
             UnknownModel: The model is not on disk.
             LoadFailed: No version can be served; the message is that of the newest.
         """
-        *older, newest = await asyncio.to_thread(self._shelf.versions, name) or [Version(name, "", Path())]
+        *older, newest = await asyncio.to_thread(self._folders.versions, name) or [Version(name, "", Path())]
         try:
             return await self.load(name, newest.version)
         except LoadFailed as error:
@@ -121,7 +123,7 @@ class Repository:
     async def _load_and_put(self, name: str, version: str) -> ServedModel:
         """Loads a version and serves it; the caller holds the lock of changes."""
         self._check_not_draining()
-        wanted = await asyncio.to_thread(self._shelf.find, name, version)
+        wanted = await asyncio.to_thread(self._folders.find, name, version)
         self._loading_now = wanted
         try:
             model = await asyncio.to_thread(self._load, name, wanted.version, wanted.path, self._num_bytes())

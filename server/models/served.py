@@ -23,7 +23,7 @@ from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.server.engine.async_engine import AsyncEngine
 from seq2seq_serve.server.engine.result import Load
 from seq2seq_serve.server.errors import Unavailable, UnknownModel
-from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.telemetry.metrics import Metrics
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ServedModel:
 
     Attributes:
         engine: Decodes its requests.
-        version: The version's name for callers (`server.models.shelf.Version`).
+        version: The version's name for callers (`server.models.folders.Version`).
         provider: The provider that runs the graphs: "cpu" or "cuda".
         cache_bytes: Cache and memory of all slots.
         max_request_slots: The number of slots that one request can have: those of one core.
@@ -193,7 +193,7 @@ class Models:
         return model
 
     @contextmanager
-    def using(self, name: str, version: str = "") -> Iterator[ServedModel]:
+    def use(self, name: str, version: str = "") -> Iterator[ServedModel]:
         """Yields the model of `get`; its engines are not stopped before the block ends."""
         model = self.get(name, version)
         self._num_users[model] += 1
@@ -206,7 +206,7 @@ class Models:
                 self._left.set()
 
     async def wait_until_unused(self, model: ServedModel) -> None:
-        """Wait until all `using` blocks of a model have ended."""
+        """Wait until all `use` blocks of a model have ended."""
         while self._num_users[model]:
             self._left.clear()
             await self._left.wait()

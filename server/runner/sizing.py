@@ -12,9 +12,9 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import Bundle, Manifest, TensorSpec, Variant
 from seq2seq_serve.bundle.names import Axis, Precision, Role, Verb
 from seq2seq_serve.server.config import RunnerConfig
-from seq2seq_serve.server.machine import usable_cpus
 from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, num_copies
 from seq2seq_serve.server.runner.device import CPU, choose
+from seq2seq_serve.server.system.machine import usable_cpus
 
 # Packed copies of weights that the kernels of one runner on a CPU create: the encoder's once, the decoder's
 # for a step and for many positions at once, which share them in int8. All runners share the weights that were

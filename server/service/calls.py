@@ -17,12 +17,11 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from seq2seq_serve.server.errors import InvalidRequest, LoadFailed, Overloaded, ServerError, Unavailable
-from seq2seq_serve.server.futures import retrieve
 from seq2seq_serve.server.models.served import Models, ServedModel
 from seq2seq_serve.server.service.access import Access
-from seq2seq_serve.server.service.journal import Journal, Work
-from seq2seq_serve.server.service.lanes import Checkpoint, Lane, has_room
+from seq2seq_serve.server.service.fair_thread import Checkpoint, FairThread, has_room
 from seq2seq_serve.server.service.origin import Origin
+from seq2seq_serve.server.service.recorder import CallRecorder, Work
 from seq2seq_serve.server.service.status import (
     MAX_REQUEST_ID_LENGTH,
     REQUEST_ID,
@@ -31,6 +30,7 @@ from seq2seq_serve.server.service.status import (
     status_of,
 )
 from seq2seq_serve.server.service.wire import MAX_FIELDS
+from seq2seq_serve.server.system.futures import retrieve
 
 _Message = TypeVar("_Message")
 _Answer = TypeVar("_Answer", bound=Message)
@@ -87,9 +87,9 @@ class Call(Origin):
     metadata: Metadata
     write: Callable[[Message], Awaitable[None]]
     models: Models
-    answers: Lane
-    short_texts: Lane
-    long_texts: Lane
+    answers: FairThread
+    short_texts: FairThread
+    long_texts: FairThread
     work: Work
     is_probe: bool = False
     model_name: str = ""
@@ -109,7 +109,7 @@ class Call(Origin):
                 "%s %s: a bug", self.request_id, self.method, exc_info=error, extra={"fields": self.names}
             )
 
-    def part(self, number: int) -> Call:
+    def item(self, number: int) -> Call:
         """Returns a call for one of the requests that this call brings, which is counted by itself."""
         return dataclasses.replace(
             self,
@@ -132,18 +132,18 @@ class Call(Origin):
         return grpc.StatusCode.DEADLINE_EXCEEDED if self.is_expired() else grpc.StatusCode.CANCELLED
 
     @contextmanager
-    def using(self, name: str, version: str = "") -> Iterator[ServedModel]:
+    def use_model(self, name: str, version: str = "") -> Iterator[ServedModel]:
         """Yields the requested model, and counts the call under its name.
 
         Raises:
             UnknownModel: The server has no model of that name and version.
             Unavailable: The models are still loading.
         """
-        with self.models.using(name, version) as model:
+        with self.models.use(name, version) as model:
             self.model_name = model.name
             yield model
 
-    async def built(self, num_bytes: int, build: Callable[[], _Built]) -> _Built:
+    async def build(self, num_bytes: int, build: Callable[[], _Built]) -> _Built:
         """Returns the result of `build`, about `num_bytes` long. A large one is built on another thread."""
         if num_bytes <= _SMALL_ANSWER_BYTES:
             return build()
@@ -152,17 +152,17 @@ class Call(Origin):
     async def read(
         self, work: Callable[[Checkpoint], _Built], num_bytes: int, *, has_file: bool = False
     ) -> _Built:
-        """Returns the result of `work`, which reads sources; files and what is large, in a lane.
+        """Returns the result of `work`, which reads sources; files and what is large, in a thread.
 
         Args:
-            work: As for `Lane.run`.
+            work: As for `FairThread.run`.
             num_bytes: The bytes of text that take as long to read as the sources.
             has_file: Whether files are decoded, some of which take far longer than their headers say.
         """
         if num_bytes <= _ON_THE_LOOP_BYTES and not has_file:
             return work(lambda: None)
-        lane = self.short_texts if num_bytes <= SHORT_BYTES and not has_file else self.long_texts
-        return await lane.run(work, num_bytes, self.caller.name, self.deadline)
+        thread = self.short_texts if num_bytes <= SHORT_BYTES and not has_file else self.long_texts
+        return await thread.run(work, num_bytes, self.caller.name, self.deadline)
 
     async def send(self, message: Message) -> None:
         """Writes a message of a stream, as soon as the caller has room for it.
@@ -184,9 +184,9 @@ class Calls:
     Owned by the app; used on the event loop only.
     """
 
-    def __init__(self, models: Models, journal: Journal, access: Access) -> None:
+    def __init__(self, models: Models, recorder: CallRecorder, access: Access) -> None:
         self.models = models
-        self._journal = journal
+        self._recorder = recorder
         self._access = access
         self.num_open = 0
         self._num_opened = 0
@@ -194,9 +194,9 @@ class Calls:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = asyncio.Event()
-        self._answers = Lane("answers")
-        self._short_texts = Lane("short-texts", _MAX_WAITING_BYTES)
-        self._long_texts = Lane("long-texts", _MAX_WAITING_BYTES)
+        self._answers = FairThread("answers")
+        self._short_texts = FairThread("short-texts", _MAX_WAITING_BYTES)
+        self._long_texts = FairThread("long-texts", _MAX_WAITING_BYTES)
 
     def open(
         self,
@@ -284,8 +284,8 @@ class Calls:
 
     def close(self) -> None:
         """Ends the threads that read sources and build answers."""
-        for lane in (self._short_texts, self._long_texts, self._answers):
-            lane.stop()
+        for thread in (self._short_texts, self._long_texts, self._answers):
+            thread.stop()
 
     def drain(self) -> None:
         """Ends the calls that wait for their caller's next message, or for the reading of their sources."""
@@ -336,7 +336,7 @@ class Calls:
             if num_quiet == num_needed:
                 return
 
-    async def settle(self, call: Call, answering: Awaitable[_Built]) -> _Built | Exception:
+    async def run(self, call: Call, answering: Awaitable[_Built]) -> _Built | Exception:
         """Awaits the answer of a call, and counts the call. Returns the error of one that fails.
 
         A call with `is_counted_by_request` set is counted here only if it is refused as a whole.
@@ -349,24 +349,24 @@ class Calls:
         # gRPC fails a write that waits before it cancels the handler.
         except (asyncio.CancelledError, aio.InternalError):
             if not call.is_counted_by_request:
-                self._journal.record(call, call.code_of_leaving())
+                self._recorder.record(call, call.code_of_leaving())
             raise asyncio.CancelledError from None
         except Exception as error:
             code, _ = status_of(error)
             if isinstance(error, LoadFailed):
                 _log.error("%s %s: %s", call.request_id, call.method, error, extra={"fields": call.names})
             call.log_bug(error)
-            self._journal.record(
+            self._recorder.record(
                 call, code
             )  # before the answer, because the caller may read the metrics next
             return error
         if not call.is_counted_by_request:
-            self._journal.record(call, grpc.StatusCode.OK)
+            self._recorder.record(call, grpc.StatusCode.OK)
         return answered
 
     def count(self, call: Call, code: grpc.StatusCode) -> None:
         """Records how a request of a call ended."""
-        self._journal.record(call, code)
+        self._recorder.record(call, code)
 
 
 def check_answer_bytes(num_bytes: int) -> None:

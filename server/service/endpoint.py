@@ -12,7 +12,6 @@ from grpc import aio
 from grpc_reflection.v1alpha import reflection, reflection_pb2  # type: ignore[import-untyped]
 
 from seq2seq_serve.server.config import ServerConfig
-from seq2seq_serve.server.machine import raise_file_limit
 from seq2seq_serve.server.models.repository import Repository
 from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.access import Access
@@ -31,6 +30,7 @@ from seq2seq_serve.server.service.rpcs import Rpcs
 from seq2seq_serve.server.service.seq2seq.repository import RepositoryService
 from seq2seq_serve.server.service.seq2seq.service import Seq2SeqService
 from seq2seq_serve.server.service.tls import server_credentials
+from seq2seq_serve.server.system.machine import raise_file_limit
 
 _REFLECTION = reflection_pb2.DESCRIPTOR.services_by_name["ServerReflection"]
 

@@ -27,7 +27,7 @@ from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, Call, Calls
-from seq2seq_serve.server.service.lanes import Checkpoint, has_room
+from seq2seq_serve.server.service.fair_thread import Checkpoint, has_room
 from seq2seq_serve.server.service.open_inference.json import (
     binary_outputs,
     generate_answer,
@@ -148,7 +148,7 @@ class _Page:
                 return await self.answer(request, call, events)
 
         try:
-            outcome = await calls.settle(call, work())
+            outcome = await calls.run(call, work())
         except asyncio.CancelledError:  # the caller has left
             return
         finally:
@@ -228,7 +228,7 @@ class RestService:
         self, method: str, message_class: type[Message], request: Request, call: Call, _: _Events
     ) -> Response:
         if method == "ModelReady":  # over gRPC an unknown model is not ready
-            with call.using(request.path_params["name"], request.path_params.get("version", "")):
+            with call.use_model(request.path_params["name"], request.path_params.get("version", "")):
                 pass
         content = message_dict(
             await getattr(self._inference, method)(message_class(**request.path_params), call)
@@ -245,7 +245,7 @@ class RestService:
         del body, read
         _set_model(message, request)
         response = await self._inference.ModelInfer(message, call)
-        return await call.built(response.ByteSize(), partial(_infer_response, response, binary))
+        return await call.build(response.ByteSize(), partial(_infer_response, response, binary))
 
     async def _generate(self, request: Request, call: Call, _: _Events) -> Response:
         message = await self._generate_message(request, call)
@@ -254,7 +254,7 @@ class RestService:
         def build() -> Response:
             return Response(_dumped(generate_answer(response)), media_type=_JSON)
 
-        return await call.built(response.ByteSize(), build)
+        return await call.build(response.ByteSize(), build)
 
     async def _generate_stream(self, request: Request, call: Call, events: _Events) -> None:
         async def write(response: pb.ModelStreamInferResponse) -> None:
@@ -265,7 +265,7 @@ class RestService:
 
     async def _generate_message(self, request: Request, call: Call) -> pb.ModelInferRequest:
         body = await self._body(request, call)
-        with call.using(request.path_params["name"], request.path_params.get("version", "")) as model:
+        with call.use_model(request.path_params["name"], request.path_params.get("version", "")) as model:
 
             def read(_: Checkpoint) -> pb.ModelInferRequest:
                 return generate_request(read_json(body), model)

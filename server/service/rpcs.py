@@ -147,7 +147,7 @@ async def _handle(
     answering = rpcs.answer(rpc, given, call)
     outcome: Any = None
     try:
-        outcome = await rpcs.calls.settle(call, answering)
+        outcome = await rpcs.calls.run(call, answering)
         if not isinstance(outcome, Exception):
             return outcome
         await abort(context, outcome, call.request_id)

@@ -16,7 +16,7 @@ from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.forms import find_captioner
 from seq2seq_serve.client.output import one_line
 from tests.server.service.harness import on_a_thread, serving_bundles
-from tests.server.service.seq2seq.test_inputs import clip_file, picture_file
+from tests.server.service.read.test_inputs import clip_file, picture_file
 
 OF_ANSWER = "warning: the answer ended at its length limit (this is the model's own limit)"
 STORY = "Sam walks into the kitchen. Sam picks up an apple.\nSam sleeps!"

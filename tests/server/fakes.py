@@ -13,7 +13,7 @@ import numpy as np
 from seq2seq_serve.server.engine.plan import Branches, Candidates, Move, Selected
 from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.state import Sequence
-from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.telemetry.metrics import Metrics
 
 START_ID, EOS_ID, VOCAB_SIZE = 1, 2, 97
 SOURCE = "source_ids"

@@ -11,9 +11,9 @@ from grpc import aio
 from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, ListModelsRequest, Source
 from seq2seq_serve.server.app import App
+from seq2seq_serve.server.models.folders import ModelFolders
 from seq2seq_serve.server.models.loading import load_model
-from seq2seq_serve.server.models.shelf import Shelf
-from seq2seq_serve.server.trimming import Trimmer
+from seq2seq_serve.server.system.trimming import Trimmer
 from tests.server.service.harness import EchoRunner, Turns, fetch, loader_of, local_config, serving
 
 REQUEST = GenerateRequest(sources=[Source(text="abc")])
@@ -141,7 +141,7 @@ def test_a_model_of_the_repository_that_cannot_be_served_leaves_the_others_alone
 
 
 def test_a_repository_without_a_model_is_worth_a_warning(tmp_path, caplog):
-    Shelf([], tmp_path).check_names([])
+    ModelFolders([], tmp_path).check_names([])
     assert f"there is no model in {tmp_path}: each has a folder" in caplog.text
 
 
@@ -203,7 +203,7 @@ def test_garbage_that_became_old_is_collected_now_and_then(monkeypatch):
             self.itself = self
 
     monkeypatch.setattr("seq2seq_serve.server.app._REFRESH_SECONDS", 0.001)
-    monkeypatch.setattr("seq2seq_serve.server.trimming._COLLECT_SECONDS", 0.0)
+    monkeypatch.setattr("seq2seq_serve.server.system.trimming._COLLECT_SECONDS", 0.0)
     cycle = Cycle()
     gone = threading.Event()
     weakref.finalize(cycle, gone.set)
@@ -229,4 +229,4 @@ def test_settings_of_a_model_that_cannot_come_are_refused(tmp_path):
     config = local_config()
     with pytest.raises(ValueError, match="settings for a model 'demo', and only bundles of echo"):
         App([Path("echo")], replace(config, models={"demo": config}), None)
-    Shelf([Path("echo")], tmp_path).check_names(["demo"])  # a repository's models may come later
+    ModelFolders([Path("echo")], tmp_path).check_names(["demo"])  # a repository's models may come later

@@ -25,7 +25,7 @@ ECHO_SERVER = textwrap.dedent("""
     import asyncio, resource, sys, threading
     from pathlib import Path
     from seq2seq_serve.server.app import serve
-    from seq2seq_serve.server.logs import configure_logging
+    from seq2seq_serve.server.system.logs import configure_logging
     from tests.server.service.harness import EchoRunner, Turns, loader_of, local_config
 
     runner = EchoRunner()

@@ -17,7 +17,7 @@ from seq2seq_serve.server.service.open_inference.requests import (
     TEXT_OUTPUT,
 )
 from seq2seq_serve.server.service.open_inference.tensors import BYTES, FP32, INT64, UINT8
-from seq2seq_serve.server.statistics import Statistics, Sum
+from seq2seq_serve.server.telemetry.statistics import Statistics, Sum
 
 SERVER_NAME = "seq2seq-serve"
 REPOSITORY = "model_repository"

@@ -62,7 +62,7 @@ class InferenceService:
     async def ModelReady(self, message: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
         """Answers whether callers may send requests for a model; an unknown model is not ready."""
         try:
-            with call.using(message.name, message.version) as model:
+            with call.use_model(message.name, message.version) as model:
                 return pb.ModelReadyResponse(ready=self._health.is_serving(model))
         except (UnknownModel, Unavailable):
             return pb.ModelReadyResponse(ready=False)
@@ -75,12 +75,12 @@ class InferenceService:
 
     async def ModelMetadata(self, message: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
         """Answers with the tensors of a model."""
-        with call.using(message.name, message.version) as model:
+        with call.use_model(message.name, message.version) as model:
             return metadata_message(model)
 
     async def ModelConfig(self, message: pb.ModelConfigRequest, call: Call) -> pb.ModelConfigResponse:
         """Answers with the tensors and limits of a model."""
-        with call.using(message.name, message.version) as model:
+        with call.use_model(message.name, message.version) as model:
             return pb.ModelConfigResponse(config=config_message(model))
 
     async def ModelStatistics(
@@ -89,7 +89,7 @@ class InferenceService:
         """Answers with the statistics of one model, or of all."""
         if not message.name:
             return pb.ModelStatisticsResponse(model_stats=map(statistics_message, self._models))
-        with call.using(message.name, message.version) as model:
+        with call.use_model(message.name, message.version) as model:
             return pb.ModelStatisticsResponse(model_stats=[statistics_message(model)])
 
     async def RepositoryIndex(
@@ -129,7 +129,7 @@ class InferenceService:
 
     async def ModelInfer(self, message: pb.ModelInferRequest, call: Call) -> pb.ModelInferResponse:
         """Answers once, with the targets of all rows."""
-        with call.using(message.model_name, message.model_version) as model:
+        with call.use_model(message.model_name, message.model_version) as model:
             inference = read_inference(message, model)
             del message  # its inputs would take memory while the requests wait
             limited = _limited(call, inference)
@@ -137,7 +137,7 @@ class InferenceService:
             answers = await generate(inference.rows, decoding, model, limited)
             num_bytes = sum(answer.ByteSize() for answer in answers)
             build = partial(inference_response, inference, answers, model)
-            return sized(await call.built(num_bytes, build))
+            return sized(await call.build(num_bytes, build))
 
     async def ModelStreamInfer(self, messages: AsyncIterator[pb.ModelInferRequest], call: Call) -> None:
         """Answers each request with one response per piece; requests are decoded side by side."""
@@ -185,7 +185,7 @@ class InferenceService:
                         if message is None:
                             break
                         await room.acquire()
-                        tasks.create_task(answer(message, call.part(number)))
+                        tasks.create_task(answer(message, call.item(number)))
                         del message
             except ExceptionGroup as group:
                 refusal = group.with_traceback(None).exceptions[0]
@@ -200,7 +200,7 @@ class InferenceService:
         Raises:
             ServerError: The request is refused or fails.
         """
-        with call.using(message.model_name, message.model_version) as model:
+        with call.use_model(message.model_name, message.model_version) as model:
             inference = read_inference(message, model)
             del message  # its inputs would take memory while the request waits
             await self._answer_in_stream(inference, model, call, write)

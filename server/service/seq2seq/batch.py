@@ -18,8 +18,8 @@ from seq2seq_serve.server.errors import (
 )
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import Call, Calls, sized
+from seq2seq_serve.server.service.read.requests import Decoding
 from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding
-from seq2seq_serve.server.service.seq2seq.requests import Decoding
 from seq2seq_serve.server.service.status import reason_of, status_of
 
 _LEAST_OPEN = 64  # items that are decoded or wait at once; twice the slots if those are more
@@ -45,7 +45,7 @@ async def generate_batch(
 
     async def answer(index: int, item: pb.BatchItem) -> None:
         nonlocal is_refused
-        its = call.part(index)
+        its = call.item(index)
         response = pb.GenerateBatchResponse(index=index, tag=item.tag)
         code = grpc.StatusCode.OK
         try:

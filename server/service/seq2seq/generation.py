@@ -13,14 +13,14 @@ from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Call, check_answer_bytes
-from seq2seq_serve.server.service.lanes import Checkpoint
-from seq2seq_serve.server.service.seq2seq.answers import (
+from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.read.inputs import Input, cost_of_file, named_inputs
+from seq2seq_serve.server.service.read.requests import Decoding, Job, engine_jobs, read_options
+from seq2seq_serve.server.service.write.responses import (
     estimated_bytes,
     generate_response,
     pieces,
 )
-from seq2seq_serve.server.service.seq2seq.inputs import Input, cost_of_file, named_inputs
-from seq2seq_serve.server.service.seq2seq.requests import Decoding, Job, engine_jobs, read_options
 
 _Read = TypeVar("_Read")
 
@@ -119,7 +119,7 @@ async def generate(
             for jobs, results in zip(read, results_of_all, strict=True)
         ]
 
-    return await call.built(num_bytes, build)
+    return await call.build(num_bytes, build)
 
 
 async def generate_pieces(
@@ -152,7 +152,7 @@ async def generate_pieces(
                 if piece.hypothesis == 0 or len(jobs) == 1:  # a split source streams the best ones only
                     await write(piece)
             results.append(await succeeded(stream, call))
-    return await call.built(num_bytes, partial(generate_response, jobs, results, model, decoding.options))
+    return await call.build(num_bytes, partial(generate_response, jobs, results, model, decoding.options))
 
 
 async def succeeded(stream: Stream, call: Call) -> Result:

@@ -6,7 +6,7 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.errors import InvalidRequest, UnknownModel
 from seq2seq_serve.server.models.repository import Repository
 from seq2seq_serve.server.service.calls import Call
-from seq2seq_serve.server.service.seq2seq.answers import model_message
+from seq2seq_serve.server.service.write.responses import model_message
 
 
 class RepositoryService:

@@ -8,7 +8,7 @@ from functools import partial
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.calls import Call, Calls, sized
-from seq2seq_serve.server.service.seq2seq.answers import model_message, score_response
+from seq2seq_serve.server.service.read.requests import score_request
 from seq2seq_serve.server.service.seq2seq.batch import generate_batch
 from seq2seq_serve.server.service.seq2seq.generation import (
     generate,
@@ -17,7 +17,7 @@ from seq2seq_serve.server.service.seq2seq.generation import (
     read_sources,
     succeeded,
 )
-from seq2seq_serve.server.service.seq2seq.requests import score_request
+from seq2seq_serve.server.service.write.responses import model_message, score_response
 
 
 class Seq2SeqService:
@@ -29,7 +29,7 @@ class Seq2SeqService:
 
     async def Generate(self, message: pb.GenerateRequest, call: Call) -> pb.GenerateResponse:
         """Answers once, with the whole target."""
-        with call.using(message.model) as model:
+        with call.use_model(message.model) as model:
             decoding = await read_decoding(message.options, model, call)
             rows: list[Sequence[pb.Source]] = [message.sources]
             del message  # `generate` keeps only what it needs of it
@@ -44,7 +44,7 @@ class Seq2SeqService:
         async def write(piece: pb.Piece) -> None:
             await call.send(pb.GenerateStreamResponse(piece=piece))
 
-        with call.using(message.model) as model:
+        with call.use_model(message.model) as model:
             decoding = await read_decoding(message.options, model, call, stream=True)
             rows: list[Sequence[pb.Source]] = [message.sources]
             del message
@@ -53,12 +53,12 @@ class Seq2SeqService:
 
     async def GenerateBatch(self, message: pb.GenerateBatchRequest, call: Call) -> None:
         """Answers for each of many sources when its target is complete."""
-        with call.using(message.model) as model:
+        with call.use_model(message.model) as model:
             await generate_batch(message, model, call, self._calls)
 
     async def Score(self, message: pb.ScoreRequest, call: Call) -> pb.ScoreResponse:
         """Answers with the log-probabilities of a given target."""
-        with call.using(message.model) as model:
+        with call.use_model(message.model) as model:
             work = partial(score_request, message, model, call)
             num_other_bytes = message.target.ByteSize()
             request = await read_sources(work, message.sources, num_other_bytes, model, call)
@@ -73,5 +73,5 @@ class Seq2SeqService:
 
     async def GetModel(self, message: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
         """Answers with the named model, or the first one."""
-        with call.using(message.model) as model:
+        with call.use_model(message.model) as model:
             return pb.GetModelResponse(model=model_message(model))

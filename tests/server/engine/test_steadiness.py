@@ -19,10 +19,10 @@ from seq2seq_serve.server.engine.async_engine import Stream
 from seq2seq_serve.server.engine.request import Beam, Constraints, Request, Sampling
 from seq2seq_serve.server.engine.result import FinishReason, Turn
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded
-from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.runner.runner import OnnxRunner
-from seq2seq_serve.server.service.seq2seq.stopping import StopSequences
+from seq2seq_serve.server.service.write.stopping import StopSequences
+from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.driver import DrivenEngine
 from tests.server.fakes import sample_value
 

@@ -12,10 +12,10 @@ import pytest
 from seq2seq_serve.bundle.manifest import bundle_version
 from seq2seq_serve.server.engine.result import Load
 from seq2seq_serve.server.errors import LoadFailed, Unavailable, UnknownModel
-from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.models.folders import ModelFolders
 from seq2seq_serve.server.models.repository import Repository, State
 from seq2seq_serve.server.models.served import Models
-from seq2seq_serve.server.models.shelf import Shelf
+from seq2seq_serve.server.telemetry.metrics import Metrics
 
 
 @dataclass(eq=False)
@@ -64,7 +64,7 @@ class Harness:
         self.gate.set()
         self.metrics = Metrics()
         self.models = Models(self.metrics)
-        self.repository = Repository(Shelf([], folder), self.models, self._load, lambda: None)
+        self.repository = Repository(ModelFolders([], folder), self.models, self._load, lambda: None)
 
     def add(self, *parts: str) -> None:
         path = self.folder.joinpath(*parts)
@@ -92,57 +92,57 @@ class Harness:
 
 
 @pytest.fixture
-def shelf(tmp_path):
+def folders(tmp_path):
     return Harness(tmp_path)
 
 
-def test_the_newest_version_is_served_and_numbers_count_as_numbers(shelf):
+def test_the_newest_version_is_served_and_numbers_count_as_numbers(folders):
     for version in ("9", "10", "2"):
-        shelf.add("demo", version)
-    shelf.add("plain")
-    (shelf.folder / "no-model").mkdir()
+        folders.add("demo", version)
+    folders.add("plain")
+    (folders.folder / "no-model").mkdir()
 
     async def run():
-        assert Shelf([], shelf.folder).names == ["demo", "plain"]
-        assert (await shelf.repository.load("demo")).version == "10"
-        assert (await shelf.repository.load("plain")).version == bundle_version(shelf.folder / "plain")
-        assert shelf.models.get("demo").version == "10"
-        assert (await shelf.states())["10"] is State.READY
-        assert (await shelf.states())["9"] is State.UNAVAILABLE
+        assert ModelFolders([], folders.folder).names == ["demo", "plain"]
+        assert (await folders.repository.load("demo")).version == "10"
+        assert (await folders.repository.load("plain")).version == bundle_version(folders.folder / "plain")
+        assert folders.models.get("demo").version == "10"
+        assert (await folders.states())["10"] is State.READY
+        assert (await folders.states())["9"] is State.UNAVAILABLE
 
     asyncio.run(run())
 
 
-def test_a_version_that_was_never_loaded_says_so(shelf):
+def test_a_version_that_was_never_loaded_says_so(folders):
     """It was listed as unavailable without a reason, a damaged bundle like a sound one."""
     for version in "12":
-        shelf.add("demo", version)
+        folders.add("demo", version)
 
     async def run():
-        await shelf.repository.load("demo")
-        reasons = {version.version: reason for version, _, reason in await shelf.repository.index()}
+        await folders.repository.load("demo")
+        reasons = {version.version: reason for version, _, reason in await folders.repository.index()}
         assert reasons == {"1": "not loaded; whether its files are sound shows when it is", "2": ""}
 
     asyncio.run(run())
 
 
-def test_an_old_version_ends_when_its_last_caller_has_left(shelf):
-    shelf.add("demo", "1")
+def test_an_old_version_ends_when_its_last_caller_has_left(folders):
+    folders.add("demo", "1")
 
     async def run():
-        await shelf.repository.load("demo")
-        with shelf.models.using("demo") as first, shelf.models.using("demo"):
-            shelf.add("demo", "2")
-            await shelf.repository.load("demo")
-            with shelf.models.using("demo") as second:
+        await folders.repository.load("demo")
+        with folders.models.use("demo") as first, folders.models.use("demo"):
+            folders.add("demo", "2")
+            await folders.repository.load("demo")
+            with folders.models.use("demo") as second:
                 assert (first.version, second.version) == ("1", "2")
             await asyncio.sleep(0.05)
-            assert shelf.stopped == []
-            assert await shelf.states() == {"1": State.UNLOADING, "2": State.READY}
-        await shelf.until_ended()
-        assert shelf.stopped == ["1"]
-        assert await shelf.states() == {"1": State.UNAVAILABLE, "2": State.READY}
-        info = shelf.metrics.registry.get_sample_value
+            assert folders.stopped == []
+            assert await folders.states() == {"1": State.UNLOADING, "2": State.READY}
+        await folders.until_ended()
+        assert folders.stopped == ["1"]
+        assert await folders.states() == {"1": State.UNAVAILABLE, "2": State.READY}
+        info = folders.metrics.registry.get_sample_value
         labels = {"model_name": "demo", "precision": "int8", "provider": "cpu"}
         assert info("seq2seq_model_info", labels | {"version": "1"}) is None
         assert info("seq2seq_model_info", labels | {"version": "2"}) == 1
@@ -151,268 +151,268 @@ def test_an_old_version_ends_when_its_last_caller_has_left(shelf):
 
 
 @pytest.mark.parametrize("kind", [ValueError, OSError, RuntimeError])
-def test_a_broken_version_leaves_the_served_one_and_says_why(shelf, kind):
-    shelf.add("demo", "1")
+def test_a_broken_version_leaves_the_served_one_and_says_why(folders, kind):
+    folders.add("demo", "1")
 
     async def run():
-        await shelf.repository.load("demo")
-        shelf.add("demo", "2")
-        shelf.broken["2"] = kind("it is broken")
+        await folders.repository.load("demo")
+        folders.add("demo", "2")
+        folders.broken["2"] = kind("it is broken")
         with pytest.raises(LoadFailed, match="it is broken"):
-            await shelf.repository.load("demo")
-        assert shelf.models.get("demo").version == "1"
-        reasons = {version.version: reason for version, _, reason in await shelf.repository.index()}
+            await folders.repository.load("demo")
+        assert folders.models.get("demo").version == "1"
+        reasons = {version.version: reason for version, _, reason in await folders.repository.index()}
         assert reasons["2"].endswith("it is broken")
-        assert await shelf.states() == {"1": State.READY, "2": State.UNAVAILABLE}
-        assert shelf.stopped == []
+        assert await folders.states() == {"1": State.READY, "2": State.UNAVAILABLE}
+        assert folders.stopped == []
 
     asyncio.run(run())
 
 
-def test_rolling_back_is_loading_the_older_version(shelf):
-    shelf.add("demo", "1")
-    shelf.add("demo", "2")
+def test_rolling_back_is_loading_the_older_version(folders):
+    folders.add("demo", "1")
+    folders.add("demo", "2")
 
     async def run():
-        await shelf.repository.load("demo")
-        await shelf.repository.load("demo", "1")
-        await shelf.until_ended()
-        assert shelf.models.get("demo").version == "1"
-        assert shelf.stopped == ["2"]
+        await folders.repository.load("demo")
+        await folders.repository.load("demo", "1")
+        await folders.until_ended()
+        assert folders.models.get("demo").version == "1"
+        assert folders.stopped == ["2"]
         with pytest.raises(UnknownModel, match="no version '3' on disk: there is 1, 2"):
-            await shelf.repository.load("demo", "3")
+            await folders.repository.load("demo", "3")
 
     asyncio.run(run())
 
 
-def test_an_unloaded_model_is_unknown_and_can_come_back(shelf):
-    shelf.add("demo", "1")
-    shelf.add("other")
+def test_an_unloaded_model_is_unknown_and_can_come_back(folders):
+    folders.add("demo", "1")
+    folders.add("other")
 
     async def run():
-        await shelf.repository.load("demo")
-        await shelf.repository.load("other")
-        with shelf.models.using("demo"):
-            await shelf.repository.unload("demo")
+        await folders.repository.load("demo")
+        await folders.repository.load("other")
+        with folders.models.use("demo"):
+            await folders.repository.unload("demo")
             with pytest.raises(UnknownModel, match="this server has other"):
-                shelf.models.get("demo")
+                folders.models.get("demo")
         with pytest.raises(UnknownModel, match="nothing to unload"):
-            await shelf.repository.unload("demo")
-        await shelf.until_ended()
-        assert shelf.metrics.registry.get_sample_value("seq2seq_slots", {"model_name": "demo"}) is None
-        await shelf.repository.load("demo")
-        assert shelf.models.get("demo").version == "1"
+            await folders.repository.unload("demo")
+        await folders.until_ended()
+        assert folders.metrics.registry.get_sample_value("seq2seq_slots", {"model_name": "demo"}) is None
+        await folders.repository.load("demo")
+        assert folders.models.get("demo").version == "1"
         for name in ("demo", "other"):
-            await shelf.repository.unload(name)
+            await folders.repository.unload(name)
         with pytest.raises(Unavailable):
-            shelf.models.get("")
+            folders.models.get("")
 
     asyncio.run(run())
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "../outside", "a/b", "nobody", "x\0", "x" * 300])
-def test_nothing_outside_of_the_repository_is_a_model(shelf, name):
-    (shelf.folder / "manifest.json").touch()
+def test_nothing_outside_of_the_repository_is_a_model(folders, name):
+    (folders.folder / "manifest.json").touch()
 
     async def run():
         with pytest.raises(UnknownModel, match="there is no bundle"):
-            await shelf.repository.load(name)
-        assert await shelf.repository.index() == []
+            await folders.repository.load(name)
+        assert await folders.repository.index() == []
 
     asyncio.run(run())
 
 
-def test_a_folder_whose_name_is_not_utf_8_is_skipped_with_one_line_of_the_log(shelf, caplog):
+def test_a_folder_whose_name_is_not_utf_8_is_skipped_with_one_line_of_the_log(folders, caplog):
     """The names of the models could not be sent: every listing and every load ended with INTERNAL."""
-    shelf.add("echo", "1")
-    shelf.add(os.fsdecode(b"caf\xe9"), "1")
-    shelf.add("echo", os.fsdecode(b"2\xff"))
+    folders.add("echo", "1")
+    folders.add(os.fsdecode(b"caf\xe9"), "1")
+    folders.add("echo", os.fsdecode(b"2\xff"))
 
     async def live() -> None:
         for _ in range(3):
-            index = await shelf.repository.index()
+            index = await folders.repository.index()
             assert [(one.model_name, one.version) for one, _, _ in index] == [("echo", "1")]
-        assert (await shelf.repository.load_one("echo")).version == "1"
+        assert (await folders.repository.load_one("echo")).version == "1"
 
     asyncio.run(live())
     assert caplog.text.count("its name is not UTF-8") == 2
     assert "caf\\udce9' is skipped" in caplog.text
     with pytest.raises(ValueError, match=r"the name of the bundle .* is not UTF-8: rename the folder"):
-        Shelf([shelf.folder / os.fsdecode(b"caf\xe9")], None)
+        ModelFolders([folders.folder / os.fsdecode(b"caf\xe9")], None)
 
 
-def test_loads_of_one_model_come_one_after_the_other(shelf):
+def test_loads_of_one_model_come_one_after_the_other(folders):
     for version in "123":
-        shelf.add("demo", version)
+        folders.add("demo", version)
 
     async def run():
-        await asyncio.gather(*(shelf.repository.load("demo", version) for version in "123"))
-        await shelf.until_ended()
-        assert shelf.models.get("demo").version == "3"
-        assert sorted(shelf.stopped) == ["1", "2"]
+        await asyncio.gather(*(folders.repository.load("demo", version) for version in "123"))
+        await folders.until_ended()
+        assert folders.models.get("demo").version == "3"
+        assert sorted(folders.stopped) == ["1", "2"]
 
     asyncio.run(run())
 
 
-def test_while_the_server_drains_nothing_is_loaded_and_what_was_being_loaded_is_not_served(shelf):
-    shelf.add("demo", "1")
-    shelf.add("demo", "2")
+def test_while_the_server_drains_nothing_is_loaded_and_what_was_being_loaded_is_not_served(folders):
+    folders.add("demo", "1")
+    folders.add("demo", "2")
 
     async def run():
-        await shelf.repository.load("demo", "1")
-        shelf.gate.clear()
-        loading = asyncio.create_task(shelf.repository.load("demo"))
-        while not shelf.repository._loading_now:
+        await folders.repository.load("demo", "1")
+        folders.gate.clear()
+        loading = asyncio.create_task(folders.repository.load("demo"))
+        while not folders.repository._loading_now:
             await asyncio.sleep(0)
-        assert await shelf.states() == {"1": State.READY, "2": State.LOADING}
-        shelf.repository.drain()
-        shelf.gate.set()
-        for one in (loading, shelf.repository.load("demo")):
+        assert await folders.states() == {"1": State.READY, "2": State.LOADING}
+        folders.repository.drain()
+        folders.gate.set()
+        for one in (loading, folders.repository.load("demo")):
             with pytest.raises(Unavailable, match="shutting down"):
                 await one
-        assert shelf.models.get("demo").version == "1"
-        assert shelf.stopped == ["2"]
+        assert folders.models.get("demo").version == "1"
+        assert folders.stopped == ["2"]
 
     asyncio.run(run())
 
 
-def test_at_the_start_an_older_version_stands_in_for_a_broken_one(shelf, caplog):
+def test_at_the_start_an_older_version_stands_in_for_a_broken_one(folders, caplog):
     for version in "123":
-        shelf.add("demo", version)
-    shelf.broken = {"3": ValueError("three is broken"), "2": ValueError("two is broken")}
+        folders.add("demo", version)
+    folders.broken = {"3": ValueError("three is broken"), "2": ValueError("two is broken")}
 
     async def run():
-        assert (await shelf.repository.load_one("demo")).version == "1"
-        reasons = [reason for _, _, reason in await shelf.repository.index()]
+        assert (await folders.repository.load_one("demo")).version == "1"
+        reasons = [reason for _, _, reason in await folders.repository.index()]
         assert reasons == ["", "two is broken", "three is broken"]
-        shelf.broken["1"] = ValueError("one is broken")
+        folders.broken["1"] = ValueError("one is broken")
         with pytest.raises(LoadFailed, match="three is broken"):
-            await shelf.repository.load_one("demo")
+            await folders.repository.load_one("demo")
         with pytest.raises(UnknownModel):
-            await shelf.repository.load_one("nobody")
+            await folders.repository.load_one("nobody")
 
     asyncio.run(run())
     assert "version 2 is tried instead of: three is broken" in caplog.text
 
 
-def test_a_version_that_is_loaded_anew_is_served_meanwhile_and_a_deleted_one_is_forgotten(shelf):
-    shelf.add("demo", "1")
-    shelf.add("demo", "2")
+def test_a_version_that_is_loaded_anew_is_served_meanwhile_and_a_deleted_one_is_forgotten(folders):
+    folders.add("demo", "1")
+    folders.add("demo", "2")
 
     async def run():
-        await shelf.repository.load("demo", "1")
-        shelf.gate.clear()
-        again = asyncio.create_task(shelf.repository.load("demo", "1"))
-        while not shelf.repository._loading_now:
+        await folders.repository.load("demo", "1")
+        folders.gate.clear()
+        again = asyncio.create_task(folders.repository.load("demo", "1"))
+        while not folders.repository._loading_now:
             await asyncio.sleep(0)
-        assert (await shelf.states())["1"] is State.READY
-        shelf.gate.set()
+        assert (await folders.states())["1"] is State.READY
+        folders.gate.set()
         await again
-        await shelf.repository.load("demo", "2")
-        await shelf.until_ended()
-        shutil.rmtree(shelf.folder / "demo" / "1")
-        assert await shelf.states() == {"2": State.READY}
+        await folders.repository.load("demo", "2")
+        await folders.until_ended()
+        shutil.rmtree(folders.folder / "demo" / "1")
+        assert await folders.states() == {"2": State.READY}
 
     asyncio.run(run())
 
 
-def test_what_is_loaded_again_while_it_ends_is_served(shelf):
-    shelf.add("demo", "1")
-    shelf.add("demo", "2")
+def test_what_is_loaded_again_while_it_ends_is_served(folders):
+    folders.add("demo", "1")
+    folders.add("demo", "2")
 
     async def run():
-        await shelf.repository.load("demo", "1")
-        with shelf.models.using("demo"):
-            await shelf.repository.load("demo", "2")
-            await shelf.repository.load("demo", "1")
-        await shelf.until_ended()
-        assert await shelf.states() == {"1": State.READY, "2": State.UNAVAILABLE}
-        assert sorted(shelf.stopped) == ["1", "2"]
+        await folders.repository.load("demo", "1")
+        with folders.models.use("demo"):
+            await folders.repository.load("demo", "2")
+            await folders.repository.load("demo", "1")
+        await folders.until_ended()
+        assert await folders.states() == {"1": State.READY, "2": State.UNAVAILABLE}
+        assert sorted(folders.stopped) == ["1", "2"]
 
     asyncio.run(run())
 
 
-def test_a_load_goes_on_when_its_caller_leaves_and_is_counted(shelf):
-    shelf.add("demo", "1")
-    shelf.add("other", "1")
+def test_a_load_goes_on_when_its_caller_leaves_and_is_counted(folders):
+    folders.add("demo", "1")
+    folders.add("other", "1")
 
     async def run():
-        shelf.gate.clear()
-        caller = asyncio.create_task(shelf.repository.load("demo"))
-        await shelf.until_loading(1)
+        folders.gate.clear()
+        caller = asyncio.create_task(folders.repository.load("demo"))
+        await folders.until_loading(1)
         caller.cancel()
-        waiting = asyncio.create_task(shelf.repository.load("other"))
+        waiting = asyncio.create_task(folders.repository.load("other"))
         with pytest.raises(asyncio.CancelledError):
             await caller
-        shelf.gate.set()
+        folders.gate.set()
         await waiting
-        assert {model.name for model in shelf.models} == {"demo", "other"}
-        assert shelf.used == [0, 1]
+        assert {model.name for model in folders.models} == {"demo", "other"}
+        assert folders.used == [0, 1]
 
     asyncio.run(run())
 
 
-def test_loads_that_wait_for_another_end_when_their_callers_leave(shelf):
+def test_loads_that_wait_for_another_end_when_their_callers_leave(folders):
     """After 60 abandoned ones the next load waited for all of them."""
-    shelf.add("demo", "1")
-    shelf.add("other", "1")
+    folders.add("demo", "1")
+    folders.add("other", "1")
 
     async def run():
-        shelf.gate.clear()
-        first = asyncio.create_task(shelf.repository.load("demo"))
-        await shelf.until_loading(1)
-        waiting = [asyncio.create_task(shelf.repository.load("demo")) for _ in range(60)]
+        folders.gate.clear()
+        first = asyncio.create_task(folders.repository.load("demo"))
+        await folders.until_loading(1)
+        waiting = [asyncio.create_task(folders.repository.load("demo")) for _ in range(60)]
         await asyncio.sleep(0)
         for caller in (first, *waiting):
             caller.cancel()
         await asyncio.wait([first, *waiting])
-        other = asyncio.create_task(shelf.repository.load("other"))
-        shelf.gate.set()
+        other = asyncio.create_task(folders.repository.load("other"))
+        folders.gate.set()
         await other
-        assert len(shelf.used) == 2, "the one that ran, and the last one"
-        assert {model.name for model in shelf.models} == {"demo", "other"}
-        assert not shelf.repository.is_loading
-        assert not shelf.repository._changing.locked()
+        assert len(folders.used) == 2, "the one that ran, and the last one"
+        assert {model.name for model in folders.models} == {"demo", "other"}
+        assert not folders.repository.is_loading
+        assert not folders.repository._changing.locked()
 
     asyncio.run(run())
 
 
-def test_a_load_that_fails_after_its_caller_left_logs_no_traceback(shelf, caplog):
-    shelf.add("demo", "1")
-    shelf.broken["1"] = ValueError("damaged")
+def test_a_load_that_fails_after_its_caller_left_logs_no_traceback(folders, caplog):
+    folders.add("demo", "1")
+    folders.broken["1"] = ValueError("damaged")
 
     async def run():
-        shelf.gate.clear()
-        caller = asyncio.create_task(shelf.repository.load("demo"))
-        await shelf.until_loading(1)
+        folders.gate.clear()
+        caller = asyncio.create_task(folders.repository.load("demo"))
+        await folders.until_loading(1)
         caller.cancel()
-        shelf.gate.set()
-        await shelf.repository.stop()
+        folders.gate.set()
+        await folders.repository.stop()
         assert caller.cancelled()
-        assert await shelf.states() == {"1": State.UNAVAILABLE}
+        assert await folders.states() == {"1": State.UNAVAILABLE}
 
     asyncio.run(run())
     gc.collect()  # an exception that nobody asked for is logged when its task is freed
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_the_end_waits_for_loads_and_stops_what_is_ending(shelf):
-    shelf.add("demo", "1")
-    shelf.add("other", "7")
+def test_the_end_waits_for_loads_and_stops_what_is_ending(folders):
+    folders.add("demo", "1")
+    folders.add("other", "7")
 
     async def run():
-        await shelf.repository.load("demo")
-        with shelf.models.using("demo"):
-            await shelf.repository.unload("demo")
-            shelf.gate.clear()
-            loading = asyncio.create_task(shelf.repository.load("other"))
-            await shelf.until_loading(2)
-            stopping = asyncio.create_task(shelf.repository.stop())
+        await folders.repository.load("demo")
+        with folders.models.use("demo"):
+            await folders.repository.unload("demo")
+            folders.gate.clear()
+            loading = asyncio.create_task(folders.repository.load("other"))
+            await folders.until_loading(2)
+            stopping = asyncio.create_task(folders.repository.stop())
             await asyncio.sleep(0.05)
-            shelf.gate.set()
+            folders.gate.set()
             await stopping
             with pytest.raises(Unavailable, match="shutting down"):
                 await loading
-            assert set(shelf.stopped) == {"1", "7"}
+            assert set(folders.stopped) == {"1", "7"}
 
     asyncio.run(run())

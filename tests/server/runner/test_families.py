@@ -17,7 +17,7 @@ from seq2seq_serve.server.engine.request import Beam, Constraints, Request, Samp
 from seq2seq_serve.server.engine.result import FinishReason, Result
 from seq2seq_serve.server.errors import NO_NUMBERS
 from seq2seq_serve.server.runner.runner import OnnxRunner
-from seq2seq_serve.server.service.seq2seq.inputs import MAX_MAGNITUDE
+from seq2seq_serve.server.service.read.inputs import MAX_MAGNITUDE
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.evaluation.search import score_target
 from seq2seq_serve.training.models.captioner import CaptionerConfig

@@ -36,14 +36,14 @@ from seq2seq_serve.server.engine.plan import Branches, Move, Selected
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.engine.state import Sequence as Row
-from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.cores import ThreadCore
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.served import Models, ServedModel, SourceSpec
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
-from seq2seq_serve.server.service.journal import Journal
+from seq2seq_serve.server.service.recorder import CallRecorder
 from seq2seq_serve.server.service.rpcs import Rpcs
+from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.fakes import sample_value, selected
 
 _Server = TypeVar("_Server")
@@ -231,7 +231,7 @@ class Served:
 def make_rpcs(metrics: Metrics) -> Rpcs:
     """RPCs without a server, for calls that need no model."""
     access = Access(None)
-    return Rpcs(Calls(Models(metrics), Journal(metrics), access), access)
+    return Rpcs(Calls(Models(metrics), CallRecorder(metrics), access), access)
 
 
 def fetch(port: int, path: str) -> tuple[int, str]:

@@ -14,10 +14,10 @@ from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos import open_inference_pb2 as oip
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.service import calls, rpcs
 from seq2seq_serve.server.service.calls import Call, Calls
-from seq2seq_serve.server.service.seq2seq import answers
+from seq2seq_serve.server.service.write import responses as answers
+from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.service.harness import make_rpcs, serving
 
 REQUEST = pb.GenerateRequest(sources=[pb.Source(text="abc")])
@@ -124,7 +124,7 @@ def test_who_leaves_while_the_server_waits_for_them_to_read_has_cancelled_and_is
         calls = make_rpcs(metrics).calls
         call = abandoned(calls)
         with pytest.raises(asyncio.CancelledError):
-            await calls.settle(call, call.send(pb.GenerateStreamResponse()))
+            await calls.run(call, call.send(pb.GenerateStreamResponse()))
         calls.close_call(call)
         labels = {"model_name": "", "method": "GenerateStream", "code": "CANCELLED"}
         assert metrics.registry.get_sample_value("seq2seq_requests_total", labels) == 1

@@ -9,8 +9,8 @@ from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2 import ModelInferRequest
 from seq2seq_serve.server.errors import DeadlineExceeded, InvalidRequest
-from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.service.health import SEQ2SEQ
+from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.service.harness import make_rpcs, serving
 
 SERVICE = "seq2seq.v1.Seq2Seq"

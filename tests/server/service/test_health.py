@@ -7,9 +7,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.health import Health
+from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.service.harness import EchoRunner, serving
 
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -6,7 +6,7 @@ import pytest
 from grpc import aio
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.service.harness import make_rpcs, serving
 
 PATHS = {

@@ -14,7 +14,7 @@ from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from tests.bundle.test_audio import encoded
 from tests.server.service.harness import serving_bundles
-from tests.server.service.seq2seq.test_inputs import clip_file, picture_file, story_of, token_ids
+from tests.server.service.read.test_inputs import clip_file, picture_file, story_of, token_ids
 from tests.server.service.seq2seq.test_sounds import message as heard
 from tests.server.service.seq2seq.test_sounds import noise, spectrogram
 from tests.server.toys import KINDS

@@ -13,8 +13,8 @@ from grpc.aio import AioRpcError
 from seq2seq_serve.bundle.audio import SAMPLE_RATE, log_mel, read_sound, split_sound
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.result import FinishReason, Hypothesis
-from seq2seq_serve.server.service.seq2seq import answers
-from seq2seq_serve.server.service.seq2seq.sources import Part
+from seq2seq_serve.server.service.read.sources import Part
+from seq2seq_serve.server.service.write import responses as answers
 from tests.bundle.test_audio import encoded
 from tests.server.service.harness import serving, serving_bundles
 

@@ -21,7 +21,7 @@ from seq2seq_serve.client import ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.service.calls import Call
-from seq2seq_serve.server.service.seq2seq import inputs
+from seq2seq_serve.server.service.read import inputs
 from tests.server.service.harness import byte_tokenizer, serving_bundles
 from tests.server.toys import KINDS, MAX_TARGET_LENGTH
 

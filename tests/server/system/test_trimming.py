@@ -4,7 +4,7 @@ import weakref
 
 import pytest
 
-from seq2seq_serve.server.trimming import Trimmer, resident_bytes
+from seq2seq_serve.server.system.trimming import Trimmer, resident_bytes
 
 MIB = 2**20
 
@@ -98,8 +98,8 @@ def test_collections_take_a_fiftieth_of_the_time_at_most(
         now += 1
 
     library.malloc_trim = trim
-    monkeypatch.setattr("seq2seq_serve.server.trimming.gc.collect", collect)
-    monkeypatch.setattr("seq2seq_serve.server.trimming.time.monotonic", lambda: now)
+    monkeypatch.setattr("seq2seq_serve.server.system.trimming.gc.collect", collect)
+    monkeypatch.setattr("seq2seq_serve.server.system.trimming.time.monotonic", lambda: now)
     trims(library, [100, *[900] * 30, 100, *[900] * 30])
     assert len(begun) == num_collections
 

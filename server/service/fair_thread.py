@@ -36,7 +36,7 @@ def has_room(held: Counter[str], num_bytes: int, caller: str, limit: float) -> b
     return held[caller] + num_bytes <= limit // len(held.keys() | {caller})
 
 
-class Lane:
+class FairThread:
     """One thread, which works for callers in turn.
 
     A second thread would only take the interpreter from the event loop and the engines more often. Owned by

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.config import QueueLimits
-from seq2seq_serve.server.service.seq2seq.sentences import lines, sentences
+from seq2seq_serve.server.service.read.sentences import lines, sentences
 from tests.server.service.harness import EOS, EchoRunner, serving
 
 TRUNCATE, SPLIT = pb.LONG_SOURCE_TRUNCATE, pb.LONG_SOURCE_SPLIT

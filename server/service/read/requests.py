@@ -21,12 +21,12 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
 from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Array, Beam, Constraints, Request, Sampling
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.lanes import Checkpoint
+from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.origin import Caller, Origin
-from seq2seq_serve.server.service.seq2seq.inputs import Input, check_bytes, check_ids
-from seq2seq_serve.server.service.seq2seq.sentences import DEFAULT_LANGUAGE, known_language
-from seq2seq_serve.server.service.seq2seq.sources import SPLITTING, Part, source_parts
-from seq2seq_serve.server.service.seq2seq.stopping import StoppedText, StopSequences
+from seq2seq_serve.server.service.read.inputs import Input, check_bytes, check_ids
+from seq2seq_serve.server.service.read.sentences import DEFAULT_LANGUAGE, known_language
+from seq2seq_serve.server.service.read.sources import SPLITTING, Part, source_parts
+from seq2seq_serve.server.service.write.stopping import StoppedText, StopSequences
 
 _MAX_STOP_LENGTH = 256
 _MAX_NEAR = 10  # names that an error lists as near

@@ -10,21 +10,21 @@ from contextlib import asynccontextmanager
 import pytest
 
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
-from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.service.calls import Call
-from seq2seq_serve.server.service.lanes import Lane
+from seq2seq_serve.server.service.fair_thread import FairThread
+from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.service.harness import make_rpcs
 
 SHORT, LONG = 10_000, 1_000_000
 
 
 @asynccontextmanager
-async def lane_of(max_bytes: int = 8 * LONG) -> AsyncIterator[Lane]:
-    lane = Lane("long-texts", max_bytes)
+async def thread_of(max_bytes: int = 8 * LONG) -> AsyncIterator[FairThread]:
+    thread = FairThread("long-texts", max_bytes)
     try:
-        yield lane
+        yield thread
     finally:
-        lane.stop()
+        thread.stop()
 
 
 @asynccontextmanager
@@ -55,9 +55,9 @@ class Held:
             self.ended.set()
 
 
-async def begin(lane: Lane, num_bytes: int = LONG, caller: str = "a") -> tuple[Held, asyncio.Future]:
+async def begin(thread: FairThread, num_bytes: int = LONG, caller: str = "a") -> tuple[Held, asyncio.Future]:
     held = Held()
-    task = asyncio.ensure_future(lane.run(held, num_bytes, caller, None))
+    task = asyncio.ensure_future(thread.run(held, num_bytes, caller, None))
     await asyncio.to_thread(held.begun.wait, 20)
     return held, task
 
@@ -91,17 +91,17 @@ def test_short_texts_do_not_wait_for_long_ones():
 
 def test_work_of_a_caller_who_leaves_stops_or_is_not_begun_and_nothing_is_logged(caplog):
     async def run():
-        async with lane_of() as lane:
-            running, first = await begin(lane)
+        async with thread_of() as thread:
+            running, first = await begin(thread)
             waiting = Held()
-            second = asyncio.ensure_future(lane.run(waiting, LONG, "a", None))
+            second = asyncio.ensure_future(thread.run(waiting, LONG, "a", None))
             await asyncio.sleep(0)
             for task in (second, first):
                 task.cancel()
                 with pytest.raises(asyncio.CancelledError):
                     await task
             running.go.set()
-            assert await lane.run(lambda _: "next", LONG, "a", None) == "next"
+            assert await thread.run(lambda _: "next", LONG, "a", None) == "next"
             assert isinstance(running.error, Cancelled)
             assert not waiting.begun.is_set()
             running.error = None
@@ -113,14 +113,14 @@ def test_work_of_a_caller_who_leaves_stops_or_is_not_begun_and_nothing_is_logged
 
 def test_what_waits_is_bounded_and_who_comes_too_late_hears_when_to_come_again():
     async def run():
-        async with lane_of(LONG + 1) as lane:
-            held, task = await begin(lane, 3 * LONG)  # one is taken, however long
+        async with thread_of(LONG + 1) as thread:
+            held, task = await begin(thread, 3 * LONG)  # one is taken, however long
             with pytest.raises(Overloaded, match="wait to be read") as caught:
-                await lane.run(held, LONG, "a", None)
+                await thread.run(held, LONG, "a", None)
             assert caught.value.retry_after_seconds > 1
             held.go.set()
             await task
-            await lane.run(held, LONG, "a", None)
+            await thread.run(held, LONG, "a", None)
 
     asyncio.run(run())
 
@@ -129,11 +129,11 @@ def test_callers_have_the_thread_in_turn():
     """The thread ran calls in order of arrival, so a caller with many calls held up all others."""
 
     async def run():
-        async with lane_of() as lane:
-            held, first = await begin(lane)
+        async with thread_of() as thread:
+            held, first = await begin(thread)
             order = []
             tasks = [
-                asyncio.ensure_future(lane.run(lambda _, name=name: order.append(name), LONG, name, None))
+                asyncio.ensure_future(thread.run(lambda _, name=name: order.append(name), LONG, name, None))
                 for name in "aaabbc"
             ]
             await asyncio.sleep(0)
@@ -148,18 +148,18 @@ def test_what_waits_is_shared_by_callers():
     """One caller could fill the bound, and everybody else was refused."""
 
     async def run():
-        async with lane_of(4 * LONG) as lane:
-            held, first = await begin(lane)
+        async with thread_of(4 * LONG) as thread:
+            held, first = await begin(thread)
             tasks = [first]
             for name, num_taken in (("a", 3), ("b", 2), ("c", 1)):
                 for _ in range(num_taken):
-                    tasks.append(asyncio.ensure_future(lane.run(lambda _: None, LONG, name, None)))
+                    tasks.append(asyncio.ensure_future(thread.run(lambda _: None, LONG, name, None)))
                     await asyncio.sleep(0)
                 with pytest.raises(Overloaded, match=f"{LONG * (num_taken + (name == 'a'))} of them this"):
-                    await lane.run(lambda _: None, LONG, name, None)
+                    await thread.run(lambda _: None, LONG, name, None)
             held.go.set()
             await asyncio.gather(*tasks)
-            await lane.run(lambda _: None, 5 * LONG, "a", None)
+            await thread.run(lambda _: None, 5 * LONG, "a", None)
 
     asyncio.run(run())
 
@@ -168,28 +168,28 @@ def test_a_text_counts_until_the_thread_has_ended_with_it():
     """It counted until its caller left, and a caller who always left kept the thread busy without limit."""
 
     async def run():
-        async with lane_of(LONG + 1) as lane:
-            held, task = await begin(lane)
+        async with thread_of(LONG + 1) as thread:
+            held, task = await begin(thread)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
             with pytest.raises(Overloaded, match="wait to be read"):
-                await lane.run(lambda _: None, LONG, "a", None)
+                await thread.run(lambda _: None, LONG, "a", None)
             held.go.set()
-            while lane.num_bytes:
+            while thread.num_bytes:
                 await asyncio.sleep(0)
             assert isinstance(held.error, Cancelled)
-            await lane.run(lambda _: None, LONG, "a", None)
+            await thread.run(lambda _: None, LONG, "a", None)
 
     asyncio.run(run())
 
 
 def test_a_deadline_ends_the_waiting():
     async def run():
-        async with lane_of() as lane:
-            held, task = await begin(lane)
+        async with thread_of() as thread:
+            held, task = await begin(thread)
             with pytest.raises(DeadlineExceeded, match="the deadline passed before"):
-                await lane.run(lambda _: None, LONG, "a", time.monotonic())
+                await thread.run(lambda _: None, LONG, "a", time.monotonic())
             held.go.set()
             await task
 
@@ -198,13 +198,13 @@ def test_a_deadline_ends_the_waiting():
 
 def test_draining_ends_what_waits_and_what_runs():
     async def run():
-        async with lane_of() as lane:
-            held, running = await begin(lane)
-            waiting = asyncio.ensure_future(lane.run(lambda _: None, LONG, "a", None))
+        async with thread_of() as thread:
+            held, running = await begin(thread)
+            waiting = asyncio.ensure_future(thread.run(lambda _: None, LONG, "a", None))
             await asyncio.sleep(0)
-            lane.drain()
+            thread.drain()
             held.go.set()
-            for task in (running, waiting, lane.run(lambda _: None, LONG, "a", None)):
+            for task in (running, waiting, thread.run(lambda _: None, LONG, "a", None)):
                 with pytest.raises(Unavailable, match="shutting down"):
                     await task
 
@@ -221,24 +221,24 @@ def test_work_whose_caller_leaves_is_not_begun_and_others_have_their_turn():
         assert go.wait(20)
 
     async def run():
-        lane = Lane("lane", 100)
-        first = asyncio.ensure_future(lane.run(hold, 5, "a", None))
+        thread = FairThread("thread", 100)
+        first = asyncio.ensure_future(thread.run(hold, 5, "a", None))
         await asyncio.to_thread(begun.wait, 20)
         for _ in range(3):
             first.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await first
-            first = asyncio.ensure_future(lane.run(lambda _: done.append("left"), 5, "a", None))
+            first = asyncio.ensure_future(thread.run(lambda _: done.append("left"), 5, "a", None))
             await asyncio.sleep(0.01)
         first.cancel()
-        other = asyncio.ensure_future(lane.run(lambda _: done.append("other"), 7, "b", None))
+        other = asyncio.ensure_future(thread.run(lambda _: done.append("other"), 7, "b", None))
         await asyncio.sleep(0.01)
-        assert lane.num_bytes["a"] == 5  # of what the thread works on, and of nothing else
+        assert thread.num_bytes["a"] == 5  # of what the thread works on, and of nothing else
         go.set()
         await other
         assert done == ["other"]
         await asyncio.sleep(0.01)
-        assert not lane.num_bytes
-        lane.stop()
+        assert not thread.num_bytes
+        thread.stop()
 
     asyncio.run(run())

@@ -5,8 +5,8 @@ import sentencex
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seq2seq_serve.server.service.seq2seq import sentences as module
-from seq2seq_serve.server.service.seq2seq.sentences import known_language, lines, sentences, space_after
+from seq2seq_serve.server.service.read import sentences as module
+from seq2seq_serve.server.service.read.sentences import known_language, lines, sentences, space_after
 
 SENTENCES = [
     "첫 문장입니다.",

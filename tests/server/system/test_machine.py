@@ -3,7 +3,7 @@ import resource
 
 import pytest
 
-from seq2seq_serve.server.machine import raise_file_limit, usable_cpus, usable_memory
+from seq2seq_serve.server.system.machine import raise_file_limit, usable_cpus, usable_memory
 
 
 @pytest.fixture(autouse=True)

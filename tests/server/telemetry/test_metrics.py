@@ -7,7 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from seq2seq_serve.server.engine.result import FinishReason, Load, Result, Timings, Turn, Update
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFailed
-from seq2seq_serve.server.metrics import LATENCY_BOUNDS, STEP_BOUNDS, Metrics
+from seq2seq_serve.server.telemetry.metrics import LATENCY_BOUNDS, STEP_BOUNDS, Metrics
 from tests.server.fakes import make_request, sample_value
 
 NAMES = {

@@ -32,7 +32,7 @@ class Version:
     path: Path
 
 
-class Shelf:
+class ModelFolders:
     """The folders of all models; every call reads them again.
 
     A folder whose name is not UTF-8 is skipped, because no protocol could name it, and logged once.

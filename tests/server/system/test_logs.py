@@ -9,9 +9,9 @@ import grpc
 import pytest
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server import logs
-from seq2seq_serve.server.logs import LogWriter, configure_logging, num_dropped_lines
-from seq2seq_serve.server.metrics import Metrics
+from seq2seq_serve.server.system import logs
+from seq2seq_serve.server.system.logs import LogWriter, configure_logging, num_dropped_lines
+from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.service.harness import serving
 
 

@@ -23,7 +23,7 @@ from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
 from seq2seq_serve.server.engine.result import FinishReason, Load, Turn
-from seq2seq_serve.server.logs import num_dropped_lines
+from seq2seq_serve.server.system.logs import num_dropped_lines
 
 _MODEL = "model_name"
 

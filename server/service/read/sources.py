@@ -18,8 +18,8 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
 from seq2seq_serve.server.engine.request import Array
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.lanes import Checkpoint
-from seq2seq_serve.server.service.seq2seq.inputs import (
+from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.read.inputs import (
     MAX_BYTES_PER_TOKEN,
     MAX_TIMES_TOO_LONG,
     Input,
@@ -30,7 +30,7 @@ from seq2seq_serve.server.service.seq2seq.inputs import (
     read_input,
     read_samples,
 )
-from seq2seq_serve.server.service.seq2seq.sentences import DEFAULT_LANGUAGE, lines, sentences
+from seq2seq_serve.server.service.read.sentences import DEFAULT_LANGUAGE, lines, sentences
 
 Frame = tuple[Sequence[int], Sequence[int]]  # the tokens before and after those of a text
 

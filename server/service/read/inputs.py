@@ -23,7 +23,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import Source
 from seq2seq_serve.server.engine.request import Array
 from seq2seq_serve.server.errors import BlankSource, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel, SourceSpec
-from seq2seq_serve.server.service.lanes import Checkpoint
+from seq2seq_serve.server.service.fair_thread import Checkpoint
 
 # Cutting a text into tokens takes time, so its bytes are counted before. Texts of human authors have fewer
 # bytes per token, before and after normalisation, so texts that fit are not refused.

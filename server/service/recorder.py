@@ -12,8 +12,8 @@ import grpc
 
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import FinishReason, Result
-from seq2seq_serve.server.metrics import Metrics
 from seq2seq_serve.server.service.tracing import Tracing, trace_id_of
+from seq2seq_serve.server.telemetry.metrics import Metrics
 
 if TYPE_CHECKING:
     from seq2seq_serve.server.service.calls import Call
@@ -64,7 +64,7 @@ class Work:
             self.finish_reason = result.finish_reason.value
 
 
-class Journal:
+class CallRecorder:
     """Owned by the app; used on the event loop only.
 
     The access log has one line for each call at the level INFO. Above a number of lines in one second, only

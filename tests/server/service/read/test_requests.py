@@ -16,7 +16,7 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Beam, Constraints, Sampling
 from seq2seq_serve.server.errors import InvalidRequest
-from seq2seq_serve.server.service.seq2seq.requests import (
+from seq2seq_serve.server.service.read.requests import (
     _chosen,
     _constraints,
     _near,

@@ -12,9 +12,9 @@ from seq2seq_serve.server.engine.async_engine import Stream
 from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.result import Choice, FinishReason, Hypothesis, Result
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.seq2seq.requests import Job, target_text
-from seq2seq_serve.server.service.seq2seq.sentences import space_after
-from seq2seq_serve.server.service.seq2seq.sources import Part
+from seq2seq_serve.server.service.read.requests import Job, target_text
+from seq2seq_serve.server.service.read.sentences import space_after
+from seq2seq_serve.server.service.read.sources import Part
 
 _FINISH_REASONS = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,

@@ -1,0 +1,1 @@
+"""Reads messages: options and sources of callers become requests of the engine."""

@@ -1,0 +1,1 @@
+"""Writes messages: results of the engine become answers for callers."""
