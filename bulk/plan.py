@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import json
 import os
@@ -14,12 +13,12 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from seq2seq_serve.bundle.files import sync_folder
 from seq2seq_serve.client.files import COMPRESSED
 
 # Readers of whole folders, such as those of Parquet, skip names that begin so.
 PLAN_FILE, ERRORS_FOLDER = "_plan.json", "_errors"
 _TEMPORARY = ".tmp"
-_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a folder, on file systems such as SMB
 
 TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
 # The format of each known suffix. Other names are text.
@@ -212,14 +211,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)
-    except OSError as error:
-        if error.errno not in _CANNOT_SYNC:
-            raise
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)
 
 
 def remove_leftovers(folder: Path, older_than: float) -> None:

@@ -1,10 +1,13 @@
-"""Reads small files that may be anything: a pipe without a writer, a device, far too large."""
+"""Reads small files that may be anything, such as a pipe without a writer, and keeps new names of files."""
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from pathlib import Path
+
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a folder, on file systems such as SMB
 
 
 def read_small_file(path: Path, max_bytes: int) -> bytes:
@@ -25,3 +28,19 @@ def read_small_file(path: Path, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise ValueError(f"{path.name} has more than {max_bytes} bytes, the limit")
     return content
+
+
+def sync_folder(folder: Path) -> None:
+    """Write the names in a folder to the disk, where that is possible, so that a renamed file keeps its own.
+
+    Raises:
+        OSError: The disk fails.
+    """
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+    finally:
+        os.close(descriptor)

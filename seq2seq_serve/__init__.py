@@ -22,6 +22,9 @@ def __getattr__(name: str) -> Any:
     """Imports the library when it is used: it needs the extra `server`, which a client does without."""
     if name not in ("Model", "load"):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from seq2seq_serve.server import library
-
+    try:
+        from seq2seq_serve.server import library
+    except ModuleNotFoundError as error:
+        text = f"{error.name} is missing: pip install 'seq2seq-serve[server,cpu]' (or gpu in place of cpu)"
+        raise ModuleNotFoundError(text, name=error.name) from error
     return getattr(library, name)

@@ -25,6 +25,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from seq2seq_serve.bundle.names import Form
+from seq2seq_serve.bundle.normalization import is_blank
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import options_of
 from seq2seq_serve.protos.sources import Sources, TextOrIds, check_texts, sources_of, target_of
@@ -182,27 +183,25 @@ class Model:
             ServerError: The engine failed.
             TypeError: There is no such option, or a source is of a type that cannot be read.
         """
-        decoding = self._model.read_options(_options(options))
-        pending: deque[Future[pb.GenerateResponse]] = deque()
-        try:
-            for source in sources:
-                pending.append(self._run(self._model.generate(sources_of(source), decoding)))
-                if len(pending) >= _PER_SLOT * self._model.num_slots:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        finally:
-            for future in pending:
-                future.cancel()
+        return self._answers(enumerate(sources), self._model.read_options(_options(options)))
 
     def translate(self, texts: Iterable[Sources], **options: Any) -> list[str]:
-        """Returns the best target of each text, in order; raises as `generate`."""
+        """Returns the best target of each text, in order, "" for a blank one; raises as `generate`."""
         check_texts(texts)
-        return [answer.hypotheses[0].text for answer in self.generate(texts, **options)]
+        given = list(texts)
+        is_blank_at = [isinstance(text, str) and is_blank(text) for text in given]
+        rest = ((place, text) for place, text in enumerate(given) if not is_blank_at[place])
+        answers = self._answers(rest, self._model.read_options(_options(options)))
+        return ["" if is_empty else next(answers).hypotheses[0].text for is_empty in is_blank_at]
 
     def stream(self, source: Sources, **options: Any) -> Iterator[str]:
         """Yields the best target in pieces of whole characters as they are decoded; raises as `generate`."""
         decoding = self._model.read_options(_options(options), stream=True)
+        if decoding.request.num_hypotheses > 1:
+            raise InvalidRequest(
+                "a stream has one hypothesis: leave num_hypotheses out, or call generate",
+                field="options.num_hypotheses",
+            )
         stream = self._model.stream(sources_of(source), decoding)
         try:
             while (piece := self._run(_next(stream)).result()) is not None:
@@ -223,13 +222,15 @@ class Model:
         message = pb.ScoreRequest(sources=sources_of(source), target=target_of(target), **options)
         return self._run(self._model.score(message)).result()
 
-    def caption(self, picture: Sources, **options: Any) -> str:
+    def caption(self, picture: Sources | Path, **options: Any) -> str:
         """Returns the caption of a picture or a clip: a path, the bytes of a file, or an array."""
-        return self._best(picture, options)
+        self._check_form("a picture", Form.PICTURE, Form.CLIP, Form.FEATURES)
+        return self._best(_content(picture), options)
 
-    def transcribe(self, sound: Sources, **options: Any) -> str:
+    def transcribe(self, sound: Sources | Path, **options: Any) -> str:
         """Returns what is said in a sound: a path, the bytes of a file, or its log-mel spectrogram."""
-        return self._best(sound, options)
+        self._check_form("a sound", Form.SOUND)
+        return self._best(_content(sound), options)
 
     def answer(self, story: str, question: str, **options: Any) -> str:
         """Returns the answer to a question about a story."""
@@ -258,9 +259,31 @@ class Model:
     ) -> None:
         self.close()
 
-    def _best(self, source: Sources | Path, options: Mapping[str, Any]) -> str:
-        given = source.read_bytes() if isinstance(source, Path) else source
-        [answer] = self.generate([given], **options)
+    def _check_form(self, what: str, *forms: Form) -> None:
+        its_forms = self.description.sources.values()
+        if not set(forms).intersection(its_forms):
+            text = f"{self.description.name} takes {', '.join(sorted(its_forms))}, not {what}"
+            raise InvalidRequest(text, field="sources")
+
+    def _answers(
+        self, numbered: Iterable[tuple[int, Sources]], decoding: Decoding
+    ) -> Iterator[pb.GenerateResponse]:
+        """Yields the answers to sources with their numbers, which are in the texts of errors."""
+        pending: deque[tuple[int, Future[pb.GenerateResponse]]] = deque()
+        try:
+            for number, source in numbered:
+                work = self._model.generate(sources_of(source), decoding)
+                pending.append((number, self._run(work)))
+                if len(pending) >= _PER_SLOT * self._model.num_slots:
+                    yield _answered(*pending.popleft())
+            while pending:
+                yield _answered(*pending.popleft())
+        finally:
+            for _, future in pending:
+                future.cancel()
+
+    def _best(self, source: Sources, options: Mapping[str, Any]) -> str:
+        [answer] = self.generate([source], **options)
         return answer.hypotheses[0].text
 
     def _run(self, work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
@@ -289,6 +312,17 @@ def load(bundle: Path | str, **settings: Any) -> Model:
     config = RunnerConfig()
     values = values_of(settings, list(settings_of(config)), "load: ")
     return Model(Path(bundle), override(config, values))
+
+
+def _content(source: Sources | Path) -> Sources:
+    return Path(source).read_bytes() if isinstance(source, str | Path) else source
+
+
+def _answered(number: int, future: Future[pb.GenerateResponse]) -> pb.GenerateResponse:
+    try:
+        return future.result()
+    except InvalidRequest as error:
+        raise type(error)(f"source {number}: {error}", field=error.field) from error
 
 
 async def _closed(stream: AsyncGenerator[pb.Piece]) -> None:

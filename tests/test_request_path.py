@@ -21,8 +21,8 @@ _SERVER = ROOT / "server"
 _PAGE = ROOT / "CONTRIBUTING.md"
 _BEGIN, _END = "<!-- the way -->\n", "<!-- the end of the way -->\n"
 # Whoever raises one says in the commit why.
-_MOST_FUNCTIONS = {"GenerateStream": 81, "Generate": 90}
-_MOST_CLASSES = {"GenerateStream": 22, "Generate": 25}
+_MOST_FUNCTIONS = {"GenerateStream": 87, "Generate": 98}
+_MOST_CLASSES = {"GenerateStream": 21, "Generate": 24}
 _MOST_FILES = {"GenerateStream": 25, "Generate": 26}
 # The harness has a runner of its own.
 _RUNNER = {name: ("runner/runner.py", f"OnnxRunner.{name}") for name in ("encode", "step")}
@@ -65,7 +65,7 @@ class Recorder:
     def _note(self, frame: FrameType, event: str, _argument: object) -> None:
         name, path = frame.f_code.co_qualname, Path(frame.f_code.co_filename)
         # A comprehension is a call in some versions of Python only.
-        if not self.is_on or event != "call" or name.endswith(">"):
+        if not self.is_on or event != "call" or name.endswith(("comp>", "<genexpr>")):
             return
         if name == "Calls.close_call":
             self.is_on = False

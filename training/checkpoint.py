@@ -16,6 +16,8 @@ from typing import IO, Any
 import torch
 from torch import Tensor, nn
 
+from seq2seq_serve.bundle.files import sync_folder
+
 CHECKPOINT_FORMAT = 1
 _PREFIX, _SUFFIX = "step-", ".pt"
 
@@ -65,11 +67,7 @@ def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     temporary.replace(path)
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # otherwise the new name may be lost after older files were removed
-    finally:
-        os.close(folder)
+    sync_folder(path.parent)  # otherwise the new name may be lost after older files were removed
 
 
 def save_tensors(path: Path, content: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from seq2seq_serve.server.engine.plan import Move
-from seq2seq_serve.server.engine.state import Search, Sequence
+from seq2seq_serve.server.engine.state import Sequence
 
 
 class Slots:
@@ -24,13 +24,17 @@ class Slots:
             raise ValueError(f"num_slots is {num_slots}, and must be at least 1")
         self.num_slots = num_slots
         self.shares_memory = shares_memory
-        self.num_reserved, self.num_free = 0, num_slots
+        self.num_reserved = 0
         self.rows: tuple[Sequence, ...] = ()
+
+    @property
+    def num_free(self) -> int:
+        """The number of rows that are not reserved."""
+        return self.num_slots - self.num_reserved
 
     def reserve(self, count: int) -> None:
         """Reserve `count` slots for a request; a negative count returns them."""
         self.num_reserved += count
-        self.num_free -= count
         assert 0 <= self.num_reserved <= self.num_slots
 
     def add(self, newcomers: Iterable[Sequence]) -> None:
@@ -50,10 +54,7 @@ class Slots:
             by which keepers that leave hand their memory over.
         """
         leavers = tuple(leavers)
-        keepers = [
-            leaver.search for leaver in leavers if leaver.search.keeper is leaver and leaver.search.rows
-        ]
-        moves = [move for search in keepers if (move := self._hand_over(search))]
+        moves = [move for leaver in leavers if (move := self._hand_over(leaver))]
         holes = {sequence.row for sequence in leavers}
         if not holes:
             return ()
@@ -74,13 +75,14 @@ class Slots:
         self.rows = tuple(rows)
         return tuple(moves)
 
-    def _hand_over(self, search: Search) -> Move | None:
-        """Make another row the keeper of a request whose keeper leaves; returns the copy of its memory."""
-        keeper, heir = search.keeper, search.rows[0]
-        search.keeper = heir
+    def _hand_over(self, leaver: Sequence) -> Move | None:
+        """Make another row of a request its keeper, if the keeper leaves; returns the copy of its memory."""
+        search = leaver.search
+        if search.keeper is not leaver or not search.rows:
+            return None
+        heir = search.keeper = search.rows[0]
         if not self.shares_memory:
             return None
-        assert keeper is not None
-        assert keeper.row is not None
+        assert leaver.row is not None
         assert heir.row is not None
-        return Move(keeper.row, heir.row, cache_length=0, memory_length=heir.memory_length)
+        return Move(leaver.row, heir.row, cache_length=0, memory_length=heir.memory_length)

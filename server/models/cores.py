@@ -90,9 +90,11 @@ class ThreadCore(CoreHandle):
         """Build it on another thread; as `CoreHandle.start`."""
         loop = asyncio.get_running_loop()
         died = partial(loop.call_soon_threadsafe, ended, "the engine's thread ended")
-        self._core = await asyncio.to_thread(
-            self._build, lambda turn: loop.call_soon_threadsafe(turned, turn), died
-        )
+
+        def deliver(turn: Turn) -> None:
+            loop.call_soon_threadsafe(turned, turn)
+
+        self._core = await asyncio.to_thread(self._build, deliver, died)
 
     def admit(self, requests: tuple[Request, ...]) -> None:
         """As `CoreHandle.admit`."""

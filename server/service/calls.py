@@ -8,9 +8,10 @@ import logging
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import Message
@@ -44,6 +45,9 @@ _SMALL_ANSWER_BYTES = 2**16  # built in about a millisecond
 SMALL_REQUEST_BYTES = 2 * MAX_FIELDS
 _MAX_HELD_BYTES = 2**28  # of large requests whose calls are open
 _HELD_RETRY_SECONDS = 1.0
+_MOST_READ_AT_ONCE = 128  # messages of unary calls of one caller, of up to 4 MiB each
+_MESSAGE_SECONDS = 30.0  # for a caller to send a message
+_LEAVING_SECONDS = 0.1
 
 _ON_THE_LOOP_BYTES = 2_000  # of text: a millisecond or two
 SHORT_BYTES = 32_000
@@ -69,10 +73,7 @@ class Call(Origin):
         method: The name of the RPC.
         metadata: The metadata that the caller sent.
         write: Sends a message of a stream.
-        models: The served models.
-        answers: The thread that builds large answers.
-        short_texts: The thread that cuts texts of up to `SHORT_BYTES`.
-        long_texts: The thread that cuts longer texts and decodes files.
+        calls: Opened it.
         work: The work of the engine for it so far.
         is_probe: Whether the call is for the service of health or reflection. Probes are not counted as
             requests, and a server that drains does not wait for them.
@@ -86,10 +87,7 @@ class Call(Origin):
     method: str
     metadata: Metadata
     write: Callable[[Message], Awaitable[None]]
-    models: Models
-    answers: FairThread
-    short_texts: FairThread
-    long_texts: FairThread
+    calls: Calls
     work: Work
     is_probe: bool = False
     model_name: str = ""
@@ -131,6 +129,11 @@ class Call(Origin):
         """Returns the status that a caller who has just left sees."""
         return grpc.StatusCode.DEADLINE_EXCEEDED if self.is_expired() else grpc.StatusCode.CANCELLED
 
+    def release(self) -> None:
+        """Ends the count of its large request, whose sources have been read."""
+        if self.num_held_bytes:
+            self.calls.release(self)
+
     @contextmanager
     def use_model(self, name: str, version: str = "") -> Iterator[ServedModel]:
         """Yields the requested model, and counts the call under its name.
@@ -139,7 +142,7 @@ class Call(Origin):
             UnknownModel: The server has no model of that name and version.
             Unavailable: The models are still loading.
         """
-        with self.models.use(name, version) as model:
+        with self.calls.models.use(name, version) as model:
             self.model_name = model.name
             yield model
 
@@ -147,7 +150,7 @@ class Call(Origin):
         """Returns the result of `build`, about `num_bytes` long. A large one is built on another thread."""
         if num_bytes <= _SMALL_ANSWER_BYTES:
             return build()
-        return await self.answers.run(lambda _: build(), num_bytes, self.caller.name, None)
+        return await self.calls.answers.run(lambda _: build(), num_bytes, self.caller.name, None)
 
     async def read(
         self, work: Callable[[Checkpoint], _Built], num_bytes: int, *, has_file: bool = False
@@ -161,7 +164,9 @@ class Call(Origin):
         """
         if num_bytes <= _ON_THE_LOOP_BYTES and not has_file:
             return work(lambda: None)
-        thread = self.short_texts if num_bytes <= SHORT_BYTES and not has_file else self.long_texts
+        thread = (
+            self.calls.short_texts if num_bytes <= SHORT_BYTES and not has_file else self.calls.long_texts
+        )
         return await thread.run(work, num_bytes, self.caller.name, self.deadline)
 
     async def send(self, message: Message) -> None:
@@ -182,6 +187,12 @@ class Calls:
     """Opens, counts and closes calls, and ends waiting ones when the server drains.
 
     Owned by the app; used on the event loop only.
+
+    Attributes:
+        models: The served models.
+        answers: The thread that builds large answers.
+        short_texts: The thread that cuts texts of up to `SHORT_BYTES`.
+        long_texts: The thread that cuts longer texts and decodes files.
     """
 
     def __init__(self, models: Models, recorder: CallRecorder, access: Access) -> None:
@@ -194,9 +205,11 @@ class Calls:
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = asyncio.Event()
-        self._answers = FairThread("answers")
-        self._short_texts = FairThread("short-texts", _MAX_WAITING_BYTES)
-        self._long_texts = FairThread("long-texts", _MAX_WAITING_BYTES)
+        self._places = WeakValueDictionary[str, asyncio.Semaphore]()  # of messages being read, by caller
+        self._reading = set[asyncio.Timeout]()
+        self.answers = FairThread("answers")
+        self.short_texts = FairThread("short-texts", _MAX_WAITING_BYTES)
+        self.long_texts = FairThread("long-texts", _MAX_WAITING_BYTES)
 
     def open(
         self,
@@ -228,10 +241,7 @@ class Calls:
             method=method,
             metadata=metadata or (),
             write=write,
-            models=self.models,
-            answers=self._answers,
-            short_texts=self._short_texts,
-            long_texts=self._long_texts,
+            calls=self,
             work=Work(),
             is_probe=service.startswith(_PROBES),
         )
@@ -250,7 +260,7 @@ class Calls:
     def hold(self, call: Call, num_bytes: int) -> None:
         """Counts the bytes of a large request until `release`; a small one is not counted.
 
-        gRPC keeps the message of a unary call until the call ends, and a stream's requests wait parsed.
+        What is left of it once its sources are read counts in the engine's queue.
 
         Raises:
             Overloaded: Too many are held, and the caller would have more than its share of them.
@@ -284,14 +294,45 @@ class Calls:
 
     def close(self) -> None:
         """Ends the threads that read sources and build answers."""
-        for thread in (self._short_texts, self._long_texts, self._answers):
+        for thread in (self.short_texts, self.long_texts, self.answers):
             thread.stop()
 
     def drain(self) -> None:
         """Ends the calls that wait for their caller's next message, or for the reading of their sources."""
         self._draining.set()
-        self._short_texts.drain()
-        self._long_texts.drain()
+        for limit in self._reading:
+            limit.reschedule(asyncio.get_running_loop().time())
+        self.short_texts.drain()
+        self.long_texts.drain()
+
+    async def only_message(self, messages: AsyncIterator[bytes], call: Call) -> bytes:
+        """Returns the one message of a unary call; of one caller, some are read at once, and others wait.
+
+        Raises:
+            InvalidRequest: The call has another number of messages, or they do not come in time.
+            Unavailable: The server drains.
+        """
+        places = self._places.setdefault(call.caller.name, asyncio.Semaphore(_MOST_READ_AT_ONCE))
+        try:
+            async with asyncio.timeout(0.0 if self._draining.is_set() else _MESSAGE_SECONDS) as limit:
+                self._reading.add(limit)
+                async with nullcontext() if call.is_probe else places:
+                    message = await anext(messages, None)
+                    # gRPC keeps a message until the next one, or the end, is asked for.
+                    is_only = message is not None and await anext(messages, None) is None
+        except TimeoutError:
+            if self._draining.is_set():
+                raise Unavailable("the server is shutting down") from None
+            raise InvalidRequest(
+                f"the message did not come within {_MESSAGE_SECONDS:g} seconds", field=""
+            ) from None
+        finally:
+            self._reading.discard(limit)
+        if message is None:
+            await asyncio.sleep(_LEAVING_SECONDS)  # gRPC ends the messages before it cancels the handler
+        if not is_only or message is None:
+            raise InvalidRequest("the call has not one message, as it should", field="")
+        return message
 
     async def next_message(self, messages: AsyncIterator[_Message]) -> _Message | None:
         """Returns the next message of a stream; None at its end.

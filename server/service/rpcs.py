@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from functools import partial
-from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
+from typing import Any
 
 import grpc
 from google.protobuf.descriptor import MethodDescriptor, ServiceDescriptor
@@ -24,24 +22,6 @@ from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import SMALL_REQUEST_BYTES, Call, Calls
 from seq2seq_serve.server.service.status import abort
 from seq2seq_serve.server.service.wire import TooManyElements, check_elements
-
-_MOST_READ_AT_ONCE = 32  # messages of unary calls of one caller, of up to 4 MiB each
-
-
-class _Rpc(NamedTuple):
-    """A method of a service.
-
-    Attributes:
-        path: Its path, such as `/seq2seq.v1.Seq2Seq/Generate`.
-        descriptor: Its declaration.
-        message_class: The class of the caller's messages.
-        answer: The service's method: takes the message, or an iterator over messages, and the `Call`.
-    """
-
-    path: str
-    descriptor: MethodDescriptor
-    message_class: type[Message]
-    answer: Callable[[Any, Call], Any]
 
 
 class Rpcs:
@@ -57,10 +37,9 @@ class Rpcs:
     """
 
     def __init__(self, calls: Calls, access: Access) -> None:
-        self.calls = calls
+        self._calls = calls
         self._access = access
         self._large = asyncio.Lock()
-        self._reading = WeakValueDictionary[str, asyncio.Semaphore]()  # by caller
 
     def handlers(self, service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
         """Returns the handlers of the service's methods that `servicer` has."""
@@ -74,46 +53,62 @@ class Rpcs:
     def _handler(
         self, method: MethodDescriptor, answer: Callable[[Any, Call], Any]
     ) -> grpc.RpcMethodHandler[Any, Any]:
-        path = f"/{method.containing_service.full_name}/{method.name}"
-        rpc = _Rpc(path, method, GetMessageClass(method.input_type), answer)
+        service, name = method.containing_service.full_name, method.name
+        message_class = GetMessageClass(method.input_type)
+
+        async def work(raws: AsyncIterator[bytes], call: Call) -> Any:
+            self._access.check(f"/{service}/{name}", call.caller)
+            if call.refusal is not None:
+                raise call.refusal
+            message: Any
+            if method.client_streaming:
+                message = self._parsed_stream(raws, message_class)
+            else:
+                raw = await self._calls.only_message(raws, call)
+                if len(raw) <= SMALL_REQUEST_BYTES:
+                    message = _parse(raw, message_class)
+                else:
+                    self._calls.hold(call, len(raw))
+                    message = await self.parse_large(raw, message_class)
+                del raw  # a long call does not keep it
+            answering = answer(message, call)
+            del message
+            if not hasattr(answering, "__aiter__"):
+                return await answering
+            async for each in answering:
+                await call.send(each)
+            return None
+
+        async def handle(raws: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]) -> Any:
+            """Returns the answer of a call. An error that its method raises becomes the call's status."""
+            call = self._calls.open(
+                service,
+                name,
+                metadata=context.invocation_metadata(),
+                peer=context.peer(),
+                remaining_seconds=context.time_remaining(),
+                write=context.write,
+            )
+            outcome: Any = None
+            try:
+                outcome = await self._calls.run(call, work(raws, call))
+                if not isinstance(outcome, Exception):
+                    return outcome
+                await abort(context, outcome, call.request_id)
+            except (asyncio.CancelledError, aio.AbortError) as error:
+                # gRPC keeps the error that ended a call. Without this, the error's frames would keep the
+                # caller's message alive until the garbage collector runs.
+                error.__context__ = None
+                raise error.with_traceback(None) from None
+            finally:
+                del outcome  # an error's frames refer to it and to the message
+                self._calls.close_call(call)
+
         is_stream = method.server_streaming
         make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.stream_unary_rpc_method_handler
         serialize = GetMessageClass(method.output_type).SerializeToString
-        handler: grpc.RpcMethodHandler[Any, Any] = make(partial(_handle, self, rpc), None, serialize)
+        handler: grpc.RpcMethodHandler[Any, Any] = make(handle, None, serialize)
         return handler
-
-    async def answer(self, rpc: _Rpc, given: AsyncIterator[bytes], call: Call) -> Any:
-        """Returns what the method answers to the bytes of its messages.
-
-        Raises:
-            ServerError: The caller lacks the right to call it, or the method refuses.
-        """
-        self._access.check(rpc.path, call.caller)
-        if call.refusal is not None:
-            raise call.refusal
-        message: Any
-        if rpc.descriptor.client_streaming:
-            message = self._parsed_stream(given, rpc.message_class)
-        else:
-            reading = self._reading.setdefault(call.caller.name, asyncio.Semaphore(_MOST_READ_AT_ONCE))
-            async with reading:
-                raw = await anext(given, None)
-                # gRPC keeps a message until the next one, or the end, is asked for.
-                if raw is None or await anext(given, None) is not None:
-                    raise InvalidRequest("the call has not one message, as it should", field="")
-                if len(raw) <= SMALL_REQUEST_BYTES:
-                    message = _parse(raw, rpc.message_class)
-                else:
-                    self.calls.hold(call, len(raw))
-                    message = await self.parse_large(raw, rpc.message_class)
-            del raw  # a long call does not keep it
-        answering = rpc.answer(message, call)
-        del message
-        if not hasattr(answering, "__aiter__"):
-            return await answering
-        async for each in answering:
-            await call.send(each)
-        return None
 
     async def parse_large(self, raw: bytes, message_class: type[Message]) -> Message:
         """Returns the message that the bytes hold; raises InvalidRequest as `_parse`."""
@@ -129,36 +124,6 @@ class Rpcs:
                 yield _parse(raw, message_class)
             else:
                 yield await self.parse_large(raw, message_class)
-
-
-# Not a method: gRPC does not see that a partial of a method is a coroutine.
-async def _handle(
-    rpcs: Rpcs, rpc: _Rpc, given: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]
-) -> Any:
-    """Returns the answer of a call. An error that its method raises becomes the call's status."""
-    call = rpcs.calls.open(
-        rpc.descriptor.containing_service.full_name,
-        rpc.descriptor.name,
-        metadata=context.invocation_metadata(),
-        peer=context.peer(),
-        remaining_seconds=context.time_remaining(),
-        write=context.write,
-    )
-    answering = rpcs.answer(rpc, given, call)
-    outcome: Any = None
-    try:
-        outcome = await rpcs.calls.run(call, answering)
-        if not isinstance(outcome, Exception):
-            return outcome
-        await abort(context, outcome, call.request_id)
-    except (asyncio.CancelledError, aio.AbortError) as error:
-        # gRPC keeps the error that ended a call. Without this, the error's frames would keep the caller's
-        # message alive until the garbage collector runs.
-        error.__context__ = None
-        raise error.with_traceback(None) from None
-    finally:
-        del outcome  # an error's frames refer to it and to the message
-        rpcs.calls.close_call(call)
 
 
 def _parse(raw: bytes, message_class: type[Message]) -> Message:

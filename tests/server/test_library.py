@@ -152,3 +152,26 @@ def test_errors_survive_a_pickle(error):
     assert type(copy) is type(error)
     assert str(copy) == str(error)
     assert copy.__dict__ == error.__dict__
+
+
+def test_an_error_names_the_source_and_a_blank_text_has_an_empty_target(model):
+    texts = [TEXTS[0], " ", TEXTS[1]]
+    first, blank, last = model.translate(texts)
+    assert [first, last] == model.translate(TEXTS[:2])
+    assert blank == ""
+    with pytest.raises(InvalidRequest, match=r"^source 2: the text has"):
+        model.translate([TEXTS[0], "", "a" * 100_000])
+    with pytest.raises(InvalidRequest, match=r"^source 0: the text is empty"):
+        list(model.generate([""]))
+
+
+def test_a_method_for_another_kind_of_model_is_refused(model):
+    """The name of a picture was translated."""
+    for method, what in ((model.caption, "a picture"), (model.transcribe, "a sound")):
+        with pytest.raises(InvalidRequest, match=f"takes text, not {what}"):
+            method("README.md")
+
+
+def test_a_stream_of_several_hypotheses_is_refused(model):
+    with pytest.raises(InvalidRequest, match="a stream has one hypothesis"):
+        list(model.stream(TEXTS[0], num_hypotheses=2))

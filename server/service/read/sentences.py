@@ -41,7 +41,9 @@ _CLOSING = "\"'”’»）」』】》〉〕］｝)"
 _END = re.compile(rf"[。．！？｡]([{re.escape(_CLOSING)}]*)$")
 _OPENING = "“‘「『（【《〈〔［｛"
 _MOST_MARKS = 8  # that are looked at before a place
-_INITIAL = re.compile(r"(^|[^\w.])[^\W\d_]\.$")  # a letter and a full stop, as in "M. Dupont"
+# A capital letter and a full stop, as in "M. Dupont"; after a word in lower case they end a sentence, as in
+# "Who am I."
+_INITIAL = re.compile(r"(?:^|[^\w.])(?<![^\W\d_A-ZÀ-Þ] )([^\W\d_])\.$")
 _HANGUL = re.compile("[\uac00-\ud7a3\u1100-\u11ff\u3130-\u318f]")
 
 _SPACES = {ord(character): " " for character in WHITE_SPACE}
@@ -113,8 +115,8 @@ def _is_end(line: str, start: int, place: int) -> bool:
     """Returns whether the sentence from `start` on ends at a place where the library ends one."""
     before = line[max(start, place - _MOST_MARKS) : place]
     if before[-1].isspace():
-        initial = _INITIAL.search(line[start:place].rstrip()[-3:])
-        return initial is None or not initial[0][-2].isupper()
+        initial = _INITIAL.search(line[start:place].rstrip()[-4:])
+        return initial is None or not initial[1].isupper()
     mark = _END.search(before)
     return mark is not None and (not mark[1] or line[place] in _OPENING)
 

@@ -17,6 +17,7 @@ from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.read.inputs import Input, cost_of_file, named_inputs
 from seq2seq_serve.server.service.read.requests import Decoding, Job, engine_jobs, read_options
 from seq2seq_serve.server.service.write.responses import (
+    checked,
     estimated_bytes,
     generate_response,
     pieces,
@@ -109,6 +110,7 @@ async def generate(
         check_answer_bytes(num_bytes)  # after each row: a refused call is not read further
         model.engine.check_size(len(requests), num_tokens)
         await asyncio.sleep(0)  # lets other calls run before the next sources are read
+    call.release()
     with model.engine.submitted(requests, call.is_expired) as streams:
         following = iter(streams)
         results_of_all = [[await succeeded(next(following), call) for _ in jobs] for jobs in read]
@@ -145,6 +147,7 @@ async def generate_pieces(
     jobs = await read_sources(work, rows.pop(), 0, model, call)
     num_bytes = sum(estimated_bytes(job, model, decoding.options) for job in jobs)
     check_answer_bytes(num_bytes)
+    call.release()
     results = []
     with model.engine.submitted([job.request for job in jobs], call.is_expired) as streams:
         for job, stream in zip(jobs, streams, strict=True):
@@ -163,6 +166,4 @@ async def succeeded(stream: Stream, call: Call) -> Result:
     """
     result = await stream.wait()
     call.work.add(stream.request, result)
-    if result.error is not None:
-        raise result.error
-    return result
+    return checked(result)

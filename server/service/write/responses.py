@@ -53,19 +53,15 @@ def checked(result: Result) -> Result:
 
 async def pieces(job: Job, stream: Stream, model: ServedModel) -> AsyncGenerator[pb.Piece]:
     """Yields the pieces of a request's targets until they are complete."""
-    target = ""
     async for _, token_ids, result in stream.updates():
         for place, new in token_ids.items():
             if place not in job.texts:
                 job.texts[place] = target_text(job.request, model)
-            piece = pb.Piece(text=job.texts[place].push(new), token_ids=new, hypothesis=place)
-            if job.part.separator is None:
-                target += piece.text
-            yield piece
+            yield pb.Piece(text=job.texts[place].push(new), token_ids=new, hypothesis=place)
         if result is not None and result.error is None:
             rests = {place: text.finish() for place, text in job.texts.items()}
-            rest, separator = rests.get(0, ""), job.part.separator
-            rests[0] = rest + (space_after(target + rest) if separator is None else separator)
+            target = job.texts[0].text if 0 in job.texts else ""
+            rests[0] = rests.get(0, "") + _with_separator(target, job)[len(target) :]
             for place, rest in rests.items():
                 if rest:
                     yield pb.Piece(text=rest, hypothesis=place)

@@ -121,7 +121,7 @@ def test_who_leaves_while_the_server_waits_for_them_to_read_has_cancelled_and_is
 
     async def run():
         metrics = Metrics()
-        calls = make_rpcs(metrics).calls
+        calls = make_rpcs(metrics)._calls
         call = abandoned(calls)
         with pytest.raises(asyncio.CancelledError):
             await calls.run(call, call.send(pb.GenerateStreamResponse()))
@@ -138,7 +138,7 @@ def test_the_end_does_not_wait_for_calls_that_nobody_reads():
     """A stream that was not read held the server up for half a minute beyond its time to drain."""
 
     async def run():
-        calls = make_rpcs(Metrics()).calls
+        calls = make_rpcs(Metrics())._calls
         abandoned(calls)
         async with asyncio.timeout(10):
             await calls.wait_until_quiet()

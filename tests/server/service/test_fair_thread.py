@@ -29,7 +29,7 @@ async def thread_of(max_bytes: int = 8 * LONG) -> AsyncIterator[FairThread]:
 
 @asynccontextmanager
 async def a_call() -> AsyncIterator[Call]:
-    calls = make_rpcs(Metrics()).calls
+    calls = make_rpcs(Metrics())._calls
     try:
         yield calls.open("s", "m", metadata=(), peer="ipv4:1:1", remaining_seconds=None, write=None)
     finally:

@@ -6,6 +6,7 @@ import pytest
 from grpc import aio
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.service import calls as calls_module
 from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.service.harness import make_rpcs, serving
 
@@ -85,13 +86,9 @@ def test_nothing_is_read_of_a_call_without_the_right_to_its_method(tmp_path):
     file = tmp_path / "access.toml"
     file.write_text(f'[[token]]\nname = "a"\nsha256 = "{"0" * 63}1"\nroles = ["predict"]\n')
 
-    async def nothing():
-        await asyncio.sleep(60)
-        yield b""
-
     async def run():
         async with serving(access_file=file) as served:
-            call = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")(nothing())
+            call = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")(stalled())
             assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
     asyncio.run(run())
@@ -106,5 +103,64 @@ def test_a_unary_call_has_one_message(number):
             with pytest.raises(aio.AioRpcError, match="has not one message") as caught:
                 await call
             assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(run())
+
+
+async def stalled():
+    """Messages of a caller who does not send any."""
+    await asyncio.sleep(60)
+    yield b""
+
+
+def test_callers_who_do_not_send_stall_no_probe_and_others_for_a_while_only(monkeypatch):
+    """Of one caller some messages are read at once: those who never send held their places for ever."""
+    monkeypatch.setattr(calls_module, "_MOST_READ_AT_ONCE", 2)
+    monkeypatch.setattr(calls_module, "_MESSAGE_SECONDS", 1.0)
+
+    async def run():
+        async with serving() as served:
+            send = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")
+            waiting = [send(stalled()) for _ in range(2)]
+            while served.app._calls.num_open < 2:
+                await asyncio.sleep(0)
+            check = served.channel.unary_unary("/grpc.health.v1.Health/Check")
+            assert await check(b"") == b"\x08\x01"  # SERVING, while both places are taken
+            raw = pb.GenerateRequest(sources=[pb.Source(text="a")]).SerializeToString()
+            late = send(iter([raw]))
+            for call in waiting:
+                assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+                assert "did not come within 1 seconds" in await call.details()
+            # It came together with the others, so its time may be over, too; the next one has its own.
+            assert await late.code() in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT)
+            assert await send(iter([raw]))
+
+    asyncio.run(run())
+
+
+def test_a_drain_does_not_wait_for_messages_that_do_not_come():
+    async def run():
+        async with serving() as served:
+            call = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")(stalled())
+            while not served.app._calls.num_open:
+                await asyncio.sleep(0)
+            served.app._calls.drain()
+            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+
+    asyncio.run(run())
+
+
+def test_callers_who_leave_before_their_message_is_there_have_cancelled():
+    async def run():
+        async with serving() as served:
+            call = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")(stalled())
+            while not served.app._calls.num_open:
+                await asyncio.sleep(0)
+            call.cancel()
+            async with asyncio.timeout(20):
+                while served.app._calls.num_open:
+                    await asyncio.sleep(0.01)
+            labels = {"model_name": "", "method": "Generate", "code": "CANCELLED"}
+            assert served.metric("seq2seq_requests_total", **labels) == 1
 
     asyncio.run(run())
