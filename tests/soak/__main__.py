@@ -22,6 +22,8 @@ Each part has its own bars. Callers use the loopback interface, and models have 
 - bombs: 24 calls at once, of some kilobytes that expand to millions of elements, for every repeated field of
   every RPC; memory stays within 1 GiB of its initial value and returns to it within 5 s, and other callers
   are not blocked;
+- multiplication: messages whose options hold for hundreds of items; memory stays within 256 MiB of its
+  initial value, and no gap of another stream is longer than 0.3 s;
 - slow: one stream in ten is not read to its end; the others' p99 between tokens grows at most 1.5 times;
 - freeze: texts that are slow to split, by every RPC that takes text, and 200 of the longest at once; no
   stream and no probe waits for more than half a second, and the server exits within 5 s after SIGTERM;
