@@ -50,8 +50,8 @@ _OPTIONS = (
     # not retry those; the engine's queue refuses calls with a retry delay.
     ("grpc.server.max_pending_requests", _MAX_PENDING_CALLS),
     ("grpc.server.max_pending_requests_hard_limit", _MAX_PENDING_CALLS),
-    # Of a message that nobody reads yet, such as one without a token, gRPC takes 256 KiB. Longer ones cost more
-    # round trips: with 50 ms each, 4 MB take 0.23 s in place of 0.07.
+    # Of a message that nobody reads yet, such as one without a token, gRPC takes 256 KiB. Longer ones cost
+    # more round trips: with 50 ms each, 4 MB take 0.23 s in place of 0.07.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", 262_144),
     # A dead peer is found within 80 s. Clients may ping every 10 s, also between calls.
