@@ -300,6 +300,8 @@ def decode(runner: OnnxRunner, requests: list[Request]) -> list[Result]:
     Raises:
         RuntimeError: A request failed, or did not end in time.
     """
+    # A runner forgets the sounds and pictures of a request once it has encoded them.
+    requests = [replace(request, sources=dict(request.sources)) for request in requests]
     results: dict[int, Result] = {}
     all_done = threading.Event()
 

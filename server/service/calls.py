@@ -46,7 +46,7 @@ SMALL_REQUEST_BYTES = 2 * MAX_FIELDS
 _MAX_HELD_BYTES = 2**28  # of large requests whose calls are open
 _HELD_RETRY_SECONDS = 1.0
 _MOST_READ_AT_ONCE = 128  # messages of unary calls of one caller, of up to 4 MiB each
-_MESSAGE_SECONDS = 30.0  # for a caller to send a message
+_MESSAGE_SECONDS, _DRAINING_SECONDS = 30.0, 1.0  # for a caller to send a message
 _LEAVING_SECONDS = 0.1
 
 _ON_THE_LOOP_BYTES = 2_000  # of text: a millisecond or two
@@ -128,11 +128,6 @@ class Call(Origin):
     def code_of_leaving(self) -> grpc.StatusCode:
         """Returns the status that a caller who has just left sees."""
         return grpc.StatusCode.DEADLINE_EXCEEDED if self.is_expired() else grpc.StatusCode.CANCELLED
-
-    def release(self) -> None:
-        """Ends the count of its large request, whose sources have been read."""
-        if self.num_held_bytes:
-            self.calls.release(self)
 
     @contextmanager
     def use_model(self, name: str, version: str = "") -> Iterator[ServedModel]:
@@ -260,7 +255,7 @@ class Calls:
     def hold(self, call: Call, num_bytes: int) -> None:
         """Counts the bytes of a large request until `release`; a small one is not counted.
 
-        What is left of it once its sources are read counts in the engine's queue.
+        What it brings may wait as long: parsed, read, or in the engine's queue.
 
         Raises:
             Overloaded: Too many are held, and the caller would have more than its share of them.
@@ -312,9 +307,10 @@ class Calls:
             InvalidRequest: The call has another number of messages, or they do not come in time.
             Unavailable: The server drains.
         """
+        seconds = _DRAINING_SECONDS if self._draining.is_set() else _MESSAGE_SECONDS
         places = self._places.setdefault(call.caller.name, asyncio.Semaphore(_MOST_READ_AT_ONCE))
         try:
-            async with asyncio.timeout(0.0 if self._draining.is_set() else _MESSAGE_SECONDS) as limit:
+            async with asyncio.timeout(seconds) as limit:
                 self._reading.add(limit)
                 async with nullcontext() if call.is_probe else places:
                     message = await anext(messages, None)

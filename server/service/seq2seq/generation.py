@@ -110,7 +110,6 @@ async def generate(
         check_answer_bytes(num_bytes)  # after each row: a refused call is not read further
         model.engine.check_size(len(requests), num_tokens)
         await asyncio.sleep(0)  # lets other calls run before the next sources are read
-    call.release()
     with model.engine.submitted(requests, call.is_expired) as streams:
         following = iter(streams)
         results_of_all = [[await succeeded(next(following), call) for _ in jobs] for jobs in read]
@@ -147,7 +146,6 @@ async def generate_pieces(
     jobs = await read_sources(work, rows.pop(), 0, model, call)
     num_bytes = sum(estimated_bytes(job, model, decoding.options) for job in jobs)
     check_answer_bytes(num_bytes)
-    call.release()
     results = []
     with model.engine.submitted([job.request for job in jobs], call.is_expired) as streams:
         for job, stream in zip(jobs, streams, strict=True):

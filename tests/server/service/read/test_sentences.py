@@ -65,7 +65,7 @@ def test_the_cutting_ends_where_it_is_ended():
         ("See README.Md now. Next one.", ["See README.Md now.", "Next one."]),
         ("Wait...What? Yes.", ["Wait...What?", "Yes."]),
         ("M. Dupont est parti. Il pleut.", ["M. Dupont est parti.", "Il pleut."]),
-        ("Von J. S. Bach. Und Ä. Öhm.", ["Von J. S. Bach.", "Und Ä. Öhm."]),
+        ("Von J. S. Bach. Und Ä. Öhm.", ["Von J. S. Bach.", "Und Ä.", "Öhm."]),
         ("「はい。」と言った。次だ。", ["「はい。」と言った。", "次だ。"]),
         ("「はい。」「いいえ！」", ["「はい。」", "「いいえ！」"]),
         ("“你好。”他说。再见！真的？ 是", ["“你好。”他说。", "再见！", "真的？", "是"]),
@@ -147,3 +147,11 @@ def test_the_language_decides():
     text = "Das ist z.B. gut. Heute am 3. Oktober."
     assert len(cut(text, "de")) == 2
     assert len(cut(text, "am")) > 2
+
+
+@pytest.mark.parametrize(
+    "text", ["Who am I. You know.", "Take vitamin C. It helps.", "This is plan A. We go."]
+)
+def test_an_english_sentence_may_end_with_a_capital_letter(text):
+    first, _, rest = text.partition(". ")
+    assert [sentence for sentence, _ in sentences(text, "en")] == [f"{first}.", rest]
