@@ -45,7 +45,7 @@ _SMALL_ANSWER_BYTES = 2**16  # built in about a millisecond
 SMALL_REQUEST_BYTES = 2 * MAX_FIELDS
 _MAX_HELD_BYTES = 2**28  # of large requests whose calls are open
 _HELD_RETRY_SECONDS = 1.0
-_MOST_READ_AT_ONCE = 128  # messages of unary calls of one caller, of up to 4 MiB each
+_MOST_READ_AT_ONCE = 24  # messages of unary calls of one caller, of up to 4 MiB each
 _MESSAGE_SECONDS, _DRAINING_SECONDS = 30.0, 1.0  # for a caller to send a message
 _LEAVING_SECONDS = 0.1
 
