@@ -113,10 +113,8 @@ class Worker:
                     self.num_unsaved_lines += 1
             await asyncio.to_thread(self._job.writer.write, shard, lines, results)
             return Done(shard.num_lines, sum(result.error is not None for result in results))
-        except (
-            ClientError,
-            StopAsyncIteration,
-        ):  # the stream has ended, with an error of this shard or another
+        except (ClientError, StopAsyncIteration):
+            # The stream of results has ended, with an error of this shard or of another one.
             error = self._dispatcher.error
             raise error if isinstance(error, JobError | WorkerLost) else WorkerLost(str(error)) from error
         finally:

@@ -13,7 +13,6 @@ import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
 
 import h11
 from prometheus_client import CollectorRegistry
@@ -29,6 +28,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
+
+from seq2seq_serve.origins import is_address, named_host, own_names
 
 _MAX_CONNECTIONS = 512
 _SILENT_SECONDS = 5  # a client has to send something, or a connection without a request is closed
@@ -123,8 +124,8 @@ class _Guard:
 
     def __init__(self, app: ASGIApp, host: str) -> None:
         self._app = app
-        self._names = ("localhost", socket.gethostname().lower(), host)
-        self._is_local = host == "localhost" or (_is_address(host) and ipaddress.ip_address(host).is_loopback)
+        self._names = own_names(host)
+        self._is_local = host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         is_answered = scope["path"] in _PROBES or self._is_own(Headers(scope=scope))
@@ -133,18 +134,11 @@ class _Guard:
         await answer(scope, receive, send)
 
     def _is_own(self, headers: Headers) -> bool:
-        host, origin = headers.get("host", ""), headers.get("origin")
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-            is_same = origin is None or urlsplit(origin).netloc == host
-        except ValueError:
-            return False
-        return (
-            is_same
-            and headers.get("sec-fetch-site", "none") in ("none", "same-origin")
-            and (
-                name in self._names or _is_address(name) or (origin is None and not (self._is_local and name))
-            )
+        name = named_host(headers)
+        return name is not None and (
+            name in self._names
+            or is_address(name)
+            or ("origin" not in headers and not (self._is_local and name))
         )
 
 
@@ -234,14 +228,6 @@ class HttpServer:
 def refusal(status: int, code: str, reason: str, text: str) -> JSONResponse:
     """Returns the answer to a request that reaches no call, in the form of other errors."""
     return JSONResponse({"error": text, "code": code, "reason": reason}, status)
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
 
 
 def _listener(host: str, port: int) -> socket.socket:

@@ -86,18 +86,18 @@ class Recorder:
 class PausedRunner(EchoRunner):
     """Holds a stream's second step until its first piece has come, so that its end does not overtake that."""
 
-    def step(self, rows):
-        if rows[0].token_ids and rows[0].request.stream:
-            assert self.is_on.wait(20)
-        return super().step(rows)
-
     def __init__(self) -> None:
         super().__init__()
-        self.is_on = threading.Event()
+        self.has_piece = threading.Event()
+
+    def step(self, rows):
+        if rows[0].token_ids and rows[0].request.stream:
+            assert self.has_piece.wait(20)
+        return super().step(rows)
 
 
 def way_of(method: str) -> list[Function]:
-    """What a request calls with two cores, a stream until its first piece."""
+    """The functions that a request calls in a server with two cores, of a stream until its first piece."""
     recorder, runner = Recorder(), PausedRunner()
 
     async def run() -> None:
@@ -108,7 +108,7 @@ def way_of(method: str) -> list[Function]:
             else:
                 async for _ in served.stub.GenerateStream(_REQUEST):
                     recorder.is_on = False
-                    runner.is_on.set()
+                    runner.has_piece.set()
 
     with recorder.installed():
         asyncio.run(run())

@@ -10,7 +10,6 @@ import asyncio
 import base64
 import binascii
 import io
-import ipaddress
 import json
 import logging
 import math
@@ -23,7 +22,6 @@ from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from PIL import Image
 from prometheus_client.parser import text_string_to_metric_families
@@ -45,6 +43,7 @@ from seq2seq_serve.client.forms import FEATURES, command_of
 from seq2seq_serve.client.output import attention_dict, error_dict
 from seq2seq_serve.client.questions import read_features
 from seq2seq_serve.client.wire import MAX_REQUEST_BYTES
+from seq2seq_serve.origins import is_address, named_host, own_names
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Sentence, Target, TokenIds
@@ -342,7 +341,7 @@ class _Guard:
 
     def __init__(self, app: ASGIApp, host: str) -> None:
         self._app = app
-        self._names = ("localhost", socket.gethostname().lower(), host)
+        self._names = own_names(host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -359,25 +358,8 @@ class _Guard:
         await answer(scope, receive, send_with_policy)
 
     def _is_own(self, headers: Headers) -> bool:
-        host, origin = headers.get("host", ""), headers.get("origin")
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-            origin_host = host if origin is None else urlsplit(origin).netloc
-        except ValueError:
-            return False
-        return (
-            (name in self._names or _is_address(name))
-            and origin_host == host
-            and headers.get("sec-fetch-site", "none") in ("none", "same-origin")
-        )
-
-
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
+        name = named_host(headers)
+        return name is not None and (name in self._names or is_address(name))
 
 
 def make_app(make_client: Callable[[], AsyncClient], metrics_url: str, host: str) -> Starlette:

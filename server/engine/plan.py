@@ -1,4 +1,4 @@
-"""What the scheduler decides for a turn, and what the runner answers."""
+"""The plan of a turn, which the scheduler makes, and the results that the runner returns for it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a caller asks the engine for: a source, how its target is decoded, and what that costs.
+"""The request of a caller to the engine: a source, the options of its target, and its expected cost.
 
 Times are `time.monotonic()` seconds, lengths are tokens.
 """

@@ -1,4 +1,4 @@
-"""What leaves a core: new tokens, the ends of requests, and the numbers of a turn.
+"""The records that a core returns: new tokens, the ends of requests, and the numbers of a turn.
 
 Times are `time.monotonic()` seconds, lengths are tokens.
 """

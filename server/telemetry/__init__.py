@@ -1,1 +1,1 @@
-"""What operators see: metrics, and the statistics of the protocols."""
+"""Metrics for operators, and the statistics of the Open Inference Protocol."""

@@ -147,7 +147,7 @@ def test_a_loop_that_stands_still_fails_the_probe_of_life(server):
 
 
 def send(port: int, raw: bytes) -> bytes:
-    """What the server answers until it closes the connection."""
+    """Returns the bytes that the server sends until it closes the connection."""
     with socket.create_connection(("127.0.0.1", port), 20) as client:
         client.sendall(raw)
         received = b""

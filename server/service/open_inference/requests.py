@@ -126,7 +126,7 @@ def read_inference(message: pb.ModelInferRequest, model: ServedModel) -> Inferen
 
 
 def _refuse_parameters(tensors: Iterable[_Tensor], field: str) -> None:
-    """Refuses tensors with parameters: the server has no use for any, and ignores none."""
+    """Refuses tensors with parameters: the server uses none, and a caller must not believe that it does."""
     for index, tensor in enumerate(tensors):
         for name in sorted(tensor.parameters):
             what = "shared memory" if name.startswith(_SHARED_MEMORY) else f"the parameter {name[:100]!r}"

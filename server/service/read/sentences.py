@@ -41,8 +41,8 @@ _CLOSING = "\"'”’»）」』】》〉〕］｝)"
 _END = re.compile(rf"[。．！？｡]([{re.escape(_CLOSING)}]*)$")
 _OPENING = "“‘「『（【《〈〔［｛"
 _MOST_MARKS = 8  # that are looked at before a place
-# A capital letter and a full stop, as in "M. Dupont"; after a word in lower case they end a sentence, as in
-# "Who am I."
+# A capital letter and a full stop, as in "M. Dupont". After a word in lower case, as in "Who am I.", they end
+# a sentence.
 _INITIAL = re.compile(r"(?:^|[^\w.])(?<![^\W\d_A-ZÀ-Þ] )([^\W\d_])\.$")
 _HANGUL = re.compile("[\uac00-\ud7a3\u1100-\u11ff\u3130-\u318f]")
 

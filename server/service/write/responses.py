@@ -61,7 +61,7 @@ async def pieces(job: Job, stream: Stream, model: ServedModel) -> AsyncGenerator
         if result is not None and result.error is None:
             rests = {place: text.finish() for place, text in job.texts.items()}
             target = job.texts[0].text if 0 in job.texts else ""
-            rests[0] = rests.get(0, "") + _with_separator(target, job)[len(target) :]
+            rests[0] = rests.get(0, "") + _separator(target, job)
             for place, rest in rests.items():
                 if rest:
                     yield pb.Piece(text=rest, hypothesis=place)
@@ -119,16 +119,16 @@ def _joined(jobs: Sequence[Job], answers: Sequence[pb.Sentence]) -> pb.Hypothesi
     best = [answer.hypotheses[0] for answer in answers]
     reasons = [one.finish_reason for one in best if one.finish_reason != pb.FINISH_REASON_EOS]
     return pb.Hypothesis(
-        text="".join(_with_separator(one.text, job) for one, job in zip(best, jobs, strict=True)),
+        text="".join(one.text + _separator(one.text, job) for one, job in zip(best, jobs, strict=True)),
         token_ids=[token_id for one in best for token_id in one.token_ids],
         finish_reason=reasons[0] if reasons else pb.FINISH_REASON_EOS,
         segments=[segment for one in best for segment in one.segments],
     )
 
 
-def _with_separator(target: str, job: Job) -> str:
-    separator = job.part.separator
-    return target + (space_after(target) if separator is None else separator)
+def _separator(target: str, job: Job) -> str:
+    """Returns what stands between the target of a part and the next one."""
+    return space_after(target) if job.part.separator is None else job.part.separator
 
 
 def _hypothesis(

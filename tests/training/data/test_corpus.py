@@ -39,7 +39,7 @@ def test_held_out_pairs_share_no_side_with_training(tmp_path: Path) -> None:
 
 
 def test_held_out_pairs_share_no_side_with_training_in_another_form_of_unicode(tmp_path: Path) -> None:
-    """Of a corpus of twins in NFC and NFD, every dev pair was trained on."""
+    """Training saw every dev pair of a corpus whose texts stand in it in NFC and in NFD."""
     pairs = [(f"{chr(0xAC00 + i)} x", f"é{i}") for i in range(100)]
     twins = [(unicodedata.normalize("NFD", source), f"é{i}  ") for i, (source, _) in enumerate(pairs)]
     lines = "\n".join("\t".join(pair) for pair in pairs + twins)
