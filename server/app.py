@@ -24,11 +24,11 @@ from seq2seq_serve.server.service.calls import Calls
 from seq2seq_serve.server.service.endpoint import Endpoint
 from seq2seq_serve.server.service.health import Health
 from seq2seq_serve.server.service.open_inference.service import InferenceService
-from seq2seq_serve.server.service.recorder import CallRecorder
 from seq2seq_serve.server.service.rest import RestService
-from seq2seq_serve.server.service.tracing import Tracing
 from seq2seq_serve.server.system.trimming import Trimmer, spare_what_lives
+from seq2seq_serve.server.telemetry.access_log import AccessLog
 from seq2seq_serve.server.telemetry.metrics import Metrics
+from seq2seq_serve.server.telemetry.tracing import Tracing
 
 Loader = Callable[[Path, ServerConfig, str, Callable[[Turn], None], int], ServedModel]
 
@@ -64,13 +64,10 @@ class App:
         self._repository = Repository(self._folders, self._models, self._load, self._health.refresh)
         self._watching: asyncio.Task[None] | None = None
         self._tracing = Tracing() if config.is_traced else None
-        recorder = CallRecorder(
-            self._metrics,
-            self._tracing,
-            max_lines=config.max_log_lines,
-            slow_seconds=config.slow_seconds,
-        )
-        self._calls = Calls(self._models, recorder, access)
+        sinks = [self._metrics.record_call, AccessLog(config.max_log_lines, config.slow_seconds).record]
+        if self._tracing is not None:
+            sinks.append(self._tracing.record)
+        self._calls = Calls(self._models, access, sinks, begins_traces=config.is_traced)
         self._metrics.show_open_calls(lambda: self._calls.num_open)
         inference = InferenceService(self._models, self._repository, self._calls, self._health)
         self._rest = RestService(inference, self._calls, access)

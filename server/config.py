@@ -56,7 +56,7 @@ _PRECISION = one_of({"auto": None} | {precision.value: precision for precision i
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """Bounds of the queue of one model. Beyond them a new request is refused, or displaces another request.
+    """Bounds of the queue of one model. Beyond them a new request is refused.
 
     Attributes:
         max_waiting_requests: Requests that may wait for the slots of a model.

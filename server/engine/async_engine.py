@@ -1,6 +1,6 @@
 """The engine of a model: one queue in front of the cores that decode, on the event loop.
 
-    generate, submitted -> FairQueue -> a core with room -> turns -> Stream
+    submitted -> FairQueue -> a core with room -> turns -> Stream
 
 Requests wait here, so that they are fair to each other, bounded and cancelled in one place. A core gets a
 request when it has slots for it, and a few more ahead, so that it never waits between two steps. A core that
@@ -14,7 +14,7 @@ import logging
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
-from contextlib import aclosing, contextmanager
+from contextlib import contextmanager
 from functools import partial
 
 from seq2seq_serve.server.config import QueueLimits
@@ -205,17 +205,6 @@ class AsyncEngine:
             raise
         self._watching = asyncio.create_task(self._watch())
 
-    async def generate(self, request: Request) -> AsyncGenerator[Update]:
-        """Yields the new tokens of a request, if it streams, and its result; cancels it at exit.
-
-        Raises:
-            ServerError: As `submitted`. The error of a request that was accepted is in its result.
-        """
-        with self.submitted([request]) as (stream,):
-            async with aclosing(stream.updates()) as updates:
-                async for update in updates:
-                    yield update
-
     @contextmanager
     def submitted(
         self, requests: Sequence[Request], is_expired: Callable[[], bool] = lambda: False
@@ -241,12 +230,10 @@ class AsyncEngine:
         try:
             if self._is_draining:
                 raise Unavailable(f"model {self.model_name} is shutting down")
-            displaced = self._queue.add(ordered, num_held, self._clock())
+            self._queue.add(ordered, num_held, self._clock())
         except ServerError:
             self.statistics.failed.count += len(requests)
             raise
-        for request, error in displaced:
-            self._fail([request], FinishReason.DISPLACED, error)
         streams = [Stream(request) for request in requests]
         loop = asyncio.get_running_loop()
         for stream in streams:

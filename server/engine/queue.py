@@ -1,14 +1,15 @@
 """The queue of a model's requests, in front of its cores, fair to every caller.
 
 Within a priority, callers take turns by deficit round robin (Shreedhar and Varghese 1996,
-doi:10.1109/90.502236). Its unit here is a step of one slot.
+doi:10.1109/90.502236), whose unit here is a step of one slot. The length of a caller's line is bounded by the
+room that is left, so that no caller can keep the others out (dynamic thresholds, Choudhury and Hahne 1998,
+doi:10.1109/90.664262).
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from seq2seq_serve.server.config import QueueLimits
@@ -17,34 +18,25 @@ from seq2seq_serve.server.errors import DeadlineExceeded, Overloaded
 
 MOST_URGENT, LEAST_URGENT = -10, 10
 
+_MOST_OF_ROOM = 8  # how many times the room that is left a caller may have waiting
 _RESIDENCE_WEIGHT = 0.1  # weight of the latest request in the averages
 _LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 30.0
 
 
 @dataclass(eq=False, slots=True)
 class _Line:
-    """The waiting requests of one caller in one level, the oldest first, with the work of each.
+    """The waiting requests of one caller with one priority, the oldest first, with the work of each.
 
     Attributes:
+        num_tokens: Their size.
+        work: Their expected cost.
         balance: The work that the caller may still take in its turn; its turn ends when it is negative.
     """
 
     requests: dict[Request, int] = field(default_factory=dict)
+    num_tokens: int = 0
     work: int = 0
     balance: int = 0
-
-
-@dataclass(eq=False, slots=True)
-class _Level:
-    """The waiting requests of one priority.
-
-    Attributes:
-        ages: All of them, the oldest first.
-        lines: By caller; the first one's turn it is. No line is empty.
-    """
-
-    ages: dict[Request, None] = field(default_factory=dict)
-    lines: OrderedDict[str, _Line] = field(default_factory=OrderedDict)
 
 
 class FairQueue:
@@ -63,88 +55,69 @@ class FairQueue:
     """
 
     def __init__(self, num_slots: int, limits: QueueLimits, *, feeds_prefix: bool = False) -> None:
+        self.num_requests = 0
         self.num_slots_wanted = 0
         self._num_slots = num_slots
         self._limits = limits
         self._feeds_prefix = feeds_prefix
         self._level_seconds = limits.aging_seconds / (LEAST_URGENT - MOST_URGENT)
-        self._levels: dict[int, _Level] = {}  # by priority; none is empty
-        self.num_requests = 0
+        # By priority and caller; the first line of a priority has its turn. Nothing in it is empty.
+        self._levels: dict[int, OrderedDict[str, _Line]] = {}
         self._num_tokens = 0
-        self._work = 0  # of all waiting requests
         self._turn_work = 1  # what a caller gets in each turn: the work of the largest request so far
         # Averages over all requests that had slots and have ended; 0 until the first one has.
         self._residence_seconds = 0.0
         self._residence_work = 0.0  # per slot
 
-    def __iter__(self) -> Iterator[Request]:
-        return itertools.chain.from_iterable([tuple(level.ages) for level in self._levels.values()])
-
-    def add(self, requests: Sequence[Request], num_held: int, now: float) -> list[tuple[Request, Overloaded]]:
+    def add(self, requests: Sequence[Request], num_held: int, now: float) -> None:
         """Add the requests of a call, all or none.
-
-        If the queue is full, they displace requests that are less urgent, or of callers with more waiting
-        work. Otherwise one caller could keep all others out.
 
         Args:
             requests: They have one caller, one priority and one deadline, and fit into an empty queue.
             num_held: Number of slots that the requests at the cores need.
             now: Monotonic seconds.
 
-        Returns:
-            The displaced requests, with their errors.
-
         Raises:
             DeadlineExceeded: The deadline has passed.
-            Overloaded: The queue is full, or the deadline would pass before the last one gets its slots.
+            Overloaded: The queue is full, or what is left of it is for other callers, or the deadline would
+                pass before the last one gets its slots.
         """
         last = requests[-1]
         assert MOST_URGENT <= last.priority <= LEAST_URGENT
-        if last.deadline is not None and now >= last.deadline:
-            raise DeadlineExceeded("the deadline passed before the request came to the engine")
-        if last.deadline is not None and now + self._longest_wait(requests, num_held) > last.deadline:
+        if last.deadline is not None:
+            if now >= last.deadline:
+                raise DeadlineExceeded("the deadline passed before the request came to the engine")
             wait_seconds = self._expected_wait(requests, num_held)
             if now + wait_seconds > last.deadline:
                 text = f"a slot is expected in {wait_seconds:.1f} seconds, after the deadline"
                 raise _overloaded(text, wait_seconds)
-        displaced = []
-        for request in self._make_room(requests, num_held):
-            self.remove(request)
-            text = (
-                "the queue is full: a more urgent request, or one of a caller with less work, took its place"
-            )
-            wait_seconds = self._wait_seconds(request, self._work, num_held)
-            displaced.append((request, _overloaded(text, wait_seconds)))
+        if problem := self._lack_of_room(requests, num_held):
+            raise _overloaded(problem, self._expected_wait(requests, num_held))
+        line = self._levels.setdefault(last.priority, OrderedDict()).setdefault(last.caller, _Line())
         for request in requests:
-            level = self._levels.setdefault(request.priority, _Level())
-            line = level.lines.setdefault(request.caller, _Line())
-            work = request.cost(feeds_prefix=self._feeds_prefix).work
-            level.ages[request] = None
-            line.requests[request] = work
-            self._count(request, line, work, 1)
-        return displaced
+            line.requests[request] = self._work_of([request])
+            self._count(request, line, 1)
 
     def pop(self, now: float) -> Request:
         """Remove the next request, and charge its caller; there must be one.
 
-        It is the oldest of the caller whose turn it is, in the most urgent level. The level of a priority
-        becomes more urgent while its oldest request waits.
+        It is the oldest of the caller whose turn it is, in the most urgent priority. A priority becomes more
+        urgent while its oldest request waits.
         """
 
         def urgency(priority: int) -> tuple[int, float]:
-            arrival = next(iter(self._levels[priority].ages)).arrival
+            arrival = min(next(iter(line.requests)).arrival for line in self._levels[priority].values())
             return max(priority - int((now - arrival) / self._level_seconds), MOST_URGENT), arrival
 
-        levels = self._levels
-        level = levels[min(levels, key=urgency)] if len(levels) > 1 else next(iter(levels.values()))
-        line = next(iter(level.lines.values()))
+        lines = self._levels[min(self._levels, key=urgency)]
+        line = next(iter(lines.values()))
         request, work = next(iter(line.requests.items()))
         self._turn_work = max(self._turn_work, work)
         line.balance -= work
         self.remove(request)
-        while level.lines and (line := next(iter(level.lines.values()))).balance < 0:
+        while lines and (line := next(iter(lines.values()))).balance < 0:
             line.balance += self._turn_work
-            level.lines.move_to_end(next(iter(level.lines)))
+            lines.move_to_end(next(iter(lines)))
         return request
 
     def release(self, request: Request, held_seconds: float, num_steps: int) -> None:
@@ -159,94 +132,67 @@ class FairQueue:
         weight = _RESIDENCE_WEIGHT if self._residence_work else 1.0
         self._residence_seconds += weight * (held_seconds - self._residence_seconds)
         self._residence_work += weight * (cost.work / request.num_slots - self._residence_work)
-        level = self._levels.get(request.priority)
-        if level is not None and request.caller in level.lines:
-            level.lines[request.caller].balance += request.num_slots * (cost.num_steps - num_steps)
+        line = self._levels.get(request.priority, {}).get(request.caller)
+        if line is not None:
+            line.balance += request.num_slots * (cost.num_steps - num_steps)
 
-    def remove(self, request: Request) -> bool:
-        """Remove a request; returns whether it was waiting."""
-        level = self._levels.get(request.priority)
-        if level is None or request not in level.ages:
-            return False
-        line = level.lines[request.caller]
-        del level.ages[request]
-        self._count(request, line, line.requests.pop(request), -1)
+    def remove(self, request: Request) -> None:
+        """Remove a waiting request."""
+        lines = self._levels[request.priority]
+        line = lines[request.caller]
+        self._count(request, line, -1)
+        del line.requests[request]
         if not line.requests:
-            del level.lines[request.caller]
-        if not level.lines:
+            del lines[request.caller]
+        if not lines:
             del self._levels[request.priority]
-        return True
 
-    def _count(self, request: Request, line: _Line, work: int, sign: int) -> None:
+    def _count(self, request: Request, line: _Line, sign: int) -> None:
         self.num_requests += sign
-        self._num_tokens += sign * request.queue_tokens
         self.num_slots_wanted += sign * request.num_slots
-        self._work += sign * work
-        line.work += sign * work
+        self._num_tokens += sign * request.queue_tokens
+        line.num_tokens += sign * request.queue_tokens
+        line.work += sign * line.requests[request]
 
-    def _make_room(self, newcomers: Sequence[Request], num_held: int) -> list[Request]:
-        """Returns the requests that newcomers displace; none if there is room for the newcomers.
+    def _lack_of_room(self, newcomers: Sequence[Request], num_held: int) -> str:
+        """Returns why newcomers may not wait; empty if they may.
 
-        Requests that were sent to a core ahead of a free slot count as waiting. The least urgent ones leave
-        first, among them the newest of the caller with the most waiting work. A caller never displaces
-        requests of its own priority whose caller would have less work.
-
-        Raises:
-            Overloaded: Displacing all of these is not enough.
+        Requests that were sent to a core ahead of a free slot count as waiting. A caller's own requests of a
+        lower priority do not count against it, so that bulk work leaves room for what is urgent.
         """
-        num_ahead = max(num_held - self._num_slots, 0)
-        num_requests = self.num_requests + num_ahead + len(newcomers)
-        num_tokens = self._num_tokens + sum(request.queue_tokens for request in newcomers)
-        excess = self._limits.excess(num_requests, num_tokens)
-        if not excess:
-            return []
-        displaced: list[Request] = []
-        for request in self._displaceable(newcomers):
-            displaced.append(request)
-            num_requests, num_tokens = num_requests - 1, num_tokens - request.queue_tokens
-            if not self._limits.excess(num_requests, num_tokens):
-                return displaced
-        text = f"the queue is full: with this call it would have {excess}"
-        raise _overloaded(text, self._longest_wait(newcomers, num_held))
-
-    def _displaceable(self, newcomers: Sequence[Request]) -> Iterator[Request]:
-        """Yields the waiting requests that newcomers may displace, the first to leave first."""
         priority, caller = newcomers[0].priority, newcomers[0].caller
-        for level in sorted((level for level in self._levels if level >= priority), reverse=True):
-            lines = self._levels[level].lines
-            left = {name: line.work for name, line in lines.items()}
-            newest = {name: reversed(line.requests.items()) for name, line in lines.items()}
-            own = left.pop(caller, 0) + self._work_of(newcomers) if level == priority else 0
-            while left and left[name := max(left, key=left.__getitem__)] > own:
-                request, work = next(newest[name])
-                yield request
-                left[name] -= work
+        num_requests = self.num_requests + max(num_held - self._num_slots, 0)
+        num_new_tokens = sum(request.queue_tokens for request in newcomers)
+        excess = self._limits.excess(num_requests + len(newcomers), self._num_tokens + num_new_tokens)
+        if excess:
+            return f"the queue is full: with this call it would have {excess}"
+        levels = [lines for level, lines in self._levels.items() if level <= priority]
+        own = [lines[caller] for lines in levels if caller in lines]
+        num_own, num_own_tokens = sum(len(line.requests) for line in own), sum(line.num_tokens for line in own)
+        room = self._limits.max_waiting_requests - num_requests
+        token_room = self._limits.max_waiting_tokens - self._num_tokens
+        if num_own <= _MOST_OF_ROOM * room and num_own_tokens <= _MOST_OF_ROOM * token_room:
+            return ""
+        return (
+            f"the queue is full for this caller: {num_own} of its requests wait, with {num_own_tokens} source "
+            f"tokens, and the room for {room} more, with {token_room} tokens, is for others"
+        )
 
     def _expected_wait(self, requests: Sequence[Request], num_held: int) -> float:
         """Returns the seconds until the last of a caller's requests would get its slots.
 
         Callers take turns, so the work ahead is the call's other requests, the caller's own waiting work, and
         up to the same amount of every other caller; of waiting work, only requests of at least this urgency.
+        By Little's law, the rate of returned slots is their number over the mean time that one is held.
         """
         *before, request = requests
         waiting = Counter[str]()
-        for priority, level in self._levels.items():
+        for priority, lines in self._levels.items():
             if priority <= request.priority:
-                waiting.update({name: line.work for name, line in level.lines.items()})
+                waiting.update({name: line.work for name, line in lines.items()})
         own = self._work_of(before) + waiting.pop(request.caller, 0)
         share = own + self._work_of([request])
         ahead = own + sum(min(work, share) for work in waiting.values())
-        return self._wait_seconds(request, ahead, num_held)
-
-    def _longest_wait(self, requests: Sequence[Request], num_held: int) -> float:
-        """Returns the same as if all waiting requests came first, which takes no look at each caller."""
-        return self._wait_seconds(requests[-1], self._work + self._work_of(requests[:-1]), num_held)
-
-    def _wait_seconds(self, request: Request, ahead: int, num_held: int) -> float:
-        """Returns the seconds until a request would get its slots after the work `ahead`.
-
-        Little's law: the rate of returned slots is the number of slots over the mean time that one is held.
-        """
         num_missing = request.num_slots + num_held - self._num_slots
         seconds = num_missing * self._residence_seconds
         if self._residence_work:

@@ -6,6 +6,7 @@ Times are `time.monotonic()` seconds, lengths are tokens.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -181,6 +182,7 @@ class Request:
         log_probabilities: Whether the result contains the log-probability of every generated token.
         num_alternatives: Number of most probable tokens that the result contains for each position.
         is_bounded: Whether `max_new_tokens` is the length bound of the model's bundle, for the metrics.
+        number: Names it in the messages between the server and the processes of its cores.
         mode: How it is decoded: greedy, beam, sampling or score.
         num_slots: The number of rows that it may take at once.
         is_detailed: Whether the result contains more than the id of every token.
@@ -218,6 +220,7 @@ class Request:
     num_alternatives: int = 0
     is_bounded: bool = False
 
+    number: int = field(init=False, default_factory=itertools.count().__next__)
     mode: str = field(init=False)
     num_slots: int = field(init=False)
     is_detailed: bool = field(init=False)

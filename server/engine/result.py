@@ -23,7 +23,6 @@ class FinishReason(enum.Enum):
     STOP = "stop"  # a stop sequence of the request
     CANCELLED = "cancelled"  # the caller went away
     DEADLINE = "deadline"  # the request's deadline passed
-    DISPLACED = "displaced"  # a more urgent request took its place in a full queue
     FAILED = "failed"  # a step raised
 
 

@@ -2,13 +2,12 @@
 
 Python runs one thread of a process at a time, so the cores of a small model would wait for each other and for
 the handlers. The two processes exchange pickles over a pair of sockets, each after its length. A request
-crosses once, and is a number in all messages after that. Both have the same monotonic clock.
+crosses once, and all messages after that have only its number. Both have the same monotonic clock.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import mmap
 import os
@@ -43,9 +42,9 @@ _LONGEST_SILENCE_SECONDS = 5.0  # without a heartbeat
 
 
 class _Admit(NamedTuple):
-    """Server to process: decode requests, which have numbers in all later messages."""
+    """Server to process: decode requests."""
 
-    requests: dict[int, Request]
+    requests: tuple[Request, ...]
 
 
 class _Cancel(NamedTuple):
@@ -103,8 +102,6 @@ class ProcessCore(CoreHandle):
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
         self._by_number: dict[int, Request] = {}
-        self._numbers: dict[Request, int] = {}
-        self._count = itertools.count()
         self._heard_at = 0.0
         self._turn_seconds = 0.0
 
@@ -137,18 +134,15 @@ class ProcessCore(CoreHandle):
 
     def admit(self, requests: tuple[Request, ...]) -> None:
         """As `CoreHandle.admit`."""
-        numbered = {next(self._count): request for request in requests}
-        self._by_number |= numbered
-        self._numbers |= {request: number for number, request in numbered.items()}
-        self._send(_Admit(numbered))
+        self._send(_Admit(requests))
         for request in requests:
+            self._by_number[request.number] = request
             request.drop_arrays()
 
     def cancel(self, request: Request, *, is_expired: bool) -> None:
         """As `CoreHandle.cancel`."""
-        number = self._numbers.get(request)
-        if number is not None:
-            self._send(_Cancel(number, is_expired))
+        if request.number in self._by_number:
+            self._send(_Cancel(request.number, is_expired))
 
     def is_hung(self) -> bool:
         """Whether the process does not run, or its turn takes too long."""
@@ -198,7 +192,6 @@ class ProcessCore(CoreHandle):
         self.is_ready = False
         is_stopping, self._listening = self._listening is None, None
         self._by_number.clear()
-        self._numbers.clear()
         if not is_stopping:
             ended(await self._reap())
 
@@ -207,7 +200,7 @@ class ProcessCore(CoreHandle):
         number: Any = update.request
         request = self._by_number[number]
         if update.result is not None:
-            del self._by_number[number], self._numbers[request]
+            del self._by_number[number]
         return update._replace(request=request)
 
     async def _reap(self) -> str:
@@ -275,8 +268,7 @@ class _Process:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._stream = connection.makefile("rb")
-        self._by_number: dict[int, Request] = {}  # of the requests that have not ended
-        self._numbers: dict[Request, int] = {}
+        self._by_number: dict[int, Request] = {}  # the requests that have not ended
         self._reporting = threading.Lock()  # guards the two below
         self._held: list[Turn] = []  # turns that are not reported yet
         self._held_since = 0.0
@@ -303,11 +295,11 @@ class _Process:
                     if (request := self._by_number.get(command.number)) is not None:
                         core.send(Cancel(request, command.is_expired))
                     continue
-                for number, request in command.requests.items():
-                    self._by_number[number], self._numbers[request] = request, number
+                for request in command.requests:
+                    self._by_number[request.number] = request
                     if request.stops is not None:
                         request.stops.token_bytes = token_bytes
-                core.send(Admit(tuple(command.requests.values())))
+                core.send(Admit(command.requests))
         except (EOFError, OSError):
             os._exit(1)  # the server has ended
         core.stop()
@@ -336,9 +328,9 @@ class _Process:
 
     def _with_number(self, update: Update) -> Update:
         """Returns an update that refers to its request by the request's number."""
-        number: Any = self._numbers[update.request]
+        number: Any = update.request.number
         if update.result is not None:
-            del self._by_number[number], self._numbers[update.request]
+            del self._by_number[number]
         return update._replace(request=number)
 
     def _report(self, core: Core) -> None:

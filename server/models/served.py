@@ -21,7 +21,6 @@ from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.pictures import Resampling
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.server.engine.async_engine import AsyncEngine
-from seq2seq_serve.server.engine.result import Load
 from seq2seq_serve.server.errors import Unavailable, UnknownModel
 from seq2seq_serve.server.telemetry.metrics import Metrics
 
@@ -134,18 +133,6 @@ class ServedModel:
     def num_slots(self) -> int:
         """The number of sequences that can be decoded at once."""
         return self.engine.num_slots
-
-    def load(self) -> Load:
-        """Returns the numbers of requests, slots and cache positions in use."""
-        return self.engine.load()
-
-    def num_slots_wanted(self) -> int:
-        """Returns the number of slots that all accepted, unfinished requests need."""
-        return self.engine.num_slots_wanted()
-
-    def silent_seconds(self) -> float:
-        """Returns the longest time since a core's last turn; 0 for cores without work."""
-        return self.engine.silent_seconds()
 
 
 class Models:

@@ -6,11 +6,12 @@ import asyncio
 import dataclasses
 import logging
 import time
+import uuid
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakValueDictionary
 
 import grpc
@@ -22,7 +23,6 @@ from seq2seq_serve.server.models.served import Models, ServedModel
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.fair_thread import Checkpoint, FairThread, has_room
 from seq2seq_serve.server.service.origin import Origin
-from seq2seq_serve.server.service.recorder import CallRecorder, Work
 from seq2seq_serve.server.service.status import (
     MAX_REQUEST_ID_LENGTH,
     REQUEST_ID,
@@ -32,6 +32,8 @@ from seq2seq_serve.server.service.status import (
 )
 from seq2seq_serve.server.service.wire import MAX_FIELDS
 from seq2seq_serve.server.system.futures import retrieve
+from seq2seq_serve.server.telemetry.record import CallRecord, Work
+from seq2seq_serve.server.telemetry.tracing import trace_id_of
 
 _Message = TypeVar("_Message")
 _Answer = TypeVar("_Answer", bound=Message)
@@ -61,6 +63,8 @@ _CLOCK_SECONDS = 0.002
 _QUIET_SECONDS = 0.1
 _NUM_QUIET_TURNS, _NUM_AFTER_NEWCOMERS, _MAX_QUIET_TURNS = 2, 6, 300
 
+Sink = Callable[[CallRecord], None]
+
 _log = logging.getLogger(__name__)
 
 
@@ -79,7 +83,8 @@ class Call(Origin):
             requests, and a server that drains does not wait for them.
         model_name: The name of the served model, once it is known.
         num_held_bytes: The size of its request, if that is large.
-        is_counted_by_request: Whether the handler counts each request in the call, in place of the call.
+        whole: The call that brought it, if it is one of the requests of a call.
+        is_recorded_by_item: Whether each request of the call is recorded, in place of the call.
         refusal: Why it is refused whatever it asks for: its id cannot be logged and sent back.
     """
 
@@ -92,29 +97,19 @@ class Call(Origin):
     is_probe: bool = False
     model_name: str = ""
     num_held_bytes: int = 0
-    is_counted_by_request: bool = False
+    whole: Call | None = None
+    is_recorded_by_item: bool = False
     refusal: InvalidRequest | None = None
 
-    @property
-    def names(self) -> dict[str, Any]:
-        """The fields of every log line about it."""
-        return {"request_id": self.request_id, "service": self.service, "method": self.method}
-
-    def log_bug(self, error: Exception) -> None:
-        """Logs an error that is not one of the server's own, with its traceback."""
-        if not isinstance(error, ServerError):
-            _log.error(
-                "%s %s: a bug", self.request_id, self.method, exc_info=error, extra={"fields": self.names}
-            )
-
     def item(self, number: int) -> Call:
-        """Returns a call for one of the requests that this call brings, which is counted by itself."""
+        """Returns a call for one of the requests that this call brings, which is recorded by itself."""
         return dataclasses.replace(
             self,
             request_id=f"{self.request_id}-{number}",
             arrival=time.monotonic(),
             work=Work(),
             num_held_bytes=0,
+            whole=self,
         )
 
     def is_expired(self) -> bool:
@@ -183,6 +178,12 @@ class Calls:
 
     Owned by the app; used on the event loop only.
 
+    Args:
+        models: The served models.
+        access: Knows the callers.
+        sinks: Each is called with the record of every call that ended, except probes.
+        begins_traces: Whether a call gets a trace if its caller did not begin one.
+
     Attributes:
         models: The served models.
         answers: The thread that builds large answers.
@@ -190,10 +191,13 @@ class Calls:
         long_texts: The thread that cuts longer texts and decodes files.
     """
 
-    def __init__(self, models: Models, recorder: CallRecorder, access: Access) -> None:
+    def __init__(
+        self, models: Models, access: Access, sinks: Sequence[Sink] = (), *, begins_traces: bool = False
+    ) -> None:
         self.models = models
-        self._recorder = recorder
         self._access = access
+        self._sinks = tuple(sinks)
+        self._begins_traces = begins_traces
         self.num_open = 0
         self._num_opened = 0
         self._held = Counter[str]()  # bytes by caller
@@ -373,10 +377,22 @@ class Calls:
             if num_quiet == num_needed:
                 return
 
-    async def run(self, call: Call, answering: Awaitable[_Built]) -> _Built | Exception:
-        """Awaits the answer of a call, and counts the call. Returns the error of one that fails.
+    async def run(
+        self,
+        call: Call,
+        answering: Awaitable[_Built],
+        ends_whole: Callable[[Exception], bool] = lambda _: False,
+    ) -> _Built | Exception:
+        """Awaits the answer of a call, or of a request of a call, and records its end.
 
-        A call with `is_counted_by_request` set is counted here only if it is refused as a whole.
+        Args:
+            call: The call.
+            answering: Answers it.
+            ends_whole: Whether an error ends the whole call that brought the request. Such an error is raised,
+                and that call is recorded in place of its requests.
+
+        Returns:
+            The answer, or the error of a call that fails.
 
         Raises:
             CancelledError: The caller has left.
@@ -385,25 +401,51 @@ class Calls:
             answered = await answering
         # gRPC fails a write that waits before it cancels the handler.
         except (asyncio.CancelledError, aio.InternalError):
-            if not call.is_counted_by_request:
-                self._recorder.record(call, call.code_of_leaving())
+            self._record(call, (call.whole or call).code_of_leaving())
             raise asyncio.CancelledError from None
         except Exception as error:
+            if call.whole is not None and ends_whole(error):
+                call.whole.is_recorded_by_item = False
+                raise
+            call.is_recorded_by_item = False
+            _log_fault(call, error)
             code, _ = status_of(error)
-            if isinstance(error, LoadFailed):
-                _log.error("%s %s: %s", call.request_id, call.method, error, extra={"fields": call.names})
-            call.log_bug(error)
-            self._recorder.record(
-                call, code
-            )  # before the answer, because the caller may read the metrics next
+            self._record(call, code)  # before the answer, because the caller may read the metrics next
             return error
-        if not call.is_counted_by_request:
-            self._recorder.record(call, grpc.StatusCode.OK)
+        self._record(call, grpc.StatusCode.OK)
         return answered
 
-    def count(self, call: Call, code: grpc.StatusCode) -> None:
-        """Records how a request of a call ended."""
-        self._recorder.record(call, code)
+    def _record(self, call: Call, code: grpc.StatusCode) -> None:
+        """Hands the record of a call to the sinks, unless another one stands for it."""
+        is_recorded = not call.is_recorded_by_item if call.whole is None else call.whole.is_recorded_by_item
+        if call.is_probe or not is_recorded:
+            return
+        trace_id = trace_id_of(call.metadata) or (uuid.uuid4().hex if self._begins_traces else "")
+        record = CallRecord(
+            request_id=call.request_id,
+            service=call.service,
+            method=call.method,
+            metadata=call.metadata,
+            caller=call.caller.name,
+            has_token=call.caller.token is not None,
+            model=call.model_name,
+            code=code.name,
+            code_number=code.value[0],
+            seconds=time.monotonic() - call.arrival,
+            trace_id=trace_id,
+            work=call.work,
+        )
+        for sink in self._sinks:
+            sink(record)
+
+
+def _log_fault(call: Call, error: Exception) -> None:
+    """Logs a failed load, and with its traceback an error that is not one of the server's own."""
+    fields = {"request_id": call.request_id, "service": call.service, "method": call.method}
+    if isinstance(error, LoadFailed):
+        _log.error("%s %s: %s", call.request_id, call.method, error, extra={"fields": fields})
+    elif not isinstance(error, ServerError):
+        _log.error("%s %s: a bug", call.request_id, call.method, exc_info=error, extra={"fields": fields})
 
 
 def check_answer_bytes(num_bytes: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from prometheus_client import (
     CollectorRegistry,
@@ -22,8 +22,12 @@ from prometheus_client import (
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
 
-from seq2seq_serve.server.engine.result import FinishReason, Load, Turn
+from seq2seq_serve.server.engine.result import FinishReason, Turn
 from seq2seq_serve.server.system.logs import num_dropped_lines
+from seq2seq_serve.server.telemetry.record import CallRecord
+
+if TYPE_CHECKING:
+    from seq2seq_serve.server.models.served import ServedModel
 
 _MODEL = "model_name"
 
@@ -49,29 +53,6 @@ _MODES = ("greedy", "beam", "sampling", "score")
 _SUCCESS_REASONS = ("stop", "length", "abort")
 _FINISHED = {FinishReason.EOS: "stop", FinishReason.STOP: "stop", FinishReason.LENGTH: "length"}
 _WASTED_REASONS = {FinishReason.CANCELLED: "cancelled", FinishReason.DEADLINE: "deadline"}
-
-
-class Model(Protocol):
-    """The shown properties of a served model; the methods are called at every scrape, on the HTTP thread."""
-
-    @property
-    def name(self) -> str: ...
-    @property
-    def version(self) -> str: ...
-    @property
-    def precision(self) -> str: ...
-    @property
-    def provider(self) -> str: ...
-    @property
-    def num_slots(self) -> int: ...
-    @property
-    def cache_bytes(self) -> int: ...
-    @property
-    def max_target_length(self) -> int: ...
-
-    def silent_seconds(self) -> float: ...
-    def load(self) -> Load: ...
-    def num_slots_wanted(self) -> int: ...
 
 
 class Metrics:
@@ -204,27 +185,28 @@ class Metrics:
         """Show the number of open calls, which is asked for at every scrape, on the HTTP thread."""
         self._open_calls.set_function(num_open)
 
-    def show_model(self, model: Model) -> None:
+    def show_model(self, model: ServedModel) -> None:
         """Show a model from now on, in place of its predecessor; values without an event are zero."""
-        name, num_positions = model.name, model.num_slots * model.max_target_length
+        name, engine = model.name, model.engine
+        num_positions = engine.num_slots * model.max_target_length
         self._hide_info(name)
         self._infos[name] = (name, model.version, model.precision, model.provider)
         self._info.labels(*self._infos[name]).set(1)
-        self._slots.labels(name).set(model.num_slots)
+        self._slots.labels(name).set(engine.num_slots)
         self._cache_bytes.labels(name).set(model.cache_bytes)
         for gauge, read in (
-            (self._heartbeat, lambda: time.time() - model.silent_seconds()),
-            (self._running, lambda: model.load().num_running),
-            (self._waiting, lambda: model.load().num_waiting),
-            (self._slots_in_use, lambda: model.load().num_slots_in_use),
-            (self._slots_wanted, model.num_slots_wanted),
-            (self._cache_usage, lambda: model.load().num_cached / num_positions),
+            (self._heartbeat, lambda: time.time() - engine.silent_seconds()),
+            (self._running, lambda: engine.load().num_running),
+            (self._waiting, lambda: engine.load().num_waiting),
+            (self._slots_in_use, lambda: engine.load().num_slots_in_use),
+            (self._slots_wanted, engine.num_slots_wanted),
+            (self._cache_usage, lambda: engine.load().num_cached / num_positions),
         ):
             gauge.labels(name).set_function(read)
         if name not in self._models:
             self._models[name] = _ModelSeries(self, name)
 
-    def hide_model(self, model: Model) -> None:
+    def hide_model(self, model: ServedModel) -> None:
         """Remove a model's gauges; its counters and histograms stay."""
         self._hide_info(model.name)
         for gauge in self._gauges:
@@ -234,18 +216,13 @@ class Metrics:
         if name in self._infos:
             self._info.remove(*self._infos.pop(name))
 
-    def record_rpc(self, *, model_name: str, method: str, code: str) -> None:
-        """Count an RPC that ended.
-
-        `model_name` is a served model's or empty: a caller's text never becomes a label.
-        """
-        self._requests.labels(model_name, method, code).inc()
-
-    def record_caller(self, name: str, code: str, num_source_tokens: int, num_target_tokens: int) -> None:
-        """Count a call of a caller with a token; `name` is the token's, from the access file."""
-        self._caller_requests.labels(name, code).inc()
-        self._caller_tokens.labels(name, "source").inc(num_source_tokens)
-        self._caller_tokens.labels(name, "target").inc(num_target_tokens)
+    def record_call(self, record: CallRecord) -> None:
+        """Count a call that ended. Callers with tokens are counted by name; other texts never become labels."""
+        self._requests.labels(record.model, record.method, record.code).inc()
+        if record.has_token:
+            self._caller_requests.labels(record.caller, record.code).inc()
+            self._caller_tokens.labels(record.caller, "source").inc(record.work.source_tokens)
+            self._caller_tokens.labels(record.caller, "target").inc(record.work.target_tokens)
 
     def record_turn(self, name: str, turn: Turn) -> None:
         """Count one turn of one of a model's engines."""

@@ -14,6 +14,7 @@ from seq2seq_serve.server.engine.plan import Branches, Candidates, Move, Selecte
 from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.state import Sequence
 from seq2seq_serve.server.telemetry.metrics import Metrics
+from seq2seq_serve.server.telemetry.record import CallRecord, Work
 
 START_ID, EOS_ID, VOCAB_SIZE = 1, 2, 97
 SOURCE = "source_ids"
@@ -55,6 +56,25 @@ def make_request(source: tuple[int, ...], **options) -> Request:
     """A request of a source, with defaults for everything else."""
     settings = {"request_id": f"r{source}", "max_new_tokens": 8, "arrival": 0.0} | options
     return Request(sources={SOURCE: np.array(source)}, memory_length=len(source), **settings)
+
+
+def record_of(**changes) -> CallRecord:
+    """The record of a call that succeeded."""
+    fields = {
+        "request_id": "mine",
+        "service": "seq2seq.v1.Seq2Seq",
+        "method": "Generate",
+        "metadata": (),
+        "caller": "shop",
+        "has_token": False,
+        "model": "echo",
+        "code": "OK",
+        "code_number": 0,
+        "seconds": 0.1,
+        "trace_id": "",
+        "work": Work("greedy", source_tokens=3, target_tokens=4),
+    }
+    return CallRecord(**fields | changes)
 
 
 def detected_id(source: tuple[int, ...], detected_ids: tuple[int, ...]) -> int:

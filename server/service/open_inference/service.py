@@ -9,8 +9,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
-import grpc
-
 from seq2seq_serve import __version__
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Piece
@@ -148,29 +146,26 @@ class InferenceService:
             async with writing:
                 await call.send(response)
 
-        async def answer(message: pb.ModelInferRequest, call: Call) -> None:
-            code = grpc.StatusCode.OK
+        async def answer_whole(message: pb.ModelInferRequest, its: Call) -> None:
+            self._calls.hold(its, message.ByteSize())
+            answering = self.answer_in_stream(message, its, write)
+            del message
+            await answering
+
+        async def answer(message: pb.ModelInferRequest, its: Call) -> None:
             failed = pb.ModelInferResponse(model_name=message.model_name, id=message.id)
+            answering = answer_whole(message, its)
+            del message
             try:
-                self._calls.hold(call, message.ByteSize())
-                answering = self.answer_in_stream(message, call, write)
-                del message
-                await answering
-            except asyncio.CancelledError:
-                code = call.code_of_leaving()
-                raise
-            except Exception as error:
-                code, text = status_of(error)
-                if is_strict:
-                    raise
-                call.log_bug(error)
-                await write(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
+                error = await self._calls.run(its, answering, lambda _: is_strict)
+                if error is not None:
+                    _, text = status_of(error)
+                    await write(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
             finally:
-                self._calls.count(call, code)
-                self._calls.release(call)
+                self._calls.release(its)
                 room.release()
 
-        call.is_counted_by_request = True
+        call.is_recorded_by_item = True
         refusal: Exception | None = None
         try:
             try:

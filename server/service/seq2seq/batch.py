@@ -6,8 +6,6 @@ import asyncio
 import random
 from collections.abc import Sequence
 
-import grpc
-
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.errors import (
     EngineFailed,
@@ -28,50 +26,39 @@ _LEAST_OPEN = 64  # items that are decoded or wait at once; twice the slots if t
 async def generate_batch(
     message: pb.GenerateBatchRequest, model: ServedModel, call: Call, calls: Calls
 ) -> None:
-    """Decodes the items of a batch side by side. Each one is counted as a request.
+    """Decodes the items of a batch side by side. Each one is recorded as a call.
 
     Args:
         message: The request.
         model: The model that it names.
         call: The call that it came with; the answers are sent to its caller.
-        calls: Counts the items.
+        calls: Records the items.
 
     Raises:
         ServerError: The whole batch is refused, for example because of its options.
     """
     decoding = await read_decoding(message.options, model, call)
     room, writing = asyncio.Semaphore(max(_LEAST_OPEN, 2 * model.num_slots)), asyncio.Lock()
-    is_refused = False
+
+    async def send(response: pb.GenerateBatchResponse) -> None:
+        async with writing:
+            await call.send(response)
+
+    async def generate_and_send(item: pb.BatchItem, response: pb.GenerateBatchResponse, its: Call) -> None:
+        response.response.CopyFrom(await _generated(item.sources, decoding, model, its))
+        await send(response)
 
     async def answer(index: int, item: pb.BatchItem) -> None:
-        nonlocal is_refused
-        its = call.item(index)
-        response = pb.GenerateBatchResponse(index=index, tag=item.tag)
-        code = grpc.StatusCode.OK
+        its, response = call.item(index), pb.GenerateBatchResponse(index=index, tag=item.tag)
         try:
-            try:
-                response.response.CopyFrom(await _generated(item.sources, decoding, model, its))
-            except Exception as error:
-                code, text = status_of(error)
-                if _ends_the_batch(error):
-                    is_refused = True  # the call is counted once, in place of its items
-                    raise
-                its.log_bug(error)
-                field = error.field if isinstance(error, InvalidRequest) else ""
-                response.error.code, response.error.message = code.name, text
-                response.error.reason, response.error.field = reason_of(error), field
-                response.error.request_id = its.request_id
-            async with writing:
-                await call.send(response)
-        except asyncio.CancelledError:
-            code = call.code_of_leaving()
-            raise
+            error = await calls.run(its, generate_and_send(item, response, its), _ends_the_batch)
+            if error is not None:
+                response.error.CopyFrom(_batch_error(error, its.request_id))
+                await send(response)
         finally:
-            if not is_refused:
-                calls.count(its, code)
             room.release()
 
-    call.is_counted_by_request = True
+    call.is_recorded_by_item = True
     try:
         async with asyncio.TaskGroup() as tasks:
             for index, item in enumerate(message.items):
@@ -91,6 +78,17 @@ async def _generated(
             return sized(answer)
         except Overloaded as error:
             await asyncio.sleep(error.retry_after_seconds * random.uniform(0.5, 1.5))
+
+
+def _batch_error(error: Exception, request_id: str) -> pb.BatchError:
+    code, text = status_of(error)
+    return pb.BatchError(
+        code=code.name,
+        message=text,
+        reason=reason_of(error),
+        field=error.field if isinstance(error, InvalidRequest) else "",
+        request_id=request_id,
+    )
 
 
 def _ends_the_batch(error: Exception) -> bool:

@@ -1,7 +1,7 @@
 """The queue by itself: who is next, who may wait, and for how long, by a clock that is a number."""
 
+import contextlib
 import random
-from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -129,60 +129,63 @@ def test_whoever_waits_for_as_long_as_it_takes_comes_before_any_stream_of_urgent
     assert now <= 20.0 + 0.1 * 10  # and then its turn
 
 
-def test_in_a_full_queue_the_newcomer_of_a_caller_with_little_takes_the_place_of_one_with_much():
-    crowd = requests_of("crowd", 8)
-    queue = make_queue(*crowd, *requests_of("small", 2), max_waiting_requests=10)
-    (newcomer,) = requests_of("new", 1)
-    [(displaced, error)] = queue.add([newcomer], 1, 0.0)
-    assert displaced is crowd[-1]
-    assert isinstance(error, Overloaded)
-    assert error.retry_after_seconds > 0
-    with pytest.raises(Overloaded, match="the queue is full: with this call it would have 11 requests"):
-        queue.add(requests_of("crowd", 1), 1, 0.0)
-    assert queue.num_requests == 10
+def accepted(queue: FairQueue, requests: list[Request], at_once: int = 1) -> int:
+    """How many of a caller's requests may wait, sent so many at once."""
+    num_before = queue.num_requests
+    for first in range(0, len(requests), at_once):
+        with contextlib.suppress(Overloaded):
+            queue.add(requests[first : first + at_once], 1, 0.0)
+    return queue.num_requests - num_before
 
 
-def test_callers_end_with_equal_parts_of_a_full_queue_and_nothing_goes_back_and_forth():
-    queue = make_queue(*requests_of("a", 12), max_waiting_requests=12)
-    num_displaced = 0
-    for _ in range(20):
-        for caller in "bc":
-            try:
-                num_displaced += len(queue.add(requests_of(caller, 1), 1, 0.0))
-            except Overloaded:
-                continue
-    assert Counter(request.caller for request in queue) == {"a": 4, "b": 4, "c": 4}
-    assert num_displaced == 8
+def test_a_flood_leaves_room_in_the_queue_for_callers_that_have_little_in_it():
+    """A caller with a thousand requests kept all others out of a full queue."""
+    queue = make_queue(max_waiting_requests=90)
+    assert accepted(queue, requests_of("flood", 200)) == 81
+    with pytest.raises(Overloaded, match="full for this caller: 81 of its requests wait, .* for 9 more"):
+        queue.add(requests_of("flood", 1), 1, 0.0)
+    assert accepted(queue, requests_of("new", 5)) == 5
+    assert served(queue, 2) == ["flood", "new"]
+    assert accepted(queue, requests_of("flood", 1)) == 0  # it has more than its part
+    assert accepted(queue, requests_of("newest", 6)) == 6
+    with pytest.raises(Overloaded, match="the queue is full: with this call it would have 91 requests"):
+        queue.add(requests_of("last", 1), 1, 0.0)
+    assert queue.num_requests == 90
 
 
-def test_in_a_full_queue_the_most_urgent_newcomer_takes_the_place_of_the_least_urgent():
-    low, plain = requests_of("a", 2, priority=5), requests_of("b", 1)
-    queue = make_queue(*low, *plain, max_waiting_requests=3)
-    (urgent,) = requests_of("a", 1, priority=-1)
-    assert [request for request, _ in queue.add([urgent], 1, 0.0)] == [low[1]]
-    with pytest.raises(Overloaded):
-        queue.add(requests_of("c", 1, priority=6), 1, 0.0)
+def test_in_a_queue_that_stays_full_callers_come_to_equal_parts():
+    queue = make_queue(max_waiting_requests=90)
+    assert accepted(queue, requests_of("a", 90)) == 81
+    for _ in range(400):
+        served(queue, 1)
+        for caller in "abc":
+            accepted(queue, requests_of(caller, 1))
+    [lines] = queue._levels.values()
+    assert all(24 <= len(line.requests) <= 36 for line in lines.values())
+    assert len(lines) == 3
 
 
-def test_a_long_source_displaces_as_many_as_it_needs_or_none():
-    crowd = requests_of("crowd", 5)
-    queue = make_queue(*crowd, *requests_of("small", 1), max_waiting_tokens=60)
-    with pytest.raises(Overloaded, match="would have 120 source tokens, and at most 60 may wait"):
-        queue.add([make_request(SOURCE * 6, caller="new", max_new_tokens=64)], 1, 0.0)
-    displaced = queue.add([make_request(SOURCE * 2, caller="new")], 1, 0.0)
-    assert [request for request, _ in displaced] == [crowd[4], crowd[3]]
+def test_bulk_work_leaves_room_for_the_urgent_requests_of_its_own_caller():
+    queue = make_queue(max_waiting_requests=90)
+    assert accepted(queue, requests_of("a", 200, priority=5)) == 81
+    assert accepted(queue, requests_of("a", 5)) == 5
+    assert accepted(queue, requests_of("a", 1, priority=5)) == 0
+    assert accepted(queue, requests_of("a", 4, priority=-1)) == 4
 
 
-def test_a_call_of_several_requests_is_taken_whole_or_displaces_nobody():
-    """Its requests came one by one, and the first displaced others before the last was refused."""
-    crowds = {caller: requests_of(caller, 4) for caller in "ab"}
-    queue = make_queue(*crowds["a"], *crowds["b"], max_waiting_requests=8)
-    with pytest.raises(Overloaded, match="the queue is full: with this call it would have 11 requests"):
-        queue.add(requests_of("new", 3), 1, 0.0)  # which would then hold as much as the others
+def test_long_sources_leave_room_for_those_of_others():
+    queue = make_queue(max_waiting_tokens=900)
+    assert accepted(queue, requests_of("flood", 200)) == 81  # of ten tokens each
+    with pytest.raises(Overloaded, match="would have 910 source tokens, and at most 900 may wait"):
+        queue.add([make_request(SOURCE * 10, caller="new", max_new_tokens=64)], 1, 0.0)
+    assert accepted(queue, requests_of("new", 5)) == 5
+
+
+def test_a_call_of_several_requests_is_taken_whole_or_not_at_all():
+    queue = make_queue(max_waiting_requests=8)
+    assert accepted(queue, requests_of("a", 9), at_once=3) == 6
+    assert accepted(queue, requests_of("b", 6), at_once=2) == 2
     assert queue.num_requests == 8
-    newcomers = requests_of("new", 2)
-    assert {request for request, _ in queue.add(newcomers, 1, 0.0)} == {crowds["b"][3], crowds["a"][3]}
-    assert set(newcomers) < set(queue)
 
 
 def test_a_call_is_refused_where_its_last_request_would_come_too_late():
@@ -200,7 +203,7 @@ def test_the_expected_wait_is_that_of_the_caller():
     for caller, seconds in (("crowd", 101.0), ("new", 2.0)):  # the latter after one of the crowd
         (patient,) = requests_of(caller, 1, deadline=seconds + 0.1)
         learning.add([patient], 1, 0.0)
-        assert learning.remove(patient)
+        learning.remove(patient)
         (hasty,) = requests_of(caller, 1, deadline=seconds - 0.1)
         with pytest.raises(Overloaded, match=f"a slot is expected in {seconds} seconds") as caught:
             learning.add([hasty], 1, 0.0)
@@ -260,13 +263,9 @@ def test_at_random_the_next_is_an_oldest_of_the_most_urgent_level_and_nothing_is
                     make_request(tuple(chance.choices(range(3, 9), k=chance.randint(1, 10))), **options)
                     for _ in range(chance.randint(1, min(most, 3)))
                 ]
-                assert queue._expected_wait(requests, 0) <= queue._longest_wait(requests, 0)
-                try:
-                    for displaced, _ in queue.add(requests, 0, now):
-                        waiting.remove(displaced)
+                with contextlib.suppress(Overloaded):
+                    queue.add(requests, 0, now)
                     waiting += requests
-                except Overloaded:
-                    assert queue.num_requests == len(waiting), "displaced for a call that was refused"
             case 2 if waiting:
                 request = queue.pop(now)
                 assert request in expected_heads(waiting, now)
@@ -277,16 +276,18 @@ def test_at_random_the_next_is_an_oldest_of_the_most_urgent_level_and_nothing_is
                 queue.release(request, chance.random(), chance.randint(1, 20))
             case 4:
                 if waiting and chance.random() < 0.5:
-                    assert queue.remove(waiting.pop(chance.randrange(len(waiting))))
+                    queue.remove(waiting.pop(chance.randrange(len(waiting))))
         assert queue.num_requests == len(waiting) <= most
         assert queue.num_slots_wanted == sum(request.num_slots for request in waiting)
-        assert queue._work == queue._work_of(waiting)
+        lines = [line for level in queue._levels.values() for line in level.values()]
+        assert sum(line.work for line in lines) == queue._work_of(waiting)
+        assert sum(line.num_tokens for line in lines) == queue._num_tokens
+        assert {request for line in lines for request in line.requests} == set(waiting)
         assert set(queue._levels) == {request.priority for request in waiting}
-    assert set(queue) == set(waiting)
     for request in waiting:
         queue.remove(request)
     assert not queue._levels
-    assert queue._num_tokens == queue._work == queue.num_slots_wanted == 0
+    assert queue.num_requests == queue._num_tokens == queue.num_slots_wanted == 0
 
 
 def expected_heads(waiting: list[Request], now: float) -> list[Request]:
@@ -306,10 +307,9 @@ def test_only_callers_of_waiting_requests_are_remembered():
     for number in range(2000):
         (request,) = requests_of(f"caller {number}", 1, deadline=1e9, priority=number % 3)
         queue.add([request], 0, 0.0)
-        assert queue.remove(request)
-    [level] = queue._levels.values()
-    assert list(level.lines) == ["stays"]
-    assert len(level.ages) == 3
+        queue.remove(request)
+    [lines] = queue._levels.values()
+    assert list(lines) == ["stays"]
 
 
 def test_large_arrays_count_by_their_bytes():

@@ -234,7 +234,6 @@ class LongRun:
 _ERRORS = {
     FinishReason.CANCELLED: Cancelled,
     FinishReason.DEADLINE: DeadlineExceeded,
-    FinishReason.DISPLACED: Overloaded,
 }
 
 

@@ -117,7 +117,6 @@ def double(servers) -> Iterator[Served]:
     for instance in instances_of(servers[1]):
         assert not instance.requests
         assert not instance._by_number
-        assert not instance._numbers
         assert instance.num_slots_wanted == 0
         assert instance.silent_seconds() == 0.0
 
@@ -183,7 +182,8 @@ def test_held_processes_hold_nobody_up_accept_no_more_than_the_bound_and_lose_no
             calls = [stub.Generate.future(request_of(text)) for text in TEXTS * 50]
             until(lambda: sum(call.done() for call in calls) + num_waiting(double) == len(calls))
             refused = [call for call in calls if call.done()]
-            assert len(calls) - len(refused) == QUEUE.max_waiting_requests + double.model.num_slots
+            num_accepted_ahead = len(calls) - len(refused) - double.model.num_slots
+            assert 0.8 * QUEUE.max_waiting_requests < num_accepted_ahead <= QUEUE.max_waiting_requests
             assert {call.code() for call in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
             assert "grpc-retry-pushback-ms" in dict(refused[0].trailing_metadata())
             accepted = [call for call in calls if not call.done()]
@@ -238,8 +238,7 @@ class Reporting:
         self._connection, its_end = socket.socketpair()
         self._connection.settimeout(0.0)
         self.process = _Process(its_end)
-        self.process._by_number = dict(enumerate(requests))
-        self.process._numbers = {request: number for number, request in enumerate(requests)}
+        self.process._by_number = {request.number: request for request in requests}
 
     def close(self) -> None:
         for each in (self._connection, self.process._stream, self.process._connection):
@@ -265,15 +264,14 @@ def test_a_turn_is_reported_at_once_if_somebody_waits_for_it_or_after_a_while():
     with closing(Reporting([first, second])) as process:
         assert process.reported() == []
         [report] = process.reported(Update(first, {0: [5]}, None))
-        assert [turn.updates for turn in report.turns] == [(), ((0, {0: [5]}, None),)]
+        assert [turn.updates for turn in report.turns] == [(), ((first.number, {0: [5]}, None),)]
         assert process.reported() == []
         [report] = process.reported(ended(second))
-        assert [[update.request for update in turn.updates] for turn in report.turns] == [[], [1]]
+        assert [[update.request for update in turn.updates] for turn in report.turns] == [[], [second.number]]
         assert process.reported() == []
         process.process._held_since -= 1.0
         assert len(process.reported()[0].turns) == 2
-        assert list(process.process._by_number) == [0]
-        assert list(process.process._numbers) == [first]
+        assert process.process._by_number == {first.number: first}
 
 
 def make_request(number: int, **changes) -> Request:

@@ -41,7 +41,6 @@ from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.served import Models, ServedModel, SourceSpec
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
-from seq2seq_serve.server.service.recorder import CallRecorder
 from seq2seq_serve.server.service.rpcs import Rpcs
 from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.fakes import sample_value, selected
@@ -231,7 +230,7 @@ class Served:
 def make_rpcs(metrics: Metrics) -> Rpcs:
     """RPCs without a server, for calls that need no model."""
     access = Access(None)
-    return Rpcs(Calls(Models(metrics), CallRecorder(metrics), access), access)
+    return Rpcs(Calls(Models(metrics), access, [metrics.record_call]), access)
 
 
 def fetch(port: int, path: str) -> tuple[int, str]:

@@ -365,7 +365,7 @@ def test_a_wrong_id_is_refused_and_a_given_one_keeps_the_other_headers(tmp_path,
     refused, answered = serve_and(asking)
     assert (refused[0], refused[2]["field"]) == (400, "x-request-id")
     assert answered[1]["x-request-id"] == "mine"
-    lines = [record.fields for record in caplog.records if record.name.endswith("recorder")]
+    lines = [record.fields for record in caplog.records if record.name.endswith("access_log")]
     assert [line["code"] for line in lines] == ["INVALID_ARGUMENT", "OK"]
     assert (lines[1]["request_id"], lines[1]["trace_id"], lines[1]["caller"]) == ("mine", trace, "127.0.0.1")
 
@@ -373,7 +373,7 @@ def test_a_wrong_id_is_refused_and_a_given_one_keeps_the_other_headers(tmp_path,
 def test_a_header_does_not_choose_the_name_of_the_caller(caplog):
     caplog.set_level(logging.INFO)
     serve_and(lambda port: ask(port, "POST", GENERATE, {"text_input": "a"}, x_forwarded_for="evil"))
-    (line,) = (record.fields for record in caplog.records if record.name.endswith("recorder"))
+    (line,) = (record.fields for record in caplog.records if record.name.endswith("access_log"))
     assert line["caller"] == "127.0.0.1"
 
 
@@ -400,7 +400,7 @@ def test_a_stream_is_finished_when_the_server_stops():
 def test_a_malformed_body_is_counted_and_logged(caplog):
     caplog.set_level(logging.INFO)
     _, _, answer = serve_and(lambda port: ask(port, "POST", INFER, b"{", x_request_id="mine"))
-    (line,) = (record.fields for record in caplog.records if record.name.endswith("recorder"))
+    (line,) = (record.fields for record in caplog.records if record.name.endswith("access_log"))
     assert (line["request_id"], line["code"]) == ("mine", answer["code"])
 
 

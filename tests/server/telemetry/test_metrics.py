@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from seq2seq_serve.server.engine.result import FinishReason, Load, Result, Timings, Turn, Update
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFailed
 from seq2seq_serve.server.telemetry.metrics import LATENCY_BOUNDS, STEP_BOUNDS, Metrics
-from tests.server.fakes import make_request, sample_value
+from tests.server.fakes import make_request, record_of, sample_value
 
 NAMES = {
     "seq2seq_requests": "counter",
@@ -59,6 +59,10 @@ class _Model:
     cache_bytes: int = 1024
     max_target_length: int = 5
 
+    @property
+    def engine(self) -> "_Model":
+        return self
+
     def silent_seconds(self) -> float:
         return 20.0
 
@@ -90,8 +94,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 def test_the_names_and_types_are_those_of_the_design_and_no_others():
     metrics = metrics_of()
-    metrics.record_rpc(model_name="echo", method="Generate", code="OK")
-    metrics.record_caller("shop", "OK", 3, 4)
+    metrics.record_call(record_of(has_token=True))
     families = list(text_string_to_metric_families(generate_latest(metrics.registry).decode()))
     assert {family.name: family.type for family in families} == NAMES
 
@@ -185,7 +188,7 @@ def test_every_finish_reason_is_counted():
 
 def test_two_servers_in_one_process_do_not_share_numbers():
     first, second = metrics_of(), metrics_of()
-    first.record_rpc(model_name="echo", method="Generate", code="OK")
+    first.record_call(record_of())
     labels = {"method": "Generate", "code": "OK"}
     assert value(first, "seq2seq_requests_total", **labels) == 1
     assert value(second, "seq2seq_requests_total", **labels) is None

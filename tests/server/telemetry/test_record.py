@@ -13,8 +13,10 @@ from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2 import ModelInferRequest
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from seq2seq_serve.server.service.tracing import Tracing, trace_id_of
 from seq2seq_serve.server.system.logs import configure_logging
+from seq2seq_serve.server.telemetry.access_log import AccessLog
+from seq2seq_serve.server.telemetry.tracing import Tracing, trace_id_of
+from tests.server.fakes import record_of
 from tests.server.service.harness import serving
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
@@ -28,7 +30,7 @@ def request(text: str = "abc", **options) -> pb.GenerateRequest:
 
 
 def lines_of(caplog) -> list[dict[str, object]]:
-    return [record.fields for record in caplog.records if record.name.endswith("recorder")]
+    return [record.fields for record in caplog.records if record.name.endswith("access_log")]
 
 
 def test_a_call_is_one_line_with_what_it_took(caplog):
@@ -90,21 +92,11 @@ def test_every_protocol_has_its_lines(caplog):
 
 def test_a_limit_leaves_out_lines_and_counts_them_but_never_slow_calls(caplog):
     caplog.set_level(logging.INFO)
-
-    async def run():
-        async with serving(max_log_lines=2, slow_seconds=3600.0) as served:
-            recorder = served.app._calls._recorder
-            recorder._clock = lambda: 5.0
-            for _ in range(5):
-                await served.stub.Generate(request())
-            recorder._slow_seconds = -(10.0**9)
-            await served.stub.Generate(request())
-            recorder._slow_seconds = 10.0**9
-            served.runner.error = RuntimeError("broken")
-            with pytest.raises(grpc.aio.AioRpcError):
-                await served.stub.Generate(request())
-
-    asyncio.run(run())
+    log = AccessLog(max_lines=2, slow_seconds=10.0, clock=lambda: 5.0)
+    for _ in range(5):
+        log.record(record_of())
+    log.record(record_of(seconds=10.0))
+    log.record(record_of(code="INTERNAL"))
     lines = lines_of(caplog)
     assert [line["code"] for line in lines] == ["OK", "OK", "OK", "INTERNAL"]
     assert [line.get("left_out", 0) for line in lines] == [0, 0, 3, 0]

@@ -8,32 +8,30 @@ from __future__ import annotations
 
 import re
 import time
-from typing import TYPE_CHECKING, Any
-
-import grpc
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from seq2seq_serve import __version__
+from seq2seq_serve.server.telemetry.record import CallRecord
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
-
-    from seq2seq_serve.server.service.calls import Call
-    from seq2seq_serve.server.service.status import Metadata
 
 _TRACE_PARENT = "traceparent"
 _PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _VERSION = "00"  # which has nothing after the flags
 _SERVICE_NAME, _UNNAMED = "seq2seq-serve", "unknown_service"
-_CALLERS_FAULT = (
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.NOT_FOUND,
-    grpc.StatusCode.UNAUTHENTICATED,
-    grpc.StatusCode.PERMISSION_DENIED,
-    grpc.StatusCode.CANCELLED,
+_NOT_OUR_FAULT = (
+    "OK",
+    "INVALID_ARGUMENT",
+    "NOT_FOUND",
+    "UNAUTHENTICATED",
+    "PERMISSION_DENIED",
+    "CANCELLED",
 )
 
 
-def trace_id_of(metadata: Metadata) -> str:
+def trace_id_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
     """Returns the id of the trace that a call belongs to; empty if its metadata has none."""
     given = dict(metadata).get(_TRACE_PARENT, "")
     match = _PARENT.fullmatch(given) if isinstance(given, str) else None
@@ -45,8 +43,8 @@ def trace_id_of(metadata: Metadata) -> str:
 class Tracing:
     """Makes a span of each call, with the spans `queue`, `encode` and `decode` inside.
 
-    Owned by the app. OpenTelemetry's own variables apply, such as OTEL_EXPORTER_OTLP_ENDPOINT,
-    OTEL_SERVICE_NAME and OTEL_TRACES_SAMPLER.
+    Owned by the app; used on the event loop only. OpenTelemetry's own variables apply, such as
+    OTEL_EXPORTER_OTLP_ENDPOINT, OTEL_SERVICE_NAME and OTEL_TRACES_SAMPLER.
 
     Args:
         exporter: Sends the spans, on a thread of its own; by default over OTLP, by gRPC.
@@ -58,7 +56,7 @@ class Tracing:
     def __init__(self, exporter: SpanExporter | None = None) -> None:
         from opentelemetry import trace
         from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-        from opentelemetry.sdk.trace import TracerProvider
+        from opentelemetry.sdk.trace import RandomIdGenerator, TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -66,28 +64,39 @@ class Tracing:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
             exporter = OTLPSpanExporter()
+
+        class RecordIds(RandomIdGenerator):
+            """Gives the first span of a trace the id that is in the call's record."""
+
+            trace_id = 0
+
+            def generate_trace_id(self) -> int:
+                return self.trace_id
+
         resource = Resource.create({SERVICE_VERSION: __version__})
         if str(resource.attributes[SERVICE_NAME]).startswith(_UNNAMED):  # by no variable of the environment
             resource = resource.merge(Resource({SERVICE_NAME: _SERVICE_NAME}))
-        self._provider = TracerProvider(resource=resource)
+        self._ids = RecordIds()
+        self._provider = TracerProvider(resource=resource, id_generator=self._ids)
         self._provider.add_span_processor(BatchSpanProcessor(exporter))
         self._tracer = self._provider.get_tracer(_SERVICE_NAME, __version__)
         self._propagator = TraceContextTextMapPropagator()
         self._trace = trace
 
-    def record(self, call: Call, code: grpc.StatusCode, seconds: float) -> str:
-        """Makes the spans of a call that has just ended; returns the id of their trace."""
+    def record(self, record: CallRecord) -> None:
+        """Makes the spans of a call that has just ended."""
+        self._ids.trace_id = int(record.trace_id, 16)
         end = time.time_ns()
-        begin = end - _nanoseconds(seconds)
+        begin = end - _nanoseconds(record.seconds)
         span = self._tracer.start_span(
-            f"{call.service}/{call.method}",
-            self._propagator.extract(dict(call.metadata)),
+            f"{record.service}/{record.method}",
+            self._propagator.extract(dict(record.metadata)),
             self._trace.SpanKind.SERVER,
-            _attributes(call, code),
+            _attributes(record),
             start_time=begin,
         )
         inner = self._trace.set_span_in_context(span)
-        work, at = call.work, begin
+        work, at = record.work, begin
         phases = {
             "queue": work.queue_seconds,
             "encode": work.encode_seconds,
@@ -99,10 +108,9 @@ class Tracing:
             if name == "decode" and work.first_token_seconds:
                 part.add_event("first token", timestamp=begin + _nanoseconds(work.first_token_seconds))
             part.end(at)
-        if code is not grpc.StatusCode.OK and code not in _CALLERS_FAULT:
+        if record.code not in _NOT_OUR_FAULT:
             span.set_status(self._trace.StatusCode.ERROR)
         span.end(end)
-        return self._trace.format_trace_id(span.get_span_context().trace_id)
 
     def stop(self) -> None:
         """Sends the spans that are left. Blocks while the collector takes them, some seconds at most."""
@@ -113,15 +121,15 @@ def _nanoseconds(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-def _attributes(call: Call, code: grpc.StatusCode) -> dict[str, Any]:
+def _attributes(record: CallRecord) -> dict[str, str | int]:
     """Returns the attributes of a call, by OpenTelemetry's names where it has some."""
-    work = call.work
+    work = record.work
     given = {
-        "rpc.service": call.service,
-        "rpc.method": call.method,
-        "rpc.grpc.status_code": code.value[0],
-        "seq2seq.request_id": call.request_id,
-        "seq2seq.model": call.model_name,
+        "rpc.service": record.service,
+        "rpc.method": record.method,
+        "rpc.grpc.status_code": record.code_number,
+        "seq2seq.request_id": record.request_id,
+        "seq2seq.model": record.model,
         "seq2seq.mode": work.mode,
         "seq2seq.source_tokens": work.source_tokens,
         "seq2seq.target_tokens": work.target_tokens,

@@ -1,0 +1,82 @@
+"""The record of a call that has ended, which the log, the metrics and the spans are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.result import FinishReason, Result
+
+
+@dataclass
+class Work:
+    """The work of the engine for a call so far. Owned by the call.
+
+    Attributes:
+        mode: Of the last request: greedy, beam, sampling or score; empty before the first result.
+        source_tokens: Positions of memory of all requests.
+        target_tokens: Tokens that all hypotheses generated.
+        queue_seconds: The longest time from arrival to admission.
+        encode_seconds: The longest encode call.
+        decode_seconds: The longest time after that.
+        first_token_seconds: From arrival to the first token of the first request.
+        finish_reason: Of the first request whose target did not end by itself, otherwise `eos`.
+    """
+
+    mode: str = ""
+    source_tokens: int = 0
+    target_tokens: int = 0
+    queue_seconds: float = 0.0
+    encode_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    first_token_seconds: float = 0.0
+    finish_reason: str = ""
+
+    def add(self, request: Request, result: Result) -> None:
+        """Adds the end of one of the call's requests."""
+        timings = result.timings
+        if not self.mode:
+            self.first_token_seconds = timings.first_token_seconds
+        self.mode = request.mode
+        self.source_tokens += result.num_source_tokens
+        self.target_tokens += result.num_target_tokens
+        self.queue_seconds = max(self.queue_seconds, timings.queue_seconds)
+        self.encode_seconds = max(self.encode_seconds, timings.encode_seconds)
+        decode_seconds = timings.total_seconds - timings.queue_seconds - timings.encode_seconds
+        self.decode_seconds = max(self.decode_seconds, decode_seconds)
+        if self.finish_reason in ("", FinishReason.EOS.value):
+            self.finish_reason = result.finish_reason.value
+
+
+@dataclass(frozen=True)
+class CallRecord:
+    """How a call ended, or one of the requests that a call brought.
+
+    Attributes:
+        request_id: The id that the caller sent, or that the server made.
+        service: The full name of the service.
+        method: The name of the RPC.
+        metadata: The metadata that the caller sent.
+        caller: The name of the caller.
+        has_token: Whether that is the name of a token.
+        model: The name of the served model; empty if none was found.
+        code: The name of the status in gRPC.
+        code_number: The number of the status in gRPC.
+        seconds: From arrival to the end.
+        trace_id: The id of the trace (W3C Trace Context) that it belongs to; empty without one.
+        work: The work of the engine for it.
+    """
+
+    request_id: str
+    service: str
+    method: str
+    metadata: Iterable[tuple[str, str | bytes]]
+    caller: str
+    has_token: bool
+    model: str
+    code: str
+    code_number: int
+    seconds: float
+    trace_id: str
+    work: Work
