@@ -11,11 +11,6 @@ from dataclasses import replace
 
 # gRPC's own log would repeat our messages. gRPC reads this when it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-# ONNX Runtime reports every session to Microsoft unless this is set before it is imported.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-
-# The server has its own threads for tokenizing; the library's threads would compete with the engines'.
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from seq2seq_serve.commands import add_version, needs_extra, program
 

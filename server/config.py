@@ -62,25 +62,13 @@ class QueueLimits:
         max_waiting_requests: Requests that may wait for the slots of a model.
         max_waiting_tokens: Source tokens that may wait for the slots of a model; 1 KiB of another source is
             one.
-        aging_seconds: Waiting time that outweighs any difference in priority.
     """
 
     max_waiting_requests: Annotated[int, Setting(COUNT, is_per_model=True)] = 1024
     max_waiting_tokens: Annotated[int, Setting(COUNT, is_per_model=True)] = 262_144
-    aging_seconds: float = 20.0
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.aging_seconds <= 0:
-            raise ValueError(f"aging_seconds is {self.aging_seconds}, and must be above 0")
-
-    def excess(self, num_requests: int, num_tokens: int) -> str:
-        """Returns the exceeded limit as a phrase of an error message; empty if none is exceeded."""
-        if num_requests > self.max_waiting_requests:
-            return f"{num_requests} requests, and at most {self.max_waiting_requests} may wait"
-        if num_tokens > self.max_waiting_tokens:
-            return f"{num_tokens} source tokens, and at most {self.max_waiting_tokens} may wait"
-        return ""
 
 
 @dataclass(frozen=True)

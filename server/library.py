@@ -9,7 +9,6 @@ print(model.translate(["나는 학생이다", "오늘은 금요일 입니다"], 
 from __future__ import annotations
 
 import asyncio
-import os
 import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
@@ -19,10 +18,6 @@ from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
-
-# Libraries read these when they are imported: no reports to others, and no threads beside the engine's.
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
-os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.normalization import is_blank

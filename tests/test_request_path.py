@@ -21,9 +21,9 @@ _SERVER = ROOT / "server"
 _PAGE = ROOT / "CONTRIBUTING.md"
 _BEGIN, _END = "<!-- the way -->\n", "<!-- the end of the way -->\n"
 # Whoever raises one says in the commit why.
-_MOST_FUNCTIONS = {"GenerateStream": 87, "Generate": 98}
-_MOST_CLASSES = {"GenerateStream": 21, "Generate": 24}
-_MOST_FILES = {"GenerateStream": 25, "Generate": 26}
+_MOST_FUNCTIONS = {"GenerateStream": 85, "Generate": 98}
+_MOST_CLASSES = {"GenerateStream": 20, "Generate": 23}
+_MOST_FILES = {"GenerateStream": 23, "Generate": 25}
 # The harness has a runner of its own.
 _RUNNER = {name: ("runner/runner.py", f"OnnxRunner.{name}") for name in ("encode", "step")}
 _REQUEST = pb.GenerateRequest(sources=[pb.Source(text="a long text, so that its end does not come soon")])

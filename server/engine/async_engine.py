@@ -180,7 +180,6 @@ class AsyncEngine:
         self.cores = tuple(cores)
         self.num_slots = sum(core.num_slots for core in cores)
         self.statistics = Statistics()
-        self._limits = limits
         self._record = record
         self._clock = clock
         self._feeds_prefix = feeds_prefix
@@ -251,7 +250,7 @@ class AsyncEngine:
 
     def check_size(self, num_requests: int, num_tokens: int) -> None:
         """Raises InvalidRequest if a call's requests or source tokens do not fit into an empty queue."""
-        excess = self._limits.excess(num_requests, num_tokens)
+        excess = self._queue.excess(num_requests, num_tokens)
         if excess:
             raise InvalidRequest(f"the call has {excess} here: send fewer in one call", field="sources")
 

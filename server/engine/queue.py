@@ -18,6 +18,7 @@ from seq2seq_serve.server.errors import DeadlineExceeded, Overloaded
 
 MOST_URGENT, LEAST_URGENT = -10, 10
 
+_LEVEL_SECONDS = 1.0  # of waiting raise a request by one priority
 _MOST_OF_ROOM = 8  # how many times the room that is left a caller may have waiting
 _RESIDENCE_WEIGHT = 0.1  # weight of the latest request in the averages
 _LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 30.0
@@ -60,7 +61,6 @@ class FairQueue:
         self._num_slots = num_slots
         self._limits = limits
         self._feeds_prefix = feeds_prefix
-        self._level_seconds = limits.aging_seconds / (LEAST_URGENT - MOST_URGENT)
         # By priority and caller; the first line of a priority has its turn. Nothing in it is empty.
         self._levels: dict[int, OrderedDict[str, _Line]] = {}
         self._num_tokens = 0
@@ -95,7 +95,7 @@ class FairQueue:
             raise _overloaded(problem, self._expected_wait(requests, num_held))
         line = self._levels.setdefault(last.priority, OrderedDict()).setdefault(last.caller, _Line())
         for request in requests:
-            line.requests[request] = self._work_of([request])
+            line.requests[request] = request.cost(feeds_prefix=self._feeds_prefix).work
             self._count(request, line, 1)
 
     def pop(self, now: float) -> Request:
@@ -107,9 +107,11 @@ class FairQueue:
 
         def urgency(priority: int) -> tuple[int, float]:
             arrival = min(next(iter(line.requests)).arrival for line in self._levels[priority].values())
-            return max(priority - int((now - arrival) / self._level_seconds), MOST_URGENT), arrival
+            return max(priority - int((now - arrival) / _LEVEL_SECONDS), MOST_URGENT), arrival
 
-        lines = self._levels[min(self._levels, key=urgency)]
+        lines = next(iter(self._levels.values()))
+        if len(self._levels) > 1:
+            lines = self._levels[min(self._levels, key=urgency)]
         line = next(iter(lines.values()))
         request, work = next(iter(line.requests.items()))
         self._turn_work = max(self._turn_work, work)
@@ -154,6 +156,15 @@ class FairQueue:
         line.num_tokens += sign * request.queue_tokens
         line.work += sign * line.requests[request]
 
+    def excess(self, num_requests: int, num_tokens: int) -> str:
+        """Returns the exceeded limit as a phrase of an error message; empty if none is exceeded."""
+        limits = self._limits
+        if num_requests > limits.max_waiting_requests:
+            return f"{num_requests} requests, and at most {limits.max_waiting_requests} may wait"
+        if num_tokens > limits.max_waiting_tokens:
+            return f"{num_tokens} source tokens, and at most {limits.max_waiting_tokens} may wait"
+        return ""
+
     def _lack_of_room(self, newcomers: Sequence[Request], num_held: int) -> str:
         """Returns why newcomers may not wait; empty if they may.
 
@@ -163,19 +174,21 @@ class FairQueue:
         priority, caller = newcomers[0].priority, newcomers[0].caller
         num_requests = self.num_requests + max(num_held - self._num_slots, 0)
         num_new_tokens = sum(request.queue_tokens for request in newcomers)
-        excess = self._limits.excess(num_requests + len(newcomers), self._num_tokens + num_new_tokens)
-        if excess:
+        if excess := self.excess(num_requests + len(newcomers), self._num_tokens + num_new_tokens):
             return f"the queue is full: with this call it would have {excess}"
         levels = [lines for level, lines in self._levels.items() if level <= priority]
         own = [lines[caller] for lines in levels if caller in lines]
-        num_own, num_own_tokens = sum(len(line.requests) for line in own), sum(line.num_tokens for line in own)
+        num_own, num_own_tokens = (
+            sum(len(line.requests) for line in own),
+            sum(line.num_tokens for line in own),
+        )
         room = self._limits.max_waiting_requests - num_requests
         token_room = self._limits.max_waiting_tokens - self._num_tokens
         if num_own <= _MOST_OF_ROOM * room and num_own_tokens <= _MOST_OF_ROOM * token_room:
             return ""
         return (
-            f"the queue is full for this caller: {num_own} of its requests wait, with {num_own_tokens} source "
-            f"tokens, and the room for {room} more, with {token_room} tokens, is for others"
+            f"the queue is full for this caller: {num_own} of its requests wait, of {num_own_tokens} source "
+            f"tokens, and the room for {room} more, of {token_room} tokens, is for others"
         )
 
     def _expected_wait(self, requests: Sequence[Request], num_held: int) -> float:

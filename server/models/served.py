@@ -161,8 +161,13 @@ class Models:
             self._metrics.hide_model(model)
         return model
 
-    def get(self, name: str, version: str = "") -> ServedModel:
-        """Returns the model of that name; an empty name means the first, an empty version the served one.
+    @contextmanager
+    def use(self, name: str, version: str = "") -> Iterator[ServedModel]:
+        """Yields the model of that name; its engine is not stopped before the block ends.
+
+        Args:
+            name: Empty for the first model.
+            version: Empty for the served version.
 
         Raises:
             UnknownModel: No model has that name or version; the message lists the existing ones.
@@ -177,12 +182,6 @@ class Models:
         if version not in ("", model.version):
             text = f"{model.name} is not served in version {version[:100]!r}: ask for version {model.version}"
             raise UnknownModel(text, name=model.name, version=version)
-        return model
-
-    @contextmanager
-    def use(self, name: str, version: str = "") -> Iterator[ServedModel]:
-        """Yields the model of `get`; its engines are not stopped before the block ends."""
-        model = self.get(name, version)
         self._num_users[model] += 1
         try:
             yield model

@@ -14,8 +14,8 @@ from urllib.parse import unquote
 
 from seq2seq_serve.server.errors import Forbidden, Unauthenticated
 from seq2seq_serve.server.service.origin import Caller, Token
-from seq2seq_serve.server.service.status import Metadata
 from seq2seq_serve.server.service.watched import Watched
+from seq2seq_serve.server.telemetry.record import Metadata
 
 PREDICT, ADMIN = "predict", "admin"
 ROLES = (PREDICT, ADMIN)

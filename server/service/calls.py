@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import logging
+import re
 import time
 import uuid
 from collections import Counter
@@ -23,17 +24,10 @@ from seq2seq_serve.server.models.served import Models, ServedModel
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.fair_thread import Checkpoint, FairThread, has_room
 from seq2seq_serve.server.service.origin import Origin
-from seq2seq_serve.server.service.status import (
-    MAX_REQUEST_ID_LENGTH,
-    REQUEST_ID,
-    Metadata,
-    request_id_of,
-    status_of,
-)
+from seq2seq_serve.server.service.status import REQUEST_ID, status_of
 from seq2seq_serve.server.service.wire import MAX_FIELDS
 from seq2seq_serve.server.system.futures import retrieve
-from seq2seq_serve.server.telemetry.record import CallRecord, Work
-from seq2seq_serve.server.telemetry.tracing import trace_id_of
+from seq2seq_serve.server.telemetry.record import CallRecord, Metadata, Work, trace_id_of
 
 _Message = TypeVar("_Message")
 _Answer = TypeVar("_Answer", bound=Message)
@@ -57,11 +51,14 @@ SHORT_BYTES = 32_000
 BYTES_PER_TEXT_BYTE = 64
 _MAX_WAITING_BYTES = 8 * 2**20
 
+_MAX_ID_LENGTH = 128
+# Visible ASCII characters except " and =, so that an id cannot look like fields in a line of the log.
+_LOGGABLE_ID = re.compile(rf"[!#-<>-~]{{1,{_MAX_ID_LENGTH}}}")
 _PROBES = "grpc."  # how the names of the services of health and reflection begin
 _TIMEOUT_ROUNDING = 0.01
 _CLOCK_SECONDS = 0.002
 _QUIET_SECONDS = 0.1
-_NUM_QUIET_TURNS, _NUM_AFTER_NEWCOMERS, _MAX_QUIET_TURNS = 2, 6, 300
+_NUM_QUIET_TURNS, _NUM_AFTER_NEWCOMERS, _MAX_QUIET_TURNS = 2, 6, 100
 
 Sink = Callable[[CallRecord], None]
 
@@ -231,8 +228,17 @@ class Calls:
             write: Sends a message of a stream.
         """
         arrival, given_id = time.monotonic(), dict(metadata or ()).get(REQUEST_ID)
+        request_id, refusal = uuid.uuid4().hex, None
+        if isinstance(given_id, str) and _LOGGABLE_ID.fullmatch(given_id):
+            request_id = given_id
+        elif given_id is not None:
+            refusal = InvalidRequest(
+                f"the request id has {len(given_id)} characters: send 1 to {_MAX_ID_LENGTH} visible "
+                'ASCII characters other than " and =, or no id',
+                field=REQUEST_ID,
+            )
         call = Call(
-            request_id=request_id_of(given_id),
+            request_id=request_id,
             caller=self._access.caller_of(metadata, peer),
             arrival=arrival,
             deadline=None if remaining_seconds is None else arrival + remaining_seconds,
@@ -243,13 +249,8 @@ class Calls:
             calls=self,
             work=Work(),
             is_probe=service.startswith(_PROBES),
+            refusal=refusal,
         )
-        if given_id is not None and given_id != call.request_id:
-            call.refusal = InvalidRequest(
-                f"the request id has {len(given_id)} characters: send 1 to {MAX_REQUEST_ID_LENGTH} visible "
-                'ASCII characters other than " and =, or no id',
-                field=REQUEST_ID,
-            )
         if not call.is_probe:
             self.num_open += 1
             self._num_opened += 1
@@ -358,10 +359,10 @@ class Calls:
         await self._idle.wait()
 
     async def wait_until_quiet(self) -> None:
-        """Waits until the calls that gRPC has received have reached their handlers, half a minute at most.
+        """Waits until the calls that gRPC has received have reached their handlers, for ten seconds or so.
 
-        gRPC ends the others as cancelled when the server stops. Calls that are open already are not waited
-        for: their time is over, and some callers may never read their answers.
+        gRPC ends the others as cancelled when the server stops, and clients do not retry those. Calls that
+        are open already are not waited for: their time is over, and some callers may never read the answers.
         """
         num_left = self.num_open
         num_quiet, num_needed = 0, _NUM_QUIET_TURNS
@@ -388,8 +389,8 @@ class Calls:
         Args:
             call: The call.
             answering: Answers it.
-            ends_whole: Whether an error ends the whole call that brought the request. Such an error is raised,
-                and that call is recorded in place of its requests.
+            ends_whole: Whether an error ends the whole call that brought the request. Such an error is
+                raised, and that call is recorded in place of its requests.
 
         Returns:
             The answer, or the error of a call that fails.

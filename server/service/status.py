@@ -6,9 +6,6 @@ The details are a `google.rpc.Status` (error_details.proto) in the trailer that 
 from __future__ import annotations
 
 import asyncio
-import re
-import uuid
-from collections.abc import Iterable
 from typing import Any
 
 import grpc
@@ -34,9 +31,6 @@ from seq2seq_serve.server.errors import (
 )
 
 REQUEST_ID = "x-request-id"
-MAX_REQUEST_ID_LENGTH = 128
-# Visible ASCII characters except " and =, so that an id cannot look like fields in a line of the log.
-_REQUEST_ID = re.compile(rf"[!#-<>-~]{{1,{MAX_REQUEST_ID_LENGTH}}}")
 ERROR_DOMAIN = "seq2seq-serve"
 _DETAILS = "grpc-status-details-bin"
 _PUSHBACK = "grpc-retry-pushback-ms"  # gRFC A6: when the client may retry
@@ -63,13 +57,6 @@ _MAX_TEXT = 1000  # characters: headers are limited, and hold the text twice
 _BUG = (grpc.StatusCode.INTERNAL, "INTERNAL")
 
 Trailers = tuple[tuple[str, str | bytes], ...]
-Metadata = Iterable[tuple[str, str | bytes]]
-
-
-def request_id_of(given: str | bytes | None) -> str:
-    """Returns the id that a caller gave a request; a new one unless it can be sent back and logged."""
-    text = given if isinstance(given, str) else ""
-    return text if _REQUEST_ID.fullmatch(text) else uuid.uuid4().hex
 
 
 async def abort(context: Any, error: Exception, request_id: str) -> None:

@@ -217,7 +217,7 @@ class Metrics:
             self._info.remove(*self._infos.pop(name))
 
     def record_call(self, record: CallRecord) -> None:
-        """Count a call that ended. Callers with tokens are counted by name; other texts never become labels."""
+        """Count a call that ended; the callers' own texts never become labels."""
         self._requests.labels(record.model, record.method, record.code).inc()
         if record.has_token:
             self._caller_requests.labels(record.caller, record.code).inc()

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import FinishReason, Result
+
+Metadata = Iterable[tuple[str, str | bytes]]
+
+# Of the W3C's Trace Context.
+_TRACE_PARENT = "traceparent"
+_PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
+_VERSION = "00"  # which has nothing after the flags
 
 
 @dataclass
@@ -71,7 +79,7 @@ class CallRecord:
     request_id: str
     service: str
     method: str
-    metadata: Iterable[tuple[str, str | bytes]]
+    metadata: Metadata
     caller: str
     has_token: bool
     model: str
@@ -80,3 +88,12 @@ class CallRecord:
     seconds: float
     trace_id: str
     work: Work
+
+
+def trace_id_of(metadata: Metadata) -> str:
+    """Returns the id of the trace that a call belongs to; empty if its metadata has none."""
+    given = dict(metadata).get(_TRACE_PARENT, "")
+    match = _PARENT.fullmatch(given) if isinstance(given, str) else None
+    if match is None or (match[1] == _VERSION and match[3]):
+        return ""
+    return match[2]

@@ -1,4 +1,4 @@
-"""Spans of calls for OpenTelemetry, and the ids of traces that callers send (W3C Trace Context).
+"""Spans of calls for OpenTelemetry.
 
 A call's spans are made when it has ended, because the engine measures its phases anyway. So a server without
 tracing does nothing for it, and one with tracing does nothing while it decodes.
@@ -6,9 +6,7 @@ tracing does nothing for it, and one with tracing does nothing while it decodes.
 
 from __future__ import annotations
 
-import re
 import time
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from seq2seq_serve import __version__
@@ -17,9 +15,6 @@ from seq2seq_serve.server.telemetry.record import CallRecord
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace.export import SpanExporter
 
-_TRACE_PARENT = "traceparent"
-_PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
-_VERSION = "00"  # which has nothing after the flags
 _SERVICE_NAME, _UNNAMED = "seq2seq-serve", "unknown_service"
 _NOT_OUR_FAULT = (
     "OK",
@@ -29,15 +24,6 @@ _NOT_OUR_FAULT = (
     "PERMISSION_DENIED",
     "CANCELLED",
 )
-
-
-def trace_id_of(metadata: Iterable[tuple[str, str | bytes]]) -> str:
-    """Returns the id of the trace that a call belongs to; empty if its metadata has none."""
-    given = dict(metadata).get(_TRACE_PARENT, "")
-    match = _PARENT.fullmatch(given) if isinstance(given, str) else None
-    if match is None or (match[1] == _VERSION and match[3]):
-        return ""
-    return match[2]
 
 
 class Tracing:

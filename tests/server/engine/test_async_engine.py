@@ -167,9 +167,8 @@ def test_a_caller_beside_a_flood_is_accepted_and_answered_soon():
             for caller in ("flood",) * 10 + (("calm",) if number % 20 == 0 else ()):
                 try:
                     engine.submit(make_request((13, 4), max_new_tokens=3, caller=caller, arrival=engine.now))
-                except Overloaded as error:
+                except Overloaded:
                     assert caller == "flood"
-                    assert error.retry_after_seconds > 0
             engine.turn()
         engine.finish()
         for turn in engine.turns:

@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import re
 import sys
 import threading
 
@@ -16,6 +17,7 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from seq2seq_serve.server.service import calls, rpcs
 from seq2seq_serve.server.service.calls import Call, Calls
+from seq2seq_serve.server.service.health import SEQ2SEQ
 from seq2seq_serve.server.service.write import responses as answers
 from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.service.harness import make_rpcs, serving
@@ -36,6 +38,28 @@ def test_the_callers_request_id_is_kept_and_else_one_is_made():
             assert caught.value.request_id == "order-67"
 
     asyncio.run(run())
+
+
+def opened(given_id: str | bytes) -> Call:
+    """A call whose caller sent an id."""
+    metadata = (("x-request-id", given_id),)
+    return make_rpcs(Metrics())._calls.open(
+        SEQ2SEQ.full_name, "Generate", metadata=metadata, peer="", remaining_seconds=None, write=None
+    )
+
+
+@pytest.mark.parametrize("given", ["a-1", "x" * 128, "a/b+c:d.e_f~"])
+def test_a_callers_id_is_kept(given):
+    assert (opened(given).request_id, opened(given).refusal) == (given, None)
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", "x" * 129, "a caller=root", "caller=root", 'a"b', "a\nCRITICAL forged", "é", "\xff", "\t", b"raw"],
+)
+def test_an_id_that_cannot_be_sent_back_or_logged_is_replaced(given):
+    assert re.fullmatch("[0-9a-f]{32}", opened(given).request_id)
+    assert opened(given).refusal is not None
 
 
 def test_a_request_id_that_is_too_long_for_the_log_is_refused():

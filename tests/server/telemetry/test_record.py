@@ -15,7 +15,8 @@ from seq2seq_serve.protos.open_inference_pb2 import ModelInferRequest
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from seq2seq_serve.server.system.logs import configure_logging
 from seq2seq_serve.server.telemetry.access_log import AccessLog
-from seq2seq_serve.server.telemetry.tracing import Tracing, trace_id_of
+from seq2seq_serve.server.telemetry.record import trace_id_of
+from seq2seq_serve.server.telemetry.tracing import Tracing
 from tests.server.fakes import record_of
 from tests.server.service.harness import serving
 
