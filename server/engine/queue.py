@@ -134,9 +134,9 @@ class FairQueue:
         weight = _RESIDENCE_WEIGHT if self._residence_work else 1.0
         self._residence_seconds += weight * (held_seconds - self._residence_seconds)
         self._residence_work += weight * (cost.work / request.num_slots - self._residence_work)
-        line = self._levels.get(request.priority, {}).get(request.caller)
-        if line is not None:
-            line.balance += request.num_slots * (cost.num_steps - num_steps)
+        lines = self._levels.get(request.priority)
+        if lines is not None and request.caller in lines:
+            lines[request.caller].balance += request.num_slots * (cost.num_steps - num_steps)
 
     def remove(self, request: Request) -> None:
         """Remove a waiting request."""

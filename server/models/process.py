@@ -105,12 +105,6 @@ class ProcessCore(CoreHandle):
         self._heard_at = 0.0
         self._turn_seconds = 0.0
 
-    @property
-    def process_id(self) -> int:
-        """The system's number of the process."""
-        assert self._process is not None
-        return self._process.pid
-
     async def start(self, turned: Callable[[Turn], None], ended: Callable[[str], None]) -> None:
         """Start the process; as `CoreHandle.start`."""
         ours, theirs = socket.socketpair()

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from itertools import product
+from typing import TYPE_CHECKING, TypeVar
 
 from prometheus_client import (
     CollectorRegistry,
@@ -28,6 +30,8 @@ from seq2seq_serve.server.telemetry.record import CallRecord
 
 if TYPE_CHECKING:
     from seq2seq_serve.server.models.served import ServedModel
+
+_Metric = TypeVar("_Metric", Counter, "_CountedHistogram")
 
 _MODEL = "model_name"
 
@@ -67,11 +71,14 @@ class Metrics:
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
         self.registry.register(_DroppedLines())
-        self._models: dict[str, _ModelSeries] = {}
+        self._all_series: list[tuple[Callable[..., object], tuple[str, ...]]] = []
         self._infos: dict[str, tuple[str, ...]] = {}
         self._gauges: list[Gauge] = []  # one value per model
-        self._requests = self._counter(
-            "seq2seq_requests", "Calls that ended, by how; without probes.", "method", "code"
+        self._requests = Counter(
+            "seq2seq_requests",
+            "Calls that ended, by how; without probes.",
+            (_MODEL, "method", "code"),
+            registry=self.registry,
         )
         self._caller_requests = Counter(
             "seq2seq_caller_requests",
@@ -98,7 +105,7 @@ class Metrics:
             "seq2seq_e2e_request_latency_seconds",
             "From arrival to the end, of every accepted request, however it ended.",
             LATENCY_BOUNDS,
-            "mode",
+            mode=_MODES,
         )
         self._source_length = self._histogram(
             "seq2seq_request_prompt_tokens", "Source tokens of an accepted request.", LENGTH_BOUNDS
@@ -107,7 +114,7 @@ class Metrics:
             "seq2seq_request_generation_tokens",
             "Target tokens of an accepted request, of all its hypotheses.",
             LENGTH_BOUNDS,
-            "mode",
+            mode=_MODES,
         )
         self._queue = self._histogram(
             "seq2seq_request_queue_time_seconds", "From arrival to admission.", LATENCY_BOUNDS
@@ -120,12 +127,8 @@ class Metrics:
         self._first_token = self._histogram(
             "seq2seq_time_to_first_token_seconds", "From arrival to the first target token.", LATENCY_BOUNDS
         )
-        self._inter_token = _CountedHistogram(
-            "seq2seq_inter_token_latency_seconds",
-            "Between two steps of a request.",
-            (_MODEL,),
-            buckets=STEP_BOUNDS,
-            registry=self.registry,
+        self._inter_token = self._histogram(
+            "seq2seq_inter_token_latency_seconds", "Between two steps of a request.", STEP_BOUNDS
         )
         self._step = self._histogram(
             "seq2seq_decode_step_seconds", "One decoding step of all running rows.", STEP_BOUNDS
@@ -142,15 +145,17 @@ class Metrics:
         self._success = self._counter(
             "seq2seq_request_success",
             "Accepted requests that ended, by how: stop, length, abort.",
-            "finished_reason",
-            "mode",
+            finished_reason=_SUCCESS_REASONS,
+            mode=_MODES,
         )
         self._bounded = self._counter(
             "seq2seq_bounded_targets",
             "Targets that ended at the length bound of the model's bundle; most of them repeat themselves.",
         )
         self._wasted = self._counter(
-            "seq2seq_wasted_tokens", "Target tokens of requests that were cancelled or expired.", "reason"
+            "seq2seq_wasted_tokens",
+            "Target tokens of requests that were cancelled or expired.",
+            reason=tuple(_WASTED_REASONS.values()),
         )
         self._moved = self._counter(
             "seq2seq_cache_moved_bytes", "Cache and memory copied to close holes and to fork hypotheses."
@@ -170,11 +175,26 @@ class Metrics:
             "seq2seq_engine_heartbeat_timestamp_seconds", "Unix time of the engine's last sign of life."
         )
 
-    def _histogram(self, name: str, text: str, bounds: tuple[float, ...], *labels: str) -> Histogram:
-        return Histogram(name, text, (_MODEL, *labels), buckets=bounds, registry=self.registry)
+    def _histogram(
+        self, name: str, text: str, bounds: tuple[float, ...], **labels: tuple[str, ...]
+    ) -> Callable[..., _CountedHistogram]:
+        metric = _CountedHistogram(name, text, (_MODEL, *labels), buckets=bounds, registry=self.registry)
+        return self._series_of(metric.labels, labels)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, (_MODEL, *labels), registry=self.registry)
+    def _counter(self, name: str, text: str, **labels: tuple[str, ...]) -> Callable[..., Counter]:
+        metric = Counter(name, text, (_MODEL, *labels), registry=self.registry)
+        return self._series_of(metric.labels, labels)
+
+    def _series_of(
+        self, look_up: Callable[..., _Metric], labels: Mapping[str, tuple[str, ...]]
+    ) -> Callable[..., _Metric]:
+        """Returns a function from a model and the values of further labels to their time series.
+
+        It remembers them: a metric looks them up under a lock, and a turn of a core needs a dozen.
+        """
+        series = cache(look_up)
+        self._all_series += [(series, values) for values in product(*labels.values())]
+        return series
 
     def _gauge(self, name: str, text: str) -> Gauge:
         gauge = Gauge(name, text, (_MODEL,), registry=self.registry)
@@ -203,8 +223,8 @@ class Metrics:
             (self._cache_usage, lambda: engine.load().num_cached / num_positions),
         ):
             gauge.labels(name).set_function(read)
-        if name not in self._models:
-            self._models[name] = _ModelSeries(self, name)
+        for series, values in self._all_series:
+            series(name, *values)
 
     def hide_model(self, model: ServedModel) -> None:
         """Remove a model's gauges; its counters and histograms stay."""
@@ -226,33 +246,32 @@ class Metrics:
 
     def record_turn(self, name: str, turn: Turn) -> None:
         """Count one turn of one of a model's engines."""
-        model = self._models[name]
         if turn.num_rows:
-            model.step.observe(turn.step_seconds)
-            model.batch_size.observe(turn.num_rows)
+            self._step(name).observe(turn.step_seconds)
+            self._batch_size(name).observe(turn.num_rows)
         if turn.queue_seconds:
-            model.encode.observe(turn.encode_seconds)
+            self._encode(name).observe(turn.encode_seconds)
         for seconds in turn.queue_seconds:
-            model.queue.observe(seconds)
+            self._queue(name).observe(seconds)
         for seconds in turn.first_token_seconds:
-            model.first_token.observe(seconds)
+            self._first_token(name).observe(seconds)
         for seconds, count in turn.inter_token_seconds.items():
-            model.inter_token.observe_several(seconds, count)
-        model.moved.inc(turn.moved_bytes)
+            self._inter_token(name).observe_several(seconds, count)
+        self._moved(name).inc(turn.moved_bytes)
         for update in turn.updates:
             result, mode = update.result, update.request.mode
             if result is None:
                 continue
             reason = result.finish_reason
-            model.e2e[mode].observe(result.timings.total_seconds)
-            model.source_length.observe(result.num_source_tokens)
-            model.target_length[mode].observe(result.num_target_tokens)
-            model.prompt_tokens.inc(result.num_source_tokens)
-            model.generation_tokens.inc(result.num_target_tokens)
-            model.success[_FINISHED.get(reason, "abort"), mode].inc()
-            model.bounded.inc(result.num_bounded)
+            self._e2e(name, mode).observe(result.timings.total_seconds)
+            self._source_length(name).observe(result.num_source_tokens)
+            self._target_length(name, mode).observe(result.num_target_tokens)
+            self._prompt_tokens(name).inc(result.num_source_tokens)
+            self._generation_tokens(name).inc(result.num_target_tokens)
+            self._success(name, _FINISHED.get(reason, "abort"), mode).inc()
+            self._bounded(name).inc(result.num_bounded)
             if reason in _WASTED_REASONS:
-                model.wasted[_WASTED_REASONS[reason]].inc(result.num_target_tokens)
+                self._wasted(name, _WASTED_REASONS[reason]).inc(result.num_target_tokens)
 
 
 class _CountedHistogram(Histogram):
@@ -270,28 +289,3 @@ class _DroppedLines(Collector):
     def collect(self) -> Iterator[CounterMetricFamily]:
         text = "Log lines that were dropped, because standard error was not read in time"
         yield CounterMetricFamily("seq2seq_log_lines_dropped", text, value=num_dropped_lines())
-
-
-class _ModelSeries:
-    """One model's time series, looked up once, because a look-up takes longer than a turn of the engine."""
-
-    def __init__(self, metrics: Metrics, name: str) -> None:
-        self.e2e = {mode: metrics._e2e.labels(name, mode) for mode in _MODES}
-        self.source_length = metrics._source_length.labels(name)
-        self.target_length = {mode: metrics._target_length.labels(name, mode) for mode in _MODES}
-        self.queue = metrics._queue.labels(name)
-        self.encode = metrics._encode.labels(name)
-        self.first_token = metrics._first_token.labels(name)
-        self.inter_token = metrics._inter_token.labels(name)
-        self.step = metrics._step.labels(name)
-        self.batch_size = metrics._batch_size.labels(name)
-        self.prompt_tokens = metrics._prompt_tokens.labels(name)
-        self.generation_tokens = metrics._generation_tokens.labels(name)
-        self.bounded = metrics._bounded.labels(name)
-        self.moved = metrics._moved.labels(name)
-        self.success = {
-            (reason, mode): metrics._success.labels(name, reason, mode)
-            for reason in _SUCCESS_REASONS
-            for mode in _MODES
-        }
-        self.wasted = {reason: metrics._wasted.labels(name, reason) for reason in _WASTED_REASONS.values()}

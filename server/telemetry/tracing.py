@@ -42,8 +42,9 @@ class Tracing:
     def __init__(self, exporter: SpanExporter | None = None) -> None:
         from opentelemetry import trace
         from opentelemetry.sdk.resources import SERVICE_NAME, SERVICE_VERSION, Resource
-        from opentelemetry.sdk.trace import RandomIdGenerator, TracerProvider
+        from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
+        from opentelemetry.sdk.trace.id_generator import RandomIdGenerator
         from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
         if exporter is None:
@@ -110,7 +111,7 @@ def _nanoseconds(seconds: float) -> int:
 def _attributes(record: CallRecord) -> dict[str, str | int]:
     """Returns the attributes of a call, by OpenTelemetry's names where it has some."""
     work = record.work
-    given = {
+    given: dict[str, str | int] = {
         "rpc.service": record.service,
         "rpc.method": record.method,
         "rpc.grpc.status_code": record.code_number,

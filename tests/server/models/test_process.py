@@ -56,12 +56,12 @@ def request_of(*texts: str, **options) -> pb.GenerateRequest:
 def held(instances: list[ProcessCore]) -> Iterator[None]:
     """While this is open, the processes do not run."""
     for instance in instances:
-        os.kill(instance.process_id, signal.SIGSTOP)
+        os.kill(instance._process.pid, signal.SIGSTOP)
     try:
         yield
     finally:
         for instance in instances:
-            os.kill(instance.process_id, signal.SIGCONT)
+            os.kill(instance._process.pid, signal.SIGCONT)
 
 
 def wait_until_gone(process_id: int) -> None:
@@ -124,7 +124,7 @@ def double(servers) -> Iterator[Served]:
 def test_one_instance_stays_in_the_server_and_several_have_a_process_each(servers):
     single, double = servers
     assert not isinstance(single.model.engine.cores[0], ProcessCore)
-    assert len({os.getpid(), *(instance.process_id for instance in instances_of(double))}) == 3
+    assert len({os.getpid(), *(instance._process.pid for instance in instances_of(double))}) == 3
     assert (double.model.num_slots, double.model.max_request_slots) == (8, 4)
     for name in ("max_source_length", "max_target_length", "has_attention", "num_hops", "eos_ids"):
         assert getattr(double.model, name) == getattr(single.model, name)
@@ -209,7 +209,7 @@ def test_a_core_that_is_killed_or_stopped_loses_its_own_requests_and_is_back_wit
         stub_of(served.address) as stub,
     ):
         victim, _ = instances_of(served)
-        process_id = victim.process_id
+        process_id = victim._process.pid
         with held([victim]):
             calls = [stub.Generate.future(request_of(text)) for text in TEXTS * 50]
             until(lambda: len(victim.requests) == 5)  # four slots, and one ahead
@@ -217,7 +217,7 @@ def test_a_core_that_is_killed_or_stopped_loses_its_own_requests_and_is_back_wit
             if number is signal.SIGKILL:
                 os.kill(process_id, number)
             codes = [call.code() for call in calls]
-            until(lambda: victim.is_ready and victim.process_id != process_id)
+            until(lambda: victim.is_ready and victim._process.pid != process_id)
             assert time.monotonic() - begun < 10
         assert codes.count(grpc.StatusCode.UNAVAILABLE) == 5
         assert codes.count(grpc.StatusCode.OK) == len(calls) - 5
@@ -283,7 +283,7 @@ def test_the_weights_are_in_memory_once(double):
     mapped = {
         line.split()[4]
         for instance in instances_of(double)
-        for line in Path(f"/proc/{instance.process_id}/maps").read_text().splitlines()
+        for line in Path(f"/proc/{instance._process.pid}/maps").read_text().splitlines()
         if "memfd:weights" in line
     }
     assert len(mapped) == 1, "one inode"
