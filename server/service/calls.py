@@ -8,7 +8,6 @@ import logging
 import re
 import time
 import uuid
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -19,11 +18,12 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
-from seq2seq_serve.server.errors import InvalidRequest, LoadFailed, Overloaded, ServerError, Unavailable
+from seq2seq_serve.server.errors import InvalidRequest, LoadFailed, ServerError, Unavailable
 from seq2seq_serve.server.models.served import Models, ServedModel
 from seq2seq_serve.server.service.access import Access
-from seq2seq_serve.server.service.fair_thread import Checkpoint, FairThread, has_room
+from seq2seq_serve.server.service.fair_thread import Checkpoint, FairThread
 from seq2seq_serve.server.service.origin import Origin
+from seq2seq_serve.server.service.shares import Shares
 from seq2seq_serve.server.service.status import REQUEST_ID, status_of
 from seq2seq_serve.server.service.wire import MAX_FIELDS
 from seq2seq_serve.server.system.futures import retrieve
@@ -197,7 +197,7 @@ class Calls:
         self._begins_traces = begins_traces
         self.num_open = 0
         self._num_opened = 0
-        self._held = Counter[str]()  # bytes by caller
+        self._held = Shares(_MAX_HELD_BYTES, "large requests of {} bytes are open")
         self._idle = asyncio.Event()
         self._idle.set()
         self._draining = asyncio.Event()
@@ -265,22 +265,13 @@ class Calls:
         Raises:
             Overloaded: Too many are held, and the caller would have more than its share of them.
         """
-        name = call.caller.name
-        if num_bytes <= SMALL_REQUEST_BYTES:
-            return
-        if not has_room(self._held, num_bytes, name, _MAX_HELD_BYTES):
-            raise Overloaded(
-                f"large requests of {self._held.total()} bytes are open, {self._held[name]} of them this "
-                f"caller's: the limit is {_MAX_HELD_BYTES}, shared by the callers",
-                retry_after_seconds=_HELD_RETRY_SECONDS,
-            )
-        self._held[name] += num_bytes
-        call.num_held_bytes = num_bytes
+        if num_bytes > SMALL_REQUEST_BYTES:
+            self._held.take(call.caller.name, num_bytes, _HELD_RETRY_SECONDS)
+            call.num_held_bytes = num_bytes
 
     def release(self, call: Call) -> None:
         """Ends the count of `hold`."""
-        self._held[call.caller.name] -= call.num_held_bytes
-        self._held += Counter()  # forgets callers without any
+        self._held.give_back(call.caller.name, call.num_held_bytes)
         call.num_held_bytes = 0
 
     def close_call(self, call: Call) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import math
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
-from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
+from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Unavailable
+from seq2seq_serve.server.service.shares import Shares
 
 _Result = TypeVar("_Result")
 
@@ -20,20 +20,6 @@ _Result = TypeVar("_Result")
 Checkpoint = Callable[[], None]
 
 _BYTES_PER_SECOND = 500_000  # about what one core cuts into tokens or sentences of the slowest texts
-
-
-def has_room(held: Counter[str], num_bytes: int, caller: str, limit: float) -> bool:
-    """Returns whether a caller may hold more bytes: all fit, or the caller stays within its share.
-
-    Args:
-        held: The bytes that each caller holds.
-        num_bytes: The bytes that are new.
-        caller: The name of their caller.
-        limit: The bytes that callers share.
-    """
-    if not held or held.total() + num_bytes <= limit:
-        return True
-    return held[caller] + num_bytes <= limit // len(held.keys() | {caller})
 
 
 class FairThread:
@@ -48,12 +34,11 @@ class FairThread:
         max_bytes: The size of the work that may wait or run, shared by the callers.
 
     Attributes:
-        num_bytes: Maps a caller to the size of its work that waits or runs.
+        shares: The bytes of the work that waits or runs.
     """
 
     def __init__(self, name: str, max_bytes: float = math.inf) -> None:
-        self.num_bytes = Counter[str]()
-        self._max_bytes = max_bytes
+        self.shares = Shares(max_bytes, "sources of {} bytes wait to be read")
         self._is_draining = False
         self._pool = ThreadPoolExecutor(1, thread_name_prefix=name)
         # A lock goes to its waiters in the order in which they came. A caller waits for the thread once at a
@@ -91,11 +76,10 @@ class FairThread:
                 return work(checkpoint)
             finally:
                 if not loop.is_closed():
-                    loop.call_soon_threadsafe(self._give_back, caller, num_bytes)
+                    loop.call_soon_threadsafe(self.shares.give_back, caller, num_bytes)
 
         checkpoint()
-        self._check_room(num_bytes, caller)
-        self.num_bytes[caller] += num_bytes
+        self.shares.take(caller, num_bytes, self.shares.held.total() / _BYTES_PER_SECOND)
         own_turn = self._turns.setdefault(caller, asyncio.Lock())
         job: Future[_Result] | None = None
         try:
@@ -108,7 +92,7 @@ class FairThread:
         finally:
             has_left.set()
             if job is None or job.cancel():  # the thread will not begin it
-                self._give_back(caller, num_bytes)
+                self.shares.give_back(caller, num_bytes)
 
     def drain(self) -> None:
         """Ends all work with `Unavailable`, because the engines would refuse its requests."""
@@ -118,16 +102,3 @@ class FairThread:
         """Ends the thread; running work ends at its next checkpoint."""
         self.drain()
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-    def _give_back(self, caller: str, num_bytes: int) -> None:
-        self.num_bytes[caller] -= num_bytes
-        self.num_bytes += Counter()  # forgets callers without any
-
-    def _check_room(self, num_bytes: int, caller: str) -> None:
-        if not has_room(self.num_bytes, num_bytes, caller, self._max_bytes):
-            num_waiting, num_callers = self.num_bytes.total(), len(self.num_bytes.keys() | {caller})
-            raise Overloaded(
-                f"sources of {num_waiting} bytes wait to be read, {self.num_bytes[caller]} of them this "
-                f"caller's: the limit is {self._max_bytes}, shared by {num_callers} callers",
-                retry_after_seconds=num_waiting / _BYTES_PER_SECOND,
-            )

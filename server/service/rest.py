@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, Call, Calls
-from seq2seq_serve.server.service.fair_thread import Checkpoint, has_room
+from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.open_inference.json import (
     binary_outputs,
     generate_answer,
@@ -38,6 +37,7 @@ from seq2seq_serve.server.service.open_inference.json import (
 )
 from seq2seq_serve.server.service.open_inference.models import REPOSITORY
 from seq2seq_serve.server.service.open_inference.service import InferenceService
+from seq2seq_serve.server.service.shares import Shares
 from seq2seq_serve.server.service.status import (
     REQUEST_ID,
     reason_of,
@@ -49,6 +49,7 @@ _JSON, _PLAIN = "application/json", "identity"
 _JSON_LENGTH = "Inference-Header-Content-Length"
 _BODY_SECONDS = 30.0  # for a caller to send a body
 _MAX_OPEN = 256  # requests, shared by the callers
+_RETRY_SECONDS = 1.0
 _MAX_DIGITS = 12  # of a length
 _JSON_BYTES = 4  # take as long to read as a byte of text
 
@@ -179,7 +180,7 @@ class RestService:
         self.calls = calls
         self.access = access
         self._inference = inference
-        self._open = Counter[str]()  # requests by caller
+        self._open = Shares(_MAX_OPEN, "{} requests over HTTP are open")
 
     def routes(self) -> list[Route]:
         """Returns the routes of every page."""
@@ -210,19 +211,11 @@ class RestService:
         Raises:
             Overloaded: Too many are open, and the caller would have more than its share of them.
         """
-        name = call.caller.name
-        if not has_room(self._open, 1, name, _MAX_OPEN):
-            raise Overloaded(
-                f"{self._open.total()} requests over HTTP are open, {self._open[name]} of them this "
-                f"caller's: the limit is {_MAX_OPEN}, shared by the callers",
-                retry_after_seconds=1.0,
-            )
-        self._open[name] += 1
+        self._open.take(call.caller.name, 1, _RETRY_SECONDS)
         try:
             yield
         finally:
-            self._open[name] -= 1
-            self._open += Counter()  # forgets callers without any
+            self._open.give_back(call.caller.name, 1)
 
     async def _read(
         self, method: str, message_class: type[Message], request: Request, call: Call, _: _Events

@@ -285,7 +285,7 @@ def test_large_requests_are_bounded_while_their_calls_are_open(monkeypatch):
             await asyncio.gather(*waiting)
             await send(small + padding)
             await served.until_calls_are_over()
-            assert not served.app._calls._held
+            assert not served.app._calls._held.held
 
     asyncio.run(run())
 

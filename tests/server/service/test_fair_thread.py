@@ -176,7 +176,7 @@ def test_a_text_counts_until_the_thread_has_ended_with_it():
             with pytest.raises(Overloaded, match="wait to be read"):
                 await thread.run(lambda _: None, LONG, "a", None)
             held.go.set()
-            while thread.num_bytes:
+            while thread.shares.held:
                 await asyncio.sleep(0)
             assert isinstance(held.error, Cancelled)
             await thread.run(lambda _: None, LONG, "a", None)
@@ -233,12 +233,12 @@ def test_work_whose_caller_leaves_is_not_begun_and_others_have_their_turn():
         first.cancel()
         other = asyncio.ensure_future(thread.run(lambda _: done.append("other"), 7, "b", None))
         await asyncio.sleep(0.01)
-        assert thread.num_bytes["a"] == 5  # of what the thread works on, and of nothing else
+        assert thread.shares.held["a"] == 5  # of what the thread works on, and of nothing else
         go.set()
         await other
         assert done == ["other"]
         await asyncio.sleep(0.01)
-        assert not thread.num_bytes
+        assert not thread.shares.held
         thread.stop()
 
     asyncio.run(run())

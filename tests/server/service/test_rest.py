@@ -179,7 +179,7 @@ def test_a_reader_who_leaves_in_the_middle_frees_the_slot():
                     await asyncio.sleep(0)
             runner.permits.release()  # for the step that was under way
             await served.until_calls_are_over()
-            assert not served.app._rest._open
+            assert not served.app._rest._open.held
 
     asyncio.run(run())
 
@@ -340,7 +340,7 @@ def test_large_requests_are_held_as_those_of_grpc(monkeypatch):
             _, writer = await asyncio.open_connection("127.0.0.1", served.app.http.port)
             writer.write(head)  # its body does not come
             async with asyncio.timeout(20):
-                while not served.app._calls._held:
+                while not served.app._calls._held.held:
                     await asyncio.sleep(0)
             body = b" " * 2_000_000
             status, _, answer = await asyncio.to_thread(ask, served.app.http.port, "POST", INFER, body)

@@ -561,7 +561,7 @@ def test_the_price_of_a_source_is_that_of_what_will_be_decoded(toy_paths, monkey
             assert 0 <= prices.pop() - many.nbytes // 64 < num_headers
             assert not prices
             # However much waits to be read, such a clip is not worth another try.
-            served.app._calls.long_texts._max_bytes = 0
+            served.app._calls.long_texts.shares.limit = 0
             for number in (9_999, 42):
                 with pytest.raises(AioRpcError, match=f"clip: the clip has {number} frames") as caught:
                     await served.stub.Generate(clip(file=gif(number, 2000, 2000)))
