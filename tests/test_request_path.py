@@ -4,8 +4,10 @@
 """
 
 import asyncio
+import gc
 import sys
 import threading
+from collections import OrderedDict, deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,8 @@ from types import FrameType
 import pytest
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.state import Sequence
 from tests.server.service.harness import EchoRunner, serving
 
 ROOT = Path(__file__).parent.parent
@@ -24,6 +28,7 @@ _BEGIN, _END = "<!-- the way -->\n", "<!-- the end of the way -->\n"
 _MOST_FUNCTIONS = {"GenerateStream": 85, "Generate": 98}
 _MOST_CLASSES = {"GenerateStream": 20, "Generate": 23}
 _MOST_FILES = {"GenerateStream": 23, "Generate": 25}
+_MOST_CONTAINERS = 9
 # The harness has a runner of its own.
 _RUNNER = {name: ("runner/runner.py", f"OnnxRunner.{name}") for name in ("encode", "step")}
 _REQUEST = pb.GenerateRequest(sources=[pb.Source(text="a long text, so that its end does not come soon")])
@@ -142,6 +147,44 @@ def test_the_way_of_a_request_does_not_grow(method):
     assert len(way) <= _MOST_FUNCTIONS[method], listing
     assert len(classes(way)) <= _MOST_CLASSES[method], sorted(classes(way))
     assert len({file for file, _ in way}) <= _MOST_FILES[method], listing
+
+
+def containers_of(request: Request, others: list[Request]) -> list[object]:
+    """The lists, dicts, deques and sets that hold a request, a record of it, or its tokens, but for `others`.
+
+    Records are objects of the server that refer to the request, or to such an object.
+    """
+    records, containers = [request], []
+    for record in records:
+        for referrer in gc.get_referrers(record):
+            if referrer is records or any(referrer is known for known in (others, *records, *containers)):
+                continue
+            if type(referrer).__module__.startswith("seq2seq_serve.server"):
+                records.append(referrer)
+            elif type(referrer) in (list, dict, OrderedDict, deque, set):
+                containers.append(referrer)
+    attributes = [vars(record) for record in records if hasattr(record, "__dict__")]
+    containers = [one for one in containers if not any(one is each for each in attributes)]
+    tokens = [record.token_ids for record in records if isinstance(record, Sequence)]
+    return [*containers, *(one for one in tokens if type(one) is list)]
+
+
+def test_few_containers_hold_a_request_that_is_decoded():
+    runner = PausedRunner()
+
+    async def run() -> list[object]:
+        async with serving(runner, num_instances=2) as served:
+            answering = aiter(served.stub.GenerateStream(_REQUEST))
+            await anext(answering)
+            [request] = served.turns.requests
+            containers = containers_of(request, served.turns.requests)
+            runner.has_piece.set()
+            async for _ in answering:
+                pass
+            return containers
+
+    containers = asyncio.run(run())
+    assert 4 < len(containers) <= _MOST_CONTAINERS, containers
 
 
 def test_the_page_shows_the_way():

@@ -221,10 +221,10 @@ class AsyncEngine:
             Overloaded: The queue is full, or the deadline would pass before a slot is free.
         """
         self.check_size(len(requests), sum(request.queue_tokens for request in requests))
-        ordered = list(requests)
+        ordered = requests
         if not any(request.stream for request in requests):
             # A long target that began last would run alone at the end.
-            ordered.sort(key=lambda request: -request.memory_length)
+            ordered = sorted(requests, key=lambda request: -request.memory_length)
         num_held = sum(core.num_slots_wanted for core in self.cores)
         try:
             if self._is_draining:
