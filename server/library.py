@@ -25,7 +25,6 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import options_of
 from seq2seq_serve.protos.sources import Sources, TextOrIds, check_texts, sources_of, target_of
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
-from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.service.fair_thread import Checkpoint
@@ -69,7 +68,7 @@ class AsyncModel:
 
     def __init__(self, bundle: Path, runner: RunnerConfig) -> None:
         config = ServerConfig(runner=runner, queue=_UNBOUNDED, log_level="warning")
-        self._model = load_model(bundle, config, bundle.name, _ignore)
+        self._model = load_model(bundle, config, bundle.name)
         self._count = 0
 
     async def start(self) -> None:
@@ -333,10 +332,6 @@ def _options(options: Mapping[str, Any]) -> pb.GenerateOptions:
         return options_of(options)
     except ValueError as error:
         raise InvalidRequest(str(error), field="options") from None
-
-
-def _ignore(_turn: Turn) -> None:
-    """The numbers of a turn are for the metrics of a server."""
 
 
 def _ignore_time() -> None:

@@ -171,7 +171,7 @@ class AsyncEngine:
         model_name: str,
         cores: Sequence[CoreHandle],
         limits: QueueLimits,
-        record: Callable[[Turn], None],
+        record: Callable[[Turn], object],
         *,
         feeds_prefix: bool = False,
         clock: Callable[[], float] = time.monotonic,
@@ -181,8 +181,8 @@ class AsyncEngine:
         self.num_slots = sum(core.num_slots for core in cores)
         self.statistics = Statistics()
         self._record = record
-        self._clock = clock
         self._feeds_prefix = feeds_prefix
+        self._clock = clock
         self._queue = FairQueue(self.num_slots, limits, feeds_prefix=feeds_prefix)
         self._streams: dict[Request, Stream] = {}  # of all requests that have not ended
         self._timers: dict[Request, asyncio.TimerHandle] = {}  # of those with deadlines

@@ -33,7 +33,7 @@ def load_model(
     path: Path,
     config: ServerConfig,
     model_name: str,
-    record: Callable[[Turn], None],
+    record: Callable[[Turn], object] = lambda _: None,
     num_used_bytes: int = 0,
 ) -> ServedModel:
     """Check a bundle, read its graphs and weights, and create its engine, which is not started.
@@ -110,7 +110,7 @@ def create_engine(
     sizing: Sizing,
     config: ServerConfig,
     model_name: str,
-    record: Callable[[Turn], None],
+    record: Callable[[Turn], object],
 ) -> AsyncEngine:
     """Create the engine of a model: a single core on a CPU is a thread of this process, others are processes.
 

@@ -2,7 +2,8 @@
 
 Python runs one thread of a process at a time, so the cores of a small model would wait for each other and for
 the handlers. The two processes exchange pickles over a pair of sockets, each after its length. A request
-crosses once, and all messages after that have only its number. Both have the same monotonic clock.
+crosses once, in an `Admit`, and all messages after that have only its number. A `Stop` ends the process. Both
+have the same monotonic clock.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, NamedTuple
 
 from seq2seq_serve.server.engine.async_engine import LONGEST_TURN_SECONDS, CoreHandle
-from seq2seq_serve.server.engine.core import STOP_SECONDS, Admit, Cancel, Core
+from seq2seq_serve.server.engine.core import STOP_SECONDS, Admit, Cancel, Core, Stop
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Turn, Update
 from seq2seq_serve.server.models.cores import CoreSpec, started_core
@@ -41,21 +42,11 @@ _HEARTBEAT_SECONDS = 1.0
 _LONGEST_SILENCE_SECONDS = 5.0  # without a heartbeat
 
 
-class _Admit(NamedTuple):
-    """Server to process: decode requests."""
-
-    requests: tuple[Request, ...]
-
-
 class _Cancel(NamedTuple):
     """Server to process: end a request."""
 
     number: int
     is_expired: bool
-
-
-class _Stop(NamedTuple):
-    """Server to process: end all requests, and then itself."""
 
 
 class _Turned(NamedTuple):
@@ -128,7 +119,7 @@ class ProcessCore(CoreHandle):
 
     def admit(self, requests: tuple[Request, ...]) -> None:
         """As `CoreHandle.admit`."""
-        self._send(_Admit(requests))
+        self._send(Admit(requests))
         for request in requests:
             self._by_number[request.number] = request
             request.drop_arrays()
@@ -153,7 +144,7 @@ class ProcessCore(CoreHandle):
         if self._listening is None:  # it has never been warm, or is being started again
             self.kill()
         else:
-            self._send(_Stop())
+            self._send(Stop())
             stopping, self._listening = self._listening, None
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.shield(stopping), STOP_SECONDS)
@@ -284,7 +275,7 @@ class _Process:
         self._report(core)
         threading.Thread(target=self._show_life, args=(core,), name="heartbeat", daemon=True).start()
         try:
-            while not isinstance(command := _read_blocking(self._stream), _Stop):
+            while not isinstance(command := _read_blocking(self._stream), Stop):
                 if isinstance(command, _Cancel):
                     if (request := self._by_number.get(command.number)) is not None:
                         core.send(Cancel(request, command.is_expired))
@@ -293,7 +284,7 @@ class _Process:
                     self._by_number[request.number] = request
                     if request.stops is not None:
                         request.stops.token_bytes = token_bytes
-                core.send(Admit(command.requests))
+                core.send(command)
         except (EOFError, OSError):
             os._exit(1)  # the server has ended
         core.stop()
