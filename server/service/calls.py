@@ -57,8 +57,7 @@ _LOGGABLE_ID = re.compile(rf"[!#-<>-~]{{1,{_MAX_ID_LENGTH}}}")
 _PROBES = "grpc."  # how the names of the services of health and reflection begin
 _TIMEOUT_ROUNDING = 0.01
 _CLOCK_SECONDS = 0.002
-_QUIET_SECONDS = 0.1
-_NUM_QUIET_TURNS, _NUM_AFTER_NEWCOMERS, _MAX_QUIET_TURNS = 2, 6, 100
+_QUIET_SECONDS, _MOST_QUIET_TURNS = 0.3, 33
 
 Sink = Callable[[CallRecord], None]
 
@@ -356,17 +355,10 @@ class Calls:
         are open already are not waited for: their time is over, and some callers may never read the answers.
         """
         num_left = self.num_open
-        num_quiet, num_needed = 0, _NUM_QUIET_TURNS
-        for _ in range(_MAX_QUIET_TURNS):
-            num_opened, end = self._num_opened, time.monotonic() + 2 * _QUIET_SECONDS
+        for _ in range(_MOST_QUIET_TURNS):
+            num_opened = self._num_opened
             await asyncio.sleep(_QUIET_SECONDS)
-            # If the loop was late, calls may still be on their way to it.
-            is_in_time = time.monotonic() < end
-            is_quiet = is_in_time and num_opened == self._num_opened and self.num_open <= num_left
-            num_quiet += 1
-            if not is_quiet:  # callers that still send may pause for a moment
-                num_quiet, num_needed = 0, _NUM_AFTER_NEWCOMERS
-            if num_quiet == num_needed:
+            if num_opened == self._num_opened and self.num_open <= num_left:
                 return
 
     async def run(
