@@ -55,7 +55,7 @@ class App:
     def __init__(self, bundles: Sequence[Path], config: ServerConfig, loader: Loader) -> None:
         self._folders = ModelFolders(bundles, config.repository, config.named_bundles)
         self._folders.check_names(config.models)
-        access = self._access = Access(config.access_file, is_repository_open=config.is_repository_open)
+        access = Access(config.access_file, is_repository_open=config.is_repository_open)
         self._config = config
         self._loader = loader
         self._metrics = Metrics()
@@ -82,12 +82,10 @@ class App:
         try:
             self.endpoint = Endpoint(
                 config,
-                models=self._models,
                 repository=self._repository,
                 calls=self._calls,
                 health=self._health,
                 inference=inference,
-                access=access,
             )
         except OSError:
             self.http.close()
@@ -99,7 +97,7 @@ class App:
         Raises:
             ValueError: A model whose own folder was given cannot be served, or no model can.
         """
-        self._watching = asyncio.create_task(self._access.watch())
+        self._watching = asyncio.create_task(self._calls.access.watch())
         await self.http.start()
         await self.endpoint.start()
         problem: ServerError | None = None

@@ -176,12 +176,13 @@ class Calls:
 
     Args:
         models: The served models.
-        access: Knows the callers.
+        access: Knows the callers and their rights.
         sinks: Each is called with the record of every call that ended, except probes.
         begins_traces: Whether a call gets a trace if its caller did not begin one.
 
     Attributes:
         models: The served models.
+        access: The callers' rights.
         answers: The thread that builds large answers.
         short_texts: The thread that cuts texts of up to `SHORT_BYTES`.
         long_texts: The thread that cuts longer texts and decodes files.
@@ -191,7 +192,7 @@ class Calls:
         self, models: Models, access: Access, sinks: Sequence[Sink] = (), *, begins_traces: bool = False
     ) -> None:
         self.models = models
-        self._access = access
+        self.access = access
         self._sinks = tuple(sinks)
         self._begins_traces = begins_traces
         self.num_open = 0
@@ -238,7 +239,7 @@ class Calls:
             )
         call = Call(
             request_id=request_id,
-            caller=self._access.caller_of(metadata, peer),
+            caller=self.access.caller_of(metadata, peer),
             arrival=arrival,
             deadline=None if remaining_seconds is None else arrival + remaining_seconds,
             service=service,

@@ -13,8 +13,6 @@ from grpc_reflection.v1alpha import reflection, reflection_pb2  # type: ignore[i
 
 from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.models.repository import Repository
-from seq2seq_serve.server.models.served import Models
-from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import MAX_ANSWER_BYTES, MAX_REQUEST_BYTES, Calls
 from seq2seq_serve.server.service.health import (
     HEALTH,
@@ -90,12 +88,10 @@ class Endpoint:
         self,
         config: ServerConfig,
         *,
-        models: Models,
         repository: Repository,
         calls: Calls,
         health: Health,
         inference: InferenceService,
-        access: Access,
     ) -> None:
         host, port, tls = config.host, config.port, config.tls
         # Connections are renewed, so that clients behind a connection balancer spread over new servers.
@@ -105,7 +101,7 @@ class Endpoint:
         connections = ("grpc.max_allowed_incoming_connections", self.max_connections)
         self._server = aio.server(options=(*_OPTIONS, age, connections))
         services: dict[ServiceDescriptor, object] = {
-            SEQ2SEQ: Seq2SeqService(models, calls),
+            SEQ2SEQ: Seq2SeqService(calls.models, calls),
             REPOSITORY: RepositoryService(repository),
             INFERENCE: inference,
             HEALTH: HealthService(health),
@@ -113,7 +109,7 @@ class Endpoint:
         if config.has_reflection:
             names = (*SERVICE_NAMES, HEALTH.full_name, reflection.SERVICE_NAME)
             services[_REFLECTION] = reflection.aio.ReflectionServicer(names)
-        rpcs = Rpcs(calls, access)
+        rpcs = Rpcs(calls)
         self._server.add_generic_rpc_handlers([rpcs.handlers(*each) for each in services.items()])
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:

@@ -18,7 +18,6 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
 from seq2seq_serve.server.errors import InvalidRequest
-from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import SMALL_REQUEST_BYTES, Call, Calls
 from seq2seq_serve.server.service.status import abort
 from seq2seq_serve.server.service.wire import TooManyElements, check_elements
@@ -33,12 +32,10 @@ class Rpcs:
 
     Args:
         calls: Opens every call.
-        access: Refuses callers without the right to call a method.
     """
 
-    def __init__(self, calls: Calls, access: Access) -> None:
+    def __init__(self, calls: Calls) -> None:
         self._calls = calls
-        self._access = access
         self._large = asyncio.Lock()
 
     def handlers(self, service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
@@ -57,7 +54,7 @@ class Rpcs:
         message_class = GetMessageClass(method.input_type)
 
         async def work(raws: AsyncIterator[bytes], call: Call) -> Any:
-            self._access.check(f"/{service}/{name}", call.caller)
+            self._calls.access.check(f"/{service}/{name}", call.caller)
             if call.refusal is not None:
                 raise call.refusal
             message: Any

@@ -229,8 +229,7 @@ class Served:
 
 def make_rpcs(metrics: Metrics) -> Rpcs:
     """RPCs without a server, for calls that need no model."""
-    access = Access(None)
-    return Rpcs(Calls(Models(metrics), access, [metrics.record_call]), access)
+    return Rpcs(Calls(Models(metrics), Access(None), [metrics.record_call]))
 
 
 def fetch(port: int, path: str) -> tuple[int, str]:
