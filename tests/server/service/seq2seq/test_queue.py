@@ -5,7 +5,6 @@ from functools import partial
 
 import grpc
 import pytest
-from grpc import aio
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -73,29 +72,6 @@ def test_without_tokens_callers_are_known_by_address_and_only_where_all_are_admi
                 assert await code_of(generate(served, "", priority=1)) is OK
                 assert await code_of(generate(served, "", priority=-1)) is code
                 assert {request.caller for request in served.turns.requests} == {"127.0.0.1"}
-
-    asyncio.run(run())
-
-
-def test_a_caller_with_much_waiting_does_not_keep_another_out_of_a_full_queue(file):
-    async def run():
-        runner = EchoRunner(num_slots=1)
-        async with serving(runner, access_file=file, queue=QueueLimits(max_waiting_requests=20)) as served:
-            runner.gate.clear()
-            crowd = [asyncio.ensure_future(generate(served, "many"))]
-            await asyncio.to_thread(runner.stepping.wait, 20)
-            for count in range(2, 20):
-                crowd.append(asyncio.ensure_future(generate(served, "many")))
-                await served.turns.until(lambda: served.turns.num_submitted == count)  # noqa: B023
-            with pytest.raises(aio.AioRpcError, match="the queue is full for this caller") as caught:
-                await generate(served, "many")
-            assert caught.value.code() is EXHAUSTED
-            assert int(dict(caught.value.trailing_metadata())["grpc-retry-pushback-ms"]) > 0
-            small = asyncio.ensure_future(generate(served, "few"))
-            await served.turns.until(lambda: served.turns.num_submitted == 20)
-            runner.gate.set()
-            answers = await asyncio.gather(small, *crowd)
-            assert all(answer.hypotheses[0].text == "ab" for answer in answers)
 
     asyncio.run(run())
 
