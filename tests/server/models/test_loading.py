@@ -83,7 +83,7 @@ def test_its_engine_starts_warm_and_has_the_limits_of_the_configuration(bundle_p
             core = handle._core
             assert core._thread.is_alive()
             assert [*dict.fromkeys(num_rows for num_rows, *_ in core._runner._bindings)] == [3, 2, 1]
-            assert model.engine._limits == CONFIG.queue
+            assert model.engine._queue._limits == CONFIG.queue
         assert not core._thread.is_alive()
 
     asyncio.run(run())
