@@ -108,8 +108,7 @@ def read_system(name: str, bundle: str, results: str) -> System:
     content = json.loads(Path(results).read_text(encoding="utf-8"))
     if content.get("benchmark") != "quality" or not content["task"].startswith("Multi30k "):
         raise ValueError(f"{results} is not a result of `benchmarks.quality multi30k`: give its --out file")
-    task = content["task"].removesuffix(", diversified")
-    return System(name, Path(bundle), task, content["search"]["alpha"])
+    return System(name, Path(bundle), content["task"], content["search"]["alpha"])
 
 
 def translate(system: System, test: ScoredSet, console: Console) -> list[str]:
