@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.serving import RunningServer, free_ports
 from seq2seq_serve.client import Client, ClientError
 
-_FILES = Path(__file__).parents[2] / "deploy" / "proxies"
+_FILES = Path(__file__).parents[1] / "deploy" / "proxies"
 _SERVER = re.compile(r"10\.0\.0\.(\d)")  # the addresses in the files are 10.0.0.1, 10.0.0.2, ...
 _READY_SECONDS, _STOP_SECONDS = 30.0, 10.0
 _TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
