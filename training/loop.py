@@ -386,7 +386,10 @@ class Trainer:
         return scheduled[-self.config.training.num_averaged :]
 
     def _finish(self) -> Summary:
-        """Write the best on dev of the newest checkpoints' average, the best checkpoint, the old model.pt."""
+        """Write model.pt: whichever of three scores best on dev.
+
+        They are the average of the newest checkpoints, the best checkpoint, and the previous model.pt.
+        """
         if self.guard.num_steps_above:
             _log.warning("%s until the last one: %s", self.guard.judgement, self._advice())
         average, weights = self.ranks.first(self._average_of_newest)

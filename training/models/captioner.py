@@ -45,8 +45,8 @@ SourceName = Literal["picture", "clip", "features", "nothing"]
 AttentionName = Literal["soft", "hard", "mean"]
 
 _SOURCES = '"picture", "clip", "features" or "nothing"'
-# Of the attention. Where it is blurred, captions follow what training has often rather than what is seen:
-# they avoid relations that these shapes never had.
+# Gain of the attention's score vector. With blurred attention, captions repeat frequent training phrases
+# instead of describing the picture.
 _GAIN = 10.0
 _BASELINE_DECAY = 0.9  # Xu et al. 2015, section 4.1
 _TINY = 1e-20  # the logarithm and its gradient are finite where a weight is 0
