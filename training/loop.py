@@ -105,7 +105,7 @@ class Trainer:
             group=checkpoint.group if checkpoint else 0,
             group_pairs=recipe.group_pairs,
             ranks=self.ranks,
-            piece_tokens=recipe.micro_batch_tokens and -(-recipe.micro_batch_tokens // recipe.num_passes),
+            piece_tokens=recipe.micro_batch_tokens,
             kind=self.model.source_kind.in_folder(folder.path / config.source_folder),
             mixes_lengths=recipe.mixes_lengths,
         )
@@ -253,7 +253,7 @@ class Trainer:
             with (
                 module.no_sync() if is_own and isinstance(module, DistributedDataParallel) else nullcontext()
             ):
-                loss = weight * module(piece.to(self.device), recipe.label_smoothing, recipe.r_drop)
+                loss = weight * module(piece.to(self.device), recipe.label_smoothing)
                 # DistributedDataParallel averages gradients over the processes; the sum is needed here.
                 torch.autograd.backward(loss * self.ranks.size)
             total += loss.detach()

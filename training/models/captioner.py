@@ -116,10 +116,6 @@ class CaptionerConfig(ModelConfig):
         self._require(self.soft_share <= 1, "soft_share", "a number from 0 to 1")
 
     @property
-    def has_dropout(self) -> bool:
-        return super().has_dropout or self.attention == "hard"
-
-    @property
     def free_in_a_child(self) -> tuple[str, ...]:
         """Also the losses and hard instead of soft attention; all about the source if it is nothing."""
         free = *super().free_in_a_child, "attention", "stochastic_penalty"
