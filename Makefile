@@ -24,11 +24,13 @@ else
   TORCH_PIP_ARGS ?= --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 endif
 
-# Two steps, because the tools of the tests (Ray, proxies, a browser's driver) take longer to install than the rest.
+# Three steps: what the demo needs, what unit tests need, and what the tests of deployments need (Ray, proxies, a
+# browser's driver), which takes longer to install than the rest.
 RUNTIME_INSTALLED := $(VENV)/.runtime-installed-$(RUNTIME)
 INSTALLED := $(VENV)/.installed-$(RUNTIME)
+DEPLOY_INSTALLED := $(VENV)/.deploy-installed-$(RUNTIME)
 
-# Else every run of the tests compiles them anew.
+# Otherwise pytest recompiles every module on each run.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help wheel demo gallery serve test test-all test-docker cuda-stub try-cuda-stub pytest coverage lint types bench figures stubs ptx lock install clean
@@ -51,7 +53,7 @@ test: $(INSTALLED) lint ## lint, types, stubs, and the tests that each prove som
 
 # The long tests, and many more examples of what quick ones try a few of.
 test-all: export PYTEST_FLAGS = -m "not gpu and not docker" --hypothesis-profile thorough --verbose --durations 20
-test-all: try-cuda-stub test ## the same and the long tests: what CI runs
+test-all: $(DEPLOY_INSTALLED) try-cuda-stub test ## the same and the long tests: what CI runs
 
 cuda-stub: $(INSTALLED) ## build what tests of CUDA run on where there is no GPU: 340 MB in .cuda_stub
 	$(PY) -m tests.cuda_stub.build
@@ -68,7 +70,7 @@ pytest: $(INSTALLED)
 test-docker: $(INSTALLED) ## build the image and run the stack; needs Docker, and base images
 	$(PY) -m pytest -m docker --verbose tests/test_containers.py
 
-coverage: try-cuda-stub ## statements and branches of bundle, server and client that test-all runs
+coverage: $(DEPLOY_INSTALLED) try-cuda-stub ## statements and branches of bundle, server and client that test-all runs
 	$(PY) -m coverage erase
 	$(MAKE) --no-print-directory pytest PY="$(PY) -m coverage run" PYTEST_FLAGS='-m "not gpu and not docker"'
 	$(PY) -m coverage combine --quiet
@@ -91,7 +93,7 @@ bench: $(INSTALLED) ## the benchmarks that need no GPU
 	$(PY) -m benchmarks.load --quick
 
 # TATOEBA: English, tab, German on each line, as manythings.org/anki has them. The training takes half an hour.
-figures: $(RUN)/summary.json runs/english/summary.json runs/pronouns/summary.json ## the pictures and numbers of docs/attention.md anew
+figures: $(RUN)/summary.json runs/english/summary.json runs/pronouns/summary.json ## the pictures and numbers of docs/attention*.md anew
 	$(PY) -m training attention $(RUN) "오늘은 금요일 입니다" --png docs/attention.png
 	$(PY) -m training attention runs/english "The dog likes an apple. It has a long tail." --encoder \
 		--json docs/heads.json --png docs/heads.png
@@ -99,7 +101,7 @@ figures: $(RUN)/summary.json runs/english/summary.json runs/pronouns/summary.jso
 		--json docs/it-tired.json --png docs/it.png
 	$(PY) -m training attention runs/pronouns "The animal didn't cross the street because it was too wide." --encoder \
 		--json docs/it-wide.json
-	$(PY) -m docs.page docs/attention.md
+	for page in docs/attention*.md; do $(PY) -m docs.page $$page || exit 1; done
 
 runs/pronouns/summary.json: | $(INSTALLED)
 	$(PY) -m docs.pronouns runs/pronouns.tsv
@@ -132,7 +134,7 @@ wheel: ## build a wheel of everything, for this kind of machine, in dist/
 	$(VENV)-wheel/bin/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 	rm -rf build $(VENV)-wheel
 
-install: $(INSTALLED) ## make the virtual environment and install everything
+install: $(INSTALLED) ## make the virtual environment, and install what `make test` needs
 
 clean: ## remove the virtual environment, the demo's run and bundle, the CUDA stub, and caches
 	rm -rf $(VENV) $(RUN) $(BUNDLE) .cuda_stub build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -153,6 +155,10 @@ $(RUNTIME_INSTALLED): pyproject.toml setup.py kernels/sources.py $(wildcard kern
 # All extras, because what `dev` needs may need older versions of what the others have.
 $(INSTALLED): $(RUNTIME_INSTALLED)
 	$(PY) -m pip install --quiet 'seq2seq-serve[training,export,server,$(RUNTIME),dev]'
+	touch $@
+
+$(DEPLOY_INSTALLED): $(INSTALLED)
+	$(PY) -m pip install --quiet 'seq2seq-serve[training,export,server,$(RUNTIME),dev-deploy]'
 	touch $@
 
 # A training that was stopped goes on where it stopped.

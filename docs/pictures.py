@@ -1,6 +1,7 @@
 """Takes the pictures of docs/web.md and docs/operations.md anew, from servers that really run.
 
-It needs what `make gallery` makes, and Debian's `chromium`, `prometheus` and `fonts-nanum`. From the root:
+It needs what `make gallery` makes, the extra `dev-deploy`, and Debian's `chromium`, `prometheus` and
+`fonts-nanum`. From the root:
 
 python -m docs.pictures runs/gallery
 """

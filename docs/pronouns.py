@@ -2,7 +2,7 @@
 
 In "The dog didn't cross the river because it was too tired" `it` is the dog, and with "too wide" the river.
 German says *er*, *sie* or *es* by the gender of that noun, so a model that translates such sentences has to
-find it. docs/attention.md shows the self-attention of a model that learnt it. From the root:
+find it. docs/attention-transformer.md shows the self-attention of a model that learnt it. From the root:
 
 python -m docs.pronouns runs/pronouns.tsv
 """

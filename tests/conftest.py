@@ -30,7 +30,7 @@ _LONG_PLACES = "export", "server/test_generate.py"
 
 
 # Measurements and files for deployments, which few changes touch: part of `make test-all`.
-_LONG_LAYER = "benchmarks", "soak"
+_LONG_LAYER = "benchmarks", "reliability"
 _LONG_LAYER += "test_kubernetes.py", "test_monitoring.py", "test_proxies.py"
 
 

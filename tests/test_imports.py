@@ -19,6 +19,7 @@ OURS = {
     "server",
     "client",
     "benchmarks",
+    "reliability",
     "tests",
 }
 MAY_IMPORT = {

@@ -15,9 +15,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import celpy
-import jsonschema
-import kubernetes_validate
 import pytest
 import yaml
 from prometheus_client import generate_latest
@@ -29,6 +26,10 @@ from seq2seq_serve.server.__main__ import parse_command
 from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.service.endpoint import _MAX_STREAMS
 from seq2seq_serve.server.telemetry.metrics import Metrics
+
+celpy = pytest.importorskip("celpy", reason="pip install -e '.[dev-deploy]'")
+jsonschema = pytest.importorskip("jsonschema", reason="pip install -e '.[dev-deploy]'")
+kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="pip install -e '.[dev-deploy]'")
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 FOLDERS = [DEPLOY / "kubernetes", DEPLOY / "kserve"]

@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -60,36 +58,8 @@ def test_texts_are_translated_as_the_oracle_does(server, oracle):
     assert output(run_client(server, *TEXTS)) == [oracle[text] for text in TEXTS]
 
 
-def test_lines_of_standard_input_are_answered_in_their_order(server, oracle):
-    lines = [*TEXTS, *reversed(TEXTS)] * 4
-    given = output(run_client(server, stdin="\n".join(lines) + "\n"))
-    assert given == [oracle[line] for line in lines]
-
-
 def test_a_stream_shows_the_same_text(server, oracle):
     assert output(run_client(server, *TEXTS, "--stream")) == [oracle[text] for text in TEXTS]
-
-
-def test_json_tells_everything(server, oracle, trained_run):
-    lines = [json.loads(line) for line in output(run_client(server, *TEXTS, "--json"))]
-    tokenizer = trained_run.trained.tokenizer
-    for text, answer in zip(TEXTS, lines, strict=True):
-        assert answer["source"] == text
-        [hypothesis] = answer["hypotheses"]
-        assert hypothesis["text"] == oracle[text]
-        assert tokenizer.decode(hypothesis["token_ids"]) == oracle[text]
-        assert answer["usage"]["source_tokens"] == len(tokenizer.encode_source(text))
-
-
-def test_streamed_json_has_the_pieces_of_the_result(server, oracle):
-    text = TEXTS[2]
-    events = [json.loads(line) for line in output(run_client(server, text, "--stream", "--json"))]
-    pieces = [event["piece"] for event in events[:-1]]
-    assert pieces  # one or more: they pile up while the last one is being sent
-    assert "".join(piece["text"] for piece in pieces) == oracle[text]
-    [hypothesis] = events[-1]["result"]["hypotheses"]
-    assert hypothesis["text"] == oracle[text]
-    assert [i for piece in pieces for i in piece["token_ids"]] == hypothesis["token_ids"]
 
 
 def test_attention_is_written_as_numbers_and_as_a_picture(server, oracle, tmp_path):
@@ -104,26 +74,6 @@ def test_attention_is_written_as_numbers_and_as_a_picture(server, oracle, tmp_pa
     run = run_client(server, text, "--stream", "--attention", str(tmp_path / "a.png"))
     assert output(run) == [oracle[text]]
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-
-
-def test_a_source_that_is_too_long_is_refused_and_the_others_are_answered(server, oracle):
-    done = run_client(server, TEXTS[0], "하나 " * 200, TEXTS[1])
-    assert done.returncode == 1
-    assert done.stdout.splitlines() == [oracle[TEXTS[0]], "", oracle[TEXTS[1]]]
-    assert "text 2: " in done.stderr
-    assert "32" in done.stderr, "the limit is named"
-
-
-def test_metrics_count_what_was_served(server):
-    before = server.histogram("seq2seq_e2e_request_latency_seconds").count
-    output(run_client(server, *TEXTS))
-    assert server.histogram("seq2seq_e2e_request_latency_seconds").count == before + len(TEXTS)
-
-
-def test_sigterm_ends_a_real_server_with_0(trained_run):
-    with serving(trained_run.bundle, ["--precision", "int8"]) as running:
-        running.process.send_signal(signal.SIGTERM)
-        assert running.process.wait(30) == 0
 
 
 @pytest.fixture
@@ -158,11 +108,3 @@ def test_all_that_is_wrong_with_a_bundle_is_listed(trained_run, tmp_path, refuse
     lines = refused_server(path).splitlines()
     assert lines[0] == f"error: {path} is not a usable bundle: "
     assert [line.split()[:2] for line in lines[1:]] == [["-", "fp32/step.onnx"], ["-", "tokenizer.json"]]
-
-
-def test_a_port_in_use_is_refused_with_one_line(trained_run, refused_server):
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        [line] = refused_server(trained_run.bundle, port).splitlines()
-    assert line.startswith("error: ")
-    assert str(port) in line

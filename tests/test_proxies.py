@@ -1,4 +1,4 @@
-"""The configurations of deploy/proxies, in the real programs; tests/soak/balance.py ends servers there."""
+"""The configurations of deploy/proxies, in the real programs; reliability/balance.py ends servers there."""
 
 import subprocess
 
@@ -7,9 +7,9 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from benchmarks.serving import RunningServer
+from reliability.proxies import PROXIES, proxying, write
 from seq2seq_serve.client import Client, ClientError
 from tests.server.service.harness import serving_on_a_thread
-from tests.soak.proxies import PROXIES, proxying, write
 
 
 @pytest.fixture(params=PROXIES)

@@ -81,32 +81,24 @@ def test_train_export_serve_and_call(tmp_path):
     serve_and_call(tmp_path)
 
 
-def make_demo(folder: Path, flags: str) -> str:
+def make_demo(folder: Path) -> str:
     variables = f"VENV={Path(sys.executable).parent.parent} RUN={folder}/run BUNDLE={folder}/bundle"
-    command = f"make --no-print-directory -C {ROOT} demo {variables} TRAIN_FLAGS='{flags}'"
-    return run(command, folder, timeout=1200).stdout
+    return run(f"make --no-print-directory -C {ROOT} demo {variables}", folder, timeout=1200).stdout
 
 
-@pytest.mark.slow  # the commands are those of the test above; new is only the order in which make runs them
+@pytest.mark.slow  # a whole training
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
-def test_make_demo_goes_through_and_does_not_repeat_a_finished_step(tmp_path):
-    first = make_demo(tmp_path, "--max-steps 20")
-    assert (
-        "오늘은 금요일 입니다" not in first
-    )  # people's tables go to standard error, results to standard output
-    assert '"scores": {"int8": {"bleu":' in first
-    second = make_demo(tmp_path, "--max-steps 20")
+def test_the_demo_reaches_its_score_in_every_precision_and_repeats_no_finished_step(tmp_path):
+    first = make_demo(tmp_path)
     assert "training train" in first
-    assert "training train" not in second
-    assert "export" not in second
-
-
-@pytest.mark.slow
-def test_the_full_demo_reaches_its_score_in_every_precision(tmp_path):
-    report = make_demo(tmp_path, "").splitlines()[-1]
-    scores = [float(score) for score in re.findall(r'"bleu": ([0-9.]+)', report)]
+    # Tables for people go to standard error, results to standard output.
+    assert "오늘은 금요일 입니다" not in first
+    scores = [float(score) for score in re.findall(r'"bleu": ([0-9.]+)', first.splitlines()[-1])]
     assert min(scores) >= 90
     assert max(scores) - min(scores) <= 1.0
+    second = make_demo(tmp_path)
+    assert "training train" not in second
+    assert "export" not in second
 
 
 def test_make_lists_every_target_that_the_readme_names():

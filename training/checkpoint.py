@@ -132,10 +132,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     content = load_tensors(path, keys=needed)
     values = {field.name: content[field.name] for field in fields(Checkpoint) if field.name in content}
     if values["best"] is not None:
-        best = values["best"]
-        values["best"] = BestScore(
-            **{"dev_score" if name == "dev_bleu" else name: best[name] for name in best}
-        )
+        values["best"] = BestScore(**values["best"])
     return Checkpoint(**values)
 
 

@@ -119,11 +119,6 @@ class ModelConfig(_Config):
         return 0
 
     @property
-    def has_dropout(self) -> bool:
-        """Whether two passes of the same batch can differ in training."""
-        return any((self.dropout, self.word_dropout))
-
-    @property
     def free_in_a_child(self) -> tuple[str, ...]:
         """The fields in which a model that starts with this one's weights may differ from it."""
         return "dropout", "word_dropout", "max_source_length", "max_target_length"
@@ -157,10 +152,6 @@ class TransformerConfig(ModelConfig):
             "d_model",
             f"a multiple of {_D_HEAD_MULTIPLE} x num_heads, {self.num_heads * _D_HEAD_MULTIPLE}",
         )
-
-    @property
-    def has_dropout(self) -> bool:
-        return super().has_dropout or bool(self.attention_dropout)
 
     @property
     def free_in_a_child(self) -> tuple[str, ...]:
@@ -197,8 +188,6 @@ class TrainingConfig(_Config):
             into sentences by its rules.
         bpe_dropout: Probability of leaving out a merge when training texts are cut into pieces, which each
             pass over the corpus does anew (Provilkov et al. 2020, arXiv:1910.13267).
-        r_drop: Weight of the difference between the predictions of two passes with different dropout (alpha
-            in Wu, Li et al. 2021, arXiv:2106.14448, who took 5). A step then takes twice the work and memory.
         source_vectors: Text file of word vectors of width d_model with which source embeddings start
             (`training.data.vectors`); None starts them at random.
         target_vectors: The same for the target, whose vector wins where both sides share one matrix.
@@ -230,7 +219,6 @@ class TrainingConfig(_Config):
     normalization: Normalization = "nfc"
     source_language: str | None = None
     bpe_dropout: float = 0.0
-    r_drop: float = 0.0
     drop_copies: bool = False
     precision: Precision | None = None
     micro_batch_tokens: int | None = None
@@ -243,15 +231,14 @@ class TrainingConfig(_Config):
     def from_json(cls, content: Any) -> Self:
         """Read what `to_json` returned.
 
-        In a run older than a field, `normalization` is "none" and `group_pairs` is null.
+        In a run older than a field, `normalization` is "none" and `group_pairs` is null. A run older than the
+        end of R-Drop has `r_drop`, which must be 0.
         """
-        older = {"normalization": "none", "group_pairs": None}
-        return super().from_json(older | content if isinstance(content, dict) else content)
-
-    @property
-    def num_passes(self) -> int:
-        """The number of times that a batch goes through the model in a step."""
-        return 2 if self.r_drop else 1
+        if isinstance(content, dict):
+            content = {"normalization": "none", "group_pairs": None} | content
+            if not content.get("r_drop", True):
+                del content["r_drop"]
+        return super().from_json(content)
 
     @property
     def cooldown_steps(self) -> int:
@@ -268,7 +255,6 @@ class TrainingConfig(_Config):
             self._require_number(name, below=1)
         for name in ("learning_rate_scale", "max_gradient_norm"):
             self._require_number(name, above=0)
-        self._require_number("r_drop")
         for name in ("source_vectors", "target_vectors"):
             value = getattr(self, name)
             self._require(value is None or isinstance(value, str), name, "the name of a file, or None")

@@ -105,7 +105,7 @@ class Trainer:
             group=checkpoint.group if checkpoint else 0,
             group_pairs=recipe.group_pairs,
             ranks=self.ranks,
-            piece_tokens=recipe.micro_batch_tokens and -(-recipe.micro_batch_tokens // recipe.num_passes),
+            piece_tokens=recipe.micro_batch_tokens,
             kind=self.model.source_kind.in_folder(folder.path / config.source_folder),
             mixes_lengths=recipe.mixes_lengths,
         )
@@ -253,7 +253,7 @@ class Trainer:
             with (
                 module.no_sync() if is_own and isinstance(module, DistributedDataParallel) else nullcontext()
             ):
-                loss = weight * module(piece.to(self.device), recipe.label_smoothing, recipe.r_drop)
+                loss = weight * module(piece.to(self.device), recipe.label_smoothing)
                 # DistributedDataParallel averages gradients over the processes; the sum is needed here.
                 torch.autograd.backward(loss * self.ranks.size)
             total += loss.detach()
@@ -386,7 +386,10 @@ class Trainer:
         return scheduled[-self.config.training.num_averaged :]
 
     def _finish(self) -> Summary:
-        """Write the best on dev of the newest checkpoints' average, the best checkpoint, the old model.pt."""
+        """Write model.pt: whichever of three scores best on dev.
+
+        They are the average of the newest checkpoints, the best checkpoint, and the previous model.pt.
+        """
         if self.guard.num_steps_above:
             _log.warning("%s until the last one: %s", self.guard.judgement, self._advice())
         average, weights = self.ranks.first(self._average_of_newest)

@@ -66,13 +66,10 @@ def start_run(
 
     Raises:
         ValueError: The folder holds a run, the corpus has nothing to train on or to score, a file of word
-            vectors is wrong, R-Drop has no dropout, or the parent does not fit the preset. Nothing is
-            written.
+            vectors is wrong, or the parent does not fit the preset. Nothing is written.
         OSError: A file of word vectors cannot be read.
     """
     folder.check_is_free()
-    if preset.training.r_drop and not preset.model.has_dropout:
-        raise ValueError("r_drop compares two passes, and without dropout they are equal: set dropout, too")
     kind = source_kind_of(preset.model).in_folder(corpus.folder)
     if not kind.has_word_tokens:
         check_vocab_size(preset.model.vocab_size)

@@ -183,7 +183,7 @@ def memory_network() -> Preset:
 def memory_network_babi() -> Preset:
     """All tasks of bAbI in one model, as in table 1 of Sukhbaatar et al. 2015, with another recipe.
 
-    benchmarks/README.md lists the differences.
+    benchmarks/LOG.md lists the differences.
 
     The learning rate is low during the linear start, and highest long after it: with 0.002 and more in the
     linear start, task 16 is not learned. Batches of mixed lengths have all tasks in every batch; with the

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -15,6 +14,7 @@ import onnxruntime as ort
 import torch
 
 from benchmarks.gpu_check.place import BASE, DTYPES, Findings, Place, greedy, requests_for
+from benchmarks.load.inprocess import InProcessEngine
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.cuda_libraries import load_cuda_libraries
 from seq2seq_serve.bundle.manifest import Manifest, load_bundle
@@ -22,9 +22,8 @@ from seq2seq_serve.bundle.names import Axis, Precision, Verb
 from seq2seq_serve.export.exporter import TOLERANCES
 from seq2seq_serve.export.graphs import weightless
 from seq2seq_serve.server.config import ProviderPolicy
-from seq2seq_serve.server.engine.core import Admit, Core
 from seq2seq_serve.server.engine.request import Array, Beam, Request, Sampling
-from seq2seq_serve.server.engine.result import Result, Turn
+from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.engine.state import Search, Sequence
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import source_specs
@@ -38,7 +37,6 @@ _SHAPE_ARITHMETIC = {
     *("Reshape", "Shape", "Slice", "Squeeze", "Sub", "Unsqueeze"),
 }
 _COMPARED_SOURCES, _COMPARED_TARGET_LENGTH = 16, 12
-_SECONDS = 60.0  # in which an engine answers all requests of a family
 _FAMILY_REQUESTS, _FAMILY_TOKENS = 6, 12
 
 
@@ -298,29 +296,17 @@ def decode(runner: OnnxRunner, requests: list[Request]) -> list[Result]:
     """Decode requests with an engine of their own.
 
     Raises:
-        RuntimeError: A request failed, or did not end in time.
+        RuntimeError: A request failed.
     """
     # A runner forgets the sounds and pictures of a request once it has encoded them.
     requests = [replace(request, sources=dict(request.sources)) for request in requests]
-    results: dict[int, Result] = {}
-    all_done = threading.Event()
-
-    def deliver(turn: Turn) -> None:
-        for update in turn.updates:
-            if update.result is not None:
-                results[id(update.request)] = update.result
-        if len(results) == len(requests):
-            all_done.set()
-
-    core = Core(runner, model_name="check", deliver=deliver)
-    core.start()
-    core.send(Admit(tuple(requests)))
-    is_done = all_done.wait(_SECONDS)
-    core.stop()
-    failed = [result.error for result in results.values() if result.error is not None]
-    if failed or not is_done:
-        raise RuntimeError(f"{len(requests) - len(results)} requests did not end; failed: {failed[:3]}")
-    return [results[id(request)] for request in requests]
+    engine = InProcessEngine(runner)
+    results = [decoded.result for decoded in engine.decode(requests, len(requests))]
+    engine.stop()
+    done = [result for result in results if result is not None and result.error is None]
+    if len(done) < len(results):
+        raise RuntimeError(f"{len(results) - len(done)} of {len(results)} requests failed")
+    return done
 
 
 def _worst(ours: list[Result], others: list[Result]) -> float:

@@ -8,7 +8,6 @@ import resource
 import statistics
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -18,17 +17,15 @@ import numpy as np
 import torch
 
 from benchmarks.gpu_check.place import BASE, Findings, Place, requests_for
+from benchmarks.load.inprocess import InProcessEngine
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.names import Verb
-from seq2seq_serve.server.engine.core import Admit, Core
 from seq2seq_serve.server.engine.request import Beam
 from seq2seq_serve.server.engine.result import Turn
-from seq2seq_serve.server.models.loading import LIMITS
 
 _ROOT = Path(__file__).parents[2]
 _SETTLED_SHARE = 0.3  # share of the requests after which memory must not grow
 _MAX_GROWTH_BYTES = 64 << 20  # less than the size of one more row for every slot
-_MEMORY_SECONDS = 45.0
 _BEAM_SIZE, _BEAM_SHARE = 4, 5  # every fifth request of the memory check is a beam
 _FAST = names.CUDA_PROVIDER_OPTIONS["sdpa_kernel"]
 _SDPA_KERNELS = {"cudnn": "8", "flash": _FAST}
@@ -46,39 +43,35 @@ def memory(place: Place, found: Findings) -> str:
     rng = np.random.default_rng(0)
     lengths = rng.integers(1, scale.model.max_source_length, scale.num_requests)
     sources = [place.sources(1, int(length))[0] for length in lengths]
-    all_done = threading.Event()
+    requests = [
+        replace(
+            request,
+            max_new_tokens=int(rng.integers(1, scale.num_tokens + 1)),
+            beam=None if number % _BEAM_SHARE else Beam(_BEAM_SIZE),
+        )
+        for number, request in enumerate(requests_for(sources, 1))
+    ]
     used_bytes: list[int] = []
-    num_done = 0
+    num_done, interval = 0, max(1, scale.num_requests // 20)
 
-    def deliver(turn: Turn) -> None:
+    def note(turn: Turn) -> None:
         nonlocal num_done
-        for update in turn.updates:
-            if update.result is None:
-                continue
-            num_done += 1
-            if num_done % max(1, scale.num_requests // 20) == 0:
-                used_bytes.append(_used_bytes(scale.on_cuda))
-        if num_done == scale.num_requests:
-            all_done.set()
+        num_before, num_done = num_done, num_done + sum(each.result is not None for each in turn.updates)
+        if num_done // interval > num_before // interval:
+            used_bytes.append(_used_bytes(scale.on_cuda))
 
-    core = Core(runner, model_name="memory", deliver=deliver, limits=LIMITS[runner.provider])
+    engine = InProcessEngine(runner, note)
     started = time.perf_counter()
-    core.start()
-    for number, request in enumerate(requests_for(sources, 1)):
-        beam = None if number % _BEAM_SHARE else Beam(_BEAM_SIZE)
-        num_tokens = int(rng.integers(1, scale.num_tokens + 1))
-        core.send(Admit((replace(request, max_new_tokens=num_tokens, beam=beam),)))
-    finished = all_done.wait(_MEMORY_SECONDS)
+    engine.decode(requests, len(requests))
     found["seconds"] = time.perf_counter() - started
-    core.stop()
+    engine.stop()
     settled = used_bytes[int(_SETTLED_SHARE * len(used_bytes)) :]
     found["requests"] = num_done
     found["used_mib"] = [(used - before) >> 20 for used in used_bytes]
     found["growth_bytes"] = growth = max(settled) - settled[0] if settled else 0
-    problems = [] if finished else [f"only {num_done} of {scale.num_requests} requests ended in time"]
     if growth > _MAX_GROWTH_BYTES:
-        problems.append(f"memory grew by {growth >> 20} MiB after it should have settled")
-    return "; ".join(problems)
+        return f"memory grew by {growth >> 20} MiB after it should have settled"
+    return ""
 
 
 def _used_bytes(on_cuda: bool) -> int:

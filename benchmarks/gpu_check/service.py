@@ -18,8 +18,10 @@ from benchmarks.load.generator import Generator
 from benchmarks.load.inprocess import InProcessEngine
 from benchmarks.load.mix import MIX, ONLY_GREEDY, VOCAB_SIZE, Job, Mode, draw_jobs, quantile, throughput
 from benchmarks.serving import RunningServer, serving
+from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.client import Client, ClientError
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, Target, TokenIds
+from seq2seq_serve.server.runner.runner import OnnxRunner
 
 _PREFIX = Target(token_ids=TokenIds(values=range(5, 25)))
 _OPTIONS = {
@@ -154,7 +156,8 @@ def load(place: Place, found: Findings) -> str:
     jobs = _jobs(scale.num_jobs, scale.model.vocab_size)
     cores = sorted(os.sched_getaffinity(0))
     half = max(1, len(cores) // 2)
-    engine = InProcessEngine(place.folder / BASE, place.config(scale.precisions[0], _SLOTS))
+    config = place.config(scale.precisions[0], _SLOTS)
+    engine = InProcessEngine(OnnxRunner(load_bundle(place.folder / BASE), config))
     for mix_name, mix in (("greedy", ONLY_GREEDY), ("mix", MIX)):
         chosen = _jobs(scale.num_jobs // 2, scale.model.vocab_size, mix)
         for _ in range(2):  # the first one is warm-up

@@ -61,8 +61,10 @@ from benchmarks.load.mix import MAX_TARGET_LENGTH
 from benchmarks.load.peer import PeerQueue
 from benchmarks.load.plot import save_plot
 from benchmarks.serving import serving
+from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
+from seq2seq_serve.server.runner.runner import OnnxRunner
 
 _FULL = Plan(
     num_rounds=5,
@@ -166,7 +168,7 @@ def measure(
         Progress(console=console) as progress,
     ):
         bench = Bench(plan, server, generator, progress)
-        engine = InProcessEngine(bundle, config)
+        engine = InProcessEngine(OnnxRunner(load_bundle(bundle), config))
         try:
             closed = measure_closed_loops(bench, engine)
         finally:

@@ -6,10 +6,6 @@ Trains a preset, by default `tiny`; an interrupted run is resumed, and a finishe
 averaging and length penalty on dev, exports fp32 and int8, starts the real server, translates the test sets
 through the gRPC client with beams of 5, and scores them. The test sets are translated once, after every
 choice is made. Speed is not measured. The table goes to standard output; the last line is one JSON object.
-
-With `--diversify`, one model is first trained for each direction. Their translations of the training texts
-are added to the training data (data diversification: Nguyen et al. 2020, arXiv:1911.01986, here with one
-model per direction and one round).
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from rich.console import Console
 
 from benchmarks.demo import translate_all
 from benchmarks.hardware import describe_hardware
-from benchmarks.quality import babi, captions, flickr
+from benchmarks.quality import babi, captions
 from benchmarks.quality.choice import BEAM_SIZE, Choice, choose, search_options, server_flags
 from benchmarks.quality.corpora import Detokenised, ScoredSet, Task, korean, multi30k
 from benchmarks.quality.recipe import Recipe, add_run_flags, describe_run, run, train
@@ -35,15 +31,13 @@ from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.training.config import TransformerConfig
-from seq2seq_serve.training.data.corpus import CorpusFiles
-from seq2seq_serve.training.data.text_files import read_parallel, write_lines
 from seq2seq_serve.training.evaluation.comparison import MetricScore, MetricSettings, compare
 from seq2seq_serve.training.presets import PRESETS
 from seq2seq_serve.training.run import RunFolder, load_checkpoints
 
 _PRECISIONS = Precision.FP32, Precision.INT8
 _DETOKENISED = MetricSettings(is_lower_cased=True)
-_OTHER_TASKS = {"babi": babi.main, "captions": captions.main, "clips": captions.main, "flickr8k": flickr.main}
+_OTHER_TASKS = {"babi": babi.main, "captions": captions.main, "clips": captions.main}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -65,8 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.seed is not None:
         settings["seed"] = options.seed
         name += f"-seed-{options.seed}"
-    if options.diversify:
-        name += "-diversified"
     if options.preset != "tiny":
         name += f"-{options.preset}"
     recipe = Recipe(options.preset, settings, options.max_steps)
@@ -77,8 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             task = multi30k(options.data, direction)
         else:
             task = korean(options.data, path / "corpus")
-        if options.diversify:
-            task = diversified(task, path, recipe, console)
         return measure(task, path, recipe, console)
 
     return run(measured, table, options.data, options.out)
@@ -114,49 +104,6 @@ def measure(task: Task, path: Path, recipe: Recipe, console: Console) -> dict[st
             for row in zip(task.sentences, *(texts[each][""] for each in _PRECISIONS), strict=True)
         ],
     }
-
-
-def diversified(task: Task, path: Path, recipe: Recipe, console: Console) -> Task:
-    """Returns the task with more training pairs: translations of its texts by models of both directions.
-
-    The models are in `forward/` and `backward/` below `path`. They use the same recipe as the final model;
-    interrupted runs are resumed, and finished ones reused. The pairs are written once, to `diversified/`.
-
-    Raises:
-        ValueError: The run was started without the additional pairs.
-    """
-    files, folder = task.files, path / "diversified"
-    source, target = folder / "train.source", folder / "train.target"
-    if not target.is_file():
-        if RunFolder(path).is_run:
-            raise ValueError(f"{path} was started without --diversify: give another --run")
-        lines = read_parallel(Path(files.source or ""), Path(files.target or ""))
-        pairs = [pair for pair in lines if pair.source.strip() and pair.target.strip()]
-        made = {}
-        for name, way, texts in (
-            ("forward", files, [pair.source for pair in pairs]),
-            ("backward", turned_around(files), [pair.target for pair in pairs]),
-        ):
-            train(way, path / name, recipe, console)
-            bundle, choice, _ = export_chosen(path / name, task.metric, [Precision.FP32], console)
-            with serving(bundle, server_flags(Precision.FP32)) as server:
-                made[name] = translate_all(server, texts, name, console, search_options(choice.alpha))
-        sources, targets = ([pair[side] for pair in pairs] for side in range(2))
-        folder.mkdir(parents=True, exist_ok=True)
-        write_lines(source, [*sources, *sources, *made["backward"]])
-        write_lines(target, [*targets, *made["forward"], *targets])
-    files = dataclasses.replace(files, source=str(source), target=str(target))
-    return dataclasses.replace(task, name=f"{task.name}, diversified", files=files)
-
-
-def turned_around(files: CorpusFiles) -> CorpusFiles:
-    """Returns the parallel files with source and target exchanged."""
-    return CorpusFiles(
-        source=files.target,
-        target=files.source,
-        dev_source=files.dev_target,
-        dev_target=files.dev_source,
-    )
 
 
 def export_chosen(
@@ -258,7 +205,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Train on a published corpus, and score the model through the server.",
         epilog="examples:\n"
         "  python -m benchmarks.quality multi30k --data multi30k/ --direction en-de\n"
-        "  python -m benchmarks.quality multi30k --data multi30k/ --seed 1 --set d_ff=256 r_drop=0\n"
+        "  python -m benchmarks.quality multi30k --data multi30k/ --seed 1 --set d_ff=256\n"
         "  python -m benchmarks.quality korean --data corpora/ --max-steps 8000\n"
         "  python -m benchmarks.quality babi --help",
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -266,7 +213,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "task",
         choices=("multi30k", "korean", *_OTHER_TASKS),
-        help="the corpus; for the last four see the help of each",
+        help="the corpus; for the last three see the help of each",
     )
     parser.add_argument(
         "--data",
@@ -283,11 +230,6 @@ def _parser() -> argparse.ArgumentParser:
         "--preset", choices=PRESETS, default="tiny", help="preset of a new run (default: %(default)s)"
     )
     add_run_flags(parser)
-    parser.add_argument(
-        "--diversify",
-        action="store_true",
-        help="train a model for each direction first, and add their translations of the training texts",
-    )
     return parser
 
 

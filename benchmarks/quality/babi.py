@@ -3,7 +3,7 @@
 Trains a memory network on the 20 tasks of bAbI together, several times, keeps the run with the fewest errors
 on a tenth of the training questions, exports fp32 and int8, starts the real server, and asks all test
 questions through the gRPC client. Sukhbaatar et al. 2015 (arXiv:1503.08895, table 1) also train all tasks
-together, repeat the training, and choose by training error. benchmarks/README.md lists what differs here.
+together, repeat the training, and choose by training error. benchmarks/LOG.md lists what differs here.
 """
 
 from __future__ import annotations

@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import logging
 import sys
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -27,9 +26,9 @@ from benchmarks.demo import translate_all
 from benchmarks.hardware import describe_hardware
 from benchmarks.quality.choice import search_options, server_flags
 from benchmarks.quality.corpora import ScoredSet, multi30k
+from benchmarks.quality.recipe import run
 from benchmarks.serving import serving
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.client import ClientError
 from seq2seq_serve.training.evaluation.comparison import MetricSettings, compare
 
 # The greatest length of each bin except the last one. Every bin has more than 100 sentences of test2016.
@@ -69,9 +68,8 @@ class Bin:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Translate, score by length, and plot; returns 0 if done, 1 if it failed."""
     options = _parser().parse_args(arguments)
-    console = Console(stderr=True)
-    logging.getLogger("sacrebleu").setLevel(logging.ERROR)  # it warns of tokenised texts
-    try:
+
+    def measured(console: Console) -> dict[str, Any]:
         systems = [read_system(*system) for system in options.system]
         tasks = {system.task for system in systems}
         if len(tasks) > 1:
@@ -86,16 +84,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "hardware": describe_hardware(),
             **score_by_length(systems, texts, test, task.metric),
         }
-        print(table(report))
         if options.plot:
             save_plot(report, options.plot)
-        if options.out:
-            options.out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    except (ClientError, OSError, RuntimeError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    print(json.dumps(report, ensure_ascii=False))
-    return 0
+        return report
+
+    return run(measured, table, options.data, options.out)
 
 
 def read_system(name: str, bundle: str, results: str) -> System:
@@ -108,8 +101,7 @@ def read_system(name: str, bundle: str, results: str) -> System:
     content = json.loads(Path(results).read_text(encoding="utf-8"))
     if content.get("benchmark") != "quality" or not content["task"].startswith("Multi30k "):
         raise ValueError(f"{results} is not a result of `benchmarks.quality multi30k`: give its --out file")
-    task = content["task"].removesuffix(", diversified")
-    return System(name, Path(bundle), task, content["search"]["alpha"])
+    return System(name, Path(bundle), content["task"], content["search"]["alpha"])
 
 
 def translate(system: System, test: ScoredSet, console: Console) -> list[str]:

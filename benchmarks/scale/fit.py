@@ -6,24 +6,22 @@ import dataclasses
 import os
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
-from rich.progress import Progress
 
 from benchmarks.load.generator import Generator
-from benchmarks.load.inprocess import engine_request
-from benchmarks.load.mix import MAX_TARGET_LENGTH, MIX, ONLY_GREEDY, Job, Mode, draw_jobs
+from benchmarks.load.inprocess import InProcessEngine
+from benchmarks.load.mix import MAX_TARGET_LENGTH, MIX, ONLY_GREEDY, Mode, draw_jobs
 from benchmarks.scale.times import EngineTimes, blend
 from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
-from seq2seq_serve.server.engine.core import Admit, Core
 from seq2seq_serve.server.engine.plan import Selected
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Turn
@@ -97,76 +95,62 @@ class _MeasuredRunner(OnnxRunner):
         return super().step(rows)
 
 
-class MeasuredEngine:
-    """An engine in this process, of one thread, that takes the processor time of each of its turns.
+class _Meter:
+    """Takes the processor time of each turn of an engine in this process, and what it ran."""
 
-    Args:
-        bundle: Folder of a bundle.
-        config: The server's configuration of the runner.
-    """
+    def __init__(self, runner: _MeasuredRunner) -> None:
+        self._runner = runner
+        self.reset()
 
-    def __init__(self, bundle: Path, config: RunnerConfig) -> None:
-        self._runner = _MeasuredRunner(load_bundle(bundle), config)
+    def reset(self) -> None:
+        """Forget all turns so far."""
         self._runner.counts = np.zeros(len(_COLUMNS))
-        self._core = Core(self._runner, model_name="benchmark", deliver=self._deliver)
-        self._left: Iterator[Job] = iter(())
-        self._num_open = 0
-        self._turns: list[np.ndarray] = []
-        self._seconds: list[float] = []
-        self._began = 0.0  # by the processor time of this process: others may share its core
+        self.turns: list[np.ndarray] = []
+        self.seconds: list[float] = []
+        self._began = time.process_time()  # others may share the core, so wall time would not do
 
-    def run(self, jobs: Sequence[Job], in_flight: int) -> tuple[np.ndarray, np.ndarray]:
-        """Decode the jobs in a closed loop, on this thread.
-
-        Returns:
-            What each turn ran `(turns, columns)`, and its seconds `(turns,)`.
-        """
-        self._left, self._num_open, self._turns, self._seconds = iter(jobs), 0, [], []
-        self._fill(in_flight)
-        while self._num_open:
-            self._began = time.process_time()
-            self._core.run_turn()
-            self._fill(in_flight)
-        return np.array(self._turns), np.array(self._seconds)
-
-    def warm_up(self) -> None:
-        """Do first-time work."""
-        self._runner.warm_up()
-
-    def _fill(self, in_flight: int) -> None:
-        while self._num_open < in_flight and (job := next(self._left, None)) is not None:
-            self._core.send(Admit((engine_request(job, time.monotonic()),)))
-            self._num_open += 1
-
-    def _deliver(self, turn: Turn) -> None:
-        self._seconds.append(time.process_time() - self._began)
-        counts = self._runner.counts
-        self._turns.append(counts.copy())
-        counts[:] = 0
-        self._num_open -= sum(update.result is not None for update in turn.updates)
+    def note(self, _: Turn) -> None:
+        """End a turn, and begin the next one."""
+        now = time.process_time()
+        self.seconds.append(now - self._began)
+        self.turns.append(self._runner.counts)
+        self._runner.counts = np.zeros(len(_COLUMNS))
+        self._began = now
 
 
-def measure_times(bundle: Path, num_rounds: int, progress: Progress) -> list[Fit]:
-    """Measure an engine and a server on the first core, one after the other, with the client on the last."""
+def measure(bundle: Path, num_rounds: int) -> Fit:
+    """Fit an engine and a server, both on the first core, with the client on the last."""
     cores = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, cores[:1])  # the processes that start from now on inherit it
     flags = ["--provider", "cpu", "--precision", "int8", "--threads", "1"]
     for name in ("max_slots", "max_source_length", "max_target_length"):
         flags += [f"--{name.replace('_', '-')}", str(getattr(_CONFIG, name))]
-    fits = []
     with serving(bundle, flags) as server, Generator(cores[-1:]) as generator:
-        for _ in progress.track(range(num_rounds), description="rounds"):
-            # In a process of its own, whose processor time is that of the turns.
-            with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-                found = pool.submit(_measure_engine, bundle).result()
-            fits.append(dataclasses.replace(found, times=_with_grpc(found.times, server, generator)))
-    return fits
+        # In a process of its own, whose processor time is that of the turns.
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+            found = fit(pool.submit(measure_turns, bundle, _CONFIG, _LEVELS, num_rounds).result())
+        return dataclasses.replace(found, times=_with_grpc(found.times, server, generator))
 
 
-def _measure_engine(bundle: Path) -> Fit:
-    engine = MeasuredEngine(bundle, _CONFIG)
-    engine.warm_up()
-    return measure_turns(engine, MIX, _LEVELS, num_jobs=40)
+def measure_turns(
+    bundle: Path, config: RunnerConfig, levels: Sequence[int], num_rounds: int
+) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Decode the mix in closed loops with few and with many requests in flight.
+
+    Returns:
+        For each loop what each turn ran `(turns, columns)`, and its seconds `(turns,)`.
+    """
+    runner = _MeasuredRunner(load_bundle(bundle), config)
+    meter = _Meter(runner)
+    engine = InProcessEngine(runner, meter.note)
+    found = []
+    for number in range(num_rounds):
+        for level in levels:
+            meter.reset()
+            engine.closed_loop(draw_jobs(40 + 3 * level, MIX, seed=100 * number + level), level)
+            found.append((np.array(meter.turns), np.array(meter.seconds)))
+    engine.stop()
+    return found
 
 
 def _with_grpc(times: EngineTimes, server: RunningServer, generator: Generator) -> EngineTimes:
@@ -185,20 +169,6 @@ def _graph_seconds(server: RunningServer) -> float:
     """Returns the time of all encode calls and steps of a server so far."""
     names = [f"seq2seq_{name}_seconds_sum" for name in ("encode_time", "decode_step")]
     return sum(sample.value for sample in server.samples() if sample.name in names)
-
-
-def measure_turns(
-    engine: MeasuredEngine, shares: Mapping[Mode, float], levels: Sequence[int], num_jobs: int
-) -> Fit:
-    """Fit the times of an engine to closed loops with few and with many requests in flight.
-
-    Args:
-        engine: A warm engine.
-        shares: Shares of the decoding modes.
-        levels: Numbers of requests in flight.
-        num_jobs: Number of requests of each level, in addition to three times those in flight.
-    """
-    return fit([engine.run(draw_jobs(num_jobs + 3 * level, shares, seed=level), level) for level in levels])
 
 
 def fit(measured: Sequence[tuple[np.ndarray, np.ndarray]]) -> Fit:

@@ -7,14 +7,13 @@ balancers and the clients are simulated.
 from __future__ import annotations
 
 import asyncio
-import math
+import itertools
 import random
 import selectors
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import NamedTuple
 
 import numpy as np
 
@@ -28,16 +27,11 @@ from seq2seq_serve.server.engine.plan import Candidates, Move, Selected
 from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.result import Result, Turn
 from seq2seq_serve.server.engine.state import Sequence as Row
-from seq2seq_serve.server.errors import ServerError, Unavailable
+from seq2seq_serve.server.errors import ServerError
 from seq2seq_serve.server.service.write.responses import checked
 
-# What this project's clients do after UNAVAILABLE (`client.wire`).
-_MAX_TRIES = 4
-_BACKOFF_SECONDS = 0.1
-_BACKOFF_FACTOR = 2
-_BACKOFF_JITTER = 0.2
-
 _EOS_ID, _TOKEN_ID = 2, 3  # no target ends before its length
+_DRAWN_JOBS = 1000
 
 
 class Policy(Enum):
@@ -47,57 +41,33 @@ class Policy(Enum):
     LEAST_REQUESTS = "least requests"
 
 
-class Change(NamedTuple):
-    """Servers that are added at a time, or, by a negative number, lost.
-
-    Each balancer learns of added ones within `learn_seconds`, and of lost ones at once.
-    """
-
-    at: float
-    num_servers: int
-    learn_seconds: float = 0.0
-
-
 @dataclass(frozen=True)
-class Scenario:
-    """Servers and their load: a Poisson process with the lengths of the load benchmark.
+class Group:
+    """Servers that are all alike, and how their clients use them.
 
     Attributes:
         times: Times of an engine.
-        slowness: For each server the factor of its times.
         num_slots: Slots of each server.
         policy: How calls are spread.
-        rates: Calls per second, each with the time from which on it holds.
-        seconds: Time at which the arrivals end.
         num_clients: Clients that balance for themselves.
         queue: Bounds of the queue of each server.
-        changes: In the order of their times.
-        seed: Of all random choices.
     """
 
     times: EngineTimes
-    slowness: tuple[float, ...]
     num_slots: int
-    policy: Policy
-    rates: tuple[tuple[float, float], ...]
-    seconds: float
+    num_servers: int = 1
+    policy: Policy = Policy.ROUND_ROBIN
     num_clients: int = 8
     queue: QueueLimits = field(default_factory=QueueLimits)
-    changes: tuple[Change, ...] = ()
-    seed: int = 1
 
-    def arrivals(self) -> Iterator[tuple[float, Job]]:
-        """Yields the calls with their times."""
-        ends = [begin for begin, _ in self.rates[1:]] + [self.seconds]
-        for number, ((begin, rate), end) in enumerate(zip(self.rates, ends, strict=True)):
-            expected = (end - begin) * rate
-            count = math.ceil(expected + 6 * math.sqrt(expected) + 10)  # more than will come
-            jobs = draw_jobs(count, MIX, self.seed + 1000 * number)
-            # Another seed than that of the jobs, or the gaps would depend on their modes.
-            for job, gap in zip(jobs, poisson_arrivals(rate, jobs[0].seed), strict=False):
-                if begin + gap >= end:
-                    break
-                yield begin + gap, job
+
+def draw_calls(rate: float, seconds: float, seed: int = 1) -> Iterator[tuple[float, Job]]:
+    """Yields the calls of a Poisson process with the mix of the load benchmark, and their times."""
+    # The gaps have a seed of their own, or they would depend on the modes.
+    for number, at in enumerate(itertools.takewhile(seconds.__gt__, poisson_arrivals(rate, seed))):
+        if number % _DRAWN_JOBS == 0:
+            jobs = draw_jobs(_DRAWN_JOBS, MIX, seed=1_000_003 * seed + number)
+        yield at, jobs[number % _DRAWN_JOBS]
 
 
 class _Clock(selectors.SelectSelector):
@@ -251,12 +221,12 @@ class TimedCore(CoreHandle):
 class Server:
     """A server with the engine of one core."""
 
-    def __init__(self, times: EngineTimes, num_slots: int, queue: QueueLimits) -> None:
-        self._call_seconds = times.call_seconds
-        self._runner = TimedRunner(times, num_slots)
+    def __init__(self, group: Group) -> None:
+        self._call_seconds = group.times.call_seconds
+        self._runner = TimedRunner(group.times, group.num_slots)
         clock = asyncio.get_running_loop().time
         cores = [TimedCore(self._runner)]
-        self.engine = AsyncEngine("simulated", cores, queue, lambda _: None, clock=clock)
+        self.engine = AsyncEngine("simulated", cores, group.queue, lambda _: None, clock=clock)
 
     async def answer(self, request: Request) -> Result:
         """Returns the result of a request.
@@ -270,25 +240,21 @@ class Server:
 
 
 class Balancer:
-    """Chooses a server for each call: the next one in turn, or the one with the fewest open calls.
-
-    Attributes:
-        servers: Those that it knows.
-    """
+    """Chooses a server for each call: the next one in turn, or the one with the fewest open calls."""
 
     def __init__(self, policy: Policy, servers: Sequence[Server], chance: random.Random) -> None:
-        self.servers = list(servers)
+        self._servers = list(servers)
         self._policy = policy
         self._place = chance.randrange(len(servers))
         self._open: Counter[Server] = Counter()
 
     async def send(self, request: Request) -> Result:
         """Returns the result of a request by one of the servers."""
-        self._place = (self._place + 1) % len(self.servers)
-        server = self.servers[self._place]
+        self._place = (self._place + 1) % len(self._servers)
+        server = self._servers[self._place]
         if self._policy is Policy.LEAST_REQUESTS:
             # From a place that goes round: otherwise the first servers would get all ties.
-            rotated = self.servers[self._place :] + self.servers[: self._place]
+            rotated = self._servers[self._place :] + self._servers[: self._place]
             server = min(rotated, key=self._open.__getitem__)
         self._open[server] += 1
         try:
@@ -297,80 +263,37 @@ class Balancer:
             self._open[server] -= 1
 
 
-class Simulation:
-    """One run of a scenario; call `run` on a `VirtualLoop`."""
-
-    def __init__(self, scenario: Scenario) -> None:
-        self._scenario = scenario
-        self._chance = random.Random(f"balancers {scenario.seed}")
-        self._loop = asyncio.get_running_loop()
-        self._servers: list[Server] = []
-        self._outcomes: list[Outcome] = []
-
-    async def run(self) -> list[Outcome]:
-        """Serve all calls; returns their outcomes in the order of their arrival."""
-        scenario = self._scenario
-        self._servers = [await self._started(factor) for factor in scenario.slowness]
-        num_balancers = scenario.num_clients if scenario.policy is Policy.ROUND_ROBIN else 1
-        self._balancers = [
-            Balancer(scenario.policy, self._servers, self._chance) for _ in range(num_balancers)
-        ]
-        async with asyncio.TaskGroup() as tasks:
-            for change in scenario.changes:
-                tasks.create_task(self._apply(change))
-            for at, job in scenario.arrivals():
-                await asyncio.sleep(at - self._loop.time())
-                outcome = Outcome(job, at)
-                self._outcomes.append(outcome)
-                tasks.create_task(self._call(outcome, self._chance.choice(self._balancers)))
-        for server in self._servers:
-            assert not server.engine.num_slots_wanted(), "every slot is back"
-            await server.engine.stop()
-        return self._outcomes
-
-    async def _started(self, factor: float = 1.0) -> Server:
-        scenario = self._scenario
-        server = Server(scenario.times.scaled(factor), scenario.num_slots, scenario.queue)
-        await server.engine.start()
-        return server
-
-    async def _call(self, outcome: Outcome, balancer: Balancer) -> None:
-        for number in range(_MAX_TRIES):
-            outcome.sent = self._loop.time()
-            try:
-                result = await balancer.send(engine_request(outcome.job, outcome.sent))
-            except ServerError as error:
-                outcome.code = type(error).__name__
-                if not isinstance(error, Unavailable):
-                    break
-                jitter = self._chance.uniform(1 - _BACKOFF_JITTER, 1 + _BACKOFF_JITTER)
-                await asyncio.sleep(_BACKOFF_SECONDS * _BACKOFF_FACTOR**number * jitter)
-            else:
-                outcome.code, outcome.num_tokens = "OK", result.num_target_tokens
-                outcome.queue_seconds = outcome.sent - outcome.arrival + result.timings.queue_seconds
-                break
-        outcome.end = self._loop.time() + self._scenario.times.wire_seconds
-
-    async def _apply(self, change: Change) -> None:
-        await asyncio.sleep(change.at)
-        for _ in range(-change.num_servers):
-            lost = self._servers.pop(0)
-            for balancer in self._balancers:
-                balancer.servers.remove(lost)
-            await lost.engine.stop()
-        for _ in range(change.num_servers):
-            server = await self._started()
-            self._servers.append(server)
-            for balancer in self._balancers:
-                seconds = self._chance.uniform(0, change.learn_seconds)
-                self._loop.call_later(seconds, balancer.servers.append, server)
-
-
-def simulate(scenario: Scenario) -> list[Outcome]:
-    """Returns the outcomes of all calls of a scenario, in the order of their arrival."""
-
-    async def run() -> list[Outcome]:
-        return await Simulation(scenario).run()
-
+def simulate(group: Group, calls: Iterable[tuple[float, Job]]) -> list[Outcome]:
+    """Serve calls at their times; returns their outcomes in the order of their arrival."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        return runner.run(run())
+        return runner.run(_served(group, calls))
+
+
+async def _served(group: Group, calls: Iterable[tuple[float, Job]]) -> list[Outcome]:
+    loop, chance = asyncio.get_running_loop(), random.Random(0)
+    servers = [Server(group) for _ in range(group.num_servers)]
+    for server in servers:
+        await server.engine.start()
+    num_balancers = group.num_clients if group.policy is Policy.ROUND_ROBIN else 1
+    balancers = [Balancer(group.policy, servers, chance) for _ in range(num_balancers)]
+    outcomes: list[Outcome] = []
+
+    async def call(outcome: Outcome) -> None:
+        try:
+            result = await chance.choice(balancers).send(engine_request(outcome.job, outcome.arrival))
+        except ServerError as error:
+            outcome.code = type(error).__name__
+        else:
+            outcome.num_tokens = result.num_target_tokens
+            outcome.queue_seconds = result.timings.queue_seconds
+        outcome.end = loop.time() + group.times.wire_seconds
+
+    async with asyncio.TaskGroup() as tasks:
+        for at, job in calls:
+            await asyncio.sleep(at - loop.time())
+            outcomes.append(Outcome(job, at, sent=at))
+            tasks.create_task(call(outcomes[-1]))
+    for server in servers:
+        assert not server.engine.num_slots_wanted(), "every slot is back"
+        await server.engine.stop()
+    return outcomes

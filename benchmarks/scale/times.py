@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import statistics
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from benchmarks.load.mix import Mode
 
 Curve = tuple[tuple[int, float], ...]
 
@@ -45,19 +42,6 @@ class EngineTimes:
         places = blend(num_rows, [rows for rows, _ in self.rows_seconds])
         return sum(share * self.rows_seconds[place][1] for place, share in places.items())
 
-    def mode_seconds(self, mode: Mode) -> float:
-        """Returns what a row of a mode takes more than one of greedy search."""
-        return {Mode.BEAM: self.beam_row_seconds, Mode.SAMPLING: self.sampling_row_seconds}.get(mode, 0.0)
-
-    def scaled(self, factor: float) -> EngineTimes:
-        """Returns the times of a machine on which everything takes `factor` times as long."""
-        return _combined([self], lambda seconds: factor * seconds[0])
-
-    @classmethod
-    def median(cls, times: Sequence[EngineTimes]) -> EngineTimes:
-        """Returns the medians of several measurements; of two their means."""
-        return _combined(times, statistics.median)
-
     @classmethod
     def of(cls, figures: Mapping[str, Any]) -> EngineTimes:
         """Returns the times of a result file.
@@ -81,10 +65,3 @@ def blend(num_rows: int, knots: Sequence[int]) -> dict[int, float]:
     place = min(max(bisect_right(knots, num_rows), 1), len(knots) - 1)
     share = (num_rows - knots[place - 1]) / (knots[place] - knots[place - 1])
     return {place - 1: 1 - share, place: share}
-
-
-def _combined(times: Sequence[EngineTimes], combine: Callable[[list[float]], float]) -> EngineTimes:
-    knots = sorted({rows for each in times for rows, _ in each.rows_seconds})
-    curve = tuple((rows, combine([each.turn_seconds(rows) for each in times])) for rows in knots)
-    names = [field.name for field in dataclasses.fields(EngineTimes) if field.name != "rows_seconds"]
-    return EngineTimes(curve, **{name: combine([getattr(each, name) for each in times]) for name in names})

@@ -282,7 +282,7 @@ def main() -> int:
         own = preset.training.batch_tokens
         batch_tokens = options.batch_tokens or (own if device.type == "cuda" else min(own, _CPU_BATCH_TOKENS))
         for dropout in sorted({0.0, preset.model.dropout}):
-            recipe = {"batch_tokens": batch_tokens, "precision": options.precision, "r_drop": 0.0}
+            recipe = {"batch_tokens": batch_tokens, "precision": options.precision}
             changed = preset.changed({**recipe, "dropout": dropout})
             rows.append(measure(Work(changed, options.steps, device, options.compile), options.rounds))
             print(table(rows[-1:]).splitlines()[-1], file=sys.stderr)

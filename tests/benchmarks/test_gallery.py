@@ -5,16 +5,14 @@ import re
 import sys
 from io import StringIO
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from PIL import Image
 from rich.console import Console
 
 from benchmarks import gallery
-from benchmarks.gallery import EXHIBITS, Exhibit, Visit, main, make_bundles
+from benchmarks.gallery import EXHIBITS, Exhibit, main, make_bundles
 from seq2seq_serve.bundle.names import MANIFEST_FILE
-from seq2seq_serve.protos.seq2seq_v1_pb2 import Attention, Hypothesis
 from seq2seq_serve.training.run import RunFolder
 
 HEADINGS = [
@@ -163,53 +161,3 @@ def test_an_interruption_says_how_to_go_on(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["gallery", "--runs", str(tmp_path)])
     assert main() == 130
     assert "run the same command again" in capsys.readouterr().err
-
-
-class _Models:
-    """Answers each question with the model's name, and with attention if the model has it."""
-
-    def model(self, name: str) -> SimpleNamespace:
-        form = "clip" if name == "clip-captioner" else "picture"
-        return SimpleNamespace(has_attention=name != "recurrent", sources={form: form})
-
-    def generate(self, source, *, model, options) -> SimpleNamespace:
-        assert options.attention == (model != "recurrent")
-        attention = Attention() if options.attention else None
-        return SimpleNamespace(hypotheses=[Hypothesis(text=f"an answer of {model}", attention=attention)])
-
-
-@pytest.fixture
-def visit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Visit:
-    for name in ("save_alignment", "save_hops", "save_looks"):
-        monkeypatch.setattr(
-            gallery, name, lambda *given, name=name: given[-1].write_text(f"{name} {given[1:-1]}")
-        )
-    for name in ("captioner-soft", "captioner-hard", "clip-captioner"):
-        files = RunFolder(tmp_path / "runs" / name).pictures / "test"
-        files.mkdir(parents=True)
-        for number in range(10):
-            (files / f"{number:05d}.png").write_bytes(f"{name} {number}".encode())
-    (tmp_path / "gallery").mkdir()
-    return Visit(_Models(), tmp_path, tmp_path / "gallery")
-
-
-def test_the_page_has_a_section_for_each_model_with_its_answer_and_its_drawing(visit, tmp_path):
-    sections = [*visit.translations(), *visit.captions(), *visit.stories()]
-    page = "\n\n".join(sections)
-    assert headings(page) == HEADINGS[1:]
-    assert shown(page) == [f"gallery/{name}.png" for name in PICTURES]
-    assert sorted(path.stem for path in (tmp_path / "gallery").iterdir()) == sorted(PICTURES)
-    for exhibit in EXHIBITS:
-        assert exhibit.title in page or exhibit.name == "memory-network"
-        assert f"an answer of {exhibit.name}" in page
-    assert "> Where is the apple? **an answer of memory-network**" in page
-
-
-def test_both_captioners_of_pictures_look_at_the_same_file(visit, tmp_path):
-    list(visit.captions())
-    drawn = {path.stem: path.read_text() for path in (tmp_path / "gallery").iterdir()}
-    assert drawn == {
-        "captioner-soft": "save_looks (b'captioner-soft 3', 'picture')",
-        "captioner-hard": "save_looks (b'captioner-hard 3', 'picture')",
-        "clip-captioner": "save_looks (b'clip-captioner 5', 'clip')",
-    }

@@ -39,7 +39,7 @@ sys.exit(code)
 
 
 def test_a_cluster_that_loses_a_node_writes_every_line_once(bundle_path, tmp_path):
-    pytest.importorskip("ray", reason="pip install ray")
+    pytest.importorskip("ray", reason="pip install -e '.[dev-deploy]'")
     (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts_of(3000)))
     arguments = [str(bundle_path), "--input", str(tmp_path / "a.txt"), "--shard-lines", "50", *FLAGS]
     command = [sys.executable, "-c", SCRIPT, str(tmp_path / "out"), *arguments]

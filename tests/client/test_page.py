@@ -19,7 +19,7 @@ from tests.server.service.harness import (
     serving_on_a_thread,
 )
 
-sync_api = pytest.importorskip("playwright.sync_api")
+sync_api = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[dev-deploy]'")
 
 ROOT = Path(__file__).parent.parent.parent
 CHROMIUM = shutil.which("chromium")

@@ -1,24 +1,28 @@
-"""The page on attention says what its code prints, and shows pictures that are there."""
+"""The pages on attention say what their code prints, and show pictures that are there."""
 
 import re
 from pathlib import Path
 
+import pytest
 import torch
 
 from benchmarks.complexity.layers import LAYER_TYPES
 from docs.page import main
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "attention.md"
-TEXT = PAGE.read_text(encoding="utf-8")
+PAGES = sorted((ROOT / "docs").glob("attention*.md"))
 DECIMAL = re.compile(r"(?<![\d.])\d+\.\d+(?![\d.]*\d)")
 BLOCK = re.compile(r"```.*?```", flags=re.DOTALL)
 
 
-def test_every_output_is_what_the_code_above_it_prints(capsys):
+every_page = pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+
+
+@every_page
+def test_every_output_is_what_the_code_above_it_prints(page, capsys):
     try:
         with torch.random.fork_rng():
-            is_different = main([str(PAGE), "--check"])
+            is_different = main([str(page), "--check"])
     finally:
         torch.set_printoptions(profile="default")
     assert not is_different, capsys.readouterr().err
@@ -26,7 +30,7 @@ def test_every_output_is_what_the_code_above_it_prints(capsys):
 
 def test_every_decimal_of_the_prose_stands_in_a_block_of_its_section():
     num_found = 0
-    for section in re.split(r"^## ", TEXT, flags=re.MULTILINE):
+    for section in re.split(r"^## ", "".join(page.read_text(encoding="utf-8") for page in PAGES), flags=re.M):
         printed = set(DECIMAL.findall("\n".join(BLOCK.findall(section))))
         prose = re.sub(r"(arXiv:|section |CC BY )[0-9.]+", "", BLOCK.sub("", section))
         numbers = DECIMAL.findall(prose)
@@ -36,7 +40,8 @@ def test_every_decimal_of_the_prose_stands_in_a_block_of_its_section():
 
 
 def test_what_layers_cost_is_what_the_benchmark_has():
-    rows = re.findall(r"^\| (.*?)(?:, r neighbours)? \| (.*) \| (.*) \| (.*) \|$", TEXT, flags=re.MULTILINE)
+    text = (ROOT / "docs" / "attention-transformer.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (.*?)(?:, r neighbours)? \| (.*) \| (.*) \| (.*) \|$", text, flags=re.MULTILINE)
     found = {name: costs for name, *costs in rows if costs[0].startswith("O(")}
     expected = {
         kind.name.removesuffix(" (GRU)"): [kind.operations, kind.sequential, kind.path.partition(",")[0]]
@@ -48,8 +53,9 @@ def test_what_layers_cost_is_what_the_benchmark_has():
         assert [cost.partition(";")[0] for cost in found[name]] == [f"O({cost})" for cost in costs]
 
 
-def test_every_picture_and_link_leads_to_a_file():
-    links = re.findall(r"\]\(([^)#]+)", TEXT)
-    assert len(links) > 3
+@every_page
+def test_every_picture_and_link_leads_to_a_file(page):
+    links = re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8"))
+    assert links
     for link in links:
-        assert (PAGE.parent / link).is_file(), link
+        assert (page.parent / link).is_file(), link

@@ -1,5 +1,4 @@
 import dataclasses
-import math
 import re
 from pathlib import Path
 
@@ -45,16 +44,6 @@ def test_a_checkpoint_comes_back_whole(tmp_path: Path) -> None:
     assert torch.equal(loaded.model["weight"], saved.model["weight"])
     assert loaded.optimizer["param_groups"] == saved.optimizer["param_groups"]
     assert loaded.best == BestScore(3, 12.5, 1)
-
-
-def test_a_checkpoint_of_an_older_commit_can_be_read(tmp_path: Path) -> None:
-    saved = checkpoint(7)
-    content = {name: value for name, value in vars(saved).items() if name not in ("divergence", "best")}
-    best = {"step": 3, "dev_bleu": 12.5, "num_worse_since": 1}
-    old = {"best": best, "random_states": {"cpu": torch.get_rng_state()}}
-    save_tensors(checkpoint_path(tmp_path, 7), content | old)
-    loaded = load_checkpoint(checkpoint_path(tmp_path, 7))
-    assert (loaded.step, loaded.best, loaded.divergence) == (7, saved.best, (math.inf, 0))
 
 
 def test_a_missing_checkpoint_is_named(tmp_path: Path) -> None:

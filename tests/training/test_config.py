@@ -79,6 +79,13 @@ def test_a_field_that_is_younger_than_the_file_has_its_default() -> None:
     assert TrainingConfig.from_json(content) == expected
 
 
+def test_a_run_that_did_without_r_drop_is_read_and_one_that_had_it_is_refused() -> None:
+    content = TrainingConfig().to_json()
+    assert TrainingConfig.from_json(content | {"r_drop": 0.0}) == TrainingConfig()
+    with pytest.raises(ValueError, match=r"unknown fields \['r_drop'\]"):
+        TrainingConfig.from_json(content | {"r_drop": 5.0})
+
+
 def test_presets_have_the_papers_sizes() -> None:
     base, big, tiny = (preset_named(name).model for name in ("base", "big", "tiny"))
     assert (base.num_encoder_layers, base.d_model, base.d_ff, base.num_heads) == (6, 512, 2048, 8)

@@ -28,7 +28,6 @@ from seq2seq_serve.training.evaluation import scoring
 from seq2seq_serve.training.evaluation.scoring import Score, translate
 from seq2seq_serve.training.interrupt import TrainingInterrupted
 from seq2seq_serve.training.loop import Trainer, compute_dtype
-from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.recurrent import RecurrentConfig
 from seq2seq_serve.training.prepare import continue_run, start_run
 from seq2seq_serve.training.presets import Preset
@@ -91,7 +90,6 @@ def assert_equal_weights(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
         pytest.param(3, {}, marks=pytest.mark.slow),
         pytest.param(10, {}, marks=pytest.mark.slow),
         pytest.param(13, {}, marks=pytest.mark.slow),
-        pytest.param(13, {"r_drop": 5.0}, marks=pytest.mark.slow),
     ],
 )
 def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(
@@ -415,38 +413,6 @@ def test_a_run_that_ends_far_above_its_best_says_so(
     train("run", max_steps=80, eval_interval_steps=80)
     assert re.search(r"the training loss has been .* steps until the last one: train anew", caplog.text)
     assert "is kept" not in caplog.text  # the only evaluation came too late
-
-
-def test_the_loss_of_two_passes_is_larger_by_what_they_disagree_in(
-    train: Callable[..., tuple[RunFolder, Summary]],
-) -> None:
-    folders = [train(f"r-drop-{r_drop}", r_drop=r_drop)[0] for r_drop in (1e-9, 5.0)]
-    a, b = ([line["loss"] for line in metrics(folder, "train")] for folder in folders)
-    assert all(small + 0.001 < large for small, large in zip(a, b, strict=True))
-
-
-def test_r_drop_without_dropout_is_refused(
-    train: Callable[..., tuple[RunFolder, Summary]], preset: Preset
-) -> None:
-    model = dataclasses.replace(preset.model, dropout=0.0)
-    with pytest.raises(ValueError, match="r_drop compares two passes, and without dropout they are equal"):
-        train("run", model, r_drop=5.0)
-
-
-def test_pieces_are_smaller_where_each_goes_through_the_model_twice(
-    train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = []
-    forward = BatchLoss.forward
-
-    def spied(self: BatchLoss, batch: Batch, label_smoothing: float, r_drop: float = 0.0) -> Tensor:
-        if r_drop:
-            sizes.append(batch.target_ids.numel())
-        return forward(self, batch, label_smoothing, r_drop)
-
-    monkeypatch.setattr(BatchLoss, "forward", spied)
-    train("run", r_drop=5.0, micro_batch_tokens=41)
-    assert 10 < max(sizes) <= 21
 
 
 @pytest.mark.parametrize(

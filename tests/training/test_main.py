@@ -620,7 +620,7 @@ def test_a_wrong_value_names_its_flag_and_exits_with_2(
     assert message in capsys.readouterr().err
 
 
-def test_a_beam_of_none_exits_with_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_beam_size_0_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["score", "run", "--beam-size", "0"])
     assert "--beam-size: 0 is less than 1" in capsys.readouterr().err

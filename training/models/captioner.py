@@ -45,8 +45,8 @@ SourceName = Literal["picture", "clip", "features", "nothing"]
 AttentionName = Literal["soft", "hard", "mean"]
 
 _SOURCES = '"picture", "clip", "features" or "nothing"'
-# Of the attention. Where it is blurred, captions follow what training has often rather than what is seen:
-# they avoid relations that these shapes never had.
+# Gain of the attention's score vector. With blurred attention, captions repeat frequent training phrases
+# instead of describing the picture.
 _GAIN = 10.0
 _BASELINE_DECAY = 0.9  # Xu et al. 2015, section 4.1
 _TINY = 1e-20  # the logarithm and its gradient are finite where a weight is 0
@@ -114,10 +114,6 @@ class CaptionerConfig(ModelConfig):
             self._require_number(name)
         self._require_number("soft_share")
         self._require(self.soft_share <= 1, "soft_share", "a number from 0 to 1")
-
-    @property
-    def has_dropout(self) -> bool:
-        return super().has_dropout or self.attention == "hard"
 
     @property
     def free_in_a_child(self) -> tuple[str, ...]:

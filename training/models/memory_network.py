@@ -92,10 +92,6 @@ class MemoryNetworkConfig(ModelConfig):
         # Without the softmax, the logits of a new model grow with the third power of a story's length.
         return self.num_linear_steps
 
-    @property
-    def has_dropout(self) -> bool:
-        return super().has_dropout or bool(self.time_noise)
-
 
 class MemoryNetwork(EncoderDecoder):
     """The model of the module's docstring.

@@ -75,15 +75,6 @@ def test_optimum_gives_the_same_targets(run_small):
     check_report(run_small("nllb"), {"ctranslate2", "transformers", "optimum"})
 
 
-@pytest.mark.slow  # the same without a precision
-def test_one_precision_is_compared_alone(run_small, tmp_path, monkeypatch):
-    monkeypatch.setattr(optimum_peer, "PYTHON", tmp_path / "missing")
-    report = run_small("nllb", "--precision", "int8")
-    assert report["command"].endswith("--precision int8 --imported")
-    assert {row["precision"] for row in report["results"]} == {"int8"}
-    assert report["medians"]["transformers"].keys() == {"bar", "both", "int8"}
-
-
 def test_the_end_of_optimums_process_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(optimum_peer, "PYTHON", tmp_path / "bin/of/python")
     optimum_peer.PYTHON.parent.mkdir(parents=True)

@@ -8,19 +8,16 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from benchmarks.demo import translate_all
 from benchmarks.quality import __main__ as quality
 from benchmarks.quality import choice as quality_choice
 from benchmarks.quality import recipe as quality_recipe
-from benchmarks.quality.__main__ import detokenise, diversified, main, measure, table
-from benchmarks.quality.choice import search_options
+from benchmarks.quality.__main__ import detokenise, main, measure, table
 from benchmarks.quality.corpora import Detokenised, ScoredSet, Task
 from benchmarks.quality.recipe import Recipe, train
-from benchmarks.serving import serving
 from seq2seq_serve.training.checkpoint import checkpoint_step, list_checkpoints
 from seq2seq_serve.training.config import TrainingConfig, TransformerConfig
 from seq2seq_serve.training.data.corpus import CorpusFiles
-from seq2seq_serve.training.data.text_files import SentencePair, read_lines, write_lines
+from seq2seq_serve.training.data.text_files import SentencePair, write_lines
 from seq2seq_serve.training.evaluation.comparison import MetricSettings
 from seq2seq_serve.training.loop import TrainingInterrupted
 from seq2seq_serve.training.presets import Preset
@@ -126,42 +123,6 @@ def recipe(monkeypatch: pytest.MonkeyPatch) -> TrainingConfig:
     return recipe
 
 
-@pytest.mark.slow  # two trainings, exports and servers, which have tests of their own
-def test_models_of_both_ways_add_their_translations_of_the_training_texts(
-    tmp_path: Path, console: Console, recipe: TrainingConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(quality_choice, "NUM_AVERAGED", (1,))
-    monkeypatch.setattr(quality_choice, "ALPHAS", (0.0,))
-    task = task_of(tmp_path, [("하나", "one"), ("둘", "two"), ("", "nothing")], [("셋", "three")])
-
-    more = diversified(task, tmp_path / "run", Recipe("tiny", {"seed": 3}, None), console)
-
-    assert more.name == "numbers, diversified"
-    assert (more.files.dev_source, more.scored_sets) == (task.files.dev_source, task.scored_sets)
-    sources, targets = read_lines(Path(more.files.source or "")), read_lines(Path(more.files.target or ""))
-    assert sources[:4] == ["하나", "둘", "하나", "둘"]
-    assert [*targets[:2], *targets[4:]] == ["one", "two", "one", "two"]
-    assert len(sources) == len(targets) == 6
-    for name, text, added in (("forward", "하나", targets[2]), ("backward", "one", sources[4])):
-        folder = RunFolder(tmp_path / "run" / name)
-        assert folder.read_config().training == dataclasses.replace(recipe, seed=3)
-        with serving(folder.path / "bundle", ["--precision", "fp32"]) as server:
-            assert translate_all(server, [text], name, console, search_options(0.0)) == [added]
-    # They are not made again.
-    shutil.rmtree(tmp_path / "run" / "forward")
-    assert diversified(task, tmp_path / "run", Recipe("tiny", {"seed": 3}, None), console) == more
-
-
-def test_a_run_without_the_added_translations_is_refused_at_once(
-    tmp_path: Path, console: Console, recipe: TrainingConfig
-) -> None:
-    task = task_of(tmp_path, [("하나", "one"), ("둘", "two")], [("셋", "three")])
-    train(task.files, tmp_path / "run", Recipe("tiny", {}, None), console)
-    with pytest.raises(ValueError, match="was started without --diversify: give another --run"):
-        diversified(task, tmp_path / "run", Recipe("tiny", {}, None), console)
-    assert not (tmp_path / "run" / "forward").exists()
-
-
 def test_training_starts_goes_on_and_is_not_repeated(
     tmp_path: Path, console: Console, recipe: TrainingConfig
 ) -> None:
@@ -190,13 +151,11 @@ def test_each_seed_has_a_run_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.setattr(quality, "multi30k", lambda *_: None)
     monkeypatch.setattr(quality, "measure", measured)
-    monkeypatch.setattr(quality, "diversified", lambda task, *_: task)
-    for flags in ([], ["--seed", "1", "--set", "d_ff=256"], ["--diversify"]):
+    for flags in ([], ["--seed", "1", "--set", "d_ff=256"]):
         assert main(["multi30k", "--data", ".", *flags]) == 1
     assert runs == [
         ("runs/quality-multi30k-en-de", {}),
         ("runs/quality-multi30k-en-de-seed-1", {"d_ff": 256, "seed": 1}),
-        ("runs/quality-multi30k-en-de-diversified", {}),
     ]
 
 
@@ -216,11 +175,6 @@ def test_tokens_become_text() -> None:
         "un chien",
     ]
     assert detokenise(["a man , 3 @-@ year @-@ old ."], Detokenised("en", [])) == ["a man, 3-year-old."]
-
-
-def test_a_corpus_that_is_not_there_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["multi30k", "--data", str(tmp_path), "--run", str(tmp_path / "run")]) == 1
-    assert "test_2016_flickr.lc.norm.tok.en.gz" in capsys.readouterr().err
 
 
 def test_results_that_cannot_be_written_are_told_before_training(

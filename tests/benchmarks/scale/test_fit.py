@@ -3,7 +3,6 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.load.mix import Mode
 from benchmarks.scale.fit import _COLUMNS, _SIGNED, _TERMS, fit
 from benchmarks.scale.times import EngineTimes
 
@@ -75,20 +74,6 @@ def test_the_curve_is_straight_between_and_beyond_its_points():
     times = EngineTimes(((2, 1.0), (4, 2.0), (8, 2.0)))
     assert [times.turn_seconds(rows) for rows in (1, 2, 3, 4, 6, 8, 100)] == [0.5, 1.0, 1.5, 2, 2, 2, 2]
     assert EngineTimes(((5, 3.0),)).turn_seconds(1) == 3.0
-
-
-def test_scaled_times_take_longer_and_medians_leave_out_the_outlier():
-    assert TIMES.scaled(2.0).turn_seconds(3) == pytest.approx(2 * TIMES.turn_seconds(3))
-    found = EngineTimes.median([TIMES, TIMES.scaled(1.1), TIMES.scaled(9.0)])
-    assert found.turn_seconds(7) == pytest.approx(1.1 * TIMES.turn_seconds(7))
-    assert found.mode_seconds(Mode.SAMPLING) == pytest.approx(1.1 * TIMES.sampling_row_seconds)
-    assert found.mode_seconds(Mode.GREEDY) == 0
-
-
-def test_curves_of_different_points_have_a_median():
-    other = EngineTimes(((1, 2e-3), (32, 1e-2)))
-    found = EngineTimes.median([TIMES, other])
-    assert found.turn_seconds(6) == pytest.approx((TIMES.turn_seconds(6) + other.turn_seconds(6)) / 2)
 
 
 def test_too_few_turns_are_an_error():

@@ -1,16 +1,14 @@
 import asyncio
 import dataclasses
-import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 
 from benchmarks.load.mix import BEAM_SIZE, MIX, Job, Mode, Outcome
-from benchmarks.scale.simulation import Change, Policy, Scenario, VirtualLoop, simulate
+from benchmarks.scale.answers import Objective, answer, best_rate, capacity, summarize
+from benchmarks.scale.simulation import Group, Policy, VirtualLoop, draw_calls, simulate
 from benchmarks.scale.times import EngineTimes
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine import scheduler
@@ -25,25 +23,12 @@ TIMES = EngineTimes(
     call_seconds=5e-4,
     wire_seconds=1e-3,
 )
-
-
-@dataclass(frozen=True)
-class Given(Scenario):
-    """A scenario of given calls."""
-
-    calls: tuple[tuple[float, Job], ...] = ()
-
-    def arrivals(self) -> Iterator[tuple[float, Job]]:
-        return iter(self.calls)
-
-
-def make_scenario(rate: float = 50.0, seconds: float = 8.0, size: int = 4, **options) -> Scenario:
-    settings = {"num_slots": 8, "policy": Policy.ROUND_ROBIN, "rates": ((0.0, rate),)} | options
-    return Scenario(TIMES, slowness=(1.0,) * size, seconds=seconds, **settings)
+# Few calls a second, so that long times are simulated quickly.
+SLOW = EngineTimes(tuple((rows, 20 * seconds) for rows, seconds in TIMES.rows_seconds), call_seconds=0.01)
 
 
 def serve(calls: list[tuple[float, Job]], times: EngineTimes = TIMES, num_slots: int = 8) -> list[Outcome]:
-    return simulate(Given(times, (1.0,), num_slots, Policy.ROUND_ROBIN, (), 0.0, calls=tuple(calls)))
+    return simulate(Group(times, num_slots), calls)
 
 
 def make_job(source_length: int, num_tokens: int, mode: Mode = Mode.GREEDY) -> Job:
@@ -70,11 +55,6 @@ def mean_wait(num_slots: int, load: float, num_turns: list[int]) -> float:
 def draw_geometric(count: int, mean: int) -> list[int]:
     chance = random.Random(4)
     return [1 + int(math.log(1 - chance.random()) / math.log(1 - 1 / mean)) for _ in range(count)]
-
-
-@pytest.mark.parametrize("load", [0.4, 0.7])
-def test_one_slot_with_equal_calls_waits_as_in_m_d_1(load):
-    assert mean_wait(1, load, [1] * 8000) == pytest.approx(load / (2 * (1 - load)), rel=0.06)
 
 
 def test_one_slot_waits_as_in_m_g_1():
@@ -119,65 +99,59 @@ def test_a_call_that_comes_in_a_turn_waits_for_its_end():
 
 @pytest.mark.parametrize("policy", Policy)
 def test_every_call_ends_once_and_too_many_are_refused(policy):
-    scenario = make_scenario(
-        rate=200.0, seconds=4.0, policy=policy, queue=QueueLimits(max_waiting_requests=20)
-    )
-    outcomes = simulate(scenario)  # it checks that every slot is back
-    assert [outcome.arrival for outcome in outcomes] == [at for at, _ in scenario.arrivals()]
+    group = Group(TIMES, 8, num_servers=4, policy=policy, queue=QueueLimits(max_waiting_requests=20))
+    calls = list(draw_calls(rate=200.0, seconds=4.0))
+    outcomes = simulate(group, calls)  # it checks that every slot is back
+    assert [outcome.arrival for outcome in outcomes] == [at for at, _ in calls]
     codes = Counter(outcome.code for outcome in outcomes)
     assert set(codes) == {"OK", "Overloaded"}
     assert all(outcome.end > outcome.arrival for outcome in outcomes)
-    again = simulate(scenario)
-    assert [outcome.end for outcome in again] == [outcome.end for outcome in outcomes]
+    assert [outcome.end for outcome in simulate(group, calls)] == [outcome.end for outcome in outcomes]
 
 
-def test_least_requests_spares_a_slow_server():
-    waits = []
-    for policy in Policy:
-        scenario = dataclasses.replace(make_scenario(rate=65.0, policy=policy), slowness=(4.0, 1.0, 1.0, 1.0))
-        waits.append(max(outcome.queue_seconds for outcome in simulate(scenario)))
-    assert waits[0] > 5 * waits[1]
+def test_a_proxy_that_counts_open_calls_meets_an_objective_at_a_higher_rate_than_turns():
+    group = Group(SLOW, 8, num_servers=4)
+    in_turn, counted = (
+        best_rate(dataclasses.replace(group, policy=policy), Objective(20.0, 4.0), num_calls=200)
+        for policy in Policy
+    )
+    assert 0 < in_turn["rate"] < counted["rate"] < capacity(SLOW, 8)
+    assert 0 < in_turn["slots_in_use"] < 1
 
 
-def test_calls_of_a_lost_server_are_repeated_on_the_others():
-    outcomes = simulate(make_scenario(rate=40.0, size=2, changes=(Change(4.0, -1),)))
-    assert {outcome.code for outcome in outcomes} == {"OK"}
-    repeated = [outcome for outcome in outcomes if outcome.sent > outcome.arrival]
-    assert repeated
-    for outcome in repeated:
-        assert outcome.arrival < 4 < 4.08 <= outcome.sent  # a backoff of 0.1 seconds, a fifth less or more
+def test_an_engine_that_is_too_slow_for_the_objective_needs_no_number_of_servers():
+    found = answer(Group(SLOW, 4), Objective(0.01, 4.0), Policy.ROUND_ROBIN, 4, rate=300, num_calls=40)
+    assert (found["rate"], found["servers"]) == (0.0, None)
 
 
-def test_added_servers_help_once_they_are_known():
-    options = {"rate": 60.0, "size": 1, "seconds": 12.0, "queue": QueueLimits(max_waiting_requests=10)}
-    change = Change(4.0, 3, learn_seconds=2.0)
-    refused = [
-        outcome.arrival
-        for outcome in simulate(make_scenario(changes=(change,), **options))
-        if outcome.code != "OK"
+def test_a_summary_counts_the_calls_after_the_warm_up():
+    beam = Job((5,), 3, Mode.BEAM, seed=0)
+    outcomes = [
+        Outcome(beam, arrival, end=arrival + 3, code=code, queue_seconds=1.0)
+        for arrival, code in ((0.0, "OK"), (1.0, "OK"), (2.0, "Overloaded"), (3.0, "OK"))
     ]
-    assert 4 < max(refused) < 7
+    assert summarize(outcomes, after=1.0) == {
+        "refused": pytest.approx(1 / 3),
+        "wait_p99": 1.0,
+        "latency_p99": 3.0,
+        "held_seconds": 8.0,  # 4 slots for 2 seconds
+    }
 
 
 def test_arrivals_have_the_rates_and_shares():
-    scenario = make_scenario(rates=((0.0, 100.0), (30.0, 300.0)), seconds=60.0)
-    calls = list(scenario.arrivals())
+    calls = list(draw_calls(rate=200.0, seconds=60.0))
     times = [at for at, _ in calls]
     assert times == sorted(times)
     assert max(times) < 60
-    assert sum(at < 30 for at in times) == pytest.approx(3000, rel=0.05)
-    assert sum(at >= 30 for at in times) == pytest.approx(9000, rel=0.03)
+    assert len(times) == pytest.approx(12_000, rel=0.03)
     shares = Counter(job.mode for _, job in calls)
     for mode, share in MIX.items():
         assert shares[mode] / len(calls) == pytest.approx(share, abs=0.02)
     # The gap before a call does not depend on its mode: once both came from one seed.
-    gaps = [after - before for before, after in itertools.pairwise(times) if before > 30]
     beams = [
-        at - before
-        for before, (at, job) in zip(times, calls[1:], strict=False)
-        if before > 30 and job.mode is Mode.BEAM
+        at - before for before, (at, job) in zip(times, calls[1:], strict=False) if job.mode is Mode.BEAM
     ]
-    assert sum(beams) / len(beams) == pytest.approx(sum(gaps) / len(gaps), rel=0.08)
+    assert sum(beams) / len(beams) == pytest.approx(60 / len(times), rel=0.08)
 
 
 def test_virtual_time_passes_at_once_and_an_endless_wait_is_an_error():

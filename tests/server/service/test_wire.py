@@ -1,9 +1,9 @@
 import pytest
 
+from reliability.payloads import all_bombs
 from seq2seq_serve.protos import open_inference_pb2 as oi
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.service.wire import MAX_FIELDS, MAX_NUMBERS, TooManyElements, check_elements
-from tests.soak.payloads import all_bombs
 
 BOMBS = {bomb.name: bomb for bomb in all_bombs(8 * MAX_NUMBERS + 100)}
 

@@ -203,7 +203,7 @@ def test_empty_and_long_sources_are_refused(model: Transformer, length: int) -> 
         greedy(model, [[5] * length])
 
 
-def test_a_beam_of_none_is_refused(model: Transformer) -> None:
+def test_beam_size_0_is_refused(model: Transformer) -> None:
     with pytest.raises(ValueError, match="beam_size is 0, and must be at least 1"):
         beam_search(model, [5, EOS_ID], bos_id=1, eos_id=2, beam_size=0, alpha=0, max_new_tokens=3)
 

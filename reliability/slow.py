@@ -14,11 +14,11 @@ from grpc import aio
 
 from benchmarks.load.mix import MAX_TARGET_LENGTH, ONLY_GREEDY, Job, draw_jobs, poisson_arrivals, quantile
 from benchmarks.serving import RunningServer
+from reliability.callers import PATIENT_SECONDS, capacity
+from reliability.place import BASE, Bar, Figures, Place, at_least, at_most, nothing_left, settled, state
 from seq2seq_serve.client import AsyncClient
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
-from tests.soak.callers import PATIENT_SECONDS, capacity
-from tests.soak.place import BASE, Bar, Figures, Place, at_least, at_most, nothing_left, settled, state
 
 _CAPACITY_SECONDS = 15.0
 _LOAD = 0.5

@@ -16,10 +16,8 @@ from typing import Any
 
 from benchmarks.load.mix import ONLY_GREEDY, draw_jobs
 from benchmarks.serving import RunningServer
-from seq2seq_serve.client import AsyncClient
-from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from tests.soak.callers import PATIENT_SECONDS, code_of
-from tests.soak.place import (
+from reliability.callers import PATIENT_SECONDS, code_of
+from reliability.place import (
     TINY,
     Bar,
     Figures,
@@ -31,6 +29,8 @@ from tests.soak.place import (
     state,
     unexpected,
 )
+from seq2seq_serve.client import AsyncClient
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 
 _MAX_GAP_SECONDS = 0.5
 _PROBE_SECONDS = 0.02

@@ -11,9 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from benchmarks.load.generator import Generator, Run
 from benchmarks.load.mix import MIX, Job, draw_jobs, poisson_arrivals, quantile
 from benchmarks.serving import RunningServer
-from seq2seq_serve.client import AsyncClient, ClientError
-from tests.soak.callers import IN_FLIGHT, PATIENT_SECONDS, capacity, code_of, endless_jobs, stream
-from tests.soak.place import (
+from reliability.callers import IN_FLIGHT, PATIENT_SECONDS, capacity, code_of, endless_jobs, stream
+from reliability.place import (
     BASE,
     TINY,
     Bar,
@@ -26,6 +25,7 @@ from tests.soak.place import (
     state,
     unexpected,
 )
+from seq2seq_serve.client import AsyncClient, ClientError
 
 _CAPACITY_SECONDS = 15.0
 _UNSTEADY_LOAD, _OVERLOAD = 0.8, 3.0

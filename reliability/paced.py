@@ -1,4 +1,4 @@
-"""The server with steps of a given time, and its own flags: `python -m tests.soak.paced 0.02 bundles/demo`.
+"""The server with steps of a given time, and its own flags: `python -m reliability.paced 0.02 bundles/demo`.
 
 The engine's thread sleeps for the rest of each step, as it waits for a device. So several servers on one
 small machine are limited by their slots, and not by the cores that they share.

@@ -16,9 +16,9 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
 
+from reliability.place import TINY, Bar, Figures, Place, at_most
 from seq2seq_serve.client import AsyncClient
 from seq2seq_serve.protos import open_inference_pb2, seq2seq_v1_pb2
-from tests.soak.place import TINY, Bar, Figures, Place, at_most
 
 _TIMEOUT_SECONDS = 20.0
 _AT_ONCE = 50

@@ -17,10 +17,8 @@ from grpc import aio
 
 from benchmarks.load.mix import ONLY_GREEDY, Job, draw_jobs
 from benchmarks.serving import RunningServer
-from seq2seq_serve.client import AsyncClient
-from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from tests.soak.callers import under_load
-from tests.soak.place import (
+from reliability.callers import under_load
+from reliability.place import (
     TINY,
     Bar,
     Figures,
@@ -32,7 +30,9 @@ from tests.soak.place import (
     state,
     unexpected,
 )
-from tests.soak.reload import load
+from reliability.reload import load
+from seq2seq_serve.client import AsyncClient
+from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 
 _IN_FLIGHT = 8
 _NUM_ANSWERS = 4  # number of answers to compare after each change

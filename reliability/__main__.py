@@ -1,4 +1,4 @@
-"""Checks the server's behaviour if callers or the machine misbehave: `python -m tests.soak`.
+"""Checks the server's behaviour if callers or the machine misbehave: `python -m reliability`.
 
 Each part has its own bars. Callers use the loopback interface, and models have random weights. The parts:
 
@@ -52,21 +52,21 @@ from rich.console import Console
 from rich.progress import Progress
 
 from benchmarks.hardware import describe_hardware
-from tests.soak.balance import balance
-from tests.soak.bombs import bombs
-from tests.soak.faults import budget, step
-from tests.soak.files import files
-from tests.soak.freeze import freeze
-from tests.soak.hostile import hostile
-from tests.soak.http import http
-from tests.soak.load import overload, sigterm, unsteady
-from tests.soak.machine import clock, logs
-from tests.soak.multiplication import multiplication
-from tests.soak.neighbour import neighbour
-from tests.soak.place import Bar, Figures, Place, at_most
-from tests.soak.reload import reload
-from tests.soak.report import bar_record, failed_bar, for_people, markdown
-from tests.soak.slow import slow
+from reliability.balance import balance
+from reliability.bombs import bombs
+from reliability.faults import budget, step
+from reliability.files import files
+from reliability.freeze import freeze
+from reliability.hostile import hostile
+from reliability.http import http
+from reliability.load import overload, sigterm, unsteady
+from reliability.machine import clock, logs
+from reliability.multiplication import multiplication
+from reliability.neighbour import neighbour
+from reliability.place import Bar, Figures, Place, at_most
+from reliability.reload import reload
+from reliability.report import bar_record, failed_bar, for_people, markdown
+from reliability.slow import slow
 
 Part = Callable[[Place], tuple[Figures, list[Bar]]]
 
@@ -105,7 +105,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     report: Figures = {
         "benchmark": "reliability",
         "hardware": describe_hardware(),
-        "command": " ".join(["python", "-m", "tests.soak", *(arguments or sys.argv[1:])]),
+        "command": " ".join(["python", "-m", "reliability", *(arguments or sys.argv[1:])]),
         "scale": options.scale,
         "bars": [],
     }
@@ -139,10 +139,10 @@ def run(place: Place, parts: Sequence[str], report: Figures) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m tests.soak",
+        prog="python -m reliability",
         allow_abbrev=False,
         description=(__doc__ or "").splitlines()[0],
-        epilog="example: python -m tests.soak --only hostile --only sigterm",
+        epilog="example: python -m reliability --only hostile --only sigterm",
     )
     parser.add_argument(
         "--only",

@@ -11,11 +11,11 @@ from typing import Any
 from grpc import aio
 
 from benchmarks.serving import RunningServer
+from reliability.callers import under_load
+from reliability.damage import damages, linked_copy
+from reliability.place import TINY, Bar, Figures, Place, at_least, nothing_left, settled, state, unexpected
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from tests.soak.callers import under_load
-from tests.soak.damage import damages, linked_copy
-from tests.soak.place import TINY, Bar, Figures, Place, at_least, nothing_left, settled, state, unexpected
 
 _IN_FLIGHT = 32
 _LOAD_SECONDS = 120.0

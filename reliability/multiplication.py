@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from grpc import aio
 
+from reliability.bombs import resident_bytes, watched
+from reliability.callers import good_calls
+from reliability.place import TINY, Bar, Figures, Place, at_most, nothing_left, settled, state, unexpected
 from seq2seq_serve.protos import open_inference_pb2 as oip
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from tests.soak.bombs import resident_bytes, watched
-from tests.soak.callers import good_calls
-from tests.soak.place import TINY, Bar, Figures, Place, at_most, nothing_left, settled, state, unexpected
 
 _NUM_ITEMS = 512
 _NUM_ROWS = 256

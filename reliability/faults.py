@@ -14,15 +14,9 @@ from grpc import aio
 
 from benchmarks.load.mix import ONLY_GREEDY, draw_jobs
 from benchmarks.serving import RunningServer
-from seq2seq_serve.bundle.manifest import load_bundle
-from seq2seq_serve.client import AsyncClient, ClientError
-from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from seq2seq_serve.protos.seq2seq_v1_pb2 import Target, TokenIds
-from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
-from seq2seq_serve.server.runner.sizing import size_up
-from tests.soak.callers import code_of, endless_jobs, good_calls, stream, under_load
-from tests.soak.damage import RAISING_ID, linked_copy, make_step_raise
-from tests.soak.place import (
+from reliability.callers import code_of, endless_jobs, good_calls, stream, under_load
+from reliability.damage import RAISING_ID, linked_copy, make_step_raise
+from reliability.place import (
     TINY,
     Bar,
     Figures,
@@ -34,7 +28,13 @@ from tests.soak.place import (
     state,
     unexpected,
 )
-from tests.soak.reload import load
+from reliability.reload import load
+from seq2seq_serve.bundle.manifest import load_bundle
+from seq2seq_serve.client import AsyncClient, ClientError
+from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Target, TokenIds
+from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
+from seq2seq_serve.server.runner.sizing import size_up
 
 _IN_FLIGHT = 16
 _TO_UNHEALTHY = 3  # consecutive failing steps after which the server reports that it is unhealthy

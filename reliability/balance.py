@@ -17,9 +17,9 @@ import numpy as np
 from benchmarks.load.generator import Generator, Run
 from benchmarks.load.mix import ONLY_GREEDY, Job, draw_jobs, poisson_arrivals, quantile
 from benchmarks.serving import RunningServer
+from reliability.place import TINY, Bar, Figures, Place, at_least, at_most, state, unexpected
+from reliability.proxies import PROXIES, Running, proxying
 from seq2seq_serve.client import AsyncClient, ClientError
-from tests.soak.place import TINY, Bar, Figures, Place, at_least, at_most, state, unexpected
-from tests.soak.proxies import PROXIES, Running, proxying
 
 DIRECT = "direct"
 _ONE = "one server"
@@ -97,7 +97,7 @@ def balance(place: Place) -> tuple[Figures, list[Bar]]:
 
 def _serving(place: Place, num_slots: int) -> Any:
     flags = ["--max-slots", str(num_slots), "--threads", "1", "--notice-seconds", str(_NOTICE_SECONDS)]
-    return place.serving(TINY, flags, module=("tests.soak.paced", str(_STEP_SECONDS)))
+    return place.serving(TINY, flags, module=("reliability.paced", str(_STEP_SECONDS)))
 
 
 @contextmanager

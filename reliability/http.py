@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 from benchmarks.serving import RunningServer
-from tests.soak.place import TINY, Bar, Figures, Place, at_most, nothing_left, settled, state
+from reliability.place import TINY, Bar, Figures, Place, at_most, nothing_left, settled, state
 
 _CHUNKED_BYTES, _CHUNK = 3_600_000, b"1\r\na\r\n"
 _NUM_CHUNKED, _NUM_SLOW, _NUM_OPEN = 2, 256, 60

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.serving import RunningServer
+from reliability.callers import good_calls
+from reliability.payloads import Bomb, all_bombs, connection, until_end
+from reliability.place import TINY, Bar, Figures, Place, at_most, nothing_left, settled, state, unexpected
 from seq2seq_serve.client import AsyncClient
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
-from tests.soak.callers import good_calls
-from tests.soak.payloads import Bomb, all_bombs, connection, until_end
-from tests.soak.place import TINY, Bar, Figures, Place, at_most, nothing_left, settled, state, unexpected
 
 _AT_ONCE = 24
 _LENGTH = 200  # tokens of the other caller's streams

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from benchmarks.load.mix import VOCAB_SIZE, quantile
+from reliability.callers import PATIENT_SECONDS, code_of
+from reliability.place import TINY, Bar, Figures, Place, at_most, nothing_left, settled, state, unexpected
 from seq2seq_serve.client import AsyncClient, ClientError, GenerateOptions
-from tests.soak.callers import PATIENT_SECONDS, code_of
-from tests.soak.place import TINY, Bar, Figures, Place, at_most, nothing_left, settled, state, unexpected
 
 _NUM_SLOTS = 128
 _SECONDS = 5.0
