@@ -115,6 +115,7 @@ class Call(Origin):
             arrival=time.monotonic(),
             work=Work(),
             num_held_bytes=0,
+            is_counted_by_request=False,
         )
 
     def is_expired(self) -> bool:

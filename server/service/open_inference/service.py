@@ -9,14 +9,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
 
-import grpc
-
 from seq2seq_serve import __version__
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Piece
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable, UnknownModel
 from seq2seq_serve.server.models.repository import Repository, State
-from seq2seq_serve.server.models.served import Models, ServedModel
+from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.calls import Call, Calls, sized
 from seq2seq_serve.server.service.health import Health
 from seq2seq_serve.server.service.open_inference.answers import (
@@ -134,7 +132,7 @@ class InferenceService:
             del message  # its inputs would take memory while the requests wait
             limited = _limited(call, inference)
             decoding = await read_decoding(inference.options, model, limited)
-            answers = await generate(inference.rows, decoding, model, limited)
+            answers = await generate(inference.rows, decoding, limited)
             num_bytes = sum(answer.ByteSize() for answer in answers)
             build = partial(inference_response, inference, answers, model)
             return sized(await call.build(num_bytes, build))
@@ -148,26 +146,25 @@ class InferenceService:
             async with writing:
                 await call.send(response)
 
-        async def answer(message: pb.ModelInferRequest, call: Call) -> None:
-            code = grpc.StatusCode.OK
+        async def held(message: pb.ModelInferRequest, its: Call) -> None:
+            self._calls.hold(its, message.ByteSize())
+            answering = self.answer_in_stream(message, its, write)
+            del message
+            await answering
+
+        async def answer(message: pb.ModelInferRequest, its: Call) -> None:
             failed = pb.ModelInferResponse(model_name=message.model_name, id=message.id)
+            answering = held(message, its)
+            del message
             try:
-                self._calls.hold(call, message.ByteSize())
-                answering = self.answer_in_stream(message, call, write)
-                del message
-                await answering
-            except asyncio.CancelledError:
-                code = call.code_of_leaving()
-                raise
-            except Exception as error:
-                code, text = status_of(error)
-                if is_strict:
-                    raise
-                call.log_bug(error)
-                await write(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
+                outcome = await self._calls.run(its, answering)
+                if isinstance(outcome, Exception):
+                    if is_strict:
+                        raise outcome
+                    _, text = status_of(outcome)
+                    await write(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
             finally:
-                self._calls.count(call, code)
-                self._calls.release(call)
+                self._calls.release(its)
                 room.release()
 
         call.is_counted_by_request = True
@@ -203,30 +200,25 @@ class InferenceService:
         with call.use_model(message.model_name, message.model_version) as model:
             inference = read_inference(message, model)
             del message  # its inputs would take memory while the request waits
-            await self._answer_in_stream(inference, model, call, write)
+            if len(inference.rows) != 1 or inference.options.num_hypotheses > 1:
+                raise InvalidRequest(
+                    "a request in a stream may have one row and one hypothesis: send a request for each row, "
+                    "or call ModelInfer",
+                    field="inputs",
+                )
 
-    async def _answer_in_stream(
-        self, inference: Inference, model: ServedModel, call: Call, write: Write
-    ) -> None:
-        if len(inference.rows) != 1 or inference.options.num_hypotheses > 1:
-            raise InvalidRequest(
-                "a request in a stream may have one row and one hypothesis: send a request for each row, or "
-                "call ModelInfer",
-                field="inputs",
-            )
+            async def send(response: pb.ModelInferResponse) -> None:
+                await write(pb.ModelStreamInferResponse(infer_response=response))
 
-        async def write_piece(piece: Piece) -> None:
-            response = piece_response(inference, piece, model)
-            await write(pb.ModelStreamInferResponse(infer_response=response))
+            async def send_piece(piece: Piece) -> None:
+                await send(piece_response(inference, piece, model))
 
-        limited = _limited(call, inference)
-        decoding = await read_decoding(inference.options, model, limited, stream=True)
-        answer = await generate_pieces(inference.rows, decoding, model, limited, write_piece)
-        last = last_response(inference, answer, model)
-        await write(pb.ModelStreamInferResponse(infer_response=last))
-        if inference.has_empty_final:
-            empty = empty_response(inference, model, is_final=True)
-            await write(pb.ModelStreamInferResponse(infer_response=empty))
+            limited = _limited(call, inference)
+            decoding = await read_decoding(inference.options, model, limited, stream=True)
+            answer = await generate_pieces(inference.rows, decoding, limited, send_piece)
+            await send(last_response(inference, answer, model))
+            if inference.has_empty_final:
+                await send(empty_response(inference, model, is_final=True))
 
 
 def _changed_model(

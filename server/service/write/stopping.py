@@ -69,13 +69,11 @@ class StoppedText:
 
     Attributes:
         is_stopped: Whether a stop sequence is complete.
-        token_ids: All tokens so far.
         text: All pieces so far, joined.
     """
 
     def __init__(self, stream: TextStream, stops: StopSequences | None, num_prefix: int) -> None:
         self.is_stopped = False
-        self.token_ids: list[int] = []
         self.text = ""
         self._stream = stream
         self._stops = stops
@@ -84,7 +82,6 @@ class StoppedText:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Returns the text that is certain with these tokens."""
-        self.token_ids += token_ids
         piece = self._stream.push(token_ids) if self._stops is None else self._push(token_ids, self._stops)
         self.text += piece
         return piece

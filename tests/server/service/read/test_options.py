@@ -16,12 +16,12 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Beam, Constraints, Sampling
 from seq2seq_serve.server.errors import InvalidRequest
-from seq2seq_serve.server.service.read.requests import (
+from seq2seq_serve.server.service.read.options import (
     _chosen,
     _constraints,
     _near,
     _with_defaults,
-    _without_ngrams,
+    without_ngrams,
 )
 from tests.server.service.harness import byte_tokenizer, serving, serving_bundles
 
@@ -502,11 +502,11 @@ def test_constraints_that_change_nothing_are_dropped(settings, are_kept):
     generation = Generation(is_renormalized=False, repeats_start=True, **settings)
     model = SimpleNamespace(generation=generation, timestamps=None, vocab_size=100, reads_text=True)
     expected = Constraints(is_renormalized=False, repeats_start=True) if are_kept else NO_CONSTRAINTS
-    assert _constraints(pb.GenerateOptions(), model) == expected
+    assert _constraints(_with_defaults(pb.GenerateOptions(), model), model) == expected
 
 
 def test_the_ngrams_of_a_source_are_forbidden_beside_the_sequences_of_the_model():
     given = Constraints(forbidden_after={(5,): frozenset({6})})
-    found = _without_ngrams(given, 2, np.array([5, 7, 8]))
+    found = without_ngrams(given, 2, np.array([5, 7, 8]))
     assert found.forbidden_after == {(5,): {6, 7}, (7,): {8}}
     assert given.forbidden_after == {(5,): {6}}
