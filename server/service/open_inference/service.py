@@ -164,6 +164,7 @@ class InferenceService:
                     _, text = status_of(outcome)
                     await write(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
             finally:
+                outcome = None  # its frames refer to it and to the message
                 self._calls.release(its)
                 room.release()
 

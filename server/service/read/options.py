@@ -21,12 +21,12 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     Target,
 )
 from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Array, Beam, Constraints, Request, Sampling
+from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.origin import Caller
 from seq2seq_serve.server.service.read.inputs import check_bytes, check_ids
 from seq2seq_serve.server.service.read.sentences import DEFAULT_LANGUAGE, known_language
-from seq2seq_serve.server.service.write.stopping import StopSequences
 
 SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
 
@@ -37,13 +37,13 @@ _FORMULAS: dict[LengthPenalty, LengthPenaltyFormula] = {
     "wu": LENGTH_PENALTY_FORMULA_WU,
     "power": LENGTH_PENALTY_FORMULA_POWER,
 }
-# Options that have the model's own value where the message does not set any
-_OF_THE_MODEL = (
-    "min_new_tokens",
-    "repetition_penalty",
-    "no_repeat_ngram_size",
-    "encoder_no_repeat_ngram_size",
-)
+# Options that have the model's own value where the message does not set any, and the values that do nothing
+_OF_THE_MODEL = {
+    "min_new_tokens": 0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+}
 
 
 _Case = Callable[[GenerateOptions, ServedModel], bool]
@@ -136,16 +136,17 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         InvalidRequest: An option does not fit; the error names the field and what it must be.
         Forbidden: The role of the caller does not allow its priority.
     """
-    for name, most in _MAX_ITEMS.items():  # before any items are copied
-        _in_range(f"the number of {name}", len(getattr(given, name)), 0, most, f"options.{name}")
+    for name, most in _MAX_ITEMS.items():
+        if (number := len(getattr(given, name))) > most:  # before any items are copied
+            _in_range(f"the number of {name}", number, 0, most, f"options.{name}")
     options = _with_defaults(given, model)
     chosen, frames, language = _chosen(options, model), model.frames, DEFAULT_LANGUAGE
     prefix_ids = forced_ids = _placed(frames.forced, chosen)
     if options.HasField("target_prefix"):
         prefix_ids = _target_ids(options.target_prefix, forced_ids, model, "options.target_prefix")
     max_new_tokens = _max_new_tokens(options, model, len(prefix_ids), len(forced_ids))
-    if not given.HasField("min_new_tokens"):
-        options.min_new_tokens = min(options.min_new_tokens, max_new_tokens)
+    if options.min_new_tokens > max_new_tokens and not given.HasField("min_new_tokens"):
+        options.min_new_tokens = max_new_tokens
     _check(options, model, max_new_tokens)
     if options.source_language or options.long_source in SPLITTING:
         language = _source_language(options, model)
@@ -258,9 +259,10 @@ def _with_defaults(options: GenerateOptions, model: ServedModel) -> GenerateOpti
         if not options.HasField("early_stopping"):
             result.early_stopping = defaults.early_stopping is True
             result.exhaustive_search |= defaults.early_stopping == "never"
-    for name in _OF_THE_MODEL:
-        if not options.HasField(name):
-            setattr(result, name, getattr(defaults, name))
+    for name, off in _OF_THE_MODEL.items():
+        value = getattr(defaults, name)
+        if value != off and not options.HasField(name):
+            setattr(result, name, value)
     return result
 
 
@@ -408,7 +410,8 @@ def _check(options: GenerateOptions, model: ServedModel, max_new_tokens: int) ->
         "beam_size": model.max_request_slots,
         "num_hypotheses": min(model.max_request_slots, model.vocab_size),
     }
-    for descriptor, value in options.ListFields():
+    fields = options.ListFields()
+    for descriptor, value in fields:
         name, option, field = descriptor.name, OPTIONS[descriptor.name], f"options.{descriptor.name}"
         if option.needs and getattr(options, option.needs) <= option.needs_above:
             raise InvalidRequest(f"{name} needs a {option.needs} above {option.needs_above}", field=field)
@@ -421,7 +424,7 @@ def _check(options: GenerateOptions, model: ServedModel, max_new_tokens: int) ->
             for number in value.values() if name == "logit_bias" else [value]:
                 number = round(number, 6)  # the bounds are not exact in float32
                 _in_range(name, number, least, min(most, limits.get(name, most)), field)
-    given = {descriptor.name for descriptor, value in options.ListFields() if value}
+    given = {descriptor.name for descriptor, value in fields if value}
     for name, is_case, message in _REFUSALS:
         if name in given and is_case(options, model):
             sources = ", ".join(model.sources)
@@ -442,7 +445,7 @@ def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
         )
     constraints = Constraints(
         min_new_tokens=options.min_new_tokens,
-        repetition_penalty=options.repetition_penalty,
+        repetition_penalty=options.repetition_penalty or 1.0,
         no_repeat_ngram_size=options.no_repeat_ngram_size,
         suppressed_token_ids=frozenset(suppressed) | (frozenset() if times is None else {times.off_id}),
         logit_bias=dict(biases),

@@ -15,7 +15,7 @@ from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.sentences import space_after
 from seq2seq_serve.server.service.read.sources import Reading
-from seq2seq_serve.server.service.write.stopping import StoppedText, StopSequences
+from seq2seq_serve.server.service.write.stopping import StoppedText
 
 _FINISH_REASONS = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,
@@ -72,7 +72,6 @@ async def pieces(reading: Reading, stream: Stream, decoding: Decoding) -> AsyncG
 def _target_text(decoding: Decoding) -> StoppedText:
     """Creates the decoder of a target's text, which ends before the first stop sequence of the request."""
     request = decoding.request
-    assert request.stops is None or isinstance(request.stops, StopSequences)
     # A token with a space before it may be drawn first.
     strips_space = request.sampling is not None and not request.prefix_ids
     stream = decoding.model.target_tokenizer.stream(strips_space=strips_space)

@@ -502,7 +502,7 @@ def test_constraints_that_change_nothing_are_dropped(settings, are_kept):
     generation = Generation(is_renormalized=False, repeats_start=True, **settings)
     model = SimpleNamespace(generation=generation, timestamps=None, vocab_size=100, reads_text=True)
     expected = Constraints(is_renormalized=False, repeats_start=True) if are_kept else NO_CONSTRAINTS
-    assert _constraints(_with_defaults(pb.GenerateOptions(), model), model) == expected
+    assert _constraints(pb.GenerateOptions(), model) == expected
 
 
 def test_the_ngrams_of_a_source_are_forbidden_beside_the_sequences_of_the_model():
