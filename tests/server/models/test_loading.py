@@ -246,7 +246,7 @@ def test_only_the_files_of_the_precision_that_runs_are_read(bundle_path, tmp_pat
     with pytest.raises(BundleError, match=r"fp32/weights\.bin was changed"):
         list(check([path], CONFIG))
     damage(path / "int8" / "weights.bin")
-    with pytest.raises(BundleError, match=rf"^{re.escape(str(path))} is not a usable .*int8/weights\.bin was"):
+    with pytest.raises(BundleError, match=rf"^{re.escape(str(path))} is not a .*int8/weights\.bin was"):
         load(path, CONFIG)
 
 
