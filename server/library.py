@@ -122,7 +122,7 @@ class AsyncModel:
         decoding = read_target(message, self._model, _ADMIN)
         (reading,) = await self._read(message.sources, decoding)
         with self._model.engine.submitted([reading.request]) as (stream,):
-            return score_response(reading, checked(await stream.wait()), self._model)
+            return score_response(reading, checked(await stream.wait()), decoding)
 
     async def _read(self, sources: Sequence[pb.Source], decoding: Decoding) -> list[Reading]:
         self._count += 1

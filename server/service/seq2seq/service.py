@@ -63,7 +63,7 @@ class Seq2SeqService:
             del message  # its sources would take memory while the request waits
             with model.engine.submitted([reading.request], call.is_expired) as (stream,):
                 result = await succeeded(stream, call)
-            return score_response(reading, result, model)
+            return score_response(reading, result, decoding)
 
     async def ListModels(self, _message: pb.ListModelsRequest, _call: Call) -> pb.ListModelsResponse:
         """Answers with every served model."""

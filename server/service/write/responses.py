@@ -193,9 +193,9 @@ def _segments(reading: Reading, hypothesis: Hypothesis, model: ServedModel) -> l
     return segments
 
 
-def score_response(reading: Reading, result: Result, model: ServedModel) -> pb.ScoreResponse:
+def score_response(reading: Reading, result: Result, decoding: Decoding) -> pb.ScoreResponse:
     """Returns the log-probabilities of a given target."""
-    request = reading.request
+    request, model = reading.request, decoding.model
     log_probabilities = [choice.log_probability for choice in result.best.choices]
     return pb.ScoreResponse(
         request_id=request.request_id,
