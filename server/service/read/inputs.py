@@ -32,7 +32,7 @@ MAX_MAGNITUDE = 65504  # of a feature: float16's largest number, so that every p
 MAX_TIMES_TOO_LONG = 16  # the usual bytes of a text, or the usual length of a sound, to split or truncate
 
 # The fields of `Source` that can hold a source, and the datatypes of its tensor
-_VALUES = {
+VALUES = {
     Form.TEXT: ("text", "token_ids"),
     Form.SENTENCES: ("text", "tensor"),
     Form.PICTURE: ("file", "tensor"),
@@ -40,7 +40,7 @@ _VALUES = {
     Form.FEATURES: ("tensor",),
     Form.SOUND: ("file", "tensor"),
 }
-_DATATYPES = {
+TENSOR_DATATYPES = {
     Form.SENTENCES: ("INT64",),
     Form.PICTURE: ("UINT8", "FP32"),
     Form.CLIP: ("UINT8", "FP32"),
@@ -107,11 +107,11 @@ def named_inputs(sources: Sequence[Source], model: ServedModel) -> list[Input]:
                 field=f"{field}.name",
             )
         spec, kind = model.sources[name], source.WhichOneof("value")
-        if kind not in _VALUES[spec.form]:
+        if kind not in VALUES[spec.form]:
             given = "is empty" if kind is None else f"is sent as {kind}"
             raise InvalidRequest(
                 f"the source {name} {given}, and {model.name} reads {spec.form}: "
-                f"send {' or '.join(_VALUES[spec.form])}",
+                f"send {' or '.join(VALUES[spec.form])}",
                 field=field,
             )
         inputs[name] = Input(model, name, spec, source, kind, f"{field}.{kind}")
@@ -349,7 +349,7 @@ def _check_range(array: Array, least: int, most: int, given: Input, advice: str 
 
 def _read_tensor(given: Input) -> Array:
     """Returns the array of a tensor that has the datatype and shape of the model's source."""
-    model, tensor, datatypes = given.model, given.source.tensor, _DATATYPES[given.spec.form]
+    model, tensor, datatypes = given.model, given.source.tensor, TENSOR_DATATYPES[given.spec.form]
     if tensor.datatype not in datatypes:
         raise InvalidRequest(
             f"{given.name} has the datatype {tensor.datatype[:100]!r}, and {model.name} takes "
