@@ -98,7 +98,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
         sys.stderr.write("reading all inputs, to find the shards\n")
     planned = plan.settings.inputs if plan is not None else {}
     settings = Settings(
-        bundle_version=load_bundle(options.bundle).version,
+        bundle_version=load_bundle(options.bundle, checks_content=False).version,
         precision=options.runner.precision or "auto",
         max_source_length=options.runner.max_source_length,
         max_target_length=options.runner.max_target_length,

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from seq2seq_serve.bundle.files import sync_folder
-from seq2seq_serve.client.files import COMPRESSED
+from seq2seq_serve.client.files import is_compressed
 
 # Readers of whole folders, such as those of Parquet, skip names that begin so.
 PLAN_FILE, ERRORS_FOLDER = "_plan.json", "_errors"
@@ -189,7 +189,7 @@ def names_of(inputs: Sequence[Path]) -> list[str]:
 
 
 def _without_suffix(path: Path) -> Path:
-    if path.suffix.lower() == COMPRESSED:
+    if is_compressed(path):
         path = path.with_suffix("")
     return path.with_suffix("") if path.suffix.lower() in SUFFIXES else path
 

@@ -58,9 +58,14 @@ def open_input(path: Path) -> Iterator[Iterator[str]]:
             stream.close()
 
 
+def is_compressed(path: Path) -> bool:
+    """Whether a file is compressed, by its name."""
+    return path.suffix.lower() == COMPRESSED
+
+
 def open_binary(path: Path) -> BinaryIO:
     """Opens a file, which is decompressed if it has the suffix of gzip, or standard input."""
-    if path.suffix.lower() == COMPRESSED:
+    if is_compressed(path):
         return cast(BinaryIO, gzip.open(path))
     # Not `sys.stdin`: a thread that waits for a line would hold its lock.
     is_standard = path == STANDARD
@@ -99,7 +104,7 @@ def text_of(line: bytes, *, is_first: bool) -> str:
 
 def count_lines(path: Path) -> int | None:
     """Returns the number of lines in a file; None for a pipe or a compressed file."""
-    if not path.is_file() or path.suffix == COMPRESSED:
+    if not path.is_file() or is_compressed(path):
         return None
     num_lines, chunk = 0, b"\n"
     with path.open("rb") as stream:

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from seq2seq_serve.client.attention import DATA, IMAGE
-from seq2seq_serve.client.files import COMPRESSED, STANDARD
+from seq2seq_serve.client.files import COMPRESSED, STANDARD, is_compressed
 from seq2seq_serve.client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT
 from seq2seq_serve.client.translate import Translation
 from seq2seq_serve.client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS
@@ -410,7 +410,7 @@ def _check_files(options: argparse.Namespace) -> None:
         return
     if options.texts or options.stream:
         parser.error("--output is for the lines of an input: leave out TEXT and --stream")
-    if output.suffix == COMPRESSED:
+    if is_compressed(output):
         parser.error(f"--output {output}: the client does not compress its output: leave out {COMPRESSED}")
     if output.exists():
         if input_.exists() and output.samefile(input_):

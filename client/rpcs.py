@@ -25,7 +25,6 @@ from seq2seq_serve.client.wire import (
     Tls,
     batch_request,
     generate_request,
-    score_request,
 )
 from seq2seq_serve.protos.details_pb2 import HealthCheckRequest, HealthCheckResponse
 from seq2seq_serve.protos.options import Options
@@ -38,12 +37,13 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     ListVersionsRequest,
     LoadModelRequest,
     Model,
+    ScoreRequest,
     ScoreResponse,
     UnloadModelRequest,
     Version,
 )
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import RepositoryStub, Seq2SeqStub
-from seq2seq_serve.protos.sources import Sources, TextOrIds
+from seq2seq_serve.protos.sources import Sources, TextOrIds, sources_of, target_of
 
 _LONGEST_SECONDS = 1e9  # of a deadline; gRPC ends a call with a longer one at once
 
@@ -263,10 +263,10 @@ def score(
 
     Languages and task are those of `GenerateOptions`; an empty one is the model's default.
     """
-    request = score_request(
-        source,
-        target,
-        model,
+    request = ScoreRequest(
+        model=model,
+        sources=sources_of(source),
+        target=target_of(target),
         source_language=source_language,
         target_language=target_language,
         task=task,

@@ -17,9 +17,8 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     BatchItem,
     GenerateBatchRequest,
     GenerateRequest,
-    ScoreRequest,
 )
-from seq2seq_serve.protos.sources import Sources, TextOrIds, check_texts, sources_of, target_of
+from seq2seq_serve.protos.sources import Sources, check_texts, sources_of
 
 DEFAULT_ADDRESS = "localhost:50051"
 DEFAULT_TIMEOUT_SECONDS = 60.0
@@ -109,31 +108,6 @@ def batch_request(
             errors[index] = ClientError.of_item(error, index)
     request = GenerateBatchRequest(model=model, items=items.values(), options=options_of(options))
     return _fitting(request), list(items), errors
-
-
-def score_request(
-    source: Sources,
-    target: TextOrIds,
-    model: str,
-    *,
-    source_language: str = "",
-    target_language: str = "",
-    task: str = "",
-) -> ScoreRequest:
-    """Returns the request to score one target, a text or token ids, for the source of `generate_request`.
-
-    Raises:
-        TypeError: As `generate_request`.
-        ValueError: As `generate_request`.
-    """
-    return ScoreRequest(
-        model=model,
-        sources=sources_of(source),
-        target=target_of(target),
-        source_language=source_language,
-        target_language=target_language,
-        task=task,
-    )
 
 
 def _fitting(request: _Request) -> _Request:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
@@ -27,16 +27,10 @@ from seq2seq_serve.protos.sources import Sources, TextOrIds, check_texts, source
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable
 from seq2seq_serve.server.models.loading import load_model
-from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.origin import Caller, Origin
-from seq2seq_serve.server.service.read.inputs import Input, named_inputs
-from seq2seq_serve.server.service.read.requests import (
-    Decoding,
-    Job,
-    engine_jobs,
-    read_options,
-    score_request,
-)
+from seq2seq_serve.server.service.read.inputs import named_inputs
+from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
+from seq2seq_serve.server.service.read.sources import Reading, read_sources
 from seq2seq_serve.server.service.write.responses import (
     checked,
     generate_response,
@@ -46,7 +40,6 @@ from seq2seq_serve.server.service.write.responses import (
 )
 from seq2seq_serve.server.settings import override, settings_of, values_of
 
-_Read = TypeVar("_Read")
 _Result = TypeVar("_Result")
 
 _INLINE_BYTES = 4096  # a longer source is read on a thread, so that others go on
@@ -104,42 +97,33 @@ class AsyncModel:
             InvalidRequest: The source does not fit; the message says what must be.
             ServerError: The engine failed.
         """
-        jobs = await self._jobs(sources, decoding)
-        with self._model.engine.submitted([job.request for job in jobs]) as streams:
+        readings = await self._read(sources, decoding)
+        with self._model.engine.submitted([reading.request for reading in readings]) as streams:
             results = [checked(await stream.wait()) for stream in streams]
-        return generate_response(jobs, results, self._model, decoding.options)
+        return generate_response(readings, results, decoding)
 
     async def stream(self, sources: list[pb.Source], decoding: Decoding) -> AsyncGenerator[pb.Piece]:
         """Yields the pieces of a target when they are decoded; raises as `generate`."""
-        jobs = await self._jobs(sources, decoding)
-        with self._model.engine.submitted([job.request for job in jobs]) as streams:
-            for job, stream in zip(jobs, streams, strict=True):
-                async for piece in pieces(job, stream, self._model):
+        readings = await self._read(sources, decoding)
+        with self._model.engine.submitted([reading.request for reading in readings]) as streams:
+            for reading, stream in zip(readings, streams, strict=True):
+                async for piece in pieces(reading, stream, decoding):
                     yield piece
                 checked(await stream.wait())
 
     async def score(self, message: pb.ScoreRequest) -> pb.ScoreResponse:
         """Returns the log-probabilities of a given target; raises as `generate`."""
-        work = partial(score_request, message, self._model, self._origin())
-        request = await self._read(work, message.sources, message.ByteSize())
-        with self._model.engine.submitted([request]) as (stream,):
-            return score_response(request, checked(await stream.wait()), self._model)
+        decoding = read_target(message, self._model, _ADMIN)
+        (reading,) = await self._read(message.sources, decoding)
+        with self._model.engine.submitted([reading.request]) as (stream,):
+            return score_response(reading, checked(await stream.wait()), decoding)
 
-    async def _jobs(self, sources: list[pb.Source], decoding: Decoding) -> list[Job]:
-        work = partial(engine_jobs, decoding, self._model, self._origin())
-        return await self._read(work, sources, sum(source.ByteSize() for source in sources))
-
-    def _origin(self) -> Origin:
+    async def _read(self, sources: Sequence[pb.Source], decoding: Decoding) -> list[Reading]:
         self._count += 1
-        return Origin(request_id=str(self._count), caller=_ADMIN)
-
-    async def _read(
-        self,
-        work: Callable[[Sequence[Input], Checkpoint], _Read],
-        sources: Sequence[pb.Source],
-        num_bytes: int,
-    ) -> _Read:
-        read = partial(work, named_inputs(sources, self._model), _ignore_time)
+        origin = Origin(request_id=str(self._count), caller=_ADMIN)
+        inputs = named_inputs(sources, self._model)
+        read = partial(read_sources, decoding, origin, inputs, _ignore_time)
+        num_bytes = sum(source.ByteSize() for source in sources)
         return read() if num_bytes <= _INLINE_BYTES else await asyncio.to_thread(read)
 
 

@@ -9,12 +9,13 @@ import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from seq2seq_serve.bundle.manifest import EarlyStopping, LengthPenalty, Timestamps
+from seq2seq_serve.server.engine.stops import StopSequences
 
 Array = npt.NDArray[Any]
 
@@ -131,24 +132,6 @@ class Beam:
     early_stopping: EarlyStopping = True
 
 
-class StopRule(Protocol):
-    """Decides by the tokens of a target whether it ends; an error that it raises fails only its request.
-
-    Attributes:
-        token_bytes: The bytes of each of the model's tokens; not pickled, because each process has them.
-    """
-
-    token_bytes: tuple[bytes, ...]
-
-    def advance(self, tail: bytes, token_id: int) -> bytes | None:
-        """Returns the row's next `tail`; None if the row ends with this token.
-
-        Args:
-            tail: The result of the last call for the row; empty before the first call.
-            token_id: The row's new token.
-        """
-
-
 @dataclass(frozen=True, eq=False)
 class Request:
     """One source of a client's call, as the engine decodes it; compared by identity.
@@ -214,7 +197,7 @@ class Request:
     num_counted: int = 0
     begin_suppressed_ids: frozenset[int] = frozenset()
     ends_forced: bool = False
-    stops: StopRule | None = None
+    stops: StopSequences | None = None
     is_score: bool = False
     log_probabilities: bool = False
     num_alternatives: int = 0

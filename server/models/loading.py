@@ -48,7 +48,7 @@ def load_model(
     Raises:
         ValueError: The bundle cannot be used, or not on this machine; the message names it.
     """
-    bundle = load_bundle(path)
+    bundle = load_bundle(path, checks_content=False)  # `read_variant` does it for the precision that runs
     try:
         sizing = size_up(bundle, config.runner)
         num_bytes = sizing.limited_bytes
@@ -128,10 +128,7 @@ def create_engine(
     Raises:
         ValueError: The bundle cannot be used here; the message names it.
     """
-    try:
-        files = bundle.read_variant(sizing.precision)
-    except ValueError as error:
-        raise ValueError(f"{bundle.path}: {error}") from error
+    files = bundle.read_variant(sizing.precision)
     spec = CoreSpec(
         model_name=model_name,
         bundle=without_tokenizers(bundle),

@@ -51,4 +51,5 @@ def test_lines_are_counted_as_they_are_read(tmp_path, content):
     path.write_bytes(content)
     assert count_lines(path) == len(content.splitlines())
     assert count_lines(tmp_path / "none") is None
+    assert count_lines(path.rename(tmp_path / "in.txt.GZ")) is None  # its bytes were counted
     assert count_lines(Path("-")) is None

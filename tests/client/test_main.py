@@ -9,10 +9,9 @@ import sys
 import pytest
 import trustme
 
-from seq2seq_serve.client import Client, ClientError
+from seq2seq_serve.client import Client, ClientError, rpcs
 from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.flags import make_parser, translation
-from seq2seq_serve.client.wire import score_request
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
 
@@ -675,7 +674,7 @@ def test_the_choices_of_a_score_are_those_given(run, server, name):
     code, _, err = run("score", f"--{name.replace('_', '-')}", "ko", "abc", "d")
     assert code == 1
     assert refused in err[0]
-    with Client(server.address) as client, pytest.raises(ClientError, match=refused):
-        client.score("abc", "d", **{name: "ko"})
-    request = score_request("abc", "d", "echo", source_language="ko")
-    assert request.source_language == "ko"
+    with Client(server.address) as client:
+        with pytest.raises(ClientError, match=refused):
+            client.score("abc", "d", **{name: "ko"})
+        assert rpcs.score(client, "abc", "d", source_language="ko").request.source_language == "ko"

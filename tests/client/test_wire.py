@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from seq2seq_serve.client.wire import generate_request, score_request
+from seq2seq_serve.client.wire import generate_request
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Source, Tensor, TokenIds
 
 
 def source(value) -> Source:
     """The only source of a request."""
     [sent] = generate_request(value, "", None).sources
-    assert list(score_request(value, "a", "").sources) == [sent]
     return sent
 
 

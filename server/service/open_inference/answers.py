@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -79,29 +80,41 @@ def empty_response(
     return response
 
 
-def _tensors(rows: Sequence[Sequence[Hypothesis]], outputs: Sequence[str]) -> list[Tensor]:
-    shape = (len(rows), max(len(row) for row in rows))  # (R, N)
-    # A beam may find fewer hypotheses than were asked for, if constraints forbid the others.
-    flat = [one for row in rows for one in (*row, *[Hypothesis()] * (shape[1] - len(row)))]
-    make: dict[str, tuple[str, Callable[[], Array]]] = {
-        TEXT_OUTPUT: (BYTES, lambda: bytes_array([one.text for one in flat], shape)),
-        OUTPUT_IDS: (INT64, lambda: _padded([one.token_ids for one in flat], np.int64, shape)),
-        OUTPUT_LENGTHS: (INT64, lambda: np.array([len(one.token_ids) for one in flat]).reshape(shape)),
-        FINISH_REASON: (BYTES, lambda: bytes_array([_reason(one) for one in flat], shape)),
-        SCORE: (FP32, lambda: np.array([one.score for one in flat], np.float32).reshape(shape)),
-        LOG_PROBABILITIES: (
-            FP32,
-            lambda: _padded([one.log_probabilities for one in flat], np.float32, shape),
-        ),
-    }
-    return [Tensor(name, make[name][0], make[name][1]()) for name in outputs]
-
-
 def _reason(hypothesis: Hypothesis) -> str:
     """`eos`, `length` or `stop`; empty for a piece."""
     if not hypothesis.finish_reason:
         return ""
     return FinishReason.Name(hypothesis.finish_reason).removeprefix(_REASON_PREFIX).lower()
+
+
+# The datatype of each output, its number of axes (R, N; or R, N, T), and its value for a hypothesis
+OUTPUTS: dict[str, tuple[str, int, Callable[[Hypothesis], Any]]] = {
+    TEXT_OUTPUT: (BYTES, 2, lambda one: one.text),
+    OUTPUT_IDS: (INT64, 3, lambda one: one.token_ids),
+    OUTPUT_LENGTHS: (INT64, 2, lambda one: len(one.token_ids)),
+    FINISH_REASON: (BYTES, 2, _reason),
+    SCORE: (FP32, 2, lambda one: one.score),
+    LOG_PROBABILITIES: (FP32, 3, lambda one: one.log_probabilities),
+}
+_DTYPES = {INT64: np.int64, FP32: np.float32}
+
+
+def _tensors(rows: Sequence[Sequence[Hypothesis]], outputs: Sequence[str]) -> list[Tensor]:
+    shape = (len(rows), max(len(row) for row in rows))  # (R, N)
+    # A beam may find fewer hypotheses than were asked for, if constraints forbid the others.
+    flat = [one for row in rows for one in (*row, *[Hypothesis()] * (shape[1] - len(row)))]
+    tensors = []
+    for name in outputs:
+        datatype, num_axes, value_of = OUTPUTS[name]
+        values = [value_of(one) for one in flat]
+        if datatype == BYTES:
+            array = bytes_array(values, shape)
+        elif num_axes == 2:
+            array = np.array(values, _DTYPES[datatype]).reshape(shape)
+        else:
+            array = _padded(values, _DTYPES[datatype], shape)
+        tensors.append(Tensor(name, datatype, array))
+    return tensors
 
 
 def _padded(lists: Sequence[Sequence[float]], dtype: type, shape: tuple[int, int]) -> Array:

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.service.open_inference.answers import OUTPUTS
 from seq2seq_serve.server.service.open_inference.requests import (
     DATATYPES,
-    FINISH_REASON,
     INPUT_IDS,
     INPUT_LENGTHS,
-    LOG_PROBABILITIES,
-    OUTPUT_IDS,
-    OUTPUT_LENGTHS,
-    SCORE,
     TEXT_INPUT,
-    TEXT_OUTPUT,
 )
 from seq2seq_serve.server.service.open_inference.tensors import BYTES, FP32, INT64, UINT8
 from seq2seq_serve.server.telemetry.statistics import Statistics, Sum
@@ -33,20 +28,13 @@ _PLATFORM = "onnxruntime_seq2seq"
 _NANOSECONDS = 1e9
 
 _ANY = -1
-# Name, datatype, and shape: rows x hypotheses x positions, or rows x positions for inputs.
+# Name, datatype, and shape: rows x positions for inputs, rows x hypotheses x positions for outputs.
 _TEXT_INPUTS = (
     (TEXT_INPUT, BYTES, (_ANY,)),
     (INPUT_IDS, INT64, (_ANY, _ANY)),
     (INPUT_LENGTHS, INT64, (_ANY,)),
 )
-_OUTPUTS = (
-    (TEXT_OUTPUT, BYTES, (_ANY, _ANY)),
-    (OUTPUT_IDS, INT64, (_ANY, _ANY, _ANY)),
-    (OUTPUT_LENGTHS, INT64, (_ANY, _ANY)),
-    (FINISH_REASON, BYTES, (_ANY, _ANY)),
-    (SCORE, FP32, (_ANY, _ANY)),
-    (LOG_PROBABILITIES, FP32, (_ANY, _ANY, _ANY)),
-)
+_OUTPUTS = [(name, datatype, (_ANY,) * num_axes) for name, (datatype, num_axes, _) in OUTPUTS.items()]
 _DATA_TYPES = {BYTES: pb.TYPE_STRING, INT64: pb.TYPE_INT64, UINT8: pb.TYPE_UINT8, FP32: pb.TYPE_FP32}
 
 

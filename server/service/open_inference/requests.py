@@ -19,14 +19,13 @@ from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel, SourceSpec
 from seq2seq_serve.server.service.open_inference.tensors import (
     BYTES,
-    FP32,
     INT32,
     INT64,
     MAX_ROWS,
-    UINT8,
     Tensor,
     read_tensors,
 )
+from seq2seq_serve.server.service.read.inputs import TENSOR_DATATYPES, VALUES
 
 TEXT_INPUT, INPUT_IDS, INPUT_LENGTHS = "text_input", "input_ids", "input_lengths"
 TEXT_OUTPUT, OUTPUT_IDS, OUTPUT_LENGTHS = "text_output", "output_ids", "output_lengths"
@@ -35,12 +34,13 @@ FINISH_REASON, SCORE, LOG_PROBABILITIES = "finish_reason", "score", "log_probabi
 # The datatypes of a source that the model names, with a row for each request; the metadata has the first one.
 # BYTES are texts or files. Token ids are padded at the end; the rows of other tensors have equal shapes.
 DATATYPES = {
-    Form.TEXT: (BYTES, INT64),
-    Form.SENTENCES: (BYTES, INT64),
-    Form.PICTURE: (UINT8, FP32, BYTES),
-    Form.CLIP: (UINT8, FP32, BYTES),
-    Form.FEATURES: (FP32,),
-    Form.SOUND: (FP32, BYTES),
+    form: (
+        *[BYTES] * ("text" in kinds),
+        *[INT64] * ("token_ids" in kinds),
+        *TENSOR_DATATYPES.get(form, ()),
+        *[BYTES] * ("file" in kinds),
+    )
+    for form, kinds in VALUES.items()
 }
 
 _MAX_TEXT, _MAX_ID = 65_536, 128  # characters

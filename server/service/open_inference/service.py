@@ -14,7 +14,7 @@ from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Piece
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable, UnknownModel
 from seq2seq_serve.server.models.repository import Repository, State
-from seq2seq_serve.server.models.served import Models, ServedModel
+from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.calls import Call, Calls, sized
 from seq2seq_serve.server.service.health import Health
 from seq2seq_serve.server.service.open_inference.answers import (
@@ -132,7 +132,7 @@ class InferenceService:
             del message  # its inputs would take memory while the requests wait
             limited = _limited(call, inference)
             decoding = await read_decoding(inference.options, model, limited)
-            answers = await generate(inference.rows, decoding, model, limited)
+            answers = await generate(inference.rows, decoding, limited)
             num_bytes = sum(answer.ByteSize() for answer in answers)
             build = partial(inference_response, inference, answers, model)
             return sized(await call.build(num_bytes, build))
@@ -198,30 +198,25 @@ class InferenceService:
         with call.use_model(message.model_name, message.model_version) as model:
             inference = read_inference(message, model)
             del message  # its inputs would take memory while the request waits
-            await self._answer_in_stream(inference, model, call, write)
+            if len(inference.rows) != 1 or inference.options.num_hypotheses > 1:
+                raise InvalidRequest(
+                    "a request in a stream may have one row and one hypothesis: send a request for each row, "
+                    "or call ModelInfer",
+                    field="inputs",
+                )
 
-    async def _answer_in_stream(
-        self, inference: Inference, model: ServedModel, call: Call, write: Write
-    ) -> None:
-        if len(inference.rows) != 1 or inference.options.num_hypotheses > 1:
-            raise InvalidRequest(
-                "a request in a stream may have one row and one hypothesis: send a request for each row, or "
-                "call ModelInfer",
-                field="inputs",
-            )
+            async def send(response: pb.ModelInferResponse) -> None:
+                await write(pb.ModelStreamInferResponse(infer_response=response))
 
-        async def write_piece(piece: Piece) -> None:
-            response = piece_response(inference, piece, model)
-            await write(pb.ModelStreamInferResponse(infer_response=response))
+            async def send_piece(piece: Piece) -> None:
+                await send(piece_response(inference, piece, model))
 
-        limited = _limited(call, inference)
-        decoding = await read_decoding(inference.options, model, limited, stream=True)
-        answer = await generate_pieces(inference.rows, decoding, model, limited, write_piece)
-        last = last_response(inference, answer, model)
-        await write(pb.ModelStreamInferResponse(infer_response=last))
-        if inference.has_empty_final:
-            empty = empty_response(inference, model, is_final=True)
-            await write(pb.ModelStreamInferResponse(infer_response=empty))
+            limited = _limited(call, inference)
+            decoding = await read_decoding(inference.options, model, limited, stream=True)
+            answer = await generate_pieces(inference.rows, decoding, limited, send_piece)
+            await send(last_response(inference, answer, model))
+            if inference.has_empty_final:
+                await send(empty_response(inference, model, is_final=True))
 
 
 def _changed_model(

@@ -32,7 +32,7 @@ MAX_MAGNITUDE = 65504  # of a feature: float16's largest number, so that every p
 MAX_TIMES_TOO_LONG = 16  # the usual bytes of a text, or the usual length of a sound, to split or truncate
 
 # The fields of `Source` that can hold a source, and the datatypes of its tensor
-_VALUES = {
+VALUES = {
     Form.TEXT: ("text", "token_ids"),
     Form.SENTENCES: ("text", "tensor"),
     Form.PICTURE: ("file", "tensor"),
@@ -40,7 +40,7 @@ _VALUES = {
     Form.FEATURES: ("tensor",),
     Form.SOUND: ("file", "tensor"),
 }
-_DATATYPES = {
+TENSOR_DATATYPES = {
     Form.SENTENCES: ("INT64",),
     Form.PICTURE: ("UINT8", "FP32"),
     Form.CLIP: ("UINT8", "FP32"),
@@ -59,6 +59,7 @@ class Input:
     """One source of a request, whose name and kind of value fit the model.
 
     Attributes:
+        model: The model that reads it.
         name: The model's name for it.
         spec: The model's description of it.
         source: The message.
@@ -66,6 +67,7 @@ class Input:
         field: The path of the value in the request.
     """
 
+    model: ServedModel
     name: str
     spec: SourceSpec
     source: Source
@@ -105,48 +107,47 @@ def named_inputs(sources: Sequence[Source], model: ServedModel) -> list[Input]:
                 field=f"{field}.name",
             )
         spec, kind = model.sources[name], source.WhichOneof("value")
-        if kind not in _VALUES[spec.form]:
+        if kind not in VALUES[spec.form]:
             given = "is empty" if kind is None else f"is sent as {kind}"
             raise InvalidRequest(
                 f"the source {name} {given}, and {model.name} reads {spec.form}: "
-                f"send {' or '.join(_VALUES[spec.form])}",
+                f"send {' or '.join(VALUES[spec.form])}",
                 field=field,
             )
-        inputs[name] = Input(name, spec, source, kind, f"{field}.{kind}")
+        inputs[name] = Input(model, name, spec, source, kind, f"{field}.{kind}")
     return list(inputs.values())
 
 
-def cost_of_file(given: Input, model: ServedModel) -> int:
+def cost_of_file(given: Input) -> int:
     """Returns the number of pixels that take as long to decode as a file that fits the model.
 
     Raises:
         InvalidRequest: The file exceeds a limit.
     """
-    max_frames = model.max_source_length if given.spec.form is Form.CLIP else None
+    max_frames = given.model.max_source_length if given.spec.form is Form.CLIP else None
     with _refusing_damage(given):
         if given.spec.form is Form.SOUND:
             return audio.cost_in_pixels(given.source.file, MAX_TIMES_TOO_LONG * max_seconds(given.spec))
         return cost_in_pixels(given.source.file, max_frames)
 
 
-def read_input(given: Input, model: ServedModel, checkpoint: Checkpoint) -> tuple[Array, list[str]]:
+def read_input(given: Input, checkpoint: Checkpoint) -> tuple[Array, list[str]]:
     """Returns the array of a source, and the sentences if it is a story.
 
     Args:
         given: The source.
-        model: The model that the request names.
         checkpoint: Is called after each frame of a clip; an error that it raises ends the work.
 
     Raises:
         InvalidRequest: The source does not fit; the error names the field and what it must be.
     """
     if given.spec.form is Form.TEXT:
-        return _read_words(given, model), []
+        return _read_words(given), []
     if given.spec.form is Form.SENTENCES:
-        return _read_sentences(given, model)
+        return _read_sentences(given)
     if given.spec.form in (Form.FEATURES, Form.SOUND):
-        return _read_features(given, model), []
-    return _read_pixels(given, model, checkpoint), []
+        return _read_features(given), []
+    return _read_pixels(given, checkpoint), []
 
 
 def max_seconds(spec: SourceSpec) -> float:
@@ -199,11 +200,12 @@ def check_ids(
             )
 
 
-def check_source_ids(token_ids: Sequence[int], model: ServedModel, field: str) -> None:
-    """Refuses token ids that the model does not have, and padding.
+def check_source_ids(token_ids: Sequence[int], given: Input) -> None:
+    """Refuses token ids of a source that the model does not have, and padding.
 
     Training never lets a model read padding, and the served graphs read every id that they are given.
     """
+    model, field = given.model, f"{given.field}.values"
     check_ids(token_ids, model, field, vocab_size=model.source_vocab_size)
     if model.pad_id in token_ids:
         raise InvalidRequest(
@@ -213,15 +215,17 @@ def check_source_ids(token_ids: Sequence[int], model: ServedModel, field: str) -
         )
 
 
-def too_long(what: str, num: int, unit: str, most: int, model: ServedModel, field: str) -> InvalidRequest:
+def _too_many(num: int, unit: str, most: int, given: Input) -> InvalidRequest:
     """Returns the error for a source that has more of something than the model takes."""
     return InvalidRequest(
-        f"{what} has {num} {unit}, and {model.name} takes at most {most}: send fewer", field=field
+        f"{given.name} has {num} {unit}, and {given.model.name} takes at most {most}: send fewer",
+        field=given.field,
     )
 
 
-def _read_words(given: Input, model: ServedModel) -> Array:
+def _read_words(given: Input) -> Array:
     """Returns a text beside other sources, `(W,)` int64, without special tokens."""
+    model = given.model
     if given.kind == "text":
         text, what = given.source.text, f"{given.name}: the text"
         check_visible(text, given.field, what)
@@ -232,16 +236,17 @@ def _read_words(given: Input, model: ServedModel) -> Array:
     if not token_ids:
         raise InvalidRequest(f"{given.name} has no tokens: send at least one", field=given.field)
     if len(token_ids) > MAX_WORDS:
-        raise too_long(given.name, len(token_ids), "tokens", MAX_WORDS, model, given.field)
-    check_source_ids(token_ids, model, f"{given.field}.values")
+        raise _too_many(len(token_ids), "tokens", MAX_WORDS, given)
+    check_source_ids(token_ids, given)
     return np.array(token_ids, np.int64)
 
 
-def _read_sentences(given: Input, model: ServedModel) -> tuple[Array, list[str]]:
+def _read_sentences(given: Input) -> tuple[Array, list[str]]:
     """Returns a story, `(N, W)` int64 with padding after the words of each sentence, and its sentences."""
+    model = given.model
     if given.kind == "tensor":
-        story = _read_tensor(given, model)
-        _check_story(story, given, model)
+        story = _read_tensor(given)
+        _check_story(story, given)
         lengths = (story != model.pad_id).sum(axis=1)
         tokenizer = model.source_tokenizer
         texts = [tokenizer.decode(row[:length]) for row, length in zip(story.tolist(), lengths, strict=True)]
@@ -258,7 +263,7 @@ def _read_sentences(given: Input, model: ServedModel) -> tuple[Array, list[str]]
     if not texts:
         raise BlankSource(f"{given.name} has no sentences: send at least one", field=given.field)
     if len(texts) > most:
-        raise too_long(given.name, len(texts), "sentences", most, model, given.field)
+        raise _too_many(len(texts), "sentences", most, given)
     rows = model.source_tokenizer.encode_batch(texts)
     story = np.zeros((len(rows), max(map(len, rows))), np.int64)
     for number, (row, token_ids) in enumerate(zip(story, rows, strict=True), start=1):
@@ -273,7 +278,8 @@ def _read_sentences(given: Input, model: ServedModel) -> tuple[Array, list[str]]
     return story, texts
 
 
-def _check_story(story: Array, given: Input, model: ServedModel) -> None:
+def _check_story(story: Array, given: Input) -> None:
+    model = given.model
     outside = np.argwhere((story < 0) | (story >= model.source_vocab_size))
     if len(outside):
         place = outside[0].tolist()
@@ -292,7 +298,7 @@ def _check_story(story: Array, given: Input, model: ServedModel) -> None:
         )
 
 
-def _read_pixels(given: Input, model: ServedModel, checkpoint: Checkpoint) -> Array:
+def _read_pixels(given: Input, checkpoint: Checkpoint) -> Array:
     """Returns a picture `(size, size, 3)`, or a clip with frames before that, as uint8."""
     size = given.spec.axes[-2]
     assert isinstance(size, int)
@@ -301,11 +307,11 @@ def _read_pixels(given: Input, model: ServedModel, checkpoint: Checkpoint) -> Ar
             if given.spec.form is Form.PICTURE:
                 return read_picture(given.source.file, size, given.spec.resampling)
             frames = []
-            for frame in read_frames(given.source.file, size, model.max_source_length):
+            for frame in read_frames(given.source.file, size, given.model.max_source_length):
                 frames.append(frame)
                 checkpoint()
             return np.stack(frames)
-    pixels = _read_tensor(given, model)
+    pixels = _read_tensor(given)
     if pixels.dtype == np.uint8:
         return pixels
     _check_range(pixels, 0, 1, given, ": divide by 255, or send UINT8")
@@ -324,9 +330,9 @@ def _refusing_damage(given: Input, hint: str = "") -> Iterator[None]:
         raise InvalidRequest(f"{given.name}: {error}", field=given.field) from error
 
 
-def _read_features(given: Input, model: ServedModel) -> Array:
+def _read_features(given: Input) -> Array:
     """Returns annotations `(M, width)` or a spectrogram `(bands, frames)` of the caller, float32."""
-    features = _read_tensor(given, model)
+    features = _read_tensor(given)
     _check_range(features, -MAX_MAGNITUDE, MAX_MAGNITUDE, given)
     return features
 
@@ -341,9 +347,9 @@ def _check_range(array: Array, least: int, most: int, given: Input, advice: str 
         )
 
 
-def _read_tensor(given: Input, model: ServedModel) -> Array:
+def _read_tensor(given: Input) -> Array:
     """Returns the array of a tensor that has the datatype and shape of the model's source."""
-    tensor, datatypes = given.source.tensor, _DATATYPES[given.spec.form]
+    model, tensor, datatypes = given.model, given.source.tensor, TENSOR_DATATYPES[given.spec.form]
     if tensor.datatype not in datatypes:
         raise InvalidRequest(
             f"{given.name} has the datatype {tensor.datatype[:100]!r}, and {model.name} takes "

@@ -16,7 +16,7 @@ from seq2seq_serve.server.errors import (
 )
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import Call, Calls, sized
-from seq2seq_serve.server.service.read.requests import Decoding
+from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding
 from seq2seq_serve.server.service.status import reason_of, status_of
 
@@ -45,7 +45,7 @@ async def generate_batch(
             await call.send(response)
 
     async def generate_and_send(item: pb.BatchItem, response: pb.GenerateBatchResponse, its: Call) -> None:
-        response.response.CopyFrom(await _generated(item.sources, decoding, model, its))
+        response.response.CopyFrom(await _generated(item.sources, decoding, its))
         await send(response)
 
     async def answer(index: int, item: pb.BatchItem) -> None:
@@ -68,13 +68,11 @@ async def generate_batch(
         raise group.exceptions[0] from None
 
 
-async def _generated(
-    sources: Sequence[pb.Source], decoding: Decoding, model: ServedModel, call: Call
-) -> pb.GenerateResponse:
+async def _generated(sources: Sequence[pb.Source], decoding: Decoding, call: Call) -> pb.GenerateResponse:
     """Returns the answer to one item; waits while the queue is full."""
     while True:
         try:
-            (answer,) = await generate([sources], decoding, model, call)
+            (answer,) = await generate([sources], decoding, call)
             return sized(answer)
         except Overloaded as error:
             await asyncio.sleep(error.retry_after_seconds * random.uniform(0.5, 1.5))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
-from typing import TypeVar
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.async_engine import Stream
@@ -14,8 +13,9 @@ from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Call, check_answer_bytes
 from seq2seq_serve.server.service.fair_thread import Checkpoint
-from seq2seq_serve.server.service.read.inputs import Input, cost_of_file, named_inputs
-from seq2seq_serve.server.service.read.requests import Decoding, Job, engine_jobs, read_options
+from seq2seq_serve.server.service.read.inputs import cost_of_file, named_inputs
+from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
+from seq2seq_serve.server.service.read.sources import Reading, read_sources
 from seq2seq_serve.server.service.write.responses import (
     checked,
     estimated_bytes,
@@ -23,51 +23,41 @@ from seq2seq_serve.server.service.write.responses import (
     pieces,
 )
 
-_Read = TypeVar("_Read")
-
 _HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
 
 
-async def read_sources(
-    work: Callable[[Sequence[Input], Checkpoint], _Read],
-    sources: Sequence[pb.Source],
-    num_other_bytes: int,
-    model: ServedModel,
-    call: Call,
-) -> _Read:
-    """Returns the result of `work`, which reads the sources of a target, on the thread for their size.
+async def read(sources: Sequence[pb.Source], decoding: Decoding, call: Call) -> list[Reading]:
+    """Returns the sources of one target, or of several if they are split, read on the thread for their size.
 
     Before files wait for that thread, their headers are read.
 
     Args:
-        work: Reads the sources, given as `named_inputs` returns them.
         sources: The sources.
-        num_other_bytes: The size of what `work` reads besides.
-        model: The model that the request names.
+        decoding: How the target is decoded.
         call: The call that it came with.
 
     Raises:
-        InvalidRequest: The sources are not the model's, or a file exceeds a limit by its headers.
-        ServerError: `work` or `Call.read` raises it.
+        InvalidRequest: The sources are not the model's, do not fit, or a file exceeds a limit by its headers.
+        ServerError: `Call.read` raises it.
     """
-    inputs = named_inputs(sources, model)
-    read = partial(work, inputs)
+    inputs = named_inputs(sources, decoding.model)
+    work = partial(read_sources, decoding, call, inputs)
     num_file_bytes = sum(len(given.source.file) for given in inputs)
     num_array_bytes = num_file_bytes + sum(len(given.source.tensor.data) for given in inputs)
-    num_text_bytes = num_other_bytes + sum(source.ByteSize() for source in sources) - num_array_bytes
+    num_text_bytes = sum(source.ByteSize() for source in sources) - num_array_bytes
     if not num_file_bytes:
-        return await call.read(read, num_text_bytes + num_array_bytes // BYTES_PER_TEXT_BYTE)
+        return await call.read(work, num_text_bytes + num_array_bytes // BYTES_PER_TEXT_BYTE)
 
     def measure(checkpoint: Checkpoint) -> int:
         num_pixels = 0
         for given in inputs:
             checkpoint()
-            num_pixels += cost_of_file(given, model) if given.kind == "file" else 0
+            num_pixels += cost_of_file(given) if given.kind == "file" else 0
         return num_pixels
 
     num_pixels = await call.read(measure, min(num_file_bytes // _HEADER_BYTES_PER_TEXT_BYTE, SHORT_BYTES))
     num_bytes = num_text_bytes + (num_array_bytes + num_pixels) // BYTES_PER_TEXT_BYTE
-    return await call.read(read, num_bytes, has_file=True)
+    return await call.read(work, num_bytes, has_file=True)
 
 
 async def read_decoding(
@@ -83,41 +73,47 @@ async def read_decoding(
     )
 
 
+async def read_scoring(message: pb.ScoreRequest, model: ServedModel, call: Call) -> Decoding:
+    """Returns how the target of a message is scored; raises as `read_decoding`."""
+    return await call.read(lambda _: read_target(message, model, call.caller), message.target.ByteSize())
+
+
 async def generate(
-    rows: list[Sequence[pb.Source]], decoding: Decoding, model: ServedModel, call: Call
+    rows: list[Sequence[pb.Source]], decoding: Decoding, call: Call
 ) -> list[pb.GenerateResponse]:
     """Decodes the targets of some sources together. If one fails, the others are cancelled.
 
     Args:
         rows: The sources of each target; emptied, so that they do not take memory while the requests wait.
         decoding: How the targets are decoded.
-        model: The model that the request names.
         call: The call that it came with.
 
     Raises:
         ServerError: The error of the first request that is refused or fails.
     """
-    read: list[list[Job]] = []
+    engine = decoding.model.engine
+    readings_of_all: list[list[Reading]] = []
     requests: list[Request] = []
     num_bytes = num_tokens = 0
-    work = partial(engine_jobs, decoding, model, call)
     while rows:
-        jobs = await read_sources(work, rows.pop(0), 0, model, call)
-        read.append(jobs)
-        requests += [job.request for job in jobs]
-        num_bytes += sum(estimated_bytes(job, model, decoding.options) for job in jobs)
-        num_tokens += sum(job.request.queue_tokens for job in jobs)
+        readings = await read(rows.pop(0), decoding, call)
+        readings_of_all.append(readings)
+        requests += [reading.request for reading in readings]
+        num_bytes += sum(estimated_bytes(reading, decoding) for reading in readings)
+        num_tokens += sum(reading.request.queue_tokens for reading in readings)
         check_answer_bytes(num_bytes)  # after each row: a refused call is not read further
-        model.engine.check_size(len(requests), num_tokens)
+        engine.check_size(len(requests), num_tokens)
         await asyncio.sleep(0)  # lets other calls run before the next sources are read
-    with model.engine.submitted(requests, call.is_expired) as streams:
+    with engine.submitted(requests, call.is_expired) as streams:
         following = iter(streams)
-        results_of_all = [[await succeeded(next(following), call) for _ in jobs] for jobs in read]
+        results_of_all = [
+            [await succeeded(next(following), call) for _ in readings] for readings in readings_of_all
+        ]
 
     def build() -> list[pb.GenerateResponse]:
         return [
-            generate_response(jobs, results, model, decoding.options)
-            for jobs, results in zip(read, results_of_all, strict=True)
+            generate_response(readings, results, decoding)
+            for readings, results in zip(readings_of_all, results_of_all, strict=True)
         ]
 
     return await call.build(num_bytes, build)
@@ -126,7 +122,6 @@ async def generate(
 async def generate_pieces(
     rows: list[Sequence[pb.Source]],
     decoding: Decoding,
-    model: ServedModel,
     call: Call,
     write: Callable[[pb.Piece], Awaitable[None]],
 ) -> pb.GenerateResponse:
@@ -135,25 +130,24 @@ async def generate_pieces(
     Args:
         rows: The sources of the target alone; emptied as by `generate`.
         decoding: How it is decoded.
-        model: The model that the request names.
         call: The call that it came with.
         write: Is called with each piece.
 
     Raises:
         ServerError: The request is refused or fails.
     """
-    work = partial(engine_jobs, decoding, model, call)
-    jobs = await read_sources(work, rows.pop(), 0, model, call)
-    num_bytes = sum(estimated_bytes(job, model, decoding.options) for job in jobs)
+    readings = await read(rows.pop(), decoding, call)
+    num_bytes = sum(estimated_bytes(reading, decoding) for reading in readings)
     check_answer_bytes(num_bytes)
     results = []
-    with model.engine.submitted([job.request for job in jobs], call.is_expired) as streams:
-        for job, stream in zip(jobs, streams, strict=True):
-            async for piece in pieces(job, stream, model):
-                if piece.hypothesis == 0 or len(jobs) == 1:  # a split source streams the best ones only
+    requests = [reading.request for reading in readings]
+    with decoding.model.engine.submitted(requests, call.is_expired) as streams:
+        for reading, stream in zip(readings, streams, strict=True):
+            async for piece in pieces(reading, stream, decoding):
+                if piece.hypothesis == 0 or len(readings) == 1:  # a split source streams the best ones only
                     await write(piece)
             results.append(await succeeded(stream, call))
-    return await call.build(num_bytes, partial(generate_response, jobs, results, model, decoding.options))
+    return await call.build(num_bytes, partial(generate_response, readings, results, decoding))
 
 
 async def succeeded(stream: Stream, call: Call) -> Result:

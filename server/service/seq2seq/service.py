@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.calls import Call, Calls, sized
-from seq2seq_serve.server.service.read.requests import score_request
 from seq2seq_serve.server.service.seq2seq.batch import generate_batch
 from seq2seq_serve.server.service.seq2seq.generation import (
     generate,
     generate_pieces,
+    read,
     read_decoding,
-    read_sources,
+    read_scoring,
     succeeded,
 )
 from seq2seq_serve.server.service.write.responses import model_message, score_response
@@ -33,7 +32,7 @@ class Seq2SeqService:
             decoding = await read_decoding(message.options, model, call)
             rows: list[Sequence[pb.Source]] = [message.sources]
             del message  # `generate` keeps only what it needs of it
-            (answer,) = await generate(rows, decoding, model, call)
+            (answer,) = await generate(rows, decoding, call)
             return sized(answer)
 
     async def GenerateStream(self, message: pb.GenerateRequest, call: Call) -> None:
@@ -48,7 +47,7 @@ class Seq2SeqService:
             decoding = await read_decoding(message.options, model, call, stream=True)
             rows: list[Sequence[pb.Source]] = [message.sources]
             del message
-            answer = await generate_pieces(rows, decoding, model, call, write)
+            answer = await generate_pieces(rows, decoding, call, write)
             await call.send(pb.GenerateStreamResponse(result=answer))
 
     async def GenerateBatch(self, message: pb.GenerateBatchRequest, call: Call) -> None:
@@ -59,13 +58,12 @@ class Seq2SeqService:
     async def Score(self, message: pb.ScoreRequest, call: Call) -> pb.ScoreResponse:
         """Answers with the log-probabilities of a given target."""
         with call.use_model(message.model) as model:
-            work = partial(score_request, message, model, call)
-            num_other_bytes = message.target.ByteSize()
-            request = await read_sources(work, message.sources, num_other_bytes, model, call)
-            del work, message  # their sources would take memory while the request waits
-            with model.engine.submitted([request], call.is_expired) as (stream,):
+            decoding = await read_scoring(message, model, call)
+            (reading,) = await read(message.sources, decoding, call)
+            del message  # its sources would take memory while the request waits
+            with model.engine.submitted([reading.request], call.is_expired) as (stream,):
                 result = await succeeded(stream, call)
-            return score_response(request, result, model)
+            return score_response(reading, result, decoding)
 
     async def ListModels(self, _message: pb.ListModelsRequest, _call: Call) -> pb.ListModelsResponse:
         """Answers with every served model."""

@@ -12,9 +12,10 @@ from seq2seq_serve.server.engine.async_engine import Stream
 from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.result import Choice, FinishReason, Hypothesis, Result
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.read.requests import Job, target_text
+from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.sentences import space_after
-from seq2seq_serve.server.service.read.sources import Part
+from seq2seq_serve.server.service.read.sources import Reading
+from seq2seq_serve.server.service.write.stopping import StoppedText
 
 _FINISH_REASONS = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,
@@ -28,16 +29,16 @@ _WEIGHT_BYTES = 4  # of one attention weight
 _SEGMENT_BYTES = 40  # of a segment with the text of one token
 
 
-def estimated_bytes(job: Job, model: ServedModel, options: pb.GenerateOptions) -> int:
-    """Returns the size of a job's answer if every hypothesis reaches its maximum length."""
-    request = job.request
+def estimated_bytes(reading: Reading, decoding: Decoding) -> int:
+    """Returns the size of the answer to a reading if every hypothesis reaches its maximum length."""
+    request, num_hops = reading.request, decoding.model.num_hops
     target_length = len(request.prefix_ids) + request.max_new_tokens + 1
     each = target_length * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * request.num_alternatives)
-    if options.attention:
+    if decoding.attention:
         num_weights = target_length * request.memory_length
-        each += num_weights * (1 + model.num_hops if model.num_hops > 1 else 1) * _WEIGHT_BYTES
-        each += sum(len(sentence.encode()) for sentence in job.part.sentences)
-    if options.timestamps:
+        each += num_weights * (1 + num_hops if num_hops > 1 else 1) * _WEIGHT_BYTES
+        each += sum(len(sentence.encode()) for sentence in reading.sentences)
+    if decoding.timestamps:
         each += target_length * _SEGMENT_BYTES
     if request.attention:
         each += (target_length + request.memory_length) * _TOKEN_BYTES
@@ -51,45 +52,53 @@ def checked(result: Result) -> Result:
     return result
 
 
-async def pieces(job: Job, stream: Stream, model: ServedModel) -> AsyncGenerator[pb.Piece]:
-    """Yields the pieces of a request's targets until they are complete."""
+async def pieces(reading: Reading, stream: Stream, decoding: Decoding) -> AsyncGenerator[pb.Piece]:
+    """Yields the pieces of a reading's targets until they are complete."""
+    texts: dict[int, StoppedText] = {}
     async for _, token_ids, result in stream.updates():
         for place, new in token_ids.items():
-            if place not in job.texts:
-                job.texts[place] = target_text(job.request, model)
-            yield pb.Piece(text=job.texts[place].push(new), token_ids=new, hypothesis=place)
+            if place not in texts:
+                texts[place] = _target_text(decoding)
+            yield pb.Piece(text=texts[place].push(new), token_ids=new, hypothesis=place)
         if result is not None and result.error is None:
-            rests = {place: text.finish() for place, text in job.texts.items()}
-            target = job.texts[0].text if 0 in job.texts else ""
-            rests[0] = rests.get(0, "") + _separator(target, job)
+            rests = {place: text.finish() for place, text in texts.items()}
+            target = texts[0].text if 0 in texts else ""
+            rests[0] = rests.get(0, "") + _separator(target, reading)
             for place, rest in rests.items():
                 if rest:
                     yield pb.Piece(text=rest, hypothesis=place)
 
 
+def _target_text(decoding: Decoding) -> StoppedText:
+    """Creates the decoder of a target's text, which ends before the first stop sequence of the request."""
+    request = decoding.request
+    # A token with a space before it may be drawn first.
+    strips_space = request.sampling is not None and not request.prefix_ids
+    stream = decoding.model.target_tokenizer.stream(strips_space=strips_space)
+    return StoppedText(stream, request.stops, len(request.prefix_ids))
+
+
 def generate_response(
-    jobs: Sequence[Job], results: Sequence[Result], model: ServedModel, options: pb.GenerateOptions
+    readings: Sequence[Reading], results: Sequence[Result], decoding: Decoding
 ) -> pb.GenerateResponse:
     """Returns the answer of a call from the results of its requests."""
     answers = [
         pb.Sentence(
-            source_text=job.part.text,
-            hypotheses=[
-                _hypothesis(job, place, one, model, options) for place, one in enumerate(result.hypotheses)
-            ],
+            source_text=reading.text,
+            hypotheses=[_hypothesis(reading, one, decoding) for one in result.hypotheses],
             usage=pb.Usage(
                 source_tokens=result.num_source_tokens,
                 target_tokens=result.num_target_tokens,
-                truncated_source_tokens=job.part.num_truncated,
+                truncated_source_tokens=reading.num_truncated,
             ),
         )
-        for job, result in zip(jobs, results, strict=True)
+        for reading, result in zip(readings, results, strict=True)
     ]
     is_split = len(answers) > 1
     return pb.GenerateResponse(
-        request_id=jobs[0].request.request_id,
-        model=model.name,
-        hypotheses=[_joined(jobs, answers)] if is_split else answers[0].hypotheses,
+        request_id=readings[0].request.request_id,
+        model=decoding.model.name,
+        hypotheses=[_joined(readings, answers)] if is_split else answers[0].hypotheses,
         usage=pb.Usage(
             source_tokens=sum(answer.usage.source_tokens for answer in answers),
             target_tokens=sum(answer.usage.target_tokens for answer in answers),
@@ -102,43 +111,39 @@ def generate_response(
             total_seconds=max(result.timings.total_seconds for result in results),
         ),
         sentences=answers if is_split else (),
-        detected_language=_detected_language(jobs[0].request, results[0], model)
-        if jobs[0].request.detected_ids
-        else "",
+        detected_language=_detected_language(results[0], decoding) if decoding.request.detected_ids else "",
     )
 
 
-def _detected_language(request: Request, result: Result, model: ServedModel) -> str:
-    token_id = result.start_ids[request.start_ids.index(None)]
-    ids = model.choices[SOURCE_LANGUAGE].ids
+def _detected_language(result: Result, decoding: Decoding) -> str:
+    token_id = result.start_ids[decoding.request.start_ids.index(None)]
+    ids = decoding.model.choices[SOURCE_LANGUAGE].ids
     return next(name for name in ids if ids[name] == token_id)
 
 
-def _joined(jobs: Sequence[Job], answers: Sequence[pb.Sentence]) -> pb.Hypothesis:
+def _joined(readings: Sequence[Reading], answers: Sequence[pb.Sentence]) -> pb.Hypothesis:
     """Returns the best hypotheses of all sentences, joined."""
     best = [answer.hypotheses[0] for answer in answers]
     reasons = [one.finish_reason for one in best if one.finish_reason != pb.FINISH_REASON_EOS]
     return pb.Hypothesis(
-        text="".join(one.text + _separator(one.text, job) for one, job in zip(best, jobs, strict=True)),
+        text="".join(
+            one.text + _separator(one.text, reading) for one, reading in zip(best, readings, strict=True)
+        ),
         token_ids=[token_id for one in best for token_id in one.token_ids],
         finish_reason=reasons[0] if reasons else pb.FINISH_REASON_EOS,
         segments=[segment for one in best for segment in one.segments],
     )
 
 
-def _separator(target: str, job: Job) -> str:
-    """Returns what stands between the target of a part and the next one."""
-    return space_after(target) if job.part.separator is None else job.part.separator
+def _separator(target: str, reading: Reading) -> str:
+    """Returns what stands between the target of a reading and the next one."""
+    return space_after(target) if reading.separator is None else reading.separator
 
 
-def _hypothesis(
-    job: Job, place: int, hypothesis: Hypothesis, model: ServedModel, options: pb.GenerateOptions
-) -> pb.Hypothesis:
-    request, text = job.request, job.texts.get(place)
-    if text is None or text.token_ids != list(hypothesis.token_ids):  # it was not streamed, or not all of it
-        text = target_text(request, model)
-        text.push(hypothesis.token_ids)
-        text.finish()
+def _hypothesis(reading: Reading, hypothesis: Hypothesis, decoding: Decoding) -> pb.Hypothesis:
+    request, text = reading.request, _target_text(decoding)
+    text.push(hypothesis.token_ids)
+    text.finish()
     message = pb.Hypothesis(
         text=text.text,
         token_ids=hypothesis.token_ids,
@@ -149,17 +154,17 @@ def _hypothesis(
     if request.log_probabilities or request.beam is not None:
         message.score = hypothesis.score
     if request.num_alternatives:
-        _add_alternatives(message, hypothesis.choices, model)
-    if options.attention:
-        message.attention.CopyFrom(_attention(job, hypothesis, model))
-    if options.timestamps:
-        message.segments.extend(_segments(job.part, hypothesis, model))
-    if options.word_alignment:
-        message.word_alignment.CopyFrom(_word_alignment(request, hypothesis, model))
+        _add_alternatives(message, hypothesis.choices, decoding.model)
+    if decoding.attention:
+        message.attention.CopyFrom(_attention(reading, hypothesis, decoding.model))
+    if decoding.timestamps:
+        message.segments.extend(_segments(reading, hypothesis, decoding.model))
+    if decoding.word_alignment:
+        message.word_alignment.CopyFrom(_word_alignment(request, hypothesis, decoding.model))
     return message
 
 
-def _segments(part: Part, hypothesis: Hypothesis, model: ServedModel) -> list[pb.Segment]:
+def _segments(reading: Reading, hypothesis: Hypothesis, model: ServedModel) -> list[pb.Segment]:
     """Returns what was said between the times of a target, none of them after the end of the sound."""
     times = model.timestamps
     assert times is not None
@@ -170,8 +175,8 @@ def _segments(part: Part, hypothesis: Hypothesis, model: ServedModel) -> list[pb
         if said:
             segments.append(
                 pb.Segment(
-                    begin_seconds=part.begin_seconds + begin,
-                    end_seconds=part.begin_seconds + seconds,
+                    begin_seconds=reading.begin_seconds + begin,
+                    end_seconds=reading.begin_seconds + seconds,
                     text=model.target_tokenizer.decode(said),
                 )
             )
@@ -181,15 +186,16 @@ def _segments(part: Part, hypothesis: Hypothesis, model: ServedModel) -> list[pb
         if token_id < times.first_id:
             said.append(token_id)
             continue
-        seconds = min((token_id - times.first_id) * times.step_seconds, part.num_seconds)
+        seconds = min((token_id - times.first_id) * times.step_seconds, reading.num_seconds)
         end_at(seconds)
         begin = seconds
-    end_at(part.num_seconds)
+    end_at(reading.num_seconds)
     return segments
 
 
-def score_response(request: Request, result: Result, model: ServedModel) -> pb.ScoreResponse:
+def score_response(reading: Reading, result: Result, decoding: Decoding) -> pb.ScoreResponse:
     """Returns the log-probabilities of a given target."""
+    request, model = reading.request, decoding.model
     log_probabilities = [choice.log_probability for choice in result.best.choices]
     return pb.ScoreResponse(
         request_id=request.request_id,
@@ -209,16 +215,16 @@ def _add_alternatives(message: pb.Hypothesis, choices: Sequence[Choice], model: 
             add(token_id=token_id, text=piece(token_id), log_probability=log_probability)
 
 
-def _attention(job: Job, hypothesis: Hypothesis, model: ServedModel) -> pb.Attention:
+def _attention(reading: Reading, hypothesis: Hypothesis, model: ServedModel) -> pb.Attention:
     attention = hypothesis.attention  # (T, S), or (T, hops, S)
     assert attention is not None
     target_ids = list(hypothesis.token_ids)
     if hypothesis.finish_reason is FinishReason.EOS:
         target_ids.append(model.eos_id)
     assert len(attention) == len(target_ids)
-    assert attention.shape[-1] == job.request.memory_length
+    assert attention.shape[-1] == reading.request.memory_length
     message = pb.Attention(
-        source_tokens=_source_labels(job, model), target_tokens=model.target_tokenizer.pieces(target_ids)
+        source_tokens=_source_labels(reading, model), target_tokens=model.target_tokenizer.pieces(target_ids)
     )
     hops = [attention] if attention.ndim == 2 else list(np.moveaxis(attention, 1, 0))
     _add_weights(message, hops[-1])
@@ -227,11 +233,11 @@ def _attention(job: Job, hypothesis: Hypothesis, model: ServedModel) -> pb.Atten
     return message
 
 
-def _source_labels(job: Job, model: ServedModel) -> list[str]:
+def _source_labels(reading: Reading, model: ServedModel) -> list[str]:
     """Returns the labels of the positions of memory; an empty list for pictures, clips and features."""
     if model.reads_text:
-        return model.source_tokenizer.pieces(job.request.sources[model.memory.source].tolist())
-    return job.part.sentences
+        return model.source_tokenizer.pieces(reading.request.sources[model.memory.source].tolist())
+    return reading.sentences
 
 
 def _add_weights(message: pb.Attention | pb.Hop, weights: Array) -> None:

@@ -1,59 +1,11 @@
-"""Finds stop sequences in targets, also where they begin or end inside a token.
-
-Stop sequences and tokens are compared as bytes. A stop sequence is valid UTF-8, so its bytes match only at
-the borders of characters, which are the places where the target's text contains it.
-"""
+"""The text of a target, which ends before a stop sequence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from seq2seq_serve.bundle.tokenizer import TextStream
-
-
-class StopSequences:
-    """Finds the stop sequence that is complete first.
-
-    It stores nothing about targets: each row holds its own tail, the last bytes, which may begin a
-    stop sequence. The children of a beam's hypothesis continue from the tail of their parent.
-
-    Args:
-        texts: The stop sequences; none is empty.
-        token_bytes: The bytes of each token, by its id; an id beyond the end has no bytes.
-
-    Attributes:
-        token_bytes: The same; whoever unpickles stop sequences sets it, because each process has the table.
-    """
-
-    def __init__(self, texts: Iterable[str], token_bytes: tuple[bytes, ...]) -> None:
-        self._stops = tuple(sorted((text.encode() for text in texts), key=len, reverse=True))
-        self._num_kept = len(self._stops[0]) - 1
-        self.token_bytes = token_bytes
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"token_bytes": ()}
-
-    def advance(self, tail: bytes, token_id: int) -> bytes | None:
-        """Returns the tail after one more token, or None if a stop sequence is complete."""
-        window = tail + self.token_bytes[token_id] if token_id < len(self.token_bytes) else tail
-        if self.find(window, len(tail)) is not None:
-            return None
-        return window[max(len(window) - self._num_kept, 0) :]
-
-    def find(self, data: bytes, num_searched: int) -> int | None:
-        """Returns where the first complete stop sequence begins; it ends after `num_searched` bytes."""
-        for end in range(num_searched + 1, len(data) + 1):
-            if data.endswith(self._stops, 0, end):
-                return end - next(len(stop) for stop in self._stops if data.endswith(stop, 0, end))
-        return None
-
-    def num_uncertain(self, data: bytes) -> int:
-        """Returns how many bytes at the end of `data` may begin a stop sequence."""
-        for length in range(min(self._num_kept, len(data)), 0, -1):
-            if any(stop.startswith(data[-length:]) for stop in self._stops):
-                return length
-        return 0
+from seq2seq_serve.server.engine.stops import StopSequences
 
 
 class StoppedText:
@@ -69,13 +21,11 @@ class StoppedText:
 
     Attributes:
         is_stopped: Whether a stop sequence is complete.
-        token_ids: All tokens so far.
         text: All pieces so far, joined.
     """
 
     def __init__(self, stream: TextStream, stops: StopSequences | None, num_prefix: int) -> None:
         self.is_stopped = False
-        self.token_ids: list[int] = []
         self.text = ""
         self._stream = stream
         self._stops = stops
@@ -84,7 +34,6 @@ class StoppedText:
 
     def push(self, token_ids: Sequence[int]) -> str:
         """Returns the text that is certain with these tokens."""
-        self.token_ids += token_ids
         piece = self._stream.push(token_ids) if self._stops is None else self._push(token_ids, self._stops)
         self.text += piece
         return piece

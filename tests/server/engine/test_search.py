@@ -14,9 +14,9 @@ from seq2seq_serve.server.engine.plan import Branches
 from seq2seq_serve.server.engine.request import Beam, Constraints, Request, Sampling
 from seq2seq_serve.server.engine.result import FinishReason
 from seq2seq_serve.server.engine.search import length_penalty
+from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.errors import EngineFailed, Overloaded
 from seq2seq_serve.server.runner.selection import uniform
-from seq2seq_serve.server.service.write.stopping import StopSequences
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, TransformerConfig
 from seq2seq_serve.training.data.sources import TOKENS
 from seq2seq_serve.training.evaluation import search, selection

@@ -18,10 +18,10 @@ from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
 from seq2seq_serve.server.engine.async_engine import Stream
 from seq2seq_serve.server.engine.request import Beam, Constraints, Request, Sampling
 from seq2seq_serve.server.engine.result import FinishReason, Turn
+from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.runner.runner import OnnxRunner
-from seq2seq_serve.server.service.write.stopping import StopSequences
 from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.driver import DrivenEngine
 from tests.server.fakes import sample_value

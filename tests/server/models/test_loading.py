@@ -232,6 +232,24 @@ def test_a_damaged_bundle_is_named(bundle_path, tmp_path):
     assert "fp32/weights.bin has 0 bytes" in str(caught.value)
 
 
+def test_only_the_files_of_the_precision_that_runs_are_read(bundle_path, tmp_path):
+    """All were hashed, and those that run twice."""
+    path = Path(shutil.copytree(bundle_path, tmp_path / "damaged"))
+
+    def damage(file: Path) -> None:
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 1
+        file.write_bytes(content)
+
+    damage(path / "fp32" / "weights.bin")
+    assert load(path, CONFIG).precision == "int8"
+    with pytest.raises(BundleError, match=r"fp32/weights\.bin was changed"):
+        list(check([path], CONFIG))
+    damage(path / "int8" / "weights.bin")
+    with pytest.raises(BundleError, match=rf"^{re.escape(str(path))} is not a .*int8/weights\.bin was"):
+        load(path, CONFIG)
+
+
 def test_a_bundle_that_does_not_fit_this_server_is_named(bundle_path):
     config = ServerConfig(runner=RunnerConfig(provider="cpu", memory_budget_bytes=10))
     with pytest.raises(ValueError, match=re.escape(f"{bundle_path}: a slot takes ")):

@@ -12,8 +12,9 @@ from grpc.aio import AioRpcError
 
 from seq2seq_serve.bundle.audio import SAMPLE_RATE, log_mel, read_sound, split_sound
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import FinishReason, Hypothesis
-from seq2seq_serve.server.service.read.sources import Part
+from seq2seq_serve.server.service.read.sources import Reading
 from seq2seq_serve.server.service.write import responses as answers
 from tests.bundle.test_audio import encoded
 from tests.server.service.harness import serving, serving_bundles
@@ -240,7 +241,7 @@ def test_segments_are_what_was_said_between_times(whisper_path):
                 model.target_tokenizer.decode,
             )
             one, other = encode(" one"), encode(" other")
-            part = Part({}, begin_seconds=10.0, num_seconds=0.6)
+            reading = Reading(Request("", {}, 0, 1, 0.0), begin_seconds=10.0, num_seconds=0.6)
             for token_ids, expected in (
                 ([], []),
                 ([first + 5], []),
@@ -251,7 +252,7 @@ def test_segments_are_what_was_said_between_times(whisper_path):
                 ([first, *one, first + 32, first + 32, *other], [(10, 10.6, one), (10.6, 10.6, other)]),
             ):
                 hypothesis = Hypothesis(tuple(token_ids), FinishReason.EOS, [])
-                found = answers._segments(part, hypothesis, model)
+                found = answers._segments(reading, hypothesis, model)
                 assert [each.text for each in found] == [decode(ids) for *_, ids in expected]
                 np.testing.assert_allclose(
                     [(each.begin_seconds, each.end_seconds) for each in found],

@@ -1,10 +1,9 @@
-"""Checks a `GenerateRequest` and turns it into the engine's requests. Also makes requests to score."""
+"""Reads the options of a message: the model's defaults, the checks, and one record for all of its sources."""
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from seq2seq_serve.bundle.manifest import Choice, EarlyStopping, LengthBound, LengthPenalty
 from seq2seq_serve.bundle.names import CHOICES, SOURCE_LANGUAGE
@@ -12,6 +11,9 @@ from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LENGTH_PENALTY_FORMULA_POWER,
     LENGTH_PENALTY_FORMULA_WU,
+    LONG_SOURCE_REFUSE,
+    LONG_SOURCE_SPLIT,
+    LONG_SOURCE_SPLIT_ALWAYS,
     GenerateOptions,
     LengthPenaltyFormula,
     LongSource,
@@ -19,59 +21,106 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     Target,
 )
 from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Array, Beam, Constraints, Request, Sampling
+from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.fair_thread import Checkpoint
-from seq2seq_serve.server.service.origin import Caller, Origin
-from seq2seq_serve.server.service.read.inputs import Input, check_bytes, check_ids
+from seq2seq_serve.server.service.origin import Caller
+from seq2seq_serve.server.service.read.inputs import check_bytes, check_ids
 from seq2seq_serve.server.service.read.sentences import DEFAULT_LANGUAGE, known_language
-from seq2seq_serve.server.service.read.sources import SPLITTING, Part, source_parts
-from seq2seq_serve.server.service.write.stopping import StoppedText, StopSequences
+
+SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
 
 _MAX_STOP_LENGTH = 256
 _MAX_NEAR = 10  # names that an error lists as near
+_MAX_ITEMS = {name: option.max_items for name, option in OPTIONS.items() if option.max_items is not None}
 _FORMULAS: dict[LengthPenalty, LengthPenaltyFormula] = {
     "wu": LENGTH_PENALTY_FORMULA_WU,
     "power": LENGTH_PENALTY_FORMULA_POWER,
 }
+# Options that have the model's own value where the message does not set any, and the values that do nothing
+_OF_THE_MODEL = {
+    "min_new_tokens": 0,
+    "repetition_penalty": 1.0,
+    "no_repeat_ngram_size": 0,
+    "encoder_no_repeat_ngram_size": 0,
+}
+
+
+_Case = Callable[[GenerateOptions, ServedModel], bool]
+_NO_ATTENTION = "{model.name} is a model without attention: leave {name} out"
+_SEVERAL_TARGETS = "{name} applies to one target, and a source that is split has several: leave it out"
+# Which option is refused if a message sets it, beyond the ranges and needs of `OPTIONS`; when; and the error.
+_REFUSALS: tuple[tuple[str, _Case, str], ...] = (
+    (
+        "num_hypotheses",
+        lambda options, _: 1 < options.beam_size < options.num_hypotheses,
+        "{name} is {options.num_hypotheses}, and a beam of size {options.beam_size} has no more",
+    ),
+    (
+        "temperature",
+        lambda options, _: options.beam_size > 1,
+        "beam_size and {name} are both set: leave one of them out",
+    ),
+    (
+        "timestamps",
+        lambda _, model: model.timestamps is None,
+        "{model.name} does not write {name}: leave them out",
+    ),
+    ("attention", lambda _, model: not model.has_attention, _NO_ATTENTION),
+    ("word_alignment", lambda _, model: not model.has_attention, _NO_ATTENTION),
+    (
+        "word_alignment",
+        lambda _, model: not model.reads_text,
+        "{name} needs the words of a text, and {model.name} reads {sources}: leave it out, "
+        "or ask for attention",
+    ),
+    (
+        "long_source",
+        lambda options, model: (
+            options.long_source > LONG_SOURCE_REFUSE and not (model.reads_text or model.reads_sound)
+        ),
+        "{name} applies to a text or a sound, and {model.name} reads {sources}: leave it out",
+    ),
+    ("target_prefix", lambda options, _: options.long_source in SPLITTING, _SEVERAL_TARGETS),
+    ("stop_sequences", lambda options, _: options.long_source in SPLITTING, _SEVERAL_TARGETS),
+    (
+        "encoder_no_repeat_ngram_size",
+        lambda _, model: not model.reads_text,
+        "{name} applies to a text, which {model.name} does not read: leave it out",
+    ),
+)
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """How the targets of a message are decoded: its options, read and checked once for all of its sources.
+    """How the targets of a message are decoded or scored: its options, read once for all of its sources.
 
     Attributes:
-        options: The options, with the model's own where the message does not set any.
+        model: The model that the message names.
         request: The engine's request, without what depends on a source.
-        max_new_tokens: The limit of each target.
         frame: The tokens before and after those of a source text.
         language: The language by whose rules sentences are split.
+        long_source: What is done with a source that is too long; None refuses it, where a message does not
+            have that option.
         bound: The bound on the length of targets relative to their sources, if there is one.
         has_seed: Whether the caller sets the seed of sampling; otherwise each source has another one.
+        source_ngram_size: The number of tokens in a row of the source that a target may not have; 0 is off.
+        attention: Whether answers have the attention.
+        word_alignment: Whether they have the words that belong together.
+        timestamps: Whether they have the times of what was said.
     """
 
-    options: GenerateOptions
+    model: ServedModel
     request: Request
-    max_new_tokens: int
     frame: tuple[tuple[int, ...], tuple[int, ...]]
-    language: str
-    bound: LengthBound | None
-    has_seed: bool
-
-
-@dataclass(frozen=True)
-class Job:
-    """A part of a call's sources, and the engine's request for it.
-
-    Attributes:
-        part: The part.
-        request: The request for it.
-        texts: The text of each hypothesis that has been streamed so far, by its place.
-    """
-
-    part: Part
-    request: Request
-    texts: dict[int, StoppedText] = field(default_factory=dict)
+    language: str = DEFAULT_LANGUAGE
+    long_source: LongSource | None = None
+    bound: LengthBound | None = None
+    has_seed: bool = False
+    source_ngram_size: int = 0
+    attention: bool = False
+    word_alignment: bool = False
+    timestamps: bool = False
 
 
 def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, stream: bool) -> Decoding:
@@ -87,9 +136,8 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         InvalidRequest: An option does not fit; the error names the field and what it must be.
         Forbidden: The role of the caller does not allow its priority.
     """
-    for name, option in OPTIONS.items():
-        most = option.max_items
-        if most is not None and (number := len(getattr(given, name))) > most:  # before any items are copied
+    for name, most in _MAX_ITEMS.items():
+        if (number := len(getattr(given, name))) > most:  # before any items are copied
             _in_range(f"the number of {name}", number, 0, most, f"options.{name}")
     options = _with_defaults(given, model)
     chosen, frames, language = _chosen(options, model), model.frames, DEFAULT_LANGUAGE
@@ -97,32 +145,24 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
     if options.HasField("target_prefix"):
         prefix_ids = _target_ids(options.target_prefix, forced_ids, model, "options.target_prefix")
     max_new_tokens = _max_new_tokens(options, model, len(prefix_ids), len(forced_ids))
-    if not given.HasField("min_new_tokens") and options.min_new_tokens > max_new_tokens:
+    if options.min_new_tokens > max_new_tokens and not given.HasField("min_new_tokens"):
         options.min_new_tokens = max_new_tokens
-    _check_ranges(options, model, max_new_tokens)
-    if options.timestamps and model.timestamps is None:
-        raise InvalidRequest(
-            f"{model.name} does not write timestamps: leave them out", field="options.timestamps"
-        )
-    start = frames.start[:-1] if options.timestamps else frames.start
-    has_alignment = options.attention or options.word_alignment
-    if has_alignment:
-        _check_alignment(options, model)
-    if options.long_source:
-        _check_long_source(options, model)
+    _check(options, model, max_new_tokens)
     if options.source_language or options.long_source in SPLITTING:
         language = _source_language(options, model)
     bound = None if options.HasField("max_new_tokens") else model.length_bound
     if options.HasField("max_length_ratio"):
         constant = model.length_bound.constant if model.length_bound else 0
         bound = LengthBound(options.max_length_ratio, constant) if options.max_length_ratio else None
+    start = frames.start[:-1] if options.timestamps else frames.start
+    detects = SOURCE_LANGUAGE in start and SOURCE_LANGUAGE not in chosen
     request = Request(
         request_id="",
         sources={},
         memory_length=0,
         max_new_tokens=max_new_tokens,
         arrival=0.0,
-        attention=has_alignment,
+        attention=options.attention or options.word_alignment,
         stream=stream,
         priority=_priority(options.priority, caller, "options.priority") if options.priority else 0,
         caller=caller.name,
@@ -132,7 +172,7 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         num_hypotheses=max(options.num_hypotheses, 1),
         prefix_ids=prefix_ids,
         start_ids=tuple(chosen.get(place) if isinstance(place, str) else place for place in start),
-        detected_ids=_languages(model) if SOURCE_LANGUAGE in start and SOURCE_LANGUAGE not in chosen else (),
+        detected_ids=tuple(sorted(model.choices[SOURCE_LANGUAGE].ids.values())) if detects else (),
         num_counted=len(forced_ids),
         begin_suppressed_ids=frozenset(model.generation.begin_suppressed_token_ids),
         ends_forced=model.generation.forced_eos_id is not None,
@@ -141,123 +181,39 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         num_alternatives=options.num_alternatives,
     )
     return Decoding(
-        options=options,
+        model=model,
         request=request,
-        max_new_tokens=max_new_tokens,
         frame=(_placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)),
         language=language,
+        long_source=options.long_source,
         bound=bound,
         has_seed=options.HasField("seed"),
+        source_ngram_size=options.encoder_no_repeat_ngram_size,
+        attention=options.attention,
+        word_alignment=options.word_alignment,
+        timestamps=options.timestamps,
     )
 
 
-def engine_jobs(
-    decoding: Decoding, model: ServedModel, origin: Origin, inputs: Sequence[Input], checkpoint: Checkpoint
-) -> list[Job]:
-    """Returns the engine's requests for the sources of a target: more than one if they are split.
-
-    Args:
-        decoding: How their targets are decoded.
-        model: The model.
-        origin: Where the request comes from.
-        inputs: The sources.
-        checkpoint: Is called every few milliseconds; an error that it raises ends the work.
-
-    Raises:
-        InvalidRequest: A source does not fit; the error names the field and what it must be.
-    """
-    parts = source_parts(
-        inputs,
-        model,
-        checkpoint,
-        frame=decoding.frame,
-        long_source=decoding.options.long_source,
-        language=decoding.language,
-    )
-    shared, bound = decoding.request, decoding.bound
-    sampling, size = shared.sampling, decoding.options.encoder_no_repeat_ngram_size
-    if sampling is not None and not decoding.has_seed:
-        sampling = replace(sampling, seed=secrets.randbits(64))
-    jobs = []
-    for part in parts:
-        limit, is_bounded, constraints = decoding.max_new_tokens, False, shared.constraints
-        memory_length = model.memory.memory_length_of(part.sources)
-        if size:
-            constraints = _without_ngrams(constraints, size, part.sources[model.memory.source])
-        if bound is not None:
-            # A caller who sets min_new_tokens gets the usual room after that number of tokens.
-            longest = constraints.min_new_tokens + bound.max_new_tokens(memory_length)
-            is_bounded = longest < limit and bound is model.length_bound
-            limit = min(limit, longest)
-        request = replace(
-            shared,
-            request_id=origin.request_id,
-            sources=part.sources,
-            memory_length=memory_length,
-            arrival=origin.arrival,
-            deadline=origin.deadline,
-            max_new_tokens=limit,
-            sampling=sampling,
-            constraints=constraints,
-            is_bounded=is_bounded,
-        )
-        jobs.append(Job(part, request))
-    return jobs
-
-
-def _languages(model: ServedModel) -> tuple[int, ...]:
-    """Returns the tokens of the languages of which one is detected."""
-    return tuple(sorted(model.choices[SOURCE_LANGUAGE].ids.values()))
-
-
-def target_text(request: Request, model: ServedModel) -> StoppedText:
-    """Creates the decoder of a target's text, which ends before the first stop sequence of the request."""
-    assert request.stops is None or isinstance(request.stops, StopSequences)
-    # A token with a space before it may be drawn first.
-    strips_space = request.sampling is not None and not request.prefix_ids
-    stream = model.target_tokenizer.stream(strips_space=strips_space)
-    return StoppedText(stream, request.stops, len(request.prefix_ids))
-
-
-def score_request(
-    message: ScoreRequest,
-    model: ServedModel,
-    origin: Origin,
-    inputs: Sequence[Input],
-    checkpoint: Checkpoint,
-) -> Request:
-    """Returns the engine's request to score a target.
-
-    Args:
-        message: The request of the caller.
-        model: The model that the request names.
-        origin: Where the request comes from.
-        inputs: Its sources.
-        checkpoint: As for `engine_jobs`.
-
-    Raises:
-        InvalidRequest: The source or target does not fit; the error names the field and what it must be.
-        Forbidden: The role of the caller does not allow its priority.
-    """
+def read_target(message: ScoreRequest, model: ServedModel, caller: Caller) -> Decoding:
+    """Reads and checks the target of a message that wants its score; raises as `read_options`."""
     if message.target.WhichOneof("value") is None:
         raise InvalidRequest("the target is missing: give it a text or token ids", field="target")
     chosen, frames = _chosen(message, model), model.frames
-    frame = _placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)
-    start_ids = _placed(frames.start, chosen)
-    [part] = source_parts(inputs, model, checkpoint, frame=frame)
-    return Request(
-        request_id=origin.request_id,
-        sources=part.sources,
-        memory_length=model.memory.memory_length_of(part.sources),
+    request = Request(
+        request_id="",
+        sources={},
+        memory_length=0,
         max_new_tokens=1,
-        arrival=origin.arrival,
-        deadline=origin.deadline,
-        priority=_priority(message.priority, origin.caller, "priority"),
-        caller=origin.caller.name,
+        arrival=0.0,
+        priority=_priority(message.priority, caller, "priority"),
+        caller=caller.name,
         prefix_ids=_target_ids(message.target, _placed(frames.forced, chosen), model, "target"),
-        start_ids=start_ids,
+        start_ids=_placed(frames.start, chosen),
         is_score=True,
     )
+    frame = _placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)
+    return Decoding(model, request, frame)
 
 
 def _target_ids(
@@ -303,11 +259,10 @@ def _with_defaults(options: GenerateOptions, model: ServedModel) -> GenerateOpti
         if not options.HasField("early_stopping"):
             result.early_stopping = defaults.early_stopping is True
             result.exhaustive_search |= defaults.early_stopping == "never"
-    for name in ("min_new_tokens", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size"):
-        if not options.HasField(name) and getattr(defaults, name):
-            setattr(result, name, getattr(defaults, name))
-    if not options.HasField("repetition_penalty") and defaults.repetition_penalty != 1:
-        result.repetition_penalty = defaults.repetition_penalty
+    for name, off in _OF_THE_MODEL.items():
+        value = getattr(defaults, name)
+        if value != off and not options.HasField(name):
+            setattr(result, name, value)
     return result
 
 
@@ -430,21 +385,6 @@ def _white_space(text: str) -> list[str]:
     return [character for character in text if character.isspace()]
 
 
-def _check_long_source(options: GenerateOptions, model: ServedModel) -> None:
-    if options.long_source > LongSource.LONG_SOURCE_REFUSE and not (model.reads_text or model.reads_sound):
-        raise InvalidRequest(
-            f"long_source applies to a text or a sound, and {model.name} reads {', '.join(model.sources)}: "
-            "leave it out",
-            field="options.long_source",
-        )
-    for name in (descriptor.name for descriptor, _ in options.ListFields()):
-        if name in ("target_prefix", "stop_sequences") and options.long_source in SPLITTING:
-            raise InvalidRequest(
-                f"{name} applies to one target, and a source that is split has several: leave it out",
-                field=f"options.{name}",
-            )
-
-
 def _source_language(options: GenerateOptions, model: ServedModel) -> str:
     """Returns the language for splitting: the request's, or the bundle's if the splitter knows it."""
     if not options.source_language:
@@ -461,13 +401,8 @@ def _source_language(options: GenerateOptions, model: ServedModel) -> str:
     return language
 
 
-def _check_ranges(options: GenerateOptions, model: ServedModel, max_new_tokens: int) -> None:
-    """Refuses options out of their range, or without the option that they need."""
-    if 1 < options.beam_size < options.num_hypotheses:
-        raise InvalidRequest(
-            f"num_hypotheses is {options.num_hypotheses}, and a beam of size {options.beam_size} has no more",
-            field="options.num_hypotheses",
-        )
+def _check(options: GenerateOptions, model: ServedModel, max_new_tokens: int) -> None:
+    """Refuses options that are out of their range, or do not go with the model or with other options."""
     limits = {
         "min_new_tokens": max_new_tokens,
         "no_repeat_ngram_size": model.max_target_length,
@@ -475,7 +410,8 @@ def _check_ranges(options: GenerateOptions, model: ServedModel, max_new_tokens: 
         "beam_size": model.max_request_slots,
         "num_hypotheses": min(model.max_request_slots, model.vocab_size),
     }
-    for descriptor, value in options.ListFields():
+    fields = options.ListFields()
+    for descriptor, value in fields:
         name, option, field = descriptor.name, OPTIONS[descriptor.name], f"options.{descriptor.name}"
         if option.needs and getattr(options, option.needs) <= option.needs_above:
             raise InvalidRequest(f"{name} needs a {option.needs} above {option.needs_above}", field=field)
@@ -488,10 +424,12 @@ def _check_ranges(options: GenerateOptions, model: ServedModel, max_new_tokens: 
             for number in value.values() if name == "logit_bias" else [value]:
                 number = round(number, 6)  # the bounds are not exact in float32
                 _in_range(name, number, least, min(most, limits.get(name, most)), field)
-    if options.beam_size > 1 and options.temperature:
-        raise InvalidRequest(
-            "beam_size and temperature are both set: leave one of them out", field="options.temperature"
-        )
+    given = {descriptor.name for descriptor, value in fields if value}
+    for name, is_case, message in _REFUSALS:
+        if name in given and is_case(options, model):
+            sources = ", ".join(model.sources)
+            text = message.format(name=name, options=options, model=model, sources=sources)
+            raise InvalidRequest(text, field=f"options.{name}")
 
 
 def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
@@ -505,15 +443,9 @@ def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
         raise InvalidRequest(
             "every token is suppressed: leave at least one", field="options.suppressed_token_ids"
         )
-    size = options.encoder_no_repeat_ngram_size
-    if size and not model.reads_text:
-        raise InvalidRequest(
-            f"encoder_no_repeat_ngram_size applies to a text, which {model.name} does not read: leave it out",
-            field="options.encoder_no_repeat_ngram_size",
-        )
     constraints = Constraints(
         min_new_tokens=options.min_new_tokens,
-        repetition_penalty=options.repetition_penalty if options.HasField("repetition_penalty") else 1.0,
+        repetition_penalty=options.repetition_penalty or 1.0,
         no_repeat_ngram_size=options.no_repeat_ngram_size,
         suppressed_token_ids=frozenset(suppressed) | (frozenset() if times is None else {times.off_id}),
         logit_bias=dict(biases),
@@ -527,10 +459,11 @@ def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
     )
     forbidden = (*defaults.suppressed_token_ids, *defaults.begin_suppressed_token_ids)
     # If no logit ever changes, it does not matter how changes are made.
-    return constraints if size or constraints.change_logits or forbidden else NO_CONSTRAINTS
+    is_kept = constraints.change_logits or forbidden or options.encoder_no_repeat_ngram_size
+    return constraints if is_kept else NO_CONSTRAINTS
 
 
-def _without_ngrams(constraints: Constraints, size: int, token_ids: Array) -> Constraints:
+def without_ngrams(constraints: Constraints, size: int, token_ids: Array) -> Constraints:
     """Returns the constraints without the n-grams of a source."""
     ids = token_ids.tolist()
     ngrams = [tuple(ids[end - size : end]) for end in range(size, len(ids) + 1)]
@@ -564,20 +497,6 @@ def _beam(options: GenerateOptions) -> Beam:
     early_stopping: EarlyStopping = "never" if options.exhaustive_search else options.early_stopping
     alpha = round(options.length_penalty, 6)  # the message has float32
     return Beam(options.beam_size, alpha, formula, early_stopping)
-
-
-def _check_alignment(options: GenerateOptions, model: ServedModel) -> None:
-    for name in ("attention", "word_alignment"):
-        if getattr(options, name) and not model.has_attention:
-            raise InvalidRequest(
-                f"{model.name} is a model without attention: leave {name} out", field=f"options.{name}"
-            )
-    if options.word_alignment and not model.reads_text:
-        raise InvalidRequest(
-            f"word_alignment needs the words of a text, and {model.name} reads {', '.join(model.sources)}: "
-            "leave it out, or ask for attention",
-            field="options.word_alignment",
-        )
 
 
 def _in_range(name: str, value: float, least: float, most: float, field: str) -> None:

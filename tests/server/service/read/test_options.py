@@ -16,12 +16,14 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Beam, Constraints, Sampling
 from seq2seq_serve.server.errors import InvalidRequest
-from seq2seq_serve.server.service.read.requests import (
+from seq2seq_serve.server.service.read.options import (
+    _REFUSALS,
+    _check,
     _chosen,
     _constraints,
     _near,
     _with_defaults,
-    _without_ngrams,
+    without_ngrams,
 )
 from tests.server.service.harness import byte_tokenizer, serving, serving_bundles
 
@@ -382,6 +384,53 @@ def test_a_neutral_value_turns_off_what_the_model_does_by_default(given, expecte
     assert {name: getattr(options, name) for name in DEFAULTS} == pytest.approx(expected)
 
 
+REFUSED = {
+    "num_hypotheses": ({"beam_size": 2}, 3, "num_hypotheses is 3, and a beam of size 2 has no more"),
+    "temperature": ({"beam_size": 2}, 1.0, "beam_size and temperature are both set: leave one of them out"),
+    "timestamps": ({}, True, "pictures does not write timestamps: leave them out"),
+    "attention": ({}, True, "pictures is a model without attention: leave attention out"),
+    "word_alignment": ({}, True, "pictures is a model without attention: leave word_alignment out"),
+    "long_source": (
+        {},
+        pb.LONG_SOURCE_TRUNCATE,
+        "long_source applies to a text or a sound, and pictures reads picture: leave it out",
+    ),
+    "encoder_no_repeat_ngram_size": (
+        {},
+        2,
+        "encoder_no_repeat_ngram_size applies to a text, which pictures does not read: leave it out",
+    ),
+    **{
+        name: (
+            {"long_source": pb.LONG_SOURCE_SPLIT},
+            value,
+            f"{name} applies to one target, and a source that is split has several: leave it out",
+        )
+        for name, value in (("stop_sequences", ["a"]), ("target_prefix", pb.Target(text="a")))
+    },
+}
+
+
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, *_ in _REFUSALS))
+def test_an_option_that_does_not_go_with_the_model_or_with_others_is_refused(name):
+    others, value, message = REFUSED[name]
+    model = SimpleNamespace(
+        name="pictures",
+        sources={"picture": None},
+        reads_text="long_source" in others,
+        reads_sound=False,
+        has_attention=False,
+        timestamps=None,
+        max_target_length=64,
+        max_request_slots=4,
+        vocab_size=100,
+    )
+    with pytest.raises(InvalidRequest, match=f"^{re.escape(message)}$") as caught:
+        _check(pb.GenerateOptions(**others, **{name: value}), model, 64)
+    assert caught.value.field == f"options.{name}"
+    _check(pb.GenerateOptions(**others), model, 64)
+
+
 def test_a_lower_limit_lowers_the_minimum_of_the_model(bundle_path, tmp_path):
     """As in `generate`; the minimum of a request itself is refused."""
     folder = Path(shutil.copytree(bundle_path, tmp_path / "long"))
@@ -507,6 +556,6 @@ def test_constraints_that_change_nothing_are_dropped(settings, are_kept):
 
 def test_the_ngrams_of_a_source_are_forbidden_beside_the_sequences_of_the_model():
     given = Constraints(forbidden_after={(5,): frozenset({6})})
-    found = _without_ngrams(given, 2, np.array([5, 7, 8]))
+    found = without_ngrams(given, 2, np.array([5, 7, 8]))
     assert found.forbidden_after == {(5,): {6, 7}, (7,): {8}}
     assert given.forbidden_after == {(5,): {6}}

@@ -1,0 +1,311 @@
+"""The records of a manifest, as `manifest.json` has them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass, field
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, Form, Precision, Role, Verb
+from seq2seq_serve.bundle.pictures import Resampling
+
+_BFLOAT16 = "bfloat16"
+_ONNX_BFLOAT16 = 16  # TensorProto.DataType
+
+
+@dataclass(frozen=True)
+class _Record:
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True)
+class TensorSpec(_Record):
+    """One input or output of a graph.
+
+    Attributes:
+        dtype: numpy's name of the element type, or `bfloat16`, which numpy lacks.
+        axes: The size of each axis, or its name if the size varies (`bundle.names.Axis`).
+    """
+
+    name: str
+    dtype: str
+    axes: tuple[int | str, ...]
+    role: Role
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """The shape, with the sizes of the named axes given."""
+        return tuple(axis if isinstance(axis, int) else sizes[axis] for axis in self.axes)
+
+    @property
+    def storage(self) -> str:
+        """The name of a numpy type for the elements; for a type that numpy lacks, one for their bits."""
+        return "uint16" if self.dtype == _BFLOAT16 else self.dtype
+
+    @property
+    def element_type(self) -> str | int:
+        """ONNX Runtime's element type: numpy's name, or ONNX's number of a type that numpy lacks."""
+        return _ONNX_BFLOAT16 if self.dtype == _BFLOAT16 else self.dtype
+
+
+@dataclass(frozen=True)
+class FileSpec(_Record):
+    """One file of the bundle, with its path relative to the folder."""
+
+    file: str
+    sha256: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class GraphSpec(_Record):
+    """One graph and all its tensors."""
+
+    file: FileSpec
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[TensorSpec, ...]
+
+
+@dataclass(frozen=True)
+class Parity(_Record):
+    """The export's comparison of one precision with the trained PyTorch model.
+
+    Attributes:
+        max_log_probability_difference: The largest difference over all compared positions and tokens.
+        tolerance: The largest difference that the export allowed.
+        shapes: `(batch, source length, target length)` of each comparison; the export's examples had others.
+        score: The metric of these graphs' greedy search on dev sources, in percent; None if it was not
+            measured.
+        reference_score: The same of the trained PyTorch model.
+        metric: "bleu" or "accuracy".
+        mean_log_probability_difference: The mean over the references' tokens; None if it was not measured.
+        equal_tokens: The share of tokens of the model's own targets that these graphs select, too; None if it
+            was not measured.
+    """
+
+    max_log_probability_difference: float
+    tolerance: float | None
+    shapes: tuple[tuple[int, int, int], ...]
+    score: float | None = None
+    reference_score: float | None = None
+    metric: str = "bleu"
+    mean_log_probability_difference: float | None = None
+    equal_tokens: float | None = None
+
+
+@dataclass(frozen=True)
+class Variant(_Record):
+    """The graphs in one precision, which share one file of weights."""
+
+    graphs: dict[Verb, GraphSpec]
+    weights: FileSpec
+    parity: Parity
+
+
+@dataclass(frozen=True)
+class SpecialIds(_Record):
+    """The special tokens' ids.
+
+    Attributes:
+        pad_id: Pads sources.
+        eos_ids: Each of these tokens ends a target; the first one ends a target that is scored.
+    """
+
+    pad_id: int
+    eos_ids: tuple[int, ...]
+
+
+Places = tuple[int | str, ...]
+"""Token ids in order; a string is the name of a choice (`Manifest.choices`), and stands for the chosen id."""
+
+
+@dataclass(frozen=True)
+class Choice(_Record):
+    """Something that a request chooses by a name, such as a language.
+
+    Attributes:
+        ids: The token of each name.
+        default: The name if a request does not choose; empty if it has to.
+    """
+
+    ids: dict[str, int]
+    default: str = ""
+
+
+@dataclass(frozen=True)
+class Frames(_Record):
+    """The tokens around each source text and before each target.
+
+    Attributes:
+        start: The tokens that the decoder reads before a target; they are not part of it. Exactly one for a
+            model without a `decode` graph.
+        forced: The first tokens of every target. They are part of it, and its length counts them.
+        source_prefix: The tokens before those of a source text.
+        source_suffix: The tokens after them, end of sequence included.
+    """
+
+    start: Places
+    forced: Places = ()
+    source_prefix: Places = ()
+    source_suffix: Places = ()
+
+    @property
+    def num_read_first(self) -> int:
+        """The number of tokens that the decoder reads before it writes a token of its own."""
+        return len(self.start) + len(self.forced)
+
+
+@dataclass(frozen=True)
+class Timestamps(_Record):
+    """The tokens of times within a sound (Radford et al. 2022, arXiv:2212.04356, section 2.3).
+
+    Attributes:
+        first_id: The token of 0 seconds. It and all ids after it are times.
+        step_seconds: From the time of one token to that of the next.
+        off_id: The last token of `Frames.start`; a request for timestamps leaves it out.
+        max_first: The most steps before the first time of a target; None for no limit.
+    """
+
+    first_id: int
+    step_seconds: float
+    off_id: int
+    max_first: int | None = None
+
+
+LengthPenalty = Literal["wu", "power"]
+EarlyStopping = bool | Literal["never"]
+
+
+@dataclass(frozen=True)
+class Generation(_Record):
+    """The options of a request that does not set them, and the rules of the model's search.
+
+    Attributes:
+        beam_size: 1 selects the most probable token at each position.
+        length_penalty: The exponent of the length penalty.
+        length_penalty_formula: "wu" divides by ((5 + n) / 6)^alpha (Wu et al. 2016, equation 14), "power" by
+            n^alpha; n counts the tokens of `Frames.forced`.
+        early_stopping: Ends a beam search once `beam_size` hypotheses are complete (true); when also the best
+            running hypothesis would have a worse score at its present length (false); or when also none can
+            become better ("never").
+        max_new_tokens: The limit of a target, with the tokens of `Frames.forced`; None is the model's limit.
+        suppressed_token_ids: Tokens that no target has; a request cannot allow them. A step graph that
+            finds the next tokens itself never finds one of them; its logits contain them.
+        forbidden_sequences: Sequences of two tokens or more that no target contains; a request cannot allow
+            them.
+        begin_suppressed_token_ids: Tokens that are not the first of a target, after `Frames.forced`.
+        forced_eos_id: The token that takes the last place of a target at its limit, at no cost; None if the
+            limit just ends it.
+        is_renormalized: Whether the probabilities of a beam search are those among the allowed tokens;
+            otherwise forbidding a token does not change the probabilities of others.
+        penalizes_log_probabilities: Whether `repetition_penalty` changes the log-probabilities of a beam
+            search; otherwise it changes the logits.
+        repeats_start: Whether `repetition_penalty` and n-grams include the tokens of `Frames.start`.
+    """
+
+    beam_size: int = 1
+    length_penalty: float = 0.6
+    length_penalty_formula: LengthPenalty = "wu"
+    early_stopping: EarlyStopping = True
+    max_new_tokens: int | None = None
+    min_new_tokens: int = 0
+    repetition_penalty: float = 1.0
+    no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
+    suppressed_token_ids: tuple[int, ...] = ()
+    forbidden_sequences: tuple[tuple[int, ...], ...] = ()
+    begin_suppressed_token_ids: tuple[int, ...] = ()
+    forced_eos_id: int | None = None
+    is_renormalized: bool = True
+    penalizes_log_probabilities: bool = False
+    repeats_start: bool = False
+
+
+@dataclass(frozen=True)
+class LengthBound(_Record):
+    """The limit of a target's tokens if its request sets none: ratio * source tokens + constant.
+
+    It stops a model that begins to repeat itself, long before the model's own limit.
+    """
+
+    ratio: float
+    constant: int
+
+    def max_new_tokens(self, source_length: int) -> int:
+        """The bound for a source of this length, with eos."""
+        return max(math.floor(self.ratio * source_length) + self.constant, 1)
+
+
+@dataclass(frozen=True)
+class LengthRule(_Record):
+    """The memory positions of a request: `constant`, or its source length / `stride`, rounded up.
+
+    Attributes:
+        source: The name of the source whose length counts.
+    """
+
+    source: str
+    stride: int = 1
+    constant: int | None = None
+
+    def memory_length(self, source_lengths: Mapping[str, int]) -> int:
+        """The positions for sources of these lengths, by name."""
+        return self.constant or -(-source_lengths[self.source] // self.stride)
+
+    def memory_length_of(self, sources: Mapping[str, Sized]) -> int:
+        """The positions for these sources, without the batch axis, by name."""
+        return self.memory_length({name: len(source) for name, source in sources.items()})
+
+
+@dataclass(frozen=True)
+class Manifest(_Record):
+    """Everything that the server must know about a model.
+
+    Attributes:
+        kind: The architecture, for people; the engine does not use it.
+        sizes: The architecture's sizes, for people; the engine does not use them.
+        source_vocab_size: The number of token ids of sources; 0 if no source has tokens.
+        target_vocab_size: The number of token ids of targets.
+        frames: The tokens around texts.
+        sources: The form of each source, by its name in the `encode` graph.
+        memory: The rule for a request's memory positions.
+        choices: What a request may choose by a name, by the name of its option: `source_language`,
+            `target_language` or `task`.
+        generation: The options of a request that does not set them.
+        timestamps: The tokens of times; None for a model without them.
+        resampling: How the file of a picture is scaled to the model's size.
+        source_language: The BCP 47 tag of the sources' language, by whose rules they are split into
+            sentences; empty if the training did not name one.
+        length_bound: The bound on target lengths learned from the training corpus; None for no bound.
+        provenance: Commit, preset, corpus and its hash, seed, dev score.
+    """
+
+    format_version: int
+    kind: str
+    sizes: dict[str, int]
+    source_vocab_size: int
+    target_vocab_size: int
+    special_ids: SpecialIds
+    frames: Frames
+    sources: dict[str, Form]
+    memory: LengthRule
+    max_source_length: int
+    max_target_length: int
+    source_tokenizer: FileSpec
+    target_tokenizer: FileSpec
+    variants: dict[Precision, Variant]
+    choices: dict[str, Choice] = field(default_factory=dict)
+    generation: Generation = field(default_factory=Generation)
+    timestamps: Timestamps | None = None
+    resampling: Resampling = "bicubic"
+    source_language: str = ""
+    length_bound: LengthBound | None = None
+    provenance: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def detects_language(self) -> bool:
+        """Whether the model hears the language of a sound if a request does not name it."""
+        choice = self.choices.get(SOURCE_LANGUAGE)
+        return Form.SOUND in self.sources.values() and choice is not None and not choice.default

@@ -1,0 +1,54 @@
+"""Finds stop sequences in targets, also where they begin or end inside a token.
+
+Stop sequences and tokens are compared as bytes. A stop sequence is valid UTF-8, so its bytes match only at
+the borders of characters, which are the places where the target's text contains it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+
+class StopSequences:
+    """Finds the stop sequence that is complete first.
+
+    It stores nothing about targets: each row holds its own tail, the last bytes, which may begin a
+    stop sequence. The children of a beam's hypothesis continue from the tail of their parent.
+
+    Args:
+        texts: The stop sequences; none is empty.
+        token_bytes: The bytes of each token, by its id; an id beyond the end has no bytes.
+
+    Attributes:
+        token_bytes: The same; whoever unpickles stop sequences sets it, because each process has the table.
+    """
+
+    def __init__(self, texts: Iterable[str], token_bytes: tuple[bytes, ...]) -> None:
+        self._stops = tuple(sorted((text.encode() for text in texts), key=len, reverse=True))
+        self._num_kept = len(self._stops[0]) - 1
+        self.token_bytes = token_bytes
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"token_bytes": ()}
+
+    def advance(self, tail: bytes, token_id: int) -> bytes | None:
+        """Returns the tail after one more token, or None if a stop sequence is complete."""
+        window = tail + self.token_bytes[token_id] if token_id < len(self.token_bytes) else tail
+        if self.find(window, len(tail)) is not None:
+            return None
+        return window[max(len(window) - self._num_kept, 0) :]
+
+    def find(self, data: bytes, num_searched: int) -> int | None:
+        """Returns where the first complete stop sequence begins; it ends after `num_searched` bytes."""
+        for end in range(num_searched + 1, len(data) + 1):
+            if data.endswith(self._stops, 0, end):
+                return end - next(len(stop) for stop in self._stops if data.endswith(stop, 0, end))
+        return None
+
+    def num_uncertain(self, data: bytes) -> int:
+        """Returns how many bytes at the end of `data` may begin a stop sequence."""
+        for length in range(min(self._num_kept, len(data)), 0, -1):
+            if any(stop.startswith(data[-length:]) for stop in self._stops):
+                return length
+        return 0
