@@ -176,19 +176,20 @@ class TrainingConfig(_Config):
     """The recipe of Vaswani et al. 2017 (section 5, arXiv:1706.03762).
 
     Attributes:
-        max_steps: The last step, unless `patience` stops training before.
+        max_steps: The last step, unless `patience` ends training before.
         batch_tokens: Padded tokens of a batch, on its longer side.
         mixes_lengths: Whether a batch has pairs of all lengths, in random order; otherwise of similar length,
             which pads less.
         group_pairs: A pass over more pairs is planned in groups of at most about this many, which bounds its
             memory; None plans every pass as a whole.
         learning_rate_scale: The factor of the paper's schedule; 1 is the paper's.
-        cooldown_share: The last share of `max_steps`, in which the learning rate falls to 0.
+        cooldown_share: The last share of all steps, in which the learning rate falls to 0.
         max_gradient_norm: Longer gradients are scaled down to this norm.
         eval_interval_steps: How often the dev pairs are translated and scored.
         checkpoint_interval_steps: How often a checkpoint is written.
         num_averaged: How many of the newest checkpoints are kept, and averaged at the end.
-        patience: Evaluations without a better dev score after which training stops; None never stops early.
+        patience: Evaluations without a better dev score after which the cool-down begins, or training ends if
+            there is none; None never ends early.
         bleu_tokenization: sacreBLEU's tokenizer of the dev score; None is the one for the script of the dev
             targets.
         normalization: How texts are normalised before they are cut into tokens, "nfc", "nfkc" or "none"
@@ -253,10 +254,9 @@ class TrainingConfig(_Config):
         """The number of times that a batch goes through the model in a step."""
         return 2 if self.r_drop else 1
 
-    @property
-    def cooldown_steps(self) -> int:
-        """The number of last steps in which the learning rate falls."""
-        return round(self.cooldown_share * self.max_steps)
+    def cooldown_steps(self, last_step: int) -> int:
+        """The number of last steps, of `last_step` in all, in which the learning rate falls."""
+        return round(self.cooldown_share * last_step)
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "batch_tokens", "warmup_steps", "num_averaged"):

@@ -318,8 +318,10 @@ def _prepare_to_continue(
         _encode(folder, config, corpus, folder.read_tokenizer())
     if is_finished:
         return folder.read_summary()
+    if not is_same_end:
+        _restart_patience(folder)
     if folder.is_finished:
-        _reopen(folder)
+        folder.summary_file.replace(folder.summary_before_file)
     folder.write_config(
         dataclasses.replace(
             config,
@@ -333,13 +335,12 @@ def _prepare_to_continue(
     return None
 
 
-def _reopen(folder: RunFolder) -> None:
-    """Turn a finished run into an unfinished one, and restart its count of worse evaluations."""
+def _restart_patience(folder: RunFolder) -> None:
+    """Forget worse evaluations, and an end that they brought: the run now has another end."""
     checkpoint, _ = newest_checkpoint(folder.checkpoints)
     if checkpoint and checkpoint.best:
         best = dataclasses.replace(checkpoint.best, num_worse_since=0)
-        save_checkpoint(folder.checkpoints, dataclasses.replace(checkpoint, best=best))
-    folder.summary_file.replace(folder.summary_before_file)
+        save_checkpoint(folder.checkpoints, dataclasses.replace(checkpoint, best=best, last_step=None))
 
 
 def _commits(config: RunConfig, num_done: int) -> str:

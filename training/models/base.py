@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Generic, Literal, TypeVar
 
 import torch
@@ -158,6 +158,12 @@ class EncoderDecoder(nn.Module, ABC):
 
     def begin_step(self, step: int) -> None:
         """Prepare for a training step, counted from 1; training calls it before each step."""
+
+    def finish_step(self, total: Callable[[list[float]], list[float]]) -> None:
+        """Use what the pieces of a step's batch left; training calls it after all of them.
+
+        `total` returns the sums of some numbers over all processes.
+        """
 
     def decode_and_trace(
         self, target_ids: Tensor, memory: Memory, source_mask: Tensor
