@@ -114,6 +114,16 @@ class ModelConfig(_Config):
         self._require(self.tied in get_args(Tied), "tied", '"all", "target" or "none"')
 
     @property
+    def start_ids(self) -> tuple[int, ...]:
+        """The tokens that the decoder reads before a target."""
+        return (BOS_ID,)
+
+    @property
+    def eos_id(self) -> int:
+        """The token that ends a target."""
+        return EOS_ID
+
+    @property
     def num_unstable_steps(self) -> int:
         """The number of first training steps in which a high loss is no sign of a failed run."""
         return 0

@@ -88,8 +88,11 @@ class BatchLoss(nn.Module):
             states, trace = self._states(*inputs)  # (passes * B, T, D)
             rows = states.view(num_passes, -1, states.shape[-1])[:, batch.label_places]
             label_ids = batch.label_ids.repeat(num_passes)
-            weight = self.model.output_weight
-            loss = label_smoothed_loss(rows.flatten(0, 1), weight, label_ids, label_smoothing, r_drop)
+            factors = self.model.logit_factors(rows.flatten(0, 1))
+            if factors is None:
+                logits = self.model.project(rows.flatten(0, 1)).float()
+                return cross_entropy(logits, label_ids, label_smoothing)
+            loss = label_smoothed_loss(*factors, label_ids, label_smoothing, r_drop)
             if self.model.training:
                 extra = self.model.extra_loss(trace, states, batch.padded_labels.repeat(num_passes, 1))
                 loss = loss if extra is None else loss + (extra - extra.detach())

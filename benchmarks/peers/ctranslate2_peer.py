@@ -38,7 +38,7 @@ def convert(model: EncoderDecoder, path: Path) -> list[str]:
     decoder.embeddings.weight = _array(model.embedding.weight)
     decoder.projection.weight = _array(model.output_weight)
     for stack in (encoder, decoder):
-        stack.position_encodings.encodings = _array(model.positions)
+        stack.position_encodings.encodings = _array(model.target_positions)
     for ours, theirs in zip(model.encoder_layers, encoder.layer, strict=True):
         _set_self_attention(theirs.self_attention, ours.self_attention, ours.self_attention_norm)
         _set_feed_forward(theirs.ffn, ours)

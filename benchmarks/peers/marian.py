@@ -36,7 +36,7 @@ def as_marian(model: EncoderDecoder, device: torch.device, dtype: torch.dtype) -
             decoder_ffn_dim=config.d_ff,
             activation_function="relu",
             scale_embedding=True,
-            max_position_embeddings=len(model.positions),
+            max_position_embeddings=len(model.target_positions),
             dropout=0.0,
             pad_token_id=PAD_ID,
             bos_token_id=BOS_ID,
@@ -58,7 +58,7 @@ def _weights(model: Transformer) -> Iterator[tuple[str, Tensor]]:
     for name, layers in (("encoder", model.encoder_layers), ("decoder", model.decoder_layers)):
         yield f"model.{name}.embed_tokens.weight", embedding
         # Marian's default table has all sines before all cosines.
-        yield f"model.{name}.embed_positions.weight", model.positions
+        yield f"model.{name}.embed_positions.weight", model.target_positions
         for i, layer in enumerate(layers):
             yield from _layer_weights(f"model.{name}.layers.{i}", layer)
 

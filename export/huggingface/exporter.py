@@ -35,15 +35,10 @@ from seq2seq_serve.export.exporter import (
     write_variant,
     write_variants,
 )
-from seq2seq_serve.export.graphs.architecture import Architecture
-from seq2seq_serve.export.graphs.merged import merged_graphs_of
-from seq2seq_serve.export.graphs.transformer import graphs_of
+from seq2seq_serve.export.graphs.merged import make_merged_graphs
+from seq2seq_serve.export.graphs.transformer import make_graphs
 from seq2seq_serve.export.huggingface.agreement import compare_tokenizers
-from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, CheckpointFolder, open_checkpoint
-from seq2seq_serve.export.huggingface.families import Family, Limits, config_of, family_of, read_model
 from seq2seq_serve.export.huggingface.generation import eos_ids, generation_of, left_out
-from seq2seq_serve.export.huggingface.model import ImportedConfig, ImportedModel
-from seq2seq_serve.export.huggingface.pictures import Patches
 from seq2seq_serve.export.huggingface.reference import (
     NUM_GENERATED,
     Batch,
@@ -54,9 +49,16 @@ from seq2seq_serve.export.huggingface.reference import (
     worst_difference,
 )
 from seq2seq_serve.export.huggingface.samples import make_pairs, sample_texts
-from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.data.sources import Numbers
+from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, CheckpointFolder, open_checkpoint
+from seq2seq_serve.training.huggingface.dialect import Family, Limits
+from seq2seq_serve.training.huggingface.families import config_of, family_of
+from seq2seq_serve.training.huggingface.pictures import Patches
+from seq2seq_serve.training.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
+from seq2seq_serve.training.huggingface.weights import read_model
+from seq2seq_serve.training.models.options import PublishedConfig
+from seq2seq_serve.training.models.transformer import Transformer
 
 _BYTES_PER_WEIGHT = {Precision.FP32: 4, Precision.FP16: 2, Precision.BF16: 2, Precision.INT8: 3}
 _MEMORY_PER_WEIGHT = 10  # bytes: 2.5 times the weights in float32; measured with 300 million weights: 2.3
@@ -90,7 +92,7 @@ class _Imported:
     """
 
     family: Family
-    model: ImportedModel
+    model: Transformer
     tokenizers: ImportedTokenizers
     eos_ids: tuple[int, ...]
     generation: Generation
@@ -166,7 +168,7 @@ def export_checkpoint(
     )
 
 
-def _samples(config: ImportedConfig, tokenizers: ImportedTokenizers) -> list[Numbers]:
+def _samples(config: PublishedConfig, tokenizers: ImportedTokenizers) -> list[Numbers]:
     """The encoded sources of the proof."""
     if config.media is None:
         return sample_texts(tokenizers, config.max_source_length)
@@ -175,7 +177,7 @@ def _samples(config: ImportedConfig, tokenizers: ImportedTokenizers) -> list[Num
 
 def _compare_with_transformers(
     checkpoint: CheckpointFolder,
-    model: ImportedModel,
+    model: Transformer,
     tokenizers: ImportedTokenizers,
     ends: Sequence[int],
     pair: tuple[Numbers, list[int]],
@@ -226,12 +228,10 @@ def _write(
 ) -> Manifest:
     config, tokenizers = imported.model.config, imported.tokenizers
     source, target = _save_tokenizers(tokenizers, folder)
-    never_ids = imported.generation.suppressed_token_ids
-    architecture = replace(imported.model.architecture, suppressed_token_ids=never_ids)
     variants = write_variants(
         folder,
         precisions,
-        lambda precision: _write_variant(imported, architecture, folder, precision, pairs, report),
+        lambda precision: _write_variant(imported, folder, precision, pairs, report),
         report,
         is_strict=is_strict,
     )
@@ -263,19 +263,19 @@ def _write(
 
 def _write_variant(
     imported: _Imported,
-    architecture: Architecture,
     folder: Path,
     precision: Precision,
     pairs: _Pairs,
     report: Callable[[str], None],
 ) -> Variant:
     linear, model = factory_of(precision), imported.model
-    make = merged_graphs_of if model.config.is_merged else graphs_of
-    modules = {verb: graph.to(linear.dtype) for verb, graph in make(architecture, linear).items()}
+    make = make_merged_graphs if model.config.is_merged else make_graphs
+    graphs = make(model, linear, imported.generation.suppressed_token_ids)
+    modules = {verb: graph.to(linear.dtype) for verb, graph in graphs.items()}
 
     def prove(graphs: Graphs) -> Parity:
         shapes: parity.Shapes = _MEDIA_SHAPES if model.config.media else parity.SHAPES
-        if model.config.max_distance is not None:
+        if model.config.encoder.buckets is not None:
             shapes = (*shapes, _FAR)
         if precision is Precision.FP32:
             return compare(model, graphs, precision, shapes, imported.tolerance)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from seq2seq_serve.bundle.manifest import EarlyStopping, Generation
-from seq2seq_serve.export.huggingface.checkpoint import SINGLE_IDS, CheckpointError
+from seq2seq_serve.training.huggingface.checkpoint import SINGLE_IDS, CheckpointError
 
 _EARLY_STOPPING: dict[Any, EarlyStopping] = {None: False, **{one: one for one in (True, False, "never")}}
 # What changes the output of `generate`, with its neutral value, and does not exist here

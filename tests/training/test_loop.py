@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -24,11 +25,13 @@ from seq2seq_serve.training.checkpoint import (
 from seq2seq_serve.training.config import ModelConfig, TrainingConfig, TransformerConfig
 from seq2seq_serve.training.data.batches import Batch, BatchShare
 from seq2seq_serve.training.data.corpus import Corpus
+from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.evaluation import scoring
 from seq2seq_serve.training.evaluation.scoring import Score, translate
 from seq2seq_serve.training.interrupt import TrainingInterrupted
 from seq2seq_serve.training.loop import Trainer, compute_dtype
 from seq2seq_serve.training.loss import BatchLoss
+from seq2seq_serve.training.models.captioner import CaptionerConfig
 from seq2seq_serve.training.models.recurrent import RecurrentConfig
 from seq2seq_serve.training.prepare import continue_run, start_run
 from seq2seq_serve.training.presets import Preset

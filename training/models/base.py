@@ -63,7 +63,7 @@ class EncoderDecoder(nn.Module, ABC):
         output: The projection to logits; None if the matrix of `embedding` projects them.
     """
 
-    origin: ClassVar[str] = "trained"
+    origin: str = "trained"
     is_compilable: ClassVar[bool] = True
     source_embedding: nn.Embedding | None
     output: nn.Linear | None
@@ -124,6 +124,10 @@ class EncoderDecoder(nn.Module, ABC):
     def project(self, states: Tensor) -> Tensor:
         """Logits (..., V) of decoder states (..., D)."""
         return nn.functional.linear(states, self.output_weight)
+
+    def logit_factors(self, states: Tensor) -> tuple[Tensor, Tensor] | None:
+        """States (..., D) and a matrix (V, D) whose product is `project`; None if that is not a product."""
+        return states, self.output_weight
 
     def decode(self, target_ids: Tensor, memory: Memory, source_mask: Tensor) -> Tensor:
         """Logits (B, T, V) of the token after each position of the target (B, T), which starts with bos."""
@@ -186,9 +190,13 @@ class EncoderDecoder(nn.Module, ABC):
         *source, target_ids = source_and_target
         return self.decode(target_ids, self.encode(*source), source[-1])
 
-    def _look_up(self, token_ids: Tensor, weight: Tensor) -> Tensor:
-        """Embeddings (..., D) of token ids (...) times sqrt(D); `word_dropout` sets some of them to 0."""
-        x = nn.functional.embedding(token_ids, weight) * math.sqrt(self.config.d_model)
+    def _look_up(self, token_ids: Tensor, weight: Tensor, scale: float | None = None) -> Tensor:
+        """Embeddings (..., D) of token ids (...) times sqrt(D), or another scale.
+
+        `word_dropout` sets some of them to 0.
+        """
+        scale = math.sqrt(self.config.d_model) if scale is None else scale
+        x = nn.functional.embedding(token_ids, weight) * scale
         if self.training and self.config.word_dropout:
             is_word = torch.ones(*token_ids.shape, 1, device=x.device)
             x = x * dropout(is_word, self.config.word_dropout)

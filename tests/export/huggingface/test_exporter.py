@@ -17,13 +17,14 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Axis, Form, Precision, Verb
 from seq2seq_serve.export.exporter import TOLERANCES, ExportError
-from seq2seq_serve.export.huggingface import exporter, families, reference
-from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, open_checkpoint
+from seq2seq_serve.export.huggingface import exporter, reference
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
-from seq2seq_serve.export.huggingface.families import Limits
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.request import Beam, Request, Sampling
 from seq2seq_serve.server.runner.runner import OnnxRunner
+from seq2seq_serve.training.huggingface import families
+from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, open_checkpoint
+from seq2seq_serve.training.huggingface.dialect import Limits
 from tests.export.huggingface.checkpoints import (
     CASES,
     PICTURES,
