@@ -143,7 +143,10 @@ def _export(options: argparse.Namespace, interrupts: list[int]) -> Manifest:
 
     with _reporting("reading the run", interrupts) as report:
         trained = load_run(options.run)
-        return export_bundle(
+        export = export_bundle
+        if trained.published:
+            from seq2seq_serve.export.huggingface.exporter import export_tuned as export
+        return export(
             trained,
             options.bundle,
             options.precision,

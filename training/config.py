@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 from seq2seq_serve.bundle.normalization import Normalization
 from seq2seq_serve.bundle.tokenizer import Tokenizer
@@ -33,6 +33,18 @@ def check_special_ids(tokenizer: Tokenizer) -> None:
             raise ValueError(
                 f"the tokenizer gives {token} the id {tokenizer.token_id(token)}, not {expected}"
             )
+
+
+class TargetFrame(NamedTuple):
+    """The tokens around a target.
+
+    Attributes:
+        start_ids: The tokens that the decoder reads before it.
+        eos_id: The token that ends it.
+    """
+
+    start_ids: tuple[int, ...] = (BOS_ID,)
+    eos_id: int = EOS_ID
 
 
 @dataclass(frozen=True)
@@ -114,14 +126,14 @@ class ModelConfig(_Config):
         self._require(self.tied in get_args(Tied), "tied", '"all", "target" or "none"')
 
     @property
-    def start_ids(self) -> tuple[int, ...]:
-        """The tokens that the decoder reads before a target."""
-        return (BOS_ID,)
+    def frame(self) -> TargetFrame:
+        """The tokens around targets."""
+        return TargetFrame()
 
     @property
-    def eos_id(self) -> int:
-        """The token that ends a target."""
-        return EOS_ID
+    def max_target_tokens(self) -> int:
+        """The most tokens of a target, with its eos."""
+        return self.max_target_length + 1 - len(self.frame.start_ids)
 
     @property
     def num_unstable_steps(self) -> int:
@@ -214,6 +226,8 @@ class TrainingConfig(_Config):
             (`training.data.vectors`); None starts them at random.
         target_vectors: The same for the target, whose vector wins where both sides share one matrix.
         are_vectors_frozen: Whether embeddings that start with a word vector keep it.
+        frozen: The parts of the model that training leaves as they are: the first words of the names of its
+            weights, with commas, such as "embedding,encoder_layers"; None trains all.
         max_length_ratio: A pair is dropped if one side has more tokens than this times the other side's;
             None keeps all pairs.
         drop_copies: Whether pairs with equal source and target are dropped.
@@ -248,6 +262,7 @@ class TrainingConfig(_Config):
     source_vectors: str | None = None
     target_vectors: str | None = None
     are_vectors_frozen: bool = False
+    frozen: str | None = None
     seed: int = 0
 
     @classmethod
@@ -288,6 +303,8 @@ class TrainingConfig(_Config):
             "are_vectors_frozen",
             "False without source_vectors and target_vectors, and True or False with them",
         )
+        is_known = self.frozen is None or isinstance(self.frozen, str)
+        self._require(is_known, "frozen", "names of parts of the model, with commas, or null")
         if self.patience is not None:
             self._require_int("patience", at_least=1)
         if self.max_length_ratio is not None:

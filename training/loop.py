@@ -95,6 +95,8 @@ class Trainer:
         recipe = config.training
         torch.manual_seed(recipe.seed)
         self.model = make_model(config.model).to(device)
+        if recipe.frozen is not None:
+            self.model.freeze(recipe.frozen)
         divergence = checkpoint.divergence if checkpoint else ()
         first_step = config.model.num_unstable_steps + 1
         self.guard = DivergenceGuard(config.model.vocab_size, *divergence, first_step=first_step)
@@ -111,6 +113,7 @@ class Trainer:
             ranks=self.ranks,
             piece_tokens=recipe.micro_batch_tokens and -(-recipe.micro_batch_tokens // recipe.num_passes),
             kind=self.model.source_kind.in_folder(folder.path / config.source_folder),
+            frame=config.model.frame,
             mixes_lengths=recipe.mixes_lengths,
         )
         if not checkpoint:

@@ -63,7 +63,8 @@ class TransformerGraph(Graph):
         if stack.embedding is not None:
             self.embedding = Embedding(stack.embedding, linear, config.embedding_scale * scale)
         self.positions = _constant(stack.positions)
-        self.relative_bias = stack.relative_bias and _constant(stack.relative_bias.table())
+        bias = stack.relative_bias
+        self.relative_bias = None if bias is None else _constant(bias.table())
         self.zero_position_id, self.unscaled_id = config.zero_position_id, config.unscaled_id
         self.unscaled = None if stack.unscaled is None else _constant(stack.unscaled * scale)
         self.kinds = config.layer_kinds
@@ -86,7 +87,8 @@ class TransformerGraph(Graph):
             positions = positions * (ids != self.zero_position_id).unsqueeze(-1)
         x = self.embedding(ids)
         if self.unscaled is not None:
-            x = torch.where((ids == self.unscaled_id).unsqueeze(-1), self.unscaled, x)
+            assert self.unscaled_id is not None
+            x = torch.where(ids.eq(self.unscaled_id).unsqueeze(-1), self.unscaled, x)
         return self.placed(x, positions)
 
     def placed(self, x: Tensor, positions: Tensor | None) -> Tensor:

@@ -90,7 +90,7 @@ def make_pairs(
     starts = [_fill(places, tokenizers.choices, row) for row in range(len(sources))]
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     targets: list[list[int]] = [[] for _ in sources]
-    num_rows = _BATCH_ROWS if model.config.media is None else 1
+    num_rows = _BATCH_ROWS if model.architecture.media is None else 1
     for first in range(0, len(order), num_rows):
         rows = order[first : first + num_rows]
         found = _greedy(model, [sources[row] for row in rows], [starts[row] for row in rows], eos_ids)

@@ -443,7 +443,7 @@ def test_a_run_that_diverges_ends_with_advice_and_keeps_its_best_checkpoint(
     monkeypatch.setattr(meter, "_DIVERGED_STEPS", 40)
     recipe = {"max_steps": 400, "eval_interval_steps": 20, "patience": None, "warmup_steps": 20}
 
-    def rising(step: int, d_model: int, config: TrainingConfig) -> float:
+    def rising(step: int, d_model: int, config: TrainingConfig, last_step: int) -> float:
         return 1e-3 if step < 100 else 0.1
 
     monkeypatch.setattr(loop, "learning_rate", rising)

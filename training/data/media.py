@@ -6,10 +6,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.data.sources import Numbers, SourceKind
+from seq2seq_serve.training.models.fronts import PatchMap, SoundMaps
 
 
 class Media(SourceKind):
@@ -28,8 +29,8 @@ class Media(SourceKind):
         """The positions of memory of every source."""
 
     @abstractmethod
-    def make_front(self, d_model: int) -> nn.Module:
-        """The module (`training.models.fronts`) that turns a batch of sources into embeddings (B, S, D)."""
+    def make_front(self, d_model: int) -> SoundMaps | PatchMap:
+        """The module that turns a batch of sources into embeddings (B, S, D)."""
 
     @abstractmethod
     def arguments(self, source: Tensor) -> dict[str, Tensor]:

@@ -47,7 +47,7 @@ def bart_stack(
     rule = positions or family.positions
     assert rule is not None
     zero_position_id = config.get("pad_token_id", 1) if rule.skips_pad else None
-    given = {
+    given: dict[str, Any] = {
         "activation": activation_of(config.get("activation_function", family.activation)),
         "attention_scale": 1 / math.sqrt(D // heads),
         "is_pre_norm": family.is_pre_norm,

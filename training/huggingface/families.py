@@ -1,7 +1,8 @@
 """The families of checkpoints that can be read, and how to tell which one a checkpoint has.
 
 To add a family, add a line to `FAMILIES`, and a recipe for its tokenizer to
-`training.huggingface.tokenizers`. A model whose configuration or weights have other names also needs a `Dialect`, in a file of its own.
+`training.huggingface.tokenizers`. A model whose configuration or weights have other names also needs a
+`Dialect`, in a file of its own.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFilter, ImageFont
-from torch import Tensor, nn
+from torch import Tensor
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import LengthRule
@@ -130,7 +130,7 @@ class Patches(Media):
     def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
         return {names.PICTURE: rng.integers(0, 256, (self.size, self.size, 3), np.uint8)}
 
-    def make_front(self, d_model: int) -> nn.Module:
+    def make_front(self, d_model: int) -> PatchMap:
         return PatchMap(self.size, self.patch_size, self.num_tokens, self.mean, self.deviation, d_model)
 
     def arguments(self, source: Tensor) -> dict[str, Tensor]:

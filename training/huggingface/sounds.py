@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, WINDOW, log_mel
@@ -85,7 +85,7 @@ class Sounds(Media):
         sound = rng.uniform(-1, 1.5, (self.num_bands, self.num_frames))
         return {names.SOUND: sound.astype(np.float32)}
 
-    def make_front(self, d_model: int) -> nn.Module:
+    def make_front(self, d_model: int) -> SoundMaps:
         return SoundMaps(self.num_bands, self.num_frames, d_model)
 
     def arguments(self, source: Tensor) -> dict[str, Tensor]:

@@ -174,7 +174,10 @@ class MultiHeadAttention(nn.Module):
         return rotated(self.query_norm(self._split_heads(self.query(x))), angles)
 
     def keys_and_values(self, memory: Tensor, angles: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """The keys and the values of the memory (B, S, D), each (B, G, S, K); angles (S, K / 2) rotate keys."""
+        """The keys and the values of the memory (B, S, D), each (B, G, S, K).
+
+        Keys are rotated by angles (S, K / 2).
+        """
         key = self.key_norm(self._split_heads(self.key(memory)))
         return rotated(key, angles), self._split_heads(self.value(memory))
 

@@ -160,6 +160,23 @@ class EncoderDecoder(nn.Module, ABC):
     ) -> tuple[Tensor, State]:
         """Read one token (B,) of each target; return its decoder states (B, D) and the state after it."""
 
+    def freeze(self, parts: str) -> None:
+        """Let training leave parts as they are: the first words of the names of weights, with commas.
+
+        Raises:
+            ValueError: No weight has a name that begins so.
+        """
+        weights = dict(self.named_parameters())
+        for part in parts.split(","):
+            found = [weight for name, weight in weights.items() if f"{name}.".startswith(f"{part.strip()}.")]
+            if not found:
+                known = ", ".join(dict.fromkeys(name.partition(".")[0] for name in weights))
+                raise ValueError(f"frozen has {part.strip()!r}, and the model's parts are {known}")
+            for weight in found:
+                weight.requires_grad_(False)
+        if not any(weight.requires_grad for weight in weights.values()):
+            raise ValueError("frozen has all parts of the model: nothing to train")
+
     def begin_step(self, step: int) -> None:
         """Prepare for a training step, counted from 1; training calls it before each step."""
 

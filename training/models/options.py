@@ -14,7 +14,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from seq2seq_serve.training.config import ModelConfig, TransformerConfig
+from seq2seq_serve.training.config import ModelConfig, TargetFrame, TransformerConfig
 from seq2seq_serve.training.data.media import Media
 
 # T query positions   S key positions   H heads   K d_head
@@ -164,8 +164,17 @@ class StackConfig:
     ) -> StackConfig:
         """A stack of Vaswani et al. 2017, whose heads together are as wide as the model."""
         K = d_model // num_heads
-        scales = {"attention_scale": 1 / math.sqrt(K), "embedding_scale": math.sqrt(d_model)}
-        return cls(d_model, num_layers, num_heads, num_heads, K, d_ff, **scales, **options)
+        return cls(
+            d_model,
+            num_layers,
+            num_heads,
+            num_heads,
+            K,
+            d_ff,
+            attention_scale=1 / math.sqrt(K),
+            embedding_scale=math.sqrt(d_model),
+            **options,
+        )
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Self:
@@ -240,14 +249,12 @@ class PublishedConfig(Architecture, ModelConfig):
 
     Attributes:
         attention_dropout: Dropout of the attention weights.
-        start_ids: The tokens that the decoder reads before a target; () if the model is only exported.
-        eos_id: The token that ends a target.
+        target_frame: The tokens around targets; None if the model is only exported.
     """
 
     _: KW_ONLY
     attention_dropout: float = 0.0
-    start_ids: tuple[int, ...] = ()
-    eos_id: int = 0
+    target_frame: TargetFrame | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -266,9 +273,16 @@ class PublishedConfig(Architecture, ModelConfig):
         """Read what `to_json` returned; raise ValueError if a field is missing, unknown or wrong."""
         try:
             stacks = {name: StackConfig.from_json(content[name]) for name in ("encoder", "decoder")}
-            return super().from_json(content | stacks | {"start_ids": tuple(content["start_ids"])})
+            start_ids, eos_id = content["target_frame"]
+            frame = TargetFrame(tuple(start_ids), eos_id)
+            return super().from_json(content | stacks | {"target_frame": frame})
         except (KeyError, TypeError) as error:
             raise ValueError(f"{cls.__name__}: a field is missing or wrong: {error}") from error
+
+    @property
+    def frame(self) -> TargetFrame:
+        assert self.target_frame is not None
+        return self.target_frame
 
     @property
     def sizes(self) -> dict[str, int]:

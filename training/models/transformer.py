@@ -22,6 +22,7 @@ from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.models.attention import MultiHeadAttention, causal_mask
 from seq2seq_serve.training.models.base import EncoderDecoder, Layers, Memory, State
 from seq2seq_serve.training.models.dropout import Dropout
+from seq2seq_serve.training.models.fronts import PatchMap, SoundMaps
 from seq2seq_serve.training.models.options import (
     Activation,
     LayerKind,
@@ -249,7 +250,7 @@ class Stack:
 
     config: StackConfig
     embedding: Tensor | None
-    front: nn.Module | None
+    front: SoundMaps | PatchMap | None
     unscaled: Tensor | None
     positions: Tensor | None
     embedding_norm: nn.Module
@@ -300,7 +301,8 @@ class Transformer(EncoderDecoder):
             if architecture.has_output:
                 self.output = nn.Linear(decoder.d_model, config.vocab_size, bias=False)
         self.output_bias = _fixed(config.vocab_size) if architecture.has_output_bias else None
-        self.front = architecture.media and architecture.media.make_front(encoder.d_model)
+        media = architecture.media
+        self.front = None if media is None else media.make_front(encoder.d_model)
         self._add_positions("source_positions", encoder)
         self._add_positions("target_positions", decoder)
         self.source_unscaled, self.target_unscaled = (
@@ -452,14 +454,15 @@ class Transformer(EncoderDecoder):
         else:
             x = self._look_up(given, stack.embedding, stack.config.embedding_scale)
             if stack.unscaled is not None:
-                x = torch.where((given == stack.config.unscaled_id)[:, :, None], stack.unscaled, x)
+                assert stack.config.unscaled_id is not None
+                x = torch.where(given.eq(stack.config.unscaled_id)[:, :, None], stack.unscaled, x)
         if stack.positions is not None:
             end = num_before + x.shape[1]
             if end > len(stack.positions):
                 raise ValueError(f"{end} positions, and the model has {len(stack.positions)}")
             added = stack.positions[num_before:end]
             if stack.config.zero_position_id is not None:
-                added = added * (given != stack.config.zero_position_id)[:, :, None]
+                added = added * given.ne(stack.config.zero_position_id)[:, :, None]
             x = x + added
         embedded: Tensor = self.dropout(stack.embedding_norm(x))
         return embedded
