@@ -12,7 +12,7 @@ from torch.nn import functional
 from seq2seq_serve.training.config import PAD_ID, ModelConfig, TrainingConfig, TransformerConfig
 from seq2seq_serve.training.data.batches import Batch, BatchShare
 from seq2seq_serve.training.models.options import StackConfig
-from seq2seq_serve.training.models.positions import sinusoidal_positions
+from seq2seq_serve.training.models.transformer import sinusoidal_positions
 from seq2seq_serve.training.schedule import learning_rate
 
 

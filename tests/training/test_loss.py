@@ -7,11 +7,12 @@ import pytest
 import torch
 from torch.nn import functional
 
-from seq2seq_serve.training import loss
+from seq2seq_serve.training import fast_loss
 from seq2seq_serve.training.config import PAD_ID
 from seq2seq_serve.training.data.batches import Batch, make_batch
 from seq2seq_serve.training.data.encoded import EncodedPair
-from seq2seq_serve.training.loss import BatchLoss, cross_entropy, label_smoothed_loss
+from seq2seq_serve.training.fast_loss import label_smoothed_loss
+from seq2seq_serve.training.loss import BatchLoss, cross_entropy
 from seq2seq_serve.training.models.captioner import Captioner, CaptionerConfig
 from seq2seq_serve.training.models.recurrent import Recurrent, RecurrentConfig
 from seq2seq_serve.training.models.transformer import Transformer
@@ -36,7 +37,7 @@ def test_the_definition_is_torchs(label_smoothing: float) -> None:
 def test_the_fast_form_has_the_loss_and_the_gradients_of_the_definition(
     label_smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(loss._CHUNK_VALUES, "cpu", 3 * 50)  # 3 rows at a time, and 1 is left over
+    monkeypatch.setitem(fast_loss._CHUNK_VALUES, "cpu", 3 * 50)  # 3 rows at a time, and 1 is left over
     torch.manual_seed(0)
     states, weight = torch.randn(10, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
     label_ids = torch.randint(50, (10,))
@@ -54,7 +55,7 @@ def test_the_fast_form_has_the_loss_and_the_gradients_of_the_definition(
 def test_two_passes_that_disagree_cost_what_they_do_with_the_whole_matrix_of_logits(
     label_smoothing: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(loss._CHUNK_VALUES, "cpu", 2 * 3 * 50)  # 3 rows of each pass, and 1 is left over
+    monkeypatch.setitem(fast_loss._CHUNK_VALUES, "cpu", 2 * 3 * 50)  # 3 rows of each pass, and 1 is left over
     torch.manual_seed(0)
     states, weight = torch.randn(20, 8, requires_grad=True), torch.randn(50, 8, requires_grad=True)
     label_ids = torch.randint(50, (10,)).repeat(2)

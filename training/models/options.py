@@ -69,7 +69,7 @@ class Positions:
     """The vectors that are added to embeddings.
 
     Attributes:
-        kind: "learned", or the formula of `training.models.positions`.
+        kind: "learned", or a formula: the paper's, or one of `training.models.positions`.
         count: The most positions.
         first: The number of the first position in the formula, or its row in a published table.
     """

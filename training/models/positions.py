@@ -1,7 +1,7 @@
-"""How Transformers tell positions apart: tables of sinusoids, and a bias for each distance.
+"""How published Transformers tell positions apart: other tables of sinusoids, and a bias for each distance.
 
-Rotary positions are in `training.models.options`. Tables are created on the CPU, also in a model without
-values.
+The paper's sinusoids are in `training.models.transformer`, rotary positions in `training.models.options`.
+Tables are created on the CPU, also in a model without values.
 
 Shapes: T query positions, S key positions, D d_model, H heads, M the largest distance.
 """
@@ -18,17 +18,8 @@ from seq2seq_serve.training.models.options import Buckets, PositionKind
 _CPU = torch.device("cpu")
 
 
-def sinusoidal_positions(max_length: int, d_model: int) -> Tensor:
-    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)).
-
-    Vaswani et al. 2017, section 3.5, arXiv:1706.03762. Returns (max_length, D), float32, computed in float64.
-    """
-    angle = _angles(max_length, d_model, first=0)  # (max_length, D / 2)
-    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).float()
-
-
 def position_table(kind: PositionKind, num_positions: int, d_model: int, first: int) -> Tensor:
-    """The vectors (positions, D) from the position `first` on, float32.
+    """The sinusoids (positions, D) of published models from the position `first` on, float32.
 
     "halves" has the numbers of the paper, all sines before all cosines. In "tensor2tensor", which also has
     this order, the last frequency is 1 / 10000, and float32 rounds the angles of far positions as it did when
@@ -38,16 +29,11 @@ def position_table(kind: PositionKind, num_positions: int, d_model: int, first: 
         half = d_model // 2
         frequencies = torch.exp(torch.arange(half, device=_CPU).float() * -(math.log(10000) / (half - 1)))
         angles = torch.arange(first, first + num_positions, device=_CPU).float()[:, None] * frequencies
-    elif kind == "halves":
-        angles = _angles(num_positions, d_model, first)
     else:
-        return sinusoidal_positions(first + num_positions, d_model)[first:]
+        assert kind == "halves"
+        places = torch.arange(first, first + num_positions, dtype=torch.float64, device=_CPU)[:, None]
+        angles = places / 10000 ** (torch.arange(0, d_model, 2, dtype=torch.float64, device=_CPU) / d_model)
     return torch.cat([angles.sin(), angles.cos()], dim=1).float()
-
-
-def _angles(num_positions: int, d_model: int, first: int) -> Tensor:
-    places = torch.arange(first, first + num_positions, dtype=torch.float64, device=_CPU)[:, None]
-    return places / 10000 ** (torch.arange(0, d_model, 2, dtype=torch.float64, device=_CPU) / d_model)
 
 
 class RelativeBias(nn.Module):

@@ -42,6 +42,17 @@ _ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 }
 
 
+def sinusoidal_positions(max_length: int, d_model: int) -> Tensor:
+    """PE(pos, 2i) = sin(pos / 10000^(2i/d)), PE(pos, 2i+1) = cos(pos / 10000^(2i/d)).
+
+    Vaswani et al. 2017, section 3.5, arXiv:1706.03762. Returns (max_length, D), float32, computed in float64.
+    """
+    position = torch.arange(max_length, dtype=torch.float64)[:, None]
+    even = torch.arange(0, d_model, 2, dtype=torch.float64)
+    angle = position / 10000 ** (even / d_model)  # (max_length, D / 2)
+    return torch.stack((angle.sin(), angle.cos()), dim=-1).flatten(1).float()
+
+
 def alignment_layer(num_decoder_layers: int) -> int:
     """The layer whose mean over heads aligns best: the last but one (Garg et al. 2019, arXiv:1909.02074)."""
     return max(num_decoder_layers - 2, 0)
@@ -475,7 +486,10 @@ class Transformer(EncoderDecoder):
         elif positions.kind == "learned":
             setattr(self, name, nn.Parameter(torch.zeros(positions.count, stack.d_model)))
         else:
-            table = position_table(positions.kind, positions.count, stack.d_model, positions.first)
+            if positions.kind == "paper":
+                table = sinusoidal_positions(positions.count, stack.d_model)
+            else:
+                table = position_table(positions.kind, positions.count, stack.d_model, positions.first)
             self.register_buffer(name, table, persistent=False)
 
     def _initialise(self) -> None:

@@ -7,7 +7,6 @@ from torch import Tensor, nn
 
 from seq2seq_serve.training.config import Tied, TransformerConfig
 from seq2seq_serve.training.models.attention import MultiHeadAttention
-from seq2seq_serve.training.models.positions import sinusoidal_positions
 from seq2seq_serve.training.models.transformer import (
     DecoderLayer,
     EncoderLayer,
@@ -15,6 +14,7 @@ from seq2seq_serve.training.models.transformer import (
     Transformer,
     View,
     alignment_layer,
+    sinusoidal_positions,
 )
 
 
