@@ -268,7 +268,7 @@ def show_alignment(
     is_ended = len(target_ids) < limit
     shown_ids = [*target_ids, eos_id] if is_ended else target_ids
     weights = alignment(run, source_ids, target_ids)[: len(shown_ids)]
-    source, target = run.tokenizer.pieces(source_ids), run.tokenizer.pieces(shown_ids)
+    source, target = run.tokenizer.source_pieces(source_ids), run.tokenizer.pieces(shown_ids)
     print(run.tokenizer.decode(target_ids))
     _print_strongest(weights, target, source)
     if json_file:
@@ -296,7 +296,7 @@ def show_self_attention(
     layers = _chosen("layer", layer, all_weights.shape[0])
     heads = _chosen("head", head, all_weights.shape[1])
     weights = all_weights[layers[0] - 1 : layers[-1], heads[0] - 1 : heads[-1]]
-    tokens = run.tokenizer.pieces(source_ids)
+    tokens = run.tokenizer.source_pieces(source_ids)
     if weights.shape[:2] == (1, 1):
         _print_strongest(weights[0, 0], tokens, tokens)
     else:

@@ -63,6 +63,9 @@ class FramedTokenizer(Tokenizer):
     def normalize(self, text: str) -> str:
         return super().normalize(text).strip()  # pieces begin with a space that no text has
 
+    def source_pieces(self, token_ids: Sequence[int]) -> list[str]:
+        return self._source.pieces(token_ids)
+
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
         return [[*self._prefix, *ids, *self._suffix] for ids in self._source.encode_batch(texts)]
 

@@ -108,6 +108,13 @@ def test_weights_become_those_of_the_checkpoint_again(checkpoint, tmp_path, case
         torch.testing.assert_close(again[name], tensor, rtol=0, atol=1e-6)
 
 
+def test_pieces_of_a_source_are_those_of_its_own_vocabulary(checkpoint):
+    tokenizer = load_published(checkpoint("marian-separate", SHALLOW)[0]).tokenizer
+    *pieces, end = tokenizer.source_pieces(tokenizer.encode_source("203 5"))
+    assert ("".join(pieces).strip(), end) == ("203 5", "</s>")
+    assert "".join(tokenizer.pieces(tokenizer.encode_source("203 5"))) != "203 5</s>"
+
+
 def test_frozen_parts_stay_as_they_were_published(checkpoint, corpus, tmp_path):
     folder = checkpoint("t5", SHALLOW)[0]
     run = tune(
