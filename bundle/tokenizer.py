@@ -210,6 +210,10 @@ class Tokenizer:
         stream = self.stream()
         return [self.special_tokens.get(token_id) or stream.push([token_id]) for token_id in token_ids]
 
+    def source_pieces(self, token_ids: Sequence[int]) -> list[str]:
+        """`pieces` of a source."""
+        return self.pieces(token_ids)
+
     def piece(self, token_id: int) -> str:
         """The piece of a single token, from a cache after the first call."""
         if token_id not in self._pieces:

@@ -143,7 +143,10 @@ def _export(options: argparse.Namespace, interrupts: list[int]) -> Manifest:
 
     with _reporting("reading the run", interrupts) as report:
         trained = load_run(options.run)
-        return export_bundle(
+        export = export_bundle
+        if trained.published:
+            from seq2seq_serve.export.huggingface.exporter import export_tuned as export
+        return export(
             trained,
             options.bundle,
             options.precision,
@@ -156,7 +159,7 @@ def _export(options: argparse.Namespace, interrupts: list[int]) -> Manifest:
 def _export_checkpoint(options: argparse.Namespace, interrupts: list[int]) -> Manifest:
     with _blocked_interrupts():
         from seq2seq_serve.export.huggingface.exporter import export_checkpoint
-        from seq2seq_serve.export.huggingface.families import Limits
+        from seq2seq_serve.training.huggingface.dialect import Limits
 
     with _reporting("reading the checkpoint", interrupts) as report:
         return export_checkpoint(

@@ -55,6 +55,7 @@ _EXAMPLES = {
       --dev-source dev.ko --dev-target dev.en
   %(prog)s small --out runs/mine --resume
   %(prog)s small --out runs/tuned --from runs/mine --tsv own.tsv --set learning_rate_scale=0.2
+  %(prog)s small --out runs/medical --from opus-mt-ko-en --tsv own.tsv --set learning_rate_scale=0.1
   torchrun --standalone --nproc-per-node gpu --max-restarts 3 \\
       -m training train base --out runs/large --tsv large.tsv.gz --resume
   %(prog)s tiny --out runs/few --tsv few.tsv.gz --set bpe_dropout=0.2 tied=none
@@ -182,9 +183,10 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         "--from",
         dest="parent",
         type=Path,
-        metavar="RUN",
+        metavar="MODEL",
         help="start with the model, weights and tokenizer of this finished run, to tune it or to train "
-        "hard attention or a captioner's decoder in two stages",
+        "hard attention or a captioner's decoder in two stages; or of this folder of Hugging Face, to tune a "
+        "published model of texts such as a Marian, an NLLB or a T5",
     )
     train.add_argument(
         "--resume",
@@ -220,7 +222,7 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         choices=get_args(Normalization),
         help="how training and serving normalise texts before cutting them into tokens: nfc gives the same "
         "text the same code points, and single spaces; nfkc also replaces full-width letters and ligatures "
-        "by ordinary letters; none changes nothing (default: nfc; with --from that of RUN)",
+        "by ordinary letters; none changes nothing (default: nfc; with --from that of MODEL)",
     )
     train.add_argument(
         "--source-language",

@@ -45,6 +45,7 @@ class Checkpoint:
         divergence: The arguments of `meter.DivergenceGuard`; a checkpoint of an older commit has none.
         is_scored: False if the evaluation of this step was interrupted.
         group: The group of that pass that the next batch belongs to.
+        last_step: The last step, if `patience` ended training before `max_steps`; otherwise None.
     """
 
     step: int
@@ -57,6 +58,7 @@ class Checkpoint:
     divergence: tuple[float, int] = (math.inf, 0)
     is_scored: bool = True
     group: int = 0
+    last_step: int | None = None
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:

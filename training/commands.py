@@ -16,8 +16,8 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from seq2seq_serve.bundle.manifest import is_checkpoint
 from seq2seq_serve.training.builtin import grammar
-from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, load_corpus
 from seq2seq_serve.training.data.encoded import encode_pairs
 from seq2seq_serve.training.data.lengths import target_limits
@@ -34,7 +34,13 @@ from seq2seq_serve.training.prepare import check_can_continue, continue_run, sta
 from seq2seq_serve.training.presets import preset_named
 from seq2seq_serve.training.ranks import Ranks, num_ranks
 from seq2seq_serve.training.reports.attention_maps import alignment, encoder_self_attention
-from seq2seq_serve.training.run import RunFolder, TrainedModel, load_checkpoints, load_run
+from seq2seq_serve.training.run import (
+    RunFolder,
+    TrainedModel,
+    load_checkpoints,
+    load_published,
+    load_run,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -51,7 +57,8 @@ class TrainRequest:
         settings: Values of the preset's fields that a new run replaces; a resumed run must have them.
         changes: The same for the fields that a resumed run may replace, too.
         is_compiled: Whether `torch.compile` compiles the model.
-        parent: The finished run whose model, weights and tokenizer a new run starts with.
+        parent: The finished run, or the folder of a published model, whose model, weights and tokenizer a new
+            run starts with.
     """
 
     preset: str
@@ -70,8 +77,10 @@ class TrainRequest:
         return f"{command} -m training train {self.preset} --out {self.out} --resume"
 
     def load_parent(self) -> TrainedModel | None:
-        """Read the parent, if there is one; raise ValueError as `load_run` does."""
-        return load_run(self.parent) if self.parent else None
+        """Read the parent, if there is one; raise ValueError as `load_run` and `load_published` do."""
+        if self.parent is None:
+            return None
+        return load_published(self.parent) if is_checkpoint(self.parent) else load_run(self.parent)
 
 
 def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Console) -> None:
@@ -251,12 +260,15 @@ def show_alignment(
     run = _load_translator(path, step)
     source_ids = run.tokenizer.encode_source(text)
     (limit,) = target_limits([len(source_ids)], run.config, run.length_bound)
-    limit = min(limit, run.config.max_target_length - 1)  # the decoder reads bos, too
-    (target_ids,) = greedy_search(run.model, [source_ids], bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limit)
+    limit = min(limit, run.config.max_target_tokens - 1)  # the decoder reads bos, too
+    (bos_id, *prefix_ids), eos_id = run.config.frame
+    (target_ids,) = greedy_search(
+        run.model, [source_ids], bos_id=bos_id, eos_id=eos_id, max_new_tokens=limit, prefix_ids=prefix_ids
+    )
     is_ended = len(target_ids) < limit
-    shown_ids = [*target_ids, EOS_ID] if is_ended else target_ids
+    shown_ids = [*target_ids, eos_id] if is_ended else target_ids
     weights = alignment(run, source_ids, target_ids)[: len(shown_ids)]
-    source, target = run.tokenizer.pieces(source_ids), run.tokenizer.pieces(shown_ids)
+    source, target = run.tokenizer.source_pieces(source_ids), run.tokenizer.pieces(shown_ids)
     print(run.tokenizer.decode(target_ids))
     _print_strongest(weights, target, source)
     if json_file:
@@ -284,7 +296,7 @@ def show_self_attention(
     layers = _chosen("layer", layer, all_weights.shape[0])
     heads = _chosen("head", head, all_weights.shape[1])
     weights = all_weights[layers[0] - 1 : layers[-1], heads[0] - 1 : heads[-1]]
-    tokens = run.tokenizer.pieces(source_ids)
+    tokens = run.tokenizer.source_pieces(source_ids)
     if weights.shape[:2] == (1, 1):
         _print_strongest(weights[0, 0], tokens, tokens)
     else:

@@ -9,7 +9,7 @@ import dataclasses
 import math
 import re
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 from seq2seq_serve.bundle.normalization import Normalization
 from seq2seq_serve.bundle.tokenizer import Tokenizer
@@ -33,6 +33,18 @@ def check_special_ids(tokenizer: Tokenizer) -> None:
             raise ValueError(
                 f"the tokenizer gives {token} the id {tokenizer.token_id(token)}, not {expected}"
             )
+
+
+class TargetFrame(NamedTuple):
+    """The tokens around a target.
+
+    Attributes:
+        start_ids: The tokens that the decoder reads before it.
+        eos_id: The token that ends it.
+    """
+
+    start_ids: tuple[int, ...] = (BOS_ID,)
+    eos_id: int = EOS_ID
 
 
 @dataclass(frozen=True)
@@ -114,6 +126,16 @@ class ModelConfig(_Config):
         self._require(self.tied in get_args(Tied), "tied", '"all", "target" or "none"')
 
     @property
+    def frame(self) -> TargetFrame:
+        """The tokens around targets."""
+        return TargetFrame()
+
+    @property
+    def max_target_tokens(self) -> int:
+        """The most tokens of a target, with its eos."""
+        return self.max_target_length + 1 - len(self.frame.start_ids)
+
+    @property
     def num_unstable_steps(self) -> int:
         """The number of first training steps in which a high loss is no sign of a failed run."""
         return 0
@@ -167,19 +189,20 @@ class TrainingConfig(_Config):
     """The recipe of Vaswani et al. 2017 (section 5, arXiv:1706.03762).
 
     Attributes:
-        max_steps: The last step, unless `patience` stops training before.
+        max_steps: The last step, unless `patience` ends training before.
         batch_tokens: Padded tokens of a batch, on its longer side.
         mixes_lengths: Whether a batch has pairs of all lengths, in random order; otherwise of similar length,
             which pads less.
         group_pairs: A pass over more pairs is planned in groups of at most about this many, which bounds its
             memory; None plans every pass as a whole.
         learning_rate_scale: The factor of the paper's schedule; 1 is the paper's.
-        cooldown_share: The last share of `max_steps`, in which the learning rate falls to 0.
+        cooldown_share: The last share of all steps, in which the learning rate falls to 0.
         max_gradient_norm: Longer gradients are scaled down to this norm.
         eval_interval_steps: How often the dev pairs are translated and scored.
         checkpoint_interval_steps: How often a checkpoint is written.
         num_averaged: How many of the newest checkpoints are kept, and averaged at the end.
-        patience: Evaluations without a better dev score after which training stops; None never stops early.
+        patience: Evaluations without a better dev score after which the cool-down begins, or training ends if
+            there is none; None never ends early.
         bleu_tokenization: sacreBLEU's tokenizer of the dev score; None is the one for the script of the dev
             targets.
         normalization: How texts are normalised before they are cut into tokens, "nfc", "nfkc" or "none"
@@ -192,6 +215,8 @@ class TrainingConfig(_Config):
             (`training.data.vectors`); None starts them at random.
         target_vectors: The same for the target, whose vector wins where both sides share one matrix.
         are_vectors_frozen: Whether embeddings that start with a word vector keep it.
+        frozen: The parts of the model that training leaves as they are: the first words of the names of its
+            weights, with commas, such as "embedding,encoder_layers"; None trains all.
         max_length_ratio: A pair is dropped if one side has more tokens than this times the other side's;
             None keeps all pairs.
         drop_copies: Whether pairs with equal source and target are dropped.
@@ -225,6 +250,7 @@ class TrainingConfig(_Config):
     source_vectors: str | None = None
     target_vectors: str | None = None
     are_vectors_frozen: bool = False
+    frozen: str | None = None
     seed: int = 0
 
     @classmethod
@@ -240,10 +266,9 @@ class TrainingConfig(_Config):
                 del content["r_drop"]
         return super().from_json(content)
 
-    @property
-    def cooldown_steps(self) -> int:
-        """The number of last steps in which the learning rate falls."""
-        return round(self.cooldown_share * self.max_steps)
+    def cooldown_steps(self, last_step: int) -> int:
+        """The number of last steps, of `last_step` in all, in which the learning rate falls."""
+        return round(self.cooldown_share * last_step)
 
     def __post_init__(self) -> None:
         for name in ("max_steps", "batch_tokens", "warmup_steps", "num_averaged"):
@@ -264,6 +289,8 @@ class TrainingConfig(_Config):
             "are_vectors_frozen",
             "False without source_vectors and target_vectors, and True or False with them",
         )
+        is_known = self.frozen is None or isinstance(self.frozen, str)
+        self._require(is_known, "frozen", "names of parts of the model, with commas, or null")
         if self.patience is not None:
             self._require_int("patience", at_least=1)
         if self.max_length_ratio is not None:

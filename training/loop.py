@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
@@ -55,6 +56,8 @@ class _Stopped(Exception):
 class Trainer:
     """Owns the model, the optimizer, the place in the corpus and the best score of a run in training.
 
+    `last_step` is that of the recipe, until `patience` moves it forward.
+
     Invariant: after each step, `checkpoint()` is all that a new trainer needs to continue, on a CPU bit for
     bit. Every process has a trainer. After each step all trainers hold the same weights and make the same
     decisions.
@@ -84,6 +87,7 @@ class Trainer:
         self.ranks = ranks or Ranks()
         self.step = checkpoint.step if checkpoint else 0
         self.best = checkpoint.best if checkpoint else None
+        self.last_step = (checkpoint and checkpoint.last_step) or config.training.max_steps
         self._is_scored = checkpoint.is_scored if checkpoint else True
         self._interrupt_signal: Callable[[], int | None] = lambda: None
         self._seconds_before = checkpoint.seconds if checkpoint else 0.0
@@ -91,6 +95,8 @@ class Trainer:
         recipe = config.training
         torch.manual_seed(recipe.seed)
         self.model = make_model(config.model).to(device)
+        if recipe.frozen is not None:
+            self.model.freeze(recipe.frozen)
         divergence = checkpoint.divergence if checkpoint else ()
         first_step = config.model.num_unstable_steps + 1
         self.guard = DivergenceGuard(config.model.vocab_size, *divergence, first_step=first_step)
@@ -107,6 +113,7 @@ class Trainer:
             ranks=self.ranks,
             piece_tokens=recipe.micro_batch_tokens,
             kind=self.model.source_kind.in_folder(folder.path / config.source_folder),
+            frame=config.model.frame,
             mixes_lengths=recipe.mixes_lengths,
         )
         if not checkpoint:
@@ -150,7 +157,7 @@ class Trainer:
             if not self._is_scored:
                 self._evaluate(reporter)
                 self._save()
-            while not self._is_done():
+            while self.step < self.last_step:
                 self.model.train()
                 share = self.batches.next_batch()
                 meter.add(*self.train_step(share), share.num_tokens)
@@ -159,7 +166,7 @@ class Trainer:
                 if self.step % _REPORT_INTERVAL_STEPS == 0:
                     self._report(reporter, meter)
                     meter = Meter()
-                if self.step % recipe.eval_interval_steps == 0 or self.step == recipe.max_steps:
+                if self.step % recipe.eval_interval_steps == 0 or self.step == self.last_step:
                     start = time.monotonic()
                     self._evaluate(reporter)
                     meter.leave_out(time.monotonic() - start)
@@ -187,6 +194,7 @@ class Trainer:
             seconds=self.seconds,
             divergence=(self.guard.best_loss, self.guard.num_steps_above),
             is_scored=self._is_scored,
+            last_step=self.last_step if self.last_step < self.config.training.max_steps else None,
         )
 
     def _reporter(self, console: Console) -> AbstractContextManager[Reporter | None]:
@@ -203,20 +211,26 @@ class Trainer:
         files = {side: self.folder.vectors_file(side) for side in embeddings}
         return [(embeddings[side], PieceVectors.load(file)) for side, file in files.items() if file.is_file()]
 
-    def _is_done(self) -> bool:
+    def _end_early(self) -> None:
+        """Begin the cool-down if `patience` is used up; without a cool-down, this step is the last one."""
         recipe = self.config.training
-        is_cooling = recipe.max_steps - self.step <= recipe.cooldown_steps
+        is_cooling = self.last_step - self.step <= recipe.cooldown_steps(self.last_step)
         is_worse = recipe.patience and self.best and self.best.num_worse_since >= recipe.patience
-        if is_worse and not is_cooling:  # scores improve again in the cool-down
-            _log.info("no better dev score in %d evaluations (patience): stopping early", recipe.patience)
-            return True
-        return self.step >= recipe.max_steps
+        if not is_worse or is_cooling:  # scores improve again in the cool-down
+            return
+        # Its share of all steps is that of the recipe.
+        self.last_step = min(math.ceil(self.step / (1 - recipe.cooldown_share)), self.last_step)
+        _log.info(
+            "no better dev score in %d evaluations (patience): the last step is %d",
+            recipe.patience,
+            self.last_step,
+        )
 
     def _is_scheduled(self, step: int) -> bool:
         """Whether an uninterrupted run writes a checkpoint at this step."""
         recipe = self.config.training
         intervals = (recipe.checkpoint_interval_steps, recipe.eval_interval_steps)
-        return step == recipe.max_steps or any(step % interval == 0 for interval in intervals)
+        return step == self.last_step or any(step % interval == 0 for interval in intervals)
 
     def train_step(self, share: BatchShare) -> tuple[Tensor, Tensor]:
         """Update the weights; return this process' part of the loss and the gradient norm, on the device."""
@@ -227,8 +241,9 @@ class Trainer:
         seeds = np.random.SeedSequence([recipe.seed, self.step, self.ranks.rank])
         torch.manual_seed(int(seeds.generate_state(1, np.uint64)[0]))
         for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.step, self.config.model.d_model, recipe)
+            group["lr"] = learning_rate(self.step, self.config.model.d_model, recipe, self.last_step)
         loss = self._backward(share)
+        self.model.finish_step(lambda own: self.ranks.total(own if share.pieces else [0.0] * len(own)))
         if recipe.are_vectors_frozen:
             for embedding, vectors in self._vectors:
                 vectors.hold(embedding)
@@ -305,6 +320,7 @@ class Trainer:
             self.best = BestScore(self.step, result.dev_score)
         else:
             self.best = BestScore(self.best.step, self.best.dev_score, self.best.num_worse_since + 1)
+            self._end_early()
         if reporter:
             scores = {"bleu": result.dev_bleu, "chrf": result.dev_chrf, "accuracy": result.dev_accuracy}
             known = {name: value for name, value in scores.items() if value is not None}

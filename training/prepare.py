@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -28,9 +29,11 @@ from seq2seq_serve.training.data.segmentation import FreshlyCutPairs
 from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.data.tokenizer import check_vocab_size, train_tokenizer, train_word_tokenizer
 from seq2seq_serve.training.data.vectors import PieceVectors
+from seq2seq_serve.training.huggingface.tuning import keep_published
 from seq2seq_serve.training.loop import Trainer
 from seq2seq_serve.training.models.base import EncoderDecoder
 from seq2seq_serve.training.models.registry import config_to_json, make_model, source_kind_of
+from seq2seq_serve.training.models.transformer import Transformer
 from seq2seq_serve.training.presets import Preset
 from seq2seq_serve.training.ranks import Ranks
 from seq2seq_serve.training.run import (
@@ -71,7 +74,7 @@ def start_run(
     """
     folder.check_is_free()
     kind = source_kind_of(preset.model).in_folder(corpus.folder)
-    if not kind.has_word_tokens:
+    if not kind.has_word_tokens and not parent:
         check_vocab_size(preset.model.vocab_size)
     recipe = preset.training
     if recipe.bpe_dropout and kind is not TOKENS:
@@ -84,6 +87,8 @@ def start_run(
         )
     if parent:
         _check_fits(preset, parent)
+    if recipe.bpe_dropout and parent and parent.published:
+        raise ValueError("bpe_dropout needs a tokenizer of byte pairs that was learned here: leave it out")
     vector_files = {
         side: Path(name)
         for side, name in (("source", recipe.source_vectors), ("target", recipe.target_vectors))
@@ -93,7 +98,7 @@ def start_run(
         file.open("rb").close()  # a missing file is reported before the long work
     filters = CorpusFilters(
         preset.model.max_source_length,
-        preset.model.max_target_length,
+        preset.model.max_target_tokens,
         max_characters=kind.max_characters,
     )
     if all(filters.text_reason(pair) for pair in corpus.train):
@@ -107,7 +112,9 @@ def start_run(
         _log.warning("%d of %d dev pairs are in the training corpus, too", len(shared), len(corpus.dev))
     tokenizer = parent.tokenizer if parent else _learn_tokenizer(corpus, filters, preset, kind)
     _log.info("tokenizer: %s tokens", f"{tokenizer.vocab_size:,}")
-    model = dataclasses.replace(preset.model, vocab_size=tokenizer.vocab_size)
+    model = preset.model
+    if not (parent and parent.published):  # whose matrices may have more rows than there are tokens
+        model = dataclasses.replace(model, vocab_size=tokenizer.vocab_size)
     held_out = {}
     for part, pairs in (("dev", corpus.dev), ("test", corpus.test)):
         # All pairs that the model can translate are scored, so the ratio filter does not apply.
@@ -117,12 +124,18 @@ def start_run(
         if part == "dev" and not kept:
             raise ValueError(f"none of {report.num_given} dev pairs is left: nothing to score")
         held_out[part] = kept
+    if recipe.frozen is not None:
+        make_model(model).freeze(recipe.frozen)  # refuses unknown parts
     initial = _inherited(parent.model, model, recipe.seed) if parent else None
     vectors = {side: PieceVectors.of(file, tokenizer, model.d_model) for side, file in vector_files.items()}
     folder.checkpoints.mkdir(parents=True, exist_ok=True)
     for file in folder.optional_files:  # an interrupted start may have left them
         file.unlink(missing_ok=True)
+    shutil.rmtree(folder.published, ignore_errors=True)
     tokenizer.save(folder.tokenizer_file)
+    if parent and parent.published:
+        assert isinstance(parent.model, Transformer)
+        keep_published(parent.published, parent.model, folder.published)
     if initial:
         write_weights(folder.initial_file, initial)
     for side, found in vectors.items():
@@ -173,7 +186,7 @@ def check_can_continue(
             f"(it can change {', '.join(CHANGEABLE)})"
         )
     if parent and _description(parent) != config.parent:
-        raise ValueError(f"{folder.path} was not started with the weights of the run in --from: leave it out")
+        raise ValueError(f"{folder.path} was not started with the weights of --from: leave it out")
 
 
 def _source_folder(folder: RunFolder, corpus: Corpus, kind: SourceKind) -> str:
@@ -315,8 +328,10 @@ def _prepare_to_continue(
         _encode(folder, config, corpus, folder.read_tokenizer())
     if is_finished:
         return folder.read_summary()
+    if not is_same_end:
+        _restart_patience(folder)
     if folder.is_finished:
-        _reopen(folder)
+        folder.summary_file.replace(folder.summary_before_file)
     folder.write_config(
         dataclasses.replace(
             config,
@@ -330,13 +345,12 @@ def _prepare_to_continue(
     return None
 
 
-def _reopen(folder: RunFolder) -> None:
-    """Turn a finished run into an unfinished one, and restart its count of worse evaluations."""
+def _restart_patience(folder: RunFolder) -> None:
+    """Forget worse evaluations, and an end that they brought: the run now has another end."""
     checkpoint, _ = newest_checkpoint(folder.checkpoints)
     if checkpoint and checkpoint.best:
         best = dataclasses.replace(checkpoint.best, num_worse_since=0)
-        save_checkpoint(folder.checkpoints, dataclasses.replace(checkpoint, best=best))
-    folder.summary_file.replace(folder.summary_before_file)
+        save_checkpoint(folder.checkpoints, dataclasses.replace(checkpoint, best=best, last_step=None))
 
 
 def _commits(config: RunConfig, num_done: int) -> str:
@@ -353,7 +367,7 @@ def _encode(folder: RunFolder, config: RunConfig, corpus: Corpus, tokenizer: Tok
     kind = source_kind_of(config.model).in_folder(corpus.folder)
     filters = CorpusFilters(
         config.model.max_source_length,
-        config.model.max_target_length,
+        config.model.max_target_tokens,
         config.training.max_length_ratio if kind is TOKENS else None,
         config.training.drop_copies,
         kind.max_characters,

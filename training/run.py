@@ -7,6 +7,7 @@ encoded/           the training corpus as token ids; if it is missing, it is enc
 pictures/          the files of a built-in corpus of pictures or clips
 source.vectors.pt … the initial word vectors of an embedding, if they were read from a file
 initial.pt         the weights of the parent run, if there is one
+published/         settings and tokenizers of the published model that the run tunes, if it tunes one
 checkpoints/       the states from which training resumes
 metrics.jsonl      one JSON object per line; tensorboard/ and learning-curve.png show the same
 model.pt           the final weights
@@ -48,6 +49,7 @@ from seq2seq_serve.training.data.encoded import EncodedCorpus
 from seq2seq_serve.training.data.lengths import learn_length_bound
 from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.data.text_files import SentencePair, read_parallel, write_lines
+from seq2seq_serve.training.huggingface.tuning import read_published
 from seq2seq_serve.training.models.base import EncoderDecoder, Metric
 from seq2seq_serve.training.models.registry import (
     config_from_json,
@@ -179,6 +181,7 @@ class TrainedModel:
             scored.
         source_language: The recipe's `source_language`; empty if it has none.
         length_bound: The bound on target lengths; None if the corpus is not known.
+        published: The folder with the settings and tokenizers of a published model; None for others.
     """
 
     model: EncoderDecoder
@@ -189,6 +192,7 @@ class TrainedModel:
     dev_score: float | None = None
     source_language: str = ""
     length_bound: LengthBound | None = None
+    published: Path | None = None
 
 
 class RunFolder:
@@ -204,6 +208,7 @@ class RunFolder:
         self.encoded = path / "encoded"
         self.pictures = path / "pictures"
         self.initial_file = path / "initial.pt"
+        self.published = path / "published"
         self.checkpoints = path / "checkpoints"
         self.metrics_file = path / "metrics.jsonl"
         self.tensorboard = path / "tensorboard"
@@ -273,7 +278,13 @@ class RunFolder:
             raise ValueError(f"{self.config_file}: {error}") from error
 
     def read_tokenizer(self) -> Tokenizer:
-        """Read `tokenizer.json`; raise ValueError if it is damaged or has other special tokens."""
+        """Read `tokenizer.json`, or the tokenizers of a published model.
+
+        Raises:
+            ValueError: A file is damaged, or `tokenizer.json` has other special tokens.
+        """
+        if self.published.is_dir():
+            return read_published(self.published).tokenizer
         tokenizer = Tokenizer.load(self.tokenizer_file)
         check_special_ids(tokenizer)
         return tokenizer
@@ -328,6 +339,14 @@ def load_run(path: Path | str) -> TrainedModel:
     )
 
 
+def load_published(path: Path) -> TrainedModel:
+    """Read a published model of texts from its folder; a ValueError says what is not supported."""
+    published = read_published(path, has_weights=True)
+    model = published.read_model()
+    provenance = {"weights": f"{published.family.name} checkpoint {path.resolve().name}"}
+    return TrainedModel(model, published.tokenizer, model.config, provenance, dev=[], published=path)
+
+
 def load_checkpoints(path: Path | str, steps: Sequence[int]) -> TrainedModel:
     """Read a run, finished or not, with the mean weights of the checkpoints of some steps.
 
@@ -352,7 +371,8 @@ def _with_weights(
 ) -> TrainedModel:
     config = folder.read_config()
     tokenizer = folder.read_tokenizer()
-    if tokenizer.vocab_size != config.model.vocab_size:
+    is_published = folder.published.is_dir()
+    if tokenizer.vocab_size != config.model.vocab_size and not is_published:
         raise ValueError(
             f"{folder.tokenizer_file} has {tokenizer.vocab_size} tokens, "
             f"and {folder.config_file.name} says {config.model.vocab_size}"
@@ -382,6 +402,7 @@ def _with_weights(
         dev,
         source_language=config.training.source_language or "",
         length_bound=bound,
+        published=folder.published if is_published else None,
     )
 
 

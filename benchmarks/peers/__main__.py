@@ -85,7 +85,7 @@ from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
-from seq2seq_serve.export.huggingface.families import Limits
+from seq2seq_serve.training.huggingface.dialect import Limits
 from seq2seq_serve.training.models.transformer import Transformer
 from seq2seq_serve.training.run import TrainedModel
 

@@ -13,7 +13,7 @@ from ctranslate2.converters import TransformersConverter
 from ctranslate2.specs import TransformerSpec
 
 from benchmarks.peers.work import Search
-from seq2seq_serve.training.config import BOS, EOS, PAD, UNK
+from seq2seq_serve.training.config import BOS, EOS, PAD, UNK, TransformerConfig
 from seq2seq_serve.training.models.base import EncoderDecoder
 from seq2seq_serve.training.models.transformer import Transformer
 
@@ -28,6 +28,8 @@ def convert(model: EncoderDecoder, path: Path) -> list[str]:
     """Write `model` in CTranslate2's format; returns the token string of each id."""
     assert isinstance(model, Transformer)
     config = model.config
+    assert isinstance(config, TransformerConfig)
+    assert model.target_positions is not None
     spec = TransformerSpec.from_config(
         (config.num_encoder_layers, config.num_decoder_layers),
         config.num_heads,
@@ -38,7 +40,7 @@ def convert(model: EncoderDecoder, path: Path) -> list[str]:
     decoder.embeddings.weight = _array(model.embedding.weight)
     decoder.projection.weight = _array(model.output_weight)
     for stack in (encoder, decoder):
-        stack.position_encodings.encodings = _array(model.positions)
+        stack.position_encodings.encodings = _array(model.target_positions)
     for ours, theirs in zip(model.encoder_layers, encoder.layer, strict=True):
         _set_self_attention(theirs.self_attention, ours.self_attention, ours.self_attention_norm)
         _set_feed_forward(theirs.ffn, ours)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
 
-from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID
+from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID, TransformerConfig
 from seq2seq_serve.training.models.base import EncoderDecoder
 from seq2seq_serve.training.models.transformer import Transformer
 
@@ -21,7 +21,9 @@ def as_marian(model: EncoderDecoder, device: torch.device, dtype: torch.dtype) -
         ValueError: The model has pre-norm.
     """
     assert isinstance(model, Transformer)
-    config = model.config
+    config, positions = model.config, model.target_positions
+    assert isinstance(config, TransformerConfig)
+    assert positions is not None
     if config.norm != "post":
         raise ValueError(f"MarianMTModel is post-norm, and the model has norm={config.norm!r}")
     marian: Any = MarianMTModel(
@@ -36,7 +38,7 @@ def as_marian(model: EncoderDecoder, device: torch.device, dtype: torch.dtype) -
             decoder_ffn_dim=config.d_ff,
             activation_function="relu",
             scale_embedding=True,
-            max_position_embeddings=len(model.positions),
+            max_position_embeddings=len(positions),
             dropout=0.0,
             pad_token_id=PAD_ID,
             bos_token_id=BOS_ID,
@@ -52,13 +54,14 @@ def as_marian(model: EncoderDecoder, device: torch.device, dtype: torch.dtype) -
 
 def _weights(model: Transformer) -> Iterator[tuple[str, Tensor]]:
     assert model.config.tied == "all", "Marian shares one matrix"
-    embedding = model.embedding.weight
+    embedding, positions = model.embedding.weight, model.target_positions
+    assert positions is not None
     yield "lm_head.weight", embedding
     yield "model.shared.weight", embedding
     for name, layers in (("encoder", model.encoder_layers), ("decoder", model.decoder_layers)):
         yield f"model.{name}.embed_tokens.weight", embedding
         # Marian's default table has all sines before all cosines.
-        yield f"model.{name}.embed_positions.weight", model.positions
+        yield f"model.{name}.embed_positions.weight", positions
         for i, layer in enumerate(layers):
             yield from _layer_weights(f"model.{name}.layers.{i}", layer)
 

@@ -11,7 +11,8 @@ from torch.nn import functional
 
 from seq2seq_serve.training.config import PAD_ID, ModelConfig, TrainingConfig, TransformerConfig
 from seq2seq_serve.training.data.batches import Batch, BatchShare
-from seq2seq_serve.training.models.transformer import LAYER_NORM_EPS, sinusoidal_positions
+from seq2seq_serve.training.models.options import StackConfig
+from seq2seq_serve.training.models.transformer import sinusoidal_positions
 from seq2seq_serve.training.schedule import learning_rate
 
 
@@ -40,7 +41,7 @@ class PlainTransformer(nn.Module):
                 config.num_decoder_layers,
                 config.d_ff,
                 config.dropout,
-                layer_norm_eps=LAYER_NORM_EPS,
+                layer_norm_eps=StackConfig.norm_epsilon,
                 batch_first=True,
                 norm_first=config.norm == "pre",
             )

@@ -13,9 +13,9 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role
 from seq2seq_serve.export.graphs import operators
-from seq2seq_serve.export.graphs.architecture import PatchFront, SoundFront
 from seq2seq_serve.export.graphs.linear import Linear, LinearFactory
 from seq2seq_serve.training.models.base import EncoderDecoder
+from seq2seq_serve.training.models.fronts import PatchMap, SoundMaps
 
 # B batch rows   S source length   D d_model   V vocabulary
 
@@ -106,9 +106,9 @@ def source_specs() -> tuple[TensorSpec, TensorSpec]:
     )
 
 
-def front_specs(front: SoundFront | PatchFront) -> tuple[TensorSpec]:
+def front_specs(front: SoundMaps | PatchMap) -> tuple[TensorSpec]:
     """The input of an `encode` graph over sounds or pictures."""
-    if isinstance(front, SoundFront):
+    if isinstance(front, SoundMaps):
         axes = (Axis.BATCH, front.num_bands, front.num_frames)
         return (TensorSpec(names.SOUND, "float32", axes, Role.SOURCE),)
     return (TensorSpec(names.PICTURE, "uint8", (Axis.BATCH, front.size, front.size, 3), Role.SOURCE),)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from seq2seq_serve.export.graphs import operators
-from seq2seq_serve.export.graphs.architecture import Activation, LayerKind, Stack
 from seq2seq_serve.export.graphs.layout import Layout
 from seq2seq_serve.export.graphs.linear import FloatLinear, Linear, LinearFactory
+from seq2seq_serve.training.models.options import Activation, LayerKind, StackConfig
 
 # B batch rows   S source length   T target length   D d_model   H heads   G heads of keys and values
 # K d_head   C cache capacity
@@ -150,7 +150,7 @@ class FeedForward(nn.Module):
     neither it nor the output leaves the range of float16.
     """
 
-    def __init__(self, layer: Any, stack: Stack, linear: LinearFactory, residual_scale: float) -> None:
+    def __init__(self, layer: Any, stack: StackConfig, linear: LinearFactory, residual_scale: float) -> None:
         super().__init__()
         network = layer.feed_forward
         gate: nn.Linear | None = getattr(network, "gate", None)
@@ -179,7 +179,9 @@ class FeedForward(nn.Module):
 class _Block(nn.Module):
     """The parts of a layer with a single attention."""
 
-    def __init__(self, layer: Any, stack: Stack, linear: LinearFactory, residual_scale: float = 1.0) -> None:
+    def __init__(
+        self, layer: Any, stack: StackConfig, linear: LinearFactory, residual_scale: float = 1.0
+    ) -> None:
         super().__init__()
         attention = layer.self_attention
         packed = [attention.query, attention.key, attention.value]
@@ -220,7 +222,7 @@ class DecoderBlock(nn.Module):
     def __init__(
         self,
         layer: Any,
-        stack: Stack,
+        stack: StackConfig,
         kind: LayerKind,
         linear: LinearFactory,
         residual_scale: float = 1.0,
@@ -395,7 +397,7 @@ class MergedBlock(_Block):
 class Heads(nn.Module):
     """Separates a packed projection into heads; queries and keys may have norms, and may be rotated."""
 
-    def __init__(self, attention: Any, stack: Stack) -> None:
+    def __init__(self, attention: Any, stack: StackConfig) -> None:
         super().__init__()
         self.num_heads, self.num_key_value_heads = stack.num_heads, stack.num_key_value_heads
         self.d_head = stack.d_head

@@ -6,11 +6,12 @@ capacities of both buffers, and not, as in `export.graphs.transformer`, the leng
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from seq2seq_serve.bundle.names import Verb
-from seq2seq_serve.export.graphs.architecture import Architecture
 from seq2seq_serve.export.graphs.base import Graph, outs
 from seq2seq_serve.export.graphs.linear import LinearFactory
 from seq2seq_serve.export.graphs.transformer import (
@@ -20,17 +21,19 @@ from seq2seq_serve.export.graphs.transformer import (
     OneStepGraph,
     TransformerGraph,
 )
-from seq2seq_serve.training.models.transformer import alignment_layer
+from seq2seq_serve.training.models.transformer import Transformer, alignment_layer
 
 # B batch rows   T target length   D d_model   V vocabulary   L layers   C cache capacity   S memory capacity
 
 
-def merged_graphs_of(model: Architecture, linear: LinearFactory) -> dict[Verb, Graph]:
-    """Create the three graphs of a Transformer with merged attention."""
-    decoder, layer = Decoder(model, linear), alignment_layer(len(model.decoder.layers))
+def make_merged_graphs(
+    model: Transformer, linear: LinearFactory, suppressed_token_ids: Sequence[int] = ()
+) -> dict[Verb, Graph]:
+    """Create the three graphs of a Transformer with merged attention, see `make_graphs`."""
+    decoder, layer = Decoder(model, linear), alignment_layer(len(model.decoder_layers))
     return {
         Verb.ENCODE: EncodeGraph(model, linear),
-        Verb.STEP: MergedStepGraph(model, linear, decoder),
+        Verb.STEP: MergedStepGraph(model, linear, decoder, suppressed_token_ids),
         Verb.DECODE: MergedDecodeGraph(model, linear, decoder, alignment_layer=layer),
     }
 
@@ -38,8 +41,14 @@ def merged_graphs_of(model: Architecture, linear: LinearFactory) -> dict[Verb, G
 class MergedStepGraph(OneStepGraph):
     """One target position for all running rows, with the cache in place; the memory is only read."""
 
-    def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
-        super().__init__(model, linear, decoder)
+    def __init__(
+        self,
+        model: Transformer,
+        linear: LinearFactory,
+        decoder: Decoder,
+        suppressed_token_ids: Sequence[int] = (),
+    ) -> None:
+        super().__init__(model, linear, decoder, suppressed_token_ids)
         cache = self._cache_specs()
         self.inputs = (*self.columns, *cache, *self._memory_specs())
         self.outputs = (*self.answers, *outs(cache))

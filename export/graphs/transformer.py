@@ -2,9 +2,9 @@
 
 Each module lists its inputs and outputs as `TensorSpec`s, with their names, axes and roles, and expresses the
 model in operators for which ONNX Runtime has fused kernels. `training.models.transformer` defines their
-computation for the paper's Transformer, `export.huggingface.model` for imported ones, and `export.parity`
-proves that the graphs compute the same. Inside a graph every token is one row of a matrix; only attention
-separates batch and position. `export.graphs.layout` decides whether padding is a row, too.
+computation, and `export.parity` proves that the graphs compute the same. Inside a graph every token is one
+row of a matrix; only attention separates batch and position. `export.graphs.layout` decides whether padding
+is a row, too.
 """
 
 from __future__ import annotations
@@ -21,17 +21,6 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role, Verb
 from seq2seq_serve.export.graphs import operators
-from seq2seq_serve.export.graphs.architecture import (
-    Architecture,
-    PatchFront,
-    Rotary,
-    SoundFront,
-    Stack,
-    architecture_of,
-    neighbours,
-    patches,
-    relative_bias,
-)
 from seq2seq_serve.export.graphs.base import (
     TYPE_NAMES,
     Embedding,
@@ -52,7 +41,10 @@ from seq2seq_serve.export.graphs.blocks import (
 from seq2seq_serve.export.graphs.layout import Layout, PackedLayout, PaddedLayout
 from seq2seq_serve.export.graphs.linear import Int8Linear, Linear, LinearFactory
 from seq2seq_serve.training.models.base import Layers
-from seq2seq_serve.training.models.transformer import Transformer, alignment_layer
+from seq2seq_serve.training.models.fronts import PatchMap, SoundMaps, neighbours, patches
+from seq2seq_serve.training.models.options import Rotary, StackConfig
+from seq2seq_serve.training.models.positions import relative_bias
+from seq2seq_serve.training.models.transformer import Stack, Transformer, alignment_layer
 
 # B batch rows   S source length   T target length   D d_model   H heads   K d_head
 # G heads of keys and values   V vocabulary   L layers   C cache capacity
@@ -63,32 +55,30 @@ _FLOAT16_SCALE = 1 / 64  # a power of two, so that it is exact
 class TransformerGraph(Graph):
     """The common part of the three graphs, which begin with the embedding of one stack."""
 
-    def __init__(self, model: Architecture, stack: Stack, linear: LinearFactory) -> None:
+    def __init__(self, model: Transformer, stack: Stack, linear: LinearFactory) -> None:
         super().__init__()
         self.dtype = linear.dtype
-        self.is_pre_norm = stack.final_norm is not None
+        config, scale = stack.config, _residual_scale(stack.config, linear)
+        self.is_pre_norm = config.is_pre_norm
         if stack.embedding is not None:
-            self.embedding = Embedding(
-                stack.embedding, linear, stack.embedding_scale * _residual_scale(stack, linear)
-            )
+            self.embedding = Embedding(stack.embedding, linear, config.embedding_scale * scale)
         self.positions = _constant(stack.positions)
-        self.relative_bias = _constant(stack.relative_bias)
-        self.zero_position_id = stack.zero_position_id
-        self.unscaled: nn.Parameter | None = None
-        if stack.unscaled is not None:
-            self.unscaled_id, vector = stack.unscaled
-            self.unscaled = _constant(vector * _residual_scale(stack, linear))
-        self.kinds = stack.kinds
-        self.rotaries = list(dict.fromkeys(kind.rotary for kind in stack.kinds if kind.rotary))
+        bias = stack.relative_bias
+        self.relative_bias = None if bias is None else _constant(bias.table())
+        self.zero_position_id, self.unscaled_id = config.zero_position_id, config.unscaled_id
+        self.unscaled = None if stack.unscaled is None else _constant(stack.unscaled * scale)
+        self.kinds = config.layer_kinds
+        self.rotaries = list(dict.fromkeys(kind.rotary for kind in self.kinds if kind.rotary))
         self.rotations = Layers[_Rotation](_Rotation(rotary, stack) for rotary in self.rotaries)
         self.embedding_norm: AddNorm | None = None
-        if stack.embedding_norm is not None:
+        if config.has_embedding_norm:
             self.embedding_norm = AddNorm(
                 stack.embedding_norm, None, None, None, pre_norm=False, linear=linear
             )
-        self.num_layers = len(model.decoder.layers)
-        self.num_key_value_heads, self.d_head = model.decoder.num_key_value_heads, model.decoder.d_head
-        self.d_model = stack.d_model
+        decoder = model.decoder.config
+        self.num_layers = decoder.num_layers
+        self.num_key_value_heads, self.d_head = decoder.num_key_value_heads, decoder.d_head
+        self.d_model = config.d_model
         self.vocab_size = len(model.output_weight)
 
     def embed(self, ids: Tensor, positions: Tensor | None) -> Tensor:
@@ -97,7 +87,8 @@ class TransformerGraph(Graph):
             positions = positions * (ids != self.zero_position_id).unsqueeze(-1)
         x = self.embedding(ids)
         if self.unscaled is not None:
-            x = torch.where((ids == self.unscaled_id).unsqueeze(-1), self.unscaled, x)
+            assert self.unscaled_id is not None
+            x = torch.where(ids.eq(self.unscaled_id).unsqueeze(-1), self.unscaled, x)
         return self.placed(x, positions)
 
     def placed(self, x: Tensor, positions: Tensor | None) -> Tensor:
@@ -148,19 +139,19 @@ class TransformerGraph(Graph):
         ]
 
 
-def make_graphs(model: Transformer, linear: LinearFactory) -> dict[Verb, Graph]:
-    """Create the three graphs of the paper's Transformer, with maps from the factory."""
-    return graphs_of(architecture_of(model), linear)
+def make_graphs(
+    model: Transformer, linear: LinearFactory, suppressed_token_ids: Sequence[int] = ()
+) -> dict[Verb, Graph]:
+    """Create the three graphs of a Transformer, with maps from the factory.
 
-
-def graphs_of(model: Architecture, linear: LinearFactory) -> dict[Verb, Graph]:
-    """Create the three graphs of any Transformer."""
+    A step that selects the next token itself never selects a suppressed one.
+    """
     decoder = Decoder(model, linear)
-    layer = alignment_layer(len(model.decoder.layers))
+    layer = alignment_layer(len(model.decoder_layers))
     step = SeparateStepGraph if linear.is_fused else SharingStepGraph
     return {
         Verb.ENCODE: EncodeGraph(model, linear),
-        Verb.STEP: step(model, linear, decoder),
+        Verb.STEP: step(model, linear, decoder, suppressed_token_ids),
         Verb.DECODE: DecodeGraph(model, linear, decoder, alignment_layer=layer),
     }
 
@@ -171,22 +162,22 @@ class EncodeGraph(TransformerGraph):
     A source is a text, or a sound or picture, which has the same number of positions in every row.
     """
 
-    def __init__(self, model: Architecture, linear: LinearFactory) -> None:
-        super().__init__(model, model.encoder, linear)
-        stack, scale = model.encoder, _residual_scale(model.encoder, linear)
+    def __init__(self, model: Transformer, linear: LinearFactory) -> None:
+        stack, config = model.encoder, model.encoder.config
+        super().__init__(model, stack, linear)
+        scale, is_merged = _residual_scale(config, linear), model.architecture.is_merged
         self.front = None if stack.front is None else _front(stack.front, linear)
         self.is_packed = not linear.is_fused
         self.blocks = Layers[EncoderBlock](
-            EncoderBlock(layer, stack, linear, scale) for layer in stack.layers
+            EncoderBlock(layer, config, linear, scale) for layer in stack.layers
         )
-        self.has_plain_attention = stack.has_plain_attention
+        self.has_plain_attention = config.has_plain_attention
         self.norms = _norms(stack, self.blocks, linear)
-        name = "self_attention" if model.is_merged else "cross_attention"
-        cross: list[Any] = [getattr(layer, name) for layer in model.decoder.layers]
+        cross = [layer.memory_attention for layer in model.decoder_layers]
         self.memory = linear([module for attention in cross for module in (attention.key, attention.value)])
         norms = [norm for attention in cross if (norm := HeadNorm.of(attention, "key_norm"))]
         self.key_norms = Layers[HeadNorm](norms)
-        self.has_last = linear.is_fused and not model.is_merged
+        self.has_last = linear.is_fused and not is_merged
         memory = self._memory_specs()
         sources = source_specs() if stack.front is None else front_specs(stack.front)
         self.inputs = (*sources, *memory)
@@ -239,16 +230,14 @@ class EncodeGraph(TransformerGraph):
         }
 
 
-def _front(front: SoundFront | PatchFront, linear: LinearFactory) -> nn.Module:
-    if isinstance(front, SoundFront):
-        return _SoundMaps(front, linear)
-    return _PatchMap(front, linear)
+def _front(front: SoundMaps | PatchMap, linear: LinearFactory) -> nn.Module:
+    return _SoundMaps(front, linear) if isinstance(front, SoundMaps) else _PatchMap(front, linear)
 
 
 class _SoundMaps(nn.Module):
     """The maps of a spectrogram `(B, bands, frames)` to embeddings `(B, frames / 2, D)`."""
 
-    def __init__(self, front: SoundFront, linear: LinearFactory) -> None:
+    def __init__(self, front: SoundMaps, linear: LinearFactory) -> None:
         super().__init__()
         self.dtype = linear.dtype
         self.first = linear([front.first])
@@ -266,12 +255,12 @@ class _SoundMaps(nn.Module):
 class _PatchMap(nn.Module):
     """The map of pictures `(B, size, size, 3)` to the embeddings `(B, S, D)` of tokens and patches."""
 
-    def __init__(self, front: PatchFront, linear: LinearFactory) -> None:
+    def __init__(self, front: PatchMap, linear: LinearFactory) -> None:
         super().__init__()
         self.dtype, self.patch_size = linear.dtype, front.patch_size
         self.mean, self.deviation, self.tokens = (
             nn.Parameter(values.detach(), requires_grad=False)
-            for values in (front.mean, front.deviation, front.tokens)
+            for values in (torch.tensor(front.mean), torch.tensor(front.deviation), front.tokens)
         )
         self.last = linear([front.last])
 
@@ -290,13 +279,19 @@ class OneStepGraph(TransformerGraph):
     that a greedy step is one replayed graph.
     """
 
-    def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
+    def __init__(
+        self,
+        model: Transformer,
+        linear: LinearFactory,
+        decoder: Decoder,
+        suppressed_token_ids: Sequence[int] = (),
+    ) -> None:
         super().__init__(model, model.decoder, linear)
         self.decoder = decoder
         self.feeds_itself = linear.is_fused
         added = torch.zeros(self.vocab_size)
-        added[list(model.suppressed_token_ids)] = -math.inf
-        self.is_suppressed = _constant(added < 0) if model.suppressed_token_ids else None
+        added[list(suppressed_token_ids)] = -math.inf
+        self.is_suppressed = _constant(added < 0) if suppressed_token_ids else None
         self.added = nn.Parameter(added, requires_grad=False)  # to the logits, before a choice
         lengths = names.PREVIOUS_LENGTHS if self.feeds_itself else names.CACHE_LENGTHS
         self.columns = token_specs(lengths, names.LAST_SOURCE_POSITIONS)
@@ -377,8 +372,14 @@ class SharingStepGraph(StepGraph):
     In int8 it also finds the most probable tokens, if the caller wants these instead of logits.
     """
 
-    def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
-        super().__init__(model, linear, decoder)
+    def __init__(
+        self,
+        model: Transformer,
+        linear: LinearFactory,
+        decoder: Decoder,
+        suppressed_token_ids: Sequence[int] = (),
+    ) -> None:
+        super().__init__(model, linear, decoder, suppressed_token_ids)
         cache = self._cache_specs()
         linear_map, is_capped = decoder.logits.linear, decoder.logits.cap is not None
         self.chooser = linear_map if isinstance(linear_map, Int8Linear) and not is_capped else None
@@ -433,9 +434,15 @@ class SeparateStepGraph(StepGraph):
     so it gets the last source position again and rewrites it in place.
     """
 
-    def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
-        super().__init__(model, linear, decoder)
-        self.has_own_operators = operators.takes_on_cuda(model.decoder.d_head)
+    def __init__(
+        self,
+        model: Transformer,
+        linear: LinearFactory,
+        decoder: Decoder,
+        suppressed_token_ids: Sequence[int] = (),
+    ) -> None:
+        super().__init__(model, linear, decoder, suppressed_token_ids)
+        self.has_own_operators = operators.takes_on_cuda(self.d_head)
         cache, memory = self._cache_specs(), self._memory_specs()
         self.inputs = (
             *self.columns,
@@ -481,7 +488,7 @@ class DecodeGraph(TransformerGraph):
     """
 
     def __init__(
-        self, model: Architecture, linear: LinearFactory, decoder: Decoder, *, alignment_layer: int
+        self, model: Transformer, linear: LinearFactory, decoder: Decoder, *, alignment_layer: int
     ) -> None:
         super().__init__(model, model.decoder, linear)
         self.decoder = decoder
@@ -558,14 +565,15 @@ class DecodeGraph(TransformerGraph):
 class Decoder(nn.Module):
     """The common part of step and decode: the blocks, the norms between them, the output projection."""
 
-    def __init__(self, model: Architecture, linear: LinearFactory) -> None:
+    def __init__(self, model: Transformer, linear: LinearFactory) -> None:
         super().__init__()
-        stack, scale = model.decoder, _residual_scale(model.decoder, linear)
+        stack, config = model.decoder, model.decoder.config
+        architecture, scale = model.architecture, _residual_scale(config, linear)
         self.blocks = Layers[Any](
-            MergedBlock(layer, stack, linear, scale)
-            if model.is_merged
-            else DecoderBlock(layer, stack, kind, linear, scale)
-            for layer, kind in zip(stack.layers, stack.kinds, strict=True)
+            MergedBlock(layer, config, linear, scale)
+            if architecture.is_merged
+            else DecoderBlock(layer, config, layer.kind, linear, scale)
+            for layer in model.decoder_layers
         )
         self.norms = _norms(stack, self.blocks, linear)
         self.logits = Projection(
@@ -573,8 +581,8 @@ class Decoder(nn.Module):
             linear,
             is_tied=model.output_weight is stack.embedding,
             bias=model.output_bias,
-            scale=model.output_scale,
-            cap=model.logits_cap,
+            scale=architecture.output_scale,
+            cap=architecture.logits_cap,
         )
 
 
@@ -583,7 +591,8 @@ class _Rotation(nn.Module):
 
     def __init__(self, rotary: Rotary, stack: Stack) -> None:
         super().__init__()
-        angles = rotary.angles(torch.arange(stack.num_positions), stack.d_head)  # (positions, K / 2)
+        places = torch.arange(stack.max_positions)
+        angles = rotary.angles(places, stack.config.d_head)  # (positions, K / 2)
         self.cosines = nn.Parameter(angles.cos(), requires_grad=False)
         self.sines = nn.Parameter(angles.sin(), requires_grad=False)
 
@@ -591,12 +600,12 @@ class _Rotation(nn.Module):
         return self.cosines, self.sines
 
 
-def _residual_scale(stack: Stack, linear: LinearFactory) -> float:
+def _residual_scale(stack: StackConfig, linear: LinearFactory) -> float:
     """The factor of the residual in the graph. The norms remove it, so it does not change the results.
 
     In models with RMS norms the residual and the products of gated networks can exceed the range of float16.
     """
-    return _FLOAT16_SCALE if stack.is_rms and linear.dtype is torch.float16 else 1.0
+    return _FLOAT16_SCALE if stack.norm_kind == "rms" and linear.dtype is torch.float16 else 1.0
 
 
 def _norms(
@@ -608,7 +617,7 @@ def _norms(
     ends = [pair for block in blocks for pair in block.ends()]
     firsts: list[Linear | None] = [first for first, _ in ends]
     lasts: list[Linear | None] = [last for _, last in ends]
-    pre_norm = stack.final_norm is not None
+    pre_norm = stack.config.is_pre_norm
     if pre_norm:
         norms, firsts, lasts = [*norms, stack.final_norm], [*firsts, None], [None, *lasts]
     else:
@@ -624,7 +633,7 @@ def _norms(
                 shift,
                 pre_norm=pre_norm,
                 linear=linear,
-                residual_scale=_residual_scale(stack, linear),
+                residual_scale=_residual_scale(stack.config, linear),
             )
         )
         shift = None if pre_norm else made[-1].shift

@@ -13,7 +13,7 @@ from seq2seq_serve.bundle.manifest import Places
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK
 from seq2seq_serve.export.exporter import ExportError
 from seq2seq_serve.export.huggingface.samples import SENTENCES
-from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers
+from seq2seq_serve.training.huggingface.tokenizers import ImportedTokenizers
 
 _FORGETS_EOS = ("BlenderbotTokenizer",)  # of transformers 5: its frame lacks the end of sequence
 

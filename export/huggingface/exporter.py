@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import shutil
-from collections.abc import Callable, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,15 +37,10 @@ from seq2seq_serve.export.exporter import (
     write_variant,
     write_variants,
 )
-from seq2seq_serve.export.graphs.architecture import Architecture
-from seq2seq_serve.export.graphs.merged import merged_graphs_of
-from seq2seq_serve.export.graphs.transformer import graphs_of
+from seq2seq_serve.export.graphs.merged import make_merged_graphs
+from seq2seq_serve.export.graphs.transformer import make_graphs
 from seq2seq_serve.export.huggingface.agreement import compare_tokenizers
-from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, CheckpointFolder, open_checkpoint
-from seq2seq_serve.export.huggingface.families import Family, Limits, config_of, family_of, read_model
-from seq2seq_serve.export.huggingface.generation import eos_ids, generation_of, left_out
-from seq2seq_serve.export.huggingface.model import ImportedConfig, ImportedModel
-from seq2seq_serve.export.huggingface.pictures import Patches
+from seq2seq_serve.export.huggingface.generation import generation_of, left_out
 from seq2seq_serve.export.huggingface.reference import (
     NUM_GENERATED,
     Batch,
@@ -54,9 +51,23 @@ from seq2seq_serve.export.huggingface.reference import (
     worst_difference,
 )
 from seq2seq_serve.export.huggingface.samples import make_pairs, sample_texts
-from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.data.sources import Numbers
+from seq2seq_serve.training.huggingface.checkpoint import (
+    CheckpointError,
+    CheckpointFolder,
+    eos_ids,
+    open_checkpoint,
+)
+from seq2seq_serve.training.huggingface.dialect import Family, Limits
+from seq2seq_serve.training.huggingface.families import config_of, family_of
+from seq2seq_serve.training.huggingface.pictures import Patches
+from seq2seq_serve.training.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
+from seq2seq_serve.training.huggingface.tuning import write_published
+from seq2seq_serve.training.huggingface.weights import read_model
+from seq2seq_serve.training.models.options import PublishedConfig
+from seq2seq_serve.training.models.transformer import Transformer
+from seq2seq_serve.training.run import TrainedModel
 
 _BYTES_PER_WEIGHT = {Precision.FP32: 4, Precision.FP16: 2, Precision.BF16: 2, Precision.INT8: 3}
 _MEMORY_PER_WEIGHT = 10  # bytes: 2.5 times the weights in float32; measured with 300 million weights: 2.3
@@ -73,6 +84,7 @@ _FAR = (1, 150, 140)  # a comparison beyond the last distance of published relat
 _MEDIA_SHAPES = ((1, 1, 6), (2, 1, 5))  # a sound or picture takes a second to encode
 _MAX_MARKS = 5  # that a line of the report names
 _DEFAULT_LIMITS = Limits()
+_NO_PROVENANCE: Mapping[str, str] = {}
 # For a model's own targets. Trained models, Whisper tiny.en and a Marian for Russian, have means of 0.06 and
 # 0.11 in int8, with 90% and 95% equal tokens, and 0.001 and 0.008 in fp16, with 100% and 99.6%.
 MAX_MEAN_DIFFERENCE = {Precision.FP16: 0.05, Precision.BF16: 0.2, Precision.INT8: 0.2}
@@ -90,7 +102,8 @@ class _Imported:
     """
 
     family: Family
-    model: ImportedModel
+    config: PublishedConfig
+    model: Transformer
     tokenizers: ImportedTokenizers
     eos_ids: tuple[int, ...]
     generation: Generation
@@ -106,6 +119,7 @@ def export_checkpoint(
     limits: Limits = _DEFAULT_LIMITS,
     overwrite: bool = False,
     is_strict: bool = False,
+    provenance: Mapping[str, str] = _NO_PROVENANCE,
     report: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
     """Import a checkpoint, prove each precision against `transformers`, and write the bundle at once.
@@ -118,6 +132,7 @@ def export_checkpoint(
         overwrite: Whether an older bundle is replaced.
         is_strict: Whether no bundle is written if the proof of any precision fails; by default the bundle has
             the other precisions.
+        provenance: Further facts for people about how the model was made.
         report: Called with a line about each step, as it begins or ends.
 
     Raises:
@@ -157,16 +172,37 @@ def export_checkpoint(
     else:
         sources = sources[:1]
     pairs = make_pairs(model, tokenizers, ends, sources)
-    tolerance = _compare_with_transformers(checkpoint, model, tokenizers, ends, pairs[0], report)
-    imported = _Imported(family, model, tokenizers, ends, generation, checkpoint, tolerance)
+    tolerance = _compare_with_transformers(checkpoint, config, model, tokenizers, ends, pairs[0], report)
+    imported = _Imported(family, config, model, tokenizers, ends, generation, checkpoint, tolerance)
     return write_bundle(
         path,
-        lambda folder: _write(imported, folder, precisions, pairs, report, is_strict=is_strict),
+        lambda folder: _write(
+            imported, folder, precisions, pairs, report, is_strict=is_strict, provenance=provenance
+        ),
         overwrite=overwrite,
     )
 
 
-def _samples(config: ImportedConfig, tokenizers: ImportedTokenizers) -> list[Numbers]:
+def export_tuned(
+    trained: TrainedModel, path: Path, precisions: Sequence[Precision], **options: Any
+) -> Manifest:
+    """Export a published model that a run tuned, by way of a folder as it was published with the new weights.
+
+    So `transformers` proves it, too. The options are those of `export_checkpoint`.
+    """
+    config = trained.config
+    assert trained.published is not None
+    assert isinstance(config, PublishedConfig)
+    score = {} if trained.dev_score is None else {"dev_score": f"{trained.dev_score:.2f}"}
+    with tempfile.TemporaryDirectory(prefix="tuned-") as temporary:
+        folder = Path(temporary) / trained.published.parent.resolve().name
+        write_published(trained.published, trained.model.state_dict(), config, folder)
+        limits = Limits(config.max_source_length, config.max_target_length)
+        provenance = trained.provenance | score
+        return export_checkpoint(folder, path, precisions, limits=limits, provenance=provenance, **options)
+
+
+def _samples(config: PublishedConfig, tokenizers: ImportedTokenizers) -> list[Numbers]:
     """The encoded sources of the proof."""
     if config.media is None:
         return sample_texts(tokenizers, config.max_source_length)
@@ -175,14 +211,15 @@ def _samples(config: ImportedConfig, tokenizers: ImportedTokenizers) -> list[Num
 
 def _compare_with_transformers(
     checkpoint: CheckpointFolder,
-    model: ImportedModel,
+    config: PublishedConfig,
+    model: Transformer,
     tokenizers: ImportedTokenizers,
     ends: Sequence[int],
     pair: tuple[Numbers, list[int]],
     report: Callable[[str], None],
 ) -> float:
     """Returns the largest difference that graphs in float32 may have; ExportError if the model has more."""
-    batches, kind = random_batches(model.config, tokenizers.pad_id), model.source_kind
+    batches, kind = random_batches(config, tokenizers.pad_id), model.source_kind
     *source, mask = kind.tensors([kind.inputs(pair[0])])
     num_start = len(tokenizers.frames.start)
     sample, target = Batch(source[0], mask, torch.zeros(1, 0, dtype=torch.int64)), pair[1]
@@ -193,11 +230,13 @@ def _compare_with_transformers(
     if TARGET_LANGUAGE in tokenizers.frames.forced:
         starts["forced_bos_token_id"] = target[num_start]
     # Whisper's `generate` has a prompt and fallbacks of its own.
-    is_asked = model.config.media is None or tokenizers.timestamps is None
-    theirs = reference(checkpoint.path, model.config.media, batches, sample if is_asked else None, starts)
+    is_asked = model.architecture.media is None or tokenizers.timestamps is None
+    theirs = reference(
+        checkpoint.path, model.architecture.media, batches, sample if is_asked else None, starts
+    )
     expected = theirs.log_probabilities
     difference = worst_difference(model, batches, expected)
-    tolerance = max(TOLERANCES[Precision.FP32], largest_rounding(model.config, expected))
+    tolerance = max(TOLERANCES[Precision.FP32], largest_rounding(config, expected))
     if not difference <= tolerance:
         raise ExportError(
             f"the imported model differs from transformers by {difference:.1e} in a log-probability, and "
@@ -223,15 +262,14 @@ def _write(
     report: Callable[[str], None],
     *,
     is_strict: bool,
+    provenance: Mapping[str, str],
 ) -> Manifest:
-    config, tokenizers = imported.model.config, imported.tokenizers
+    config, tokenizers = imported.config, imported.tokenizers
     source, target = _save_tokenizers(tokenizers, folder)
-    never_ids = imported.generation.suppressed_token_ids
-    architecture = replace(imported.model.architecture, suppressed_token_ids=never_ids)
     variants = write_variants(
         folder,
         precisions,
-        lambda precision: _write_variant(imported, architecture, folder, precision, pairs, report),
+        lambda precision: _write_variant(imported, folder, precision, pairs, report),
         report,
         is_strict=is_strict,
     )
@@ -253,7 +291,7 @@ def _write(
         source_tokenizer=source,
         target_tokenizer=target,
         variants=variants,
-        provenance=_provenance(imported.checkpoint),
+        provenance=_provenance(imported.checkpoint) | dict(provenance),
     )
     if isinstance(config.media, Patches):
         manifest = replace(manifest, resampling=config.media.resampling)
@@ -263,19 +301,19 @@ def _write(
 
 def _write_variant(
     imported: _Imported,
-    architecture: Architecture,
     folder: Path,
     precision: Precision,
     pairs: _Pairs,
     report: Callable[[str], None],
 ) -> Variant:
     linear, model = factory_of(precision), imported.model
-    make = merged_graphs_of if model.config.is_merged else graphs_of
-    modules = {verb: graph.to(linear.dtype) for verb, graph in make(architecture, linear).items()}
+    make = make_merged_graphs if model.architecture.is_merged else make_graphs
+    graphs = make(model, linear, imported.generation.suppressed_token_ids)
+    modules = {verb: graph.to(linear.dtype) for verb, graph in graphs.items()}
 
     def prove(graphs: Graphs) -> Parity:
-        shapes: parity.Shapes = _MEDIA_SHAPES if model.config.media else parity.SHAPES
-        if model.config.max_distance is not None:
+        shapes: parity.Shapes = _MEDIA_SHAPES if model.architecture.media else parity.SHAPES
+        if model.architecture.encoder.buckets is not None:
             shapes = (*shapes, _FAR)
         if precision is Precision.FP32:
             return compare(model, graphs, precision, shapes, imported.tolerance)

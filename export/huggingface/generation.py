@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from seq2seq_serve.bundle.manifest import EarlyStopping, Generation
-from seq2seq_serve.export.huggingface.checkpoint import SINGLE_IDS, CheckpointError
+from seq2seq_serve.training.huggingface.checkpoint import SINGLE_IDS, CheckpointError, eos_ids, known_ids
 
 _EARLY_STOPPING: dict[Any, EarlyStopping] = {None: False, **{one: one for one in (True, False, "never")}}
 # What changes the output of `generate`, with its neutral value, and does not exist here
@@ -24,22 +24,6 @@ _NEUTRAL: dict[str, Any] = {
     "guidance_scale": None,
     "watermarking_config": None,
 }
-
-
-def eos_ids(settings: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
-    """The tokens that end a target."""
-    given = settings.get("eos_token_id")
-    known = _known_ids(given if isinstance(given, list) else [given], vocab_size)
-    if not known:
-        raise CheckpointError(
-            f"eos_token_id is {given}, and targets have {vocab_size} tokens: none would end a target"
-        )
-    return known
-
-
-def _known_ids(token_ids: Iterable[Any], vocab_size: int) -> tuple[int, ...]:
-    """Those of some tokens that a target can have; `generate` ignores others, and many files have a -1."""
-    return tuple(one for one in token_ids if isinstance(one, int) and 0 <= one < vocab_size)
 
 
 def generation_of(
@@ -68,7 +52,7 @@ def generation_of(
     needed = {name: [set_ones[name]] for name in SINGLE_IDS[:3] if name in set_ones}
     needed["bad_words_ids"] = [token_id for ids in banned for token_id in ids]
     for name, ids in needed.items():
-        if unknown := [one for one in ids if not _known_ids([one], vocab_size)]:
+        if unknown := [one for one in ids if not known_ids([one], vocab_size)]:
             raise CheckpointError(f"{name} has {unknown[0]}, and targets have {vocab_size} tokens")
     suppressed = {*set_ones.get("suppress_tokens", ()), *(ids[0] for ids in banned if len(ids) == 1)}
     return Generation(
@@ -81,9 +65,9 @@ def generation_of(
         repetition_penalty=float(set_ones.get("repetition_penalty", 1.0)),
         no_repeat_ngram_size=set_ones.get("no_repeat_ngram_size", 0),
         encoder_no_repeat_ngram_size=set_ones.get("encoder_no_repeat_ngram_size", 0),
-        suppressed_token_ids=_known_ids(sorted(suppressed), vocab_size),
+        suppressed_token_ids=known_ids(sorted(suppressed), vocab_size),
         forbidden_sequences=tuple(tuple(ids) for ids in banned if len(ids) > 1),
-        begin_suppressed_token_ids=_known_ids(set_ones.get("begin_suppress_tokens", ()), vocab_size),
+        begin_suppressed_token_ids=known_ids(set_ones.get("begin_suppress_tokens", ()), vocab_size),
         forced_eos_id=set_ones.get("forced_eos_token_id"),
         is_renormalized=bool(set_ones.get("renormalize_logits", False)),
         penalizes_log_probabilities=True,

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from seq2seq_serve.export.huggingface.media import Media
-from seq2seq_serve.export.huggingface.model import ImportedConfig, ImportedModel
+from seq2seq_serve.training.data.media import Media
+from seq2seq_serve.training.models.options import PublishedConfig
+from seq2seq_serve.training.models.transformer import Transformer
 
 # (batch, source length, target length); the last ones are longer than the distances of relative positions.
 _SHAPES = ((1, 1, 1), (1, 8, 6), (3, 21, 11), (2, 47, 29), (1, 150, 140))
@@ -44,7 +45,7 @@ class Batch:
         return {"input_ids": self.source, "attention_mask": self.source_mask.long()}
 
 
-def random_batches(config: ImportedConfig, pad_id: int) -> list[Batch]:
+def random_batches(config: PublishedConfig, pad_id: int) -> list[Batch]:
     """Batches of several sizes; the first row of texts is full, and other rows are padded.
 
     No other token is pad, because some models do not count it as a position; its neighbour is in its place.
@@ -133,9 +134,7 @@ def reference(
     return Reference(log_probabilities, target)
 
 
-def agrees(
-    model: ImportedModel, source: Batch, ours: Sequence[int], theirs: Sequence[int], gap: float
-) -> bool:
+def agrees(model: Transformer, source: Batch, ours: Sequence[int], theirs: Sequence[int], gap: float) -> bool:
     """Whether two greedy targets are equal, or differ first in tokens whose log-probabilities are near."""
     place = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
     if place is None:
@@ -147,7 +146,7 @@ def agrees(
     return bool((log_probabilities[ours[place]] - log_probabilities[theirs[place]]).abs() <= gap)
 
 
-def worst_difference(model: ImportedModel, batches: Sequence[Batch], expected: Sequence[Tensor]) -> float:
+def worst_difference(model: Transformer, batches: Sequence[Batch], expected: Sequence[Tensor]) -> float:
     """The largest difference of a log-probability; infinite if one is not a number."""
     worst = 0.0
     for batch, log_probabilities in zip(batches, expected, strict=True):
@@ -156,7 +155,7 @@ def worst_difference(model: ImportedModel, batches: Sequence[Batch], expected: S
     return worst
 
 
-def largest_rounding(config: ImportedConfig, expected: Sequence[Tensor]) -> float:
+def largest_rounding(config: PublishedConfig, expected: Sequence[Tensor]) -> float:
     """The largest difference of log-probabilities that float32 explains.
 
     A sum of n products rounds by about √n half units of its last place, if the signs of the errors are random
@@ -172,7 +171,7 @@ def largest_rounding(config: ImportedConfig, expected: Sequence[Tensor]) -> floa
     return 2**-24 * math.sqrt(num_sublayers * width) * spread * math.sqrt(2 * math.log(num_values))
 
 
-def _log_probabilities(model: ImportedModel, batch: Batch) -> Tensor:
+def _log_probabilities(model: Transformer, batch: Batch) -> Tensor:
     """The log-probabilities (B, T, V) of a batch."""
     with torch.inference_mode():
         memory = model.encode(batch.source, batch.source_mask)

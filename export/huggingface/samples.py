@@ -8,9 +8,9 @@ import torch
 
 from seq2seq_serve.bundle.manifest import Choice, Places
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE
-from seq2seq_serve.export.huggingface.model import ImportedModel
-from seq2seq_serve.export.huggingface.tokenizers import ImportedTokenizers
 from seq2seq_serve.training.data.sources import Numbers
+from seq2seq_serve.training.huggingface.tokenizers import ImportedTokenizers
+from seq2seq_serve.training.models.transformer import Transformer
 
 _MAX_TARGET_LENGTH = 48
 _BATCH_ROWS = 16
@@ -82,7 +82,7 @@ def sample_texts(tokenizers: ImportedTokenizers, max_source_length: int) -> list
 
 
 def make_pairs(
-    model: ImportedModel, tokenizers: ImportedTokenizers, eos_ids: Sequence[int], sources: Sequence[Numbers]
+    model: Transformer, tokenizers: ImportedTokenizers, eos_ids: Sequence[int], sources: Sequence[Numbers]
 ) -> list[tuple[Numbers, list[int]]]:
     """Each encoded source, and the target that greedy search finds, with its start tokens."""
     frames = tokenizers.frames
@@ -90,7 +90,7 @@ def make_pairs(
     starts = [_fill(places, tokenizers.choices, row) for row in range(len(sources))]
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
     targets: list[list[int]] = [[] for _ in sources]
-    num_rows = _BATCH_ROWS if model.config.media is None else 1
+    num_rows = _BATCH_ROWS if model.architecture.media is None else 1
     for first in range(0, len(order), num_rows):
         rows = order[first : first + num_rows]
         found = _greedy(model, [sources[row] for row in rows], [starts[row] for row in rows], eos_ids)
@@ -114,7 +114,7 @@ def _fill(places: Places, choices: dict[str, Choice], row: int, source_language:
 
 
 def _greedy(
-    model: ImportedModel,
+    model: Transformer,
     sources: Sequence[Numbers],
     starts: Sequence[Sequence[int]],
     eos_ids: Sequence[int],

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -24,10 +25,12 @@ from seq2seq_serve.training.checkpoint import (
 from seq2seq_serve.training.config import ModelConfig, TrainingConfig, TransformerConfig
 from seq2seq_serve.training.data.batches import Batch, BatchShare
 from seq2seq_serve.training.data.corpus import Corpus
+from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.evaluation import scoring
 from seq2seq_serve.training.evaluation.scoring import Score, translate
 from seq2seq_serve.training.interrupt import TrainingInterrupted
 from seq2seq_serve.training.loop import Trainer, compute_dtype
+from seq2seq_serve.training.models.captioner import CaptionerConfig
 from seq2seq_serve.training.models.recurrent import RecurrentConfig
 from seq2seq_serve.training.prepare import continue_run, start_run
 from seq2seq_serve.training.presets import Preset
@@ -308,15 +311,65 @@ def test_training_stops_when_the_dev_score_has_stopped_rising(
     assert [line["step"] for line in metrics(folder, "dev")] == [3, 6, 9, 12]
 
 
-def test_a_cooldown_is_not_cut_short_where_it_begins(
-    train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("cooldown_share", "last_step"), [(0.0, 8), (0.1, 9), (0.2, 10), (0.6, 20)])
+def test_patience_begins_the_cooldown_and_does_not_leave_it_out(
+    train: Callable[..., tuple[RunFolder, Summary]],
+    monkeypatch: pytest.MonkeyPatch,
+    press_ctrl_c: Callable[[int], None],
+    cooldown_share: float,
+    last_step: int,
 ) -> None:
-    values = iter([20.0, *[10.0] * 10])
+    """With 0.6 a run of 40 steps cools from step 16 on, and one that ends at 20 from step 8 on."""
     monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0))
-    recipe = {"max_steps": 10, "eval_interval_steps": 2, "patience": 3}  # out of patience at step 8
-    assert train("cooled", **recipe, cooldown_share=0.2)[1].steps == 10
-    values = iter([20.0, *[10.0] * 10])
-    assert train("not", **recipe, cooldown_share=0.1)[1].steps == 8
+    monkeypatch.setattr(loop, "_REPORT_INTERVAL_STEPS", 1)
+    recipe = {"max_steps": 40, "eval_interval_steps": 2, "patience": 3, "warmup_steps": 1}
+    rates = []
+    for name in ("whole", "interrupted"):
+        values = iter([20.0, *[10.0] * 20])  # out of patience at step 8
+        if name == "interrupted":
+            press_ctrl_c(last_step - 1)
+            with pytest.raises(TrainingInterrupted):
+                train(name, **recipe, cooldown_share=cooldown_share)
+        folder, summary = train(name, **recipe, cooldown_share=cooldown_share)
+        assert summary.steps == last_step
+        rates.append([line["learning_rate"] for line in metrics(folder, "train")])
+    assert rates[0] == rates[1]
+    num_cooled = last_step - 8
+    undiminished = [rates[0][7] * (8 / step) ** 0.5 for step in range(9, last_step + 1)]
+    shares = [rate / whole for rate, whole in zip(rates[0][8:], undiminished, strict=True)]
+    assert shares == pytest.approx([left / num_cooled for left in range(num_cooled, 0, -1)])
+
+
+def test_pieces_and_empty_shares_move_the_baseline_of_hard_attention_as_a_whole_batch_does(
+    tmp_path: Path, console: Console
+) -> None:
+    """Each piece moved it, by the mean of that piece alone."""
+    for number in range(12):
+        np.save(tmp_path / f"{number}.npy", np.full((1, 3), number / 12, np.float32))  # one place to draw
+    pairs = tuple(SentencePair(f"{n}.npy", "red " * (n % 3 + 1) + f"cross {n}") for n in range(12))
+    corpus = Corpus("features", pairs[2:], pairs[:2], folder=tmp_path)
+    model = CaptionerConfig(
+        300,
+        8,
+        d_annotation=8,
+        d_hidden=8,
+        source="features",
+        feature_width=3,
+        attention="hard",
+        soft_share=0.0,
+        dropout=0.0,
+        max_target_length=24,
+    )
+    recipe = TrainingConfig(max_steps=3, batch_tokens=200, max_length_ratio=None, warmup_steps=1)
+    found = []
+    for name, piece_tokens in (("whole", None), ("pieces", 30)):
+        folder = RunFolder(tmp_path / name)
+        recipe = dataclasses.replace(recipe, micro_batch_tokens=piece_tokens)
+        start_run(folder, Preset("features", model, recipe), corpus)
+        continue_run(folder, corpus, CPU, console)
+        found.append(load_checkpoint(checkpoint_path(folder.checkpoints, 3)).model)
+    assert found[0]["baseline"][:3].max() < -0.5
+    torch.testing.assert_close(found[0]["baseline"], found[1]["baseline"])
 
 
 def test_only_the_newest_and_the_best_checkpoints_are_kept(
@@ -388,7 +441,7 @@ def test_a_run_that_diverges_ends_with_advice_and_keeps_its_best_checkpoint(
     monkeypatch.setattr(meter, "_DIVERGED_STEPS", 40)
     recipe = {"max_steps": 400, "eval_interval_steps": 20, "patience": None, "warmup_steps": 20}
 
-    def rising(step: int, d_model: int, config: TrainingConfig) -> float:
+    def rising(step: int, d_model: int, config: TrainingConfig, last_step: int) -> float:
         return 1e-3 if step < 100 else 0.1
 
     monkeypatch.setattr(loop, "learning_rate", rising)

@@ -124,7 +124,7 @@ def test_a_fine_tuning_goes_on_with_the_command_that_started_it_and_not_with_ano
     assert main(["train", "toy", "--out", str(tmp_path / "further"), "--resume", "--max-steps", "21"]) == 0
     capsys.readouterr()
     message = failed(capsys, caplog, "train", "demo", *flags, str(tmp_path / "further"))
-    assert message == f"{out} was not started with the weights of the run in --from: leave it out"
+    assert message == f"{out} was not started with the weights of --from: leave it out"
 
 
 @pytest.fixture

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Self
 
 import numpy as np
@@ -14,11 +15,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID
+from seq2seq_serve.training.config import PAD_ID, TargetFrame
 from seq2seq_serve.training.data.encoded import EncodedCorpus, EncodedPair
 from seq2seq_serve.training.data.sources import TOKENS, Source, SourceKind, pad_rows
 from seq2seq_serve.training.ranks import Ranks
 
+OWN_FRAME = TargetFrame()
 _SHARDS_PER_GROUP = 1000  # a group sees this many places of the corpus
 
 
@@ -71,14 +73,20 @@ class BatchShare:
     num_tokens: int
 
 
-def make_batch(pairs: Sequence[EncodedPair], kind: SourceKind = TOKENS) -> Batch:
+def make_batch(
+    pairs: Sequence[EncodedPair], kind: SourceKind = TOKENS, frame: TargetFrame = OWN_FRAME
+) -> Batch:
     """Pad pairs to one length per side."""
-    labels = pad_rows([[*pair.target_ids, EOS_ID] for pair in pairs]).flatten()
-    (label_places,) = (labels != PAD_ID).nonzero(as_tuple=True)
+    target_ids = pad_rows([[*frame.start_ids, *pair.target_ids] for pair in pairs])  # (B, T)
+    first, (_, T) = len(frame.start_ids) - 1, target_ids.shape
+    places = torch.arange(T) - first
+    is_label = (places >= 0) & (places < torch.tensor([[pair.target_length] for pair in pairs]))  # (B, T)
+    (label_places,) = is_label.flatten().nonzero(as_tuple=True)
+    labels = chain.from_iterable((*pair.target_ids, frame.eos_id) for pair in pairs)
     return Batch(
         source=kind.collate([pair.source_ids for pair in pairs]),
-        target_ids=pad_rows([[BOS_ID, *pair.target_ids] for pair in pairs]),
-        label_ids=labels[label_places],
+        target_ids=target_ids,
+        label_ids=torch.tensor(list(labels)),
         label_places=label_places,
     )
 
@@ -151,11 +159,14 @@ def _rows_of_group(
 
 
 def batches_in_order(
-    pairs: Sequence[EncodedPair], batch_tokens: int, kind: SourceKind = TOKENS
+    pairs: Sequence[EncodedPair],
+    batch_tokens: int,
+    kind: SourceKind = TOKENS,
+    frame: TargetFrame = OWN_FRAME,
 ) -> Iterator[Batch]:
     """The batches of an evaluation: every pair once, always in the same order."""
     for rows in plan_group(pairs, batch_tokens, 0, 0, kind):
-        yield make_batch([pairs[row] for row in rows], kind)
+        yield make_batch([pairs[row] for row in rows], kind, frame)
 
 
 class BatchStream:
@@ -182,10 +193,12 @@ class BatchStream:
         ranks: Ranks | None = None,
         piece_tokens: int | None = None,
         kind: SourceKind = TOKENS,
+        frame: TargetFrame = OWN_FRAME,
         mixes_lengths: bool = False,
     ) -> None:
         self._pairs_of = pairs_of
         self._kind = kind
+        self._frame = frame
         self._mixes_lengths = mixes_lengths
         self._batch_tokens = batch_tokens
         self._seed = seed
@@ -212,7 +225,7 @@ class BatchStream:
         num_labels = sum(pair.target_length for pair in pairs)
         return BatchShare(
             [
-                make_batch(share[start : start + num_rows], self._kind)
+                make_batch(share[start : start + num_rows], self._kind, self._frame)
                 for start in range(0, len(share), num_rows)
             ],
             num_labels,
@@ -221,7 +234,7 @@ class BatchStream:
 
     def any_batch(self) -> Batch:
         """A batch of one pair, for a process whose share is empty."""
-        return make_batch([self._pairs[0]], self._kind)
+        return make_batch([self._pairs[0]], self._kind, self._frame)
 
     def _next_group(self) -> None:
         self.group += 1

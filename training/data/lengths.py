@@ -37,5 +37,5 @@ def learn_length_bound(source_lengths: NDArray[np.int32], target_lengths: NDArra
 
 def target_limits(source_lengths: Iterable[int], config: ModelConfig, bound: LengthBound | None) -> list[int]:
     """The limit of each source's target, as in the server: the bound, and at most the model's limit."""
-    limit = config.max_target_length
+    limit = config.max_target_tokens
     return [min(bound.max_new_tokens(length), limit) if bound else limit for length in source_lengths]

@@ -145,7 +145,8 @@ class Tokens(SourceKind):
 
     def collate(self, sources: Sequence[Numbers]) -> Source:
         source_ids = pad_rows(sources)
-        return source_ids, source_ids != PAD_ID
+        lengths = torch.tensor([len(source) for source in sources])
+        return source_ids, torch.arange(source_ids.shape[1]) < lengths[:, None]
 
     def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:
         return {names.SOURCE_IDS: rng.integers(0, vocab_size, length)}

@@ -13,13 +13,14 @@ from sacrebleu.metrics.chrf import CHRF
 
 from seq2seq_serve.bundle.manifest import LengthBound
 from seq2seq_serve.bundle.tokenizer import Tokenizer
-from seq2seq_serve.training.config import BOS_ID, EOS_ID, Tokenization
+from seq2seq_serve.training.config import Tokenization
 from seq2seq_serve.training.data.batches import batches_in_order
 from seq2seq_serve.training.data.encoded import EncodedPair
 from seq2seq_serve.training.data.lengths import target_limits
 from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.evaluation.comparison import tokenization_for
 from seq2seq_serve.training.evaluation.search import beam_search, check_sources, greedy_search
+from seq2seq_serve.training.evaluation.selection import Constraints
 from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.base import EncoderDecoder, Metric
 
@@ -102,16 +103,30 @@ def translate(
     sources = kind.encode(texts, tokenizer)
     check_sources(model, sources)  # all of them before the first is searched
     limits = target_limits(map(kind.length, sources), model.config, length_bound)
+    (bos_id, *prefix_ids), eos_id = model.config.frame
     if beam_size == 1:
         targets = greedy_search(
-            model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=limits, before_step=before_step
+            model,
+            sources,
+            bos_id=bos_id,
+            eos_id=eos_id,
+            max_new_tokens=limits,
+            prefix_ids=prefix_ids,
+            before_step=before_step,
         )
         return tokenizer.decode_batch(targets)
+    constraints = Constraints(prefix_ids=tuple(prefix_ids))
     beam = functools.partial(
-        beam_search, model, bos_id=BOS_ID, eos_id=EOS_ID, beam_size=beam_size, alpha=alpha
+        beam_search,
+        model,
+        bos_id=bos_id,
+        eos_id=eos_id,
+        beam_size=beam_size,
+        alpha=alpha,
+        constraints=constraints,
     )
     best = [beam(ids, max_new_tokens=limit)[0] for ids, limit in zip(sources, limits, strict=True)]
-    return tokenizer.decode_batch([hypothesis.token_ids for hypothesis in best])
+    return tokenizer.decode_batch([hypothesis.token_ids[len(prefix_ids) :] for hypothesis in best])
 
 
 @torch.no_grad()
@@ -128,7 +143,8 @@ def total_loss(
     """
     model = batch_loss.model
     total, num_labels = 0.0, 0
-    for batch in batches_in_order(pairs, batch_tokens, model.source_kind) if pairs else ():
+    kind, frame = model.source_kind, model.config.frame
+    for batch in batches_in_order(pairs, batch_tokens, kind, frame) if pairs else ():
         before_batch()
         mean = batch_loss(batch.to(model.embedding.weight.device), label_smoothing=0.0)
         total += mean.item() * batch.num_labels

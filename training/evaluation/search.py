@@ -71,17 +71,18 @@ def greedy_search(
     bos_id: int,
     eos_id: int,
     max_new_tokens: int | Sequence[int],
+    prefix_ids: Sequence[int] = (),
     before_step: Callable[[], None] = lambda: None,
 ) -> list[list[int]]:
     """Take the most probable token at each step, of equal ones the lowest id; many sources at once.
 
-    Returns each target's token ids without bos and eos. For constraints and log-probabilities, see
-    `greedy_hypothesis`. `max_new_tokens` is one limit, or one for each source. `before_step` is called before
-    each step, and may raise to end the search.
+    Returns each target's token ids without bos, `prefix_ids`, which are read after it, and eos. For
+    constraints and log-probabilities, see `greedy_hypothesis`. `max_new_tokens` is one limit, or one for each
+    source. `before_step` is called before each step, and may raise to end the search.
     """
     limits = [max_new_tokens] * len(source_ids) if isinstance(max_new_tokens, int) else max_new_tokens
     for limit in set(limits):
-        _check_limits(model, source_ids, limit, NO_CONSTRAINTS)
+        _check_limits(model, source_ids, limit, Constraints(prefix_ids=tuple(prefix_ids)))
     targets: list[list[int]] = [[] for _ in source_ids]
     length = model.source_kind.length
     by_length = sorted(range(len(source_ids)), key=lambda row: length(source_ids[row]))
@@ -90,6 +91,9 @@ def greedy_search(
         memory, source_mask = _encode(model, [source_ids[row] for row in running])
         state = model.start(memory, source_mask)
         token_ids = torch.full((len(running),), bos_id, device=source_mask.device)
+        for token_id in prefix_ids:
+            _, state = model.step(token_ids, state, memory, source_mask)
+            token_ids = torch.full_like(token_ids, token_id)
         while running:
             before_step()
             states, state = model.step(token_ids, state, memory, source_mask)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from seq2seq_serve.training.models.dropout import dropout
+from seq2seq_serve.training.models.options import StackConfig
 
 
 def scaled_dot_product_attention(
@@ -29,6 +30,9 @@ def scaled_dot_product_attention(
     mask: Tensor | None = None,
     scale: float | None = None,
     dropout_probability: float = 0.0,
+    *,
+    bias: Tensor | None = None,
+    cap: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """softmax(Q K^T / sqrt(d_k)) V: Vaswani et al. 2017, equation 1, arXiv:1706.03762.
 
@@ -39,13 +43,20 @@ def scaled_dot_product_attention(
         mask: Broadcast to (..., T, S); True = may attend.
         scale: The factor of the scores; None is the paper's 1 / sqrt(K).
         dropout_probability: Dropout of the weights before the sum; the returned weights are without dropout.
+        bias: Added to the scores, broadcast to (..., T, S); None adds nothing.
+        cap: c; scores s become c tanh(s / c) before the bias; None leaves them.
 
     Returns:
         The context, (..., T, width of value), and the weights, (..., T, S).
     """
     if scale is None:
         scale = 1 / math.sqrt(query.shape[-1])
-    weights = _softmax(query @ key.transpose(-2, -1) * scale, mask)  # (..., T, S)
+    scores = query @ key.transpose(-2, -1) * scale  # (..., T, S)
+    if cap is not None:
+        scores = (scores / cap).tanh() * cap
+    if bias is not None:
+        scores = scores + bias
+    weights = _softmax(scores, mask)
     return dropout(weights, dropout_probability) @ value, weights
 
 
@@ -86,8 +97,13 @@ def additive_attention(
 def _softmax(scores: Tensor, mask: Tensor | None) -> Tensor:
     """Weights (..., T, S) that sum to 1 over the positions that may be attended to."""
     if mask is not None:
-        scores = scores.masked_fill(~mask, -math.inf)
+        scores = scores.masked_fill(~mask, _lowest(scores.dtype))
     return scores.softmax(dim=-1)
+
+
+def _lowest(dtype: torch.dtype) -> float:
+    """A score whose exponential is 0. It is finite, because padding may see no position at all."""
+    return torch.finfo(dtype).min
 
 
 class MultiHeadAttention(nn.Module):
@@ -97,24 +113,51 @@ class MultiHeadAttention(nn.Module):
     by side: head h has the outputs h*K to (h+1)*K. Unlike the paper's, they have biases. `dropout` is that of
     the weights in training.
 
+    Args:
+        d_model: The width of the states that attend.
+        num_heads: H.
+        dropout: See above.
+        stack: Options of published models, such as G heads of keys and values; None is the paper's attention,
+            in which G is H.
+        d_memory: The width of the states that are attended to; None is `d_model`.
+
     Attributes:
         is_fused: Whether torch's fused operator computes calls without `return_weights`; None does so on a
             GPU. On a CPU the operator takes several times as long as the definition with oneDNN
             (`fast_matmul`).
     """
 
-    def __init__(self, d_model: int, num_heads: int, dropout: float = 0.0) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        num_heads: int,
+        dropout: float = 0.0,
+        *,
+        stack: StackConfig | None = None,
+        d_memory: int | None = None,
+    ) -> None:
         super().__init__()
-        self.num_heads = num_heads
+        stack = stack or StackConfig.of_paper(d_model, num_heads)
+        K, G = stack.d_head, stack.num_key_value_heads
+        self.d_head, self.num_sharing = K, num_heads // G
+        self.scale, self.cap = stack.attention_scale, stack.score_cap
         self.dropout = dropout
         self.is_fused: bool | None = None
-        self.query = nn.Linear(d_model, d_model)  # W^Q
-        self.key = nn.Linear(d_model, d_model)  # W^K
-        # This bias adds the same to all scores of a query, which softmax cancels. Its gradient is only
-        # rounding error, which Adam would turn into full steps.
-        self.key.bias.requires_grad_(False)
-        self.value = nn.Linear(d_model, d_model)  # W^V
-        self.output = nn.Linear(d_model, d_model)  # W^O
+        d_memory = d_memory or d_model
+
+        def linear(name: str, d_input: int, d_output: int) -> nn.Linear:
+            return nn.Linear(d_input, d_output, bias=name not in stack.unbiased)
+
+        self.query = linear("query", d_model, num_heads * K)  # W^Q
+        self.key = linear("key", d_memory, G * K)  # W^K
+        if self.key.bias is not None:
+            # This bias adds the same to all scores of a query, which softmax cancels. Its gradient is only
+            # rounding error, which Adam would turn into full steps.
+            self.key.bias.requires_grad_(False)
+        self.value = linear("value", d_memory, G * K)  # W^V
+        self.output = linear("output", num_heads * K, d_model)  # W^O
+        self.query_norm = stack.make_norm(K, exists=stack.has_head_norms)
+        self.key_norm = stack.make_norm(K, exists=stack.has_head_norms)
 
     def forward(
         self, x: Tensor, memory: Tensor, mask: Tensor | None, return_weights: bool = False
@@ -124,37 +167,61 @@ class MultiHeadAttention(nn.Module):
         The mask is broadcast to (B, H, T, S); True = may attend. Returns the output (B, T, D), and the
         weights (B, H, T, S) or None.
         """
-        return self.attend(self.queries(x), *self.keys_and_values(memory), mask, return_weights)
+        return self.attend(self.queries(x), *self.keys_and_values(memory), mask, None, return_weights)
 
-    def queries(self, x: Tensor) -> Tensor:
-        """The queries (B, H, T, K) of `x` (B, T, D)."""
-        return self._split_heads(self.query(x))
+    def queries(self, x: Tensor, angles: Tensor | None = None) -> Tensor:
+        """The queries (B, H, T, K) of `x` (B, T, D), rotated by angles (T, K / 2)."""
+        return rotated(self.query_norm(self._split_heads(self.query(x))), angles)
 
-    def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """The keys and the values of the memory (B, S, D), each (B, H, S, K)."""
-        return self._split_heads(self.key(memory)), self._split_heads(self.value(memory))
+    def keys_and_values(self, memory: Tensor, angles: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """The keys and the values of the memory (B, S, D), each (B, G, S, K).
+
+        Keys are rotated by angles (S, K / 2).
+        """
+        key = self.key_norm(self._split_heads(self.key(memory)))
+        return rotated(key, angles), self._split_heads(self.value(memory))
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, return_weights: bool = False
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        bias: Tensor | None = None,
+        return_weights: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """The rest of `forward` after its three projections."""
+        """The rest of `forward` after its three projections; the bias (H, T, S) is added to the scores."""
         dropout_probability = self.dropout if self.training else 0.0
         weights: Tensor | None = None
+        if self.num_sharing > 1:
+            key, value = (each.repeat_interleave(self.num_sharing, dim=1) for each in (key, value))
         is_fused = query.is_cuda if self.is_fused is None else self.is_fused
-        if is_fused and not return_weights:
+        if is_fused and not return_weights and self.cap is None:
+            if bias is not None:
+                bias = bias.to(query.dtype)
+                mask = bias if mask is None else torch.where(mask, bias, _lowest(bias.dtype))
             context = functional.scaled_dot_product_attention(
-                query, key, value, attn_mask=mask, dropout_p=dropout_probability
+                query, key, value, attn_mask=mask, dropout_p=dropout_probability, scale=self.scale
             )
         else:
             context, weights = scaled_dot_product_attention(
-                query, key, value, mask, dropout_probability=dropout_probability
+                query, key, value, mask, self.scale, dropout_probability, bias=bias, cap=self.cap
             )
         output: Tensor = self.output(context.transpose(1, 2).flatten(2))  # (B, T, D)
         return output, weights if return_weights else None
 
     def _split_heads(self, x: Tensor) -> Tensor:
         B, T, _ = x.shape
-        return x.view(B, T, self.num_heads, -1).transpose(1, 2)  # (B, H, T, K)
+        return x.view(B, T, -1, self.d_head).transpose(1, 2)  # (B, H, T, K)
+
+
+def rotated(x: Tensor, angles: Tensor | None) -> Tensor:
+    """(B, H, T, K) whose vectors are rotated, each pair of halves by one angle of (T, K / 2)."""
+    if angles is None:
+        return x
+    cosines, sines = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cosines - second * sines, second * cosines + first * sines], dim=-1)
 
 
 class AdditiveAttention(nn.Module):

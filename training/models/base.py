@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Generic, Literal, TypeVar
 
 import torch
@@ -63,7 +63,7 @@ class EncoderDecoder(nn.Module, ABC):
         output: The projection to logits; None if the matrix of `embedding` projects them.
     """
 
-    origin: ClassVar[str] = "trained"
+    origin: str = "trained"
     is_compilable: ClassVar[bool] = True
     source_embedding: nn.Embedding | None
     output: nn.Linear | None
@@ -125,6 +125,10 @@ class EncoderDecoder(nn.Module, ABC):
         """Logits (..., V) of decoder states (..., D)."""
         return nn.functional.linear(states, self.output_weight)
 
+    def logit_factors(self, states: Tensor) -> tuple[Tensor, Tensor] | None:
+        """States (..., D) and a matrix (V, D) whose product is `project`; None if that is not a product."""
+        return states, self.output_weight
+
     def decode(self, target_ids: Tensor, memory: Memory, source_mask: Tensor) -> Tensor:
         """Logits (B, T, V) of the token after each position of the target (B, T), which starts with bos."""
         return self.project(self.decode_states(target_ids, memory, source_mask))
@@ -156,8 +160,31 @@ class EncoderDecoder(nn.Module, ABC):
     ) -> tuple[Tensor, State]:
         """Read one token (B,) of each target; return its decoder states (B, D) and the state after it."""
 
+    def freeze(self, parts: str) -> None:
+        """Let training leave parts as they are: the first words of the names of weights, with commas.
+
+        Raises:
+            ValueError: No weight has a name that begins so.
+        """
+        weights = dict(self.named_parameters())
+        for part in parts.split(","):
+            found = [weight for name, weight in weights.items() if f"{name}.".startswith(f"{part.strip()}.")]
+            if not found:
+                known = ", ".join(dict.fromkeys(name.partition(".")[0] for name in weights))
+                raise ValueError(f"frozen has {part.strip()!r}, and the model's parts are {known}")
+            for weight in found:
+                weight.requires_grad_(False)
+        if not any(weight.requires_grad for weight in weights.values()):
+            raise ValueError("frozen has all parts of the model: nothing to train")
+
     def begin_step(self, step: int) -> None:
         """Prepare for a training step, counted from 1; training calls it before each step."""
+
+    def finish_step(self, total: Callable[[list[float]], list[float]]) -> None:
+        """Use what the pieces of a step's batch left; training calls it after all of them.
+
+        `total` returns the sums of some numbers over all processes.
+        """
 
     def decode_and_trace(
         self, target_ids: Tensor, memory: Memory, source_mask: Tensor
@@ -180,9 +207,13 @@ class EncoderDecoder(nn.Module, ABC):
         *source, target_ids = source_and_target
         return self.decode(target_ids, self.encode(*source), source[-1])
 
-    def _look_up(self, token_ids: Tensor, weight: Tensor) -> Tensor:
-        """Embeddings (..., D) of token ids (...) times sqrt(D); `word_dropout` sets some of them to 0."""
-        x = nn.functional.embedding(token_ids, weight) * math.sqrt(self.config.d_model)
+    def _look_up(self, token_ids: Tensor, weight: Tensor, scale: float | None = None) -> Tensor:
+        """Embeddings (..., D) of token ids (...) times sqrt(D), or another scale.
+
+        `word_dropout` sets some of them to 0.
+        """
+        scale = math.sqrt(self.config.d_model) if scale is None else scale
+        x = nn.functional.embedding(token_ids, weight) * scale
         if self.training and self.config.word_dropout:
             is_word = torch.ones(*token_ids.shape, 1, device=x.device)
             x = x * dropout(is_word, self.config.word_dropout)

@@ -20,7 +20,7 @@ Shapes: B batch rows, T target length, M annotations, A d_annotation, D d_model,
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import KW_ONLY, dataclass
 from typing import Literal, get_args
 
@@ -140,8 +140,11 @@ class Captioner(EncoderDecoder):
         attention: None without attention.
         readout: Projects [h_t; z_t] to the part of o_t besides E y_{t-1}.
         baseline: (max_target_length,): for each position, a moving average of the log-probability of its
-            label after sampled places. Soft attention leaves it at 0, so that hard attention can start from
-            a soft one's weights. It starts anew in a child with another max_target_length.
+            label after sampled places. It moves once a step, however the batch is cut. Soft attention leaves
+            it at 0, so that hard attention can start from a soft one's weights. It starts anew in a child
+            with another max_target_length.
+        rewards: (2, max_target_length): for each position the sum of these log-probabilities over the pieces
+            of the step's batch, and their number.
     """
 
     is_compilable = False  # the loop over positions would be compiled anew for each length
@@ -149,6 +152,7 @@ class Captioner(EncoderDecoder):
     features: PictureFeatures | ClipFeatures | nn.Linear
     attention: AdditiveAttention | None
     baseline: Tensor
+    rewards: Tensor
 
     def __init__(self, config: CaptionerConfig) -> None:
         super().__init__(config)
@@ -173,6 +177,7 @@ class Captioner(EncoderDecoder):
         self.readout = nn.Linear(E + A, D)
         self.dropout = Dropout(config.dropout)
         self.register_buffer("baseline", torch.zeros(config.max_target_length))
+        self.rewards = torch.zeros(2, config.max_target_length)  # not a buffer: each process has its own
         self._initialise()
 
     @classmethod
@@ -221,6 +226,18 @@ class Captioner(EncoderDecoder):
     ) -> tuple[Tensor, State]:
         states, state, _, _ = self._run(token_ids[:, None], state, memory, source_mask)
         return states[:, 0], state
+
+    def begin_step(self, step: int) -> None:  # noqa: ARG002
+        self.rewards = torch.zeros_like(self.baseline).expand(2, -1).clone()
+
+    def finish_step(self, total: Callable[[list[float]], list[float]]) -> None:
+        """Move the baseline towards the mean log-probability of each position's labels in the whole batch."""
+        if self.config.attention != "hard":
+            return
+        sums, numbers = torch.tensor(total(self.rewards.flatten().tolist())).view(2, -1).to(self.baseline)
+        means = sums / numbers.clamp_min(1)
+        moves = (numbers > 0) & means.isfinite()
+        self.baseline.copy_(torch.where(moves, self.baseline.lerp(means, 1 - _BASELINE_DECAY), self.baseline))
 
     def decode_and_trace(
         self, target_ids: Tensor, memory: Memory, source_mask: Tensor
@@ -272,18 +289,15 @@ class Captioner(EncoderDecoder):
     def _advantages(self, states: Tensor, label_ids: Tensor, is_place: Tensor) -> Tensor:
         """The later labels' log-probabilities minus the baseline (B, T), 0 except at places.
 
-        In training the baseline then moves towards the log-probabilities. This projects all states a second
-        time, and unlike `label_smoothed_loss` it holds all logits at once.
+        In training, `rewards` then gets the log-probabilities. This projects all states a second time, and
+        unlike `label_smoothed_loss` it holds all logits at once.
         """
         log_p = self.project(states).float().log_softmax(dim=-1)  # (B, T, V)
         rewards = log_p.gather(2, label_ids[:, :, None]).squeeze(2)  # (B, T)
         T = label_ids.shape[1]
         surplus = (rewards - self.baseline[:T]) * is_place
         if self.training:
-            num_places = is_place.sum(dim=0)  # (T,)
-            mean = (rewards * is_place).sum(dim=0) / num_places.clamp_min(1)
-            moved = self.baseline[:T].lerp(mean, 1 - _BASELINE_DECAY)
-            self.baseline[:T] = torch.where(num_places > 0, moved, self.baseline[:T])
+            self.rewards[:, :T] += torch.stack([(rewards * is_place).sum(dim=0), is_place.sum(dim=0)])
         return surplus.flip(1).cumsum(dim=1).flip(1) * is_place
 
     def _draw_soft_rows(self, num_rows: int, device: torch.device) -> Tensor | None:

@@ -193,12 +193,12 @@ class Recurrent(EncoderDecoder):
         return (states,) if self.attention is None else (states, self.attention.key(states))
 
     def decode_states(self, target_ids: Tensor, memory: Memory, source_mask: Tensor) -> Tensor:
-        return self._run(target_ids, self.start(memory, source_mask), memory, source_mask)[0]
+        return self._run(target_ids, memory, source_mask)[0]
 
     def decode_with_attention(
         self, target_ids: Tensor, memory: Memory, source_mask: Tensor
     ) -> tuple[Tensor, list[Tensor]]:
-        states, _, weights = self._run(target_ids, self.start(memory, source_mask), memory, source_mask)
+        states, weights = self._run(target_ids, memory, source_mask)
         return self.project(states), [matrix[:, None] for matrix in weights]  # it has one head
 
     def alignment(self, weights: Sequence[Tensor]) -> Tensor | None:
@@ -214,20 +214,38 @@ class Recurrent(EncoderDecoder):
     def step(
         self, token_ids: Tensor, state: State, memory: Memory, source_mask: Tensor
     ) -> tuple[Tensor, State]:
-        states, state, _ = self._run(token_ids[:, None], state, memory, source_mask)
-        return states[:, 0], state
+        """The equations of the module's docstring for one position; `_run` computes many at once."""
+        y = self.dropout(self._look_up(token_ids, self.embedding.weight))  # y_{t-1}, (B, D)
+        cells, n = state[: len(self.cells) * self.tensors_per_cell], self.tensors_per_cell
+        gates = next(iter(self.cells)).input(y)  # (B, G)
+        if self.feeding is not None:
+            gates = gates + self.feeding(state[-1])  # o_{t-1}
+        if self.context is not None:  # f reads c_t
+            c = self._context_of(cells[-n], memory, source_mask)  # from s_{t-1}
+            gates = gates + self.context(c)
+        cells = self._recur(gates, cells)
+        s = cells[-n]  # s_t, (B, E)
+        if self.context is None:
+            c = self._context_of(s, memory, source_mask)
+        o = self.readout(torch.cat([s, c, y], dim=-1)).tanh()  # (B, D)
+        return self.dropout(o), cells if self.feeding is None else (*cells, o)
 
-    def _run(
-        self, token_ids: Tensor, state: State, memory: Memory, source_mask: Tensor
-    ) -> tuple[Tensor, State, list[Tensor]]:
-        """Read T tokens; return o_t (B, T, D), the state after them, and the weights (B, T, S), if any."""
+    def _context_of(self, s: Tensor, memory: Memory, source_mask: Tensor) -> Tensor:
+        """c_t (B, E): what the state (B, E) attends to, and without attention h_last."""
+        if self.config.attention == "none":
+            return memory[0]
+        return self._attend(s[:, None], memory, source_mask)[0][:, 0]
+
+    def _run(self, token_ids: Tensor, memory: Memory, source_mask: Tensor) -> tuple[Tensor, list[Tensor]]:
+        """`step` of tokens (B, T) in few large products; returns o_t (B, T, D), and the weights (B, T, S)."""
+        state = self.start(memory, source_mask)
         words = self.dropout(self._look_up(token_ids, self.embedding.weight))  # (B, T, D)
         gates = next(iter(self.cells)).input(words)  # (B, T, G), the part known before the loop
         if self.context is not None and self.attention is None:
             gates = gates + self.context(memory[0])[:, None]
         if self.feeding is None:
-            output, state, weights = self._advance(words, gates, state, memory, source_mask)
-            return self.dropout(output), state, weights
+            output, _, weights = self._advance(words, gates, state, memory, source_mask)
+            return self.dropout(output), weights
         cells, fed = state[:-1], state[-1]
         outputs, all_weights = list[Tensor](), list[Tensor]()
         T = token_ids.shape[1]
@@ -238,7 +256,7 @@ class Recurrent(EncoderDecoder):
             outputs.append(output)
             all_weights += weights
         joined = [torch.cat(all_weights, dim=1)] if all_weights else []
-        return self.dropout(torch.cat(outputs, dim=1)), (*cells, fed), joined
+        return self.dropout(torch.cat(outputs, dim=1)), joined
 
     def _advance(
         self, words: Tensor, known: Tensor, cells: State, memory: Memory, source_mask: Tensor

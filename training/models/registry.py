@@ -14,6 +14,7 @@ from seq2seq_serve.training.data.sources import SourceKind
 from seq2seq_serve.training.models.base import EncoderDecoder
 from seq2seq_serve.training.models.captioner import Captioner, CaptionerConfig
 from seq2seq_serve.training.models.memory_network import MemoryNetwork, MemoryNetworkConfig
+from seq2seq_serve.training.models.options import PublishedConfig
 from seq2seq_serve.training.models.recurrent import Recurrent, RecurrentConfig
 from seq2seq_serve.training.models.transformer import Transformer
 
@@ -33,6 +34,7 @@ FAMILIES: dict[str, Family] = {
     "recurrent": Family(RecurrentConfig, Recurrent),
     "memory-network": Family(MemoryNetworkConfig, MemoryNetwork),
     "captioner": Family(CaptionerConfig, Captioner),
+    "published": Family(PublishedConfig, Transformer),
 }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from seq2seq_serve.training.config import BOS_ID
 from seq2seq_serve.training.data.sources import pad_rows
 from seq2seq_serve.training.run import TrainedModel
 
@@ -22,11 +21,12 @@ def alignment(run: TrainedModel, source_ids: list[int], target_ids: list[int]) -
     """
     source = run.model.source_kind.collate([source_ids])
     memory = run.model.encode(*source)
-    _, weights = run.model.decode_with_attention(pad_rows([[BOS_ID, *target_ids]]), memory, source[-1])
+    start_ids = run.config.frame.start_ids
+    _, weights = run.model.decode_with_attention(pad_rows([[*start_ids, *target_ids]]), memory, source[-1])
     matrix = run.model.alignment(weights)
     if matrix is None:
         raise ValueError("this model has no attention: its decoder reads the source from one vector")
-    return matrix[0]
+    return matrix[0, len(start_ids) - 1 :]
 
 
 @torch.inference_mode()

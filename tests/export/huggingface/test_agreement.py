@@ -8,7 +8,7 @@ import pytest
 from seq2seq_serve.export.exporter import ExportError
 from seq2seq_serve.export.huggingface.agreement import compare_tokenizers
 from seq2seq_serve.export.huggingface.samples import SENTENCES, sample_texts
-from seq2seq_serve.export.huggingface.tokenizers import read_tokenizers
+from seq2seq_serve.training.huggingface.tokenizers import read_tokenizers
 from tests.export.huggingface.checkpoints import edit
 from tests.export.huggingface.tokenizer_files import FAMILIES, marian, mbart, nllb, only_pieces, t5, whisper
 

@@ -7,8 +7,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, open_checkpoint
-from seq2seq_serve.export.huggingface.families import Limits, config_of, family_of, read_model
+from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, open_checkpoint
+from seq2seq_serve.training.huggingface.dialect import Limits
+from seq2seq_serve.training.huggingface.families import config_of, family_of
+from seq2seq_serve.training.huggingface.weights import read_model
 from tests.export.huggingface.checkpoints import edit
 
 

@@ -17,13 +17,15 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Axis, Form, Precision, Verb
 from seq2seq_serve.export.exporter import TOLERANCES, ExportError
-from seq2seq_serve.export.huggingface import exporter, families, reference
-from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, open_checkpoint
+from seq2seq_serve.export.huggingface import exporter, reference
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
-from seq2seq_serve.export.huggingface.families import Limits
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.request import Beam, Request, Sampling
 from seq2seq_serve.server.runner.runner import OnnxRunner
+from seq2seq_serve.training.huggingface import families
+from seq2seq_serve.training.huggingface.bart import BART
+from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, open_checkpoint
+from seq2seq_serve.training.huggingface.dialect import Limits, PositionRule
 from tests.export.huggingface.checkpoints import (
     CASES,
     PICTURES,
@@ -231,10 +233,8 @@ def refuse_to_go_on(line):
 
 
 def test_a_model_that_differs_from_transformers_is_not_exported(checkpoint, tmp_path, monkeypatch):
-    wrong = families.Positions(families.sinusoids, offset=1)
-    monkeypatch.setattr(
-        families, "FAMILIES", (families.Family("marian", "marian", "bart", wrong, is_pre_norm=False),)
-    )
+    wrong = families.Family("marian", "marian", BART, PositionRule("halves", offset=1), is_pre_norm=False)
+    monkeypatch.setattr(families, "FAMILIES", (wrong,))
     with pytest.raises(
         ExportError, match=r"the imported model differs from transformers by .* and .* is allowed"
     ):

@@ -9,16 +9,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from seq2seq_serve.export.graphs.architecture import Rotary
-from seq2seq_serve.export.huggingface.checkpoint import CheckpointError, open_checkpoint
-from seq2seq_serve.export.huggingface.families import (
-    FAMILIES,
-    Limits,
-    bucket_of,
-    config_of,
-    family_of,
-    read_model,
-)
+from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, open_checkpoint
+from seq2seq_serve.training.huggingface.dialect import Limits
+from seq2seq_serve.training.huggingface.families import FAMILIES, config_of, family_of
+from seq2seq_serve.training.huggingface.weights import read_model
+from seq2seq_serve.training.models.options import Rotary
+from seq2seq_serve.training.models.positions import bucket_of
 from tests.export.huggingface.checkpoints import CASES, edit, family_name, read_checkpoint
 from tests.export.huggingface.tokenizer_files import only_pieces
 

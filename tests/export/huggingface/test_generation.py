@@ -3,8 +3,8 @@
 import pytest
 
 from seq2seq_serve.bundle.manifest import Generation
-from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
-from seq2seq_serve.export.huggingface.generation import eos_ids, generation_of, left_out
+from seq2seq_serve.export.huggingface.generation import generation_of, left_out
+from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, eos_ids
 
 
 def test_without_settings_the_rules_are_those_of_generate():

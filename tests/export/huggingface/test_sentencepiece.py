@@ -5,7 +5,7 @@ import sentencepiece
 
 from seq2seq_serve.bundle.charsmap import HIDDEN
 from seq2seq_serve.bundle.tokenizer import Tokenizer
-from seq2seq_serve.export.huggingface.sentencepiece import SPACE, PieceType, SentencePieceModel
+from seq2seq_serve.training.huggingface.sentencepiece import SPACE, PieceType, SentencePieceModel
 from tests.export.huggingface.tokenizer_files import CONTROL_TEXTS, HARD_TEXTS, parsed, sentences, spm
 
 KINDS = {

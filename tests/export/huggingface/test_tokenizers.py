@@ -16,7 +16,7 @@ import tokenizers
 
 from seq2seq_serve.bundle.manifest import Timestamps
 from seq2seq_serve.bundle.tokenizer import Tokenizer
-from seq2seq_serve.export.huggingface.tokenizers import (
+from seq2seq_serve.training.huggingface.tokenizers import (
     RECIPES,
     Checkpoint,
     ImportedTokenizers,

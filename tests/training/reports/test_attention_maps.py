@@ -41,7 +41,7 @@ def test_self_attention_is_each_heads_softmax_over_the_layers_input(run: Trained
     assert found.shape == (2, 2, 4, 4)
     layer = run.model.encoder_layers[0]
     with torch.inference_mode():
-        x = run.model.embedding(torch.tensor(source_ids)) * 32**0.5 + run.model.positions[:4]
+        x = run.model.embedding(torch.tensor(source_ids)) * 32**0.5 + run.model.source_positions[:4]
         query, key = layer.self_attention.query(x), layer.self_attention.key(x)  # post-norm: the sum itself
     for head in range(2):
         part = slice(16 * head, 16 * head + 16)

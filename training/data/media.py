@@ -1,4 +1,4 @@
-"""The common base of sounds and pictures as sources of imported models."""
+"""The common base of sounds and pictures as sources of published models."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.data.sources import Numbers, SourceKind
+from seq2seq_serve.training.models.fronts import PatchMap, SoundMaps
 
 
 class Media(SourceKind):
@@ -28,6 +29,10 @@ class Media(SourceKind):
         """The positions of memory of every source."""
 
     @abstractmethod
+    def make_front(self, d_model: int) -> SoundMaps | PatchMap:
+        """The module that turns a batch of sources into embeddings (B, S, D)."""
+
+    @abstractmethod
     def arguments(self, source: Tensor) -> dict[str, Tensor]:
         """A batch of sources as a model of `transformers` takes it."""
 
@@ -36,4 +41,4 @@ class Media(SourceKind):
         """Encoded sources that resemble those of the family's models, for the proof of int8."""
 
     def encode(self, sources: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
-        raise NotImplementedError("imported models are not trained on a corpus")
+        raise NotImplementedError("models of sounds and pictures are not trained on a corpus")

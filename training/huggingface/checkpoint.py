@@ -7,7 +7,7 @@ read. No code of a checkpoint is run.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -125,8 +125,8 @@ class CheckpointFolder:
                 yield from _read_bin(file).items()
 
 
-def open_checkpoint(path: Path) -> CheckpointFolder:
-    """Read a checkpoint's settings and find its weights.
+def open_checkpoint(path: Path, *, has_weights: bool = True) -> CheckpointFolder:
+    """Read a checkpoint's settings and find its weights, unless they are kept elsewhere.
 
     Raises:
         CheckpointError: The folder is not a checkpoint, or one of a kind that cannot be imported.
@@ -154,7 +154,8 @@ def open_checkpoint(path: Path) -> CheckpointFolder:
             )
     generation = _settings_of_generate(path, config)
     tokenizer_class = settings.get("tokenizer_class") or config.get("tokenizer_class") or ""
-    return CheckpointFolder(path, config, generation, tokenizer_class, _weight_files(path))
+    files = _weight_files(path) if has_weights else ()
+    return CheckpointFolder(path, config, generation, tokenizer_class, files)
 
 
 def _settings_of_generate(path: Path, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -250,6 +251,22 @@ def _read_bin(file: Path) -> dict[str, Tensor]:
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise CheckpointError(f"{file} holds more than weights by name")
     return content
+
+
+def eos_ids(settings: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
+    """The tokens that end a target."""
+    given = settings.get("eos_token_id")
+    known = known_ids(given if isinstance(given, list) else [given], vocab_size)
+    if not known:
+        raise CheckpointError(
+            f"eos_token_id is {given}, and targets have {vocab_size} tokens: none would end a target"
+        )
+    return known
+
+
+def known_ids(token_ids: Iterable[Any], vocab_size: int) -> tuple[int, ...]:
+    """Those of some tokens that a target can have; `generate` ignores others, and many files have a -1."""
+    return tuple(one for one in token_ids if isinstance(one, int) and 0 <= one < vocab_size)
 
 
 def read_json(file: Path) -> dict[str, Any]:

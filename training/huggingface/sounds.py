@@ -1,4 +1,4 @@
-"""Sounds as sources of imported models: their kind, and samples for the proof of int8."""
+"""Sounds as sources of published models: their kind, and samples for the proof of int8."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, WINDOW, log_mel
 from seq2seq_serve.bundle.manifest import LengthRule
 from seq2seq_serve.bundle.names import Form
-from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
-from seq2seq_serve.export.huggingface.media import Media
+from seq2seq_serve.training.data.media import Media
 from seq2seq_serve.training.data.sources import Inputs, Numbers
+from seq2seq_serve.training.huggingface.checkpoint import CheckpointError
+from seq2seq_serve.training.models.fronts import SoundMaps
 
 _NUM_SAMPLES = 4
 _PEAK = 2**15 - 1  # of a sample of 16 bits
@@ -83,6 +84,9 @@ class Sounds(Media):
     def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
         sound = rng.uniform(-1, 1.5, (self.num_bands, self.num_frames))
         return {names.SOUND: sound.astype(np.float32)}
+
+    def make_front(self, d_model: int) -> SoundMaps:
+        return SoundMaps(self.num_bands, self.num_frames, d_model)
 
     def arguments(self, source: Tensor) -> dict[str, Tensor]:
         return {"input_features": source}

@@ -21,7 +21,7 @@ from seq2seq_serve.bundle.charsmap import GUARD, HIDDEN
 from seq2seq_serve.bundle.manifest import Choice, Frames, Places, Timestamps
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK
 from seq2seq_serve.bundle.tokenizer import BYTE_OF_CHARACTER, Tokenizer
-from seq2seq_serve.export.huggingface.sentencepiece import PieceType, SentencePieceModel
+from seq2seq_serve.training.huggingface.sentencepiece import PieceType, SentencePieceModel
 
 ANY_CLASS = ("PreTrainedTokenizer", "TokenizersBackend")  # the file as it is
 _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

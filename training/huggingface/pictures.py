@@ -1,4 +1,4 @@
-"""Pictures as sources of imported models: their kind, and samples for the proof of int8."""
+"""Pictures as sources of published models: their kind, and samples for the proof of int8."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import LengthRule
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.pictures import Resampling, read_picture
-from seq2seq_serve.export.huggingface.checkpoint import CheckpointError
-from seq2seq_serve.export.huggingface.media import Media
+from seq2seq_serve.training.data.media import Media
 from seq2seq_serve.training.data.sources import Inputs, Numbers
+from seq2seq_serve.training.huggingface.checkpoint import CheckpointError
+from seq2seq_serve.training.models.fronts import PatchMap
 
 _LINES = (
     "INVOICE No. 2041",
@@ -128,6 +129,9 @@ class Patches(Media):
 
     def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
         return {names.PICTURE: rng.integers(0, 256, (self.size, self.size, 3), np.uint8)}
+
+    def make_front(self, d_model: int) -> PatchMap:
+        return PatchMap(self.size, self.patch_size, self.num_tokens, self.mean, self.deviation, d_model)
 
     def arguments(self, source: Tensor) -> dict[str, Tensor]:
         return {"pixel_values": self.normal(source).permute(0, 3, 1, 2)}
