@@ -8,6 +8,7 @@ pictures/          the files of a built-in corpus of pictures or clips
 source.vectors.pt … the initial word vectors of an embedding, if they were read from a file
 initial.pt         the weights of the parent run, if there is one
 checkpoints/       the states from which training resumes
+samples.jsonl      what the model wrote for a few dev sources at some steps, with its attention
 metrics.jsonl      one JSON object per line; tensorboard/ and learning-curve.png show the same
 model.pt           the final weights
 summary.json       dev score, steps, seconds: written last, so a run with it is finished
@@ -179,6 +180,8 @@ class TrainedModel:
             scored.
         source_language: The recipe's `source_language`; empty if it has none.
         length_bound: The bound on target lengths; None if the corpus is not known.
+        has_single_sentences: Whether the sources of the corpus are texts of one sentence, so that the model
+            may leave out what follows a sentence.
     """
 
     model: EncoderDecoder
@@ -189,6 +192,7 @@ class TrainedModel:
     dev_score: float | None = None
     source_language: str = ""
     length_bound: LengthBound | None = None
+    has_single_sentences: bool = False
 
 
 class RunFolder:
@@ -206,6 +210,7 @@ class RunFolder:
         self.initial_file = path / "initial.pt"
         self.checkpoints = path / "checkpoints"
         self.metrics_file = path / "metrics.jsonl"
+        self.samples_file = path / "samples.jsonl"
         self.tensorboard = path / "tensorboard"
         self.curve_file = path / "learning-curve.png"
         self.model_file = path / "model.pt"
@@ -290,6 +295,12 @@ class RunFolder:
         """The recorded metrics in the order of the steps."""
         return [json.loads(line) for line in self.metrics_file.read_text(encoding="utf-8").splitlines()]
 
+    def read_samples(self) -> list[dict[str, Any]]:
+        """The recorded samples in the order of the steps; empty for runs older than this file."""
+        if not self.samples_file.is_file():
+            return []
+        return [json.loads(line) for line in self.samples_file.read_text(encoding="utf-8").splitlines()]
+
     def write_summary(self, summary: Summary) -> None:
         _write_json(self.summary_file, dataclasses.asdict(summary))
 
@@ -371,8 +382,6 @@ def _with_weights(
     if config.parent:
         provenance["parent"] = config.parent
     dev = [(pair.source, pair.target) for pair in folder.read_pairs("dev")]
-    if model.source_kind.is_text and _are_single_sentences([source for source, _ in dev]):
-        provenance["sources"] = "single sentences"
     bound = config.length_bound or folder.learn_length_bound(model.source_kind)
     return TrainedModel(
         model.eval(),
@@ -382,11 +391,13 @@ def _with_weights(
         dev,
         source_language=config.training.source_language or "",
         length_bound=bound,
+        has_single_sentences=model.source_kind.is_text
+        and _are_single_sentences([source for source, _ in dev]),
     )
 
 
 def _are_single_sentences(texts: Sequence[str]) -> bool:
-    """Whether a corpus has a sentence a line, so that a model of it may leave out what follows a sentence."""
+    """Whether nearly all texts are one sentence."""
     num_single = sum(len(split_sentences(text)) == 1 for text in texts)
     return num_single > _SINGLE_SHARE * len(texts)
 

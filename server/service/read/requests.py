@@ -12,6 +12,7 @@ from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LENGTH_PENALTY_FORMULA_POWER,
     LENGTH_PENALTY_FORMULA_WU,
+    LONG_SOURCE_SPLIT_ALWAYS,
     GenerateOptions,
     LengthPenaltyFormula,
     LongSource,
@@ -308,6 +309,9 @@ def _with_defaults(options: GenerateOptions, model: ServedModel) -> GenerateOpti
             setattr(result, name, getattr(defaults, name))
     if not options.HasField("repetition_penalty") and defaults.repetition_penalty != 1:
         result.repetition_penalty = defaults.repetition_penalty
+    is_whole = options.num_hypotheses > 1 or options.stop_sequences or options.HasField("target_prefix")
+    if defaults.splits_sentences and not options.long_source and not is_whole:
+        result.long_source = LONG_SOURCE_SPLIT_ALWAYS
     return result
 
 

@@ -102,6 +102,7 @@ def generate_response(
             total_seconds=max(result.timings.total_seconds for result in results),
         ),
         sentences=answers if is_split else (),
+        unknown_words=jobs[0].part.unknown_words,
         detected_language=_detected_language(jobs[0].request, results[0], model)
         if jobs[0].request.detected_ids
         else "",
@@ -122,6 +123,8 @@ def _joined(jobs: Sequence[Job], answers: Sequence[pb.Sentence]) -> pb.Hypothesi
         text="".join(one.text + _separator(one.text, job) for one, job in zip(best, jobs, strict=True)),
         token_ids=[token_id for one in best for token_id in one.token_ids],
         finish_reason=reasons[0] if reasons else pb.FINISH_REASON_EOS,
+        score=sum(one.score for one in best) if best[0].HasField("score") else None,
+        log_probabilities=[one for each in best for one in each.log_probabilities],
         segments=[segment for one in best for segment in one.segments],
     )
 
@@ -280,6 +283,7 @@ def model_message(model: ServedModel) -> pb.Model:
         max_target_length=model.max_target_length,
         num_slots=model.num_slots,
         eos_ids=model.eos_ids,
+        splits_sentences=model.generation.splits_sentences,
         provenance=dict(model.provenance),
         sources={name: source.form for name, source in model.sources.items()},
         has_attention=model.has_attention,
