@@ -17,6 +17,7 @@ from seq2seq_serve.server.service.open_inference.requests import (
     OUTPUT_LENGTHS,
     SCORE,
     TEXT_OUTPUT,
+    UNKNOWN_WORDS,
     Inference,
 )
 from seq2seq_serve.server.service.open_inference.tensors import (
@@ -41,6 +42,7 @@ def inference_response(
 ) -> pb.ModelInferResponse:
     """Returns the answer to all rows of a request."""
     response = empty_response(inference, model)
+    _add_unknown_words(response, answers)
     rows = [answer.hypotheses for answer in answers]
     write_tensors(response, _tensors(rows, inference.outputs), is_raw=inference.is_raw)
     return response
@@ -62,6 +64,7 @@ def last_response(
 ) -> pb.ModelInferResponse:
     """Returns the response that ends a stream: the outputs that are not in its pieces, with an empty text."""
     response = empty_response(inference, model, is_final=not inference.has_empty_final)
+    _add_unknown_words(response, [answer])
     rest = answer.hypotheses[0]
     rest.ClearField("text")
     rest.ClearField("token_ids")
@@ -77,6 +80,11 @@ def empty_response(
     if is_final is not None:
         response.parameters[_FINAL].bool_param = is_final
     return response
+
+
+def _add_unknown_words(response: pb.ModelInferResponse, answers: Sequence[GenerateResponse]) -> None:
+    if words := dict.fromkeys(word for answer in answers for word in answer.unknown_words):
+        response.parameters[UNKNOWN_WORDS].string_param = " ".join(words)
 
 
 def _tensors(rows: Sequence[Sequence[Hypothesis]], outputs: Sequence[str]) -> list[Tensor]:

@@ -34,6 +34,7 @@ from seq2seq_serve.server.service.read.sentences import DEFAULT_LANGUAGE, lines,
 
 Frame = tuple[Sequence[int], Sequence[int]]  # the tokens before and after those of a text
 
+MAX_UNKNOWN = 32  # words that an answer lists
 MAX_PARTS = 256  # lines or sentences that a text is split into
 SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
 _FITTING = (LONG_SOURCE_TRUNCATE, *SPLITTING)
@@ -46,6 +47,7 @@ class Part:
     Attributes:
         sources: The model's inputs by name.
         sentences: Those of a story.
+        unknown_words: The words of its texts that the model does not have, each once, at most `MAX_UNKNOWN`.
         num_truncated: The number of tokens, or of a sound's positions of memory, that were left out.
         text: The line or sentence; empty for a whole source.
         separator: The white space before the next part, line breaks included; empty after the last. None if
@@ -56,6 +58,7 @@ class Part:
 
     sources: dict[str, Array]
     sentences: list[str] = field(default_factory=list)
+    unknown_words: list[str] = field(default_factory=list)
     num_truncated: int = 0
     text: str = ""
     separator: str | None = ""
@@ -92,11 +95,13 @@ def source_parts(
     if not model.reads_text:
         arrays: dict[str, Array] = {}
         story: list[str] = []
+        unknown: list[str] = []
         for given in inputs:
             checkpoint()
             arrays[given.name], its_sentences = read_input(given, model, checkpoint)
             story += its_sentences
-        return [Part(arrays, story)]
+            unknown += model.source_tokenizer.unknown_words(given.source.text)
+        return [Part(arrays, story, unknown_words=list(dict.fromkeys(unknown))[:MAX_UNKNOWN])]
     (given,) = inputs
     if given.kind == "text":
         return _text_parts(given, model, frame, long_source, language, checkpoint)
