@@ -226,7 +226,8 @@ class Page(Document):
 
     def __init__(self, content: bytes, path: Path) -> None:  # noqa: ARG002
         with needs_extra("documents"):
-            from bs4 import BeautifulSoup, Doctype, NavigableString
+            from bs4 import BeautifulSoup
+            from bs4.element import Doctype, NavigableString
 
         self._soup = BeautifulSoup(content, "html.parser")
         for child in self._soup.contents:
@@ -244,11 +245,11 @@ class Page(Document):
         from bs4.dammit import EntitySubstitution
         from bs4.formatter import HTMLFormatter
 
-        formatter = HTMLFormatter(EntitySubstitution.substitute_xml, void_element_close_prefix=None)
+        formatter = HTMLFormatter(EntitySubstitution.substitute_xml, void_element_close_prefix="")
         return self._soup.encode(self._soup.original_encoding or "utf-8", formatter=formatter)
 
     def _walk(self, block: Any) -> None:
-        from bs4 import NavigableString, Tag
+        from bs4.element import NavigableString, Tag
 
         texts: list[Any] = []
 
@@ -356,22 +357,22 @@ class Messages(Document):
     def _add(self, entry: Any, message: str, forms: tuple[int, ...]) -> None:
         lines = message.split("\n")
 
-        def write_line(place: int, translated: Sequence[Piece]) -> None:
-            lines[place] = "".join(text for text, _ in translated)
-            target = "\n".join(lines)
-            for form in forms:
-                entry.msgstr_plural[form] = target
-            if not forms:
-                entry.msgstr = target
-            if place == last and not _has_placeholders(target, message) and "fuzzy" not in entry.flags:
-                entry.flags.append("fuzzy")
+        def writer(place: int) -> Callable[[Sequence[Piece]], None]:
+            def write(translated: Sequence[Piece]) -> None:
+                lines[place] = "".join(text for text, _ in translated)
+                target = "\n".join(lines)
+                for form in forms:
+                    entry.msgstr_plural[form] = target
+                if not forms:
+                    entry.msgstr = target
+                is_wrong = place == places[-1] and not _has_placeholders(target, message)
+                if is_wrong and "fuzzy" not in entry.flags:
+                    entry.flags.append("fuzzy")
+
+            return write
 
         places = [place for place, line in enumerate(lines) if _LETTER.search(line)]
-        last = places[-1] if places else -1
-        for place in places:
-            self.segments.append(
-                Segment([(lines[place], 0)], lambda translated, place=place: write_line(place, translated))
-            )
+        self.segments += [Segment([(lines[place], 0)], writer(place)) for place in places]
 
 
 DOCUMENTS: dict[str, Callable[[bytes, Path], Document]] = {

@@ -26,7 +26,7 @@ _PACKAGES = (
     ("torch", "onnx", "onnxscript", "transformers"),
 )
 _SETTINGS = "SEQ2SEQ_"  # how the names of variables begin that change what runs
-_ALSO_SHOWN = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "GRPC_VERBOSITY")
+_ALSO_SHOWN = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS")
 _SMI = ("nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader")
 _SMI_SECONDS = 20.0
 _LABEL, _WIDTH = 10, 100  # characters of a line's label, and of a line

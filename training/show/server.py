@@ -22,8 +22,8 @@ _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
 _FILES = {"/": "index.html", "/show.js": "show.js", "/style.css": "style.css"}
 _MOST_POINTS = 400  # of a curve: more cannot be told apart on a screen
 _POLICY = (
-    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'"
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 _CURVES = {
     "train": ("loss", "learning_rate", "tokens_per_second"),
