@@ -145,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Wrong usage exits with 2.
     """
-    console = Console(stderr=True)
+    console = Console(stderr=True, force_jupyter=False)  # in a notebook, lines without widgets
     rank = current_rank()
     handler = _ConsoleHandler(console, prefix=f"process {rank}: " if rank else "")
     logging.basicConfig(

@@ -156,9 +156,11 @@ function apply() {
   }
 }
 
-// The same options for another model, as far as it has them, and without what is not shown of its answer.
+// The same options for another model, as far as it has them, so that the times can be compared.
 export function optionsOf(model, options) {
-  const { attention, word_alignment, num_alternatives, ...others } = options;
+  const others = { ...options };
+  if (!model.has_attention) delete others.attention;
+  if (!model.has_attention) delete others.word_alignment;
   for (const name of ["source_language", "target_language", "task"])
     if (!model.choices[name]?.names.includes(others[name])) delete others[name];
   return others;
