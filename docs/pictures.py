@@ -210,7 +210,7 @@ def trace(server: RunningServer, spans: list[Any]) -> None:
             ("traceparent", f"00-{_TRACE}-{_PARENT}-01"),
             ("x-request-id", "checkout-7"),
         )
-        stub = Seq2SeqStub(channel)  # type: ignore[no-untyped-call]
+        stub = Seq2SeqStub(channel)
         stub.Generate(request, metadata=metadata)
     while sum(span.trace_id.hex() == _TRACE for span in spans) < 4:
         time.sleep(0.1)
