@@ -118,7 +118,8 @@ async function send(prefix) {
       options.target_prefix = prefix;
       options.long_source = "refuse"; // of a single sentence
     }
-    if (prefix.length) by("other").hidden = true; // token ids are those of one model
+    if (prefix.length)
+      by("other").hidden = true; // token ids are those of one model
     else sendToOther(options, stopping.signal);
     state.splits = options.long_source;
     state.numSentences = model.command === "translate" ? countSentences(sourceText()) : 1;

@@ -3,7 +3,11 @@
 const SECONDS = 5;
 const CHARTS = [
   { title: "Loss, nats a token", curves: { "train loss": "training", "dev loss": "dev" }, low: 0 },
-  { title: "Dev score", curves: { "dev bleu": "BLEU", "dev chrf": "chrF", "dev accuracy": "accuracy in %" }, low: 0 },
+  {
+    title: "Dev score",
+    curves: { "dev bleu": "BLEU", "dev chrf": "chrF", "dev accuracy": "accuracy in %" },
+    low: 0,
+  },
   { title: "Learning rate", curves: { "train learning_rate": "" }, low: 0 },
   { title: "Tokens a second", curves: { "train tokens_per_second": "" }, low: 0 },
 ];
@@ -38,7 +42,9 @@ const short = (value) =>
 
 function clock(seconds) {
   const minutes = Math.round(seconds / 60);
-  return minutes < 60 ? `${minutes} min` : `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
+  return minutes < 60
+    ? `${minutes} min`
+    : `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
 }
 
 // Round numbers from 0 to about `most`, at most five.
@@ -52,7 +58,9 @@ const color = (run) => `run-${run % 4}`;
 
 function showRuns() {
   by("about").textContent = state.runs
-    .map((run) => (run.result ? `${run.name}: finished` : `${run.name}: step ${run.step} of ${run.max_steps}`))
+    .map((run) =>
+      run.result ? `${run.name}: finished` : `${run.name}: step ${run.step} of ${run.max_steps}`,
+    )
     .join(" · ");
   by("runs").replaceChildren(
     el(
@@ -65,7 +73,11 @@ function showRuns() {
           el("i", { className: color(number) }),
           el("b", {}, run.name),
           ` ${run.preset}, step ${run.step.toLocaleString("en")} of ${run.max_steps.toLocaleString("en")}, ${clock(run.seconds)}`,
-          el("span", { className: "hint" }, [run.result, run.parent && `from ${run.parent}`, run.corpus].filter(Boolean).join(" · ")),
+          el(
+            "span",
+            { className: "hint" },
+            [run.result, run.parent && `from ${run.parent}`, run.corpus].filter(Boolean).join(" · "),
+          ),
         ),
       ),
     ),
@@ -74,9 +86,17 @@ function showRuns() {
 
 function chart({ title, curves }) {
   const WIDTH = innerWidth < 700 ? 340 : 560; // so that the numbers at its edges are as large as other texts
-  const lines = state.runs.flatMap((run, number) =>
-    Object.entries(curves).map(([name, label], kind) => ({ points: run.curves[name], label, kind, number, run })),
-  ).filter(({ points }) => points.length);
+  const lines = state.runs
+    .flatMap((run, number) =>
+      Object.entries(curves).map(([name, label], kind) => ({
+        points: run.curves[name],
+        label,
+        kind,
+        number,
+        run,
+      })),
+    )
+    .filter(({ points }) => points.length);
   if (!lines.length) return null;
   const all = lines.flatMap(({ points }) => points);
   const right = Math.max(...all.map(([step]) => step), 1);
@@ -84,7 +104,8 @@ function chart({ title, curves }) {
   const sorted = all.map(([, value]) => value).sort((a, b) => a - b);
   const top = Math.max(sorted[Math.floor(0.99 * (sorted.length - 1))] * 1.08, 1e-9);
   const x = (step) => EDGE.left + ((WIDTH - EDGE.left - EDGE.right) * step) / right;
-  const y = (value) => HEIGHT - EDGE.bottom - ((HEIGHT - EDGE.top - EDGE.bottom) * Math.min(value, top)) / top;
+  const y = (value) =>
+    HEIGHT - EDGE.bottom - ((HEIGHT - EDGE.top - EDGE.bottom) * Math.min(value, top)) / top;
   const picture = svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": title });
   for (const value of ticks(top)) {
     picture.append(
@@ -93,15 +114,22 @@ function chart({ title, curves }) {
     );
   }
   for (const value of ticks(right).slice(1))
-    picture.append(svg("text", { class: "tick", x: x(value), y: HEIGHT - 7, "text-anchor": "middle" }, short(value)));
+    picture.append(
+      svg("text", { class: "tick", x: x(value), y: HEIGHT - 7, "text-anchor": "middle" }, short(value)),
+    );
   for (const { points, kind, number } of lines) {
     const path = points.map(([step, value]) => `${x(step).toFixed(1)},${y(value).toFixed(1)}`).join(" ");
-    const shown = points.length > 1 ? svg("polyline", { points: path }) : svg("circle", { cx: x(points[0][0]), cy: y(points[0][1]), r: 3 });
+    const shown =
+      points.length > 1
+        ? svg("polyline", { points: path })
+        : svg("circle", { cx: x(points[0][0]), cy: y(points[0][1]), r: 3 });
     shown.setAttribute("class", color(number));
     shown.setAttribute("stroke-dasharray", DASHES[kind]);
     picture.append(shown);
   }
-  const kinds = Object.values(curves).filter((label, kind) => label && lines.some((line) => line.kind === kind));
+  const kinds = Object.values(curves).filter(
+    (label, kind) => label && lines.some((line) => line.kind === kind),
+  );
   const legend = el(
     "ul",
     { className: "legend" },
@@ -117,11 +145,24 @@ function chart({ title, curves }) {
         ),
       ),
   );
-  return el("figure", {}, el("figcaption", {}, title), picture, kinds.length || state.runs.length > 1 ? legend : null);
+  return el(
+    "figure",
+    {},
+    el("figcaption", {}, title),
+    picture,
+    kinds.length || state.runs.length > 1 ? legend : null,
+  );
 }
 
 function mark(number, kind) {
-  const line = svg("line", { class: color(number), x1: 0, x2: 22, y1: 5, y2: 5, "stroke-dasharray": DASHES[kind] });
+  const line = svg("line", {
+    class: color(number),
+    x1: 0,
+    x2: 22,
+    y1: 5,
+    y2: 5,
+    "stroke-dasharray": DASHES[kind],
+  });
   return svg("svg", { class: "mark", viewBox: "0 0 22 10", "aria-hidden": "true" }, line);
 }
 
@@ -134,11 +175,19 @@ function showSamples() {
     slider = by("step");
   document.querySelector(".controls").hidden = by("pair").hidden = !known.length;
   if (!known.length) {
-    by("samples").replaceChildren(el("p", { className: "hint" }, "No samples yet: a run records them with each checkpoint."));
+    by("samples").replaceChildren(
+      el("p", { className: "hint" }, "No samples yet: a run records them with each checkpoint."),
+    );
     return;
   }
   slider.max = known.length - 1;
-  const place = state.step === Infinity ? known.length - 1 : Math.max(known.findLastIndex((step) => step <= state.step), 0);
+  const place =
+    state.step === Infinity
+      ? known.length - 1
+      : Math.max(
+          known.findLastIndex((step) => step <= state.step),
+          0,
+        );
   slider.value = place;
   by("at").textContent = `step ${known[place].toLocaleString("en")}`;
   const newest = state.runs.map((run) => run.samples.findLast((line) => line.step <= known[place]));
@@ -148,15 +197,34 @@ function showSamples() {
     chosen.replaceChildren(...first.map((_, number) => el("option", { value: number }, number + 1)));
   chosen.value = state.sample;
   const { source, reference } = first[state.sample];
-  by("pair").replaceChildren(el("dt", {}, "Source"), el("dd", {}, source), el("dt", {}, "Reference"), el("dd", {}, reference));
+  by("pair").replaceChildren(
+    el("dt", {}, "Source"),
+    el("dd", {}, source),
+    el("dt", {}, "Reference"),
+    el("dd", {}, reference),
+  );
   by("samples").replaceChildren(
     ...state.runs.map((run, number) => {
       const line = newest[number],
         sample = line?.samples[state.sample];
-      const head = el("h3", {}, el("i", { className: color(number) }), run.name, line ? ` · step ${line.step.toLocaleString("en")}` : "");
-      if (!sample) return el("article", {}, head, el("p", { className: "hint" }, "No samples until this step."));
+      const head = el(
+        "h3",
+        {},
+        el("i", { className: color(number) }),
+        run.name,
+        line ? ` · step ${line.step.toLocaleString("en")}` : "",
+      );
+      if (!sample)
+        return el("article", {}, head, el("p", { className: "hint" }, "No samples until this step."));
       const other = sample.source === source ? null : el("p", { className: "hint" }, sample.source);
-      return el("article", {}, head, other, el("p", { className: "text" }, sample.target || "(empty)"), heatmap(sample));
+      return el(
+        "article",
+        {},
+        head,
+        other,
+        el("p", { className: "text" }, sample.target || "(empty)"),
+        heatmap(sample),
+      );
     }),
   );
 }
@@ -165,21 +233,32 @@ const visible = (token) => token.trim() || (token === "" ? "∅" : "␣");
 
 function heatmap({ weights, source_tokens: sources, target_tokens: targets }) {
   if (!weights) return null;
-  const head = el("tr", {}, el("th"), sources.map((token) => el("th", { scope: "col" }, el("span", {}, visible(token)))));
+  const head = el(
+    "tr",
+    {},
+    el("th"),
+    sources.map((token) => el("th", { scope: "col" }, el("span", {}, visible(token)))),
+  );
   const rows = targets.map((token, row) =>
     el(
       "tr",
       {},
       el("th", { scope: "row" }, visible(token)),
       weights[row].map((weight, column) => {
-        const cell = el("td", { title: `${token} looks at ${sources[column]}: ${(100 * weight).toFixed(1)} %` });
+        const cell = el("td", {
+          title: `${token} looks at ${sources[column]}: ${(100 * weight).toFixed(1)} %`,
+        });
         cell.style.setProperty("--share", `${(100 * Math.sqrt(weight)).toFixed(0)}%`);
         return cell;
       }),
     ),
   );
   const label = "attention of each target token, a row, over the source tokens";
-  return el("div", { className: "scroll" }, el("table", { className: "grid", "aria-label": label }, el("thead", {}, head), el("tbody", {}, rows)));
+  return el(
+    "div",
+    { className: "scroll" },
+    el("table", { className: "grid", "aria-label": label }, el("thead", {}, head), el("tbody", {}, rows)),
+  );
 }
 
 async function look() {
