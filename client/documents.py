@@ -25,8 +25,10 @@ Piece = tuple[str, int]  # a text, and the number of its formatting within the s
 
 _TIMES = re.compile(r"^\s*(?:\d+:)?\d+:\d+[.,]\d+\s+-->\s")
 _TAG = re.compile(r"(<[^<>]*>)")
+_TAG_NAME = re.compile(r"<([^\s.>]*)")
 _POSITION = re.compile(r"^(?:\{\\[^}]*\})+")  # such as {\an8}, at the begin of a subtitle
 _SPEAKER = re.compile(r"^\s*[-–—]\s*")  # begins a line of another speaker
+_LINE_BREAK = re.compile(r"\r\n|\r|\n")
 _WORD = re.compile(r"\S+")
 _CORE = re.compile(r"(\W*?)(\w.*?|)(\W*)", re.DOTALL)  # the marks around a word
 _LETTER = re.compile(r"[^\W\d_]")
@@ -151,7 +153,7 @@ class Subtitles(Document):
         self._is_vtt = path.suffix.lower() == ".vtt"
         self._lines: list[str] = []
         self.segments = []
-        lines = text.splitlines()
+        lines = _LINE_BREAK.split(text)
         self._newline = "\r\n" if "\r\n" in text else "\n"
         place = 0
         while place < len(lines):
@@ -168,7 +170,7 @@ class Subtitles(Document):
                 self._add(group)
 
     def content(self) -> bytes:
-        return "".join(line + self._newline for line in self._lines).encode()
+        return self._newline.join(self._lines).encode()
 
     def _add(self, shown: list[str]) -> None:
         """Adds the lines of a segment, whose place a single line holds from now on."""
@@ -201,24 +203,29 @@ class Subtitles(Document):
         self, pieces: Sequence[Piece], tags: Sequence[tuple[str, ...]], num_lines: int
     ) -> Iterator[str]:
         """Yields lines of about the same length, with tags around the words that have them."""
-        marked = [
-            (word, tags[formatting]) for text, formatting in pieces for word in re.findall(r"\S+|\s+", text)
-        ]
-        words = [(word, its) for word, its in marked if not word.isspace()]
-        total = sum(len(word) + 1 for word, _ in words)
-        line, opened, length, number = "", tuple[str, ...](), 0, 1
-        for place, (word, its) in enumerate(words):
-            closing = "".join(f"</{_name_of(tag)}>" for tag in reversed(opened)) if its != opened else ""
-            opening = "".join(its) if its != opened else ""
-            shown = html.escape(word, quote=False) if self._is_vtt else word
-            is_full = number < num_lines and length + len(word) / 2 >= total * number / num_lines
-            if is_full and place:
-                yield line + closing
-                line, number = opening + shown, number + 1
-            else:
-                line += closing + " " * bool(place) + opening + shown
-            opened, length = its, length + len(word) + 1
-        yield line + "".join(f"</{_name_of(tag)}>" for tag in reversed(opened))
+        total = len("".join(text for text, _ in pieces).strip())
+        line, opened, length, number, is_apart = "", tuple[str, ...](), 0, 1, False
+        for text, formatting in pieces:
+            for word in re.findall(r"\S+|\s+", text):
+                if word.isspace():
+                    is_apart = bool(length)
+                    continue
+                its = tags[formatting]
+                closing, opening = (_closed(opened), "".join(its)) if its != opened else ("", "")
+                shown = html.escape(word, quote=False) if self._is_vtt else word
+                half = length + len(word) / 2
+                if is_apart and number < num_lines and half >= total * number / num_lines:
+                    yield line + closing
+                    line, number = opening + shown, number + 1
+                else:
+                    line += closing + " " * is_apart + opening + shown
+                opened, length, is_apart = its, length + is_apart + len(word), False
+        yield line + _closed(opened)
+
+
+def _closed(tags: Sequence[str]) -> str:
+    """Returns the ends of tags of a subtitle: `</v>` of `<v.loud Mary>`."""
+    return "".join(f"</{_TAG_NAME.match(tag)[1]}>" for tag in reversed(tags))  # type: ignore[index]
 
 
 class Page(Document):
@@ -502,11 +509,6 @@ def _attribute_writer(tag: Any, name: str) -> Callable[[Sequence[Piece]], None]:
 
 def _is_property(element: Any) -> bool:
     return any(one.tag in (f"{_W}rPr", f"{_W}pPr") for one in element.iterancestors())
-
-
-def _name_of(tag: str) -> str:
-    """Returns the name in a tag of a subtitle: `v` of `<v.loud Mary>`."""
-    return re.split(r"[\s.>]", tag[1:], maxsplit=1)[0]
 
 
 def _has_placeholders(target: str, message: str) -> bool:

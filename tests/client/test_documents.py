@@ -131,6 +131,10 @@ def test_tags_of_subtitles_follow_their_words():
     assert texts == ["Fish & chips"]
     before, after = "Fish &amp; <b>chips</b>", "<b>CHIPS</b></v> <v.loud Mary>&amp; FISH</v>"
     assert written == VTT.replace(before, after)
+    marks = "1\r\n0:01,0 --> 0:02,0\r\n(Go <b>now</b>, <i>please</i>!)"
+    assert translated("a.srt", marks, capitals)[1] == marks.replace("Go", "GO").replace(
+        "<b>now</b>, <i>please</i>", "<b>NOW</b>, <i>PLEASE</i>"
+    )
 
 
 def test_html_keeps_its_elements_and_what_is_not_text():
