@@ -115,7 +115,7 @@ runs/english/summary.json: | $(INSTALLED)
 stubs: $(INSTALLED) ## generate the gRPC stubs and the weightless graphs anew
 	mkdir -p build
 	$(PY) -m grpc_tools.protoc -I seq2seq_serve/protos=protos --python_out=build --pyi_out=build --grpc_python_out=build \
-		protos/*.proto
+		--plugin=$(VENV)/bin/protoc-gen-mypy_grpc --mypy_grpc_out=quiet:build protos/*.proto
 	mv build/seq2seq_serve/protos/* protos
 	$(PY) -m export.graphs.weightless
 

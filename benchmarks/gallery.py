@@ -17,6 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from PIL import Image
 from rich.console import Console
 from rich.progress import Progress
 
@@ -30,6 +31,7 @@ from seq2seq_serve.protos.sources import Sources
 from seq2seq_serve.training.run import RunFolder
 
 _POLL_SECONDS, _TRAINING_SHARE = 1.0, 0.95
+_MOST_PIXELS, _COLORS = 900, 128  # of a drawing
 _SENTENCE = "오늘은 금요일 입니다"
 _STORIES = (
     (
@@ -235,6 +237,7 @@ class Visit:
             best = self._ask(exhibit, content)
             form = next(iter(self.client.model(exhibit.name).sources.values()))
             save_looks(best, content, form, self.pictures / f"{exhibit.name}.png")
+            make_small(self.pictures / f"{exhibit.name}.png")
             yield f"### {exhibit.title}\n\n> {best.text}\n\n{_image(exhibit)}"
 
     def stories(self) -> Iterator[str]:
@@ -251,6 +254,14 @@ class Visit:
         has_attention = self.client.model(exhibit.name).has_attention
         options = GenerateOptions(attention=has_attention)
         return self.client.generate(source, model=exhibit.name, options=options).hypotheses[0]
+
+
+def make_small(path: Path) -> None:
+    """Writes a drawing of noisy pictures anew, as large as the page shows it and with fewer colours."""
+    with Image.open(path) as drawing:
+        small = drawing.convert("RGB")
+    small.thumbnail((_MOST_PIXELS, small.height), Image.Resampling.LANCZOS)
+    small.quantize(_COLORS, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 def _image(exhibit: Exhibit) -> str:

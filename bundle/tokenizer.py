@@ -192,6 +192,15 @@ class Tokenizer:
         (encoding,) = self._inner.encode_batch([text])
         return [known_id(*pair) for pair in zip(encoding.tokens, encoding.ids, strict=True)]
 
+    def unknown_words(self, text: str) -> list[str]:
+        """The words of a text that a vocabulary of words lacks, each once; none for one of pieces."""
+        if not isinstance(self._inner.model, models.WordLevel):
+            return []
+        unk_id = self._inner.token_to_id(self._inner.model.unk_token)
+        (encoding,) = self._inner.encode_batch([text], add_special_tokens=False)
+        tokens = zip(encoding.offsets, encoding.ids, strict=True)
+        return list(dict.fromkeys(text[start:end] for (start, end), token_id in tokens if token_id == unk_id))
+
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of `token_ids`; special tokens add nothing to it."""
         stream = self.stream()

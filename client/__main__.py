@@ -26,12 +26,13 @@ from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files import WrongOutput
 from seq2seq_serve.client.flags import generation, make_parser, translation
 from seq2seq_serve.client.forms import CLIP, FEATURES, PICTURE, SENTENCES, SOUND, find_model
-from seq2seq_serve.client.output import one_line, to_json
+from seq2seq_serve.client.output import in_flags, one_line, to_json
 from seq2seq_serve.client.questions import answer, caption, transcribe
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.client.translate import translate
 from seq2seq_serve.client.wire import Tls
 from seq2seq_serve.commands import needs_extra
+from seq2seq_serve.doctor import report
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Model, Version, VersionState
 
@@ -55,6 +56,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(encoding="utf-8")
     try:
+        if options.command == "doctor":
+            return report(options.bundle)
         if options.command == "translate":
             plan = translation(options)
         elif options.command in ("caption", "transcribe"):
@@ -88,7 +91,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _report(error, f"error: {error.filename or 'output'}: {error.strerror}")
     except ClientError as error:
-        return _report(error, f"error: {error}{_advice(error, options)}")
+        return _report(error, f"error: {in_flags(str(error))}{_advice(error, options)}")
     except WrongOutput as error:
         return _report(error, f"error: --resume {options.output}: {error}")
     except KeyboardInterrupt as error:
@@ -201,6 +204,8 @@ def _model_line(model: Model) -> str:
         f"{model.num_slots} slots, {model.vocab_size} tokens in the vocabulary, takes {sources} up to "
         f"{model.max_source_length} {unit}, targets up to {model.max_target_length} tokens, "
         f"{'with' if model.has_attention else 'without'} attention"
+        + ", a text sentence by sentence"
+        * model.splits_sentences
     )
 
 

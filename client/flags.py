@@ -12,11 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from seq2seq_serve.client.attention import DATA, IMAGE
+from seq2seq_serve.client.documents import DOCUMENTS
 from seq2seq_serve.client.files import COMPRESSED, STANDARD, is_compressed
 from seq2seq_serve.client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT
 from seq2seq_serve.client.translate import Translation
 from seq2seq_serve.client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS
-from seq2seq_serve.commands import Parser, add_version, install_command, program
+from seq2seq_serve.commands import Parser, add_version, install_command, port_number, program
 from seq2seq_serve.protos.options import OPTIONS, Option
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SPLIT,
@@ -26,7 +27,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
 
 _TEXT_SECONDS = 10.0  # a person waits for the answer to a TEXT: long enough to connect again, and no longer
 # The flag of each generation option. `--attention` is not here, because its value is a file.
-_FLAGS = {name: f"--{name.replace('_', '-')}" for name in OPTIONS if name != "attention"}
+_FLAGS = {name: option.flag for name, option in OPTIONS.items() if name != "attention"}
 _ONLY_IN_JSON = ("log_probabilities", "num_alternatives", "word_alignment")
 _ONLY_FOR_TEXTS = ("long_source", "source_language", "word_alignment")
 _ONLY_FOR_SOUNDS = ("timestamps",)
@@ -40,6 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
     common = Parser(add_help=False)
     common.add_argument(
         "--address",
+        type=_address,
         default=DEFAULT_ADDRESS,
         metavar="HOST:PORT",
         help="address of the server, a name of several servers, or several as ipv4:HOST:PORT,HOST:PORT "
@@ -136,6 +138,18 @@ def make_parser() -> argparse.ArgumentParser:
         help="name of a service or model (default: the whole server)",
     )
     _add_web(command)
+    doctor = commands.add_parser(
+        "doctor",
+        allow_abbrev=False,
+        help="describe this machine and installation, for a bug report",
+        description="Print what this machine can run: versions, instructions and memory, the compiled "
+        "operators, and CUDA or why it is not used; with a BUNDLE also what it needs. It asks no server. The "
+        "exit code is 1 if the bundle cannot be served here.",
+        epilog="example: %(prog)s bundles/demo",
+    )
+    doctor.add_argument(
+        "bundle", nargs="?", type=Path, metavar="BUNDLE", help="a folder written by `python -m export`"
+    )
     for each in commands.choices.values():
         each.set_defaults(parser=each)  # an error shows its usage
     return parser
@@ -159,7 +173,8 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         type=Path,
         default=STANDARD,
         metavar="FILE",
-        help="file of texts, one on each line; .gz is decompressed (default: -, standard input)",
+        help="file of texts, one on each line; .gz is decompressed (default: -, standard input). A document "
+        f"({', '.join(DOCUMENTS)}) becomes --output of the same kind, with its times and formatting",
     )
     add(
         "--output",
@@ -273,7 +288,7 @@ def _add_web(command: Callable[..., argparse.ArgumentParser]) -> None:
     )
     web.add_argument(
         "--port",
-        type=int,
+        type=port_number,
         default=8080,
         help="port of the page; 0 takes any free port (default: %(default)s)",
     )
@@ -307,8 +322,15 @@ def add_generation_flags(parser: argparse.ArgumentParser, names: Iterable[str]) 
         text += " (needs --json)" * (name in _ONLY_IN_JSON)
         if option.is_switch:
             parser.add_argument(flag, action="store_const", const=option.read(True), help=text)
-        else:
-            parser.add_argument(flag, type=partial(_given, option), metavar=option.form.metavar, help=text)
+            continue
+        is_list = option.max_items is not None
+        parser.add_argument(
+            flag,
+            type=partial(_given, option),
+            action="append" if is_list else "store",
+            metavar=option.form.metavar,
+            help=text + "; may be given several times" * is_list,
+        )
 
 
 def _given(option: Option, text: str) -> GenerateOptions:
@@ -339,6 +361,13 @@ def _seconds(text: str) -> float:
     if not 0 < seconds < math.inf:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
     return seconds
+
+
+def _address(text: str) -> str:
+    _, colon, port = text.rpartition(":")
+    if colon and port.isdigit():
+        port_number(port)
+    return text
 
 
 def _count(text: str, most: float = math.inf) -> int:
@@ -394,8 +423,23 @@ def given_options(options: argparse.Namespace) -> GenerateOptions:
     """Returns the options that flags of `add_generation_flags` gave."""
     generate_options = GenerateOptions()
     for name in _FLAGS:
-        generate_options.MergeFrom(getattr(options, name, None) or GenerateOptions())
+        given = getattr(options, name, None) or ()
+        for one in given if isinstance(given, list | tuple) else [given]:
+            generate_options.MergeFrom(one)
     return generate_options
+
+
+def _check_document(options: argparse.Namespace) -> None:
+    suffix = options.input.suffix
+    if options.output.suffix.lower() != suffix.lower():
+        options.parser.error(
+            f"{options.input} is a document: give --output a name in {suffix}, or standard input its lines"
+        )
+    several = (options.num_hypotheses or GenerateOptions()).num_hypotheses > 1
+    if options.resume or options.stream or options.json or several:
+        options.parser.error(
+            "--resume, --stream, --json and --num-hypotheses are for lines: a document is written at its end"
+        )
 
 
 def _check_files(options: argparse.Namespace) -> None:
@@ -404,6 +448,8 @@ def _check_files(options: argparse.Namespace) -> None:
         parser.error("TEXT and --input are both given: give one of them")
     if not options.texts and input_ == STANDARD and sys.stdin is None:
         parser.error("there is no TEXT, and standard input is closed: give a TEXT or --input")
+    if not options.texts and input_.suffix.lower() in DOCUMENTS:
+        _check_document(options)
     if output == STANDARD:
         if options.resume or options.overwrite:
             parser.error("--resume and --overwrite need --output FILE")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Attention, GenerateOptions
 
 _LINE_BREAKS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), " ")
@@ -15,6 +17,16 @@ _LINE_BREAKS = dict.fromkeys(map(ord, "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"), "
 def to_json(content: dict[str, Any]) -> str:
     """Returns one line of JSON; characters of every alphabet stay as they are."""
     return json.dumps(content, ensure_ascii=False)
+
+
+def in_flags(message: str) -> str:
+    """Returns a message of the server with the command's names of options: --long-source, not long_source."""
+
+    def flag(match: re.Match[str]) -> str:
+        name, is_option = match[2], bool(match[1]) or "_" in match[2]
+        return OPTIONS[name].flag if is_option and name in OPTIONS else match[0]
+
+    return re.sub(r"\b(options\.)?([a-z]+(?:_[a-z]+)*)\b", flag, message)
 
 
 def error_dict(error: ClientError) -> dict[str, Any]:

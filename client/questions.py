@@ -57,6 +57,9 @@ def answer(client: Client, options: argparse.Namespace) -> None:
             probability = math.exp(alternative.log_probability)
             _print(f"{probability:8.4f}  {one_line(alternative.text).strip()}")
     _warn_of_limit("answer", response, generate_options)
+    if response.unknown_words:
+        words = ", ".join(map(one_line, response.unknown_words))
+        sys.stderr.write(f"warning: {model.name} does not know {words}: an answer about these is a guess\n")
     if options.attention is not None:
         save_hops(best, options.question, options.attention)
 

@@ -137,9 +137,9 @@ class Connection:
             open_channel(address, options=options, **secure) for options in (CHANNEL_OPTIONS, DIRECT_OPTIONS)
         ]
         balanced, direct = self._channels
-        self._generation: Any = Seq2SeqStub(balanced)  # type: ignore[no-untyped-call]
-        self._models: Any = Seq2SeqStub(direct)  # type: ignore[no-untyped-call]
-        self._repository: Any = RepositoryStub(direct)  # type: ignore[no-untyped-call]
+        self._generation: Any = Seq2SeqStub(balanced)
+        self._models: Any = Seq2SeqStub(direct)
+        self._repository: Any = RepositoryStub(direct)
         self._check: Any = direct.unary_unary(
             "/grpc.health.v1.Health/Check",
             request_serializer=HealthCheckRequest.SerializeToString,

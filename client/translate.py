@@ -9,6 +9,8 @@ truncated sources.
 from __future__ import annotations
 
 import io
+import itertools
+import json
 import logging
 import sys
 from collections.abc import Iterator
@@ -17,13 +19,24 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
+from google.protobuf.json_format import MessageToDict
+
 from seq2seq_serve.client.attention import save_alignment
+from seq2seq_serve.client.documents import DOCUMENTS
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.files import STANDARD, count_lines, open_input, open_output, skip_answered
+from seq2seq_serve.client.files import (
+    STANDARD,
+    WrongOutput,
+    count_lines,
+    open_input,
+    open_output,
+    skip_answered,
+)
 from seq2seq_serve.client.forms import find_model
 from seq2seq_serve.client.many import STOPPING_CODES
 from seq2seq_serve.client.output import (
     error_dict,
+    in_flags,
     length_advice,
     one_line,
     to_json,
@@ -34,6 +47,8 @@ from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse
+
+_SHOWN_CHARACTERS = 60  # of a text that failed
 
 
 @dataclass(frozen=True)
@@ -65,6 +80,11 @@ class Translation:
         return 1 if self.as_json else max(1, self.options.num_hypotheses)
 
     @property
+    def is_document(self) -> bool:
+        """Whether the input is a document, whose texts are translated in their places."""
+        return not self.texts and self.input.suffix.lower() in DOCUMENTS
+
+    @property
     def has_one_text(self) -> bool:
         """Whether the whole output is the answer to one text, so that messages need no line number."""
         return len(self.texts) == 1
@@ -78,14 +98,21 @@ def translate(client: Client, plan: Translation) -> int:
         OSError: The input cannot be read, or the output cannot be written.
         WrongOutput: The output to continue belongs to another input.
     """
+    if plan.is_document:
+        return _translate_document(client, plan)
     plan = replace(plan, model=_find_model(client, plan))
     with ExitStack() as stack:
         texts = iter(plan.texts) if plan.texts else stack.enter_context(open_input(plan.input))
         output, num_skipped = sys.stdout, 0
         if plan.output != STANDARD:
             file = stack.enter_context(open_output(plan.output, resume=plan.resume, overwrite=plan.overwrite))
+            settings = _Settings(plan)
             if plan.resume:
                 num_skipped = skip_answered(texts, file, plan.lines_each, as_json=plan.as_json)
+                if num_skipped and not settings.are_known() and (first := next(texts, None)) is not None:
+                    texts = itertools.chain([first], texts)
+                    settings.warn(num_skipped)
+            settings.write()
             output = io.TextIOWrapper(file, encoding="utf-8", newline="")
         is_shown = sys.stderr.isatty() and not output.isatty()
         progress = Progress(
@@ -107,7 +134,89 @@ def translate(client: Client, plan: Translation) -> int:
                     "same command and --resume"
                 )
             raise
+        if plan.output != STANDARD:
+            settings.remove()
     return 1 if answers.num_failed else 0
+
+
+def _translate_document(client: Client, plan: Translation) -> int:
+    """Writes a document with translated texts, and returns the exit code; texts that fail stay."""
+    document = DOCUMENTS[plan.input.suffix.lower()](plan.input.read_bytes(), plan.input)
+    model, options = find_model(client, plan.model, "translate"), GenerateOptions()
+    options.CopyFrom(plan.options)
+    options.word_alignment = model.has_attention and any(one.is_formatted for one in document.segments)
+    is_shown = sys.stderr.isatty()
+    progress = Progress(sys.stderr, is_shown=is_shown, num_lines=len(document.segments), unit="texts")
+    results = client.translate_many(
+        [segment.text for segment in document.segments],
+        model=model.name,
+        options=options,
+        in_flight=plan.in_flight,
+        give_up_seconds=plan.give_up_seconds,
+    )
+    num_failed, at_limit = 0, _Warned()
+    for number, (segment, result) in enumerate(zip(document.segments, results, strict=True), start=1):
+        if result.error is not None:
+            text = one_line(segment.text)[:_SHOWN_CHARACTERS]
+            progress.write(f"error: text {number} ({text}): {in_flags(str(result.error))}\n")
+            num_failed += 1
+        elif result.answer.hypotheses:
+            segment.translate(result.answer)
+            if result.answer.hypotheses[0].finish_reason == FINISH_REASON_LENGTH:
+                at_limit.add(number)
+        progress.show(number, num_failed)
+    progress.close(len(document.segments), num_failed)
+    if at_limit.num_texts:
+        progress.write(f"warning: {at_limit.num_texts} texts ended at their length limit, first text ")
+        progress.write(f"{at_limit.first_number} ({length_advice(plan.options)})\n")
+    written = plan.output.with_name(f".{plan.output.name}.part")
+    written.write_bytes(document.content())
+    written.replace(plan.output)
+    return 1 if num_failed else 0
+
+
+class _Settings:
+    """What an unfinished output was begun with: a small file beside it, removed at the end."""
+
+    def __init__(self, plan: Translation) -> None:
+        self._output = plan.output
+        self._file = plan.output.with_name(f"{plan.output.name}.settings.json")
+        options = MessageToDict(plan.options, preserving_proto_field_name=True)
+        options.pop("priority", None)  # it does not change any target
+        self._content: dict[str, Any] = {"model": plan.model, "json": plan.as_json, "options": options}
+
+    def are_known(self) -> bool:
+        """Returns whether the settings of the output to continue are known.
+
+        Raises:
+            WrongOutput: They are others.
+        """
+        try:
+            before = json.loads(self._file.read_bytes())
+        except (OSError, ValueError):
+            return False
+        if before != self._content:
+            raise WrongOutput(
+                f"it was begun with {to_json(before)}, and this is {to_json(self._content)}: give the same "
+                f"options, or --overwrite; without {self._file} it goes on in any case"
+            )
+        return True
+
+    def warn(self, num_answered: int) -> None:
+        """Warns of an output whose settings are not known."""
+        sys.stderr.write(
+            f"warning: {self._output} has the answers to {num_answered} lines, and {self._file} is not "
+            "there: its options may have been others\n"
+        )
+
+    def write(self) -> None:
+        """Writes the file, unless the output is a pipe or a device."""
+        if self._output.is_file():
+            self._file.write_text(to_json(self._content) + "\n", encoding="utf-8")
+
+    def remove(self) -> None:
+        """Removes the file, because the output is complete."""
+        self._file.unlink(missing_ok=True)
 
 
 def _find_model(client: Client, plan: Translation) -> str:
@@ -199,7 +308,7 @@ class _Answers:
             content |= message_dict(result.answer)
         else:
             content |= {"line": self.num_done + 1, "error": error_dict(result.error)}
-            self._progress.write(f"error: {self._place(self.num_done + 1)}{result.error}\n")
+            self._progress.write(f"error: {self._place(self.num_done + 1)}{in_flags(str(result.error))}\n")
             self.num_failed += 1
         if self._plan.as_json:
             self._print(to_json(content))
@@ -258,6 +367,12 @@ class _Answers:
         return f"{kind} {number}" + (f" and {num_more} more: " if num_more else ": ")
 
     def _save_attention(self, answer: GenerateResponse) -> None:
+        if self._plan.attention_file is not None and answer.sentences:
+            text = (
+                f"--attention shows one sentence, and the text was split into {len(answer.sentences)}: give "
+                "one of them, or --long-source refuse"
+            )
+            raise ClientError("INVALID_ARGUMENT", text)
         if self._plan.attention_file is not None and answer.hypotheses:
             save_alignment(answer.hypotheses[0], self._plan.attention_file)
 

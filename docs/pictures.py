@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/web.md and docs/operations.md anew, from servers that really run.
+"""Takes the pictures of docs/web.md, training.md and operations.md anew, from servers that really run.
 
 It needs what `make gallery` makes, the extra `dev-deploy`, and Debian's `chromium`, `prometheus` and
 `fonts-nanum`. From the root:
@@ -21,7 +21,7 @@ import tempfile
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -37,12 +37,14 @@ from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.client import AsyncClient, GenerateOptions
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, Source
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
+from seq2seq_serve.training.show import server as show
 
 DOCS = Path(__file__).parent
 DASHBOARD = DOCS.parent / "deploy" / "grafana" / "dashboards" / "seq2seq.json"
 RULES = DOCS.parent / "deploy" / "prometheus" / "rules.yml"
 _TEXT = "오늘은 금요일 입니다"
 _MODELS = ("transformer", "captioner-soft", "memory-network")
+_RUNS = ("transformer", "recurrent-additive")
 _SCRAPE_SECONDS = 1
 _TRACE, _PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 _TOKEN = "a token for the pictures"
@@ -85,6 +87,7 @@ def main() -> int:
                 )
                 picture = options.gallery / "runs" / "captioner-soft" / "pictures" / "test" / "00003.png"
                 take_pages(browser, url, picture)
+                take_runs(browser, [options.gallery / "runs" / name for name in _RUNS], DOCS / "runs.png")
             trace(server, spans)
             draw_trace(spans, DOCS / "trace.png")
             with scraping(server) as prometheus:
@@ -132,6 +135,19 @@ def take_pages(browser: Browser, url: str, picture: Path) -> None:
     page.click("#go")
     page.wait_for_selector("table.hops")
     page.screenshot(path=DOCS / "page-story-400.png", full_page=True)
+
+
+def take_runs(browser: Browser, runs: Sequence[Path], path: Path) -> None:
+    """Takes the page of runs: their curves, and a sample of both."""
+    with show.serve(runs, "127.0.0.1", 0) as server, futures.ThreadPoolExecutor(1) as thread:
+        thread.submit(server.serve_forever)
+        page = browser.new_page(viewport={"width": 1100, "height": 560})
+        page.goto(f"http://127.0.0.1:{server.server_port}/")
+        page.wait_for_selector("#samples article:nth-child(2) table")
+        page.select_option("#sample", "1")
+        page.screenshot(path=path, full_page=True)
+        page.close()
+        server.shutdown()
 
 
 def take_translating(browser: Browser, url: str) -> None:
@@ -195,7 +211,7 @@ def trace(server: RunningServer, spans: list[Any]) -> None:
             ("traceparent", f"00-{_TRACE}-{_PARENT}-01"),
             ("x-request-id", "checkout-7"),
         )
-        stub = Seq2SeqStub(channel)  # type: ignore[no-untyped-call]
+        stub = Seq2SeqStub(channel)
         stub.Generate(request, metadata=metadata)
     while sum(span.trace_id.hex() == _TRACE for span in spans) < 4:
         time.sleep(0.1)

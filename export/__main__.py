@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.commands import add_version, needs_extra, program
+from seq2seq_serve.commands import Parser, add_version, needs_extra, program
 
 if TYPE_CHECKING:
     from seq2seq_serve.bundle.manifest import Manifest
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parser(*, is_checkpoint: bool) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("export") + f" {_HUGGING_FACE}" * is_checkpoint,
         description=(
             "Turn an encoder-decoder checkpoint of Hugging Face into a bundle that `python -m server` serves."

@@ -16,6 +16,7 @@ from seq2seq_serve.bundle.cuda_libraries import load_cuda_libraries
 from seq2seq_serve.bundle.manifest import (
     FileSpec,
     Frames,
+    Generation,
     GraphSpec,
     Manifest,
     Parity,
@@ -209,6 +210,7 @@ def _write(
         source_tokenizer=tokenizer,
         target_tokenizer=tokenizer,
         variants=variants,
+        generation=Generation(splits_sentences=trained.has_single_sentences),
         source_language=trained.source_language,
         length_bound=trained.length_bound,
         provenance=trained.provenance | score,

@@ -12,6 +12,7 @@ import ctypes
 import functools
 import logging
 import os
+import platform
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,7 @@ _log = logging.getLogger(__name__)
 _FOLDER = Path(__file__).parent
 PTX = _FOLDER / "cuda_kernels.ptx"
 INSTRUCTIONS = ("avx512vnni", "avxvnni", "avx2", "dotprod", "scalar")
+_OF_ARM = ("dotprod",)
 _ISA = "SEQ2SEQ_ISA"
 # nvcc's flags: for GPUs from Turing on, the oldest ones of CUDA 13.
 PTX_FLAGS = ("-ptx", "-arch=compute_75", "-O3", "-std=c++17")
@@ -109,9 +111,11 @@ def instructions() -> str:
         return ""
     name = function()
     if name is None and (wanted := os.environ.get(_ISA)):
+        is_arm = platform.machine().lower() in ("aarch64", "arm64")
+        others = [one for one in INSTRUCTIONS if one == "scalar" or (one in _OF_ARM) is is_arm]
         raise ValueError(
             f"{_ISA} is {wanted!r}, which this processor or the library does not have: leave it out, or set "
-            f"one of {', '.join(INSTRUCTIONS)}"
+            f"one of {', '.join(others)}"
         )
     return "" if name is None else str(name.decode())
 

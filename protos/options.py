@@ -118,6 +118,11 @@ class Option:
         return _WRITTEN.get(self.name) or _SCALARS[_FIELDS[self.name].cpp_type]
 
     @property
+    def flag(self) -> str:
+        """The flag of the commands."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
     def needs_above(self) -> int:
         """The value that the option `needs` must exceed."""
         return 1 if self.needs == "beam_size" else 0
@@ -213,7 +218,13 @@ _ALL = (
         needs="beam_size",
     ),
     Option("exhaustive_search", "stop only when no hypothesis can become better", needs="beam_size"),
-    Option("num_hypotheses", "answer with N hypotheses for each text", "1", (0, 16)),
+    Option(
+        "num_hypotheses",
+        "answer with N hypotheses for each text: with a `beam_size` above 1 the best of the beam, with a "
+        "`temperature` N drawn ones, otherwise one for each of the N most probable first tokens",
+        "1",
+        (0, 16),
+    ),
     Option("temperature", "divide logits by X and draw tokens; 0: off", "0", (0.01, 100)),
     Option("top_k", "draw from the N most probable tokens", "all", (0, inf), needs="temperature"),
     Option(
@@ -240,7 +251,8 @@ _ALL = (
         "refuse: a text or sound that is too long for the model is an error; truncate: leave out its end; "
         "split: translate each line separately, and cut lines that are too long into sentences, and sounds "
         "at quiet places; split_always: translate each sentence separately, even of a short text",
-        "refuse",
+        "refuse; for models that learned from single sentences split_always, except with `target_prefix`, "
+        "`stop_sequences` or several `num_hypotheses`",
     ),
     Option(
         "source_language",

@@ -283,7 +283,7 @@ class Timings(_message.Message):
     def __init__(self, queue_seconds: _Optional[float] = ..., encode_seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
-    __slots__ = ("request_id", "model", "hypotheses", "usage", "timings", "sentences", "detected_language")
+    __slots__ = ("request_id", "model", "hypotheses", "usage", "timings", "sentences", "detected_language", "unknown_words")
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
     HYPOTHESES_FIELD_NUMBER: _ClassVar[int]
@@ -291,6 +291,7 @@ class GenerateResponse(_message.Message):
     TIMINGS_FIELD_NUMBER: _ClassVar[int]
     SENTENCES_FIELD_NUMBER: _ClassVar[int]
     DETECTED_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_WORDS_FIELD_NUMBER: _ClassVar[int]
     request_id: str
     model: str
     hypotheses: _containers.RepeatedCompositeFieldContainer[Hypothesis]
@@ -298,7 +299,8 @@ class GenerateResponse(_message.Message):
     timings: Timings
     sentences: _containers.RepeatedCompositeFieldContainer[Sentence]
     detected_language: str
-    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., sentences: _Optional[_Iterable[_Union[Sentence, _Mapping]]] = ..., detected_language: _Optional[str] = ...) -> None: ...
+    unknown_words: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, request_id: _Optional[str] = ..., model: _Optional[str] = ..., hypotheses: _Optional[_Iterable[_Union[Hypothesis, _Mapping]]] = ..., usage: _Optional[_Union[Usage, _Mapping]] = ..., timings: _Optional[_Union[Timings, _Mapping]] = ..., sentences: _Optional[_Iterable[_Union[Sentence, _Mapping]]] = ..., detected_language: _Optional[str] = ..., unknown_words: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Sentence(_message.Message):
     __slots__ = ("source_text", "hypotheses", "usage")
@@ -429,7 +431,7 @@ class GetModelResponse(_message.Message):
     def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "kind", "precision", "provider", "vocab_size", "max_source_length", "max_target_length", "num_slots", "provenance", "sources", "has_attention", "source_shapes", "choices", "eos_ids")
+    __slots__ = ("name", "version", "kind", "precision", "provider", "vocab_size", "max_source_length", "max_target_length", "num_slots", "provenance", "sources", "has_attention", "source_shapes", "choices", "eos_ids", "splits_sentences")
     class ProvenanceEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -473,6 +475,7 @@ class Model(_message.Message):
     SOURCE_SHAPES_FIELD_NUMBER: _ClassVar[int]
     CHOICES_FIELD_NUMBER: _ClassVar[int]
     EOS_IDS_FIELD_NUMBER: _ClassVar[int]
+    SPLITS_SENTENCES_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     kind: str
@@ -488,7 +491,8 @@ class Model(_message.Message):
     source_shapes: _containers.MessageMap[str, Shape]
     choices: _containers.MessageMap[str, Choice]
     eos_ids: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., kind: _Optional[str] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_source_length: _Optional[int] = ..., max_target_length: _Optional[int] = ..., num_slots: _Optional[int] = ..., provenance: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Mapping[str, str]] = ..., has_attention: _Optional[bool] = ..., source_shapes: _Optional[_Mapping[str, Shape]] = ..., choices: _Optional[_Mapping[str, Choice]] = ..., eos_ids: _Optional[_Iterable[int]] = ...) -> None: ...
+    splits_sentences: bool
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., kind: _Optional[str] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_source_length: _Optional[int] = ..., max_target_length: _Optional[int] = ..., num_slots: _Optional[int] = ..., provenance: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Mapping[str, str]] = ..., has_attention: _Optional[bool] = ..., source_shapes: _Optional[_Mapping[str, Shape]] = ..., choices: _Optional[_Mapping[str, Choice]] = ..., eos_ids: _Optional[_Iterable[int]] = ..., splits_sentences: _Optional[bool] = ...) -> None: ...
 
 class Choice(_message.Message):
     __slots__ = ("names", "default")

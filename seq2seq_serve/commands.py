@@ -41,6 +41,13 @@ def add_version(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--version", action="version", version=_VERSION)
 
 
+def port_number(text: str) -> int:
+    """Returns the port in a flag's text; argparse reports the error."""
+    if not (text.isascii() and text.isdigit() and int(text) < 2**16):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port from 0 to 65535")
+    return int(text)
+
+
 def install_command(extras: str) -> str:
     """Returns the command that installs these extras of `pyproject.toml`, in a clone or elsewhere."""
     return f"pip install -e '.[{extras}]'" if _CLONE.is_file() else f"pip install 'seq2seq-serve[{extras}]'"

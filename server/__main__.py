@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import sys
@@ -12,7 +11,7 @@ from dataclasses import replace
 # gRPC's own log would repeat our messages. gRPC reads this when it is imported.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
-from seq2seq_serve.commands import add_version, needs_extra, program
+from seq2seq_serve.commands import Parser, add_version, needs_extra, program
 
 with needs_extra("server,cpu", __name__):
     from seq2seq_serve.server.app import serve
@@ -45,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def parse_command(arguments: Sequence[str] | None, environment: Mapping[str, str]) -> CommandConfig:
     """Returns the settings of a command line, the environment and a file; exits with 2 if they are wrong."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog=program("server"),
         description="Serve exported models over gRPC, with metrics and probes over HTTP.",
         epilog="example: %(prog)s bundles/demo --port 50051 --memory-budget 512MiB. Every flag is "

@@ -41,7 +41,9 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
                 bundle, sizing = _sized(version, config)
             except ValueError as error:
                 its_problem = its_problem or error
-                _log.error("model %s: version %s cannot be served: %s", name, version.version, error)
+                if version.version or not folders.is_given(name):  # otherwise the error ends the check
+                    which = f": version {version.version}" * bool(version.version)
+                    _log.error("model %s%s cannot be served: %s", name, which, error)
                 continue
             num_used_bytes += sizing.limited_bytes
             is_any = True

@@ -54,6 +54,7 @@ SERVER_LAYERS = [
     ["service.write"],
     ["service.read"],
     ["service.fair_thread", "service.origin"],
+    ["service.shares"],
     ["models"],
     ["engine.async_engine"],
     ["engine.core"],

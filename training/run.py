@@ -9,6 +9,7 @@ source.vectors.pt … the initial word vectors of an embedding, if they were rea
 initial.pt         the weights of the parent run, if there is one
 published/         settings and tokenizers of the published model that the run tunes, if it tunes one
 checkpoints/       the states from which training resumes
+samples.jsonl      what the model wrote for a few dev sources at some steps, with its attention
 metrics.jsonl      one JSON object per line; tensorboard/ and learning-curve.png show the same
 model.pt           the final weights
 summary.json       dev score, steps, seconds: written last, so a run with it is finished
@@ -182,6 +183,8 @@ class TrainedModel:
         source_language: The recipe's `source_language`; empty if it has none.
         length_bound: The bound on target lengths; None if the corpus is not known.
         published: The folder with the settings and tokenizers of a published model; None for others.
+        has_single_sentences: Whether the sources of the corpus are texts of one sentence, so that the model
+            may leave out what follows a sentence.
     """
 
     model: EncoderDecoder
@@ -193,6 +196,7 @@ class TrainedModel:
     source_language: str = ""
     length_bound: LengthBound | None = None
     published: Path | None = None
+    has_single_sentences: bool = False
 
 
 class RunFolder:
@@ -211,6 +215,7 @@ class RunFolder:
         self.published = path / "published"
         self.checkpoints = path / "checkpoints"
         self.metrics_file = path / "metrics.jsonl"
+        self.samples_file = path / "samples.jsonl"
         self.tensorboard = path / "tensorboard"
         self.curve_file = path / "learning-curve.png"
         self.model_file = path / "model.pt"
@@ -300,6 +305,12 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """The recorded metrics in the order of the steps."""
         return [json.loads(line) for line in self.metrics_file.read_text(encoding="utf-8").splitlines()]
+
+    def read_samples(self) -> list[dict[str, Any]]:
+        """The recorded samples in the order of the steps; empty for runs older than this file."""
+        if not self.samples_file.is_file():
+            return []
+        return [json.loads(line) for line in self.samples_file.read_text(encoding="utf-8").splitlines()]
 
     def write_summary(self, summary: Summary) -> None:
         _write_json(self.summary_file, dataclasses.asdict(summary))
@@ -391,8 +402,6 @@ def _with_weights(
     if config.parent:
         provenance["parent"] = config.parent
     dev = [(pair.source, pair.target) for pair in folder.read_pairs("dev")]
-    if model.source_kind.is_text and _are_single_sentences([source for source, _ in dev]):
-        provenance["sources"] = "single sentences"
     bound = config.length_bound or folder.learn_length_bound(model.source_kind)
     return TrainedModel(
         model.eval(),
@@ -403,11 +412,13 @@ def _with_weights(
         source_language=config.training.source_language or "",
         length_bound=bound,
         published=folder.published if is_published else None,
+        has_single_sentences=model.source_kind.is_text
+        and _are_single_sentences([source for source, _ in dev]),
     )
 
 
 def _are_single_sentences(texts: Sequence[str]) -> bool:
-    """Whether a corpus has a sentence a line, so that a model of it may leave out what follows a sentence."""
+    """Whether nearly all texts are one sentence."""
     num_single = sum(len(split_sentences(text)) == 1 for text in texts)
     return num_single > _SINGLE_SHARE * len(texts)
 

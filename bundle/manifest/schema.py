@@ -203,6 +203,8 @@ class Generation(_Record):
         penalizes_log_probabilities: Whether `repetition_penalty` changes the log-probabilities of a beam
             search; otherwise it changes the logits.
         repeats_start: Whether `repetition_penalty` and n-grams include the tokens of `Frames.start`.
+        splits_sentences: Whether the sentences of a text are translated one by one, because the model learned
+            from single sentences, and would leave out the others.
     """
 
     beam_size: int = 1
@@ -221,6 +223,7 @@ class Generation(_Record):
     is_renormalized: bool = True
     penalizes_log_probabilities: bool = False
     repeats_start: bool = False
+    splits_sentences: bool = False
 
 
 @dataclass(frozen=True)

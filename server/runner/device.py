@@ -310,7 +310,7 @@ def choose(
 
 def usable_variants(bundle: Bundle) -> list[tuple[str, Precision]]:
     """Returns every provider and precision that can run a bundle here, the fastest first."""
-    providers = [CPU] if _cuda_problem(None) else [CUDA, CPU]
+    providers = [CPU] if cuda_problem(None) else [CUDA, CPU]
     return [
         (provider, precision)
         for provider in providers
@@ -325,7 +325,7 @@ def _fastest(provider: str, asked: tuple[Precision, ...]) -> Precision:
 
 def _why_not_cuda(asked: tuple[Precision, ...], libraries: Path | None) -> str:
     """Returns why CUDA cannot run graphs of any of these precisions; empty if it can."""
-    problem = _cuda_problem(libraries)
+    problem = cuda_problem(libraries)
     if not problem and not set(asked) & set(_PRECISIONS[CUDA]):
         return (
             f"it runs {_listed(_PRECISIONS[CUDA])} graphs, and not {_listed(asked)}: export the model with "
@@ -334,7 +334,7 @@ def _why_not_cuda(asked: tuple[Precision, ...], libraries: Path | None) -> str:
     return problem
 
 
-def _cuda_problem(libraries: Path | None) -> str:
+def cuda_problem(libraries: Path | None) -> str:
     """Returns why CUDA does not work here: ONNX Runtime lacks it, or its device fails; empty if it works."""
     has_cuda = _FULL_NAMES[CUDA] in ort.get_available_providers()
     # A folder that the user named must exist, even if nothing uses it.

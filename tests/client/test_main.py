@@ -1,6 +1,7 @@
 import gzip
 import hashlib
 import io
+import itertools
 import json
 import os
 import subprocess
@@ -563,10 +564,39 @@ def test_an_interrupted_output_is_continued(run, server, files, cut):
     num_done = output.read_bytes().count(b"\n")
     before = server.turns.num_submitted
     flags = ["--input", str(source), "--output", str(output), "--resume"]
-    assert run("translate", *flags)[0] == (num_done < 7)
+    code, _, err = run("translate", *flags)
+    assert code == (num_done < 7)
+    assert any("its options may have been others" in line for line in err) == (0 < num_done < 10)
     assert output.read_text(encoding="utf-8") == expected
     assert server.turns.num_submitted <= before + 10 - num_done
     assert run("translate", *flags) == (0, [], [])
+
+
+def test_an_output_is_continued_with_the_options_that_it_was_begun_with(run, files, monkeypatch):
+    """Other options were taken, and the output had targets of both."""
+    source, output, expected = files
+    begin = ["--input", str(source), "--output", str(output), "--in-flight", "1"]
+
+    def interrupted(self, *arguments, **options):
+        results = list(itertools.islice(translate_many(self, *arguments, **options), 3))
+        yield from results
+        raise KeyboardInterrupt
+
+    translate_many = Client.translate_many
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "translate_many", interrupted)
+        assert run("translate", *begin, "--stop-sequences", "z")[0] == 130
+    written = output.read_bytes()
+    assert written.count(b"\n") == 3
+    code, _, [line] = run("translate", *begin, "--resume", "--stop-sequences", "y")
+    assert code == 1
+    assert line.startswith(f"error: --resume {output}: it was begun with {{")
+    assert '"options": {"stop_sequences": ["y"]}' in line
+    assert output.read_bytes() == written
+    code, _, [line] = run("translate", *begin, "--resume", "--stop-sequences", "z", "--priority", "3")
+    assert (code, line.startswith("error: line 7")) == (1, True)
+    assert output.read_text(encoding="utf-8") == expected
+    assert [path.name for path in output.parent.glob("*.settings.json")] == []
 
 
 def test_an_output_of_another_input_is_not_continued(run, files):
@@ -591,7 +621,7 @@ def test_work_that_stops_says_how_to_go_on(run, files):
     code, _, err = run("translate", *flags)
     assert code == 1
     assert err == [
-        "error: INVALID_ARGUMENT: max_new_tokens is 0, and echo takes 1 to 64; stopped after 5 texts in a "
+        "error: INVALID_ARGUMENT: --max-new-tokens is 0, and echo takes 1 to 64; stopped after 5 texts in a "
         "row that failed",
         f"{output} has the answers to the first 0 lines: continue with the same command and --resume",
     ]
@@ -670,10 +700,10 @@ def test_a_token_file_of_other_bytes_is_an_error_in_one_line(tmp_path, capsys):
 
 @pytest.mark.parametrize("name", ["target_language", "task"])
 def test_the_choices_of_a_score_are_those_given(run, server, name):
-    refused = f"echo does not have a {name} to choose: leave it out"
-    code, _, err = run("score", f"--{name.replace('_', '-')}", "ko", "abc", "d")
+    refused, flag = f"echo does not have a {name} to choose: leave it out", f"--{name.replace('_', '-')}"
+    code, _, err = run("score", flag, "ko", "abc", "d")
     assert code == 1
-    assert refused in err[0]
+    assert (refused.replace(name, flag) if "_" in name else refused) in err[0]
     with Client(server.address) as client:
         with pytest.raises(ClientError, match=refused):
             client.score("abc", "d", **{name: "ko"})

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from seq2seq_serve.bundle.manifest import Generation
 from tests.server.service.harness import (
+    EchoRunner,
     Served,
     on_a_thread,
     serving,
@@ -63,8 +65,8 @@ def page_of(flags: list[str]) -> Iterator[str]:
 @pytest.fixture(scope="module")
 def url():
     """The address of a page whose model echoes its source, and aligns each token with itself."""
-    with serving_on_a_thread() as served, serving_page(served) as url:
-        served.model.provenance["sources"] = "single sentences"
+    runner = EchoRunner(generation=Generation(splits_sentences=True))
+    with serving_on_a_thread(runner) as served, serving_page(served) as url:
         yield url
 
 
@@ -211,10 +213,30 @@ def test_several_sentences_as_one_text_are_warned_of(page):
     assert page.locator("#warning").count() == 0
 
 
+def test_two_models_answer_beside_each_other(browser):
+    server = serving_on_a_thread(names=("echo", "other"))
+    with server as served, serving_page(served) as url, opened(browser, url) as page:
+        ask(page, "abc")
+        assert page.is_hidden("#other")
+        page.select_option("#beside", "other")
+        ask(page, "One two")
+        page.wait_for_selector("#other-timings .bar")
+        assert page.inner_text("#other-answer") == "One two"
+        assert page.inner_text("#other-name").startswith("OTHER (ECHO, FP32 ON CPU)")
+        assert "8 target tokens" in page.inner_text("#other-timings")
+        boxes = [page.locator(one).bounding_box() for one in ("section:has(#answer)", "#other")]
+        assert boxes[0]["y"] == boxes[1]["y"], "they are side by side"
+        page.select_option("#model", "other")
+        assert page.locator("#beside option").all_inner_texts() == ["no other", "echo"]
+        assert page.is_hidden("#other")
+    with serving_on_a_thread() as served, serving_page(served) as url, opened(browser, url) as page:
+        assert page.is_hidden("#beside")
+
+
 def test_models_that_may_read_more_than_sentences_get_a_text_as_a_whole(browser, toys):
     with opened(browser, toys) as page:
         page.select_option("#model", "text")
-        assert page.input_value("#option-long_source") == ""
+        assert page.input_value("#option-long_source") == "refuse"
 
 
 def test_an_end_is_no_alternative_to_go_on_from(page):

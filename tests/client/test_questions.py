@@ -3,7 +3,10 @@
 import io
 import json
 import math
+import shutil
 import sys
+import urllib.request
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,10 +14,12 @@ import pytest
 from matplotlib import image
 from PIL import Image
 
+from seq2seq_serve.bundle.manifest import file_spec, load_bundle, write_manifest
 from seq2seq_serve.client import Client, ClientError, GenerateOptions, Model
 from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.forms import find_captioner
 from seq2seq_serve.client.output import one_line
+from seq2seq_serve.training.data.tokenizer import train_word_tokenizer
 from tests.server.service.harness import on_a_thread, serving_bundles
 from tests.server.service.read.test_inputs import clip_file, picture_file
 
@@ -69,6 +74,34 @@ def failure(result: tuple[int, str, list[str]]) -> str:
 
 def expected(client, model, source, **options):
     return client.generate(source, model=model, options=GenerateOptions(**options)).hypotheses[0]
+
+
+@pytest.fixture
+def of_words(toy_paths, tmp_path):
+    """The address of a model of stories whose vocabulary has the words of one story only."""
+    folder = tmp_path / "words"
+    shutil.copytree(toy_paths["story"], folder)
+    train_word_tokenizer([STORY, QUESTION], 100).save(folder / "words.json")
+    words = replace(
+        load_bundle(toy_paths["story"]).manifest, source_tokenizer=file_spec(folder, "words.json")
+    )
+    write_manifest(folder, words)
+    with on_a_thread(serving_bundles(folder)) as served:
+        yield served
+
+
+def test_words_that_the_model_does_not_know_are_reported(of_words, run):
+    """The answer to a question of unknown words was the most frequent place, with confidence."""
+    flags = "--address", of_words.address, "--story", "story.txt", "--question"
+    assert "does not know" not in str(run("answer", *flags, QUESTION))
+    _, out, err = run("answer", *flags, "Is the Zebra in the zoo, zebra?", "--json")
+    warning = "warning: words does not know Zebra, in, zoo, zebra: an answer about these is a guess"
+    assert warning in err
+    assert json.loads(out)["unknown_words"] == ["Zebra", "in", "zoo", "zebra"]
+    body = json.dumps({"story": "Sam flies. A bird.", "question": QUESTION}).encode()
+    url = f"http://127.0.0.1:{of_words.app.http.port}/v2/models/words/generate"
+    with urllib.request.urlopen(urllib.request.Request(url, body)) as answer:
+        assert json.load(answer)["parameters"] == {"unknown_words": "flies A bird"}
 
 
 def test_a_question_about_a_story_is_answered(run, client):
@@ -294,7 +327,7 @@ def test_a_server_without_a_model_for_a_command_is_reported(toy_paths, tmp_path,
             "caption wide.npy --model features",
             "INVALID_ARGUMENT: features has the shape [4, 9], and features takes",
         ),
-        ("caption picture.png --beam-size 99 --model picture", "INVALID_ARGUMENT: beam_size is 99"),
+        ("caption picture.png --beam-size 99 --model picture", "INVALID_ARGUMENT: --beam-size is 99"),
         ("answer --story empty --question a", "INVALID_ARGUMENT: story has no sentences: send at least one"),
         ("answer --story - --question a", "INVALID_ARGUMENT: story has no sentences: send at least one"),
         ("answer --story story.txt --question=", "INVALID_ARGUMENT: question: the text is empty"),

@@ -1,12 +1,13 @@
-"""The reports of a run in training: progress bar, metrics.jsonl, TensorBoard."""
+"""The reports of a run in training: progress bar, metrics.jsonl, samples.jsonl, TensorBoard."""
 
 from __future__ import annotations
 
 import json
 import time
 from datetime import timedelta
+from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -27,8 +28,10 @@ class Reporter:
     """
 
     def __init__(self, folder: RunFolder, console: Console, first_step: int, max_steps: int) -> None:
-        _drop_later_metrics(folder, first_step)
+        for file in (folder.metrics_file, folder.samples_file):
+            _drop_later_lines(file, first_step)
         self._metrics = folder.metrics_file.open("a", encoding="utf-8")
+        self._samples = folder.samples_file.open("a", encoding="utf-8")
         self._tensorboard = SummaryWriter(folder.tensorboard, purge_step=first_step + 1)
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -55,6 +58,7 @@ class Reporter:
     ) -> None:
         self._bar.stop()
         self._metrics.close()
+        self._samples.close()
         self._tensorboard.close()
 
     def advance(self, step: int) -> None:
@@ -81,16 +85,21 @@ class Reporter:
         for name, value in values.items():
             self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
 
+    def record_samples(self, step: int, samples: list[dict[str, Any]]) -> None:
+        """Write what the model of a step makes of some dev sources: a line of samples.jsonl."""
+        self._samples.write(json.dumps({"step": step, "samples": samples}, ensure_ascii=False) + "\n")
+        self._samples.flush()
 
-def _drop_later_metrics(folder: RunFolder, first_step: int) -> None:
-    if not folder.metrics_file.is_file():
+
+def _drop_later_lines(file: Path, first_step: int) -> None:
+    if not file.is_file():
         return
     kept = []
-    for line in folder.metrics_file.read_text(encoding="utf-8").splitlines():
+    for line in file.read_text(encoding="utf-8").splitlines():
         try:
             is_kept = json.loads(line)["step"] <= first_step
         except ValueError:  # the half-written last line of a killed session
             continue
         if is_kept:
             kept.append(f"{line}\n")
-    write_atomically(folder.metrics_file, lambda stream: stream.write("".join(kept).encode()))
+    write_atomically(file, lambda stream: stream.write("".join(kept).encode()))

@@ -143,7 +143,12 @@ export function warnOfSentences(number, split) {
   );
 }
 
-export function showTimings(result, seconds) {
+export function warnOfUnknownWords(words) {
+  const text = `The model does not know ${words.join(", ")}: an answer about these is a guess.`;
+  by("answer").append(el("p", { className: "hint", id: "unknown" }, text));
+}
+
+export function showTimings(place, result, seconds) {
   const {
     queue_seconds: queue,
     encode_seconds: encode,
@@ -170,7 +175,7 @@ export function showTimings(result, seconds) {
   const item = (text, name) =>
     el("li", {}, name ? el("i", { className: name, style: { background: `var(--${name})` } }) : null, text);
   replace(
-    by("timings"),
+    place,
     bar,
     el(
       "ul",

@@ -2,11 +2,27 @@
 
 import * as api from "./api.js";
 import { by, el, replace } from "./dom.js";
-import { chosenFile, countSentences, readOptions, readSources, showFields, showInputs } from "./request.js";
+import {
+  chosenFile,
+  countSentences,
+  optionsOf,
+  readOptions,
+  readSources,
+  showFields,
+  showInputs,
+} from "./request.js";
 import { showAlignment, showHops, showLooks, showSegments } from "./attention.js";
-import { showHypotheses, showSentences, showText, showTimings, warnOfSentences } from "./answer.js";
+import {
+  showHypotheses,
+  showSentences,
+  showText,
+  showTimings,
+  warnOfSentences,
+  warnOfUnknownWords,
+} from "./answer.js";
 import { watchServer } from "./latency.js";
 
+// `other` is the model whose answer is shown beside the first one's.
 const state = { models: [], model: null, request: null, stopping: null, result: null, prefix: [] };
 const NOTHING = { result: null, shown: 0, sentence: 0 };
 const VERBS = { translate: "Translate", caption: "Describe", answer: "Answer", transcribe: "Transcribe" };
@@ -20,8 +36,45 @@ function choose(name) {
   by("go").textContent = VERBS[model.command] ?? "Send";
   showInputs(model);
   showFields(model);
+  showOthers();
   forget();
   state.showServer(model.name);
+}
+
+// The models that take the same sources as the chosen one.
+function showOthers() {
+  const { model } = state;
+  const kinds = (one) => JSON.stringify(Object.entries(one.sources).sort());
+  const others = state.models.filter((one) => one !== model && kinds(one) === kinds(model));
+  replace(
+    by("beside"),
+    el("option", { value: "" }, "no other"),
+    others.map((one) => el("option", { value: one.name }, one.name)),
+  );
+  by("beside").parentElement.hidden = !others.length;
+}
+
+// Asks the other model at the same time, and shows its answer and times.
+async function sendToOther(options, signal) {
+  const other = state.models.find((one) => one.name === by("beside").value);
+  by("other").hidden = !other;
+  if (!other) return;
+  const began = performance.now();
+  let text = "",
+    result = null;
+  const request = { ...state.request, model: other.name, options: optionsOf(other, options) };
+  by("other-name").textContent = `${other.name} (${other.kind}, ${other.precision} on ${other.provider})`;
+  replace(by("other-timings"));
+  try {
+    for await (const event of api.generate(request, signal)) {
+      if (event.piece?.hypothesis === 0) text += event.piece.text;
+      result = event.result ?? result;
+      replace(by("other-answer"), el("p", { className: "text" }, result?.hypotheses[0].text ?? text));
+    }
+    if (result) showTimings(by("other-timings"), result, (performance.now() - began) / 1000);
+  } catch (error) {
+    if (!signal.aborted) replace(by("other-answer"), el("p", { className: "hint" }, error.message));
+  }
 }
 
 function forget() {
@@ -30,6 +83,7 @@ function forget() {
   replace(by("answer"), el("p", { className: "hint" }, "The answer appears here while it is decoded."));
   replace(by("timings"));
   by("hypotheses").hidden = by("look").hidden = by("prefix").hidden = by("error").hidden = true;
+  by("other").hidden = true;
   by("stop").disabled = true;
 }
 
@@ -62,14 +116,17 @@ async function send(prefix) {
     const options = readOptions(model);
     if (prefix.length) {
       options.target_prefix = prefix;
-      delete options.long_source; // of a single sentence
+      options.long_source = "refuse"; // of a single sentence
     }
+    if (prefix.length)
+      by("other").hidden = true; // token ids are those of one model
+    else sendToOther(options, stopping.signal);
     state.splits = options.long_source;
     state.numSentences = model.command === "translate" ? countSentences(sourceText()) : 1;
     const grows =
       model.command === "translate" &&
       Boolean(options.attention) &&
-      (state.numSentences === 1 || !state.splits);
+      (state.numSentences === 1 || !state.splits.startsWith("split"));
     for await (const event of api.generate({ ...state.request, options, grows }, stopping.signal)) {
       if (event.piece?.hypothesis === 0) text += event.piece.text;
       if (event.alignment) alignment = event.alignment;
@@ -121,8 +178,9 @@ function show(changes = {}) {
         send([]);
       });
   }
+  if (result.unknown_words.length) warnOfUnknownWords(result.unknown_words);
   showHypotheses(hypotheses, shown, (place) => show({ shown: place }));
-  showTimings(result, state.seconds);
+  showTimings(by("timings"), result, state.seconds);
   by("look").hidden = !(best.attention || best.segments.length || (best.alternatives.length && !isSplit));
   const form = Object.values(model.sources)[0];
   const isShown = () => state.result === result && state.shown === shown;
@@ -176,6 +234,9 @@ async function begin() {
 }
 
 by("model").addEventListener("change", () => choose(by("model").value));
+by("beside").addEventListener("change", () => {
+  by("other").hidden = true;
+});
 by("form").addEventListener("submit", (event) => {
   event.preventDefault();
   if (state.model) send([]);

@@ -115,12 +115,12 @@ export function showFields(model) {
     const ways = {
       split_always: "one by one",
       split: "line by line",
-      "": "as one text",
+      refuse: "as one text",
       truncate: "as one text, cut if too long",
     };
     const options = Object.entries(ways).map(([value, label]) => el("option", { value }, label));
     const select = el("select", {}, options);
-    select.value = model.provenance.sources === "single sentences" ? "split_always" : "";
+    select.value = model.splits_sentences ? "split_always" : "refuse";
     fields.push(field("long_source", LABELS.long_source, select));
   }
   if (model.command === "transcribe")
@@ -154,6 +154,16 @@ function apply() {
     const element = by(`field-${name}`);
     if (element) element.hidden = by("fields").dataset.search !== search;
   }
+}
+
+// The same options for another model, as far as it has them, so that the times can be compared.
+export function optionsOf(model, options) {
+  const others = { ...options };
+  if (!model.has_attention) delete others.attention;
+  if (!model.has_attention) delete others.word_alignment;
+  for (const name of ["source_language", "target_language", "task"])
+    if (!model.choices[name]?.names.includes(others[name])) delete others[name];
+  return others;
 }
 
 export function readOptions(model) {

@@ -18,6 +18,7 @@ from seq2seq_serve.server.service.open_inference.requests import (
     OUTPUT_LENGTHS,
     SCORE,
     TEXT_OUTPUT,
+    UNKNOWN_WORDS,
     Inference,
 )
 from seq2seq_serve.server.service.open_inference.tensors import (
@@ -42,6 +43,7 @@ def inference_response(
 ) -> pb.ModelInferResponse:
     """Returns the answer to all rows of a request."""
     response = empty_response(inference, model)
+    _add_unknown_words(response, answers)
     rows = [answer.hypotheses for answer in answers]
     write_tensors(response, _tensors(rows, inference.outputs), is_raw=inference.is_raw)
     return response
@@ -63,6 +65,7 @@ def last_response(
 ) -> pb.ModelInferResponse:
     """Returns the response that ends a stream: the outputs that are not in its pieces, with an empty text."""
     response = empty_response(inference, model, is_final=not inference.has_empty_final)
+    _add_unknown_words(response, [answer])
     rest = answer.hypotheses[0]
     rest.ClearField("text")
     rest.ClearField("token_ids")
@@ -78,6 +81,11 @@ def empty_response(
     if is_final is not None:
         response.parameters[_FINAL].bool_param = is_final
     return response
+
+
+def _add_unknown_words(response: pb.ModelInferResponse, answers: Sequence[GenerateResponse]) -> None:
+    if words := dict.fromkeys(word for answer in answers for word in answer.unknown_words):
+        response.parameters[UNKNOWN_WORDS].string_param = " ".join(words)
 
 
 def _reason(hypothesis: Hypothesis) -> str:

@@ -16,7 +16,7 @@ from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.open_inference.requests import INPUT_IDS, TEXT_INPUT
+from seq2seq_serve.server.service.open_inference.requests import INPUT_IDS, TEXT_INPUT, UNKNOWN_WORDS
 from seq2seq_serve.server.service.open_inference.tensors import (
     BYTES,
     INT64,
@@ -175,7 +175,9 @@ def generate_answer(response: pb.ModelInferResponse) -> dict[str, Any]:
 
 
 def _head(response: pb.ModelInferResponse) -> dict[str, Any]:
-    head = {"model_name": response.model_name, "model_version": response.model_version}
+    head: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
+    if UNKNOWN_WORDS in response.parameters:
+        head["parameters"] = {UNKNOWN_WORDS: response.parameters[UNKNOWN_WORDS].string_param}
     return head | ({"id": response.id} if response.id else {})
 
 

@@ -263,6 +263,9 @@ def _with_defaults(options: GenerateOptions, model: ServedModel) -> GenerateOpti
         value = getattr(defaults, name)
         if value != off and not options.HasField(name):
             setattr(result, name, value)
+    is_whole = options.num_hypotheses > 1 or options.stop_sequences or options.HasField("target_prefix")
+    if defaults.splits_sentences and not options.long_source and not is_whole:
+        result.long_source = LONG_SOURCE_SPLIT_ALWAYS
     return result
 
 

@@ -30,6 +30,7 @@ from seq2seq_serve.server.service.read.inputs import (
 from seq2seq_serve.server.service.read.options import SPLITTING, Decoding, without_ngrams
 from seq2seq_serve.server.service.read.sentences import lines, sentences
 
+MAX_UNKNOWN = 32  # words that an answer lists
 MAX_PARTS = 256  # lines or sentences that a text is split into
 _FITTING = (LONG_SOURCE_TRUNCATE, *SPLITTING)
 
@@ -43,6 +44,7 @@ class Reading:
     Attributes:
         request: The engine's request for it.
         sentences: Those of a story.
+        unknown_words: The words of its texts that the model does not have, each once, at most `MAX_UNKNOWN`.
         num_truncated: The number of tokens, or of a sound's positions of memory, that were left out.
         text: The line or sentence; empty for a whole source.
         separator: The white space before the next part, line breaks included; empty after the last. None if
@@ -53,6 +55,7 @@ class Reading:
 
     request: Request
     sentences: list[str] = field(default_factory=list)
+    unknown_words: list[str] = field(default_factory=list)
     num_truncated: int = 0
     text: str = ""
     separator: str | None = ""
@@ -83,11 +86,13 @@ def read_sources(
     if not decoding.model.reads_text:
         arrays: dict[str, Array] = {}
         story: list[str] = []
+        unknown: list[str] = []
         for given in inputs:
             checkpoint()
             arrays[given.name], its_sentences = read_input(given, checkpoint)
             story += its_sentences
-        return [Reading(request_of(arrays), story)]
+            unknown += decoding.model.source_tokenizer.unknown_words(given.source.text)
+        return [Reading(request_of(arrays), story, list(dict.fromkeys(unknown))[:MAX_UNKNOWN])]
     if inputs[0].kind == "text":
         return _read_text(inputs[0], decoding, request_of, checkpoint)
     return [_read_ids(inputs[0], decoding, request_of)]

@@ -111,6 +111,7 @@ def generate_response(
             total_seconds=max(result.timings.total_seconds for result in results),
         ),
         sentences=answers if is_split else (),
+        unknown_words=readings[0].unknown_words,
         detected_language=_detected_language(results[0], decoding) if decoding.request.detected_ids else "",
     )
 
@@ -131,6 +132,8 @@ def _joined(readings: Sequence[Reading], answers: Sequence[pb.Sentence]) -> pb.H
         ),
         token_ids=[token_id for one in best for token_id in one.token_ids],
         finish_reason=reasons[0] if reasons else pb.FINISH_REASON_EOS,
+        score=sum(one.score for one in best) if best[0].HasField("score") else None,
+        log_probabilities=[one for each in best for one in each.log_probabilities],
         segments=[segment for one in best for segment in one.segments],
     )
 
@@ -286,6 +289,7 @@ def model_message(model: ServedModel) -> pb.Model:
         max_target_length=model.max_target_length,
         num_slots=model.num_slots,
         eos_ids=model.eos_ids,
+        splits_sentences=model.generation.splits_sentences,
         provenance=dict(model.provenance),
         sources={name: source.form for name, source in model.sources.items()},
         has_attention=model.has_attention,

@@ -33,7 +33,7 @@ def holding(bundle: Bundle, kept: str) -> Bundle:
 def works(monkeypatch):
     """Says whether CUDA works here."""
     return lambda is_so: monkeypatch.setattr(
-        device_module, "_cuda_problem", lambda _: "" if is_so else NO_CUDA
+        device_module, "cuda_problem", lambda _: "" if is_so else NO_CUDA
     )
 
 

@@ -23,7 +23,7 @@ import tokenizers
 from grpc import aio
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from seq2seq_serve.bundle.manifest import Frames, LengthBound, LengthRule, TensorSpec
+from seq2seq_serve.bundle.manifest import Frames, Generation, LengthBound, LengthRule, TensorSpec
 from seq2seq_serve.bundle.names import SOURCE_IDS, Axis, Form, Role
 from seq2seq_serve.bundle.normalization import Normalization, normalizer
 from seq2seq_serve.bundle.tokenizer import Tokenizer
@@ -75,6 +75,7 @@ class EchoRunner:
         stepping: Set when a step begins.
         error: Raised by the next steps while it is set.
         length_bound: Of the model that it runs.
+        generation: Of that model.
     """
 
     num_slots: int = 4
@@ -88,6 +89,7 @@ class EchoRunner:
     stepping: threading.Event = field(default_factory=threading.Event)
     error: Exception | None = None
     length_bound: LengthBound | None = None
+    generation: Generation = field(default_factory=Generation)
 
     def __post_init__(self) -> None:
         self.gate.set()
@@ -291,6 +293,7 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns, num_instances: int) 
             sources=TEXT_SOURCES,
             memory=LengthRule(SOURCE_IDS),
             length_bound=runner.length_bound,
+            generation=runner.generation,
             provenance={"preset": "echo"},
         )
 

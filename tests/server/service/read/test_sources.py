@@ -11,6 +11,7 @@ from grpc.aio import AioRpcError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seq2seq_serve.bundle.manifest import Generation
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.config import QueueLimits
@@ -32,6 +33,49 @@ async def refusal(served, message) -> str:
         await served.stub.Generate(message)
     assert caught.value.code() is StatusCode.INVALID_ARGUMENT
     return caught.value.details()
+
+
+@pytest.fixture
+def single() -> EchoRunner:
+    """Of a model that learned from single sentences."""
+    return EchoRunner(generation=Generation(splits_sentences=True))
+
+
+def test_a_model_of_single_sentences_splits_by_default_and_keeps_paragraphs(single):
+    """It answered the first sentence, and nothing showed that the others were missing."""
+    expected = ["첫 문장입니다.", "둘.", "셋!"]
+
+    async def run():
+        async with serving(single) as served:
+            answer = await served.stub.Generate(request("첫 문장입니다. 둘.\n\n셋!", log_probabilities=True))
+            assert [sentence.source_text for sentence in answer.sentences] == expected
+            [joined] = answer.hypotheses
+            assert joined.text == "첫 문장입니다. 둘.\n\n셋!"
+            each = [sentence.hypotheses[0] for sentence in answer.sentences]
+            assert joined.score == sum(one.score for one in each)
+            assert joined.log_probabilities == [value for one in each for value in one.log_probabilities]
+            assert (await served.stub.ListModels(pb.ListModelsRequest())).models[0].splits_sentences
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"long_source": pb.LONG_SOURCE_REFUSE},
+        {"num_hypotheses": 2},
+        {"stop_sequences": ["?"]},
+        {"target_prefix": pb.Target(text="On")},
+    ],
+)
+def test_what_is_for_one_target_keeps_the_text_whole(single, options):
+    async def run():
+        async with serving(single) as served:
+            answer = await served.stub.Generate(request("One. Two.", **options))
+            assert not answer.sentences
+            assert answer.hypotheses[0].text == "One. Two."
+
+    asyncio.run(run())
 
 
 def test_a_long_text_is_truncated_only_when_asked_and_the_answer_says_how_much():
