@@ -37,7 +37,7 @@ from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.client import AsyncClient, GenerateOptions
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, Source
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
-from seq2seq_serve.training.show import server as show
+import seq2seq_serve.training.show.server as show
 
 DOCS = Path(__file__).parent
 DASHBOARD = DOCS.parent / "deploy" / "grafana" / "dashboards" / "seq2seq.json"
