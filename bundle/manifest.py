@@ -229,6 +229,16 @@ class Timestamps(_Record):
     off_id: int
     max_first: int | None = None
 
+    @property
+    def no_speech_id(self) -> int:
+        """The token directly after the first one of `Frames.start` if nobody speaks."""
+        return self.off_id - 1  # in the vocabularies of all models with times
+
+    @property
+    def previous_id(self) -> int:
+        """The token before a text that precedes the target."""
+        return self.off_id - 2
+
 
 LengthPenalty = Literal["wu", "power"]
 EarlyStopping = bool | Literal["never"]

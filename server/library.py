@@ -14,7 +14,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -30,7 +30,8 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import options_of
 from seq2seq_serve.protos.sources import Sources, TextOrIds, check_texts, sources_of, target_of
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
-from seq2seq_serve.server.engine.result import Turn
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.result import Result, Turn
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.service.fair_thread import Checkpoint
@@ -43,12 +44,14 @@ from seq2seq_serve.server.service.read.requests import (
     read_options,
     score_request,
 )
+from seq2seq_serve.server.service.seq2seq.windows import decode_windows
 from seq2seq_serve.server.service.write.responses import (
     checked,
     generate_response,
     model_message,
     pieces,
     score_response,
+    window_piece,
 )
 from seq2seq_serve.server.settings import override, settings_of, values_of
 
@@ -111,13 +114,23 @@ class AsyncModel:
             ServerError: The engine failed.
         """
         jobs = await self._jobs(sources, decoding)
-        with self._model.engine.submitted([job.request for job in jobs]) as streams:
-            results = [checked(await stream.wait()) for stream in streams]
+        if decoding.windows is not None:
+            windows = decode_windows(jobs[0], decoding, self._model, self._decode)
+            pairs = [pair async for pair in windows]
+            jobs, results = [job for job, _ in pairs], [result for _, result in pairs]
+        else:
+            with self._model.engine.submitted([job.request for job in jobs]) as streams:
+                results = [checked(await stream.wait()) for stream in streams]
         return generate_response(jobs, results, self._model, decoding.options)
 
     async def stream(self, sources: list[pb.Source], decoding: Decoding) -> AsyncGenerator[pb.Piece]:
         """Yields the pieces of a target when they are decoded; raises as `generate`."""
         jobs = await self._jobs(sources, decoding)
+        if decoding.windows is not None:
+            async with aclosing(decode_windows(jobs[0], decoding, self._model, self._decode)) as windows:
+                async for job, result in windows:
+                    yield window_piece(job, result, self._model)
+            return
         with self._model.engine.submitted([job.request for job in jobs]) as streams:
             for job, stream in zip(jobs, streams, strict=True):
                 async for piece in pieces(job, stream, self._model):
@@ -130,6 +143,10 @@ class AsyncModel:
         request = await self._read(work, message.sources, message.ByteSize())
         with self._model.engine.submitted([request]) as (stream,):
             return score_response(request, checked(await stream.wait()), self._model)
+
+    async def _decode(self, request: Request) -> Result:
+        with self._model.engine.submitted([request]) as (stream,):
+            return checked(await stream.wait())
 
     async def _jobs(self, sources: list[pb.Source], decoding: Decoding) -> list[Job]:
         work = partial(engine_jobs, decoding, self._model, self._origin())

@@ -260,9 +260,23 @@ class Calls:
         Raises:
             Overloaded: Too many are held, and the caller would have more than its share of them.
         """
-        name = call.caller.name
         if num_bytes <= SMALL_REQUEST_BYTES:
             return
+        self._count_held(call, num_bytes)
+        call.num_held_bytes = num_bytes
+
+    @contextmanager
+    def holding(self, call: Call, num_bytes: int) -> Iterator[None]:
+        """Counts bytes that were read from a request, as `hold` does, until the block ends."""
+        self._count_held(call, num_bytes)
+        try:
+            yield
+        finally:
+            self._held[call.caller.name] -= num_bytes
+            self._held += Counter()
+
+    def _count_held(self, call: Call, num_bytes: int) -> None:
+        name = call.caller.name
         if not has_room(self._held, num_bytes, name, _MAX_HELD_BYTES):
             raise Overloaded(
                 f"large requests of {self._held.total()} bytes are open, {self._held[name]} of them this "
@@ -270,7 +284,6 @@ class Calls:
                 retry_after_seconds=_HELD_RETRY_SECONDS,
             )
         self._held[name] += num_bytes
-        call.num_held_bytes = num_bytes
 
     def release(self, call: Call) -> None:
         """Ends the count of `hold`."""

@@ -12,11 +12,13 @@ from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LENGTH_PENALTY_FORMULA_POWER,
     LENGTH_PENALTY_FORMULA_WU,
+    LONG_SOURCE_SEQUENTIAL,
     GenerateOptions,
     LengthPenaltyFormula,
     LongSource,
     ScoreRequest,
     Target,
+    Window,
 )
 from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Array, Beam, Constraints, Request, Sampling
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
@@ -30,10 +32,35 @@ from seq2seq_serve.server.service.write.stopping import StoppedText, StopSequenc
 
 _MAX_STOP_LENGTH = 256
 _MAX_NEAR = 10  # names that an error lists as near
+# Whisper's own (Radford et al. 2022, section 4.5)
+_TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_COMPRESSION_RATIO, _LOG_PROBABILITY, _NO_SPEECH = 2.4, -1.0, 0.6
 _FORMULAS: dict[LengthPenalty, LengthPenaltyFormula] = {
     "wu": LENGTH_PENALTY_FORMULA_WU,
     "power": LENGTH_PENALTY_FORMULA_POWER,
 }
+
+
+@dataclass(frozen=True)
+class WindowRules:
+    """How the windows of a long sound are decoded.
+
+    Attributes:
+        temperatures: At which a window is decoded until its text is good; 0 takes the most probable tokens.
+        is_conditioned: Whether a window is decoded with the text of those before it.
+        max_compression_ratio: Of a good text.
+        min_log_probability: The least mean log-probability of a good text's tokens.
+        max_no_speech: The largest probability of no speech of a window that is not silent.
+        always_listens: Whether that probability is computed for every window, at the cost of encoding it
+            again; otherwise only for those that need it.
+    """
+
+    temperatures: tuple[float, ...]
+    is_conditioned: bool
+    max_compression_ratio: float
+    min_log_probability: float
+    max_no_speech: float
+    always_listens: bool = False
 
 
 @dataclass(frozen=True)
@@ -48,6 +75,7 @@ class Decoding:
         language: The language by whose rules sentences are split.
         bound: The bound on the length of targets relative to their sources, if there is one.
         has_seed: Whether the caller sets the seed of sampling; otherwise each source has another one.
+        windows: How the windows of a sound are decoded; None decodes sources at once.
     """
 
     options: GenerateOptions
@@ -57,6 +85,7 @@ class Decoding:
     language: str
     bound: LengthBound | None
     has_seed: bool
+    windows: WindowRules | None = None
 
 
 @dataclass(frozen=True)
@@ -67,11 +96,13 @@ class Job:
         part: The part.
         request: The request for it.
         texts: The text of each hypothesis that has been streamed so far, by its place.
+        window: Describes the target if the part is a window of a sound.
     """
 
     part: Part
     request: Request
     texts: dict[int, StoppedText] = field(default_factory=dict)
+    window: Window | None = None
 
 
 def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, stream: bool) -> Decoding:
@@ -92,11 +123,16 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         if most is not None and (number := len(getattr(given, name))) > most:  # before any items are copied
             _in_range(f"the number of {name}", number, 0, most, f"options.{name}")
     options = _with_defaults(given, model)
+    is_sequential = options.long_source == LONG_SOURCE_SEQUENTIAL
+    if is_sequential:
+        _check_windows(options, model)
+        options.timestamps = True
+    prompt_ids = _prompt_ids(options.prompt, model) if options.prompt else ()
     chosen, frames, language = _chosen(options, model), model.frames, DEFAULT_LANGUAGE
     prefix_ids = forced_ids = _placed(frames.forced, chosen)
     if options.HasField("target_prefix"):
         prefix_ids = _target_ids(options.target_prefix, forced_ids, model, "options.target_prefix")
-    max_new_tokens = _max_new_tokens(options, model, len(prefix_ids), len(forced_ids))
+    max_new_tokens = _max_new_tokens(options, model, len(prompt_ids) + len(prefix_ids), len(forced_ids))
     if not given.HasField("min_new_tokens") and options.min_new_tokens > max_new_tokens:
         options.min_new_tokens = max_new_tokens
     _check_ranges(options, model, max_new_tokens)
@@ -104,7 +140,7 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         raise InvalidRequest(
             f"{model.name} does not write timestamps: leave them out", field="options.timestamps"
         )
-    start = frames.start[:-1] if options.timestamps else frames.start
+    start = (*prompt_ids, *(frames.start[:-1] if options.timestamps else frames.start))
     has_alignment = options.attention or options.word_alignment
     if has_alignment:
         _check_alignment(options, model)
@@ -148,6 +184,7 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         language=language,
         bound=bound,
         has_seed=options.HasField("seed"),
+        windows=_window_rules(options) if is_sequential else None,
     )
 
 
@@ -445,6 +482,55 @@ def _check_long_source(options: GenerateOptions, model: ServedModel) -> None:
             )
 
 
+def _check_windows(options: GenerateOptions, model: ServedModel) -> None:
+    if model.timestamps is None:
+        raise InvalidRequest(
+            f"the long_source sequential is for sounds and a model that writes times, and {model.name} does "
+            "not: choose another one",
+            field="options.long_source",
+        )
+    given = [descriptor.name for descriptor, _ in options.ListFields()]
+    refused = [name for name in ("attention", "target_prefix", "stop_sequences") if name in given]
+    refused += ["num_hypotheses"] * (options.num_hypotheses > 1)
+    if refused:
+        raise InvalidRequest(
+            f"{refused[0]} applies to one target, and a sound that is decoded in windows has several: leave "
+            "it out",
+            field=f"options.{refused[0]}",
+        )
+
+
+def _window_rules(options: GenerateOptions) -> WindowRules:
+    def given(name: str, default: float) -> float:
+        return round(getattr(options, name), 6) if options.HasField(name) else default  # in float32
+
+    return WindowRules(
+        temperatures=(options.temperature,) if options.temperature else _TEMPERATURES,
+        is_conditioned=options.condition_on_previous or not options.HasField("condition_on_previous"),
+        max_compression_ratio=given("compression_ratio_threshold", _COMPRESSION_RATIO),
+        min_log_probability=given("log_probability_threshold", _LOG_PROBABILITY),
+        max_no_speech=given("no_speech_threshold", _NO_SPEECH),
+    )
+
+
+def _prompt_ids(prompt: str, model: ServedModel) -> tuple[int, ...]:
+    """Returns the tokens that the decoder reads before its start, the last ones of a long prompt."""
+    if model.timestamps is None:
+        raise InvalidRequest(
+            f"a prompt is for sounds and a model that writes times, and {model.name} does not: leave it out",
+            field="options.prompt",
+        )
+    check_bytes(prompt, model.max_target_length, model, "options.prompt", "the prompt")
+    return after_text(model.target_tokenizer.encode(f" {prompt.strip()}"), model)
+
+
+def after_text(token_ids: Sequence[int], model: ServedModel) -> tuple[int, ...]:
+    """Returns what a decoder of sounds reads before its start if there is a text before: its last tokens."""
+    assert model.timestamps is not None
+    most = model.num_target_positions // 2 - 1
+    return (model.timestamps.previous_id, *token_ids[-most:])
+
+
 def _source_language(options: GenerateOptions, model: ServedModel) -> str:
     """Returns the language for splitting: the request's, or the bundle's if the splitter knows it."""
     if not options.source_language:
@@ -478,7 +564,7 @@ def _check_ranges(options: GenerateOptions, model: ServedModel, max_new_tokens: 
     for descriptor, value in options.ListFields():
         name, option, field = descriptor.name, OPTIONS[descriptor.name], f"options.{descriptor.name}"
         if option.needs and getattr(options, option.needs) <= option.needs_above:
-            raise InvalidRequest(f"{name} needs a {option.needs} above {option.needs_above}", field=field)
+            raise InvalidRequest(f"{name} needs {option.need}", field=field)
         if (enum := descriptor.enum_type) is not None and value not in enum.values_by_number:
             raise InvalidRequest(
                 f"{name} is {value}, and must be one of {', '.join(enum.values_by_name)}", field=field

@@ -10,6 +10,7 @@ import numpy as np
 
 from seq2seq_serve.bundle import audio
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
+    LONG_SOURCE_SEQUENTIAL,
     LONG_SOURCE_SPLIT,
     LONG_SOURCE_SPLIT_ALWAYS,
     LONG_SOURCE_TRUNCATE,
@@ -22,6 +23,7 @@ from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.read.inputs import (
     MAX_BYTES_PER_TOKEN,
     MAX_TIMES_TOO_LONG,
+    MAX_WINDOWS,
     Input,
     check_bytes,
     check_source_ids,
@@ -44,14 +46,14 @@ class Part:
     """The sources of one target: those of a request, a line or sentence of its text, or a piece of its sound.
 
     Attributes:
-        sources: The model's inputs by name.
+        sources: The model's inputs by name; of a sound that is decoded in windows the whole spectrogram.
         sentences: Those of a story.
         num_truncated: The number of tokens, or of a sound's positions of memory, that were left out.
         text: The line or sentence; empty for a whole source.
         separator: The white space before the next part, line breaks included; empty after the last. None if
             sentences follow each other without any.
-        begin_seconds: Where a piece of a sound begins.
-        num_seconds: The length of a sound, or of its piece.
+        begin_seconds: Where a piece or window of a sound begins.
+        num_seconds: The length of a sound, or of its piece or window.
     """
 
     sources: dict[str, Array]
@@ -112,6 +114,10 @@ def _sound_parts(
     if given.kind == "tensor":
         spectrogram, _ = read_input(given, model, checkpoint)
         return [Part({given.name: spectrogram}, num_seconds=seconds)]
+    if long_source == LONG_SOURCE_SEQUENTIAL:
+        samples = read_samples(given, seconds * MAX_WINDOWS, checkpoint, hint="")
+        whole = audio.log_mel(samples, num_bands, -(-len(samples) // audio.HOP), checkpoint)
+        return [Part({given.name: whole}, num_seconds=len(samples) / audio.SAMPLE_RATE)]
     if long_source in _FITTING:
         samples = read_samples(given, seconds * MAX_TIMES_TOO_LONG, checkpoint, hint="")
     else:

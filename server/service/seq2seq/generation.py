@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 from typing import TypeVar
 
@@ -11,16 +13,19 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.async_engine import Stream
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Result
+from seq2seq_serve.server.errors import Overloaded
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Call, check_answer_bytes
 from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.read.inputs import Input, cost_of_file, named_inputs
 from seq2seq_serve.server.service.read.requests import Decoding, Job, engine_jobs, read_options
+from seq2seq_serve.server.service.seq2seq.windows import decode_windows
 from seq2seq_serve.server.service.write.responses import (
     checked,
     estimated_bytes,
     generate_response,
     pieces,
+    window_piece,
 )
 
 _Read = TypeVar("_Read")
@@ -97,6 +102,8 @@ async def generate(
     Raises:
         ServerError: The error of the first request that is refused or fails.
     """
+    if decoding.windows is not None:
+        return [await generate_windows(rows.pop(0), decoding, model, call) for _ in range(len(rows))]
     read: list[list[Job]] = []
     requests: list[Request] = []
     num_bytes = num_tokens = 0
@@ -142,6 +149,8 @@ async def generate_pieces(
     Raises:
         ServerError: The request is refused or fails.
     """
+    if decoding.windows is not None:
+        return await generate_windows(rows.pop(), decoding, model, call, write)
     work = partial(engine_jobs, decoding, model, call)
     jobs = await read_sources(work, rows.pop(), 0, model, call)
     num_bytes = sum(estimated_bytes(job, model, decoding.options) for job in jobs)
@@ -154,6 +163,60 @@ async def generate_pieces(
                     await write(piece)
             results.append(await succeeded(stream, call))
     return await call.build(num_bytes, partial(generate_response, jobs, results, model, decoding.options))
+
+
+async def generate_windows(
+    sources: Sequence[pb.Source],
+    decoding: Decoding,
+    model: ServedModel,
+    call: Call,
+    write: Callable[[pb.Piece], Awaitable[None]] | None = None,
+) -> pb.GenerateResponse:
+    """Decodes a sound in windows, and writes a piece for each of them. Later windows wait for a full queue.
+
+    Args:
+        sources: The sound.
+        decoding: How it is decoded.
+        model: The model that the request names.
+        call: The call that it came with.
+        write: Is called with each piece; None writes none.
+
+    Raises:
+        ServerError: The request is refused or fails.
+    """
+    work = partial(engine_jobs, decoding, model, call)
+    [whole] = await read_sources(work, sources, 0, model, call)
+    del sources, work
+    jobs: list[Job] = []
+    results: list[Result] = []
+    num_bytes = 0
+
+    async def decode(request: Request) -> Result:
+        while True:
+            try:
+                with model.engine.submitted([request], call.is_expired) as (stream,):
+                    return await succeeded(stream, call)
+            except Overloaded as error:
+                if not jobs:
+                    raise
+                await pause(error)
+
+    num_held = sum(array.nbytes for array in whole.request.sources.values())
+    with call.calls.holding(call, num_held):
+        async with aclosing(decode_windows(whole, decoding, model, decode)) as windows:
+            async for job, result in windows:
+                jobs.append(job)
+                results.append(result)
+                num_bytes += estimated_bytes(job, model, decoding.options)
+                check_answer_bytes(num_bytes)
+                if write is not None:
+                    await write(window_piece(job, result, model))
+    return await call.build(num_bytes, partial(generate_response, jobs, results, model, decoding.options))
+
+
+async def pause(error: Overloaded) -> None:
+    """Waits before a refused request is sent again, not all of them at once."""
+    await asyncio.sleep(error.retry_after_seconds * random.uniform(0.5, 1.5))
 
 
 async def succeeded(stream: Stream, call: Call) -> Result:

@@ -67,6 +67,13 @@ async def pieces(job: Job, stream: Stream, model: ServedModel) -> AsyncGenerator
                     yield pb.Piece(text=rest, hypothesis=place)
 
 
+def window_piece(job: Job, result: Result, model: ServedModel) -> pb.Piece:
+    """Returns the piece of a window of a sound, which is complete."""
+    text = target_text(job.request, model)
+    target = text.push(result.best.token_ids) + text.finish()
+    return pb.Piece(text=target, token_ids=result.best.token_ids)
+
+
 def generate_response(
     jobs: Sequence[Job], results: Sequence[Result], model: ServedModel, options: pb.GenerateOptions
 ) -> pb.GenerateResponse:
@@ -81,6 +88,7 @@ def generate_response(
                 source_tokens=result.num_source_tokens,
                 target_tokens=result.num_target_tokens,
                 truncated_source_tokens=job.part.num_truncated,
+                source_seconds=job.part.begin_seconds + job.part.num_seconds,
             ),
         )
         for job, result in zip(jobs, results, strict=True)
@@ -94,6 +102,7 @@ def generate_response(
             source_tokens=sum(answer.usage.source_tokens for answer in answers),
             target_tokens=sum(answer.usage.target_tokens for answer in answers),
             truncated_source_tokens=sum(answer.usage.truncated_source_tokens for answer in answers),
+            source_seconds=answers[-1].usage.source_seconds,
         ),
         timings=pb.Timings(
             queue_seconds=max(result.timings.queue_seconds for result in results),
@@ -154,6 +163,8 @@ def _hypothesis(
         message.attention.CopyFrom(_attention(job, hypothesis, model))
     if options.timestamps:
         message.segments.extend(_segments(job.part, hypothesis, model))
+        for segment in message.segments if job.window is not None else ():
+            segment.window.CopyFrom(job.window)
     if options.word_alignment:
         message.word_alignment.CopyFrom(_word_alignment(request, hypothesis, model))
     return message
@@ -173,6 +184,7 @@ def _segments(part: Part, hypothesis: Hypothesis, model: ServedModel) -> list[pb
                     begin_seconds=part.begin_seconds + begin,
                     end_seconds=part.begin_seconds + seconds,
                     text=model.target_tokenizer.decode(said),
+                    token_ids=said,
                 )
             )
             said.clear()
