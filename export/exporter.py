@@ -210,6 +210,7 @@ def _write(
         target_tokenizer=tokenizer,
         variants=variants,
         source_language=trained.source_language,
+        target_language=trained.target_language,
         length_bound=trained.length_bound,
         provenance=trained.provenance | score,
     )

@@ -42,6 +42,7 @@ _SETTING_FLAGS = (
     "vocab_size",
     "normalization",
     "source_language",
+    "target_language",
     "max_steps",
     "precision",
     "micro_batch_tokens",

@@ -195,6 +195,7 @@ class TrainingConfig(_Config):
             (`bundle.normalization`). A run with a parent has the parent's normalization.
         source_language: BCP 47 tag of the sources' language, such as "ko", or None; a server splits texts
             into sentences by its rules.
+        target_language: The same of the targets' language, by which a server finds a model for it.
         bpe_dropout: Probability of leaving out a merge when training texts are cut into pieces, which each
             pass over the corpus does anew (Provilkov et al. 2020, arXiv:1910.13267).
         r_drop: Weight of the difference between the predictions of two passes with different dropout (alpha
@@ -229,6 +230,7 @@ class TrainingConfig(_Config):
     bleu_tokenization: Tokenization | None = None
     normalization: Normalization = "nfc"
     source_language: str | None = None
+    target_language: str | None = None
     bpe_dropout: float = 0.0
     r_drop: float = 0.0
     drop_copies: bool = False
@@ -282,9 +284,10 @@ class TrainingConfig(_Config):
             self._require_int("patience", at_least=1)
         if self.max_length_ratio is not None:
             self._require_number("max_length_ratio", above=1)
-        language = self.source_language
-        is_tag = language is None or (isinstance(language, str) and _LANGUAGE_TAG.fullmatch(language))
-        self._require(bool(is_tag), "source_language", 'a BCP 47 tag such as "ko" or "pt-BR", or null')
+        for name in ("source_language", "target_language"):
+            language = getattr(self, name)
+            is_tag = language is None or (isinstance(language, str) and _LANGUAGE_TAG.fullmatch(language))
+            self._require(bool(is_tag), name, 'a BCP 47 tag such as "ko" or "pt-BR", or null')
         forms = get_args(Normalization)
         self._require(self.normalization in forms, "normalization", " or ".join(forms))
         for name in ("drop_copies", "mixes_lengths"):

@@ -178,6 +178,7 @@ class TrainedModel:
         dev_score: The score of greedy search on `dev` by the model's metric; None if these weights were not
             scored.
         source_language: The recipe's `source_language`; empty if it has none.
+        target_language: The recipe's `target_language`; empty if it has none.
         length_bound: The bound on target lengths; None if the corpus is not known.
     """
 
@@ -188,6 +189,7 @@ class TrainedModel:
     dev: list[tuple[str, str]]
     dev_score: float | None = None
     source_language: str = ""
+    target_language: str = ""
     length_bound: LengthBound | None = None
 
 
@@ -381,6 +383,7 @@ def _with_weights(
         provenance,
         dev,
         source_language=config.training.source_language or "",
+        target_language=config.training.target_language or "",
         length_bound=bound,
     )
 

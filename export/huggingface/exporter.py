@@ -20,7 +20,13 @@ from seq2seq_serve.bundle.manifest import (
     file_spec,
     write_manifest,
 )
-from seq2seq_serve.bundle.names import FORMAT_VERSION, TARGET_LANGUAGE, TOKENIZER_FILE, Precision
+from seq2seq_serve.bundle.names import (
+    FORMAT_VERSION,
+    SOURCE_LANGUAGE,
+    TARGET_LANGUAGE,
+    TOKENIZER_FILE,
+    Precision,
+)
 from seq2seq_serve.export import parity
 from seq2seq_serve.export.exporter import (
     TOLERANCES,
@@ -253,6 +259,8 @@ def _write(
         source_tokenizer=source,
         target_tokenizer=target,
         variants=variants,
+        source_language="" if SOURCE_LANGUAGE in tokenizers.choices else tokenizers.source_language,
+        target_language="" if TARGET_LANGUAGE in tokenizers.choices else tokenizers.target_language,
         provenance=_provenance(imported.checkpoint),
     )
     if isinstance(config.media, Patches):

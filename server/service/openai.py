@@ -24,6 +24,7 @@ from seq2seq_serve.server.errors import InvalidRequest, UnknownModel
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import BYTES_PER_TEXT_BYTE, Call
 from seq2seq_serve.server.service.forms import Form, read_form
+from seq2seq_serve.server.service.languages import name_of
 from seq2seq_serve.server.service.seq2seq.generation import generate_windows, read_decoding
 from seq2seq_serve.server.service.status import reason_of, status_of
 
@@ -165,7 +166,7 @@ def _response(answer: pb.GenerateResponse, form: str, task: str, options: pb.Gen
     if form == "verbose_json":
         content |= {
             "task": task,
-            "language": answer.detected_language or options.source_language,
+            "language": name_of(answer.detected_language or options.source_language).casefold(),
             "duration": answer.usage.source_seconds,
             "segments": [_segment(place, segment) for place, segment in enumerate(hypothesis.segments)],
         }

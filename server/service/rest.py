@@ -25,7 +25,7 @@ from starlette.types import Receive, Scope, Send
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
-from seq2seq_serve.server.service import openai
+from seq2seq_serve.server.service import libretranslate, openai
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, Call, Calls
 from seq2seq_serve.server.service.fair_thread import Checkpoint, has_room
@@ -216,7 +216,15 @@ class RestService:
                 ("/v1/models/{name}", "GET", "ModelMetadata", self._models),
             )
         ]
-        return reads + writes + of_openai
+        of_libretranslate = [
+            Route(path, _Page(self, method, answer, _error_content), methods=[verb])
+            for path, verb, method, answer in (
+                ("/translate", "POST", "ModelInfer", partial(self._libretranslate, libretranslate.translate)),
+                ("/detect", "POST", "ModelInfer", partial(self._libretranslate, libretranslate.detect)),
+                ("/languages", "GET", "ServerMetadata", self._languages),
+            )
+        ]
+        return reads + writes + of_openai + of_libretranslate
 
     @contextmanager
     def admitted(self, call: Call) -> Iterator[None]:
@@ -298,6 +306,20 @@ class RestService:
     async def _models(self, request: Request, call: Call, _: _Events) -> Response:
         name = request.path_params.get("name")
         return openai.models(call) if name is None else openai.model(name, call)
+
+    async def _libretranslate(
+        self,
+        answer: Callable[[dict[str, Any], Call], Awaitable[Any]],
+        request: Request,
+        call: Call,
+        _: _Events,
+    ) -> Response:
+        body = await self._body(request, call)
+        fields = await libretranslate.fields_of(request, body, call)
+        return JSONResponse(await answer(fields, call))
+
+    async def _languages(self, _request: Request, call: Call, _: _Events) -> Response:
+        return JSONResponse(libretranslate.languages(call))
 
     async def _body(self, request: Request, call: Call, most: int = MAX_REQUEST_BYTES) -> bytes:
         """Reads the body of a request, of `most` bytes, whose length counts as that of a message.

@@ -367,7 +367,7 @@ def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict
             if name == SOURCE_LANGUAGE and model.reads_sound and not isinstance(options, ScoreRequest):
                 continue  # it is detected
             raise InvalidRequest(f"{model.name} needs a {name}: {_names(choice)}", field=field)
-        found = _named(given or choice.default, choice)
+        found = named_choice(given or choice.default, choice)
         if found is None:
             near = _near(given, choice)
             hint = f" (near it: {', '.join(near)})" if near else ""
@@ -378,7 +378,7 @@ def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict
     return chosen
 
 
-def _named(given: str, choice: Choice) -> str | None:
+def named_choice(given: str, choice: Choice) -> str | None:
     """Returns the name of a choice that a caller means; None if there is none, or several.
 
     That is the given name itself; the same tag in another spelling, such as ko_KR for ko-kr; the tag without

@@ -12,6 +12,7 @@ import time
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -29,6 +30,20 @@ _MOST_TRUSTED = 0.5  # the highest temperature of a text that the next window is
 _LEAST_SHARE = (
     30  # a window begins at least this part of its length after the one before: for Whisper a second
 )
+
+
+class _Decoded(NamedTuple):
+    """What was decoded for a window.
+
+    Attributes:
+        is_silent: Whether nobody speaks, by the rules.
+        is_trusted: Whether the next window may be decoded with its text.
+    """
+
+    result: Result
+    window: Window
+    is_silent: bool
+    is_trusted: bool
 
 
 async def decode_windows(
@@ -71,7 +86,7 @@ async def decode_windows(
             max_new_tokens=min(whole.request.max_new_tokens, model.max_target_length - len(before)),
             arrival=arrival,
         )
-        result, window, is_silent = await _best_result(request, rules, model, decode)
+        result, window, is_silent, is_trusted = await _decoded(request, rules, model, decode)
         window.begin_seconds = begin * HOP / SAMPLE_RATE
         start_ids, detected_ids = result.start_ids[len(before) :], ()
         num_kept, num_steps = 0, None
@@ -88,7 +103,7 @@ async def decode_windows(
             _cut(result, num_kept, time.monotonic() - whole.request.arrival),
         )
         said += result.best.token_ids[:num_kept]
-        if not rules.is_conditioned or window.temperature > _MOST_TRUSTED:
+        if not (rules.is_conditioned and is_trusted):
             said = []
         begin += width if num_steps is None else num_steps * frames_per_step
         arrival, has_begun = time.monotonic(), True
@@ -117,12 +132,11 @@ def whole_segments(token_ids: Sequence[int], first_id: int, least_steps: int) ->
     return len(token_ids), None
 
 
-async def _best_result(
-    request: Request, rules: WindowRules, model: ServedModel, decode: Decode
-) -> tuple[Result, Window, bool]:
-    """Returns the first good result of a window, or the last one; and whether the window is silent."""
+async def _decoded(request: Request, rules: WindowRules, model: ServedModel, decode: Decode) -> _Decoded:
+    """Decodes a window until its text is good; otherwise takes the most probable that does not repeat itself."""
     assert model.timestamps is not None
     no_speech = None
+    attempts: list[_Decoded] = []
     for temperature in rules.temperatures:
         result = await decode(_attempt(request, temperature))
         hypothesis = result.best
@@ -142,9 +156,13 @@ async def _best_result(
         if no_speech is not None:
             window.no_speech_probability = no_speech
         is_silent = is_unsure and window.no_speech_probability > rules.max_no_speech
+        is_trusted = temperature <= _MOST_TRUSTED
+        attempts.append(_Decoded(result, window, is_silent=is_silent, is_trusted=is_trusted))
         if is_silent or not (is_unsure or window.compression_ratio > rules.max_compression_ratio):
-            break
-    return result, window, is_silent
+            return attempts[-1]
+    varied = [one for one in attempts if one.window.compression_ratio <= rules.max_compression_ratio]
+    best = max(varied or attempts, key=lambda one: one.window.mean_log_probability)
+    return best._replace(is_trusted=is_trusted)
 
 
 def _attempt(request: Request, temperature: float) -> Request:

@@ -15,6 +15,7 @@ from tests.bundle.test_audio import encoded
 from tests.server.service.harness import on_a_thread, serving, serving_bundles
 from tests.server.service.seq2seq.test_windows import noise
 
+NAMES = ("german", "english", "korean")
 SOUND = encoded(noise(2.0))  # the model takes 0.64 seconds
 SHA256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
 
@@ -72,7 +73,7 @@ def test_texts_and_subtitles_are_plain(client, expected):
 def test_verbose_json_has_the_segments(client, expected):
     answer = ask(client, response_format="verbose_json", timestamp_granularities=["segment"])
     segments = expected.hypotheses[0].segments
-    assert (answer.language, answer.duration) == ("ko", 2)
+    assert (answer.language, answer.duration) == ("korean", 2)
     assert [one.id for one in answer.segments] == list(range(len(segments)))
     for one, other in zip(answer.segments, segments, strict=True):
         assert (one.text, one.start, one.end) == (other.text, other.begin_seconds, other.end_seconds)
@@ -85,7 +86,7 @@ def test_verbose_json_has_the_segments(client, expected):
 
 
 def test_a_language_that_is_not_given_is_detected(client):
-    assert ask(client, response_format="verbose_json", language=openai.omit).language in ("de", "en", "ko")
+    assert ask(client, response_format="verbose_json", language=openai.omit).language in NAMES
 
 
 def test_a_stream_has_the_windows_and_the_whole_text(client, expected):
@@ -106,7 +107,7 @@ def test_it_translates_with_the_task_and_the_options_of_a_request(client, served
         response_format="verbose_json",
         extra_body={"language": "ko"},
     )
-    assert answer.language == "ko"
+    assert answer.language == "korean"
     with Client(served.address) as own:
         assert answer.text == own.generate(SOUND, options=options).hypotheses[0].text.strip()
     sampled = client.audio.translations.create(

@@ -99,7 +99,7 @@ def test_a_bad_text_is_decoded_again_at_higher_temperatures(whisper_path):
 
     async def run():
         async with serving_bundles(whisper_path / "bundle") as served:
-            temperatures = []
+            windows = []
             for options in (
                 ANYTHING_IS_GOOD,
                 ANYTHING_IS_GOOD | {"compression_ratio_threshold": 0},
@@ -108,14 +108,26 @@ def test_a_bad_text_is_decoded_again_at_higher_temperatures(whisper_path):
             ):
                 answer = await served.stub.Generate(message(content, **options))
                 window = answer.hypotheses[0].segments[0].window
-                temperatures.append(round(window.temperature, 3))
+                windows.append(window)
                 is_unsure = "no_speech_threshold" in options
                 assert window.HasField("no_speech_probability") == is_unsure
                 assert not is_unsure or 0 < window.no_speech_probability < 1
                 assert window.mean_log_probability < 0
                 again = await served.stub.Generate(message(content, **options))
                 assert again.hypotheses == answer.hypotheses
-            assert temperatures == [0, 1, 1, 0.5]
+            good, repeating, unsure, given = windows
+            assert (good.temperature, given.temperature) == (0, 0.5)
+            # None is good, so the most probable of all is taken.
+            assert repeating.mean_log_probability >= good.mean_log_probability
+            assert (repeating.temperature, repeating.compression_ratio) == (
+                unsure.temperature,
+                unsure.compression_ratio,
+            )
+            threshold = windows[0].compression_ratio - 0.001
+            better = message(content, **ANYTHING_IS_GOOD | {"compression_ratio_threshold": threshold})
+            window = (await served.stub.Generate(better)).hypotheses[0].segments[0].window
+            assert window.temperature > 0
+            assert window.compression_ratio <= threshold
 
     asyncio.run(run())
 
