@@ -133,7 +133,7 @@ def whole_segments(token_ids: Sequence[int], first_id: int, least_steps: int) ->
 
 
 async def _decoded(request: Request, rules: WindowRules, model: ServedModel, decode: Decode) -> _Decoded:
-    """Decodes a window until its text is good; otherwise takes the most probable that does not repeat itself."""
+    """Decodes a window until its text is good; if none is, takes the most probable one without repetition."""
     assert model.timestamps is not None
     no_speech = None
     attempts: list[_Decoded] = []
