@@ -139,14 +139,15 @@ def log_mel(
     windows = np.lib.stride_tricks.sliding_window_view(signal, WINDOW)[::HOP][:num_heard]
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
     loudest = np.log10(_FLOOR)
-    spectrogram = np.full((num_mels, num_frames), _scaled(loudest))
+    spectrogram: NDArray[np.float32] = np.full((num_mels, num_frames), _scaled(loudest))
     for first in range(0, num_heard, _FRAMES):
         power = np.abs(np.fft.rfft(windows[first : first + _FRAMES] * hann)) ** 2  # (frames, WINDOW / 2 + 1)
         levels = np.log10(np.maximum(_mel_bands(num_mels) @ power.T, _FLOOR))
         loudest = max(loudest, levels.max())
         spectrogram[:, first : first + _FRAMES][:, : levels.shape[1]] = _scaled(levels)
         after_block()
-    return np.maximum(spectrogram, _scaled(loudest - _DYNAMIC_RANGE), out=spectrogram)
+    np.maximum(spectrogram, _scaled(loudest - _DYNAMIC_RANGE), out=spectrogram)
+    return spectrogram
 
 
 def _scaled(levels: Any) -> Any:

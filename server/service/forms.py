@@ -48,12 +48,12 @@ def read_form(body: bytes, content_type: str) -> Form:
         if end < 0 or end_of_header < 0:
             raise InvalidRequest("the form ends inside a field, or a field has too long a header", field="")
         headers = HeaderParser().parsestr(body[begin + 2 : end_of_header].decode(errors="replace"))
-        name = headers.get_param("name", header="content-disposition")
-        if not isinstance(name, str) or sum(map(len, form.values())) == _MAX_FIELDS:
+        field = headers.get_param("name", header="content-disposition")
+        if not isinstance(field, str) or sum(map(len, form.values())) == _MAX_FIELDS:
             raise InvalidRequest(
                 f"a field of the form does not have a name, or there are more than {_MAX_FIELDS}", field=""
             )
-        form.setdefault(name, []).append(body[end_of_header + 4 : end])
+        form.setdefault(field, []).append(body[end_of_header + 4 : end])
         begin = end + len(between)
     if not body.startswith(b"--", begin):
         raise InvalidRequest("the form does not end with its boundary", field="")

@@ -75,7 +75,7 @@ async def translate(fields: Mapping[str, Any], call: Call) -> dict[str, Any]:
         ServerError: The request is refused or fails.
     """
     given = fields.get("q")
-    texts = given if isinstance(given, list) else [given]
+    texts: list[Any] = given if isinstance(given, list) else [given]
     if len(texts) > _MAX_TEXTS or not all(isinstance(text, str) for text in texts):
         raise InvalidRequest(f"q must be a text, or a list of at most {_MAX_TEXTS} texts", field="q")
     source, target = (str(fields.get(name) or "") for name in ("source", "target"))

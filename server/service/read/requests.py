@@ -490,14 +490,13 @@ def _check_windows(options: GenerateOptions, model: ServedModel) -> None:
             field="options.long_source",
         )
     given = [descriptor.name for descriptor, _ in options.ListFields()]
-    refused = [name for name in ("attention", "target_prefix", "stop_sequences") if name in given]
-    refused += ["num_hypotheses"] * (options.num_hypotheses > 1)
-    if refused:
-        raise InvalidRequest(
-            f"{refused[0]} applies to one target, and a sound that is decoded in windows has several: leave "
-            "it out",
-            field=f"options.{refused[0]}",
-        )
+    for name in ("attention", "target_prefix", "stop_sequences", "num_hypotheses"):
+        if name in given and (name != "num_hypotheses" or options.num_hypotheses > 1):
+            raise InvalidRequest(
+                f"{name} applies to one target, and a sound that is decoded in windows has several: leave it "
+                "out",
+                field=f"options.{name}",
+            )
 
 
 def _window_rules(options: GenerateOptions) -> WindowRules:

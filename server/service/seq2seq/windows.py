@@ -68,7 +68,7 @@ async def decode_windows(
     assert isinstance(width, int)
     frames_per_step = round(times.step_seconds * SAMPLE_RATE / HOP)
     num_prompt = whole.request.start_ids.index(model.frames.start[0])
-    said = list(whole.request.start_ids[1:num_prompt])
+    said = [token_id for token_id in whole.request.start_ids[1:num_prompt] if token_id is not None]
     start_ids, detected_ids = whole.request.start_ids[num_prompt:], whole.request.detected_ids
     arrival, begin, has_begun = whole.request.arrival, 0, False
     while begin < num_frames:

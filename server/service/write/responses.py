@@ -163,8 +163,9 @@ def _hypothesis(
         message.attention.CopyFrom(_attention(job, hypothesis, model))
     if options.timestamps:
         message.segments.extend(_segments(job.part, hypothesis, model))
-        for segment in message.segments if job.window is not None else ():
-            segment.window.CopyFrom(job.window)
+        if job.window is not None:
+            for segment in message.segments:
+                segment.window.CopyFrom(job.window)
     if options.word_alignment:
         message.word_alignment.CopyFrom(_word_alignment(request, hypothesis, model))
     return message
