@@ -228,6 +228,11 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         metavar="TAG",
         help="language of the sources, such as ko or pt-BR; a server splits them into sentences by its rules",
     )
+    train.add_argument(
+        "--target-language",
+        metavar="TAG",
+        help="language of the targets; programs for LibreTranslate ask for a model by both languages",
+    )
     add_set_flag(train)
     train.add_argument(
         "--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
