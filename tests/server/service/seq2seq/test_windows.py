@@ -1,6 +1,7 @@
 """Long sounds in windows, each from where the times of the one before end, as `generate` decodes them."""
 
 import asyncio
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from grpc.aio import AioRpcError
 
 from seq2seq_serve.bundle.audio import SAMPLE_RATE, log_mel, read_sound
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.errors import Overloaded
+from seq2seq_serve.server.service import calls
 from seq2seq_serve.server.service.seq2seq.windows import whole_segments
 from tests.bundle.test_audio import encoded
 from tests.server.service.harness import serving, serving_bundles
@@ -292,5 +295,35 @@ def test_a_model_of_texts_does_not_decode_windows(options):
             with pytest.raises(AioRpcError, match="a model that writes times, and echo does not") as caught:
                 await served.stub.Generate(request)
             assert caught.value.code() is StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(run())
+
+
+def test_the_spectrograms_of_open_sounds_are_bounded(whisper_path, monkeypatch):
+    """A file of silence is small, and its spectrogram is not."""
+    silent = encoded(np.zeros(30 * SAMPLE_RATE), form="FLAC")
+    monkeypatch.setattr(calls, "_MAX_HELD_BYTES", 200_000)
+    assert len(silent) < 20_000 < 3_000 * NUM_MELS * 4 < 200_000 < 2 * 3_000 * NUM_MELS * 4
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            opened = served.app._calls
+            held = []
+            holding = opened.holding
+
+            @contextmanager
+            def holding_until_the_other_is_refused(call, num_bytes):
+                with holding(call, num_bytes):
+                    held.append(dict(opened._held))
+                    with pytest.raises(Overloaded, match="the limit is 200000"), holding(call, num_bytes):
+                        pass
+                    yield
+
+            monkeypatch.setattr(opened, "holding", holding_until_the_other_is_refused)
+            answer = await served.stub.Generate(message(silent))
+            assert answer.usage.source_seconds == 30
+            [of_callers] = held
+            assert sum(of_callers.values()) >= 3_000 * NUM_MELS * 4
+            assert not opened._held
 
     asyncio.run(run())
