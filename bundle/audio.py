@@ -27,6 +27,7 @@ _MAX_RATE = 192_000
 _CUT_SHARE = 6  # the end of a piece is in its last sixth
 _CUT_BLOCK = SAMPLE_RATE // 10  # samples whose mean power says how quiet a place is
 _BLOCK = 65_536  # samples of each channel that are decoded at once
+_FRAMES = 3_000  # of a spectrogram that are computed at once
 # Sizes in the header of a WAV file that was written before its size was known: GStreamer's 0, SoX's 7ffff000
 # and more, ALSA's 7fffffff and less, ffmpeg's ffffffff
 _LEAST_UNKNOWN_SIZE = 0x7FFF_F000
@@ -112,7 +113,9 @@ def cost_in_pixels(content: bytes, max_seconds: float) -> int:
         return int(num_samples * _PIXELS_PER_SAMPLE + seconds * _PIXELS_PER_SECOND)
 
 
-def log_mel(samples: Samples, num_mels: int, num_frames: int) -> NDArray[np.float32]:
+def log_mel(
+    samples: Samples, num_mels: int, num_frames: int, after_block: Callable[[], None] = lambda: None
+) -> NDArray[np.float32]:
     """Returns the logarithm of the power in each band of the mel scale, `(num_mels, num_frames)`.
 
     It is the input of Whisper (Radford et al. 2022, arXiv:2212.04356, section 2.2): the logarithm's largest
@@ -122,10 +125,11 @@ def log_mel(samples: Samples, num_mels: int, num_frames: int) -> NDArray[np.floa
         samples: At `SAMPLE_RATE`, at most `num_frames * HOP`.
         num_mels: The number of bands.
         num_frames: The number of windows of `WINDOW` samples; their centres are `HOP` samples apart.
+        after_block: Is called after each block of windows; an error that it raises ends the work.
     """
     assert len(samples) <= num_frames * HOP
     half = WINDOW // 2
-    signal = np.zeros(num_frames * HOP + WINDOW)
+    signal = np.zeros(num_frames * HOP + WINDOW, samples.dtype)
     signal[half : half + len(samples)] = samples
     signal[:half] = signal[half + 1 : WINDOW + 1][::-1]  # the signal is mirrored at its ends
     signal[-half:] = signal[-WINDOW - 1 : -half - 1][::-1]
@@ -134,12 +138,20 @@ def log_mel(samples: Samples, num_mels: int, num_frames: int) -> NDArray[np.floa
         num_heard = num_frames
     windows = np.lib.stride_tricks.sliding_window_view(signal, WINDOW)[::HOP][:num_heard]
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
-    power = np.abs(np.fft.rfft(windows * hann)) ** 2  # (frames, WINDOW / 2 + 1)
-    levels = np.full((num_mels, num_frames), np.log10(_FLOOR))
-    levels[:, :num_heard] = np.log10(np.maximum(_mel_bands(num_mels) @ power.T, _FLOOR))
-    levels = np.maximum(levels, levels.max() - _DYNAMIC_RANGE)
-    spectrogram: NDArray[np.float32] = ((levels + 4) / 4).astype(np.float32)
+    loudest = np.log10(_FLOOR)
+    spectrogram: NDArray[np.float32] = np.full((num_mels, num_frames), _scaled(loudest))
+    for first in range(0, num_heard, _FRAMES):
+        power = np.abs(np.fft.rfft(windows[first : first + _FRAMES] * hann)) ** 2  # (frames, WINDOW / 2 + 1)
+        levels = np.log10(np.maximum(_mel_bands(num_mels) @ power.T, _FLOOR))
+        loudest = max(loudest, levels.max())
+        spectrogram[:, first : first + _FRAMES][:, : levels.shape[1]] = _scaled(levels)
+        after_block()
+    np.maximum(spectrogram, _scaled(loudest - _DYNAMIC_RANGE), out=spectrogram)
     return spectrogram
+
+
+def _scaled(levels: Any) -> Any:
+    return ((levels + 4) / 4).astype(np.float32)
 
 
 @functools.cache

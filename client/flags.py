@@ -24,13 +24,21 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SPLIT_ALWAYS,
     GenerateOptions,
 )
+from seq2seq_serve.protos.subtitles import FORMATS
 
 _TEXT_SECONDS = 10.0  # a person waits for the answer to a TEXT: long enough to connect again, and no longer
 # The flag of each generation option. `--attention` is not here, because its value is a file.
 _FLAGS = {name: option.flag for name, option in OPTIONS.items() if name != "attention"}
 _ONLY_IN_JSON = ("log_probabilities", "num_alternatives", "word_alignment")
 _ONLY_FOR_TEXTS = ("long_source", "source_language", "word_alignment")
-_ONLY_FOR_SOUNDS = ("timestamps",)
+_ONLY_FOR_SOUNDS = (
+    "timestamps",
+    "prompt",
+    "condition_on_previous",
+    "compression_ratio_threshold",
+    "log_probability_threshold",
+    "no_speech_threshold",
+)
 _FOR_TRANSLATION = [name for name in _FLAGS if name not in _ONLY_FOR_SOUNDS]
 # Those that change the target of a text, and add nothing to it.
 TARGET_OPTIONS = [name for name in _FOR_TRANSLATION if name not in (*_ONLY_IN_JSON, "priority")]
@@ -260,13 +268,15 @@ def _add_transcribe(command: Callable[..., argparse.ArgumentParser]) -> None:
         "transcribe",
         "write down what is said in a sound",
         description="Print what is said in a sound file (WAV, FLAC), with --task translate in "
-        "English, with --timestamps one line for each part with its times. The server splits a sound that is "
-        "longer than the model takes at quiet places, unless --long-source says otherwise. It refuses such a "
-        "sound with --num-hypotheses, --stop-sequences or --target-prefix, which are for a whole target.",
-        epilog="example: %(prog)s speech.wav --source-language ko --timestamps",
+        "English, with --timestamps one line for each part with its times, with --format as subtitles. The "
+        "server reads a sound that is longer than the model takes in windows, unless --long-source says "
+        "otherwise. It refuses such a sound with --num-hypotheses, --stop-sequences or --target-prefix, "
+        "which are for a whole target.",
+        epilog="example: %(prog)s speech.wav --source-language ko --format srt > speech.srt",
     )
     sound.add_argument("file", type=Path, metavar="FILE", help="the file; -: standard input")
     _add_common_flags(sound, "first that reads sounds")
+    sound.add_argument("--format", choices=FORMATS, help="print subtitles: SubRip or WebVTT")
     sound.set_defaults(attention=None)
     add_generation_flags(sound, [name for name in _FLAGS if name != "word_alignment"])
 

@@ -26,12 +26,14 @@ from seq2seq_serve.commands import needs_extra
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     FINISH_REASON_LENGTH,
+    LONG_SOURCE_SEQUENTIAL,
     LONG_SOURCE_SPLIT,
     LONG_SOURCE_SPLIT_ALWAYS,
     GenerateOptions,
     GenerateResponse,
 )
 from seq2seq_serve.protos.sources import Value
+from seq2seq_serve.protos.subtitles import subtitles
 
 
 def answer(client: Client, options: argparse.Namespace) -> None:
@@ -93,15 +95,21 @@ def caption(client: Client, options: argparse.Namespace, generate_options: Gener
 
 
 def transcribe(client: Client, options: argparse.Namespace, generate_options: GenerateOptions) -> None:
-    """Prints what is said in a sound; with --timestamps, in parts with their times.
+    """Prints what is said in a sound; with --timestamps or --format, in parts with their times.
 
     Raises:
         ClientError: The server refuses the file, or does not have a model for it.
         OSError: The file cannot be read.
     """
     has_several = generate_options.num_hypotheses > 1
+    if options.format:
+        if options.json:
+            options.parser.error("--format and --json are both given: give one of them")
+        generate_options.timestamps = True
     if has_several and generate_options.timestamps and not options.json:
-        options.parser.error("--num-hypotheses needs --json with --timestamps: they list one hypothesis")
+        options.parser.error(
+            "--num-hypotheses needs --json with --timestamps or --format: they list one hypothesis"
+        )
     is_split = generate_options.long_source in (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
     if has_several and is_split and not options.json:
         options.parser.error(
@@ -109,12 +117,14 @@ def transcribe(client: Client, options: argparse.Namespace, generate_options: Ge
         )
     is_whole = has_several or generate_options.HasField("target_prefix")
     if not (generate_options.long_source or generate_options.stop_sequences or is_whole):
-        generate_options.long_source = LONG_SOURCE_SPLIT
+        generate_options.long_source = LONG_SOURCE_SEQUENTIAL
     model = find_model(client, options.model, "transcribe")
     sources: dict[str, Value] = {source_of(model, SOUND): read_file(options.file)}
     response = _generate(client, sources, model.name, generate_options)
     if options.json:
         _print(to_json(message_dict(response)))
+    elif options.format:
+        sys.stdout.write(subtitles(response.hypotheses[0].segments, options.format))
     elif generate_options.timestamps:
         for segment in response.hypotheses[0].segments:
             times = f"{_clock(segment.begin_seconds)} --> {_clock(segment.end_seconds)}"

@@ -33,11 +33,11 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 from playwright.sync_api import Browser, Page, sync_playwright
 
+import seq2seq_serve.training.show.server as show
 from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.client import AsyncClient, GenerateOptions
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, Source
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
-import seq2seq_serve.training.show.server as show
 
 DOCS = Path(__file__).parent
 DASHBOARD = DOCS.parent / "deploy" / "grafana" / "dashboards" / "seq2seq.json"

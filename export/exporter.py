@@ -212,6 +212,7 @@ def _write(
         variants=variants,
         generation=Generation(splits_sentences=trained.has_single_sentences),
         source_language=trained.source_language,
+        target_language=trained.target_language,
         length_bound=trained.length_bound,
         provenance=trained.provenance | score,
     )

@@ -15,6 +15,7 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
+    LONG_SOURCE_SEQUENTIAL,
     GenerateOptions,
     LengthPenaltyFormula,
     LongSource,
@@ -124,8 +125,15 @@ class Option:
 
     @property
     def needs_above(self) -> int:
-        """The value that the option `needs` must exceed."""
-        return 1 if self.needs == "beam_size" else 0
+        """The value that the option `needs` must exceed; no way to read a long source exceeds sequential."""
+        return {"beam_size": 1, "long_source": LONG_SOURCE_SEQUENTIAL - 1}.get(self.needs, 0)
+
+    @property
+    def need(self) -> str:
+        """What the option needs, for errors; empty if it does not need another one."""
+        if self.needs == "long_source":
+            return "the long_source sequential"
+        return self.needs and f"a {self.needs} above {self.needs_above}"
 
     @property
     def is_switch(self) -> bool:
@@ -139,7 +147,8 @@ class Option:
         limits = [f"{least:g} to {most:g}" for least, most in [self.bounds or (0, inf)] if most < inf]
         limits += [f"at most {self.max_items} of them"] if self.max_items else []
         notes = "; ".join(limits + [f"default: {self.default}"] * bool(self.default))
-        effect = f"with `{self.needs}`: {self.effect}" if self.needs else self.effect
+        value = " sequential" if self.needs == "long_source" else ""
+        effect = f"with `{self.needs}`{value}: {self.effect}" if self.needs else self.effect
         return f"{effect} ({notes})" if notes else effect
 
     def read(self, value: bool | int | float | str, *, is_text: bool = False) -> GenerateOptions:
@@ -250,7 +259,8 @@ _ALL = (
         "long_source",
         "refuse: a text or sound that is too long for the model is an error; truncate: leave out its end; "
         "split: translate each line separately, and cut lines that are too long into sentences, and sounds "
-        "at quiet places; split_always: translate each sentence separately, even of a short text",
+        "at quiet places; split_always: translate each sentence separately, even of a short text; "
+        "sequential: read a sound in windows, each from where the times of the one before end",
         "refuse; for models that learned from single sentences split_always, except with `target_prefix`, "
         "`stop_sequences` or several `num_hypotheses`",
     ),
@@ -262,6 +272,37 @@ _ALL = (
     Option("target_language", "the language of the target, for models that write several", "the model's"),
     Option("task", "what to do, for models with several tasks", "the model's"),
     Option("timestamps", "answer with the times of what was said, for models that read sounds"),
+    Option(
+        "prompt", "read a sound as if this text stood before, such as names that are hard to spell", "none"
+    ),
+    Option(
+        "condition_on_previous",
+        "read each window with the text of those before it",
+        "true",
+        needs="long_source",
+    ),
+    Option(
+        "compression_ratio_threshold",
+        "a window whose text compresses better repeats itself, and is read again at a higher temperature",
+        "2.4",
+        (0, 1000),
+        needs="long_source",
+    ),
+    Option(
+        "log_probability_threshold",
+        "a window whose tokens have a lower mean log-probability is read again at a higher temperature",
+        "-1",
+        (-1000, 0),
+        needs="long_source",
+    ),
+    Option(
+        "no_speech_threshold",
+        "a window that is less probable than `log_probability_threshold`, and whose probability of no "
+        "speech is higher than X, has no text",
+        "0.6",
+        (0, 1),
+        needs="long_source",
+    ),
 )
 OPTIONS = {option.name: option for option in _ALL}
 

@@ -20,6 +20,7 @@ class LongSource(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     LONG_SOURCE_TRUNCATE: _ClassVar[LongSource]
     LONG_SOURCE_SPLIT: _ClassVar[LongSource]
     LONG_SOURCE_SPLIT_ALWAYS: _ClassVar[LongSource]
+    LONG_SOURCE_SEQUENTIAL: _ClassVar[LongSource]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -43,6 +44,7 @@ LONG_SOURCE_REFUSE: LongSource
 LONG_SOURCE_TRUNCATE: LongSource
 LONG_SOURCE_SPLIT: LongSource
 LONG_SOURCE_SPLIT_ALWAYS: LongSource
+LONG_SOURCE_SEQUENTIAL: LongSource
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -94,7 +96,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., options: _Optional[_Union[GenerateOptions, _Mapping]] = ...) -> None: ...
 
 class GenerateOptions(_message.Message):
-    __slots__ = ("max_new_tokens", "attention", "priority", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_token_ids", "logit_bias", "temperature", "top_k", "top_p", "min_p", "seed", "log_probabilities", "num_alternatives", "target_prefix", "stop_sequences", "beam_size", "length_penalty", "early_stopping", "num_hypotheses", "word_alignment", "long_source", "max_length_ratio", "source_language", "target_language", "task", "length_penalty_formula", "encoder_no_repeat_ngram_size", "exhaustive_search", "timestamps")
+    __slots__ = ("max_new_tokens", "attention", "priority", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_token_ids", "logit_bias", "temperature", "top_k", "top_p", "min_p", "seed", "log_probabilities", "num_alternatives", "target_prefix", "stop_sequences", "beam_size", "length_penalty", "early_stopping", "num_hypotheses", "word_alignment", "long_source", "max_length_ratio", "source_language", "target_language", "task", "length_penalty_formula", "encoder_no_repeat_ngram_size", "exhaustive_search", "timestamps", "prompt", "condition_on_previous", "compression_ratio_threshold", "log_probability_threshold", "no_speech_threshold")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -133,6 +135,11 @@ class GenerateOptions(_message.Message):
     ENCODER_NO_REPEAT_NGRAM_SIZE_FIELD_NUMBER: _ClassVar[int]
     EXHAUSTIVE_SEARCH_FIELD_NUMBER: _ClassVar[int]
     TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_FIELD_NUMBER: _ClassVar[int]
+    CONDITION_ON_PREVIOUS_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_RATIO_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    LOG_PROBABILITY_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    NO_SPEECH_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     max_new_tokens: int
     attention: bool
     priority: int
@@ -164,7 +171,12 @@ class GenerateOptions(_message.Message):
     encoder_no_repeat_ngram_size: int
     exhaustive_search: bool
     timestamps: bool
-    def __init__(self, max_new_tokens: _Optional[int] = ..., attention: _Optional[bool] = ..., priority: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., log_probabilities: _Optional[bool] = ..., num_alternatives: _Optional[int] = ..., target_prefix: _Optional[_Union[Target, _Mapping]] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., num_hypotheses: _Optional[int] = ..., word_alignment: _Optional[bool] = ..., long_source: _Optional[_Union[LongSource, str]] = ..., max_length_ratio: _Optional[float] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., task: _Optional[str] = ..., length_penalty_formula: _Optional[_Union[LengthPenaltyFormula, str]] = ..., encoder_no_repeat_ngram_size: _Optional[int] = ..., exhaustive_search: _Optional[bool] = ..., timestamps: _Optional[bool] = ...) -> None: ...
+    prompt: str
+    condition_on_previous: bool
+    compression_ratio_threshold: float
+    log_probability_threshold: float
+    no_speech_threshold: float
+    def __init__(self, max_new_tokens: _Optional[int] = ..., attention: _Optional[bool] = ..., priority: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., log_probabilities: _Optional[bool] = ..., num_alternatives: _Optional[int] = ..., target_prefix: _Optional[_Union[Target, _Mapping]] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., num_hypotheses: _Optional[int] = ..., word_alignment: _Optional[bool] = ..., long_source: _Optional[_Union[LongSource, str]] = ..., max_length_ratio: _Optional[float] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., task: _Optional[str] = ..., length_penalty_formula: _Optional[_Union[LengthPenaltyFormula, str]] = ..., encoder_no_repeat_ngram_size: _Optional[int] = ..., exhaustive_search: _Optional[bool] = ..., timestamps: _Optional[bool] = ..., prompt: _Optional[str] = ..., condition_on_previous: _Optional[bool] = ..., compression_ratio_threshold: _Optional[float] = ..., log_probability_threshold: _Optional[float] = ..., no_speech_threshold: _Optional[float] = ...) -> None: ...
 
 class Target(_message.Message):
     __slots__ = ("text", "token_ids")
@@ -235,14 +247,32 @@ class Hypothesis(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., attention: _Optional[_Union[Attention, _Mapping]] = ..., score: _Optional[float] = ..., log_probabilities: _Optional[_Iterable[float]] = ..., alternatives: _Optional[_Iterable[_Union[Alternatives, _Mapping]]] = ..., word_alignment: _Optional[_Union[WordAlignment, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ...) -> None: ...
 
 class Segment(_message.Message):
-    __slots__ = ("begin_seconds", "end_seconds", "text")
+    __slots__ = ("begin_seconds", "end_seconds", "text", "token_ids", "window")
     BEGIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     END_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
     begin_seconds: float
     end_seconds: float
     text: str
-    def __init__(self, begin_seconds: _Optional[float] = ..., end_seconds: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
+    token_ids: _containers.RepeatedScalarFieldContainer[int]
+    window: Window
+    def __init__(self, begin_seconds: _Optional[float] = ..., end_seconds: _Optional[float] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., window: _Optional[_Union[Window, _Mapping]] = ...) -> None: ...
+
+class Window(_message.Message):
+    __slots__ = ("begin_seconds", "temperature", "mean_log_probability", "compression_ratio", "no_speech_probability")
+    BEGIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TEMPERATURE_FIELD_NUMBER: _ClassVar[int]
+    MEAN_LOG_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    COMPRESSION_RATIO_FIELD_NUMBER: _ClassVar[int]
+    NO_SPEECH_PROBABILITY_FIELD_NUMBER: _ClassVar[int]
+    begin_seconds: float
+    temperature: float
+    mean_log_probability: float
+    compression_ratio: float
+    no_speech_probability: float
+    def __init__(self, begin_seconds: _Optional[float] = ..., temperature: _Optional[float] = ..., mean_log_probability: _Optional[float] = ..., compression_ratio: _Optional[float] = ..., no_speech_probability: _Optional[float] = ...) -> None: ...
 
 class Alternatives(_message.Message):
     __slots__ = ("tokens",)
@@ -261,14 +291,16 @@ class Alternative(_message.Message):
     def __init__(self, token_id: _Optional[int] = ..., text: _Optional[str] = ..., log_probability: _Optional[float] = ...) -> None: ...
 
 class Usage(_message.Message):
-    __slots__ = ("source_tokens", "target_tokens", "truncated_source_tokens")
+    __slots__ = ("source_tokens", "target_tokens", "truncated_source_tokens", "source_seconds")
     SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TARGET_TOKENS_FIELD_NUMBER: _ClassVar[int]
     TRUNCATED_SOURCE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     source_tokens: int
     target_tokens: int
     truncated_source_tokens: int
-    def __init__(self, source_tokens: _Optional[int] = ..., target_tokens: _Optional[int] = ..., truncated_source_tokens: _Optional[int] = ...) -> None: ...
+    source_seconds: float
+    def __init__(self, source_tokens: _Optional[int] = ..., target_tokens: _Optional[int] = ..., truncated_source_tokens: _Optional[int] = ..., source_seconds: _Optional[float] = ...) -> None: ...
 
 class Timings(_message.Message):
     __slots__ = ("queue_seconds", "encode_seconds", "first_token_seconds", "total_seconds")

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 from types import TracebackType
@@ -25,18 +25,22 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import options_of
 from seq2seq_serve.protos.sources import Sources, TextOrIds, check_texts, sources_of, target_of
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.service.origin import Caller, Origin
 from seq2seq_serve.server.service.read.inputs import named_inputs
 from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
 from seq2seq_serve.server.service.read.sources import Reading, read_sources
+from seq2seq_serve.server.service.seq2seq.windows import decode_windows
 from seq2seq_serve.server.service.write.responses import (
     checked,
     generate_response,
     model_message,
     pieces,
     score_response,
+    window_piece,
 )
 from seq2seq_serve.server.settings import override, settings_of, values_of
 
@@ -98,6 +102,10 @@ class AsyncModel:
             ServerError: The engine failed.
         """
         readings = await self._read(sources, decoding)
+        if decoding.windows is not None:
+            pairs = [pair async for pair in decode_windows(readings[0], decoding, self._decode)]
+            windows, decoded = [window for window, _ in pairs], [result for _, result in pairs]
+            return generate_response(windows, decoded, decoding)
         with self._model.engine.submitted([reading.request for reading in readings]) as streams:
             results = [checked(await stream.wait()) for stream in streams]
         return generate_response(readings, results, decoding)
@@ -105,6 +113,11 @@ class AsyncModel:
     async def stream(self, sources: list[pb.Source], decoding: Decoding) -> AsyncGenerator[pb.Piece]:
         """Yields the pieces of a target when they are decoded; raises as `generate`."""
         readings = await self._read(sources, decoding)
+        if decoding.windows is not None:
+            async with aclosing(decode_windows(readings[0], decoding, self._decode)) as windows:
+                async for _, result in windows:
+                    yield window_piece(result, decoding)
+            return
         with self._model.engine.submitted([reading.request for reading in readings]) as streams:
             for reading, stream in zip(readings, streams, strict=True):
                 async for piece in pieces(reading, stream, decoding):
@@ -117,6 +130,10 @@ class AsyncModel:
         (reading,) = await self._read(message.sources, decoding)
         with self._model.engine.submitted([reading.request]) as (stream,):
             return score_response(reading, checked(await stream.wait()), decoding)
+
+    async def _decode(self, request: Request) -> Result:
+        with self._model.engine.submitted([request]) as (stream,):
+            return checked(await stream.wait())
 
     async def _read(self, sources: Sequence[pb.Source], decoding: Decoding) -> list[Reading]:
         self._count += 1

@@ -182,7 +182,14 @@ def random_model(config_class: type[ModelConfig], settings: dict[str, Any]) -> T
             else:
                 parameter.copy_(noise / parameter.shape[1] ** 0.5)
     return TrainedModel(
-        model, tokenizer, config, {"preset": "random"}, _DEV, dev_score=0.0, source_language="ko"
+        model,
+        tokenizer,
+        config,
+        {"preset": "random"},
+        _DEV,
+        dev_score=0.0,
+        source_language="ko",
+        target_language="en",
     )
 
 

@@ -43,6 +43,7 @@ _SETTING_FLAGS = (
     "vocab_size",
     "normalization",
     "source_language",
+    "target_language",
     "max_steps",
     "precision",
     "micro_batch_tokens",
@@ -245,6 +246,11 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         "--source-language",
         metavar="TAG",
         help="language of the sources, such as ko or pt-BR; a server splits them into sentences by its rules",
+    )
+    train.add_argument(
+        "--target-language",
+        metavar="TAG",
+        help="language of the targets; programs for LibreTranslate ask for a model by both languages",
     )
     add_set_flag(train)
     train.add_argument(

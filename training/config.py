@@ -209,6 +209,7 @@ class TrainingConfig(_Config):
             (`bundle.normalization`). A run with a parent has the parent's normalization.
         source_language: BCP 47 tag of the sources' language, such as "ko", or None; a server splits texts
             into sentences by its rules.
+        target_language: The same of the targets' language, by which a server finds a model for it.
         bpe_dropout: Probability of leaving out a merge when training texts are cut into pieces, which each
             pass over the corpus does anew (Provilkov et al. 2020, arXiv:1910.13267).
         source_vectors: Text file of word vectors of width d_model with which source embeddings start
@@ -243,6 +244,7 @@ class TrainingConfig(_Config):
     bleu_tokenization: Tokenization | None = None
     normalization: Normalization = "nfc"
     source_language: str | None = None
+    target_language: str | None = None
     bpe_dropout: float = 0.0
     drop_copies: bool = False
     precision: Precision | None = None
@@ -295,9 +297,10 @@ class TrainingConfig(_Config):
             self._require_int("patience", at_least=1)
         if self.max_length_ratio is not None:
             self._require_number("max_length_ratio", above=1)
-        language = self.source_language
-        is_tag = language is None or (isinstance(language, str) and _LANGUAGE_TAG.fullmatch(language))
-        self._require(bool(is_tag), "source_language", 'a BCP 47 tag such as "ko" or "pt-BR", or null')
+        for name in ("source_language", "target_language"):
+            language = getattr(self, name)
+            is_tag = language is None or (isinstance(language, str) and _LANGUAGE_TAG.fullmatch(language))
+            self._require(bool(is_tag), name, 'a BCP 47 tag such as "ko" or "pt-BR", or null')
         forms = get_args(Normalization)
         self._require(self.normalization in forms, "normalization", " or ".join(forms))
         for name in ("drop_copies", "mixes_lengths"):

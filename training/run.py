@@ -181,6 +181,7 @@ class TrainedModel:
         dev_score: The score of greedy search on `dev` by the model's metric; None if these weights were not
             scored.
         source_language: The recipe's `source_language`; empty if it has none.
+        target_language: The recipe's `target_language`; empty if it has none.
         length_bound: The bound on target lengths; None if the corpus is not known.
         published: The folder with the settings and tokenizers of a published model; None for others.
         has_single_sentences: Whether the sources of the corpus are texts of one sentence, so that the model
@@ -194,6 +195,7 @@ class TrainedModel:
     dev: list[tuple[str, str]]
     dev_score: float | None = None
     source_language: str = ""
+    target_language: str = ""
     length_bound: LengthBound | None = None
     published: Path | None = None
     has_single_sentences: bool = False
@@ -410,6 +412,7 @@ def _with_weights(
         provenance,
         dev,
         source_language=config.training.source_language or "",
+        target_language=config.training.target_language or "",
         length_bound=bound,
         published=folder.published if is_published else None,
         has_single_sentences=model.source_kind.is_text

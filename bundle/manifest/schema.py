@@ -173,6 +173,16 @@ class Timestamps(_Record):
     off_id: int
     max_first: int | None = None
 
+    @property
+    def no_speech_id(self) -> int:
+        """The token directly after the first one of `Frames.start` if nobody speaks."""
+        return self.off_id - 1  # in the vocabularies of all models with times
+
+    @property
+    def previous_id(self) -> int:
+        """The token before a text that precedes the target."""
+        return self.off_id - 2
+
 
 LengthPenalty = Literal["wu", "power"]
 EarlyStopping = bool | Literal["never"]
@@ -281,6 +291,8 @@ class Manifest(_Record):
         resampling: How the file of a picture is scaled to the model's size.
         source_language: The BCP 47 tag of the sources' language, by whose rules they are split into
             sentences; empty if the training did not name one.
+        target_language: The BCP 47 tag of the targets' language; empty if the training did not name one, or
+            requests choose it.
         length_bound: The bound on target lengths learned from the training corpus; None for no bound.
         provenance: Commit, preset, corpus and its hash, seed, dev score.
     """
@@ -304,6 +316,7 @@ class Manifest(_Record):
     timestamps: Timestamps | None = None
     resampling: Resampling = "bicubic"
     source_language: str = ""
+    target_language: str = ""
     length_bound: LengthBound | None = None
     provenance: dict[str, str] = field(default_factory=dict)
 

@@ -22,7 +22,13 @@ from seq2seq_serve.bundle.manifest import (
     file_spec,
     write_manifest,
 )
-from seq2seq_serve.bundle.names import FORMAT_VERSION, TARGET_LANGUAGE, TOKENIZER_FILE, Precision
+from seq2seq_serve.bundle.names import (
+    FORMAT_VERSION,
+    SOURCE_LANGUAGE,
+    TARGET_LANGUAGE,
+    TOKENIZER_FILE,
+    Precision,
+)
 from seq2seq_serve.export import parity
 from seq2seq_serve.export.exporter import (
     TOLERANCES,
@@ -292,6 +298,8 @@ def _write(
         target_tokenizer=target,
         variants=variants,
         provenance=_provenance(imported.checkpoint) | dict(provenance),
+        source_language="" if SOURCE_LANGUAGE in tokenizers.choices else tokenizers.source_language,
+        target_language="" if TARGET_LANGUAGE in tokenizers.choices else tokenizers.target_language,
     )
     if isinstance(config.media, Patches):
         manifest = replace(manifest, resampling=config.media.resampling)

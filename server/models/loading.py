@@ -100,6 +100,7 @@ def load_model(
         source_tokenizer=bundle.source_tokenizer,
         target_tokenizer=bundle.target_tokenizer,
         source_language=manifest.source_language,
+        target_language=manifest.target_language,
         length_bound=manifest.length_bound,
         provenance=manifest.provenance,
     )

@@ -68,6 +68,7 @@ class ServedModel:
         has_attention: Whether it can align targets with sources.
         num_hops: The number of times that it attends to each position of memory for one token.
         source_language: A BCP 47 tag; empty if the bundle does not name one.
+        target_language: The same of targets.
         choices: What a request may choose by a name, by the name of its option.
         generation: The options of requests that do not set them.
         timestamps: The tokens of times; None for a model without them.
@@ -103,6 +104,7 @@ class ServedModel:
     has_attention: bool = True
     num_hops: int = 1
     source_language: str = ""
+    target_language: str = ""
     choices: Mapping[str, Choice] = field(default_factory=dict)
     generation: Generation = field(default_factory=Generation)
     timestamps: Timestamps | None = None

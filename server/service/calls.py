@@ -269,6 +269,15 @@ class Calls:
             self._held.take(call.caller.name, num_bytes, _HELD_RETRY_SECONDS)
             call.num_held_bytes = num_bytes
 
+    @contextmanager
+    def holding(self, call: Call, num_bytes: int) -> Iterator[None]:
+        """Counts bytes that were read from a request, as `hold` does, until the block ends."""
+        self._held.take(call.caller.name, num_bytes, _HELD_RETRY_SECONDS)
+        try:
+            yield
+        finally:
+            self._held.give_back(call.caller.name, num_bytes)
+
     def release(self, call: Call) -> None:
         """Ends the count of `hold`."""
         self._held.give_back(call.caller.name, call.num_held_bytes)

@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
+from seq2seq_serve.server.service import libretranslate, openai
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, Call, Calls
 from seq2seq_serve.server.service.fair_thread import Checkpoint
@@ -122,11 +123,13 @@ class _Page:
         rest: Owns it.
         method: The method of gRPC with the same rights and metrics.
         answer: Returns the answer, or None after it has written events.
+        error_content: Returns the body of a refusal.
     """
 
     rest: RestService
     method: str
     answer: Answer
+    error_content: Callable[[Exception], dict[str, Any]]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -158,10 +161,13 @@ class _Page:
             calls.close_call(call)
         if events.has_begun:
             if isinstance(outcome, Exception):
-                await events.write(_error_content(outcome))
+                await events.write(self.error_content(outcome))
             await events.end()
             return
-        response = _error_response(outcome) if isinstance(outcome, Exception) else outcome
+        if isinstance(outcome, Exception):
+            response: Response | None = _error_response(outcome, self.error_content(outcome))
+        else:
+            response = outcome
         assert response is not None
         response.headers[REQUEST_ID] = call.request_id
         await response(scope, receive, send)
@@ -187,14 +193,14 @@ class RestService:
         reads = [
             Route(
                 path.replace("{model}", model),
-                _Page(self, method, partial(self._read, method, message_class)),
+                _Page(self, method, partial(self._read, method, message_class), _error_content),
                 methods=["GET"],
             )
             for path, method, message_class in _READS
             for model in (_MODEL_PATHS if "{model}" in path else ("",))
         ]
         writes = [
-            Route(f"{model}/{name}", _Page(self, method, answer), methods=["POST"])
+            Route(f"{model}/{name}", _Page(self, method, answer, _error_content), methods=["POST"])
             for name, method, answer in (
                 ("infer", "ModelInfer", self._infer),
                 ("generate", "ModelInfer", self._generate),
@@ -202,7 +208,24 @@ class RestService:
             )
             for model in _MODEL_PATHS
         ]
-        return reads + writes
+        of_openai = [
+            Route(path, _Page(self, method, answer, openai.error_content), methods=[verb])
+            for path, verb, method, answer in (
+                ("/v1/audio/transcriptions", "POST", "ModelInfer", partial(self._hear, "transcribe")),
+                ("/v1/audio/translations", "POST", "ModelInfer", partial(self._hear, "translate")),
+                ("/v1/models", "GET", "ServerMetadata", self._models),
+                ("/v1/models/{name}", "GET", "ModelMetadata", self._models),
+            )
+        ]
+        of_libretranslate = [
+            Route(path, _Page(self, method, answer, _error_content), methods=[verb])
+            for path, verb, method, answer in (
+                ("/translate", "POST", "ModelInfer", partial(self._libretranslate, libretranslate.translate)),
+                ("/detect", "POST", "ModelInfer", partial(self._libretranslate, libretranslate.detect)),
+                ("/languages", "GET", "ServerMetadata", self._languages),
+            )
+        ]
+        return reads + writes + of_openai + of_libretranslate
 
     @contextmanager
     def admitted(self, call: Call) -> Iterator[None]:
@@ -267,8 +290,32 @@ class RestService:
         _set_model(message, request)
         return message
 
-    async def _body(self, request: Request, call: Call) -> bytes:
-        """Reads the body of a request, whose length counts as that of a message.
+    async def _hear(self, task: str, request: Request, call: Call, events: _Events) -> Response | None:
+        body = await self._body(request, call, openai.MAX_FILE_BYTES)
+        form = await openai.form_of(request, body, call)
+        del body
+        return await openai.transcribe(form, task, call, events.write)
+
+    async def _models(self, request: Request, call: Call, _: _Events) -> Response:
+        name = request.path_params.get("name")
+        return openai.models(call) if name is None else openai.model(name, call)
+
+    async def _libretranslate(
+        self,
+        answer: Callable[[dict[str, Any], Call], Awaitable[Any]],
+        request: Request,
+        call: Call,
+        _: _Events,
+    ) -> Response:
+        body = await self._body(request, call)
+        fields = await libretranslate.fields_of(request, body, call)
+        return JSONResponse(await answer(fields, call))
+
+    async def _languages(self, _request: Request, call: Call, _: _Events) -> Response:
+        return JSONResponse(libretranslate.languages(call))
+
+    async def _body(self, request: Request, call: Call, most: int = MAX_REQUEST_BYTES) -> bytes:
+        """Reads the body of a request, of `most` bytes, whose length counts as that of a message.
 
         A caller who leaves afterwards cancels the task.
 
@@ -284,8 +331,8 @@ class RestService:
                 f"the body is compressed ({encoding[:100]}): send it without compression", field=""
             )
         length = int(request.headers.get("content-length", "0"))
-        if length > MAX_REQUEST_BYTES:
-            raise TooLarge(f"the request has more than {MAX_REQUEST_BYTES} bytes: send less", field="")
+        if length > most:
+            raise TooLarge(f"the request has more than {most} bytes: send less", field="")
         self.calls.hold(call, length)
         body, parts = bytearray(), request.stream()
         try:
@@ -364,7 +411,7 @@ def _error_content(error: Exception) -> dict[str, Any]:
     return content
 
 
-def _error_response(error: Exception) -> Response:
+def _error_response(error: Exception, content: dict[str, Any]) -> Response:
     code, _ = status_of(error)
     headers = {}
     if isinstance(error, Overloaded):
@@ -374,4 +421,4 @@ def _error_response(error: Exception) -> Response:
     if code is grpc.StatusCode.UNAUTHENTICATED:
         headers["WWW-Authenticate"] = "Bearer"
     status = _TOO_LARGE if isinstance(error, TooLarge) else _STATUSES.get(code, 500)
-    return JSONResponse(_error_content(error), status, headers)
+    return JSONResponse(content, status, headers)

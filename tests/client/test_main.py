@@ -203,6 +203,7 @@ def test_json_has_everything_the_server_answered(run):
         "source_tokens": 4,
         "target_tokens": 2,
         "truncated_source_tokens": 0,
+        "source_seconds": 0.0,
     }
     assert set(answer["timings"]) == {
         "queue_seconds",

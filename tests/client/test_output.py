@@ -27,7 +27,12 @@ def test_a_message_keeps_its_field_names_its_zeros_and_its_numbers():
                 "segments": [],
             }
         ],
-        "usage": {"source_tokens": 3, "target_tokens": 0, "truncated_source_tokens": 0},
+        "usage": {
+            "source_tokens": 3,
+            "target_tokens": 0,
+            "truncated_source_tokens": 0,
+            "source_seconds": 0.0,
+        },
         "sentences": [],
         "detected_language": "",
         "unknown_words": [],

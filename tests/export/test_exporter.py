@@ -38,7 +38,7 @@ def test_the_manifest_tells_sizes_limits_and_where_the_model_comes_from(random_t
         "num_encoder_layers": 2,
         "num_decoder_layers": 2,
     }
-    assert manifest.source_language == "ko"
+    assert (manifest.source_language, manifest.target_language) == ("ko", "en")
     assert manifest.provenance == {"preset": "random", "dev_score": "0.00"}
 
 

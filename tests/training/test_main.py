@@ -247,6 +247,8 @@ def test_seed_vocabulary_and_normalization_are_the_flags(
         "nfkc",
         "--source-language",
         "ko",
+        "--target-language",
+        "en",
         "--device",
         "cpu",
         "--threads",
@@ -256,7 +258,7 @@ def test_seed_vocabulary_and_normalization_are_the_flags(
     config = RunFolder(out).read_config()
     assert (config.training.seed, config.model.vocab_size, config.training.max_steps) == (5, 265, 1)
     assert config.training.normalization == load_run(out).tokenizer.normalization == "nfkc"
-    assert load_run(out).source_language == "ko"
+    assert (load_run(out).source_language, load_run(out).target_language) == ("ko", "en")
     capsys.readouterr()
     flags = ["--from", str(out), "--normalization", "none"]
     message = failed(capsys, caplog, "train", "toy", "--out", str(tmp_path / "b"), *corpus_files, *flags)

@@ -66,6 +66,7 @@ class ImportedTokenizers:
             request can only send their ids.
         num_tokens: The number of tokens of sources, or of targets if sources are not texts.
         source_language: The language of sources that the settings name; empty if they name none.
+        target_language: The same of targets.
     """
 
     source: Tokenizer
@@ -77,6 +78,7 @@ class ImportedTokenizers:
     own_marks: tuple[str, ...] = ()
     num_tokens: int = 0
     source_language: str = ""
+    target_language: str = ""
 
 
 @dataclass(frozen=True)
@@ -316,9 +318,18 @@ def _framed(
         pad_id = source.token_id(checkpoint.token("pad_token", "<pad>"))
     special = {*source.special_tokens.values()}
     own_marks = tuple(name for name in checkpoint.own_marks(recipe.language) if name in special)
-    source_language = str(settings.get("source_lang") or "").casefold()
+    source_language, target_language = (
+        str(settings.get(name) or "").casefold() for name in ("source_lang", "target_lang")
+    )
     return ImportedTokenizers(
-        source, target, int(pad_id), frames, choices, own_marks=own_marks, source_language=source_language
+        source,
+        target,
+        int(pad_id),
+        frames,
+        choices,
+        own_marks=own_marks,
+        source_language=source_language,
+        target_language=target_language,
     )
 
 

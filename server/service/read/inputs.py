@@ -30,6 +30,7 @@ from seq2seq_serve.server.service.fair_thread import Checkpoint
 MAX_BYTES_PER_TOKEN = 64
 MAX_MAGNITUDE = 65504  # of a feature: float16's largest number, so that every precision holds it
 MAX_TIMES_TOO_LONG = 16  # the usual bytes of a text, or the usual length of a sound, to split or truncate
+MAX_WINDOWS = 50  # the usual length of a sound that is decoded in windows: for Whisper 25 minutes
 
 # The fields of `Source` that can hold a source, and the datatypes of its tensor
 VALUES = {
@@ -127,7 +128,7 @@ def cost_of_file(given: Input) -> int:
     max_frames = given.model.max_source_length if given.spec.form is Form.CLIP else None
     with _refusing_damage(given):
         if given.spec.form is Form.SOUND:
-            return audio.cost_in_pixels(given.source.file, MAX_TIMES_TOO_LONG * max_seconds(given.spec))
+            return audio.cost_in_pixels(given.source.file, MAX_WINDOWS * max_seconds(given.spec))
         return cost_in_pixels(given.source.file, max_frames)
 
 

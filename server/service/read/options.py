@@ -12,6 +12,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LENGTH_PENALTY_FORMULA_POWER,
     LENGTH_PENALTY_FORMULA_WU,
     LONG_SOURCE_REFUSE,
+    LONG_SOURCE_SEQUENTIAL,
     LONG_SOURCE_SPLIT,
     LONG_SOURCE_SPLIT_ALWAYS,
     GenerateOptions,
@@ -27,6 +28,7 @@ from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.origin import Caller
 from seq2seq_serve.server.service.read.inputs import check_bytes, check_ids
 from seq2seq_serve.server.service.read.sentences import DEFAULT_LANGUAGE, known_language
+from seq2seq_serve.server.service.read.windows import WindowRules, prompt_ids, window_rules
 
 SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
 
@@ -49,6 +51,9 @@ _OF_THE_MODEL = {
 _Case = Callable[[GenerateOptions, ServedModel], bool]
 _NO_ATTENTION = "{model.name} is a model without attention: leave {name} out"
 _SEVERAL_TARGETS = "{name} applies to one target, and a source that is split has several: leave it out"
+_SEVERAL_WINDOWS = (
+    "{name} applies to one target, and a sound that is decoded in windows has several: leave it out"
+)
 # Which option is refused if a message sets it, beyond the ranges and needs of `OPTIONS`; when; and the error.
 _REFUSALS: tuple[tuple[str, _Case, str], ...] = (
     (
@@ -81,6 +86,25 @@ _REFUSALS: tuple[tuple[str, _Case, str], ...] = (
         ),
         "{name} applies to a text or a sound, and {model.name} reads {sources}: leave it out",
     ),
+    (
+        "long_source",
+        lambda options, model: _has_windows(options) and model.timestamps is None,
+        "the {name} sequential is for sounds and a model that writes times, and {model.name} does not: "
+        "choose another one",
+    ),
+    ("attention", lambda options, _: _has_windows(options), _SEVERAL_WINDOWS),
+    ("target_prefix", lambda options, _: _has_windows(options), _SEVERAL_WINDOWS),
+    ("stop_sequences", lambda options, _: _has_windows(options), _SEVERAL_WINDOWS),
+    (
+        "num_hypotheses",
+        lambda options, _: _has_windows(options) and options.num_hypotheses > 1,
+        _SEVERAL_WINDOWS,
+    ),
+    (
+        "prompt",
+        lambda _, model: model.timestamps is None,
+        "a {name} is for sounds and a model that writes times, and {model.name} does not: leave it out",
+    ),
     ("target_prefix", lambda options, _: options.long_source in SPLITTING, _SEVERAL_TARGETS),
     ("stop_sequences", lambda options, _: options.long_source in SPLITTING, _SEVERAL_TARGETS),
     (
@@ -108,6 +132,7 @@ class Decoding:
         attention: Whether answers have the attention.
         word_alignment: Whether they have the words that belong together.
         timestamps: Whether they have the times of what was said.
+        windows: How the windows of a sound are decoded; None decodes sources at once.
     """
 
     model: ServedModel
@@ -121,6 +146,7 @@ class Decoding:
     attention: bool = False
     word_alignment: bool = False
     timestamps: bool = False
+    windows: WindowRules | None = None
 
 
 def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, stream: bool) -> Decoding:
@@ -144,17 +170,21 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
     prefix_ids = forced_ids = _placed(frames.forced, chosen)
     if options.HasField("target_prefix"):
         prefix_ids = _target_ids(options.target_prefix, forced_ids, model, "options.target_prefix")
-    max_new_tokens = _max_new_tokens(options, model, len(prefix_ids), len(forced_ids))
+    before = prompt_ids(options.prompt, model) if options.prompt and model.timestamps else ()
+    max_new_tokens = _max_new_tokens(options, model, len(before) + len(prefix_ids), len(forced_ids))
     if options.min_new_tokens > max_new_tokens and not given.HasField("min_new_tokens"):
         options.min_new_tokens = max_new_tokens
     _check(options, model, max_new_tokens)
+    windows = window_rules(options) if _has_windows(options) else None
+    if windows is not None:
+        options.timestamps = True
     if options.source_language or options.long_source in SPLITTING:
         language = _source_language(options, model)
     bound = None if options.HasField("max_new_tokens") else model.length_bound
     if options.HasField("max_length_ratio"):
         constant = model.length_bound.constant if model.length_bound else 0
         bound = LengthBound(options.max_length_ratio, constant) if options.max_length_ratio else None
-    start = frames.start[:-1] if options.timestamps else frames.start
+    start = (*before, *(frames.start[:-1] if options.timestamps else frames.start))
     detects = SOURCE_LANGUAGE in start and SOURCE_LANGUAGE not in chosen
     request = Request(
         request_id="",
@@ -192,6 +222,7 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         attention=options.attention,
         word_alignment=options.word_alignment,
         timestamps=options.timestamps,
+        windows=windows,
     )
 
 
@@ -214,6 +245,10 @@ def read_target(message: ScoreRequest, model: ServedModel, caller: Caller) -> De
     )
     frame = _placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)
     return Decoding(model, request, frame)
+
+
+def _has_windows(options: GenerateOptions) -> bool:
+    return options.long_source == LONG_SOURCE_SEQUENTIAL
 
 
 def _target_ids(
@@ -288,7 +323,7 @@ def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict
             if name == SOURCE_LANGUAGE and model.reads_sound and not isinstance(options, ScoreRequest):
                 continue  # it is detected
             raise InvalidRequest(f"{model.name} needs a {name}: {_names(choice)}", field=field)
-        found = _named(given or choice.default, choice)
+        found = named_choice(given or choice.default, choice)
         if found is None:
             near = _near(given, choice)
             hint = f" (near it: {', '.join(near)})" if near else ""
@@ -299,7 +334,7 @@ def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict
     return chosen
 
 
-def _named(given: str, choice: Choice) -> str | None:
+def named_choice(given: str, choice: Choice) -> str | None:
     """Returns the name of a choice that a caller means; None if there is none, or several.
 
     That is the given name itself; the same tag in another spelling, such as ko_KR for ko-kr; the tag without
@@ -417,7 +452,7 @@ def _check(options: GenerateOptions, model: ServedModel, max_new_tokens: int) ->
     for descriptor, value in fields:
         name, option, field = descriptor.name, OPTIONS[descriptor.name], f"options.{descriptor.name}"
         if option.needs and getattr(options, option.needs) <= option.needs_above:
-            raise InvalidRequest(f"{name} needs a {option.needs} above {option.needs_above}", field=field)
+            raise InvalidRequest(f"{name} needs {option.need}", field=field)
         if (enum := descriptor.enum_type) is not None and value not in enum.values_by_number:
             raise InvalidRequest(
                 f"{name} is {value}, and must be one of {', '.join(enum.values_by_name)}", field=field

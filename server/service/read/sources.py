@@ -11,7 +11,11 @@ from itertools import count, islice
 import numpy as np
 
 from seq2seq_serve.bundle import audio
-from seq2seq_serve.protos.seq2seq_v1_pb2 import LONG_SOURCE_SPLIT, LONG_SOURCE_TRUNCATE
+from seq2seq_serve.protos.seq2seq_v1_pb2 import (
+    LONG_SOURCE_SPLIT,
+    LONG_SOURCE_TRUNCATE,
+    Window,
+)
 from seq2seq_serve.server.engine.request import Array, Request, Sampling
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.service.fair_thread import Checkpoint
@@ -19,6 +23,7 @@ from seq2seq_serve.server.service.origin import Origin
 from seq2seq_serve.server.service.read.inputs import (
     MAX_BYTES_PER_TOKEN,
     MAX_TIMES_TOO_LONG,
+    MAX_WINDOWS,
     Input,
     check_bytes,
     check_source_ids,
@@ -42,15 +47,17 @@ class Reading:
     """The source of one target: that of a request, a line or sentence of its text, or a piece of its sound.
 
     Attributes:
-        request: The engine's request for it.
+        request: The engine's request for it; of a sound that is decoded in windows with the whole
+            spectrogram.
         sentences: Those of a story.
         unknown_words: The words of its texts that the model does not have, each once, at most `MAX_UNKNOWN`.
         num_truncated: The number of tokens, or of a sound's positions of memory, that were left out.
         text: The line or sentence; empty for a whole source.
         separator: The white space before the next part, line breaks included; empty after the last. None if
             sentences follow each other without any.
-        begin_seconds: Where a piece of a sound begins.
-        num_seconds: The length of a sound, or of its piece.
+        begin_seconds: Where a piece or window of a sound begins.
+        num_seconds: The length of a sound, or of its piece or window.
+        window: Describes the target of a window.
     """
 
     request: Request
@@ -61,6 +68,7 @@ class Reading:
     separator: str | None = ""
     begin_seconds: float = 0.0
     num_seconds: float = 0.0
+    window: Window | None = None
 
 
 def read_sources(
@@ -136,6 +144,10 @@ def _read_sound(
     if given.kind == "tensor":
         spectrogram, _ = read_input(given, checkpoint)
         return [Reading(request_of({given.name: spectrogram}), num_seconds=seconds)]
+    if decoding.windows is not None:
+        samples = read_samples(given, seconds * MAX_WINDOWS, checkpoint, hint="")
+        whole = audio.log_mel(samples, num_bands, -(-len(samples) // audio.HOP), checkpoint)
+        return [Reading(request_of({given.name: whole}), num_seconds=len(samples) / audio.SAMPLE_RATE)]
     if decoding.long_source in _FITTING:
         samples = read_samples(given, seconds * MAX_TIMES_TOO_LONG, checkpoint, hint="")
     else:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Sequence
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
@@ -17,7 +16,7 @@ from seq2seq_serve.server.errors import (
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import Call, Calls, sized
 from seq2seq_serve.server.service.read.options import Decoding
-from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding
+from seq2seq_serve.server.service.seq2seq.generation import generate, pause, read_decoding
 from seq2seq_serve.server.service.status import reason_of, status_of
 
 _LEAST_OPEN = 64  # items that are decoded or wait at once; twice the slots if those are more
@@ -75,7 +74,7 @@ async def _generated(sources: Sequence[pb.Source], decoding: Decoding, call: Cal
             (answer,) = await generate([sources], decoding, call)
             return sized(answer)
         except Overloaded as error:
-            await asyncio.sleep(error.retry_after_seconds * random.uniform(0.5, 1.5))
+            await pause(error)
 
 
 def _batch_error(error: Exception, request_id: str) -> pb.BatchError:

@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from functools import partial
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.async_engine import Stream
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Result
+from seq2seq_serve.server.errors import Overloaded
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Call, check_answer_bytes
 from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.read.inputs import cost_of_file, named_inputs
 from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
 from seq2seq_serve.server.service.read.sources import Reading, read_sources
+from seq2seq_serve.server.service.seq2seq.windows import decode_windows
 from seq2seq_serve.server.service.write.responses import (
     checked,
     estimated_bytes,
     generate_response,
     pieces,
+    window_piece,
 )
 
 _HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
@@ -91,6 +96,8 @@ async def generate(
     Raises:
         ServerError: The error of the first request that is refused or fails.
     """
+    if decoding.windows is not None:
+        return [await generate_windows(rows.pop(0), decoding, call) for _ in range(len(rows))]
     engine = decoding.model.engine
     readings_of_all: list[list[Reading]] = []
     requests: list[Request] = []
@@ -136,6 +143,8 @@ async def generate_pieces(
     Raises:
         ServerError: The request is refused or fails.
     """
+    if decoding.windows is not None:
+        return await generate_windows(rows.pop(), decoding, call, write)
     readings = await read(rows.pop(), decoding, call)
     num_bytes = sum(estimated_bytes(reading, decoding) for reading in readings)
     check_answer_bytes(num_bytes)
@@ -148,6 +157,57 @@ async def generate_pieces(
                     await write(piece)
             results.append(await succeeded(stream, call))
     return await call.build(num_bytes, partial(generate_response, readings, results, decoding))
+
+
+async def generate_windows(
+    sources: Sequence[pb.Source],
+    decoding: Decoding,
+    call: Call,
+    write: Callable[[pb.Piece], Awaitable[None]] | None = None,
+) -> pb.GenerateResponse:
+    """Decodes a sound in windows, and writes a piece for each of them. Later windows wait for a full queue.
+
+    Args:
+        sources: The sound.
+        decoding: How it is decoded.
+        call: The call that it came with.
+        write: Is called with each piece; None writes none.
+
+    Raises:
+        ServerError: The request is refused or fails.
+    """
+    [whole] = await read(sources, decoding, call)
+    del sources
+    readings: list[Reading] = []
+    results: list[Result] = []
+    num_bytes = 0
+
+    async def decode(request: Request) -> Result:
+        while True:
+            try:
+                with decoding.model.engine.submitted([request], call.is_expired) as (stream,):
+                    return await succeeded(stream, call)
+            except Overloaded as error:
+                if not readings:
+                    raise
+                await pause(error)
+
+    num_held = sum(array.nbytes for array in whole.request.sources.values())
+    with call.calls.holding(call, num_held):
+        async with aclosing(decode_windows(whole, decoding, decode)) as windows:
+            async for window, result in windows:
+                readings.append(window)
+                results.append(result)
+                num_bytes += estimated_bytes(window, decoding)
+                check_answer_bytes(num_bytes)
+                if write is not None:
+                    await write(window_piece(result, decoding))
+    return await call.build(num_bytes, partial(generate_response, readings, results, decoding))
+
+
+async def pause(error: Overloaded) -> None:
+    """Waits before a refused request is sent again, not all of them at once."""
+    await asyncio.sleep(error.retry_after_seconds * random.uniform(0.5, 1.5))
 
 
 async def succeeded(stream: Stream, call: Call) -> Result:

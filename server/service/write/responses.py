@@ -73,9 +73,15 @@ def _target_text(decoding: Decoding) -> StoppedText:
     """Creates the decoder of a target's text, which ends before the first stop sequence of the request."""
     request = decoding.request
     # A token with a space before it may be drawn first.
-    strips_space = request.sampling is not None and not request.prefix_ids
+    strips_space = request.sampling is not None and not request.prefix_ids and decoding.windows is None
     stream = decoding.model.target_tokenizer.stream(strips_space=strips_space)
     return StoppedText(stream, request.stops, len(request.prefix_ids))
+
+
+def window_piece(result: Result, decoding: Decoding) -> pb.Piece:
+    """Returns the piece of a window of a sound, which is complete."""
+    text = _target_text(decoding)
+    return pb.Piece(text=text.push(result.best.token_ids) + text.finish(), token_ids=result.best.token_ids)
 
 
 def generate_response(
@@ -90,6 +96,7 @@ def generate_response(
                 source_tokens=result.num_source_tokens,
                 target_tokens=result.num_target_tokens,
                 truncated_source_tokens=reading.num_truncated,
+                source_seconds=reading.begin_seconds + reading.num_seconds,
             ),
         )
         for reading, result in zip(readings, results, strict=True)
@@ -103,6 +110,7 @@ def generate_response(
             source_tokens=sum(answer.usage.source_tokens for answer in answers),
             target_tokens=sum(answer.usage.target_tokens for answer in answers),
             truncated_source_tokens=sum(answer.usage.truncated_source_tokens for answer in answers),
+            source_seconds=answers[-1].usage.source_seconds,
         ),
         timings=pb.Timings(
             queue_seconds=max(result.timings.queue_seconds for result in results),
@@ -162,6 +170,9 @@ def _hypothesis(reading: Reading, hypothesis: Hypothesis, decoding: Decoding) ->
         message.attention.CopyFrom(_attention(reading, hypothesis, decoding.model))
     if decoding.timestamps:
         message.segments.extend(_segments(reading, hypothesis, decoding.model))
+        if reading.window is not None:
+            for segment in message.segments:
+                segment.window.CopyFrom(reading.window)
     if decoding.word_alignment:
         message.word_alignment.CopyFrom(_word_alignment(request, hypothesis, decoding.model))
     return message
@@ -181,6 +192,7 @@ def _segments(reading: Reading, hypothesis: Hypothesis, model: ServedModel) -> l
                     begin_seconds=reading.begin_seconds + begin,
                     end_seconds=reading.begin_seconds + seconds,
                     text=model.target_tokenizer.decode(said),
+                    token_ids=said,
                 )
             )
             said.clear()

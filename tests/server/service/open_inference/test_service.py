@@ -178,7 +178,7 @@ BAD = {
     ),
     "a word that is none": (
         lambda m: m.parameters["long_source"].CopyFrom(parameter("x" * 5000)),
-        'long_source is the string "x+, and must be refuse, truncate, split or split_always',
+        'long_source is the string "x+, and must be refuse, truncate, split, split_always or sequential',
     ),
     "a truth that is a word": (
         lambda m: m.parameters["triton_enable_empty_final_response"].CopyFrom(parameter("false")),

@@ -1,0 +1,202 @@
+"""OpenAI's pages for sounds, `/v1/audio/transcriptions` and `/v1/audio/translations`, and `/v1/models`.
+
+They are read as requests of `seq2seq.v1` that decode a sound in windows. Where they differ from OpenAI's is
+said in docs/speech.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import grpc
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+
+from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE
+from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TASK
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.options import OPTIONS
+from seq2seq_serve.protos.subtitles import FORMATS, subtitles
+from seq2seq_serve.server.errors import InvalidRequest, UnknownModel
+from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.service.calls import BYTES_PER_TEXT_BYTE, Call
+from seq2seq_serve.server.service.forms import Form, read_form
+from seq2seq_serve.server.service.languages import name_of
+from seq2seq_serve.server.service.seq2seq.generation import generate_windows, read_decoding
+from seq2seq_serve.server.service.status import reason_of, status_of
+
+MAX_FILE_BYTES = 25 * 2**20  # OpenAI's limit
+
+_ANY_MODEL = "whisper-1"  # the name of OpenAI's model, which many programs send
+_FORMATS = ("json", "text", "verbose_json", *FORMATS)
+_OPTIONS = {"language": SOURCE_LANGUAGE, "prompt": "prompt", "temperature": "temperature"}
+_GRANULARITIES = "timestamp_granularities[]"
+_FIELDS = ("file", "model", "response_format", "stream", _GRANULARITIES, *_OPTIONS)
+
+Write = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+async def transcribe(form: Form, task: str, call: Call, write: Write) -> Response | None:
+    """Returns the answer to a form with a sound; None after it has written the events of a stream.
+
+    Args:
+        form: The form.
+        task: The model's task: "transcribe", or "translate" into English.
+        call: The call that it came with.
+        write: Sends an event of a stream.
+
+    Raises:
+        ServerError: The request is refused or fails.
+    """
+    unknown = [name for name in form if name not in _FIELDS]
+    if unknown:
+        raise InvalidRequest(
+            f"there is no field {unknown[0][:100]!r}: send {', '.join(_FIELDS)}", field=unknown[0][:100]
+        )
+    content = form.pop("file", [b""])[-1]
+    texts = {name: _text(values[-1], name) for name, values in form.items()}
+    if not content:
+        raise InvalidRequest("the file is missing or empty", field="file")
+    form_of_answer = texts.get("response_format") or "json"
+    if form_of_answer not in _FORMATS:
+        raise InvalidRequest(
+            f"response_format is {form_of_answer[:100]!r}, and must be one of {', '.join(_FORMATS)}",
+            field="response_format",
+        )
+    if texts.get(_GRANULARITIES, "segment") != "segment":
+        raise InvalidRequest("the server has times of segments only", field=_GRANULARITIES)
+    with call.use_model(_named(texts.get("model", ""), call)) as model:
+        options = _options(texts, task, model)
+        decoding = await read_decoding(options, model, call)
+        assert decoding.windows is not None
+        if form_of_answer == "verbose_json":
+            decoding = replace(decoding, windows=replace(decoding.windows, always_listens=True))
+        sources = [pb.Source(file=content)]
+        del content, form
+        if texts.get("stream") == "true":
+            await _stream(sources, partial(generate_windows, decoding=decoding, call=call), write)
+            return None
+        answer = await generate_windows(sources, decoding, call)
+        return await call.build(answer.ByteSize(), partial(_response, answer, form_of_answer, task, options))
+
+
+def models(call: Call) -> Response:
+    """Returns the list of the served models."""
+    return JSONResponse({"object": "list", "data": [_model(model.name) for model in call.calls.models]})
+
+
+def model(name: str, call: Call) -> Response:
+    """Returns one of the served models; raises UnknownModel."""
+    with call.use_model(name) as model:
+        return JSONResponse(_model(model.name))
+
+
+async def form_of(request: Request, body: bytes, call: Call) -> Form:
+    """Returns the fields of a form; raises InvalidRequest as `read_form`."""
+    content_type = request.headers.get("content-type", "")
+    return await call.read(lambda _: read_form(body, content_type), len(body) // BYTES_PER_TEXT_BYTE)
+
+
+def error_content(error: Exception) -> dict[str, Any]:
+    """Returns the body of a refusal, which OpenAI's clients turn into their exceptions."""
+    code, text = status_of(error)
+    is_ours = code in (
+        grpc.StatusCode.INTERNAL,
+        grpc.StatusCode.UNAVAILABLE,
+        grpc.StatusCode.DEADLINE_EXCEEDED,
+    )
+    field = error.field if isinstance(error, InvalidRequest) else None
+    kind = "server_error" if is_ours else "invalid_request_error"
+    return {"error": {"message": text, "type": kind, "param": field, "code": reason_of(error)}}
+
+
+def _named(name: str, call: Call) -> str:
+    """Returns the name of the model to use: for OpenAI's own name the first that reads sounds."""
+    served = list(call.calls.models)
+    if name != _ANY_MODEL or any(model.name == name for model in served):
+        return name
+    hearing = [model.name for model in served if model.reads_sound]
+    if not hearing:
+        raise UnknownModel("no model here reads sounds", name=name, version="")
+    return hearing[0]
+
+
+def _options(texts: dict[str, str], task: str, model: ServedModel) -> pb.GenerateOptions:
+    options = pb.GenerateOptions(long_source=pb.LONG_SOURCE_SEQUENTIAL)
+    if TASK in model.choices or task != "transcribe":
+        options.task = task
+    for field, name in _OPTIONS.items():
+        if texts.get(field):
+            try:
+                options.MergeFrom(OPTIONS[name].read(texts[field], is_text=True))
+            except ValueError as error:
+                raise InvalidRequest(f"{field} is {texts[field][:100]!r}, and {error}", field=field) from None
+    return options
+
+
+async def _stream(
+    sources: Sequence[pb.Source], generate: Callable[..., Awaitable[pb.GenerateResponse]], write: Write
+) -> None:
+    async def write_piece(piece: pb.Piece) -> None:
+        if piece.text:
+            await write({"type": "transcript.text.delta", "delta": piece.text})
+
+    answer = await generate(sources, write=write_piece)
+    done = {
+        "type": "transcript.text.done",
+        "text": answer.hypotheses[0].text.strip(),
+        "usage": _usage(answer),
+    }
+    await write(done)
+
+
+def _response(answer: pb.GenerateResponse, form: str, task: str, options: pb.GenerateOptions) -> Response:
+    hypothesis = answer.hypotheses[0]
+    text = hypothesis.text.strip()
+    if form in FORMATS:
+        return PlainTextResponse(subtitles(hypothesis.segments, form))
+    if form == "text":
+        return PlainTextResponse(f"{text}\n")
+    content: dict[str, Any] = {"text": text, "usage": _usage(answer)}
+    if form == "verbose_json":
+        content |= {
+            "task": task,
+            "language": name_of(answer.detected_language or options.source_language).casefold(),
+            "duration": answer.usage.source_seconds,
+            "segments": [_segment(place, segment) for place, segment in enumerate(hypothesis.segments)],
+        }
+    return JSONResponse(content)
+
+
+def _segment(place: int, segment: pb.Segment) -> dict[str, Any]:
+    window = segment.window
+    return {
+        "id": place,
+        "seek": round(window.begin_seconds * SAMPLE_RATE / HOP),
+        "start": segment.begin_seconds,
+        "end": segment.end_seconds,
+        "text": segment.text,
+        "tokens": list(segment.token_ids),
+        "temperature": round(window.temperature, 6),
+        "avg_logprob": window.mean_log_probability,
+        "compression_ratio": window.compression_ratio,
+        "no_speech_prob": window.no_speech_probability,
+    }
+
+
+def _usage(answer: pb.GenerateResponse) -> dict[str, Any]:
+    return {"type": "duration", "seconds": answer.usage.source_seconds}
+
+
+def _model(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "seq2seq-serve"}
+
+
+def _text(value: bytes, name: str) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        raise InvalidRequest(f"{name[:100]} is not UTF-8", field=name[:100]) from None

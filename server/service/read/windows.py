@@ -1,0 +1,64 @@
+"""Reads how a long sound is decoded in windows, by Whisper's rules, and the text before a target."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
+from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.service.read.inputs import check_bytes
+
+# Whisper's own (Radford et al. 2022, arXiv:2212.04356, section 4.5)
+_TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_COMPRESSION_RATIO, _LOG_PROBABILITY, _NO_SPEECH = 2.4, -1.0, 0.6
+
+
+@dataclass(frozen=True)
+class WindowRules:
+    """How the windows of a long sound are decoded.
+
+    Attributes:
+        temperatures: At which a window is decoded until its text is good; 0 takes the most probable tokens.
+        is_conditioned: Whether a window is decoded with the text of those before it.
+        max_compression_ratio: Of a good text.
+        min_log_probability: The least mean log-probability of a good text's tokens.
+        max_no_speech: The largest probability of no speech of a window that is not silent.
+        always_listens: Whether that probability is computed for every window, at the cost of encoding it
+            again; otherwise only for those that need it.
+    """
+
+    temperatures: tuple[float, ...]
+    is_conditioned: bool
+    max_compression_ratio: float
+    min_log_probability: float
+    max_no_speech: float
+    always_listens: bool = False
+
+
+def window_rules(options: GenerateOptions) -> WindowRules:
+    """Returns the rules of a message, with Whisper's own where it does not set any."""
+
+    def given(name: str, default: float) -> float:
+        return round(getattr(options, name), 6) if options.HasField(name) else default  # in float32
+
+    return WindowRules(
+        temperatures=(options.temperature,) if options.temperature else _TEMPERATURES,
+        is_conditioned=options.condition_on_previous or not options.HasField("condition_on_previous"),
+        max_compression_ratio=given("compression_ratio_threshold", _COMPRESSION_RATIO),
+        min_log_probability=given("log_probability_threshold", _LOG_PROBABILITY),
+        max_no_speech=given("no_speech_threshold", _NO_SPEECH),
+    )
+
+
+def prompt_ids(prompt: str, model: ServedModel) -> tuple[int, ...]:
+    """Returns the tokens that the decoder reads before its start, the last ones of a long prompt."""
+    check_bytes(prompt, model.max_target_length, model, "options.prompt", "the prompt")
+    return after_text(model.target_tokenizer.encode(f" {prompt.strip()}"), model)
+
+
+def after_text(token_ids: Sequence[int], model: ServedModel) -> tuple[int, ...]:
+    """Returns what a decoder of sounds reads before its start if there is a text before: its last tokens."""
+    assert model.timestamps is not None
+    most = model.num_target_positions // 2 - 1
+    return (model.timestamps.previous_id, *token_ids[-most:])

@@ -1,0 +1,216 @@
+"""Decodes a long sound in windows, one after the other, each as a request of its own to the engine.
+
+The rules are Whisper's (Radford et al. 2022, arXiv:2212.04356, section 4.5): a window begins where the times
+of the one before end, is decoded with the text before it, and once more at a higher temperature if its text
+repeats itself or the model is not sure of it. A window in which probably nobody speaks has no text.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import zlib
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Window
+from seq2seq_serve.server.engine.request import Array, Request, Sampling
+from seq2seq_serve.server.engine.result import FinishReason, Result
+from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.service.read.options import Decoding
+from seq2seq_serve.server.service.read.sources import Reading
+from seq2seq_serve.server.service.read.windows import WindowRules, after_text
+
+Decode = Callable[[Request], Awaitable[Result]]
+
+_MOST_TRUSTED = 0.5  # the highest temperature of a text that the next window is decoded with
+_LEAST_SHARE = (
+    30  # a window begins at least this part of its length after the one before: for Whisper a second
+)
+
+
+class _Decoded(NamedTuple):
+    """What was decoded for a window.
+
+    Attributes:
+        is_silent: Whether nobody speaks, by the rules.
+        is_trusted: Whether the next window may be decoded with its text.
+    """
+
+    result: Result
+    window: Window
+    is_silent: bool
+    is_trusted: bool
+
+
+async def decode_windows(
+    whole: Reading, decoding: Decoding, decode: Decode
+) -> AsyncGenerator[tuple[Reading, Result]]:
+    """Yields each window of a sound, and its result without the tokens that the next one repeats.
+
+    Args:
+        whole: The whole sound.
+        decoding: How its windows are decoded.
+        decode: Decodes a request.
+
+    Raises:
+        ServerError: `decode` raises it.
+    """
+    model, rules = decoding.model, decoding.windows
+    times = model.timestamps
+    assert rules is not None
+    assert times is not None
+    [(name, sound)] = whole.request.sources.items()
+    width, num_frames = model.sources[name].axes[1], sound.shape[1]
+    assert isinstance(width, int)
+    frames_per_step = round(times.step_seconds * SAMPLE_RATE / HOP)
+    num_prompt = whole.request.start_ids.index(model.frames.start[0])
+    said = [token_id for token_id in whole.request.start_ids[1:num_prompt] if token_id is not None]
+    start_ids, detected_ids = whole.request.start_ids[num_prompt:], whole.request.detected_ids
+    arrival, begin, has_begun = whole.request.arrival, 0, False
+    while begin < num_frames:
+        heard = sound[:, begin : begin + width]
+        is_flat = heard.min() == heard.max()  # nothing is within the spectrogram's range of the loudest place
+        if is_flat and (has_begun or begin + width < num_frames):
+            begin += width
+            continue
+        before = after_text(said, model) if said else ()
+        request = replace(
+            whole.request,
+            sources={name: _padded(heard, width)},
+            start_ids=(*before, *start_ids),
+            detected_ids=detected_ids,
+            max_new_tokens=min(whole.request.max_new_tokens, model.max_target_length - len(before)),
+            arrival=arrival,
+        )
+        result, window, is_silent, is_trusted = await _decoded(request, rules, model, decode)
+        window.begin_seconds = begin * HOP / SAMPLE_RATE
+        start_ids, detected_ids = result.start_ids[len(before) :], ()
+        num_kept, num_steps = 0, None
+        if not (is_silent or is_flat):
+            least = width // _LEAST_SHARE // frames_per_step
+            num_kept, num_steps = whole_segments(result.best.token_ids, times.first_id, least)
+        num_seconds = min(width * HOP / SAMPLE_RATE, whole.num_seconds - window.begin_seconds)
+        yield (
+            Reading(
+                replace(request, sources={}),
+                begin_seconds=window.begin_seconds,
+                num_seconds=num_seconds,
+                window=window,
+            ),
+            _cut(result, num_kept, time.monotonic() - whole.request.arrival),
+        )
+        said += result.best.token_ids[:num_kept]
+        if not (rules.is_conditioned and is_trusted):
+            said = []
+        begin += width if num_steps is None else num_steps * frames_per_step
+        arrival, has_begun = time.monotonic(), True
+
+
+def whole_segments(token_ids: Sequence[int], first_id: int, least_steps: int) -> tuple[int, int | None]:
+    """Returns how many tokens of a window are whole segments, and the time at which the next window begins.
+
+    What follows the last pair of times is cut at the end of the window, unless it ends with a single time:
+    then nobody speaks after it. Without a pair, the target is one segment.
+
+    Args:
+        token_ids: The target of the window.
+        first_id: The token of time 0; it and all ids after it are times.
+        least_steps: An earlier time than this does not begin a window.
+
+    Returns:
+        The number of tokens, and the time in steps of the tokens; None is the end of the window.
+    """
+    is_time = [token_id >= first_id for token_id in token_ids]
+    pairs = [place for place in range(1, len(is_time)) if is_time[place - 1] and is_time[place]]
+    if pairs and is_time[-2:] != [False, True]:
+        num_steps = token_ids[pairs[-1] - 1] - first_id
+        if num_steps >= least_steps:
+            return pairs[-1], num_steps
+    return len(token_ids), None
+
+
+async def _decoded(request: Request, rules: WindowRules, model: ServedModel, decode: Decode) -> _Decoded:
+    """Decodes a window until its text is good; if none is, takes the most probable one without repetition."""
+    assert model.timestamps is not None
+    no_speech = None
+    attempts: list[_Decoded] = []
+    for temperature in rules.temperatures:
+        result = await decode(_attempt(request, temperature))
+        hypothesis = result.best
+        log_probabilities = [choice.log_probability for choice in hypothesis.choices]
+        text = model.target_tokenizer.decode(
+            [token_id for token_id in hypothesis.token_ids if token_id < model.timestamps.first_id]
+        ).encode()
+        window = Window(
+            temperature=temperature,
+            mean_log_probability=sum(log_probabilities) / len(log_probabilities),
+            compression_ratio=len(text) / len(zlib.compress(text)),
+        )
+        is_unsure = window.mean_log_probability < rules.min_log_probability
+        if no_speech is None and (is_unsure or rules.always_listens):
+            scored = await decode(_no_speech(request, model))
+            no_speech = math.exp(scored.best.choices[0].log_probability)
+        if no_speech is not None:
+            window.no_speech_probability = no_speech
+        is_silent = is_unsure and window.no_speech_probability > rules.max_no_speech
+        is_trusted = temperature <= _MOST_TRUSTED
+        attempts.append(_Decoded(result, window, is_silent=is_silent, is_trusted=is_trusted))
+        if is_silent or not (is_unsure or window.compression_ratio > rules.max_compression_ratio):
+            return attempts[-1]
+    varied = [one for one in attempts if one.window.compression_ratio <= rules.max_compression_ratio]
+    best = max(varied or attempts, key=lambda one: one.window.mean_log_probability)
+    return best._replace(is_trusted=is_trusted)
+
+
+def _attempt(request: Request, temperature: float) -> Request:
+    """Returns the request to decode a window at a temperature."""
+    beam, sampling = request.beam, request.sampling
+    if temperature and sampling is None:
+        sampling = Sampling(temperature, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+        beam = None
+    return replace(
+        request, sources=dict(request.sources), beam=beam, sampling=sampling, log_probabilities=True
+    )
+
+
+def _no_speech(request: Request, model: ServedModel) -> Request:
+    """Returns the request to score the token that stands for no speech, directly after the start."""
+    assert model.timestamps is not None
+    num_known = request.start_ids.index(model.frames.start[0]) + 1
+    return Request(
+        request_id=request.request_id,
+        sources=dict(request.sources),
+        memory_length=request.memory_length,
+        max_new_tokens=1,
+        arrival=time.monotonic(),
+        deadline=request.deadline,
+        priority=request.priority,
+        caller=request.caller,
+        prefix_ids=(model.timestamps.no_speech_id,),
+        start_ids=request.start_ids[:num_known],
+        is_score=True,
+    )
+
+
+def _padded(heard: Array, width: int) -> Array:
+    """Returns the spectrogram of a window, with zeros after the end of the sound, as Whisper is used."""
+    window = np.zeros((len(heard), width), heard.dtype)
+    window[:, : heard.shape[1]] = heard
+    return window
+
+
+def _cut(result: Result, num_kept: int, total_seconds: float) -> Result:
+    """Returns the result with the first tokens of its target only."""
+    best, timings = result.best, result.timings._replace(total_seconds=total_seconds)
+    if num_kept < len(best.token_ids):
+        best = best._replace(
+            token_ids=best.token_ids[:num_kept],
+            choices=best.choices[:num_kept],
+            finish_reason=FinishReason.EOS,  # the next window has the rest
+        )
+    return result._replace(hypotheses=(best,), timings=timings)

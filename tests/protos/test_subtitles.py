@@ -1,0 +1,24 @@
+"""Subtitles of segments."""
+
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Segment
+from seq2seq_serve.protos.subtitles import subtitles
+
+SEGMENTS = [
+    Segment(begin_seconds=0, end_seconds=1.5, text=" And so --> my\n fellow"),
+    Segment(begin_seconds=59.9996, end_seconds=60.5, text=" "),
+    Segment(begin_seconds=59.9996, end_seconds=3661.25, text=" Americans,"),
+]
+
+
+def test_srt_numbers_its_cues_and_has_commas_in_times():
+    assert subtitles(SEGMENTS, "srt") == (
+        "1\n00:00:00,000 --> 00:00:01,500\nAnd so -> my fellow\n\n"
+        "2\n00:01:00,000 --> 01:01:01,250\nAmericans,\n\n"
+    )
+
+
+def test_vtt_has_a_header_and_points_in_times():
+    assert subtitles(SEGMENTS[:1], "vtt") == (
+        "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nAnd so -> my fellow\n\n"
+    )
+    assert subtitles([], "vtt") == "WEBVTT\n\n"

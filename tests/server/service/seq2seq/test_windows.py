@@ -1,0 +1,329 @@
+"""Long sounds in windows, each from where the times of the one before end, as `generate` decodes them."""
+
+import asyncio
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from grpc import StatusCode
+from grpc.aio import AioRpcError
+
+from seq2seq_serve.bundle.audio import SAMPLE_RATE, log_mel, read_sound
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.errors import Overloaded
+from seq2seq_serve.server.service import calls
+from seq2seq_serve.server.service.seq2seq.windows import whole_segments
+from tests.bundle.test_audio import encoded
+from tests.server.service.harness import serving, serving_bundles
+
+SECONDS, NUM_MELS, NUM_FRAMES = 0.64, 12, 64
+ANYTHING_IS_GOOD = {"compression_ratio_threshold": 1000, "log_probability_threshold": -1000}
+FIRST = 100  # the token of time 0
+
+
+def noise(seconds: float, seed: int = 0) -> np.ndarray:
+    samples = 0.2 * np.random.default_rng(seed).standard_normal(int(seconds * SAMPLE_RATE))
+    return samples * np.sin(np.arange(len(samples)) / 1_500) ** 2
+
+
+def message(content: bytes, **options) -> pb.GenerateRequest:
+    settings = {"long_source": pb.LONG_SOURCE_SEQUENTIAL, "source_language": "ko"} | options
+    return pb.GenerateRequest(sources=[pb.Source(file=content)], options=pb.GenerateOptions(**settings))
+
+
+def of_transformers(folder, content: bytes, *, is_conditioned: bool) -> list[tuple[float, float, list[int]]]:
+    """The segments of the same sound by transformers' `generate`, at temperature 0."""
+    theirs = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(folder).eval()
+    samples = read_sound(content, 99)
+    features = torch.tensor(log_mel(samples, NUM_MELS, len(samples) // 160))[None]
+    answer = theirs.generate(
+        features,
+        attention_mask=torch.ones(features.shape[::2]),
+        return_timestamps=True,
+        return_segments=True,
+        condition_on_prev_tokens=is_conditioned,
+        temperature=0.0,
+        language="ko",
+        task="transcribe",
+    )
+    first_id = theirs.generation_config.no_timestamps_token_id + 1
+    return [
+        (float(one["start"]), float(one["end"]), [i for i in one["tokens"].tolist() if i < first_id])
+        for one in answer["segments"][0]
+    ]
+
+
+@pytest.mark.parametrize("is_conditioned", [False, True])
+def test_windows_are_those_of_transformers(whisper_path, is_conditioned):
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            num_windows = 0
+            for seed in range(3):
+                content = encoded(noise(3.2, seed))
+                request = message(content, condition_on_previous=is_conditioned, **ANYTHING_IS_GOOD)
+                answer = await served.stub.Generate(request)
+                expected = of_transformers(
+                    whisper_path / "checkpoint", content, is_conditioned=is_conditioned
+                )
+                found = answer.hypotheses[0].segments
+                assert [list(one.token_ids) for one in found] == [ids for *_, ids in expected if ids]
+                np.testing.assert_allclose(
+                    [one.end_seconds for one in found],
+                    [min(end, 3.2) for _, end, ids in expected if ids],  # theirs may end after the sound
+                    atol=1e-9,
+                )
+                num_windows += len(answer.sentences)
+            assert num_windows > 3 * 5
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("token_ids", "expected"),
+    [
+        ([], (0, None)),
+        ([FIRST, 1, 2], (3, None)),  # no end
+        ([FIRST, 1, FIRST + 9], (3, None)),  # nobody speaks after it
+        ([FIRST, 1, FIRST + 9, FIRST + 9], (3, 9)),
+        ([FIRST, 1, FIRST + 9, FIRST + 11, 2, 3], (3, 9)),  # what follows is cut
+        ([FIRST, 1, FIRST + 9, FIRST + 11, 2, FIRST + 20], (6, None)),
+        ([FIRST, 1, FIRST + 9, FIRST + 11, 2, FIRST + 20, FIRST + 20], (6, 20)),
+        ([FIRST, 1, FIRST + 1, FIRST + 1, 2], (5, None)),  # too little progress
+    ],
+)
+def test_the_next_window_begins_after_the_last_whole_segment(token_ids, expected):
+    assert whole_segments(token_ids, FIRST, least_steps=2) == expected
+
+
+def test_a_bad_text_is_decoded_again_at_higher_temperatures(whisper_path):
+    content = encoded(noise(SECONDS))
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            windows = []
+            for options in (
+                ANYTHING_IS_GOOD,
+                ANYTHING_IS_GOOD | {"compression_ratio_threshold": 0},
+                ANYTHING_IS_GOOD | {"log_probability_threshold": 0, "no_speech_threshold": 1},
+                {"temperature": 0.5, "seed": 3} | ANYTHING_IS_GOOD | {"compression_ratio_threshold": 0},
+            ):
+                answer = await served.stub.Generate(message(content, **options))
+                window = answer.hypotheses[0].segments[0].window
+                windows.append(window)
+                is_unsure = "no_speech_threshold" in options
+                assert window.HasField("no_speech_probability") == is_unsure
+                assert not is_unsure or 0 < window.no_speech_probability < 1
+                assert window.mean_log_probability < 0
+                again = await served.stub.Generate(message(content, **options))
+                assert again.hypotheses == answer.hypotheses
+            good, repeating, unsure, given = windows
+            assert (good.temperature, given.temperature) == (0, 0.5)
+            # None is good, so the most probable of all is taken.
+            assert repeating.mean_log_probability >= good.mean_log_probability
+            assert (repeating.temperature, repeating.compression_ratio) == (
+                unsure.temperature,
+                unsure.compression_ratio,
+            )
+            threshold = windows[0].compression_ratio - 0.001
+            better = message(content, **ANYTHING_IS_GOOD | {"compression_ratio_threshold": threshold})
+            window = (await served.stub.Generate(better)).hypotheses[0].segments[0].window
+            assert window.temperature > 0
+            assert window.compression_ratio <= threshold
+
+    asyncio.run(run())
+
+
+def test_silence_has_no_text(whisper_path):
+    """The model itself writes something, as Whisper does."""
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            silent = await served.stub.Generate(
+                message(encoded(np.zeros(3 * SAMPLE_RATE)), source_language="")
+            )
+            assert silent.hypotheses[0].text == ""
+            assert not silent.hypotheses[0].segments
+            assert silent.usage.source_seconds == 3
+            assert silent.detected_language in ("en", "de", "ko")
+            sound = np.concatenate([np.zeros(2 * SAMPLE_RATE), noise(SECONDS)])
+            heard = await served.stub.Generate(message(encoded(sound), **ANYTHING_IS_GOOD))
+            assert heard.hypotheses[0].segments
+            assert heard.hypotheses[0].segments[0].begin_seconds > 1.9
+            # By the model's own rule: it is not sure, and hears no speech with a probability above 0.
+            unsure = {"log_probability_threshold": 0, "no_speech_threshold": 0}
+            silent = await served.stub.Generate(message(encoded(noise(2.0)), **unsure))
+            assert silent.hypotheses[0].text == ""
+
+    asyncio.run(run())
+
+
+def test_the_probability_of_no_speech_is_that_of_the_token_after_the_start(whisper_path):
+    content = encoded(noise(SECONDS))
+    theirs = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(whisper_path / "checkpoint").eval()
+    features = torch.tensor(log_mel(read_sound(content, 9), NUM_MELS, NUM_FRAMES))[None]
+    settings = theirs.generation_config
+    with torch.no_grad():
+        logits = theirs(features, decoder_input_ids=torch.tensor([[settings.decoder_start_token_id]])).logits
+    expected = logits[0, 0].softmax(-1)[settings.no_timestamps_token_id - 1].item()
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            request = message(content, log_probability_threshold=0, no_speech_threshold=1)
+            [segment, *_] = (await served.stub.Generate(request)).hypotheses[0].segments
+            assert segment.window.no_speech_probability == pytest.approx(expected, rel=1e-3)
+
+    asyncio.run(run())
+
+
+def test_pieces_are_the_windows_and_join_to_the_result(whisper_path):
+    request = message(encoded(noise(2.0)), source_language="", **ANYTHING_IS_GOOD)
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            whole = await served.stub.Generate(request)
+            *events, last = [event async for event in served.stub.GenerateStream(request)]
+            assert len(events) == len(whole.sentences) > 3
+            assert last.result.hypotheses == whole.hypotheses
+            assert last.result.detected_language == whole.detected_language != ""
+            assert "".join(event.piece.text for event in events) == whole.hypotheses[0].text
+            segments = whole.hypotheses[0].segments
+            assert "".join(one.text for one in segments) == whole.hypotheses[0].text
+            times = [time for one in segments for time in (one.begin_seconds, one.end_seconds)]
+            assert times == sorted(times)
+            assert times[-1] <= 2
+            assert whole.timings.total_seconds >= max(
+                one.usage.source_seconds > 0 and whole.timings.encode_seconds for one in whole.sentences
+            )
+
+    asyncio.run(run())
+
+
+def test_windows_of_many_sounds_share_steps(whisper_path):
+    """Each of them is a request of its own, and has the tokens that it has alone."""
+    contents = [encoded(noise(2.0, seed)) for seed in range(4)]
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            alone = [await served.stub.Generate(message(one, **ANYTHING_IS_GOOD)) for one in contents]
+            most_rows = 0
+            record = served.model.engine.statistics.record_turn
+
+            def watched(turn):
+                nonlocal most_rows
+                most_rows = max(most_rows, turn.num_rows)
+                record(turn)
+
+            served.model.engine.statistics.record_turn = watched
+            together = await asyncio.gather(
+                *(served.stub.Generate(message(one, **ANYTHING_IS_GOOD)) for one in contents)
+            )
+            assert [one.hypotheses for one in together] == [one.hypotheses for one in alone]
+            assert most_rows > 1
+
+    asyncio.run(run())
+
+
+def test_a_prompt_is_read_before_the_target(whisper_path):
+    content = encoded(noise(SECONDS))
+    theirs = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(whisper_path / "checkpoint").eval()
+    features = torch.tensor(log_mel(read_sound(content, 9), NUM_MELS, NUM_FRAMES))[None]
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            tokenizer, times = served.model.target_tokenizer, served.model.timestamps
+            for prompt in ("a b", "a long prompt, of which the last tokens are read " * 4):
+                token_ids = tokenizer.encode(f" {prompt.strip()}")[-19:]
+                expected = theirs.generate(
+                    features,
+                    prompt_ids=torch.tensor([times.previous_id, *token_ids]),
+                    language="ko",
+                    task="transcribe",
+                    max_new_tokens=12,
+                )[0].tolist()
+                options = {"long_source": pb.LONG_SOURCE_REFUSE, "max_new_tokens": 12}
+                answer = await served.stub.Generate(message(content, prompt=prompt, **options))
+                found = list(answer.hypotheses[0].token_ids)
+                assert found
+                assert expected[: len(found)] == found
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"num_hypotheses": 2}, "num_hypotheses applies to one target"),
+        ({"attention": True}, "attention applies to one target"),
+        ({"stop_sequences": ["a"]}, "stop_sequences applies to one target"),
+        ({"target_prefix": pb.Target(text="a")}, "target_prefix applies to one target"),
+        (
+            {"long_source": pb.LONG_SOURCE_SPLIT, "no_speech_threshold": 0.5},
+            "no_speech_threshold needs the long_source sequential",
+        ),
+        ({"no_speech_threshold": 1.5}, "no_speech_threshold is 1.5, and must be from 0 to 1"),
+        ({"prompt": "a" * 9999}, "the prompt has 9999 bytes"),
+    ],
+)
+def test_an_option_that_does_not_fit_is_refused_with_the_reason(whisper_path, options, match):
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            with pytest.raises(AioRpcError) as caught:
+                await served.stub.Generate(message(encoded(noise(1)), **options))
+            assert caught.value.code() is StatusCode.INVALID_ARGUMENT
+            assert caught.value.details().startswith(match)
+
+    asyncio.run(run())
+
+
+def test_a_sound_has_at_most_fifty_windows(whisper_path):
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            content = encoded(np.zeros(int(50.1 * SECONDS * SAMPLE_RATE)))
+            with pytest.raises(AioRpcError, match=r"the sound has 32.06 seconds, and 32 is the limit"):
+                await served.stub.Generate(message(content))
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("options", [{"long_source": pb.LONG_SOURCE_SEQUENTIAL}, {"prompt": "a"}])
+def test_a_model_of_texts_does_not_decode_windows(options):
+    async def run():
+        async with serving() as served:
+            request = pb.GenerateRequest(sources=[pb.Source(text="a")], options=pb.GenerateOptions(**options))
+            with pytest.raises(AioRpcError, match="a model that writes times, and echo does not") as caught:
+                await served.stub.Generate(request)
+            assert caught.value.code() is StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(run())
+
+
+def test_the_spectrograms_of_open_sounds_are_bounded(whisper_path, monkeypatch):
+    """A file of silence is small, and its spectrogram is not."""
+    silent = encoded(np.zeros(30 * SAMPLE_RATE), form="FLAC")
+    monkeypatch.setattr(calls, "_MAX_HELD_BYTES", 200_000)
+    assert len(silent) < 20_000 < 3_000 * NUM_MELS * 4 < 200_000 < 2 * 3_000 * NUM_MELS * 4
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            opened = served.app._calls
+            held = []
+            holding = opened.holding
+
+            @contextmanager
+            def holding_until_the_other_is_refused(call, num_bytes):
+                with holding(call, num_bytes):
+                    held.append(dict(opened._held))
+                    with pytest.raises(Overloaded, match="the limit is 200000"), holding(call, num_bytes):
+                        pass
+                    yield
+
+            monkeypatch.setattr(opened, "holding", holding_until_the_other_is_refused)
+            answer = await served.stub.Generate(message(silent))
+            assert answer.usage.source_seconds == 30
+            [of_callers] = held
+            assert sum(of_callers.values()) >= 3_000 * NUM_MELS * 4
+            assert not opened._held
+
+    asyncio.run(run())

@@ -1,0 +1,127 @@
+"""LibreTranslate's pages, asked by a client of LibreTranslate, unmodified."""
+
+import json
+import sys
+import urllib.error
+import urllib.request
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from libretranslatepy import LibreTranslateAPI
+
+from seq2seq_serve.bundle.manifest import Choice
+from seq2seq_serve.server.service import libretranslate
+from tests.server.service.harness import on_a_thread, serving
+
+MANY = {"en_XX": 5, "de_DE": 6, "ko_KR": 7}
+
+
+@asynccontextmanager
+async def serving_languages():
+    """Echoes from Korean into English, from three languages into the same three, and without languages."""
+    async with serving(names=("fixed", "many", "unknown")) as served:
+        models = served.app._models
+        models.put(replace(models.get("fixed"), source_language="ko", target_language="en"))
+        choice = Choice(MANY, "")
+        choices = {"source_language": choice, "target_language": choice}
+        models.put(replace(models.get("many"), choices=choices))
+        yield served
+
+
+@pytest.fixture(scope="module")
+def url():
+    with on_a_thread(serving_languages()) as served:
+        yield f"http://127.0.0.1:{served.app.http.port}"
+
+
+@pytest.fixture(scope="module")
+def client(url):
+    return LibreTranslateAPI(url)
+
+
+def post(url: str, path: str, **fields) -> tuple[int, dict]:
+    body = json.dumps(fields).encode()
+    request = urllib.request.Request(url + path, body, {"Content-Type": "application/json"})
+    try:
+        with urllib.request.urlopen(request, timeout=20) as answer:
+            return answer.status, json.load(answer)
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, json.load(error)
+
+
+def test_it_lists_the_languages_of_the_models(client):
+    names = {one["code"]: (one["name"], one["targets"]) for one in client.languages()}
+    assert names == {
+        "ko": ("Korean", ["en"]),
+        "de_DE": ("German", ["en_XX", "ko_KR"]),
+        "en_XX": ("English", ["de_DE", "ko_KR"]),
+        "ko_KR": ("Korean", ["de_DE", "en_XX"]),
+    }
+
+
+def test_it_translates_a_text_and_keeps_its_lines(client):
+    for text in ("오늘은 금요일", "ab\n\ncd. ef", "a+b&c=%", " "):
+        assert client.translate(text, "ko", "en") == ("" if text == " " else text)
+
+
+def test_the_first_model_that_has_both_languages_translates(url, client):
+    assert client.translate("ab", "en", "de") == "ab"
+    seen = []
+
+    def metric(name):
+        with urllib.request.urlopen(f"{url}/metrics", timeout=20) as answer:
+            lines = answer.read().decode().splitlines()
+        name = f'seq2seq_requests_total{{code="OK",method="ModelInfer",model_name="{name}"'
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+
+    for source, target in (("ko", "en"), ("en", "ko"), ("de", "en")):
+        before = metric("fixed"), metric("many")
+        client.translate("ab", source, target)
+        seen.append((metric("fixed") - before[0], metric("many") - before[1]))
+    assert seen == [(1, 0), (0, 1), (0, 1)]
+
+
+def test_many_texts_are_translated_at_once(url):
+    fields = {"q": ["ab", " ", "cd"], "source": "ko", "target": "en", "format": "text"}
+    assert post(url, "/translate", **fields) == (200, {"translatedText": ["ab", "", "cd"]})
+    assert post(url, "/translate", **fields | {"q": []}) == (200, {"translatedText": []})
+
+
+def test_the_language_of_a_text_is_detected(url, client):
+    assert client.detect("오늘은 금요일 입니다")[0]["language"] == "ko_KR"
+    assert client.detect("Das ist ein ganz kurzer Text über Züge.")[0]["language"] == "de_DE"
+    best, *others = client.detect("This is a short text about trains.")
+    assert best["language"] == "en_XX"
+    assert best["confidence"] > 50 > max(one["confidence"] for one in others)
+    status, answer = post(url, "/translate", q="This is a short text.", source="auto", target="de")
+    assert (status, answer["translatedText"]) == (200, "This is a short text.")
+    assert answer["detectedLanguage"]["language"] == "en_XX"
+
+
+@pytest.mark.parametrize(
+    ("fields", "match"),
+    [
+        ({"source": "fr"}, "no model translates from 'fr' to 'en': there are de_DE to en_XX ko_KR, "),
+        ({"target": ""}, "no model translates from 'ko' to ''"),
+        ({"q": None}, "q must be a text, or a list of at most 256 texts"),
+        ({"q": ["a"] * 257}, "q must be a text, or a list of at most 256 texts"),
+        ({"format": "html"}, "format is 'html', and the server has only text"),
+        ({"alternatives": 3}, "alternatives is '3', and the server has only 0"),
+        ({"glossary": "x"}, "there is no field 'glossary'"),
+        ({"q": "a" * 5000}, "the text has 5000 bytes"),
+    ],
+)
+def test_a_wrong_request_is_an_error(url, fields, match):
+    status, answer = post(url, "/translate", **{"q": "a", "source": "ko", "target": "en"} | fields)
+    assert status == 400
+    assert match in answer["error"]
+
+
+def test_without_the_package_that_detects_the_answer_says_so(url, monkeypatch):
+    monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+    libretranslate._identifier.cache_clear()
+    status, answer = post(url, "/detect", q="a text")
+    assert status == 400
+    assert "the server cannot detect languages: name the source, or pip install" in answer["error"]

@@ -1,0 +1,180 @@
+"""OpenAI's own client, unmodified, against this server."""
+
+import io
+import json
+from contextlib import closing
+from http.client import HTTPConnection
+
+import numpy as np
+import openai
+import pytest
+
+from seq2seq_serve.client import Client
+from seq2seq_serve.protos.subtitles import subtitles
+from tests.bundle.test_audio import encoded
+from tests.server.service.harness import on_a_thread, serving, serving_bundles
+from tests.server.service.seq2seq.test_windows import noise
+
+NAMES = ("german", "english", "korean")
+SOUND = encoded(noise(2.0))  # the model takes 0.64 seconds
+SHA256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
+
+
+@pytest.fixture(scope="module")
+def served(whisper_path):
+    with on_a_thread(serving_bundles(whisper_path / "bundle")) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    url = f"http://127.0.0.1:{served.app.http.port}/v1"
+    with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def expected(served):
+    """The answer over gRPC."""
+    with Client(served.address) as client:
+        options = {"long_source": "sequential", "source_language": "ko", "task": "transcribe"}
+        return client.generate(SOUND, options=options)
+
+
+def ask(client, **options):
+    given = {"model": "bundle", "file": ("speech.wav", SOUND), "language": "ko"} | options
+    return client.audio.transcriptions.create(**given)
+
+
+def test_it_lists_the_models(client):
+    assert [model.id for model in client.models.list()] == ["bundle"]
+    assert client.models.retrieve("bundle").owned_by == "seq2seq-serve"
+    with pytest.raises(openai.NotFoundError, match="no model is named 'other'"):
+        client.models.retrieve("other")
+
+
+def test_it_transcribes_a_file(client, expected, tmp_path):
+    (tmp_path / "speech.wav").write_bytes(SOUND)
+    with (tmp_path / "speech.wav").open("rb") as file:
+        answer = ask(client, file=file)
+    assert answer.text == expected.hypotheses[0].text.strip() != ""
+    assert (answer.usage.type, answer.usage.seconds) == ("duration", 2)
+    assert ask(client, file=io.BytesIO(SOUND)).text == answer.text
+    assert ask(client, model="whisper-1").text == answer.text
+
+
+def test_texts_and_subtitles_are_plain(client, expected):
+    [hypothesis] = expected.hypotheses
+    assert ask(client, response_format="text") == hypothesis.text.strip() + "\n"
+    for form in ("srt", "vtt"):
+        assert ask(client, response_format=form) == subtitles(hypothesis.segments, form)
+
+
+def test_verbose_json_has_the_segments(client, expected):
+    answer = ask(client, response_format="verbose_json", timestamp_granularities=["segment"])
+    segments = expected.hypotheses[0].segments
+    assert (answer.language, answer.duration) == ("korean", 2)
+    assert [one.id for one in answer.segments] == list(range(len(segments)))
+    for one, other in zip(answer.segments, segments, strict=True):
+        assert (one.text, one.start, one.end) == (other.text, other.begin_seconds, other.end_seconds)
+        assert one.tokens == list(other.token_ids)
+        assert one.avg_logprob == pytest.approx(other.window.mean_log_probability)
+        assert one.compression_ratio == other.window.compression_ratio
+        assert one.seek == pytest.approx(100 * other.window.begin_seconds)
+        assert one.temperature == pytest.approx(other.window.temperature)
+        assert 0 < one.no_speech_prob < 1  # of every window, not only of those that need it
+
+
+def test_a_language_that_is_not_given_is_detected(client):
+    assert ask(client, response_format="verbose_json", language=openai.omit).language in NAMES
+
+
+def test_a_stream_has_the_windows_and_the_whole_text(client, expected):
+    *deltas, done = ask(client, stream=True)
+    assert len(deltas) > 3
+    assert {event.type for event in deltas} == {"transcript.text.delta"}
+    assert "".join(event.delta for event in deltas).strip() == done.text
+    assert (done.type, done.text) == ("transcript.text.done", expected.hypotheses[0].text.strip())
+
+
+@pytest.mark.filterwarnings("ignore:deprecated:DeprecationWarning")  # theirs, of all translations
+def test_it_translates_with_the_task_and_the_options_of_a_request(client, served):
+    options = {"long_source": "sequential", "source_language": "ko", "task": "translate", "prompt": "a b"}
+    answer = client.audio.translations.create(
+        model="bundle",
+        file=SOUND,
+        prompt="a b",
+        response_format="verbose_json",
+        extra_body={"language": "ko"},
+    )
+    assert answer.language == "korean"
+    with Client(served.address) as own:
+        assert answer.text == own.generate(SOUND, options=options).hypotheses[0].text.strip()
+    sampled = client.audio.translations.create(
+        model="bundle", file=SOUND, temperature=0.2, response_format="verbose_json"
+    )
+    assert {round(one.temperature, 3) for one in sampled.segments} == {0.2}
+
+
+@pytest.mark.parametrize(
+    ("options", "param", "match"),
+    [
+        ({"file": b""}, "file", "the file is missing or empty"),
+        ({"file": b"not a sound"}, "sources[0].file", "the file is not a WAV or FLAC file"),
+        ({"language": "fr"}, "options.source_language", "source_language is 'fr', and bundle has de, en, ko"),
+        ({"response_format": "diarized_json"}, "response_format", "must be one of json, text, verbose_json"),
+        ({"temperature": 101}, "options.temperature", "must be from 0.01 to 100"),
+        ({"extra_body": {"temperature": "hot"}}, "temperature", "must be a number"),
+        ({"chunking_strategy": "auto"}, "chunking_strategy", "there is no field 'chunking_strategy'"),
+    ],
+)
+def test_a_wrong_request_is_its_error(client, options, param, match):
+    with pytest.raises(openai.BadRequestError, match=match) as caught:
+        ask(client, **options)
+    assert caught.value.param == param
+    assert caught.value.type == "invalid_request_error"
+    assert caught.value.response.headers["x-request-id"]
+
+
+def test_an_unknown_model_and_a_model_of_texts_are_refused(client):
+    with pytest.raises(openai.NotFoundError, match="this server has bundle"):
+        ask(client, model="other")
+    with on_a_thread(serving()) as served:
+        url = f"http://127.0.0.1:{served.app.http.port}/v1"
+        with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
+            with pytest.raises(openai.BadRequestError, match="is for sounds and a model that writes times"):
+                ask(client, model="echo", language=openai.omit)
+            with pytest.raises(openai.NotFoundError, match="no model here reads sounds"):
+                ask(client, model="whisper-1")
+
+
+def test_rights_are_checked_before_the_file_is_read(tmp_path):
+    file = tmp_path / "access.toml"
+    file.write_text(f'[[token]]\nname = "shop"\nsha256 = "{SHA256}"\nroles = ["predict"]\n')
+    with (
+        on_a_thread(serving(access_file=file)) as served,
+        closing(HTTPConnection("127.0.0.1", served.app.http.port, timeout=20)) as connection,
+    ):
+        headers = {"Content-Length": "20000000", "Content-Type": "multipart/form-data; boundary=a"}
+        connection.request("POST", "/v1/audio/transcriptions", headers=headers)  # no body follows
+        answer = connection.getresponse()
+        assert answer.status == 401
+        assert json.loads(answer.read())["error"]["code"] == "UNAUTHENTICATED"
+        url = f"http://127.0.0.1:{served.app.http.port}/v1"
+        with openai.OpenAI(base_url=url, api_key="secret", max_retries=0) as client:
+            assert [model.id for model in client.models.list()] == ["echo"]
+        with (
+            openai.OpenAI(base_url=url, api_key="wrong", max_retries=0) as client,
+            pytest.raises(openai.AuthenticationError),
+        ):
+            client.models.list()
+
+
+def test_a_file_over_its_limit_is_refused_and_one_over_that_of_messages_is_read(client):
+    sound = encoded(np.zeros(5 * 2**20 // 2), subtype="PCM_16")
+    assert len(sound) > 5 * 2**20
+    with pytest.raises(openai.BadRequestError, match=r"163\.84 seconds, and 32 is the limit"):
+        ask(client, file=sound)
+    with pytest.raises(openai.APIStatusError, match="more than 26214400 bytes") as caught:
+        ask(client, file=bytes(26 * 2**20))
+    assert caught.value.status_code == 413
