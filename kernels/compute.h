@@ -140,13 +140,13 @@ INLINE void attend(const float *query, const float *keys, const float *values, s
   }
 }
 
-// Rows that each attend from one position to keys and values (G, positions, K) of a row.
+// Rows that each attend from one position to keys and values (G, positions, K) of their owner.
 struct Rows {
   const float *queries; // a row begins with its queries (H, K)
   size_t query_stride;  // the distance of two rows' queries
   const float *keys, *values;
   const int32_t *last_positions; // of the keys that each row attends to
-  const int64_t *owners;         // the row whose keys and values each row reads; null for its own
+  const int64_t *owners;         // the row whose keys and values each row reads
   float *outputs;                // rows of (H, K)
   size_t num_rows, num_heads, num_groups, num_positions, d_head;
   float scale, cap;
@@ -157,8 +157,7 @@ struct Rows {
 
   // Where the keys of a row and head begin.
   size_t place(size_t row, size_t head) const {
-    const size_t owner = owners ? static_cast<size_t>(owners[row]) : row;
-    return (owner * num_groups + head * num_groups / num_heads) * num_positions * d_head;
+    return (static_cast<size_t>(owners[row]) * num_groups + head * num_groups / num_heads) * num_positions * d_head;
   }
 
   // Computes some heads, counted over all rows.

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.bundle.names import Axis, Verb
 from seq2seq_serve.server.config import ServerConfig
@@ -132,6 +133,9 @@ def create_engine(
         files = bundle.read_variant(sizing.precision)
     except ValueError as error:
         raise ValueError(f"{bundle.path}: {error}") from error
+    token_bytes = bundle.target_tokenizer.token_bytes
+    is_text = names.SOURCE_IDS in bundle.manifest.sources
+    shares_ids = is_text and bundle.source_tokenizer.token_bytes == token_bytes
     spec = CoreSpec(
         model_name=model_name,
         bundle=without_tokenizers(bundle),
@@ -139,7 +143,8 @@ def create_engine(
         sizing=sizing,
         graphs=files.graphs,
         limits=LIMITS[sizing.provider],
-        token_bytes=bundle.target_tokenizer.token_bytes,
+        copied_source=names.SOURCE_IDS if shares_ids else None,
+        token_bytes=token_bytes,
         log_level=config.log_level,
         log_format=config.log_format,
     )

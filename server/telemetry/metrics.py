@@ -158,6 +158,13 @@ class Metrics:
         self._generation_tokens = self._counter(
             "seq2seq_generation_tokens", "Target tokens generated, counted when a request ends."
         )
+        self._draft_tokens = self._counter(
+            "seq2seq_spec_decode_num_draft_tokens", "Tokens drafted, counted when a request ends."
+        )
+        self._accepted_tokens = self._counter(
+            "seq2seq_spec_decode_num_accepted_tokens",
+            "Drafted tokens that the model selected, too, counted when a request ends.",
+        )
         self._success = self._counter(
             "seq2seq_request_success",
             "Accepted requests that ended, by how: stop, length, abort.",
@@ -272,6 +279,8 @@ class Metrics:
             model.target_length[mode].observe(result.num_target_tokens)
             model.prompt_tokens.inc(result.num_source_tokens)
             model.generation_tokens.inc(result.num_target_tokens)
+            model.draft_tokens.inc(result.timings.draft_tokens)
+            model.accepted_tokens.inc(result.timings.accepted_tokens)
             model.success[_FINISHED.get(reason, "abort"), mode].inc()
             model.bounded.inc(result.num_bounded)
             if reason in _WASTED_REASONS:
@@ -310,6 +319,8 @@ class _ModelSeries:
         self.batch_size = metrics._batch_size.labels(name)
         self.prompt_tokens = metrics._prompt_tokens.labels(name)
         self.generation_tokens = metrics._generation_tokens.labels(name)
+        self.draft_tokens = metrics._draft_tokens.labels(name)
+        self.accepted_tokens = metrics._accepted_tokens.labels(name)
         self.bounded = metrics._bounded.labels(name)
         self.moved = metrics._moved.labels(name)
         self.success = {
