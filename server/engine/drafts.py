@@ -17,7 +17,7 @@ _MAX_OF_A_ROW = 16
 _SHARED_NEWS = 1 / 64  # the weight of a row in the averages of all rows
 _TIME_NEWS = 1 / 64  # the weight of a step in the averages of times
 _LEAST_GAIN = 1.25  # of the tokens a second that a drafted position must bring
-_LEAST_RATE = 0.1
+_LEAST_CHANCE = 0.1  # of a drafted token
 _FIXED_POSITIONS = 8  # the guess: a step takes as long as its own positions and these
 _GUESS_WEIGHT = 2.0  # of the guess, as the variance of the numbers of positions with the same weight
 
@@ -86,8 +86,6 @@ class Drafter:
             if not _may_be_drafted(row):
                 continue
             follower, chance, token_ids = self._follow(row), 1.0, row.token_ids
-            if follower.rate < _LEAST_RATE:
-                continue
             most = min(
                 _MAX_OF_A_ROW,
                 MAX_DRAFTED - len(drafts),
@@ -95,7 +93,8 @@ class Drafter:
             )
             for token_id in follower.ids[follower.place : follower.place + most]:
                 chance *= follower.rate
-                if token_id in self._eos_ids or chance * seconds < least_gain * num_tokens:
+                pays = chance * seconds >= least_gain * num_tokens and chance >= _LEAST_CHANCE
+                if token_id in self._eos_ids or not pays:
                     break
                 token_ids = [*token_ids, token_id]
                 drafts.append(_drafted(row, token_ids))
