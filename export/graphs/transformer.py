@@ -479,9 +479,7 @@ class SeparateStepGraph(StepGraph):
             new_memory.extend((key, value))
             return output
 
-        hidden, new_cache = self.states(
-            token_ids, cache_lengths, None, cache_capacity, cache, attend_memory
-        )
+        hidden, new_cache = self.states(token_ids, cache_lengths, None, cache_capacity, cache, attend_memory)
         return (*self.answer(hidden, cache_lengths), *new_cache, *new_memory)
 
 

@@ -1,8 +1,8 @@
-"""Drafts of running rows: tokens that probably come next, which one step checks together (speculative decoding).
+"""Drafts of running rows: tokens that probably come next, which one step checks (speculative decoding).
 
 A draft does not change a target. A step computes what follows every drafted token, and the scheduler uses it
-only if the row has selected the tokens before it (Leviathan et al. 2023, arXiv:2211.17192, for a draft that is
-certain of its tokens). As draws depend on the seed and the position alone, this holds for sampling, too.
+only if the row has selected the tokens before it: Leviathan et al. 2023 (arXiv:2211.17192), for a draft that
+is certain of its tokens. As draws depend on seed and position alone, this holds for sampling, too.
 """
 
 from __future__ import annotations

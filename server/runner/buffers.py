@@ -225,12 +225,12 @@ class _Column(NamedTuple):
     """An input of a step with one element per row.
 
     Attributes:
-        free: The value for an unused row.
+        free: The value for an unused row; None is the row itself.
         of_rows: Returns the values for the sequences of a step.
     """
 
     dtype: Any
-    free: int
+    free: int | None
     of_rows: Callable[[tuple[Sequence, ...]], list[int]]
 
 
@@ -245,7 +245,7 @@ COLUMNS = {
     names.PREVIOUS_LENGTHS: _Column(np.int32, -1, _of_each(lambda row: row.cache_length - 1)),
     names.LAST_SOURCE_POSITIONS: _Column(np.int32, 0, _of_each(lambda row: row.memory_length - 1)),
     names.OWNERS: _Column(np.int64, 0, _of_each(attrgetter("search.keeper.row"))),
-    names.CACHE_ROWS: _Column(np.int64, 0, _of_each(attrgetter("row"))),
+    names.CACHE_ROWS: _Column(np.int64, None, _of_each(attrgetter("row"))),
 }
 
 
@@ -281,14 +281,16 @@ class Columns:
         self._never_ids = list(never_ids)
         self._is_never = np.zeros(vocab_size, np.bool_)
         self._is_never[self._never_ids] = True
-        self._host: dict[str, Array] = {
-            name: np.full(num_rows, COLUMNS[name].free, COLUMNS[name].dtype) for name in inputs
-        }
+        self._row_numbers = np.arange(num_rows)
+        self._free: dict[str, Array] = {}
+        for name in inputs:
+            dtype, free, _ = COLUMNS[name]
+            self._free[name] = np.full(num_rows, self._row_numbers if free is None else free, dtype)
+        self._host = {name: free.copy() for name, free in self._free.items()}
         self._values, self._pointers = dict[str, Any](), dict[str, int]()
         for name, array in self._host.items():
             self._values[name], self._pointers[name] = device.place(array)
         self._logits, self._logits_pointer = device.place(np.zeros((num_rows, vocab_size), np.float32))
-        self._row_numbers = np.arange(num_rows)
         # The host allocates memory only for the rows that are used.
         penalties = np.zeros((1 + num_rows, vocab_size), np.float32)
         self._penalties, self._penalties_pointer = device.place(penalties)
@@ -314,11 +316,10 @@ class Columns:
                 self._write(names.CACHE_LENGTHS)
             return
         for name, array in self._host.items():
-            column = COLUMNS[name]
-            array[: len(rows)] = column.of_rows(rows)
+            array[: len(rows)] = COLUMNS[name].of_rows(rows)
             # A captured step also computes the rows after them. These write to slots that no request owns,
             # and their lengths stay below those of the running rows.
-            array[len(rows) :] = column.free
+            array[len(rows) :] = self._free[name][len(rows) :]
             self._write(name)
 
     def pick(self, num_rows: int) -> None:

@@ -142,7 +142,7 @@ class OnnxRunner:
             for spec in graph.outputs
             if spec.role is Role.ATTENTION
         }
-        self.takes_drafts = names.CACHE_ROWS in inputs and self._device.has_operators and not self._state
+        self.takes_drafts = names.CACHE_ROWS in inputs and self._device.is_host and self._device.has_operators
         self._columns = Columns(
             inputs,
             self.num_slots + (MAX_DRAFTED if self.takes_drafts else 0),

@@ -117,7 +117,8 @@ def test_drafts_right_or_wrong_change_no_result(sources, num_slots, seed):
             targets[request] = [each.token_ids for each in result.hypotheses]
             results[-1].append(result._replace(timings=None))
             if request.beam is None and not request.is_score:
-                assert [tuple(driver.told(request, i)) for i in range(len(targets[request]))] == targets[request]
+                for place, target in enumerate(targets[request]):
+                    assert tuple(driver.told(request, place)) == target
             accepted += result.timings.accepted_tokens
             assert result.timings.accepted_tokens <= result.timings.draft_tokens
             assert drafter is not None or not result.timings.draft_tokens
