@@ -165,9 +165,10 @@ struct Rows {
     constexpr size_t AHEAD = 2, MOST_PREFETCHED = 4096; // more would fill that cache
     const size_t H = num_heads, K = d_head;
     for (size_t i = begin; i < end; i++) {
-      if (i + AHEAD < end) { // keys and values come from memory, so the next ones are asked for now
-        const size_t row = (i + AHEAD) / H, next = place(row, (i + AHEAD) % H);
-        const size_t count = std::min(length(row) * K, MOST_PREFETCHED);
+      const size_t later = (i + AHEAD) / H;
+      if (i + AHEAD < end && (!later || owners[later] != owners[later - 1])) {
+        // Keys and values come from memory, so the next ones are asked for now, unless the row before has read them.
+        const size_t next = place(later, (i + AHEAD) % H), count = std::min(length(later) * K, MOST_PREFETCHED);
         prefetch(keys + next, count);
         prefetch(values + next, count);
       }
