@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-FORMAT_VERSION = 11
+FORMAT_VERSION = 12
 MANIFEST_FILE = "manifest.json"
 CHECKSUM_FILE = "manifest.sha256"  # the manifest's checksum; the manifest has those of all other files
 TOKENIZER_FILE = "tokenizer.json"
@@ -99,6 +99,7 @@ LAST_SOURCE_POSITIONS = "last_source_positions"  # (B,) int32: positions of memo
 CACHE_LENGTHS = "cache_lengths"  # (B,) int32: positions of each row already in the cache
 PREVIOUS_LENGTHS = "previous_lengths"  # (B,) int32: the same minus one; the step adds one to it, in place
 OWNERS = "owners"  # (B,) int64: for each row the row of its request that holds the memory
+CACHE_ROWS = "cache_rows"  # (B,) int64: the row of the cache; a step that has it takes several of one row
 CACHE_CAPACITY = "cache_capacity"  # () int32
 MEMORY_CAPACITY = "memory_capacity"  # () int32
 LOGITS = "logits"  # (B, V) float32

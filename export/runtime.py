@@ -126,6 +126,7 @@ class Graphs:
         columns = {
             names.TOKEN_IDS: token_ids,
             names.OWNERS: np.arange(len(token_ids)) if owners is None else owners,
+            names.CACHE_ROWS: np.arange(len(token_ids)),
             names.CACHE_LENGTHS: cache_lengths,
             names.PREVIOUS_LENGTHS: cache_lengths - 1,
             names.LAST_SOURCE_POSITIONS: source_lengths - 1,

@@ -140,13 +140,13 @@ INLINE void attend(const float *query, const float *keys, const float *values, s
   }
 }
 
-// Rows that each attend from one position to keys and values (G, positions, K) of a row.
+// Rows that each attend from one position to keys and values (G, positions, K) of their owner.
 struct Rows {
   const float *queries; // a row begins with its queries (H, K)
   size_t query_stride;  // the distance of two rows' queries
   const float *keys, *values;
   const int32_t *last_positions; // of the keys that each row attends to
-  const int64_t *owners;         // the row whose keys and values each row reads; null for its own
+  const int64_t *owners;         // the row whose keys and values each row reads
   float *outputs;                // rows of (H, K)
   size_t num_rows, num_heads, num_groups, num_positions, d_head;
   float scale, cap;
@@ -157,8 +157,7 @@ struct Rows {
 
   // Where the keys of a row and head begin.
   size_t place(size_t row, size_t head) const {
-    const size_t owner = owners ? static_cast<size_t>(owners[row]) : row;
-    return (owner * num_groups + head * num_groups / num_heads) * num_positions * d_head;
+    return (static_cast<size_t>(owners[row]) * num_groups + head * num_groups / num_heads) * num_positions * d_head;
   }
 
   // Computes some heads, counted over all rows.
@@ -166,9 +165,10 @@ struct Rows {
     constexpr size_t AHEAD = 2, MOST_PREFETCHED = 4096; // more would fill that cache
     const size_t H = num_heads, K = d_head;
     for (size_t i = begin; i < end; i++) {
-      if (i + AHEAD < end) { // keys and values come from memory, so the next ones are asked for now
-        const size_t row = (i + AHEAD) / H, next = place(row, (i + AHEAD) % H);
-        const size_t count = std::min(length(row) * K, MOST_PREFETCHED);
+      const size_t later = (i + AHEAD) / H;
+      if (i + AHEAD < end && (!later || owners[later] != owners[later - 1])) {
+        // Keys and values come from memory, so the next ones are asked for now, unless the row before has read them.
+        const size_t next = place(later, (i + AHEAD) % H), count = std::min(length(later) * K, MOST_PREFETCHED);
         prefetch(keys + next, count);
         prefetch(values + next, count);
       }

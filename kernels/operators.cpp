@@ -3,8 +3,8 @@
 // A graph that uses them also has a definition of each in ONNX Runtime's own operators, which ONNX Runtime takes where
 // it does not have this library (export/graphs/functions.py).
 //
-//   CacheAttention   appends one position to each row's cache, and attends to the cache
-//   MemoryAttention  attends from one position per row to a memory; rows with one owner read its memory
+//   CacheAttention   writes positions into caches, and attends from each one to its cache up to itself
+//   MemoryAttention  attends from positions to memories
 //   SourceAttention  attends from every token of a source to all of its tokens
 //   AddNorm          adds a residual, and normalizes the sum
 //   Candidates       finds the most probable tokens of each row
@@ -75,21 +75,23 @@ template <class Work> void compute(void *context, const Work &work, size_t num_p
 struct Attention : Heads {
   using Heads::Heads;
 
-  // The work of rows over keys and values (B, G, C, K).
+  // The work of rows over keys and values (N, G, C, K).
   Rows rows(const Tensor<float> &queries, const Tensor<float> &keys, const Tensor<float> &values,
-            const Tensor<int32_t> &last_positions) const {
+            const Tensor<int32_t> &last_positions, const Tensor<int64_t> &owners) const {
     require(queries.num_axes == 2 && keys.num_axes == 4 && values.num_axes == 4,
             "queries must have 2 axes, keys and values 4");
     require(std::equal(keys.shape, keys.shape + 4, values.shape), "keys and values differ in shape");
-    const int64_t B = queries.shape[0], G = keys.shape[1], C = keys.shape[2], K = keys.shape[3];
-    require(keys.shape[0] == B && last_positions.has_shape(B), "the inputs differ in the number of rows");
+    const int64_t B = queries.shape[0], N = keys.shape[0], G = keys.shape[1], C = keys.shape[2], K = keys.shape[3];
+    require(last_positions.has_shape(B) && owners.has_shape(B), "the inputs differ in the number of rows");
     require_width(K);
     require(G > 0 && num_heads % G == 0, "the heads must be a multiple of the heads of keys");
-    for (int64_t row = 0; row < B; row++)
+    for (int64_t row = 0; row < B; row++) {
       require(last_positions.data[row] >= 0 && last_positions.data[row] < C, "a last position is outside of the keys");
+      require(owners.data[row] >= 0 && owners.data[row] < N, "an owner is not a row");
+    }
     Rows rows{};
     rows.queries = queries.data, rows.keys = keys.data, rows.values = values.data;
-    rows.last_positions = last_positions.data;
+    rows.last_positions = last_positions.data, rows.owners = owners.data;
     rows.query_stride = queries.shape[1];
     rows.num_rows = B, rows.num_heads = num_heads, rows.num_groups = G, rows.num_positions = C, rows.d_head = K;
     rows.scale = scale, rows.cap = cap;
@@ -107,16 +109,18 @@ struct Attention : Heads {
   }
 };
 
-// Inputs: queries, keys and values (B, (H + 2G)K); the cache's keys and values (B, G, C, K); the new position of each
-// row (B,); and C, which only the definition reads. Outputs: (B, HK), and the cache, in place if it is bound so.
+// Inputs: queries, keys and values (B, (H + 2G)K); the cache's keys and values (N, G, C, K); the new position of each
+// row (B,); the row of the cache that it is written to (B,); and C, which only the definition reads. Outputs: (B, HK), and
+// the cache, in place if it is bound so. All new positions are written before any is read, so that several of one cache
+// see those before them.
 struct CacheAttention : Attention {
   static constexpr const char *NAME = "CacheAttention";
-  static constexpr int INPUTS[] = {FLOAT, FLOAT, FLOAT, INT32, INT32}, OUTPUTS[] = {FLOAT, FLOAT, FLOAT};
+  static constexpr int INPUTS[] = {FLOAT, FLOAT, FLOAT, INT32, INT64, INT32}, OUTPUTS[] = {FLOAT, FLOAT, FLOAT};
   using Attention::Attention;
 
   void operator()(void *context) const {
     const auto packed = input<float>(context, 0), keys = input<float>(context, 1), values = input<float>(context, 2);
-    Rows work = rows(packed, keys, values, input<int32_t>(context, 3));
+    Rows work = rows(packed, keys, values, input<int32_t>(context, 3), input<int64_t>(context, 4));
     const size_t H = work.num_heads, G = work.num_groups, C = work.num_positions, K = work.d_head;
     require(work.query_stride == (H + 2 * G) * K, "queries, keys and values have another width");
     work.outputs = output(context, 0, {packed.shape[0], static_cast<int64_t>(H * K)});
@@ -125,11 +129,11 @@ struct CacheAttention : Attention {
     for (size_t i = 0; i < 2; i++) {
       cache[i] = output(context, 1 + i, {keys.shape[0], keys.shape[1], keys.shape[2], keys.shape[3]});
       require(cache[i] || work.num_rows == 0, "the cache must be read");
-      if (cache[i] != given[i]) memcpy(cache[i], given[i], work.num_rows * G * C * K * sizeof(float));
+      if (cache[i] != given[i]) memcpy(cache[i], given[i], keys.shape[0] * G * C * K * sizeof(float));
       for (size_t row = 0; row < work.num_rows; row++)
         for (size_t group = 0; group < G; group++) {
           const float *from = packed.data + row * work.query_stride + (H + i * G + group) * K;
-          memcpy(cache[i] + ((row * G + group) * C + work.length(row) - 1) * K, from, K * sizeof(float));
+          memcpy(cache[i] + ((work.owners[row] * G + group) * C + work.length(row) - 1) * K, from, K * sizeof(float));
         }
     }
     work.keys = cache[0], work.values = cache[1];
@@ -137,8 +141,8 @@ struct CacheAttention : Attention {
   }
 };
 
-// Inputs: queries (B, HK); the memory's keys and values (B, G, C, K); each row's last position (B,); the row whose memory
-// it reads (B,); and C, which only the definition reads. Output: (B, HK).
+// Inputs: queries (B, HK); the memory's keys and values (N, G, C, K); each row's last position (B,); the row of the memory
+// that it reads (B,); and C, which only the definition reads. Output: (B, HK).
 struct MemoryAttention : Attention {
   static constexpr const char *NAME = "MemoryAttention";
   static constexpr int INPUTS[] = {FLOAT, FLOAT, FLOAT, INT32, INT64, INT32}, OUTPUTS[] = {FLOAT};
@@ -146,15 +150,10 @@ struct MemoryAttention : Attention {
 
   void operator()(void *context) const {
     const auto queries = input<float>(context, 0);
-    Rows work = rows(queries, input<float>(context, 1), input<float>(context, 2), input<int32_t>(context, 3));
-    const auto owners = input<int64_t>(context, 4);
-    const int64_t B = queries.shape[0];
+    Rows work = rows(queries, input<float>(context, 1), input<float>(context, 2), input<int32_t>(context, 3),
+                     input<int64_t>(context, 4));
     require(work.query_stride == work.num_heads * work.d_head, "the queries have another width");
-    require(owners.has_shape(B), "the inputs differ in the number of rows");
-    for (int64_t row = 0; row < B; row++)
-      require(owners.data[row] >= 0 && owners.data[row] < B, "an owner is not a row");
-    work.owners = owners.data;
-    work.outputs = output(context, 0, {B, queries.shape[1]});
+    work.outputs = output(context, 0, {queries.shape[0], queries.shape[1]});
     run(context, work);
   }
 };

@@ -303,16 +303,20 @@ class Usage(_message.Message):
     def __init__(self, source_tokens: _Optional[int] = ..., target_tokens: _Optional[int] = ..., truncated_source_tokens: _Optional[int] = ..., source_seconds: _Optional[float] = ...) -> None: ...
 
 class Timings(_message.Message):
-    __slots__ = ("queue_seconds", "encode_seconds", "first_token_seconds", "total_seconds")
+    __slots__ = ("queue_seconds", "encode_seconds", "first_token_seconds", "total_seconds", "draft_tokens", "accepted_tokens")
     QUEUE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     ENCODE_SECONDS_FIELD_NUMBER: _ClassVar[int]
     FIRST_TOKEN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TOTAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    DRAFT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ACCEPTED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     queue_seconds: float
     encode_seconds: float
     first_token_seconds: float
     total_seconds: float
-    def __init__(self, queue_seconds: _Optional[float] = ..., encode_seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ...) -> None: ...
+    draft_tokens: int
+    accepted_tokens: int
+    def __init__(self, queue_seconds: _Optional[float] = ..., encode_seconds: _Optional[float] = ..., first_token_seconds: _Optional[float] = ..., total_seconds: _Optional[float] = ..., draft_tokens: _Optional[int] = ..., accepted_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("request_id", "model", "hypotheses", "usage", "timings", "sentences", "detected_language", "unknown_words")

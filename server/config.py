@@ -50,7 +50,15 @@ class ProviderPolicy(enum.StrEnum):
     CPU = "cpu"
 
 
+class Speculation(enum.StrEnum):
+    """What drafts tokens, which a step checks together."""
+
+    NGRAM = "ngram"  # n-grams of the source and of the target
+    OFF = "off"
+
+
 _PROVIDER = one_of({policy.value: policy for policy in ProviderPolicy})
+_SPECULATION = one_of({method.value: method for method in Speculation})
 _PRECISION = one_of({"auto": None} | {precision.value: precision for precision in Precision})
 
 
@@ -83,6 +91,9 @@ class RunnerConfig:
         shares_threads: Whether all graphs of a process use one pool of threads, as in a server.
         num_instances: Engines per model, which share its threads, memory and slots: on the CPU several
             engines with few threads decode a small model faster than one engine with all threads.
+        speculative: What drafts the next tokens of a target, which a step then checks together where that is
+            faster: n-grams of its source and of itself, or nothing. The targets are the same. On the CPU
+            only.
         cuda_graphs: Steps on CUDA are captured and replayed, instead of launching each kernel separately.
         cuda_libraries: Folder with the libraries of CUDA and cuDNN, also in its subfolders (default: the
             nvidia-* packages of this Python, then the system's library path).
@@ -99,6 +110,7 @@ class RunnerConfig:
     num_threads: Annotated[int | None, Setting(COUNT, flag="--threads")] = None
     shares_threads: bool = False
     num_instances: Annotated[int, Setting(COUNT, flag="--instances")] = 1
+    speculative: Annotated[Speculation, Setting(_SPECULATION, is_per_model=True)] = Speculation.NGRAM
     cuda_graphs: Annotated[bool, Setting(SWITCH, flag="--no-cuda-graphs")] = True
     cuda_libraries: Annotated[Path | None, Setting(_FOLDER)] = None
     memory_budget_bytes: Annotated[int, Setting(SIZE, flag="--memory-budget", is_per_model=True)] = 1 << 30

@@ -80,7 +80,8 @@ class Graph:
         }
         for spec in (*self._session.get_inputs(), *self._session.get_outputs()):
             name = names.buffer_of(spec.name)
-            is_fed = not spec.shape or (name in (*_SOURCES, names.OWNERS) and name not in given)
+            fed = (*_SOURCES, names.OWNERS, names.CACHE_ROWS)
+            is_fed = not spec.shape or (name in fed and name not in given)
             if is_fed or name in self._values:
                 continue
             shape = tuple(sizes.get(axis, axis) for axis in spec.shape)
@@ -94,6 +95,7 @@ class Graph:
             names.SOURCE_IDS: np.full((num_rows, source_length), _SOURCE_ID),
             names.SOURCE_LENGTHS: np.full(num_rows, source_length, np.int32),
             names.OWNERS: np.arange(num_rows),
+            names.CACHE_ROWS: np.arange(num_rows),
         }
         binding = self._session.io_binding()
         for spec in self._session.get_inputs():

@@ -280,20 +280,19 @@ class DecoderBlock(nn.Module):
         x: Tensor,
         cache: tuple[Tensor, Tensor],
         lengths: Tensor,
+        owners: Tensor | None,
         capacity: Tensor,
-        *,
-        is_cuda: bool,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """`attend` of one position per row, without bias and rotation, in the project's own operator."""
+        """`attend` of separate positions, without bias and rotation, in the project's own operator."""
         attended, key, value = operators.cache_attention(
             self.query_key_value(x),
             *cache,
             lengths,
+            owners,
             capacity,
             num_heads=self.num_heads,
             scale=self.scale,
             cap=self.cap,
-            is_cuda=is_cuda,
         )
         return self.output(attended), key, value
 

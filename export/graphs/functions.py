@@ -15,11 +15,12 @@ import onnx_ir as ir
 DOMAIN = "seq2seq_serve"
 
 # T = 1: GroupQueryAttention has an axis of positions, and the queries, keys and values of a row are packed.
-# An operator of two providers would need one list of types, so that of CUDA has another name.
-_CACHE_ATTENTION = """
+# An operator of two providers would need one list of types, so that of CUDA has another name. The definition
+# takes one position for each row of the cache, in the order of the rows, so it does not use `owners`.
+_ATTENTION_OVER_CACHE = """
 <domain: "{domain}", opset_import: ["": {opset}, "com.microsoft": 1]>
 {name} <num_heads, kv_num_heads, scale, softcap>
-    (packed, past_key, past_value, last_positions, capacity) => (attended, key, value)
+    (packed, past_key, past_value, last_positions, OWNERS capacity) => (attended, key, value)
 {{
     position = Constant <value_ints = [1]> ()
     row = Unsqueeze (packed, position)
@@ -29,6 +30,8 @@ _CACHE_ATTENTION = """
     attended = Squeeze (output, position)
 }}
 """
+_CACHE_ATTENTION = _ATTENTION_OVER_CACHE.replace("OWNERS", "owners,")
+_CUDA_CACHE_ATTENTION = _ATTENTION_OVER_CACHE.replace("OWNERS ", "")
 
 # With keys and values of no positions the operator only reads the memory. Each row reads its own copy of it,
 # so `owners` is not used.
@@ -196,7 +199,7 @@ QuantizedChoice <least_input> (x, weight, weight_scale, weight_sum, bias, added,
 )
 _TEXTS = {
     "CacheAttention": _CACHE_ATTENTION,
-    "CudaCacheAttention": _CACHE_ATTENTION,
+    "CudaCacheAttention": _CUDA_CACHE_ATTENTION,
     "MemoryAttention": _MEMORY_ATTENTION,
     "CudaMemoryAttention": _CUDA_MEMORY_ATTENTION,
     "SourceAttention": _SOURCE_ATTENTION,

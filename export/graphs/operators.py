@@ -93,20 +93,35 @@ def cache_attention(
     past_key: Tensor,
     past_value: Tensor,
     last_positions: Tensor,
+    owners: Tensor | None,
     capacity: Tensor,
     *,
     num_heads: int,
     scale: float,
     cap: float | None,
-    is_cuda: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """`group_query_attention` of one position per row (CacheAttention, CudaCacheAttention).
+    """`group_query_attention` of one position per row of the cache, or, on the CPU, of any positions.
 
-    `packed` is `(B, (H + 2G)K)`, and the attention output `(B, HK)`.
+    All positions are written before any is read (CacheAttention; CudaCacheAttention without owners).
+
+    Args:
+        packed: Query, key and value of each position, `(B, (H + 2G)K)`.
+        past_key: `(N, G, C, K)`.
+        past_value: `(N, G, C, K)`.
+        last_positions: `(B,)` int32: the position that each one is written to, and the last that it sees.
+        owners: `(B,)` int64: the row of the cache that each one belongs to. The definition takes B = N, and
+            each row to own itself. None for CUDA, whose operator does so, too.
+        capacity: `()` int32 on the host: C.
+        num_heads: H.
+        scale: The factor of the scores.
+        cap: As for `group_query_attention`.
+
+    Returns:
+        The attention output `(B, HK)`, and the cache's keys and values.
     """
     attended, key, value = symbolic_multi_out(
-        f"{DOMAIN}::{'Cuda' if is_cuda else ''}CacheAttention",
-        [packed, past_key, past_value, last_positions, capacity],
+        f"{DOMAIN}::{'Cuda' if owners is None else ''}CacheAttention",
+        [packed, past_key, past_value, last_positions, *([] if owners is None else [owners]), capacity],
         _head_attributes(past_key, num_heads, scale, cap),
         dtypes=(packed.dtype,) * 3,
         shapes=((packed.shape[0], num_heads * past_key.shape[3]), past_key.shape, past_value.shape),
@@ -130,9 +145,9 @@ def memory_attention(
 
     Args:
         query: `(B, HK)`.
-        memory: Its keys and values, `(B, G, C, K)` each.
+        memory: Its keys and values, `(N, G, C, K)` each.
         last_positions: `(B,)` int32: positions of each row, minus one.
-        owners: `(B,)` int64: the row whose memory each row reads. The definition reads a row's own.
+        owners: `(B,)` int64: the row of the memory that each row reads. The definition reads a row's own.
         capacity: `()` int32 on the host: C.
         num_heads: H.
         scale: The factor of the scores.

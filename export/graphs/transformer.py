@@ -323,15 +323,19 @@ class StepGraph(OneStepGraph):
     """One target position for all running rows, with the cache in place.
 
     Attributes:
-        has_own_operators: Whether attention is in the project's own operators.
+        has_own_operators: Whether self-attention is in the project's own operators.
     """
 
-    has_own_operators = True
+    def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
+        super().__init__(model, linear, decoder)
+        has_windows = any(kind.window is not None for kind in self.kinds)
+        self.has_own_operators = self.relative_bias is None and not self.rotaries and not has_windows
 
     def states(
         self,
         token_ids: Tensor,
         cache_lengths: Tensor,
+        cache_rows: Tensor | None,
         cache_capacity: Tensor,
         cache: Sequence[Tensor],
         attend_memory: Callable[[int, DecoderBlock, Tensor], Tensor],
@@ -350,10 +354,9 @@ class StepGraph(OneStepGraph):
         new_cache: list[Tensor] = []
         for layer, block in enumerate(self.decoder.blocks):
             buffers, rotation = (cache[2 * layer], cache[2 * layer + 1]), self.rotation(layer)
-            is_plain = bias is None and rotation is None and block.kind.window is None
-            if self.has_own_operators and is_plain:
+            if self.has_own_operators:
                 output, key, value = block.attend_once(
-                    hidden, buffers, cache_lengths, cache_capacity, is_cuda=self.feeds_itself
+                    hidden, buffers, cache_lengths, cache_rows, cache_capacity
                 )
             else:
                 output, key, value = block.attend(
@@ -369,6 +372,7 @@ class StepGraph(OneStepGraph):
 class SharingStepGraph(StepGraph):
     """The step for the CPU, in which rows may read the memory of another row of their request.
 
+    With the project's own operators a row may have several positions in a step, such as those of a draft.
     In int8 it also finds the most probable tokens, if the caller wants these instead of logits.
     """
 
@@ -383,6 +387,8 @@ class SharingStepGraph(StepGraph):
         cache = self._cache_specs()
         linear_map, is_capped = decoder.logits.linear, decoder.logits.cap is not None
         self.chooser = linear_map if isinstance(linear_map, Int8Linear) and not is_capped else None
+        rows = TensorSpec(names.CACHE_ROWS, "int64", (Axis.BATCH,), Role.TOKEN)
+        places = [rows] if self.has_own_operators else []
         choice: list[TensorSpec] = []
         if self.chooser is not None:
             choice.append(TensorSpec(names.NUM_CANDIDATES, "int64", (1,), Role.CANDIDATES))
@@ -399,6 +405,7 @@ class SharingStepGraph(StepGraph):
             TensorSpec(names.MEMORY_CAPACITY, "int32", (), Role.CAPACITY),
             *cache,
             *self._memory_specs(),
+            *places,
             *choice,
         )
         self.outputs = (*self.answers, *outs(cache))
@@ -415,12 +422,15 @@ class SharingStepGraph(StepGraph):
     ) -> tuple[Tensor, ...]:
         num_tensors = 2 * self.num_layers
         cache, memory = buffers[:num_tensors], buffers[num_tensors : 2 * num_tensors]
+        cache_rows = buffers[2 * num_tensors] if self.has_own_operators else None
 
         def attend_memory(layer: int, block: DecoderBlock, x: Tensor) -> Tensor:
             pair = memory[2 * layer : 2 * layer + 2]
             return block.attend_memory(x, pair, last_source_positions, owners, memory_capacity)
 
-        hidden, new_cache = self.states(token_ids, cache_lengths, cache_capacity, cache, attend_memory)
+        hidden, new_cache = self.states(
+            token_ids, cache_lengths, cache_rows, cache_capacity, cache, attend_memory
+        )
         if self.chooser is None:
             return (*self.answer(hidden, cache_lengths), *new_cache)
         chosen = self.chooser.choose(hidden, self.added, buffers[-1])
@@ -442,7 +452,7 @@ class SeparateStepGraph(StepGraph):
         suppressed_token_ids: Sequence[int] = (),
     ) -> None:
         super().__init__(model, linear, decoder, suppressed_token_ids)
-        self.has_own_operators = operators.takes_on_cuda(self.d_head)
+        self.has_own_operators &= operators.takes_on_cuda(self.d_head)
         cache, memory = self._cache_specs(), self._memory_specs()
         self.inputs = (
             *self.columns,
@@ -476,7 +486,7 @@ class SeparateStepGraph(StepGraph):
             new_memory.extend((key, value))
             return output
 
-        hidden, new_cache = self.states(token_ids, cache_lengths, cache_capacity, cache, attend_memory)
+        hidden, new_cache = self.states(token_ids, cache_lengths, None, cache_capacity, cache, attend_memory)
         return (*self.answer(hidden, cache_lengths), *new_cache, *new_memory)
 
 

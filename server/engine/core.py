@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from typing import NamedTuple, Protocol
 
+from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.plan import Alignment, Move, Selected, StepPlan, StepResult
 from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.result import Choice, FinishReason, Result, Timings, Turn, Update
@@ -62,7 +63,10 @@ class Runner(Protocol):
         """Fills the caches of new rows from their prefixes; returns the log-probabilities of scored rows."""
 
     def step(self, rows: tuple[Sequence, ...]) -> Selected:
-        """Feeds every row its last token, and selects its next one."""
+        """Feeds every row its last token, and selects its next one.
+
+        With a `Drafter`, further positions of the rows follow the rows.
+        """
 
     def move(self, moves: Iterable[Move]) -> int:
         """Copies rows in order; returns the number of bytes copied."""
@@ -110,6 +114,7 @@ class Core:
         deliver: Is called with the results of each turn, on the core's thread; must not block.
         died: Is called at the end of that thread, unless `stop` ends it.
         limits: Bounds of a turn.
+        drafter: Drafts tokens of rows; None if the runner takes one position of a row at a time.
         clock: Returns monotonic seconds.
     """
 
@@ -121,6 +126,7 @@ class Core:
         deliver: Callable[[Turn], object],
         died: Callable[[], object] = _no_action,
         limits: SchedulerLimits | None = None,
+        drafter: Drafter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model_name = model_name
@@ -135,6 +141,7 @@ class Core:
             has_decode=runner.has_decode,
             shares_memory=runner.shares_memory,
             limits=limits,
+            drafter=drafter,
         )
         self._eos_id = runner.eos_ids[0]
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
@@ -280,7 +287,8 @@ class Core:
                 sequence.num_branches > 0 and not (sequence.request.is_score and self._runner.has_decode)
                 for sequence in plan.rows
             )
-            selected = self._runner.step(plan.rows) if num_rows else Selected([self._eos_id] * len(plan.rows))
+            positions = plan.rows + plan.drafts
+            selected = self._runner.step(positions) if num_rows else Selected([self._eos_id] * len(positions))
             step_seconds = self._clock() - started
         except Exception:
             self._num_failures += 1
@@ -356,6 +364,8 @@ class Core:
                 encode_seconds=search.encode_seconds,
                 first_token_seconds=max(search.first_token_at - request.arrival, 0.0),
                 total_seconds=self._clock() - request.arrival,
+                draft_tokens=search.num_draft_tokens,
+                accepted_tokens=search.num_accepted_tokens,
             ),
             start_ids=search.start_ids,
             error=error,

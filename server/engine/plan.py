@@ -44,7 +44,7 @@ class Selected:
     """The tokens that a step selected.
 
     Attributes:
-        token_ids: One per row; without a meaning for the rows of beams.
+        token_ids: One per row, then one per drafted position; without a meaning for the rows of beams.
         branches: By row, for the rows whose requests are neither plain nor beams.
         candidates: Those of the rows of beams. All rows of a request are in one of them.
         failures: By row, the error that the selection raised; other rows are not affected.
@@ -96,19 +96,21 @@ class StepPlan:
     """The work of the next turn, which the scheduler decides and the engine runs.
 
     The order is: the moves, the alignments, one encode of `admitted` into the last rows, one step of all
-    `rows`.
+    `rows` and `drafts`.
 
     Attributes:
         moves: Rows to copy, in order.
         admitted: The newcomers, which are the last of `rows`.
         rows: All running sequences; the sequence at index i is in slot i.
         alignments: In order.
+        drafts: Further positions of some of the rows, each row's in order.
     """
 
     moves: tuple[Move, ...]
     admitted: tuple[Sequence, ...]
     rows: tuple[Sequence, ...]
     alignments: tuple[Alignment, ...] = ()
+    drafts: tuple[Sequence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

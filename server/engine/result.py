@@ -78,12 +78,19 @@ class Load(NamedTuple):
 
 
 class Timings(NamedTuple):
-    """The durations of a request's phases; all but `encode_seconds` begin at its arrival."""
+    """The durations of a request's phases; all but `encode_seconds` begin at its arrival.
+
+    Attributes:
+        draft_tokens: The number of tokens that were drafted, which makes a request fast if they are accepted.
+        accepted_tokens: The number of drafted tokens that it selected, too.
+    """
 
     queue_seconds: float
     encode_seconds: float
     first_token_seconds: float
     total_seconds: float
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
 
 
 class Result(NamedTuple):

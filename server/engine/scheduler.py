@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.plan import Alignment, Move, StepPlan, StepResult
 from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.result import FinishReason, Load
@@ -93,6 +94,7 @@ class Scheduler:
             and compute attention.
         shares_memory: Whether the runner reads the memory of a request in the row of its keeper only.
         limits: Bounds of a turn.
+        drafter: Drafts tokens of rows; None if the runner takes one position of a row at a time.
 
     Attributes:
         slots: The rows, and the sequences in them.
@@ -109,6 +111,7 @@ class Scheduler:
         has_decode: bool = True,
         shares_memory: bool = False,
         limits: SchedulerLimits | None = None,
+        drafter: Drafter | None = None,
     ) -> None:
         self.slots = Slots(num_slots, shares_memory=shares_memory)
         self.waiting: dict[Request, None] = {}
@@ -117,6 +120,7 @@ class Scheduler:
         self._eos_ids = eos_ids
         self._has_decode = has_decode
         self._limits = limits or SchedulerLimits()
+        self._drafter = drafter
         self._moves: tuple[Move, ...] = ()
         self._aligning: dict[Search, _PendingAlignments] = {}  # the oldest first
 
@@ -154,7 +158,8 @@ class Scheduler:
         self.slots.add(admitted)
         moves, self._moves = self._moves, ()
         alignments = tuple(self._plan_alignments()) if self._aligning else ()
-        return StepPlan(moves, tuple(admitted), self.slots.rows, alignments)
+        drafts = () if self._drafter is None else self._drafter.draft(self.slots.rows)
+        return StepPlan(moves, tuple(admitted), self.slots.rows, alignments, drafts)
 
     def _newcomers(self) -> list[Request]:
         """Returns the waiting requests that the next turn admits, the oldest first.
@@ -183,21 +188,36 @@ class Scheduler:
     def record(self, plan: StepPlan, result: StepResult, now: float) -> list[Finished]:
         """Extend every row by the selected tokens, and retire complete rows.
 
+        A drafted position extends its row by one more token if the row has selected what was drafted before.
         An exception that one request causes fails only that request.
         """
         for sequence in plan.admitted:
             sequence.search.encode_seconds = result.encode_seconds
         selected = result.selected
-        failed = {plan.rows[row].search: error for row, error in selected.failures.items()}
+        positions, num_rows = plan.rows + plan.drafts, len(plan.rows)
+        if self._drafter is not None and result.num_rows:
+            self._drafter.times.add(len(positions), result.step_seconds)
+        failed = {positions[row].search: error for row, error in selected.failures.items() if row < num_rows}
         ends = self._record_alignments(plan, result.attention, failed) if plan.alignments else []
         leavers = [self._aligning.pop(search).row for search, _, _ in ends]
         for row, attended in selected.attention.items():
             plan.rows[row].attended.append(attended)
         forking: dict[Search, None] = {}
-        for row, (sequence, token_id) in enumerate(zip(plan.rows, selected.token_ids, strict=True)):
-            search = sequence.search
-            if search in failed or not sequence.num_branches:
+        for row, (position, token_id) in enumerate(zip(positions, selected.token_ids, strict=True)):
+            search = position.search
+            if search in failed or not position.num_branches:
                 continue
+            sequence = position
+            if row >= num_rows:
+                assert position.row is not None
+                sequence = plan.rows[position.row]
+                search.num_draft_tokens += 1
+                if position.token_ids != sequence.token_ids or sequence not in search.rows:
+                    continue
+                search.num_accepted_tokens += 1
+                if row in selected.failures:
+                    failed[search] = selected.failures[row]
+                    continue
             if not (sequence.num_forced or sequence.detects):
                 search.first_token_at = search.first_token_at or now
                 search.last_token_at = now

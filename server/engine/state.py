@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from seq2seq_serve.server.engine.ngrams import Lookup
 from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.result import Choice, FinishReason, Hypothesis
 
@@ -21,6 +22,8 @@ class Search:
         ended: The complete hypotheses by their place in the result: in a beam the rank, otherwise the index.
         num_sent: By place, the number of tokens that were streamed.
         num_slots: Number of slots that it holds.
+        num_draft_tokens: Tokens that were drafted for it.
+        num_accepted_tokens: Those of them that it selected, too.
         finish_reason: None until the request has ended.
     """
 
@@ -31,6 +34,8 @@ class Search:
     ended: dict[int, Hypothesis] = field(default_factory=dict)
     num_sent: dict[int, int] = field(default_factory=dict)
     num_slots: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     finish_reason: FinishReason | None = None
     admitted_at: float = 0.0
     encode_seconds: float = 0.0
@@ -41,6 +46,8 @@ class Search:
 @dataclass(eq=False, slots=True)
 class Sequence:
     """One row being decoded. Owned by the scheduler; changed only on the engine's thread.
+
+    A drafted position of a row is a sequence, too: the row as it will be if it selects the drafted tokens.
 
     Attributes:
         search: The search of its request.
@@ -58,6 +65,7 @@ class Sequence:
         detects: Whether its next step detects a start token.
         attended: The attention of each of its steps, as in `Selected`, if the step computes it and the
             request wants it.
+        lookup: Predicts its next tokens; None before the first draft.
         request: The request that it decodes for.
         memory_length: Positions in memory.
     """
@@ -75,6 +83,7 @@ class Sequence:
     num_forced: int = 0
     detects: bool = False
     attended: list[Array] = field(default_factory=list)
+    lookup: Lookup | None = None
 
     request: Request = field(init=False)
     memory_length: int = field(init=False)

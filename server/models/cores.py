@@ -10,9 +10,10 @@ from functools import partial
 from seq2seq_serve.bundle.manifest import Bundle, VariantFiles
 from seq2seq_serve.bundle.names import Verb
 from seq2seq_serve.bundle.tokenizer import Tokenizer
-from seq2seq_serve.server.config import RunnerConfig
+from seq2seq_serve.server.config import RunnerConfig, Speculation
 from seq2seq_serve.server.engine.async_engine import LONGEST_TURN_SECONDS, CoreHandle
 from seq2seq_serve.server.engine.core import Admit, Cancel, Core, Stop
+from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
@@ -27,6 +28,7 @@ class CoreSpec:
     Attributes:
         bundle: Its tokenizers are not used.
         graphs: The content of the graphs' files.
+        copied_source: The source whose ids are those of targets, too; None if there is none.
         token_bytes: The table of the target's tokens, to which the stop rules of requests refer.
         log_level: As in the server's configuration.
         log_format: As in the server's configuration.
@@ -38,6 +40,7 @@ class CoreSpec:
     sizing: Sizing
     graphs: dict[Verb, bytes]
     limits: SchedulerLimits
+    copied_source: str | None
     token_bytes: tuple[bytes, ...]
     log_level: str
     log_format: str
@@ -56,7 +59,15 @@ def started_core(
         runner = OnnxRunner(spec.bundle, spec.runner, spec.sizing, VariantFiles(spec.graphs, weights))
     except Exception as error:  # ONNX Runtime's errors do not have a common class
         raise ValueError(f"{path}: {error}") from error
-    core = Core(runner, model_name=spec.model_name, deliver=deliver, died=died, limits=spec.limits)
+    drafts = spec.runner.speculative is Speculation.NGRAM and runner.takes_drafts
+    core = Core(
+        runner,
+        model_name=spec.model_name,
+        deliver=deliver,
+        died=died,
+        limits=spec.limits,
+        drafter=Drafter(runner.eos_ids, spec.copied_source) if drafts else None,
+    )
     try:
         core.start()
     except Exception as error:  # ONNX Runtime's errors do not have a common class

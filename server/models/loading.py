@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.bundle.names import Axis, Verb
 from seq2seq_serve.server.config import ServerConfig
@@ -130,6 +131,9 @@ def create_engine(
         ValueError: The bundle cannot be used here; the message names it.
     """
     files = bundle.read_variant(sizing.precision)
+    token_bytes = bundle.target_tokenizer.token_bytes
+    is_text = names.SOURCE_IDS in bundle.manifest.sources
+    shares_ids = is_text and bundle.source_tokenizer.token_bytes == token_bytes
     spec = CoreSpec(
         model_name=model_name,
         bundle=without_tokenizers(bundle),
@@ -137,7 +141,8 @@ def create_engine(
         sizing=sizing,
         graphs=files.graphs,
         limits=LIMITS[sizing.provider],
-        token_bytes=bundle.target_tokenizer.token_bytes,
+        copied_source=names.SOURCE_IDS if shares_ids else None,
+        token_bytes=token_bytes,
         log_level=config.log_level,
         log_format=config.log_format,
     )

@@ -225,12 +225,12 @@ class _Column(NamedTuple):
     """An input of a step with one element per row.
 
     Attributes:
-        free: The value for an unused row.
+        free: The value for an unused row; None is the row itself.
         of_rows: Returns the values for the sequences of a step.
     """
 
     dtype: Any
-    free: int
+    free: int | None
     of_rows: Callable[[tuple[Sequence, ...]], list[int]]
 
 
@@ -245,6 +245,7 @@ COLUMNS = {
     names.PREVIOUS_LENGTHS: _Column(np.int32, -1, _of_each(lambda row: row.cache_length - 1)),
     names.LAST_SOURCE_POSITIONS: _Column(np.int32, 0, _of_each(lambda row: row.memory_length - 1)),
     names.OWNERS: _Column(np.int64, 0, _of_each(attrgetter("search.keeper.row"))),
+    names.CACHE_ROWS: _Column(np.int64, None, _of_each(attrgetter("row"))),
 }
 
 
@@ -255,7 +256,7 @@ class Columns:
 
     Args:
         inputs: Names of the step's inputs with one element for each row.
-        num_slots: Rows of the buffers.
+        num_rows: The most rows of a step.
         vocab_size: V.
         device: Holds them.
         attention: The step's output of attention: `(B, memory)`, or `(B, hops, memory)`; None if it has none.
@@ -266,35 +267,37 @@ class Columns:
     def __init__(
         self,
         inputs: Collection[str],
-        num_slots: int,
+        num_rows: int,
         vocab_size: int,
         device: OnnxDevice,
         attention: TensorSpec | None = None,
         memory_capacity: int = 0,
         never_ids: Collection[int] = (),
     ) -> None:
-        self.num_slots = num_slots
+        self.num_rows = num_rows
         self._attention_spec = attention
         self._device = device
         self._vocab_size = vocab_size
         self._never_ids = list(never_ids)
         self._is_never = np.zeros(vocab_size, np.bool_)
         self._is_never[self._never_ids] = True
-        self._host: dict[str, Array] = {
-            name: np.full(num_slots, COLUMNS[name].free, COLUMNS[name].dtype) for name in inputs
-        }
+        self._row_numbers = np.arange(num_rows)
+        self._free: dict[str, Array] = {}
+        for name in inputs:
+            dtype, free, _ = COLUMNS[name]
+            self._free[name] = np.full(num_rows, self._row_numbers if free is None else free, dtype)
+        self._host = {name: free.copy() for name, free in self._free.items()}
         self._values, self._pointers = dict[str, Any](), dict[str, int]()
         for name, array in self._host.items():
             self._values[name], self._pointers[name] = device.place(array)
-        self._logits, self._logits_pointer = device.place(np.zeros((num_slots, vocab_size), np.float32))
-        self._row_numbers = np.arange(num_slots)
+        self._logits, self._logits_pointer = device.place(np.zeros((num_rows, vocab_size), np.float32))
         # The host allocates memory only for the rows that are used.
-        penalties = np.zeros((1 + num_slots, vocab_size), np.float32)
+        penalties = np.zeros((1 + num_rows, vocab_size), np.float32)
         self._penalties, self._penalties_pointer = device.place(penalties)
         if not device.is_host:
             self._writer = device.weightless("write")
         if attention is not None:
-            weights = np.zeros(self._attention_shape(num_slots, memory_capacity), np.float32)
+            weights = np.zeros(self._attention_shape(num_rows, memory_capacity), np.float32)
             self._attention, self._attention_pointer = device.place(weights)
 
     @property
@@ -313,11 +316,10 @@ class Columns:
                 self._write(names.CACHE_LENGTHS)
             return
         for name, array in self._host.items():
-            column = COLUMNS[name]
-            array[: len(rows)] = column.of_rows(rows)
+            array[: len(rows)] = COLUMNS[name].of_rows(rows)
             # A captured step also computes the rows after them. These write to slots that no request owns,
             # and their lengths stay below those of the running rows.
-            array[len(rows) :] = column.free
+            array[len(rows) :] = self._free[name][len(rows) :]
             self._write(name)
 
     def pick(self, num_rows: int) -> None:
@@ -407,7 +409,7 @@ class Columns:
 
     def bind_penalties(self, bind: BindPointer, binding: Any, name: str) -> None:
         """Bind all rows of penalties as the graph's input or output `name`."""
-        shape = (1 + self.num_slots, self._vocab_size)
+        shape = (1 + self.num_rows, self._vocab_size)
         bind(binding, name, np.float32, shape, self._penalties_pointer)
 
     def _write(self, name: str) -> None:

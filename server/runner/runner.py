@@ -23,6 +23,7 @@ from seq2seq_serve.bundle.cuda_libraries import load_cuda_libraries
 from seq2seq_serve.bundle.manifest import Bundle, Timestamps, VariantFiles
 from seq2seq_serve.bundle.names import Axis, Role, Verb
 from seq2seq_serve.server.config import RunnerConfig
+from seq2seq_serve.server.engine.drafts import MAX_DRAFTED
 from seq2seq_serve.server.engine.plan import Move, Selected
 from seq2seq_serve.server.engine.request import Array, Beam, Constraints, Request, Sampling
 from seq2seq_serve.server.engine.state import Search, Sequence
@@ -58,7 +59,8 @@ class OnnxRunner:
     """The graphs of one bundle, and the rows that they work on: the `Runner` of `server.engine.engine`.
 
     Owned by the engine; after construction used on its thread only. The sequence in slot i is row i of every
-    buffer. A step runs the first rows and may overwrite the rows after them.
+    buffer. A step runs the first rows and may overwrite the rows after them. If it `takes_drafts`, further
+    rows of the step may be later positions of these slots.
 
     Args:
         bundle: A checked bundle.
@@ -140,9 +142,10 @@ class OnnxRunner:
             for spec in graph.outputs
             if spec.role is Role.ATTENTION
         }
+        self.takes_drafts = names.CACHE_ROWS in inputs and self._device.is_host and self._device.has_operators
         self._columns = Columns(
             inputs,
-            self.num_slots,
+            self.num_slots + (MAX_DRAFTED if self.takes_drafts else 0),
             self.vocab_size,
             self._device,
             attending.get(Verb.STEP),
@@ -453,9 +456,10 @@ class OnnxRunner:
         """Bind a graph to `num_rows` rows from `first_row` on, and to arrays of the host or values."""
         binding = self._sessions[verb].io_binding()
         graph = self._graphs[verb]
+        num_bound = self.num_slots if verb is Verb.STEP and self.takes_drafts else num_rows
         for spec in graph.inputs:
             if spec.name in self._buffers:
-                self._buffers[spec.name].bind_input(binding, spec.name, first_row, num_rows)
+                self._buffers[spec.name].bind_input(binding, spec.name, first_row, num_bound)
             elif spec.name in feeds:
                 self._device.bind_feed(binding, spec.name, feeds[spec.name])
             elif spec.role is Role.CAPACITY:
@@ -467,7 +471,7 @@ class OnnxRunner:
             name = names.buffer_of(spec.name)
             if name in self._buffers:
                 swaps = verb is Verb.STEP
-                self._buffers[name].bind_output(binding, spec.name, first_row, num_rows, swaps=swaps)
+                self._buffers[name].bind_output(binding, spec.name, first_row, num_bound, swaps=swaps)
             elif spec.role is Role.ATTENTION and verb is Verb.STEP:
                 capacity = self._memory_capacity
                 self._columns.bind_attention(binding, num_rows, capacity)
@@ -499,7 +503,7 @@ class OnnxRunner:
             num_rows = self._buckets[bisect_left(self._buckets, num_rows)]
         key = num_rows, self._state_copy, num_candidates
         if key not in self._bindings:
-            if len(self._bindings) >= 4 * self.num_slots:  # requests choose the number of candidates
+            if len(self._bindings) >= 4 * self._columns.num_rows:  # requests choose the number of candidates
                 self._bindings.clear()
             self._bindings[key] = self._bind_step(num_rows, num_candidates)
         sessions = [self._sessions[Verb.STEP]]

@@ -261,7 +261,7 @@ class Selector:
         running = {sequence.request for sequence in rows}
         self._penalty_rows = {one: row for one, row in self._penalty_rows.items() if one in running}
         taken = set(self._penalty_rows.values())
-        row = next(row for row in range(1, 1 + self._columns.num_slots) if row not in taken)
+        row = next(row for row in range(1, 1 + self._columns.num_rows) if row not in taken)
         self._columns.write_penalties(row, penalties(constraints, self._eos_ids))
         self._penalty_rows[request] = row
 

@@ -210,6 +210,8 @@ def test_json_has_everything_the_server_answered(run):
         "encode_seconds",
         "first_token_seconds",
         "total_seconds",
+        "draft_tokens",
+        "accepted_tokens",
     }
 
 

@@ -38,10 +38,8 @@ FLOAT, UINT8, INT32, INT64 = (getattr(ir.DataType, name) for name in ("FLOAT", "
 def attention_of(name, H, G, K, scale, cap):
     """One attention as a graph with its definition."""
     width = (H + 2 * G) * K if name == "CacheAttention" else H * K
-    types = {"query": FLOAT, "key": FLOAT, "value": FLOAT, "last_positions": INT32}
-    shapes = [["B", width], ["B", G, "C", K], ["B", G, "C", K], ["B"]]
-    if name == "MemoryAttention":
-        types, shapes = types | {"owners": INT64}, [*shapes, ["B"]]
+    types = {"query": FLOAT, "key": FLOAT, "value": FLOAT, "last_positions": INT32, "owners": INT64}
+    shapes = [["B", width], ["N", G, "C", K], ["N", G, "C", K], ["B"], ["B"]]
     inputs = values_of(types | {"capacity": INT32}, [*shapes, []])
     attributes = {"num_heads": H, "kv_num_heads": G, "scale": scale, "softcap": cap}
     outputs = ["attended", "key_out", "value_out"] if name == "CacheAttention" else ["attended"]
@@ -107,29 +105,28 @@ def run(session, feeds):
 def feeds_of(name, H, G, K, rows=B, spread=1.0):
     rng = np.random.default_rng(H * K)
     width = (H + 2 * G) * K if name == "CacheAttention" else H * K
-    feeds = {
+    return {
         "query": spread * rng.standard_normal((rows, width), np.float32),
         "key": rng.standard_normal((rows, G, C, K), np.float32),
         "value": rng.standard_normal((rows, G, C, K), np.float32),
         "last_positions": np.resize(LAST_POSITIONS, rows),
+        "owners": np.arange(rows),
         "capacity": np.array(C, np.int32),
     }
-    if name == "MemoryAttention":
-        feeds["owners"] = np.arange(rows)
-    return feeds
 
 
 def expected(feeds, H, scale, cap):
     """Attention by its definition, in float64 (Vaswani et al. 2017, equation 1)."""
     key, value = (feeds[name].astype(np.float64) for name in ("key", "value"))
-    rows, G, _, K = key.shape
+    (rows, width), (_, G, _, K) = feeds["query"].shape, key.shape
     query = feeds["query"][:, : H * K].reshape(rows, H, K).astype(np.float64)
     attended = np.empty((rows, H, K))
-    for row, last in enumerate(feeds["last_positions"]):
-        if "owners" not in feeds:
+    places = list(zip(feeds["owners"], feeds["last_positions"], strict=True))
+    for row, (owner, last) in enumerate(places):
+        if width > H * K:
             new = feeds["query"][row, H * K :].reshape(2, G, K)
-            key[row, :, last], value[row, :, last] = new
-        owner = feeds["owners"][row] if "owners" in feeds else row
+            key[owner, :, last], value[owner, :, last] = new
+    for row, (owner, last) in enumerate(places):
         for head in range(H):
             group = head * G // H
             scores = key[owner, group, : last + 1] @ query[row, head] * scale
@@ -160,6 +157,7 @@ def test_many_rows_are_shared_among_threads():
     together, _, _ = run(session, feeds)
     for row in (0, 3, 151, 299):
         alone = {key: array[row : row + 1] if array.shape else array for key, array in feeds.items()}
+        alone["owners"] = np.zeros(1, np.int64)
         np.testing.assert_array_equal(run(session, alone)[0][0], together[row])
 
 
@@ -174,6 +172,22 @@ def test_a_row_reads_the_memory_of_its_owner():
     np.testing.assert_allclose(shared, expected(feeds, H, 0.2, 0.0)[0], atol=3e-6)
     np.testing.assert_array_equal(shared[[0, 2, 3]], separate[[0, 2, 3]])
     assert np.abs(shared[[1, 4]] - separate[[1, 4]]).max(axis=1).min() > 0.01
+
+
+@pytest.mark.parametrize(("H", "G", "K"), [(4, 4, 32), (6, 2, 24)])
+def test_positions_of_one_cache_together_are_those_one_after_the_other(H, G, K):
+    """In any order, beside positions of other caches, and over what an earlier draft has left there."""
+    session = session_of(attention_of("CacheAttention", H, G, K, 0.2, 0.0), has_kernels=True)
+    feeds = feeds_of("CacheAttention", H, G, K)
+    feeds["owners"], feeds["last_positions"] = np.array([2, 0, 2, 2, 4]), np.array([7, 20, 9, 8, 0], np.int32)
+    attended, key, value = run(session, feeds)
+    np.testing.assert_allclose(attended, expected(feeds, H, 0.2, 0.0)[0], atol=3e-6)
+    caches = feeds["key"], feeds["value"]
+    for row in np.argsort(feeds["last_positions"]):
+        one = {name: feeds[name][row : row + 1] for name in ("query", "last_positions", "owners")}
+        alone, *caches = run(session, feeds | one | dict(zip(("key", "value"), caches, strict=True)))
+        np.testing.assert_array_equal(alone[0], attended[row])
+    np.testing.assert_array_equal(caches, (key, value))
 
 
 def test_positions_after_the_last_one_are_not_read():

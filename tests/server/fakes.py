@@ -7,9 +7,12 @@ decodes something else.
 import math
 import random
 from collections.abc import Iterable, Mapping
+from itertools import zip_longest
 
 import numpy as np
 
+from seq2seq_serve.server.engine.drafts import Drafter
+from seq2seq_serve.server.engine.ngrams import Follower
 from seq2seq_serve.server.engine.plan import Branches, Candidates, Move, Selected
 from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.state import Sequence
@@ -116,6 +119,28 @@ def attended(source: tuple[int, ...], fed: list[int]) -> Array:
     return weights / weights.sum(axis=1, keepdims=True)
 
 
+class KnowingDrafter(Drafter):
+    """Drafts the given targets of requests, with some wrong tokens, and any tokens after their ends.
+
+    Without a clock that goes on during a step, a position costs nothing, so that it always drafts.
+    """
+
+    def __init__(self, targets: Mapping[Request, list[tuple[int, ...]]], vocab_size: int, seed: int) -> None:
+        super().__init__((EOS_ID,), None)
+        self._targets, self._vocab_size, self._chance = targets, vocab_size, random.Random(seed)
+
+    def _follow(self, row: Sequence) -> Follower:
+        length, chance = len(row.token_ids), self._chance
+        targets = [target for target in self._targets[row.request] if [*target[:length]] == row.token_ids]
+        rest = targets[0][length:] if targets else ()
+        others = (chance.randrange(3, self._vocab_size) for _ in range(2 + len(rest)))
+        ids = [
+            token_id if chance.random() < 0.8 else other
+            for token_id, other in zip_longest(rest, others, fillvalue=3)
+        ]
+        return Follower(ids[: chance.randint(0, len(ids))], rate=1.0)
+
+
 class FakeRunner:
     """Stands in for `server.runner.runner.OnnxRunner`.
 
@@ -184,18 +209,22 @@ class FakeRunner:
         if self.shares_memory:
             keeping = {sequence.search.keeper.row for sequence in rows if sequence.search.keeper}
             self.memory = [memory if row in keeping else None for row, memory in enumerate(self.memory)]
-        for row, sequence in enumerate(rows):
-            assert sequence.row == row
+        num_running = len({sequence.row for sequence in rows})
+        for row, sequence in enumerate(rows):  # after the running ones, those of drafts
+            assert sequence.row == row or row >= num_running
+            slot = sequence.row
+            assert slot is not None
             keeper = sequence.search.keeper if self.shares_memory else sequence
             assert keeper is not None
             assert keeper.row is not None
             memory = self.memory[keeper.row]
             assert memory is not None
-            before = self.cache[row][: sequence.cache_length] if self.has_decode else self.cache[row]
-            self.cache[row] = [*before, sequence.next_token_id]
-            tokens.append(next_token(memory, self.cache[row]))
+            before = self.cache[slot][: sequence.cache_length] if self.has_decode else self.cache[slot]
+            assert len(before) == sequence.cache_length or not self.has_decode
+            fed = self.cache[slot] = [*before, sequence.next_token_id]
+            tokens.append(next_token(memory, fed))
             if not self.has_decode and sequence.request.attention:
-                attention[row] = attended(memory, self.cache[row])[-1:]
+                attention[row] = attended(memory, fed)[-1:]
             if sequence.request.is_score:
                 if not self.has_decode:
                     label = EOS_ID if sequence.forced_id is None else sequence.forced_id
@@ -205,7 +234,7 @@ class FakeRunner:
                 branches[row] = Branches(tokens[-1:], [-0.5])
             elif not sequence.is_plain:
                 is_beam, count = sequence.request.beam is not None, sequence.num_branches
-                ways = ways_to_go_on(memory, self.cache[row], None if is_beam else sequence.index)
+                ways = ways_to_go_on(memory, fed, None if is_beam else sequence.index)
                 tokens[-1] = ways.token_ids[0]
                 alternatives = tuple(zip(ways.token_ids, ways.log_probabilities, strict=True))
                 wanted = alternatives[: sequence.request.num_alternatives]

@@ -117,6 +117,8 @@ def generate_response(
             encode_seconds=max(result.timings.encode_seconds for result in results),
             first_token_seconds=results[0].timings.first_token_seconds,
             total_seconds=max(result.timings.total_seconds for result in results),
+            draft_tokens=sum(result.timings.draft_tokens for result in results),
+            accepted_tokens=sum(result.timings.accepted_tokens for result in results),
         ),
         sentences=answers if is_split else (),
         unknown_words=readings[0].unknown_words,

@@ -10,18 +10,41 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import event, given
 from hypothesis import strategies as st
 
 from seq2seq_serve.server.engine.core import Admit, Core
-from seq2seq_serve.server.engine.request import Beam, Request
+from seq2seq_serve.server.engine.request import Beam, Request, Sampling
 from seq2seq_serve.server.engine.result import FinishReason, Result, Turn
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
 from seq2seq_serve.server.errors import Cancelled, EngineFailed, Unavailable
 from tests.server.driver import Driver, assert_empty
-from tests.server.fakes import EOS_ID, START_ID, FakeRunner, detected_id, expected_tokens, make_request
+from tests.server.fakes import (
+    EOS_ID,
+    START_ID,
+    FakeRunner,
+    KnowingDrafter,
+    detected_id,
+    expected_tokens,
+    make_request,
+)
 
+SAMPLING = Sampling(1.0, 0, 1.0, 0.0, seed=3)
 STARTS = ((), (5,), (4, 3, START_ID))  # the model's start token, and those of requests
+
+
+class EndsAfter:
+    """A stop rule: a token of some ids ends a target."""
+
+    token_bytes = ()
+
+    def __init__(self, *ids: int) -> None:
+        self.ids = ids
+
+    def advance(self, tail: bytes, token_id: int) -> bytes | None:
+        return None if token_id in self.ids else tail
+
+
 sources = st.lists(
     st.lists(st.integers(3, 96), min_size=1, max_size=9).map(tuple), min_size=1, max_size=25, unique=True
 )
@@ -52,6 +75,55 @@ def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(sources, num_slot
         is_cut = len(expected) == request.max_new_tokens
         assert result.finish_reason is (FinishReason.LENGTH if is_cut else FinishReason.EOS)
         assert result.num_target_tokens == len(expected) + (not is_cut)
+
+
+@given(sources, st.integers(1, 9), st.integers(0, 2**32))
+def test_drafts_right_or_wrong_change_no_result(sources, num_slots, seed):
+    """Beside beams, scored targets and neighbours that come and leave; a draft may go on after an end."""
+    chance = random.Random(seed)
+    requests = [
+        make_request(
+            source,
+            max_new_tokens=chance.randint(1, 12),
+            stream=True,
+            start_ids=chance.choice(STARTS),
+            prefix_ids=chance.choice([(), (9, 3)]),
+            stops=chance.choice([None, EndsAfter(*range(3, chance.randrange(4, 40)))]),
+            **chance.choice(
+                [
+                    {},
+                    {"log_probabilities": True, "num_alternatives": 2},
+                    {"sampling": SAMPLING, "num_hypotheses": min(3, num_slots)},
+                    {"is_score": True},
+                    {"beam": Beam(min(3, num_slots))},
+                ]
+            ),
+        )
+        for source in sources
+    ]
+    results: list[list[Any]] = []
+    accepted = 0
+    targets: dict[Request, list[tuple[int, ...]]] = {}
+    for drafter in (None, KnowingDrafter(targets, vocab_size=97, seed=seed)):
+        driver = Driver(FakeRunner(num_slots, shares_memory=chance.random() < 0.5), drafter=drafter)
+        waiting = list(requests)
+        while waiting:
+            driver.submit(*(waiting.pop() for _ in range(min(len(waiting), chance.randint(0, 4)))))
+            driver.turn(chance.randint(0, 3))
+        driver.finish()
+        results.append([])
+        for request in requests:
+            result = driver.results[request]
+            targets[request] = [each.token_ids for each in result.hypotheses]
+            results[-1].append(result._replace(timings=None))
+            if request.beam is None and not request.is_score:
+                for place, target in enumerate(targets[request]):
+                    assert tuple(driver.told(request, place)) == target
+            accepted += result.timings.accepted_tokens
+            assert result.timings.accepted_tokens <= result.timings.draft_tokens
+            assert drafter is not None or not result.timings.draft_tokens
+    assert results[0] == results[1]
+    event("drafts accepted" if accepted else "nothing drafted")
 
 
 @given(sources, st.integers(1, 6), st.integers(0, 2**32))

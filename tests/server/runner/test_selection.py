@@ -66,10 +66,10 @@ def random_request(chance: random.Random) -> Request:
     )
 
 
-def run(bundle, requests, num_slots, precision=Precision.FP32, seed=0):
+def run(bundle, requests, num_slots, precision=Precision.FP32, seed=0, drafter=None):
     """The result of each, who come in any order."""
     config = RunnerConfig(provider="cpu", precision=precision, num_threads=1, max_slots=num_slots)
-    driver = Driver(OnnxRunner(bundle, config))
+    driver = Driver(OnnxRunner(bundle, config), drafter=drafter)
     chance, waiting = random.Random(seed), list(requests)
     chance.shuffle(waiting)
     while waiting:

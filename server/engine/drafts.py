@@ -1,0 +1,132 @@
+"""Drafts of running rows: tokens that probably come next, which one step checks (speculative decoding).
+
+A draft does not change a target. A step computes what follows every drafted token, and the scheduler uses it
+only if the row has selected the tokens before it: Leviathan et al. 2023 (arXiv:2211.17192), for a draft that
+is certain of its tokens. As draws depend on seed and position alone, this holds for sampling, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from seq2seq_serve.server.engine.ngrams import FIRST_RATE, Follower, Lookup
+from seq2seq_serve.server.engine.state import Sequence
+
+MAX_DRAFTED = 32  # positions of a step beside those of the running rows
+_MAX_OF_A_ROW = 16
+_SHARED_NEWS = 1 / 64  # the weight of a row in the averages of all rows
+_TIME_NEWS = 1 / 64  # the weight of a step in the averages of times
+_LEAST_GAIN = 1.25  # of the tokens a second that a drafted position must bring
+_LEAST_CHANCE = 0.1  # of a drafted token
+_FIXED_POSITIONS = 8  # the guess: a step takes as long as its own positions and these
+_GUESS_WEIGHT = 2.0  # of the guess, as the variance of the numbers of positions with the same weight
+
+
+class StepTimes:
+    """The seconds of a step as a linear function of its positions, by running averages.
+
+    The function is the ridge regression towards a guess, because steps often have equal numbers of positions.
+
+    Attributes:
+        seconds_of_position: The seconds that one position more takes; 0 before the first step.
+    """
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._positions = self._seconds = self._squares = self._products = 0.0
+        self.seconds_of_position = 0.0
+
+    def add(self, num_positions: int, seconds: float) -> None:
+        """Count a step; one that is much slower than expected counts as twice as slow."""
+        if self._count:
+            seconds = min(seconds, 2 * self.expected(num_positions))
+        self._count += 1
+        news = max(1 / self._count, _TIME_NEWS)
+        self._positions += news * (num_positions - self._positions)
+        self._seconds += news * (seconds - self._seconds)
+        self._squares += news * (num_positions**2 - self._squares)
+        self._products += news * (num_positions * seconds - self._products)
+        variance = self._squares - self._positions**2
+        covariance = self._products - self._positions * self._seconds
+        guess = self._seconds / (self._positions + _FIXED_POSITIONS)
+        slope = (covariance + _GUESS_WEIGHT * guess) / (variance + _GUESS_WEIGHT)
+        self.seconds_of_position = min(max(slope, guess / 8), self._seconds / self._positions)
+
+    def expected(self, num_positions: int) -> float:
+        """Returns the seconds of a step."""
+        return self._seconds + self.seconds_of_position * (num_positions - self._positions)
+
+
+class Drafter:
+    """Drafts the next tokens of rows, as many as the measured times of steps make worth their cost.
+
+    Owned by the scheduler. A position is drafted if it raises the expected number of tokens a second of the
+    whole batch: by the chance that the row selects all drafted tokens up to it, and by the time that one more
+    position takes. So drafts become shorter in larger batches, and end where they do not pay.
+
+    Args:
+        eos_ids: The tokens that end a sequence.
+        source_name: The source whose ids are those of targets, too; None if there is none.
+    """
+
+    def __init__(self, eos_ids: Collection[int], source_name: str | None) -> None:
+        self._eos_ids = eos_ids
+        self._source_name = source_name
+        self.times = StepTimes()
+        self._rates = [FIRST_RATE, FIRST_RATE]  # of right predictions, from sources and from targets
+
+    def draft(self, rows: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
+        """Returns the drafted positions of running rows, each row's in order, as rows of the same slots."""
+        seconds, num_tokens = self.times.expected(len(rows)), float(len(rows))  # both are expectations
+        least_gain = _LEAST_GAIN * self.times.seconds_of_position
+        if max(self._rates) * seconds < least_gain * num_tokens:
+            rows = rows[:1]  # whose predictions are compared, so that the rates stay known
+        drafts: list[Sequence] = []
+        for row in rows:
+            if not _may_be_drafted(row):
+                continue
+            follower, chance, token_ids = self._follow(row), 1.0, row.token_ids
+            most = min(
+                _MAX_OF_A_ROW,
+                MAX_DRAFTED - len(drafts),
+                row.request.max_new_tokens - row.num_generated - 1,  # the last token is not fed
+            )
+            for token_id in follower.ids[follower.place : follower.place + most]:
+                chance *= follower.rate
+                pays = chance * seconds >= least_gain * num_tokens and chance >= _LEAST_CHANCE
+                if token_id in self._eos_ids or not pays:
+                    break
+                token_ids = [*token_ids, token_id]
+                drafts.append(_drafted(row, token_ids))
+                num_tokens += chance
+                seconds += self.times.seconds_of_position
+        return tuple(drafts)
+
+    def _follow(self, row: Sequence) -> Follower:
+        """Read what a row has selected since; returns the best prediction of its next tokens."""
+        if row.lookup is None:
+            source = row.request.sources.get(self._source_name or "")
+            row.lookup = Lookup(() if source is None else source.tolist(), self._rates)
+        row.lookup.read(row.token_ids)
+        for i, follower in enumerate(row.lookup.followers):
+            self._rates[i] += _SHARED_NEWS * (follower.rate - self._rates[i])
+        return row.lookup.best()
+
+
+def _may_be_drafted(row: Sequence) -> bool:
+    """Returns whether a row's next step selects one token, of a target that is not given."""
+    request = row.request
+    is_generated = row.num_branches == 1 and not (row.num_forced or row.detects or request.is_score)
+    return is_generated and request.beam is None
+
+
+def _drafted(row: Sequence, token_ids: list[int]) -> Sequence:
+    """Returns the row as it is if it selects these tokens."""
+    return Sequence(
+        row.search,
+        next_token_id=token_ids[-1],
+        row=row.row,
+        index=row.index,
+        token_ids=token_ids,
+        is_plain=row.request.is_plain,
+    )
