@@ -326,8 +326,14 @@ class StepGraph(OneStepGraph):
         has_own_operators: Whether self-attention is in the project's own operators.
     """
 
-    def __init__(self, model: Architecture, linear: LinearFactory, decoder: Decoder) -> None:
-        super().__init__(model, linear, decoder)
+    def __init__(
+        self,
+        model: Transformer,
+        linear: LinearFactory,
+        decoder: Decoder,
+        suppressed_token_ids: Sequence[int] = (),
+    ) -> None:
+        super().__init__(model, linear, decoder, suppressed_token_ids)
         has_windows = any(kind.window is not None for kind in self.kinds)
         self.has_own_operators = self.relative_bias is None and not self.rotaries and not has_windows
 
