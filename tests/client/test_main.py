@@ -145,16 +145,15 @@ def test_a_server_without_a_model_is_reported_in_its_own_words_and_only_lines_wa
 
 def test_a_server_that_answers_again_is_reported(run, server, monkeypatch):
     """Nothing was written: the level was set for a logger of another name."""
-    models, record = server.app._models._by_name, server.app._metrics.record_rpc
-    model, codes = models.pop("echo"), []
+    models, calls = server.app._models._by_name, server.app._calls
+    model, records = models.pop("echo"), []
 
-    def come_back(**labels):
-        record(**labels)
-        codes.append(labels)
-        if len(codes) == 6:
+    def come_back(record):
+        records.append(record)
+        if len(records) == 6:
             models["echo"] = model
 
-    monkeypatch.setattr(server.app._metrics, "record_rpc", come_back)
+    monkeypatch.setattr(calls, "_sinks", (*calls._sinks, come_back))
     code, out, err = run("translate", stdin=b"ab\n")
     assert (code, out, err[-1]) == (0, ["ab"], "the server answers again")
     assert [line.split(":")[0] for line in err] == ["warning", "UNAVAILABLE", "the server answers again"]

@@ -79,16 +79,15 @@ def test_every_text_is_answered_where_few_may_wait(kind):
     runner = EchoRunner(num_slots=2)
     runner.gate.clear()  # so that the first calls have to wait
     with serving_on_a_thread(runner, queue=QueueLimits(max_waiting_requests=2)) as served:
-        refused, record = [], served.app._metrics.record_rpc
+        refused = []
 
-        def open_gate(**labels):
-            record(**labels)
-            if labels["code"] == "RESOURCE_EXHAUSTED":
-                refused.append(labels)
+        def open_gate(record):
+            if record.code == "RESOURCE_EXHAUSTED":
+                refused.append(record)
                 if len(refused) == 12:
                     runner.gate.set()
 
-        served.app._metrics.record_rpc = open_gate
+        served.app._calls._sinks += (open_gate,)
         assert [result.text for result in each(kind, served.address, TEXTS, in_flight=16)] == TEXTS
         assert 12 <= len(refused) < 100
 

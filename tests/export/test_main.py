@@ -178,7 +178,7 @@ def test_a_bundle_that_is_there_is_refused_without_overwrite(trained_run, capsys
 def test_wrong_usage_exits_2(arguments, capsys):
     with pytest.raises(SystemExit, match=r"^2$"):
         main(arguments)
-    assert "usage: python -m export" in capsys.readouterr().err
+    assert capsys.readouterr().err.endswith("python -m export --help shows the usage\n")
 
 
 def test_an_unknown_precision_is_named_with_those_there_are(capsys):
