@@ -21,11 +21,11 @@ MANY = {"en_XX": 5, "de_DE": 6, "ko_KR": 7}
 async def serving_languages():
     """Echoes from Korean into English, from three languages into the same three, and without languages."""
     async with serving(names=("fixed", "many", "unknown")) as served:
-        models = served.app._models
-        models.put(replace(models.get("fixed"), source_language="ko", target_language="en"))
+        models, served_as = served.app._models, {model.name: model for model in served.app._models}
+        models.put(replace(served_as["fixed"], source_language="ko", target_language="en"))
         choice = Choice(MANY, "")
         choices = {"source_language": choice, "target_language": choice}
-        models.put(replace(models.get("many"), choices=choices))
+        models.put(replace(served_as["many"], choices=choices))
         yield served
 
 

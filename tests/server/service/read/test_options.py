@@ -400,6 +400,11 @@ REFUSED = {
         2,
         "encoder_no_repeat_ngram_size applies to a text, which pictures does not read: leave it out",
     ),
+    "prompt": (
+        {},
+        "a",
+        "a prompt is for sounds and a model that writes times, and pictures does not: leave it out",
+    ),
     **{
         name: (
             {"long_source": pb.LONG_SOURCE_SPLIT},

@@ -314,7 +314,7 @@ def test_the_spectrograms_of_open_sounds_are_bounded(whisper_path, monkeypatch):
             @contextmanager
             def holding_until_the_other_is_refused(call, num_bytes):
                 with holding(call, num_bytes):
-                    held.append(dict(opened._held))
+                    held.append(dict(opened._held.held))
                     with pytest.raises(Overloaded, match="the limit is 200000"), holding(call, num_bytes):
                         pass
                     yield
@@ -324,6 +324,6 @@ def test_the_spectrograms_of_open_sounds_are_bounded(whisper_path, monkeypatch):
             assert answer.usage.source_seconds == 30
             [of_callers] = held
             assert sum(of_callers.values()) >= 3_000 * NUM_MELS * 4
-            assert not opened._held
+            assert not opened._held.held
 
     asyncio.run(run())
