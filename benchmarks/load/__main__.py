@@ -63,7 +63,7 @@ from benchmarks.load.plot import save_plot
 from benchmarks.serving import serving
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
+from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig, Speculation
 from seq2seq_serve.server.runner.runner import OnnxRunner
 
 _FULL = Plan(
@@ -157,8 +157,10 @@ def measure(
         max_slots=_MAX_SLOTS,
         max_source_length=MAX_TARGET_LENGTH,
         max_target_length=MAX_TARGET_LENGTH,
+        speculative=Speculation.OFF,  # random weights repeat themselves
     )
     flags = ["--provider", config.provider.value, "--precision", Precision.INT8.value]
+    flags += ["--speculative", config.speculative.value]
     for name in ("max_slots", "max_source_length", "max_target_length"):
         flags += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
     flags += ["--threads", str(config.num_threads)]

@@ -20,7 +20,7 @@ import numpy as np
 from benchmarks.peers.work import Clock, Search, Source
 from seq2seq_serve.bundle.manifest import Manifest, load_bundle
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.server.config import ProviderPolicy, QueueLimits, RunnerConfig, ServerConfig
+from seq2seq_serve.server.config import ProviderPolicy, QueueLimits, RunnerConfig, ServerConfig, Speculation
 from seq2seq_serve.server.engine.request import Beam, Constraints, Request
 from seq2seq_serve.server.engine.result import Result, Turn
 from seq2seq_serve.server.models.loading import create_engine
@@ -60,6 +60,7 @@ class EngineProcess:
             num_threads=num_threads,
             max_slots=num_slots,
             memory_budget_bytes=_NO_BUDGET,
+            speculative=Speculation.OFF,  # random weights repeat themselves
         )
         context = multiprocessing.get_context(
             "spawn"

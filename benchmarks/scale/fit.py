@@ -21,7 +21,7 @@ from benchmarks.scale.times import EngineTimes, blend
 from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
+from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig, Speculation
 from seq2seq_serve.server.engine.plan import Selected
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Turn
@@ -55,6 +55,7 @@ _CONFIG = RunnerConfig(
     max_slots=160,  # enough for 64 requests of the mix
     max_source_length=MAX_TARGET_LENGTH,
     max_target_length=MAX_TARGET_LENGTH,
+    speculative=Speculation.OFF,
 )
 
 
