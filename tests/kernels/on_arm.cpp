@@ -2,7 +2,7 @@
 // standard input, and writes what it has computed to standard output, both as they are in memory.
 //
 //   products I O is_positive N     weights (I, O), their scales, biases, rows x (N, I) -> outputs (N, O)
-//   attention B H G C K            queries (B, H, K), keys, values (B, G, C, K), last positions (B,) -> (B, H, K)
+//   attention B H G C K            queries (B, H, K), keys, values (B, G, C, K), last positions, owners (B,) -> (B, H, K)
 //   sources S H K                  packed tokens (S, 3 H K) of one source -> (S, H, K)
 //   norm N D                       x, residual (N, D), weight, bias (D,) -> (N, D)
 //   candidates N V K               logits (N, V) -> log-probabilities (N, K), ids (N, K)
@@ -73,10 +73,12 @@ int main(int count, char **given) {
     const size_t B = sizes[0], H = sizes[1], G = sizes[2], C = sizes[3], K = sizes[4];
     const auto queries = read(B * H * K), keys = read(B * G * C * K), values = read(B * G * C * K);
     const auto last = read<int32_t>(B);
+    const auto owners = read<int64_t>(B);
     std::vector<float> outputs(B * H * K);
     Rows rows{};
     rows.queries = queries.data(), rows.query_stride = H * K, rows.keys = keys.data(), rows.values = values.data();
-    rows.last_positions = last.data(), rows.outputs = outputs.data(), rows.num_rows = B, rows.num_heads = H;
+    rows.last_positions = last.data(), rows.owners = owners.data(), rows.outputs = outputs.data();
+    rows.num_rows = B, rows.num_heads = H;
     rows.num_groups = G, rows.num_positions = C, rows.d_head = K, rows.scale = 0.3f;
     run(rows);
     write(outputs);

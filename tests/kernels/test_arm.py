@@ -75,10 +75,13 @@ def test_attention(H, G, K, run):
     queries, keys, values = (
         rng.standard_normal(shape).astype(np.float32) for shape in ((B, H, K), (B, G, C, K), (B, G, C, K))
     )
-    output = run("attention", B, H, G, C, K, arrays=[queries, keys, values, last])
-    for row in range(B):
+    owners = np.array([0, 1, 2, 3, 0])
+    output = run("attention", B, H, G, C, K, arrays=[queries, keys, values, last, owners])
+    for row, owner in enumerate(owners):
         live = slice(last[row] + 1)
-        of_heads = [np.repeat(array[row, :, live].astype(np.float64), H // G, 0) for array in (keys, values)]
+        of_heads = [
+            np.repeat(array[owner, :, live].astype(np.float64), H // G, 0) for array in (keys, values)
+        ]
         expected = attended(queries[row][:, None].astype(np.float64), *of_heads)[:, 0]
         found = np.frombuffer(output, np.float32).reshape(B, H, K)[row]
         np.testing.assert_allclose(found, expected, atol=5e-6)
