@@ -208,11 +208,12 @@ def test_a_core_that_is_killed_or_stopped_loses_its_own_requests_and_is_back_wit
         on_a_thread(serving_bundles(bundle_path, runner=RUNNER)) as served,
         stub_of(served.address) as stub,
     ):
-        victim, _ = instances_of(served)
+        victim, other = instances_of(served)
         process_id = victim._process.pid
         with held([victim]):
-            calls = [stub.Generate.future(request_of(text)) for text in TEXTS * 50]
-            until(lambda: len(victim.requests) == 5)  # four slots, and one ahead
+            with held([other]):
+                calls = [stub.Generate.future(request_of(text)) for text in TEXTS * 50]
+                until(lambda: len(victim.requests) == 5)  # four slots, and one ahead
             begun = time.monotonic()
             if number is signal.SIGKILL:
                 os.kill(process_id, number)
