@@ -24,7 +24,8 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 Piece = tuple[str, int]  # a text, and the number of its formatting within the segment
 
 _TIMES = re.compile(r"^\s*(?:\d+:)?\d+:\d+[.,]\d+\s+-->\s")
-_TAG = re.compile(r"(<[^<>]*>)")
+_TAG = re.compile(r"(</?[a-zA-Z][^<>]*>)")
+_VTT_TAG = re.compile(r"(</?[a-zA-Z][^<>]*>|<\d[\d:.]*>)")
 _TAG_NAME = re.compile(r"<([^\s.>]*)")
 _POSITION = re.compile(r"^(?:\{\\[^}]*\})+")  # such as {\an8}, at the begin of a subtitle
 _SPEAKER = re.compile(r"^\s*[-–—]\s*")  # begins a line of another speaker
@@ -96,7 +97,7 @@ class Segment:
             linked += [num_sources + link.source_word for link in alignment.links]
             num_sources += len(alignment.source_words)
         words = list(_WORD.finditer(target))
-        if num_sources != len(sources) or len(linked) != len(words):
+        if not words or num_sources != len(sources) or len(linked) != len(words):
             return [(target, largest)]  # of a model without attention, or in a script without spaces
         pieces: list[Piece] = []
         end = 0
@@ -184,8 +185,9 @@ class Subtitles(Document):
         opened: list[str] = []
         tags: list[tuple[str, ...]] = []  # by the number of the formatting
         pieces: list[Piece] = []
-        for part in _TAG.split(" ".join(shown)[len(prefix) :]):
-            if not part.startswith("<"):
+        tag = _VTT_TAG if self._is_vtt else _TAG
+        for number, part in enumerate(tag.split(" ".join(shown)[len(prefix) :])):
+            if number % 2 == 0:
                 tags.append(tuple(opened))
                 pieces.append((html.unescape(part) if self._is_vtt else part, len(tags) - 1))
             elif part.startswith("</"):
@@ -255,32 +257,37 @@ class Page(Document):
         formatter = HTMLFormatter(EntitySubstitution.substitute_xml, void_element_close_prefix="")
         return self._soup.encode(self._soup.original_encoding or "utf-8", formatter=formatter)
 
-    def _walk(self, block: Any) -> None:
+    def _walk(self, root: Any) -> None:
+        """Adds the texts of each block; without recursion, as pages may be nested more deeply than calls."""
         from bs4.element import NavigableString, Tag
 
-        texts: list[Any] = []
-
-        def gather(parent: Any) -> None:
-            for child in list(parent.children):
-                if type(child) is NavigableString:
-                    texts.append(child)
-                elif isinstance(child, Tag):
-                    is_left_out = child.name in _LEFT_OUT or child.get("translate") == "no"
-                    if child.name in _INLINE and not is_left_out:
-                        gather(child)
-                        continue
-                    flush()
-                    if not is_left_out:
-                        self._walk(child)
+        blocks, texts = [root], list[Any]()
+        opened = [(root, iter(list(root.children)))]
 
         def flush() -> None:
             if _LETTER.search("".join(texts)):
                 pieces = [(str(text), number) for number, text in enumerate(texts)]
-                self.segments.append(Segment(pieces, _tree_writer(_HtmlTree(block), list(texts))))
+                self.segments.append(Segment(pieces, _tree_writer(_HtmlTree(blocks[-1]), list(texts))))
             texts.clear()
 
-        gather(block)
-        flush()
+        while opened:
+            parent, children = opened[-1]
+            child = next(children, None)
+            if child is None:
+                opened.pop()
+                if parent is blocks[-1]:
+                    flush()
+                    blocks.pop()
+            elif type(child) is NavigableString:
+                texts.append(child)
+            elif isinstance(child, Tag):
+                is_left_out = child.name in _LEFT_OUT or child.get("translate") == "no"
+                is_inline = child.name in _INLINE and not is_left_out
+                if not is_inline:
+                    flush()
+                if not is_left_out:
+                    blocks += [] if is_inline else [child]
+                    opened.append((child, iter(list(child.children))))
 
 
 class Word(Document):

@@ -79,12 +79,11 @@ class Drafter:
         """Returns the drafted positions of running rows, each row's in order, as rows of the same slots."""
         seconds, num_tokens = self.times.expected(len(rows)), float(len(rows))  # both are expectations
         least_gain = _LEAST_GAIN * self.times.seconds_of_position
+        rows = tuple(filter(_may_be_drafted, rows))
         if max(self._rates) * seconds < least_gain * num_tokens:
             rows = rows[:1]  # whose predictions are compared, so that the rates stay known
         drafts: list[Sequence] = []
         for row in rows:
-            if not _may_be_drafted(row):
-                continue
             follower, chance, token_ids = self._follow(row), 1.0, row.token_ids
             most = min(
                 _MAX_OF_A_ROW,

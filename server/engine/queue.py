@@ -128,7 +128,7 @@ class FairQueue:
         Args:
             request: It has returned its slots.
             held_seconds: Time for which it had its slots.
-            num_steps: Number of steps that ran in that time.
+            num_steps: Number of steps that ran in that time; one that selected drafted tokens counts for each.
         """
         cost = request.cost(feeds_prefix=self._feeds_prefix)
         weight = _RESIDENCE_WEIGHT if self._residence_work else 1.0
@@ -168,14 +168,17 @@ class FairQueue:
     def _lack_of_room(self, newcomers: Sequence[Request], num_held: int) -> str:
         """Returns why newcomers may not wait; empty if they may.
 
-        Requests that were sent to a core ahead of a free slot count as waiting. A caller's own requests of a
-        lower priority do not count against it, so that bulk work leaves room for what is urgent.
+        Requests that were sent to a core ahead of a free slot count as waiting. The requests of a call may
+        wait if they might come one by one, or if no others wait. A caller's own requests of a lower priority
+        do not count against it, so that bulk work leaves room for what is urgent.
         """
         priority, caller = newcomers[0].priority, newcomers[0].caller
         num_requests = self.num_requests + max(num_held - self._num_slots, 0)
         num_new_tokens = sum(request.queue_tokens for request in newcomers)
         if excess := self.excess(num_requests + len(newcomers), self._num_tokens + num_new_tokens):
             return f"the queue is full: with this call it would have {excess}"
+        if not self.num_requests:
+            return ""
         levels = [lines for level, lines in self._levels.items() if level <= priority]
         own = [lines[caller] for lines in levels if caller in lines]
         num_own, num_own_tokens = (
@@ -184,7 +187,10 @@ class FairQueue:
         )
         room = self._limits.max_waiting_requests - num_requests
         token_room = self._limits.max_waiting_tokens - self._num_tokens
-        if num_own <= _MOST_OF_ROOM * room and num_own_tokens <= _MOST_OF_ROOM * token_room:
+        num_before, num_tokens_before = len(newcomers) - 1, num_new_tokens - newcomers[-1].queue_tokens
+        if num_own + num_before <= _MOST_OF_ROOM * (room - num_before) and (
+            num_own_tokens + num_tokens_before <= _MOST_OF_ROOM * (token_room - num_tokens_before)
+        ):
             return ""
         return (
             f"the queue is full for this caller: {num_own} of its requests wait, of {num_own_tokens} source "

@@ -152,6 +152,29 @@ def test_elements_of_html_follow_their_words():
     assert '<a href="x?a=1&amp;b=2">NEVER</a>. OR</p>' in written
 
 
+def test_pages_may_be_nested_more_deeply_than_calls():
+    page = "<div>a <b>" * 3_000 + "word" + "</b></div>" * 3_000
+    texts, written = translated("a.html", page, capitals)
+    assert texts == ["a"] * 2_999 + ["a word"]
+    assert written == page.replace("a <b>", "A <b>").replace("word", "WORD")
+
+
+def test_an_empty_target_of_a_text_with_formatting_leaves_nothing_behind():
+    empty = GenerateResponse(hypotheses=[Hypothesis(word_alignment=WordAlignment())])
+    texts, written = translated("a.html", "<p>Go <b>away</b></p>", lambda _: empty)
+    assert texts == ["Go away"]
+    assert written == "<p><b></b></p>"
+
+
+def test_what_only_looks_like_a_tag_is_text():
+    less = "1\n0:01,0 --> 0:02,0\nx <3 and y> z"
+    texts, written = translated("a.srt", less, capitals)
+    assert texts == ["x <3 and y> z"]
+    assert written == less.replace(texts[0], "X <3 AND Y> Z")
+    times = "WEBVTT\n\n00:01.000 --> 00:02.000\none <00:01.500>two"
+    assert translated("a.vtt", times, capitals)[0] == ["one two"]
+
+
 def word_file() -> bytes:
     document = docx.Document()
     paragraph = document.add_paragraph("Go ")
