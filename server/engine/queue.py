@@ -128,7 +128,7 @@ class FairQueue:
         Args:
             request: It has returned its slots.
             held_seconds: Time for which it had its slots.
-            num_steps: Number of steps that ran in that time; one that selected drafted tokens counts for each.
+            num_steps: Steps that ran in that time; one that selected drafted tokens counts for each.
         """
         cost = request.cost(feeds_prefix=self._feeds_prefix)
         weight = _RESIDENCE_WEIGHT if self._residence_work else 1.0
