@@ -1,6 +1,6 @@
 """Measures quality through the server: `python -m benchmarks.quality multi30k --data DIR`.
 
-This file has the translation tasks; `babi` and `captions` have their own files.
+This file has the translation tasks; `babi`, `captions` and `published` have their own files.
 
 Trains a preset, by default `tiny`; an interrupted run is resumed, and a finished run is reused. Chooses
 averaging and length penalty on dev, exports fp32 and int8, starts the real server, translates the test sets
@@ -23,7 +23,7 @@ from rich.console import Console
 
 from benchmarks.demo import translate_all
 from benchmarks.hardware import describe_hardware
-from benchmarks.quality import babi, captions
+from benchmarks.quality import babi, captions, published
 from benchmarks.quality.choice import BEAM_SIZE, Choice, choose, search_options, server_flags
 from benchmarks.quality.corpora import Detokenised, ScoredSet, Task, korean, multi30k
 from benchmarks.quality.recipe import Recipe, add_run_flags, describe_run, run, train
@@ -37,7 +37,12 @@ from seq2seq_serve.training.run import RunFolder, load_checkpoints
 
 _PRECISIONS = Precision.FP32, Precision.INT8
 _DETOKENISED = MetricSettings(is_lower_cased=True)
-_OTHER_TASKS = {"babi": babi.main, "captions": captions.main, "clips": captions.main}
+_OTHER_TASKS = {
+    "babi": babi.main,
+    "captions": captions.main,
+    "clips": captions.main,
+    "published": published.main,
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
