@@ -1,27 +1,77 @@
-"""The English names of languages by their codes (ISO 639), as Whisper and M2M100 spell the codes."""
+"""Languages by their codes (ISO 639 and BCP 47), as Whisper, M2M100, mBART and NLLB spell the codes."""
 
 from __future__ import annotations
 
+MAX_TAG_LENGTH = 100  # characters of a tag that is looked up; NLLB's have eight
+
+# The shortest code of a language, its other codes, and its English name. NLLB's individual language stands
+# for the one that has the short code: arb for ar, npi for ne.
 _TABLE = """
-    af Afrikaans, am Amharic, ar Arabic, as Assamese, ast Asturian, az Azerbaijani, ba Bashkir,
-    be Belarusian, bg Bulgarian, bn Bengali, bo Tibetan, br Breton, bs Bosnian, ca Catalan, ceb Cebuano,
-    cs Czech, cy Welsh, da Danish, de German, el Greek, en English, eo Esperanto, es Spanish, et Estonian,
-    eu Basque, fa Persian, ff Fulah, fi Finnish, fo Faroese, fr French, fy Western Frisian, ga Irish,
-    gd Scottish Gaelic, gl Galician, gu Gujarati, ha Hausa, haw Hawaiian, he Hebrew, hi Hindi,
-    hr Croatian, ht Haitian Creole, hu Hungarian, hy Armenian, id Indonesian, ig Igbo, ilo Iloko,
-    is Icelandic, it Italian, ja Japanese, jw Javanese, jv Javanese, ka Georgian, kk Kazakh, km Khmer,
-    kn Kannada, ko Korean, la Latin, lb Luxembourgish, lg Ganda, ln Lingala, lo Lao, lt Lithuanian,
-    lv Latvian, mg Malagasy, mi Maori, mk Macedonian, ml Malayalam, mn Mongolian, mr Marathi, ms Malay,
-    mt Maltese, my Burmese, ne Nepali, nl Dutch, nn Nynorsk, no Norwegian, ns Northern Sotho, oc Occitan,
-    or Odia, pa Punjabi, pl Polish, ps Pashto, pt Portuguese, ro Romanian, ru Russian, sa Sanskrit,
-    sd Sindhi, si Sinhala, sk Slovak, sl Slovenian, sn Shona, so Somali, sq Albanian, sr Serbian,
-    ss Swati, su Sundanese, sv Swedish, sw Swahili, ta Tamil, te Telugu, tg Tajik, th Thai, tk Turkmen,
-    tl Tagalog, tn Tswana, tr Turkish, tt Tatar, uk Ukrainian, ur Urdu, uz Uzbek, vi Vietnamese, wo Wolof,
-    xh Xhosa, yi Yiddish, yo Yoruba, yue Cantonese, zh Chinese, zu Zulu
+    ace Acehnese, acm Mesopotamian Arabic, acq Ta'izzi-Adeni Arabic, aeb Tunisian Arabic,
+    af/afr Afrikaans, ajp South Levantine Arabic, ak/aka Akan, am/amh Amharic, apc North Levantine Arabic,
+    ar/arb/ara Arabic, ars Najdi Arabic, ary Moroccan Arabic, arz Egyptian Arabic, as/asm Assamese,
+    ast Asturian, awa Awadhi, ay/ayr/aym Aymara, az/azj/aze Azerbaijani, azb South Azerbaijani,
+    ba/bak Bashkir, ban Balinese, be/bel Belarusian, bem Bemba, bg/bul Bulgarian, bho Bhojpuri,
+    bjn Banjar, bm/bam Bambara, bn/ben Bengali, bo/bod Tibetan, br/bre Breton, bs/bos Bosnian,
+    bug Buginese, ca/cat Catalan, ceb Cebuano, cjk Chokwe, ckb Central Kurdish, crh Crimean Tatar,
+    cs/ces Czech, cy/cym Welsh, da/dan Danish, de/deu German, dik Southwestern Dinka, dyu Dyula,
+    dz/dzo Dzongkha, ee/ewe Ewe, el/ell Greek, en/eng English, eo/epo Esperanto, es/spa Spanish,
+    et/est/ekk Estonian, eu/eus Basque, fa/pes/fas Persian, ff/fuv/ful Fulah, fi/fin Finnish,
+    fj/fij Fijian, fo/fao Faroese, fon Fon, fr/fra French, fur Friulian, fy/fry Western Frisian,
+    ga/gle Irish, gd/gla Scottish Gaelic, gl/glg Galician, gn/grn/gug Guarani, gu/guj Gujarati,
+    ha/hau Hausa, haw Hawaiian, he/heb/iw Hebrew, hi/hin Hindi, hne Chhattisgarhi, hr/hrv Croatian,
+    ht/hat Haitian Creole, hu/hun Hungarian, hy/hye Armenian, id/ind Indonesian, ig/ibo Igbo, ilo Iloko,
+    is/isl Icelandic, it/ita Italian, ja/jpn Japanese, jv/jw/jav Javanese, ka/kat Georgian, kab Kabyle,
+    kac Jingpho, kam Kamba, kbp Kabiye, kea Kabuverdianu, kg/kon Kongo, ki/kik Kikuyu, kk/kaz Kazakh,
+    km/khm Khmer, kmb Kimbundu, kn/kan Kannada, ko/kor Korean, kr/knc/kau Kanuri, ks/kas Kashmiri,
+    ku/kmr/kur Kurdish, ky/kir Kyrgyz, la/lat Latin, lb/ltz Luxembourgish, lg/lug Ganda,
+    li/lim Limburgish, lij Ligurian, lmo Lombard, ln/lin Lingala, lo/lao Lao, lt/lit Lithuanian,
+    ltg Latgalian, lua Luba-Kasai, luo Luo, lus Mizo, lv/lvs/lav Latvian, mag Magahi, mai Maithili,
+    mg/plt/mlg Malagasy, mi/mri Maori, min Minangkabau, mk/mkd Macedonian, ml/mal Malayalam,
+    mn/khk/mon Mongolian, mni Meitei, mos Mossi, mr/mar Marathi, ms/zsm/msa Malay, mt/mlt Maltese,
+    my/mya Burmese, ne/npi/nep Nepali, nl/nld Dutch, nn/nno Nynorsk, no/nb/nob/nor Norwegian,
+    nso/ns Northern Sotho, nus Nuer, ny/nya Nyanja, oc/oci Occitan, om/gaz/orm Oromo, or/ory/ori Odia,
+    pa/pan Punjabi, pag Pangasinan, pap Papiamento, pl/pol Polish, prs Dari, ps/pbt/pus Pashto,
+    pt/por Portuguese, qu/quy/que Quechua, rn/run Rundi, ro/ron Romanian, ru/rus Russian,
+    rw/kin Kinyarwanda, sa/san Sanskrit, sat Santali, sc/srd Sardinian, scn Sicilian, sd/snd Sindhi,
+    sg/sag Sango, shn Shan, si/sin Sinhala, sk/slk Slovak, sl/slv Slovenian, sm/smo Samoan, sn/sna Shona,
+    so/som Somali, sq/als/sqi Albanian, sr/srp Serbian, ss/ssw Swati, st/sot Southern Sotho,
+    su/sun Sundanese, sv/swe Swedish, sw/swh/swa Swahili, szl Silesian, ta/tam Tamil, taq Tamasheq,
+    te/tel Telugu, tg/tgk Tajik, th/tha Thai, ti/tir Tigrinya, tk/tuk Turkmen, tl/tgl/fil Tagalog,
+    tn/tsn Tswana, tpi Tok Pisin, tr/tur Turkish, ts/tso Tsonga, tt/tat Tatar, tum Tumbuka, tw/twi Twi,
+    tzm Central Atlas Tamazight, ug/uig Uyghur, uk/ukr Ukrainian, umb Umbundu, ur/urd Urdu,
+    uz/uzn/uzb Uzbek, vec Venetian, vi/vie Vietnamese, war Waray, wo/wol Wolof, xh/xho Xhosa,
+    yi/ydd/yid Yiddish, yo/yor Yoruba, yue Cantonese, zh/zho/cmn Chinese, zu/zul Zulu
 """
-_NAMES = {code: name for code, _, name in (pair.strip().partition(" ") for pair in _TABLE.split(","))}
+_ENTRIES = [
+    (codes.split("/"), name) for codes, _, name in (one.strip().partition(" ") for one in _TABLE.split(","))
+]
+_NAMES = {codes[0]: name for codes, name in _ENTRIES}
+_SHORTEST = {code: codes[0] for codes, _ in _ENTRIES for code in codes}
+
+# The script of a language that models write in several, by a tag without one (CLDR's likely subtags)
+LIKELY_SCRIPTS = {
+    "ace": "latn",
+    "ar": "arab",
+    "bjn": "latn",
+    "kr": "latn",
+    "ks": "arab",
+    "taq": "latn",
+    "zh": "hans",
+    "zh-cn": "hans",
+    "zh-hk": "hant",
+    "zh-mo": "hant",
+    "zh-sg": "hans",
+    "zh-tw": "hant",
+}
 
 
-def name_of(code: str) -> str:
-    """Returns the English name of a language, also of a code with a region; an unknown code as it is."""
-    return _NAMES.get(code.replace("_", "-").split("-")[0].casefold(), code)
+def subtags(tag: str) -> list[str]:
+    """Returns the parts of a tag in lower case, the language as its shortest code: ko, hang of kor_Hang."""
+    language, *others = tag.replace("_", "-").casefold().split("-")
+    return [_SHORTEST.get(language, language), *others]
+
+
+def name_of(tag: str) -> str:
+    """Returns the English name of a language, whatever its script and region; an unknown tag as it is."""
+    return _NAMES.get(subtags(tag)[0], tag)

@@ -25,6 +25,7 @@ from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Array, Beam, Con
 from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.service.languages import LIKELY_SCRIPTS, MAX_TAG_LENGTH, subtags
 from seq2seq_serve.server.service.origin import Caller
 from seq2seq_serve.server.service.read.inputs import check_bytes, check_ids
 from seq2seq_serve.server.service.read.sentences import DEFAULT_LANGUAGE, known_language
@@ -312,6 +313,10 @@ def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict
             getattr(options, name),
             name if isinstance(options, ScoreRequest) else f"options.{name}",
         )
+        if len(given) > MAX_TAG_LENGTH:
+            raise InvalidRequest(
+                f"{name} has {len(given)} characters: send at most {MAX_TAG_LENGTH}", field=field
+            )
         choice = model.choices.get(name)
         if choice is None:
             if given and name != SOURCE_LANGUAGE:  # which is also the language whose sentences are split
@@ -337,15 +342,21 @@ def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict
 def named_choice(given: str, choice: Choice) -> str | None:
     """Returns the name of a choice that a caller means; None if there is none, or several.
 
-    That is the given name itself; the same tag in another spelling, such as ko_KR for ko-kr; the tag without
-    its last parts, such as ko for ko-KR (RFC 4647, section 3.4); or the only name of a language that is given
-    alone, such as ko_KR for ko.
+    That is the given name itself; the same tag in another spelling, such as ko_KR for ko-kr or kor_Hang for
+    ko-Hang; the tag without its last parts, such as ko for ko-KR (RFC 4647, section 3.4); or, of a language
+    given alone, the only name, such as ko_KR for ko, or that in the usual script, such as zho_Hans for zh.
     """
     if given in choice.ids:
         return given
-    tags, wanted = {name: _subtags(name) for name in choice.ids}, _subtags(given)
-    found = [name for name, tag in tags.items() if tag[0] == given.casefold()]
-    for length in range(len(wanted), 0, -1):
+    if len(given) > MAX_TAG_LENGTH:
+        return None
+    tags, wanted = {name: subtags(name) for name in choice.ids}, subtags(given)
+    likely = [wanted[0], LIKELY_SCRIPTS.get("-".join(wanted))]
+    found = [name for name, tag in tags.items() if tag == likely] or [
+        name for name, tag in tags.items() if tag[:1] == wanted
+    ]
+    longest = max(map(len, tags.values()), default=0)
+    for length in range(min(len(wanted), longest), 0, -1):
         found = [name for name, tag in tags.items() if tag == wanted[:length]] or found
         if len(found) == 1:
             return found[0]
@@ -354,14 +365,10 @@ def named_choice(given: str, choice: Choice) -> str | None:
 
 def _near(given: str, choice: Choice) -> list[str]:
     """Returns the first of the names that begin like a given one."""
-    beginning = _subtags(given)[0]
+    beginning = given.replace("_", "-").split("-")[0].casefold()
     if not beginning:
         return []
     return sorted(name for name in choice.ids if name.casefold().startswith(beginning))[:_MAX_NEAR]
-
-
-def _subtags(tag: str) -> list[str]:
-    return tag.replace("_", "-").casefold().split("-")
 
 
 def _names(choice: Choice) -> str:

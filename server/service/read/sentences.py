@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import sentencex
 
 from seq2seq_serve.bundle.normalization import INVISIBLE, WHITE_SPACE, is_blank
+from seq2seq_serve.server.service.languages import subtags
 
 # With English abbreviations; the sentence terminators of all scripts end sentences.
 DEFAULT_LANGUAGE = "en"
@@ -50,8 +51,8 @@ _SPACES = {ord(character): " " for character in WHITE_SPACE}
 
 
 def known_language(tag: str) -> str | None:
-    """Returns the language of a BCP 47 tag such as "pt-BR" or "ko"; None if the splitter does not know it."""
-    language = tag.replace("_", "-").split("-", 1)[0].lower()
+    """Returns the language of a tag such as "pt-BR" or "kor_Hang"; None if the splitter does not know it."""
+    language = subtags(tag)[0]
     return language if language in _LANGUAGES else None
 
 

@@ -23,6 +23,7 @@ from seq2seq_serve.server.service.read.options import (
     _constraints,
     _near,
     _with_defaults,
+    named_choice,
     without_ngrams,
 )
 from tests.server.service.harness import byte_tokenizer, serving, serving_bundles
@@ -338,6 +339,11 @@ def chosen(family, given):
         ("m2m100", "zh_Hant_TW", "zh"),
         ("nllb", "kor-hang", "kor_Hang"),
         ("nllb", "eng", "eng_Latn"),
+        ("nllb", "ko", "kor_Hang"),
+        ("nllb", "kg", "kon_Latn"),
+        ("nllb", "zho", "zho_Hans"),
+        ("nllb", "zh-TW", "zho_Hant"),
+        ("m2m100", "kor_Hang", "ko"),
     ],
 )
 def test_a_language_is_found_by_its_tag(family, given, name):
@@ -349,8 +355,7 @@ def test_a_language_is_found_by_its_tag(family, given, name):
     [
         ("mbart", "zh-TW", " (near it: zh_CN)"),
         ("mbart", "de", ""),
-        ("nllb", "zho", " (near it: zho_Hans, zho_Hant)"),
-        ("nllb", "ko", " (near it: kon_Latn, kor_Hang)"),
+        ("nllb", "zho_Latn", " (near it: zho_Hans, zho_Hant)"),
     ],
 )
 def test_a_language_that_is_not_clear_is_refused_with_those_near_it(family, given, near):
@@ -358,6 +363,15 @@ def test_a_language_that_is_not_clear_is_refused_with_those_near_it(family, give
     message = f"target_language is '{given}'{near}, and {family} has {names}"
     with pytest.raises(InvalidRequest, match=f"^{re.escape(message)}$"):
         chosen(family, given)
+
+
+def test_a_long_tag_is_refused_before_it_is_split():
+    """Each of a million parts was compared with every name: hours on the event loop."""
+    tag = "q-" * 1_000_000
+    with pytest.raises(InvalidRequest, match=r"^target_language has 2000000 characters: send at most 100$"):
+        chosen("nllb", tag)
+    assert named_choice(tag, Choice({"ko": 0, "en": 1})) is None
+    assert named_choice("q-" * 50, Choice({"ko": 0, "q": 1})) == "q"
 
 
 def test_names_near_none_or_many_are_not_all_listed():

@@ -140,6 +140,7 @@ def test_lines_and_what_is_between_them_are_the_text(text):
 
 def test_languages_are_known_by_their_tags():
     assert [known_language(tag) for tag in ("ko", "pt-BR", "ZH-hant", "yue")] == ["ko", "pt", "zh", "yue"]
+    assert [known_language(tag) for tag in ("kor_Hang", "zho_Hant", "npi")] == ["ko", "zh", "ne"]
     assert [known_language(tag) for tag in ("", "korean", "xx", "-", "k")] == [None] * 5
 
 
