@@ -6,11 +6,13 @@ differ from LibreTranslate's is said in docs/protocols.md.
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from seq2seq_serve.bundle.manifest import Choice
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TARGET_LANGUAGE
@@ -21,7 +23,7 @@ from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import SHORT_BYTES, Call
 from seq2seq_serve.server.service.fair_thread import Checkpoint
-from seq2seq_serve.server.service.forms import read_form
+from seq2seq_serve.server.service.forms import read_form, text_of
 from seq2seq_serve.server.service.languages import name_of
 from seq2seq_serve.server.service.open_inference.json import read_json
 from seq2seq_serve.server.service.read.options import named_choice
@@ -30,8 +32,10 @@ from seq2seq_serve.server.service.seq2seq.generation import generate, read_decod
 _AUTO = "auto"
 _MAX_TEXTS = 256
 _FIELDS = ("q", "source", "target", "format", "alternatives", "api_key")
+_LANGUAGES = ("source", "target")
 _NEUTRAL = {"format": ("text",), "alternatives": (0, "0")}
 _JSON_BYTES = 4  # take as long to read as a byte of text
+_BYTES_PER_CODE = 12  # of a language in JSON
 _MOST_DETECTED, _MOST_LANGUAGES = 2_000, 5  # characters of a text, and the languages that are listed for it
 
 
@@ -53,22 +57,25 @@ async def fields_of(request: Request, body: bytes, call: Call) -> dict[str, Any]
 
     def read(_: Checkpoint) -> dict[str, Any]:
         if "json" in content_type:
-            return dict(read_json(body))
-        form = read_form(body, content_type)
-        return {name: values[-1].decode(errors="replace") for name, values in form.items()}
+            fields = read_json(body)
+        else:
+            form = read_form(body, content_type)
+            fields = {name: text_of(values[-1], name) for name, values in form.items()}
+        for name, value in fields.items():
+            if name not in _FIELDS:
+                raise InvalidRequest(f"there is no field {name[:100]!r}", field=name[:100])
+            if name in _NEUTRAL and value not in _NEUTRAL[name]:
+                raise InvalidRequest(
+                    f"{name} is {str(value)[:100]!r}, and the server has only {_NEUTRAL[name][0]}", field=name
+                )
+            if name in _LANGUAGES and not isinstance(value, str):
+                raise InvalidRequest(f"{name} must be the code of a language", field=name)
+        return fields
 
-    fields = await call.read(read, len(body) // _JSON_BYTES)
-    for name, value in fields.items():
-        if name not in _FIELDS:
-            raise InvalidRequest(f"there is no field {name[:100]!r}", field=name[:100])
-        if name in _NEUTRAL and value not in _NEUTRAL[name]:
-            raise InvalidRequest(
-                f"{name} is {str(value)[:100]!r}, and the server has only {_NEUTRAL[name][0]}", field=name
-            )
-    return fields
+    return await call.read(read, len(body) // _JSON_BYTES)
 
 
-async def translate(fields: Mapping[str, Any], call: Call) -> dict[str, Any]:
+async def translate(fields: Mapping[str, Any], call: Call) -> Response:
     """Returns the translation of a text, or of each of several.
 
     Raises:
@@ -78,7 +85,7 @@ async def translate(fields: Mapping[str, Any], call: Call) -> dict[str, Any]:
     texts: list[Any] = given if isinstance(given, list) else [given]
     if len(texts) > _MAX_TEXTS or not all(isinstance(text, str) for text in texts):
         raise InvalidRequest(f"q must be a text, or a list of at most {_MAX_TEXTS} texts", field="q")
-    source, target = (str(fields.get(name) or "") for name in ("source", "target"))
+    source, target = (fields.get(name, "") for name in _LANGUAGES)
     detected = await _detected(texts, call) if source == _AUTO else []
     pair = _pair(detected[0]["language"] if detected else source, target, call)
     options = pb.GenerateOptions(long_source=pb.LONG_SOURCE_SPLIT_ALWAYS)
@@ -87,16 +94,19 @@ async def translate(fields: Mapping[str, Any], call: Call) -> dict[str, Any]:
             setattr(options, name, language)
     with call.use_model(pair.model.name) as model:
         decoding = await read_decoding(options, model, call)
-        rows = [[pb.Source(text=text)] for text in texts if not is_blank(text)]
-        answers = iter(await generate(list(rows), decoding, call) if rows else [])
-    translated = ["" if is_blank(text) else next(answers).hypotheses[0].text for text in texts]
+        places = [place for place, text in enumerate(texts) if not is_blank(text)]
+        rows: list[Sequence[pb.Source]] = [[pb.Source(text=texts[place])] for place in places]
+        answers = await generate(rows, decoding, call) if rows else []
+    translated = [""] * len(texts)
+    for place, answer in zip(places, answers, strict=True):
+        translated[place] = answer.hypotheses[0].text
     content: dict[str, Any] = {"translatedText": translated if isinstance(given, list) else translated[0]}
     if detected:
         content["detectedLanguage"] = detected[0]
-    return content
+    return await call.build(sum(map(len, translated)), partial(JSONResponse, content))
 
 
-async def detect(fields: Mapping[str, Any], call: Call) -> list[dict[str, Any]]:
+async def detect(fields: Mapping[str, Any], call: Call) -> Response:
     """Returns the languages that a text may be in, the most probable first, with percentages.
 
     Raises:
@@ -106,23 +116,41 @@ async def detect(fields: Mapping[str, Any], call: Call) -> list[dict[str, Any]]:
     text = fields.get("q")
     if not isinstance(text, str) or is_blank(text):
         raise InvalidRequest("q must be a text", field="q")
-    return await _detected([text], call)
+    return JSONResponse(await _detected([text], call))
 
 
-def languages(call: Call) -> list[dict[str, Any]]:
+async def languages(call: Call) -> Response:
     """Returns the languages from which a model translates, each with those into which one does."""
+    targets = _targets(call)
+    names = {code: name_of(code) for code in targets}
+    numbers = Counter(names.values())
+
+    def build() -> Response:
+        return JSONResponse(
+            [
+                {
+                    "code": code,
+                    "name": name if numbers[name] == 1 else f"{name} ({code})",
+                    "targets": [one for one in targets[code] if one != code],
+                }
+                for code, name in sorted(names.items())
+            ]
+        )
+
+    return await call.build(_BYTES_PER_CODE * sum(map(len, targets.values())), build)
+
+
+def _targets(call: Call) -> dict[str, dict[str, None]]:
+    """Returns the languages into which the models translate, by those from which they do."""
     targets: dict[str, dict[str, None]] = {}
     for model in call.calls.models:
         sources, its_targets = _languages(model)
         for code in sources if its_targets else ():
             targets.setdefault(code, {}).update(dict.fromkeys(its_targets))
-    return [
-        {"code": code, "name": name_of(code), "targets": [one for one in targets[code] if one != code]}
-        for code in sorted(targets)
-    ]
+    return targets
 
 
-def _languages(model: ServedModel) -> tuple[Iterable[str], Iterable[str]]:
+def _languages(model: ServedModel) -> tuple[Collection[str], Collection[str]]:
     """Returns the model's names of the languages of sources and of targets; none of a model without texts."""
     if not model.reads_text:
         return (), ()
@@ -143,29 +171,45 @@ def _pair(source: str, target: str, call: Call) -> _Pair:
         ]
         if names[0] is not None and names[1] is not None:
             return _Pair(model, names[0], names[1])
-    known = ", ".join(f"{one['code']} to {' '.join(one['targets'])}" for one in languages(call)[:20])
+    targets = _targets(call)
+    known = ", ".join(
+        f"{code} to {' '.join(one for one in targets[code] if one != code)}" for code in sorted(targets)[:20]
+    )
     raise InvalidRequest(
         f"no model translates from {source[:20]!r} to {target[:20]!r}: there are {known or 'none'}",
-        field="source" if source not in {one["code"] for one in languages(call)} else "target",
+        field="target" if source in targets else "source",
     )
 
 
 async def _detected(texts: Iterable[str], call: Call) -> list[dict[str, Any]]:
     """Returns the languages in which texts may be, among those from which a model translates."""
-    codes = {one["code"].replace("_", "-").split("-")[0].casefold(): one["code"] for one in languages(call)}
+    choices = [
+        Choice(dict.fromkeys(sources, 0), "")
+        for sources, targets in map(_languages, call.calls.models)
+        if sources and targets
+    ]
     text = " ".join(texts)[:_MOST_DETECTED]
+
+    def known(_: Checkpoint) -> dict[str, float]:
+        probabilities: dict[str, float] = {}
+        for code, probability in _identifier().rank(text):
+            names = (named_choice(code, choice) for choice in choices)
+            if (name := next(filter(None, names), None)) is not None:
+                probabilities.setdefault(name, probability)
+            if len(probabilities) == _MOST_LANGUAGES:
+                break
+        return probabilities
+
     # On the thread of files, because the first one waits for the model, about two seconds.
-    ranked = await call.read(lambda _: _identifier().rank(text), SHORT_BYTES + 1)
-    known = [(codes[code], probability) for code, probability in ranked if code in codes]
-    if not known:
+    found = await call.read(known, SHORT_BYTES + 1)
+    if not found:
         raise InvalidRequest("the language is none from which a model translates: name it", field="source")
     return [
-        {"language": code, "confidence": round(100 * probability, 1)}
-        for code, probability in known[:_MOST_LANGUAGES]
+        {"language": name, "confidence": round(100 * probability, 1)} for name, probability in found.items()
     ]
 
 
-@functools.cache
+@cache
 def _identifier() -> Any:
     """Returns langid's model of languages (Lui and Baldwin 2012), read once."""
     try:

@@ -23,12 +23,13 @@ from seq2seq_serve.protos.subtitles import FORMATS, subtitles
 from seq2seq_serve.server.errors import InvalidRequest, UnknownModel
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import BYTES_PER_TEXT_BYTE, Call
-from seq2seq_serve.server.service.forms import Form, read_form
+from seq2seq_serve.server.service.forms import Form, read_form, text_of
 from seq2seq_serve.server.service.languages import name_of
 from seq2seq_serve.server.service.seq2seq.generation import generate_windows, read_decoding
 from seq2seq_serve.server.service.status import reason_of, status_of
 
 MAX_FILE_BYTES = 25 * 2**20  # OpenAI's limit
+_MAX_TEXT_BYTES = 2**16  # of a field other than the file
 
 _ANY_MODEL = "whisper-1"  # the name of OpenAI's model, which many programs send
 _FORMATS = ("json", "text", "verbose_json", *FORMATS)
@@ -57,7 +58,13 @@ async def transcribe(form: Form, task: str, call: Call, write: Write) -> Respons
             f"there is no field {unknown[0][:100]!r}: send {', '.join(_FIELDS)}", field=unknown[0][:100]
         )
     content = form.pop("file", [b""])[-1]
-    texts = {name: _text(values[-1], name) for name, values in form.items()}
+    granularities = form.pop(_GRANULARITIES, [])
+    for name, values in form.items():
+        if len(values[-1]) > _MAX_TEXT_BYTES:
+            raise InvalidRequest(
+                f"{name} has {len(values[-1])} bytes: send at most {_MAX_TEXT_BYTES}", field=name
+            )
+    texts = {name: text_of(values[-1], name) for name, values in form.items()}
     if not content:
         raise InvalidRequest("the file is missing or empty", field="file")
     form_of_answer = texts.get("response_format") or "json"
@@ -66,7 +73,11 @@ async def transcribe(form: Form, task: str, call: Call, write: Write) -> Respons
             f"response_format is {form_of_answer[:100]!r}, and must be one of {', '.join(_FORMATS)}",
             field="response_format",
         )
-    if texts.get(_GRANULARITIES, "segment") != "segment":
+    if texts.get("stream", "false") not in ("false", "true"):
+        raise InvalidRequest(
+            f"stream is {texts['stream'][:100]!r}, and must be false or true", field="stream"
+        )
+    if any(value != b"segment" for value in granularities):
         raise InvalidRequest("the server has times of segments only", field=_GRANULARITIES)
     with call.use_model(_named(texts.get("model", ""), call)) as model:
         options = _options(texts, task, model)
@@ -193,10 +204,3 @@ def _usage(answer: pb.GenerateResponse) -> dict[str, Any]:
 
 def _model(name: str) -> dict[str, Any]:
     return {"id": name, "object": "model", "created": 0, "owned_by": "seq2seq-serve"}
-
-
-def _text(value: bytes, name: str) -> str:
-    try:
-        return value.decode()
-    except UnicodeDecodeError:
-        raise InvalidRequest(f"{name[:100]} is not UTF-8", field=name[:100]) from None

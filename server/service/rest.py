@@ -302,17 +302,17 @@ class RestService:
 
     async def _libretranslate(
         self,
-        answer: Callable[[dict[str, Any], Call], Awaitable[Any]],
+        answer: Callable[[dict[str, Any], Call], Awaitable[Response]],
         request: Request,
         call: Call,
         _: _Events,
     ) -> Response:
         body = await self._body(request, call)
         fields = await libretranslate.fields_of(request, body, call)
-        return JSONResponse(await answer(fields, call))
+        return await answer(fields, call)
 
     async def _languages(self, _request: Request, call: Call, _: _Events) -> Response:
-        return JSONResponse(libretranslate.languages(call))
+        return await libretranslate.languages(call)
 
     async def _body(self, request: Request, call: Call, most: int = MAX_REQUEST_BYTES) -> bytes:
         """Reads the body of a request, of `most` bytes, whose length counts as that of a message.

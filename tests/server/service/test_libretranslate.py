@@ -54,10 +54,10 @@ def post(url: str, path: str, **fields) -> tuple[int, dict]:
 def test_it_lists_the_languages_of_the_models(client):
     names = {one["code"]: (one["name"], one["targets"]) for one in client.languages()}
     assert names == {
-        "ko": ("Korean", ["en"]),
+        "ko": ("Korean (ko)", ["en"]),
         "de_DE": ("German", ["en_XX", "ko_KR"]),
         "en_XX": ("English", ["de_DE", "ko_KR"]),
-        "ko_KR": ("Korean", ["de_DE", "en_XX"]),
+        "ko_KR": ("Korean (ko_KR)", ["de_DE", "en_XX"]),
     }
 
 
@@ -90,7 +90,7 @@ def test_many_texts_are_translated_at_once(url):
 
 
 def test_the_language_of_a_text_is_detected(url, client):
-    assert client.detect("오늘은 금요일 입니다")[0]["language"] == "ko_KR"
+    assert client.detect("오늘은 금요일 입니다")[0]["language"] == "ko"  # of the first model that has it
     assert client.detect("Das ist ein ganz kurzer Text über Züge.")[0]["language"] == "de_DE"
     best, *others = client.detect("This is a short text about trains.")
     assert best["language"] == "en_XX"
@@ -104,6 +104,8 @@ def test_the_language_of_a_text_is_detected(url, client):
     ("fields", "match"),
     [
         ({"source": "fr"}, "no model translates from 'fr' to 'en': there are de_DE to en_XX ko_KR, "),
+        ({"source": "q-" * 1_000_000}, "no model translates from 'q-q-q-q-q-q-q-q-q-q-' to 'en'"),
+        ({"source": ["ko"]}, "source must be the code of a language"),
         ({"target": ""}, "no model translates from 'ko' to ''"),
         ({"q": None}, "q must be a text, or a list of at most 256 texts"),
         ({"q": ["a"] * 257}, "q must be a text, or a list of at most 256 texts"),
@@ -117,6 +119,43 @@ def test_a_wrong_request_is_an_error(url, fields, match):
     status, answer = post(url, "/translate", **{"q": "a", "source": "ko", "target": "en"} | fields)
     assert status == 400
     assert match in answer["error"]
+
+
+def test_the_codes_of_nllb_are_found_by_those_of_other_programs():
+    """`auto` found no language, and `ko` no model."""
+    codes = ("kor_Hang", "eng_Latn", "zho_Hans", "zho_Hant", "kik_Latn")
+
+    @asynccontextmanager
+    async def serving_nllb():
+        async with serving() as served:
+            choice = Choice({code: 5 + number for number, code in enumerate(codes)}, "")
+            choices = {"source_language": choice, "target_language": choice}
+            served.app._models.put(replace(served.model, choices=choices))
+            yield served
+
+    with on_a_thread(serving_nllb()) as served:
+        url = f"http://127.0.0.1:{served.app.http.port}"
+        client = LibreTranslateAPI(url)
+        assert {one["code"]: one["name"] for one in client.languages()} == {
+            "kor_Hang": "Korean",
+            "eng_Latn": "English",
+            "zho_Hans": "Chinese (zho_Hans)",
+            "zho_Hant": "Chinese (zho_Hant)",
+            "kik_Latn": "Kikuyu",
+        }
+        assert client.detect("오늘은 금요일 입니다")[0]["language"] == "kor_Hang"
+        assert client.detect("我们今天去看一部很长的电影")[0]["language"] == "zho_Hans"
+        assert client.translate("ab", "ko", "zh-TW") == "ab"
+        status, answer = post(url, "/translate", q="오늘은 금요일 입니다", source="auto", target="en")
+        assert (status, answer["detectedLanguage"]["language"]) == (200, "kor_Hang")
+
+
+def test_a_form_that_is_not_utf_8_is_refused(url):
+    for body in (b"q=%FF&source=ko&target=en", b"q=\xff&source=ko&target=en"):
+        with pytest.raises(urllib.error.HTTPError, match="400") as caught:
+            urllib.request.urlopen(f"{url}/translate", body, timeout=20)
+        with caught.value as error:
+            assert "the form is not UTF-8" in json.load(error)["error"]
 
 
 def test_without_the_package_that_detects_the_answer_says_so(url, monkeypatch):

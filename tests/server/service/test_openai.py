@@ -125,6 +125,13 @@ def test_it_translates_with_the_task_and_the_options_of_a_request(client, served
         ({"response_format": "diarized_json"}, "response_format", "must be one of json, text, verbose_json"),
         ({"temperature": 101}, "options.temperature", "must be from 0.01 to 100"),
         ({"extra_body": {"temperature": "hot"}}, "temperature", "must be a number"),
+        ({"extra_body": {"stream": "True"}}, "stream", "stream is 'True', and must be false or true"),
+        (
+            {"timestamp_granularities": ["word", "segment"]},
+            "timestamp_granularities[]",
+            "the server has times of segments only",
+        ),
+        ({"prompt": "a" * 70_000}, "prompt", "prompt has 70000 bytes: send at most 65536"),
         ({"chunking_strategy": "auto"}, "chunking_strategy", "there is no field 'chunking_strategy'"),
     ],
 )
