@@ -105,7 +105,7 @@ class AsyncModel:
         if decoding.windows is not None:
             pairs = [pair async for pair in decode_windows(readings[0], decoding, self._decode)]
             windows, decoded = [window for window, _ in pairs], [result for _, result in pairs]
-            return generate_response(windows, decoded, decoding)
+            return generate_response(windows, decoded, decoding, readings[0].num_seconds)
         with self._model.engine.submitted([reading.request for reading in readings]) as streams:
             results = [checked(await stream.wait()) for stream in streams]
         return generate_response(readings, results, decoding)
@@ -131,7 +131,7 @@ class AsyncModel:
         with self._model.engine.submitted([reading.request]) as (stream,):
             return score_response(reading, checked(await stream.wait()), decoding)
 
-    async def _decode(self, request: Request) -> Result:
+    async def _decode(self, request: Request, _is_repeated: bool) -> Result:
         with self._model.engine.submitted([request]) as (stream,):
             return checked(await stream.wait())
 

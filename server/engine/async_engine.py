@@ -22,7 +22,7 @@ from seq2seq_serve.server.engine.queue import FairQueue
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import FinishReason, Load, Result, Turn, Update
 from seq2seq_serve.server.engine.scheduler import leaving_error
-from seq2seq_serve.server.errors import InvalidRequest, ServerError, Unavailable
+from seq2seq_serve.server.errors import InvalidRequest, Overloaded, ServerError, Unavailable
 from seq2seq_serve.server.telemetry.statistics import Statistics
 
 _log = logging.getLogger(__name__)
@@ -206,13 +206,19 @@ class AsyncEngine:
 
     @contextmanager
     def submitted(
-        self, requests: Sequence[Request], is_expired: Callable[[], bool] = lambda: False
+        self,
+        requests: Sequence[Request],
+        is_expired: Callable[[], bool] = lambda: False,
+        *,
+        is_accepted: bool = False,
     ) -> Iterator[list[Stream]]:
         """Queue the requests of a call, all or none; those that have not ended at exit are cancelled.
 
         Args:
             requests: They have one caller, one priority and one deadline.
             is_expired: Returns whether the deadline is the reason of a cancellation.
+            is_accepted: Whether they continue a call that was accepted before: it is finished although the
+                engine drains, and is sent again if the queue is full.
 
         Raises:
             InvalidRequest: They do not fit into an empty queue, so a retry cannot succeed.
@@ -227,11 +233,12 @@ class AsyncEngine:
             ordered = sorted(requests, key=lambda request: -request.memory_length)
         num_held = sum(core.num_slots_wanted for core in self.cores)
         try:
-            if self._is_draining:
+            if self._is_stopping or (self._is_draining and not is_accepted):
                 raise Unavailable(f"model {self.model_name} is shutting down")
             self._queue.add(ordered, num_held, self._clock())
-        except ServerError:
-            self.statistics.failed.count += len(requests)
+        except ServerError as error:
+            if not (is_accepted and isinstance(error, Overloaded)):
+                self.statistics.failed.count += len(requests)
             raise
         streams = [Stream(request) for request in requests]
         loop = asyncio.get_running_loop()

@@ -81,6 +81,8 @@ class Call(Origin):
         num_held_bytes: The size of its request, if that is large.
         whole: The call that brought it, if it is one of the requests of a call.
         is_recorded_by_item: Whether each request of the call is recorded, in place of the call.
+        is_accepted: Whether an engine has taken one of its requests: those that follow are not refused
+            because the server drains or the queue is full.
         refusal: Why it is refused whatever it asks for: its id cannot be logged and sent back.
     """
 
@@ -95,6 +97,7 @@ class Call(Origin):
     num_held_bytes: int = 0
     whole: Call | None = None
     is_recorded_by_item: bool = False
+    is_accepted: bool = False
     refusal: InvalidRequest | None = None
 
     def item(self, number: int) -> Call:
@@ -153,7 +156,9 @@ class Call(Origin):
         thread = (
             self.calls.short_texts if num_bytes <= SHORT_BYTES and not has_file else self.calls.long_texts
         )
-        return await thread.run(work, num_bytes, self.caller.name, self.deadline)
+        return await thread.run(
+            work, num_bytes, self.caller.name, self.deadline, is_accepted=self.is_accepted
+        )
 
     async def send(self, message: Message) -> None:
         """Writes a message of a stream, as soon as the caller has room for it.

@@ -47,7 +47,13 @@ class FairThread:
         self._turns = WeakValueDictionary[str, asyncio.Lock]()
 
     async def run(
-        self, work: Callable[[Checkpoint], _Result], num_bytes: int, caller: str, deadline: float | None
+        self,
+        work: Callable[[Checkpoint], _Result],
+        num_bytes: int,
+        caller: str,
+        deadline: float | None,
+        *,
+        is_accepted: bool = False,
     ) -> _Result:
         """Returns the result of `work`.
 
@@ -56,6 +62,7 @@ class FairThread:
             num_bytes: The size of the work.
             caller: The name of the caller.
             deadline: Monotonic seconds.
+            is_accepted: Whether the work is for a call that is finished while the server drains.
 
         Raises:
             Overloaded: Too much work waits, and the caller would have more than its share of it.
@@ -67,7 +74,7 @@ class FairThread:
         def checkpoint() -> None:
             if has_left.is_set():
                 raise Cancelled("the caller has left")
-            if self._is_draining:
+            if self._is_draining and not is_accepted:
                 raise Unavailable("the server is shutting down")
 
         def begin() -> _Result:
@@ -95,7 +102,7 @@ class FairThread:
                 self.shares.give_back(caller, num_bytes)
 
     def drain(self) -> None:
-        """Ends all work with `Unavailable`, because the engines would refuse its requests."""
+        """Ends work with `Unavailable`, because the engines would refuse its requests."""
         self._is_draining = True
 
     def stop(self) -> None:

@@ -22,8 +22,8 @@ class Work:
     """The work of the engine for a call so far. Owned by the call.
 
     Attributes:
-        mode: Of the last request: greedy, beam, sampling or score; empty before the first result.
-        source_tokens: Positions of memory of all requests.
+        mode: Of the first request: greedy, beam, sampling or score; empty before the first result.
+        source_tokens: Positions of memory of all sources.
         target_tokens: Tokens that all hypotheses generated.
         queue_seconds: The longest time from arrival to admission.
         encode_seconds: The longest encode call.
@@ -41,13 +41,19 @@ class Work:
     first_token_seconds: float = 0.0
     finish_reason: str = ""
 
-    def add(self, request: Request, result: Result) -> None:
-        """Adds the end of one of the call's requests."""
+    def add(self, request: Request, result: Result, *, is_repeated: bool = False) -> None:
+        """Adds the end of one of the call's requests.
+
+        Args:
+            request: The request.
+            result: How it ended.
+            is_repeated: Whether a request of the call with the same source was added before.
+        """
         timings = result.timings
         if not self.mode:
-            self.first_token_seconds = timings.first_token_seconds
-        self.mode = request.mode
-        self.source_tokens += result.num_source_tokens
+            self.mode, self.first_token_seconds = request.mode, timings.first_token_seconds
+        if not is_repeated:
+            self.source_tokens += result.num_source_tokens
         self.target_tokens += result.num_target_tokens
         self.queue_seconds = max(self.queue_seconds, timings.queue_seconds)
         self.encode_seconds = max(self.encode_seconds, timings.encode_seconds)

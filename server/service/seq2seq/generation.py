@@ -7,6 +7,7 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial
+from typing import TypeVar
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.async_engine import Stream
@@ -27,6 +28,8 @@ from seq2seq_serve.server.service.write.responses import (
     pieces,
     window_piece,
 )
+
+_Attempted = TypeVar("_Attempted")
 
 _HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
 
@@ -165,7 +168,10 @@ async def generate_windows(
     call: Call,
     write: Callable[[pb.Piece], Awaitable[None]] | None = None,
 ) -> pb.GenerateResponse:
-    """Decodes a sound in windows, and writes a piece for each of them. Later windows wait for a full queue.
+    """Decodes a sound in windows, and writes a piece for each of them.
+
+    Once the engine has accepted a request of the call, the others wait while the queue is full, and are
+    decoded although the server drains.
 
     Args:
         sources: The sound.
@@ -176,21 +182,20 @@ async def generate_windows(
     Raises:
         ServerError: The request is refused or fails.
     """
-    [whole] = await read(sources, decoding, call)
+    [whole] = await _with_patience(call, partial(read, sources, decoding, call))
     del sources
     readings: list[Reading] = []
     results: list[Result] = []
     num_bytes = 0
 
-    async def decode(request: Request) -> Result:
-        while True:
-            try:
-                with decoding.model.engine.submitted([request], call.is_expired) as (stream,):
-                    return await succeeded(stream, call)
-            except Overloaded as error:
-                if not readings:
-                    raise
-                await pause(error)
+    async def decode(request: Request, is_repeated: bool) -> Result:
+        async def attempt() -> Result:
+            engine, is_accepted = decoding.model.engine, call.is_accepted
+            with engine.submitted([request], call.is_expired, is_accepted=is_accepted) as (stream,):
+                call.is_accepted = True
+                return await succeeded(stream, call, is_repeated=is_repeated)
+
+        return await _with_patience(call, attempt)
 
     num_held = sum(array.nbytes for array in whole.request.sources.values())
     with call.calls.holding(call, num_held):
@@ -202,7 +207,20 @@ async def generate_windows(
                 check_answer_bytes(num_bytes)
                 if write is not None:
                     await write(window_piece(result, decoding))
-    return await call.build(num_bytes, partial(generate_response, readings, results, decoding))
+    seconds = whole.num_seconds
+    del whole
+    return await call.build(num_bytes, partial(generate_response, readings, results, decoding, seconds))
+
+
+async def _with_patience(call: Call, attempt: Callable[[], Awaitable[_Attempted]]) -> _Attempted:
+    """Returns the result of an attempt; that of an accepted call is repeated while the server is full."""
+    while True:
+        try:
+            return await attempt()
+        except Overloaded as error:
+            if not call.is_accepted:
+                raise
+            await pause(error)
 
 
 async def pause(error: Overloaded) -> None:
@@ -210,12 +228,17 @@ async def pause(error: Overloaded) -> None:
     await asyncio.sleep(error.retry_after_seconds * random.uniform(0.5, 1.5))
 
 
-async def succeeded(stream: Stream, call: Call) -> Result:
+async def succeeded(stream: Stream, call: Call, *, is_repeated: bool = False) -> Result:
     """Returns the result of a request, and adds it to the work of its call.
+
+    Args:
+        stream: The stream of the request.
+        call: The call.
+        is_repeated: As for `Work.add`.
 
     Raises:
         ServerError: The request failed.
     """
     result = await stream.wait()
-    call.work.add(stream.request, result)
+    call.work.add(stream.request, result, is_repeated=is_repeated)
     return checked(result)

@@ -25,7 +25,8 @@ from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.sources import Reading
 from seq2seq_serve.server.service.read.windows import WindowRules, after_text
 
-Decode = Callable[[Request], Awaitable[Result]]
+# Decodes a request; the second argument says whether another one had the same source before.
+Decode = Callable[[Request, bool], Awaitable[Result]]
 
 _MOST_TRUSTED = 0.5  # the highest temperature of a text that the next window is decoded with
 _LEAST_SHARE = (
@@ -140,7 +141,7 @@ async def _decoded(request: Request, rules: WindowRules, model: ServedModel, dec
     no_speech = None
     attempts: list[_Decoded] = []
     for temperature in rules.temperatures:
-        result = await decode(_attempt(request, temperature))
+        result = await decode(_attempt(request, temperature), bool(attempts))
         hypothesis = result.best
         log_probabilities = [choice.log_probability for choice in hypothesis.choices]
         text = model.target_tokenizer.decode(
@@ -153,7 +154,7 @@ async def _decoded(request: Request, rules: WindowRules, model: ServedModel, dec
         )
         is_unsure = window.mean_log_probability < rules.min_log_probability
         if no_speech is None and (is_unsure or rules.always_listens):
-            scored = await decode(_no_speech(request, model))
+            scored = await decode(_no_speech(request, model), True)
             no_speech = math.exp(scored.best.choices[0].log_probability)
         if no_speech is not None:
             window.no_speech_probability = no_speech

@@ -85,9 +85,19 @@ def window_piece(result: Result, decoding: Decoding) -> pb.Piece:
 
 
 def generate_response(
-    readings: Sequence[Reading], results: Sequence[Result], decoding: Decoding
+    readings: Sequence[Reading],
+    results: Sequence[Result],
+    decoding: Decoding,
+    source_seconds: float | None = None,
 ) -> pb.GenerateResponse:
-    """Returns the answer of a call from the results of its requests."""
+    """Returns the answer of a call from the results of its requests.
+
+    Args:
+        readings: Its sources.
+        results: The result of each.
+        decoding: How they were decoded.
+        source_seconds: The length of a sound whose windows are the sources; None takes the last one's end.
+    """
     answers = [
         pb.Sentence(
             source_text=reading.text,
@@ -110,7 +120,7 @@ def generate_response(
             source_tokens=sum(answer.usage.source_tokens for answer in answers),
             target_tokens=sum(answer.usage.target_tokens for answer in answers),
             truncated_source_tokens=sum(answer.usage.truncated_source_tokens for answer in answers),
-            source_seconds=answers[-1].usage.source_seconds,
+            source_seconds=answers[-1].usage.source_seconds if source_seconds is None else source_seconds,
         ),
         timings=pb.Timings(
             queue_seconds=max(result.timings.queue_seconds for result in results),

@@ -169,9 +169,13 @@ class _CountingEngine(AsyncEngine):
 
     @contextmanager
     def submitted(
-        self, requests: Sequence[Request], is_expired: Callable[[], bool] = lambda: False
+        self,
+        requests: Sequence[Request],
+        is_expired: Callable[[], bool] = lambda: False,
+        *,
+        is_accepted: bool = False,
     ) -> Iterator[list[Stream]]:
-        with super().submitted(requests, is_expired) as streams:
+        with super().submitted(requests, is_expired, is_accepted=is_accepted) as streams:
             self.turns.requests += requests
             self.turns._changed.set()
             yield streams

@@ -1,6 +1,7 @@
 """Long sounds in windows, each from where the times of the one before end, as `generate` decodes them."""
 
 import asyncio
+import logging
 from contextlib import contextmanager
 
 import numpy as np
@@ -12,6 +13,8 @@ from grpc.aio import AioRpcError
 
 from seq2seq_serve.bundle.audio import SAMPLE_RATE, log_mel, read_sound
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.open_inference_pb2 import ModelInferRequest
+from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from seq2seq_serve.server.errors import Overloaded
 from seq2seq_serve.server.service import calls
 from seq2seq_serve.server.service.seq2seq.windows import whole_segments
@@ -149,6 +152,10 @@ def test_silence_has_no_text(whisper_path):
             assert silent.detected_language in ("en", "de", "ko")
             sound = np.concatenate([np.zeros(2 * SAMPLE_RATE), noise(SECONDS)])
             heard = await served.stub.Generate(message(encoded(sound), **ANYTHING_IS_GOOD))
+            assert heard.usage.source_seconds == len(sound) / SAMPLE_RATE
+            ended = await served.stub.Generate(message(encoded(sound[::-1]), **ANYTHING_IS_GOOD))
+            assert ended.usage.source_seconds == len(sound) / SAMPLE_RATE
+            assert ended.sentences[-1].usage.source_seconds < 2
             assert heard.hypotheses[0].segments
             assert heard.hypotheses[0].segments[0].begin_seconds > 1.9
             # By the model's own rule: it is not sure, and hears no speech with a probability above 0.
@@ -223,6 +230,77 @@ def test_windows_of_many_sounds_share_steps(whisper_path):
             assert most_rows > 1
 
     asyncio.run(run())
+
+
+def two_sounds() -> ModelInferRequest:
+    request = ModelInferRequest(model_name="bundle")
+    given = request.inputs.add(name="sound", datatype="BYTES", shape=[2])
+    given.contents.bytes_contents.extend([encoded(noise(2.0)), encoded(noise(SECONDS))])
+    for name, value in {"source_language": "ko", "long_source": "sequential"}.items():
+        request.parameters[name].string_param = value
+    return request
+
+
+def test_an_accepted_sound_is_finished_while_the_server_drains(whisper_path):
+    """Its second window was refused, and so was a call's second sound."""
+    sound = message(encoded(noise(2.0)), **ANYTHING_IS_GOOD)
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            triton = GRPCInferenceServiceStub(served.channel)
+            expected = await served.stub.Generate(sound)
+            expected_of_two = await triton.ModelInfer(two_sounds())
+            assert len(expected.sentences) > 3
+            drains = [served.model.engine, served.app._calls.long_texts]
+            submitted = served.model.engine.submitted
+
+            @contextmanager
+            def submitted_before_the_drain(*args, **options):
+                with submitted(*args, **options) as streams:
+                    for one in drains:
+                        one.drain()
+                    yield streams
+
+            served.model.engine.submitted = submitted_before_the_drain
+            assert (await served.stub.Generate(sound)).hypotheses == expected.hypotheses
+            with pytest.raises(AioRpcError, match="shutting down"):
+                await served.stub.Generate(sound)
+            for one in drains:
+                one._is_draining = False
+            assert (await triton.ModelInfer(two_sounds())).outputs == expected_of_two.outputs
+
+    asyncio.run(run())
+
+
+def test_only_the_first_request_of_a_sound_is_refused_by_a_full_queue(whisper_path, caplog):
+    """The later ones of its first window were, too. Each counted the source of the window once more."""
+    caplog.set_level(logging.INFO)
+    never_good = ANYTHING_IS_GOOD | {"log_probability_threshold": 0, "no_speech_threshold": 1}
+    request = message(encoded(noise(SECONDS)), **never_good)
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            queue, full = served.model.engine._queue, []
+            add = queue.add
+
+            def add_if_there_is_room(*args):
+                full.append(not full or not full[-1])  # every second time, and the first
+                if full[-1]:
+                    raise Overloaded("the queue is full", retry_after_seconds=0.0)
+                add(*args)
+
+            queue.add = add_if_there_is_room
+            with pytest.raises(AioRpcError, match="the queue is full"):
+                await served.stub.Generate(request)
+            answer = await served.stub.Generate(request)
+            num_windows = max(len(answer.sentences), 1)
+            assert len(full) == 2 * num_windows * 7  # six temperatures, and the probability of no speech
+            assert served.model.engine.statistics.failed.count == 1
+            return answer.usage.source_tokens
+
+    num_source_tokens = asyncio.run(run())
+    line = [record.fields for record in caplog.records if record.name.endswith("access_log")][-1]
+    assert (line["mode"], line["source_tokens"]) == ("greedy", num_source_tokens)
 
 
 def test_a_prompt_is_read_before_the_target(whisper_path):
