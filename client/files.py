@@ -114,8 +114,12 @@ def count_lines(path: Path) -> int | None:
     return num_lines + (not chunk.endswith(b"\n"))
 
 
-def read_file(path: Path) -> bytes:
+def read_file(path: Path, advice: str = "make it smaller") -> bytes:
     """Returns the content of a file, or of standard input.
+
+    Args:
+        path: The file.
+        advice: What to do with a file that is too large.
 
     Raises:
         OSError: The file cannot be read, or is too large for a request.
@@ -123,7 +127,7 @@ def read_file(path: Path) -> bytes:
     with open_binary(path) as stream:
         content = stream.read(MAX_REQUEST_BYTES + 1)
     if len(content) > MAX_REQUEST_BYTES:
-        text = f"the file has more than {MAX_REQUEST_BYTES} bytes, the most of a request: make it smaller"
+        text = f"the file has more than {MAX_REQUEST_BYTES} bytes, the most of a request: {advice}"
         raise wrong_file(path, text)
     return content
 

@@ -35,6 +35,12 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
 from seq2seq_serve.protos.sources import Value
 from seq2seq_serve.protos.subtitles import subtitles
 
+# One channel at the rate that models read, without loss: about four minutes of speech in a request
+_LARGE_SOUND = (
+    "convert it with `ffmpeg -i FILE -ac 1 -ar 16000 speech.flac`, or send it to "
+    "/v1/audio/transcriptions of the server's HTTP port, which takes 25 MiB"
+)
+
 
 def answer(client: Client, options: argparse.Namespace) -> None:
     """Prints the answer to a question about a story, and with --top the most probable answers.
@@ -119,7 +125,7 @@ def transcribe(client: Client, options: argparse.Namespace, generate_options: Ge
     if not (generate_options.long_source or generate_options.stop_sequences or is_whole):
         generate_options.long_source = LONG_SOURCE_SEQUENTIAL
     model = find_model(client, options.model, "transcribe")
-    sources: dict[str, Value] = {source_of(model, SOUND): read_file(options.file)}
+    sources: dict[str, Value] = {source_of(model, SOUND): read_file(options.file, _LARGE_SOUND)}
     response = _generate(client, sources, model.name, generate_options)
     if options.json:
         _print(to_json(message_dict(response)))

@@ -48,7 +48,8 @@ from seq2seq_serve.server.service.status import (
 _SERVICE, _GRPC_SERVICE = "http", "inference.GRPCInferenceService"
 _JSON, _PLAIN = "application/json", "identity"
 _JSON_LENGTH = "Inference-Header-Content-Length"
-_BODY_SECONDS = 30.0  # for a caller to send a body
+_BODY_SECONDS = 30.0  # for a caller to send a body, and longer for
+_LEAST_BYTES_PER_SECOND = 2**17  # of a long one
 _MAX_OPEN = 256  # requests, shared by the callers
 _RETRY_SECONDS = 1.0
 _MAX_DIGITS = 12  # of a length
@@ -335,14 +336,13 @@ class RestService:
             raise TooLarge(f"the request has more than {most} bytes: send less", field="")
         self.calls.hold(call, length)
         body, parts = bytearray(), request.stream()
+        seconds = _BODY_SECONDS + length / _LEAST_BYTES_PER_SECOND
         try:
-            async with asyncio.timeout(_BODY_SECONDS):
+            async with asyncio.timeout(seconds):
                 while (part := await self.calls.next_message(parts)) is not None:
                     body += part
         except TimeoutError:
-            raise InvalidRequest(
-                f"the body did not come within {_BODY_SECONDS:g} seconds", field=""
-            ) from None
+            raise InvalidRequest(f"the body did not come within {seconds:.0f} seconds", field="") from None
         except ClientDisconnect:
             raise asyncio.CancelledError from None
         task = asyncio.current_task()

@@ -45,6 +45,13 @@ def run(server, sound, capsys, monkeypatch, tmp_path):
     return run
 
 
+def test_a_sound_that_is_too_large_for_a_request_is_refused_with_what_to_do(run, tmp_path):
+    (tmp_path / "long.wav").write_bytes(bytes(5 * 2**20))
+    code, _, err = run("long.wav")
+    assert code == 1
+    assert "more than 4194304 bytes, the most of a request: convert it with `ffmpeg -i FILE" in err
+
+
 @pytest.mark.parametrize(
     ("long_source", "flags"),
     [(LONG_SOURCE_SEQUENTIAL, ()), (LONG_SOURCE_SPLIT, ("--long-source", "split"))],

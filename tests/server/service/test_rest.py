@@ -517,6 +517,27 @@ def test_a_body_that_does_not_come_is_refused(monkeypatch):
     assert b"did not come within" in serve_and(asking)
 
 
+def test_a_long_body_has_longer_to_come(monkeypatch):
+    """25 MiB had 30 seconds, as the shortest body has."""
+    monkeypatch.setattr("seq2seq_serve.server.service.rest._BODY_SECONDS", 0.0)
+    monkeypatch.setattr("seq2seq_serve.server.service.rest._LEAST_BYTES_PER_SECOND", 1)
+    body = json.dumps({"text_input": "abcd"}).encode()
+
+    def asking(port):
+        with socket.create_connection(("127.0.0.1", port), 20) as client:
+            head = f"POST {GENERATE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+            client.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
+            assert b" 100 " in client.recv(4096)
+            for octet in body:
+                client.sendall(bytes([octet]))
+            received = b""
+            while b"}" not in received and (more := client.recv(4096)):
+                received += more
+            return received
+
+    assert b'"text_output": "abcd"' in serve_and(asking)
+
+
 def test_slow_bodies_of_one_caller_leave_room_for_others(monkeypatch):
     """They took all places, and every other caller got 429."""
     monkeypatch.setattr("seq2seq_serve.server.service.rest._MAX_OPEN", 4)
