@@ -83,7 +83,7 @@ def _field_name(headers: str) -> str | None:
 
 def _header(text: str) -> tuple[str, dict[str, str]]:
     """Returns the value of a header in lower case, and its parameters by their names in lower case."""
-    parameters = {}
+    parameters: dict[str, str] = {}
     for match in _PARAMETER.finditer(text):
         name, value = match[1].lower(), match[2].strip()
         is_quoted = len(value) > 1 and value[0] == value[-1] == '"'

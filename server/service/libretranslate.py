@@ -24,8 +24,8 @@ from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import SHORT_BYTES, Call
 from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.forms import read_form, text_of
-from seq2seq_serve.server.service.languages import name_of
 from seq2seq_serve.server.service.open_inference.json import read_json
+from seq2seq_serve.server.service.read.languages import name_of
 from seq2seq_serve.server.service.read.options import named_choice
 from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding
 

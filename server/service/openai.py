@@ -24,7 +24,7 @@ from seq2seq_serve.server.errors import InvalidRequest, UnknownModel
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import BYTES_PER_TEXT_BYTE, Call
 from seq2seq_serve.server.service.forms import Form, read_form, text_of
-from seq2seq_serve.server.service.languages import name_of
+from seq2seq_serve.server.service.read.languages import name_of
 from seq2seq_serve.server.service.seq2seq.generation import generate_windows, read_decoding
 from seq2seq_serve.server.service.status import reason_of, status_of
 

@@ -25,9 +25,9 @@ from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Array, Beam, Con
 from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.languages import LIKELY_SCRIPTS, MAX_TAG_LENGTH, subtags
 from seq2seq_serve.server.service.origin import Caller
 from seq2seq_serve.server.service.read.inputs import check_bytes, check_ids
+from seq2seq_serve.server.service.read.languages import LIKELY_SCRIPTS, MAX_TAG_LENGTH, subtags
 from seq2seq_serve.server.service.read.sentences import DEFAULT_LANGUAGE, known_language
 from seq2seq_serve.server.service.read.windows import WindowRules, prompt_ids, window_rules
 
