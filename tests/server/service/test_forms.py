@@ -26,8 +26,8 @@ def test_fields_of_any_bytes_are_read_in_order():
 
 @pytest.mark.parametrize("header", ['; x="', "; x=\\", '; x=" ', '; x="\\"; a=', "; ", "; x "])
 def test_a_long_header_is_read_in_time_that_grows_with_its_length(header):
-    """`email` took two seconds for 64 KiB, and would take hours for these."""
-    long = header + ";" * 5_000_000 + '"' * header.count('"')
+    """`email` took two seconds for 64 KiB, and would take ten minutes for these."""
+    long = header + ";" * 1_000_000 + '"' * header.count('"')
     assert read_form(b"--aXb--", f"multipart/form-data{long}; boundary=aXb") == {}
     assert read_form(b"--aXb--", 'multipart/form-data; x="a\\";boundary=b"; Boundary = aXb ') == {}
 
