@@ -206,7 +206,7 @@ def _kill(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list
         server.process.kill()
         yield
 
-    calls = asyncio.run(_under_load(way, place.seconds(10, 5.0), kill))
+    calls = asyncio.run(_under_load(way, place.seconds(10, 2.0), kill))
     server.wait()
     lost = _lost(calls)
     figures = _figures(calls) | {"open_calls": num_open}
@@ -222,17 +222,20 @@ def _kill(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list
 def _freeze(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list[Bar]]:
     """Stop a server's process for some seconds; its connections stay open and nothing answers."""
 
+    frozen_seconds = place.seconds(_FROZEN_SECONDS)
+    patient_seconds = min(_PATIENT_SECONDS, frozen_seconds)
+
     async def stop() -> AsyncIterator[None]:
         server.process.send_signal(signal.SIGSTOP)
         yield
         try:
-            await asyncio.sleep(_FROZEN_SECONDS)
+            await asyncio.sleep(frozen_seconds)
         finally:
             server.process.send_signal(signal.SIGCONT)
 
-    calls = asyncio.run(_under_load(way, place.seconds(10, _FROZEN_SECONDS), stop, timeout=_PATIENT_SECONDS))
+    calls = asyncio.run(_under_load(way, place.seconds(10, frozen_seconds), stop, timeout=patient_seconds))
     # A later one may be lost for another reason, after the server goes on.
-    late = [call for call in _lost(calls) if _HUNG_SECONDS < call.began < _FROZEN_SECONDS - _PATIENT_SECONDS]
+    late = [call for call in _lost(calls) if _HUNG_SECONDS < call.began < frozen_seconds - patient_seconds]
     figures = _figures(calls) | {"lost_late": len(late)}
     if way.proxy is None or not way.leaves_by_itself:
         return figures, []  # nothing notices a frozen server; the caller's deadline ends its calls

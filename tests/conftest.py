@@ -46,17 +46,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if _is_in(item.path, _LONG_LAYER):
             item.add_marker(pytest.mark.slow)
     first = {Path(__file__).parent / name: place for place, name in enumerate(_FIRST)}
-    items.sort(key=lambda item: first.get(item.path, len(first)))
+    # Two processes that each take the next file then end at about the same time.
+    long = {item.path for item in items if _is_long(item)}
+    items.sort(key=lambda item: (first.get(item.path, len(first)), item.path not in long))
     # `--timeout` stands for all tests, and machines with a GPU seldom have the plugin.
     if config.pluginmanager.hasplugin("timeout") and config.getoption("timeout") is None:
         for item in items:
             item.add_marker(_time_limit(item))
 
 
+def _is_long(item: pytest.Item) -> bool:
+    return any(map(item.get_closest_marker, _LONG_MARKS))
+
+
 def _time_limit(item: pytest.Item) -> pytest.MarkDecorator:
     """The limit of a test; a quick one's leaves out its fixtures, which may make what all tests read."""
-    is_long = any(map(item.get_closest_marker, _LONG_MARKS))
-    if is_long or _is_in(item.path, _LONG_PLACES):
+    if _is_long(item) or _is_in(item.path, _LONG_PLACES):
         return pytest.mark.timeout(_LONG_SECONDS)
     return pytest.mark.timeout(_QUICK_SECONDS, func_only=True)
 

@@ -1,20 +1,54 @@
-"""Runs a command with few built-in examples: `python -m tests.benchmarks.few_examples training train ...`."""
+"""Commands with few built-in examples, in processes of their own."""
 
-import runpy
+import os
 import sys
+from multiprocessing.process import BaseProcess
+from pathlib import Path
 
+import torch
+
+from seq2seq_serve.export.__main__ import main as export
+from seq2seq_serve.training.__main__ import main as train
 from seq2seq_serve.training.data import built_in
+from tests.training.processes import start_copy
 
+_COMMANDS = {"export": export, "training": train}
 _SIZES = {"train": 40, "dev": 4, "test": 6}
 
 
-def _few_translations() -> built_in.Parts:
-    return {split: pairs[: _SIZES[split]] for split, pairs in _translations().items()}
+class Child:
+    """A process of a command, with the methods of `Popen` that the gallery calls."""
+
+    def __init__(self, process: BaseProcess) -> None:
+        self._process = process
+
+    def poll(self) -> int | None:
+        return self._process.exitcode
+
+    def wait(self) -> None:
+        self._process.join()
+
+    def terminate(self) -> None:
+        self._process.terminate()
 
 
-if __name__ == "__main__":
+def start(arguments: list[str], log: Path) -> Child:
+    """Start `python -m ARGUMENTS`; what it prints is added to a log."""
+    return Child(start_copy(_run, arguments, log))
+
+
+def _run(arguments: list[str], log: Path) -> None:
+    with log.open("ab") as file:
+        for descriptor in (1, 2):
+            os.dup2(file.fileno(), descriptor)
+    torch.set_num_threads(1)
     for sizes in (built_in._NUM_STORIES, built_in._NUM_PICTURES, built_in._NUM_CLIPS):
         sizes.update(_SIZES)
-    _translations, built_in._translations = built_in._translations, _few_translations
-    command = sys.argv.pop(1)
-    runpy.run_module(command, run_name="__main__", alter_sys=True)
+    translations = built_in._translations
+
+    def few_translations() -> built_in.Parts:
+        return {split: pairs[: _SIZES[split]] for split, pairs in translations().items()}
+
+    built_in._translations = few_translations
+    command, *rest = arguments
+    sys.exit(_COMMANDS[command](rest))

@@ -14,6 +14,7 @@ from benchmarks import gallery
 from benchmarks.gallery import EXHIBITS, Exhibit, main, make_bundles
 from seq2seq_serve.bundle.names import MANIFEST_FILE
 from seq2seq_serve.training.run import RunFolder
+from tests.benchmarks.few_examples import Child, start
 
 HEADINGS = [
     "# A gallery of attention",
@@ -62,11 +63,15 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     exhibits = [
         dataclasses.replace(exhibit, max_steps=2, settings=exhibit.settings | short) for exhibit in EXHIBITS
     ]
-    run = gallery._run
+
+    def run(arguments: list[str], run: Path, children: list[Child]) -> Child:
+        run.parent.mkdir(parents=True, exist_ok=True)
+        children.append(start(arguments, gallery._log_of(run)))
+        return children[-1]
+
     monkeypatch.setattr(gallery, "EXHIBITS", exhibits)
-    monkeypatch.setattr(
-        gallery, "_run", lambda command, *where: run(["tests.benchmarks.few_examples", *command], *where)
-    )
+    monkeypatch.setattr(gallery, "_run", run)
+    monkeypatch.setattr(gallery, "_POLL_SECONDS", 0.1)
 
 
 @pytest.mark.slow  # eight trainings and exports

@@ -1,15 +1,31 @@
-"""Trainings in processes of their own, which are copies of one that has imported torch."""
+"""Commands in processes of their own, which are copies of one that has imported torch."""
 
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from typing import Any
 
 from seq2seq_serve.training.__main__ import main
 
 _COPIES = multiprocessing.get_context("forkserver")
+_IMPORTED = (
+    "torch._dynamo",
+    "torch.onnx",
+    "seq2seq_serve.export.__main__",
+    "seq2seq_serve.training.reports.curves",
+)
+
+
+def start_copy(function: Callable[..., None], *arguments: Any) -> BaseProcess:
+    """Call a function in a new process."""
+    _COPIES.set_forkserver_preload([__name__, *_IMPORTED])
+    process = _COPIES.Process(target=function, args=arguments)
+    process.start()
+    return process
 
 
 @dataclass(frozen=True)
@@ -40,10 +56,7 @@ class Rank:
 
 def start_rank(environment: dict[str, str], folder: Path, *arguments: str) -> Rank:
     """Start `python -m training train` with more variables, and with its output in a folder."""
-    _COPIES.set_forkserver_preload([__name__, "torch._dynamo", "seq2seq_serve.training.reports.curves"])
-    process = _COPIES.Process(target=_train, args=(environment, folder, arguments))
-    process.start()
-    return Rank(process, folder)
+    return Rank(start_copy(_train, environment, folder, arguments), folder)
 
 
 def _train(environment: dict[str, str], folder: Path, arguments: tuple[str, ...]) -> None:
