@@ -87,7 +87,9 @@ def balance(place: Place) -> tuple[Figures, list[Bar]]:
         for name in names:
             figures[name] = {}
             for fault in (_freeze, _end, _kill):
-                with _serving(place, _SLOTS[_CHANGED]) as changed:
+                # All the other servers end only when nobody calls them any more.
+                notice_seconds = _NOTICE_SECONDS if fault is _end else 0
+                with _serving(place, _SLOTS[_CHANGED], notice_seconds) as changed:
                     with _way(place, name, [first, changed, last]) as way:
                         found, more = fault(place, way, changed)
                     figures[name][fault.__name__.strip("_")] = found
@@ -95,8 +97,8 @@ def balance(place: Place) -> tuple[Figures, list[Bar]]:
     return figures, bars
 
 
-def _serving(place: Place, num_slots: int) -> Any:
-    flags = ["--max-slots", str(num_slots), "--threads", "1", "--notice-seconds", str(_NOTICE_SECONDS)]
+def _serving(place: Place, num_slots: int, notice_seconds: int = 0) -> Any:
+    flags = ["--max-slots", str(num_slots), "--threads", "1", "--notice-seconds", str(notice_seconds)]
     return place.serving(TINY, flags, module=("reliability.paced", str(_STEP_SECONDS)))
 
 
@@ -221,7 +223,6 @@ def _kill(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list
 
 def _freeze(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list[Bar]]:
     """Stop a server's process for some seconds; its connections stay open and nothing answers."""
-
     frozen_seconds = place.seconds(_FROZEN_SECONDS)
     patient_seconds = min(_PATIENT_SECONDS, frozen_seconds)
 

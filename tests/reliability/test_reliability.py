@@ -56,7 +56,7 @@ def new_report() -> dict:
 @pytest.mark.usefixtures("bundles")
 @pytest.mark.parametrize("part", program.PARTS)
 def test_every_part_meets_its_bars(place, part, monkeypatch):
-    # Behind one proxy: each fault there takes 13 seconds, and the program itself tries all proxies.
+    # Behind one proxy: the faults there take half a minute, and the program itself tries all proxies.
     proxies = {name: proxy for name, proxy in balance.PROXIES.items() if proxy.find()}
     monkeypatch.setattr(balance, "PROXIES", dict(list(proxies.items())[:1]))
     report = new_report()
