@@ -28,8 +28,8 @@ from tests.server.fakes import sample_value
 
 _MODEL = "fake"
 _NUM_SLOTS, _MAX_WAITING = 16, 24
-# 5 % of what a process with such an engine takes; the one that runs the tests also has torch.
-_MAX_GROWTH_BYTES = 5 * 2**20
+# 2 % of what a process with such an engine takes, and 105 bytes a request; it was 45.
+_MAX_GROWTH_BYTES = 2 * 2**20
 _MEAN_TOKENS, _MEAN_DEADLINE_SECONDS, _TURN_SECONDS = 8, 0.3, 0.01
 _TIDE_TURNS = 40  # requests arrive faster than the engine ends them in this number of turns, then slower
 
@@ -257,12 +257,12 @@ def test_many_requests_of_every_kind_leave_nothing_behind(random_bundle):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="memory is read as Linux tells it")
-def test_fifty_thousand_requests_take_no_more_memory_than_five_thousand(random_bundle):
+def test_twenty_five_thousand_requests_take_no_more_memory_than_five_thousand(random_bundle):
     run = LongRun(random_bundle, seed=1)
     with run.driver.started():
         run.run(5_000)
         before = resident_bytes()
-        for _ in range(9):
+        for _ in range(4):
             run.run(5_000)
             run.check()
             print(f"{run.num_submitted} requests: {resident_bytes() / 2**20:.1f} MiB")
