@@ -120,10 +120,24 @@ def instructions() -> str:
     return "" if name is None else str(name.decode())
 
 
-def num_maps() -> int:
-    """Returns the number of maps of int8 weights that sessions of this process use; equal ones are shared."""
-    function = _function("num_maps")
-    return 0 if function is None else int(function())
+def packed_shape(shape: tuple[int, int]) -> tuple[int, ...] | None:
+    """Returns the shape in which `pack` writes int8 weights of a shape; None where nothing reads them so."""
+    function = _function("packed_shape")
+    if function is None or not instructions():
+        return None
+    packed = np.empty(5, np.int64)
+    function(*shape, packed.ctypes.data)
+    return tuple(packed.tolist())
+
+
+def pack(weights: npt.NDArray[np.uint8], packed: npt.NDArray[np.uint8]) -> None:
+    """Write int8 weights as this processor multiplies them, for sessions that will use them in place.
+
+    Args:
+        weights: `(I, O)`, 128 above their levels.
+        packed: Has the shape `packed_shape`, without gaps.
+    """
+    _function("pack_int8")(weights.ctypes.data, *weights.shape, packed.ctypes.data)
 
 
 class _Tensors(ctypes.Structure):
@@ -186,7 +200,8 @@ _TYPES = {
     "copy_positions": ((ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64), None),
     "instructions": ((), ctypes.c_char_p),
     "is_complete": ((), ctypes.c_bool),
-    "num_maps": ((), ctypes.c_int64),
+    "packed_shape": ((ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
+    "pack_int8": ((ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
 }
 
 

@@ -26,12 +26,9 @@
 #include <exception>
 #include <initializer_list>
 #include <iterator>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <new>
 #include <thread>
-#include <tuple>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -217,68 +214,41 @@ struct AddNorm {
   }
 };
 
-// The maps of this process: sessions with the same weights share them.
-class Packed {
-public:
-  static Packed &get() {
-    static Packed packed;
-    return packed;
-  }
-
-  std::shared_ptr<const Int8Map> map(const Tensor<uint8_t> &weight, const float *scales, const float *bias, bool positive) {
-    const size_t I = weight.shape[0], O = weight.shape[1];
-    const Instructions *how = instructions_here();
-    const Key key{how, hash(weight.data, I * O), hash(scales, O * sizeof *scales), hash(bias, O * sizeof *bias), I, O, positive};
-    const std::lock_guard<std::mutex> lock(mutex);
-    auto found = maps[key].lock();
-    if (!found) {
-      found = std::make_shared<const Int8Map>(how, weight.data, I, O, positive, scales, bias);
-      maps[key] = found;
-    }
-    return found;
-  }
-
-  // The number of maps that sessions use.
-  size_t count() {
-    const std::lock_guard<std::mutex> lock(mutex);
-    return std::count_if(maps.begin(), maps.end(), [](const auto &each) { return !each.second.expired(); });
-  }
-
-private:
-  using Key = std::tuple<const Instructions *, uint64_t, uint64_t, uint64_t, size_t, size_t, bool>;
-  std::mutex mutex;
-  std::map<Key, std::weak_ptr<const Int8Map>> maps;
-
-  // Of 64 bits, by multiplication and shifts of each eight bytes.
-  static uint64_t hash(const void *data, size_t size) {
-    constexpr uint64_t FACTOR = 0x9e3779b97f4a7c15;
-    uint64_t result = size;
-    for (size_t i = 0; i < size; i += 8) {
-      uint64_t eight = 0;
-      memcpy(&eight, static_cast<const char *>(data) + i, std::min<size_t>(8, size - i));
-      result = (result ^ eight) * FACTOR;
-      result ^= result >> 29;
-    }
-    return result;
-  }
-};
-
 // Inputs: x (N, I); and, constants, the weights (I, O), 128 above their levels, the scales of their columns (O,), the sums of
-// their levels (O,), which only the definition reads, and the bias (O,). Output: (N, O). The attribute `least_input` is 0
-// where negative inputs count as 0.
+// their levels (O,), and the bias (O,). Output: (N, O). The attribute `least_input` is 0 where negative inputs count as 0.
+//
+// A server gives the weights as `pack_int8` writes them, and they are multiplied where they lie, so that all sessions, and all
+// processes, share them. Others are packed by each session.
 struct QuantizedLinear {
   static constexpr const char *NAME = "QuantizedLinear";
   static constexpr int INPUTS[] = {FLOAT, UINT8, FLOAT, INT32, FLOAT}, OUTPUTS[] = {FLOAT};
-  std::shared_ptr<const Int8Map> map;
+  std::unique_ptr<Aligned<int8_t>> own;
+  std::unique_ptr<const Int8Map> map;
 
   explicit QuantizedLinear(const void *info) {
     const auto weight = constant<uint8_t>(info, 1);
     const auto scales = constant<float>(info, 2), bias = constant<float>(info, 4);
+    const auto sums = constant<int32_t>(info, 3);
     float least_input = 0;
     check(call<85>(info, "least_input", &least_input));
-    require(weight.num_axes == 2, "the weights must have 2 axes");
-    require(scales.has_shape(weight.shape[1]) && bias.has_shape(weight.shape[1]), "the columns differ in number");
-    map = Packed::get().map(weight, scales.data, bias.data, least_input == 0);
+    require(weight.num_axes == 2 || weight.num_axes == 5, "the weights must have 2 axes, or 5 if they are packed");
+    require(scales.num_axes == 1, "the scales must have 1 axis");
+    const Instructions &how = *instructions_here();
+    const size_t O = scales.shape[0];
+    require(sums.has_shape(O) && bias.has_shape(O), "the columns differ in number");
+    const bool is_packed = weight.num_axes == 5;
+    const size_t depth = is_packed ? weight.shape[2] * weight.shape[4] : depth_of(weight.shape[0]);
+    const Packing packing(how, depth, O);
+    const int8_t *weights = reinterpret_cast<const int8_t *>(weight.data);
+    if (is_packed) {
+      require(std::equal(packing.shape, packing.shape + 5, weight.shape), "the weights are packed for other instructions");
+    } else {
+      require(weight.shape[1] == static_cast<int64_t>(O), "the columns differ in number");
+      own = std::make_unique<Aligned<int8_t>>(packing.size());
+      pack(how, weight.data, weight.shape[0], O, &(*own)[0]);
+      weights = own->data();
+    }
+    map = std::make_unique<const Int8Map>(&how, weights, depth, O, least_input == 0, sums.data, scales.data, bias.data);
   }
 
   void operator()(void *context) const {
@@ -288,7 +258,7 @@ struct QuantizedLinear {
 
   Tensor<float> given(void *context) const {
     const auto x = input<float>(context, 0);
-    require(x.num_axes == 2 && x.shape[1] == static_cast<int64_t>(map->num_inputs), "x has another width");
+    require(x.num_axes == 2 && depth_of(x.shape[1]) == map->depth, "x has another width");
     return x;
   }
 
@@ -299,14 +269,15 @@ struct QuantizedLinear {
   template <class Multiplication> void run(void *context, const Multiplication &work) const {
     // Fewer than 32 rows take as long as 32, to read the weights.
     compute(context, work,
-            std::max<size_t>(work.num_rows, 32) * map->num_inputs * map->num_outputs / map->instructions->speed);
+            std::max<size_t>(work.num_rows, 32) * map->depth * map->num_outputs / map->instructions->speed);
   }
 
   Levels levels(void *context, const Tensor<float> &x) const {
     const size_t num_rows = x.shape[0];
     const Levels levels{scratch<uint8_t, LEVELS>(num_rows * map->row_bytes()), scratch<float, SCALES>(num_rows),
                         scratch<int32_t, SHIFTS>(num_rows)};
-    compute(context, Quantization{map.get(), x.data, levels, num_rows}, 4 * num_rows * map->depth);
+    const size_t num_inputs = x.shape[1];
+    compute(context, Quantization{map.get(), x.data, levels, num_rows, num_inputs}, 4 * num_rows * map->depth);
     return levels;
   }
 
@@ -355,7 +326,7 @@ struct QuantizedChoice : QuantizedLinear {
                           static_cast<size_t>(N)};
     run(context, summary);
     const Choice choice{summary, static_cast<size_t>(count), token_ids, count > 1 ? log_probabilities : nullptr};
-    compute(context, choice, size * 8 + N * count * COLUMNS * map->num_inputs / map->instructions->speed);
+    compute(context, choice, size * 8 + N * count * COLUMNS * map->depth / map->instructions->speed);
   }
 };
 
@@ -415,8 +386,16 @@ extern "C" const char *instructions() {
   return here ? here->name : nullptr;
 }
 
-// The number of maps of int8 weights that sessions of this process use.
-extern "C" int64_t num_maps() { return Packed::get().count(); }
+// Writes the shape (5,) in which weights (I, O) are packed here.
+extern "C" void packed_shape(int64_t inputs, int64_t outputs, int64_t *shape) {
+  const Packing packing(*instructions_here(), depth_of(inputs), outputs);
+  std::copy(packing.shape, packing.shape + 5, shape);
+}
+
+// Packs weights (I, O), which lie 128 above their levels.
+extern "C" void pack_int8(const uint8_t *weights, int64_t inputs, int64_t outputs, int8_t *to) {
+  pack(*instructions_here(), weights, inputs, outputs, to);
+}
 
 // ONNX Runtime calls this for each session that loads the library. A session that gets an error runs the definitions.
 extern "C" Status *RegisterCustomOps(void *session_options, const ApiBase *base) {

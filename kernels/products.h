@@ -274,35 +274,52 @@ template <class T> struct Aligned {
   const T *data() const { return memory.get(); }
 };
 
+// Inputs with their padding.
+static inline size_t depth_of(size_t inputs) { return (inputs + DEPTH - 1) / DEPTH * DEPTH; }
+
+static inline size_t panels_of(size_t outputs) { return (outputs + COLUMNS - 1) / COLUMNS; }
+
+// How the weights of a map lie for some instructions: (O / COLUMNS, COLUMNS / strip, depth / group, strip, group).
+struct Packing {
+  int64_t shape[5];
+
+  Packing(const Instructions &how, size_t depth, size_t outputs)
+      : shape{static_cast<int64_t>(panels_of(outputs)), static_cast<int64_t>(COLUMNS / how.strip),
+              static_cast<int64_t>(depth / how.group), static_cast<int64_t>(how.strip), static_cast<int64_t>(how.group)} {}
+
+  size_t size() const { return shape[0] * shape[1] * shape[2] * shape[3] * shape[4]; }
+};
+
+// Packs weights (I, O), which lie 128 above their levels. What lies beyond I and O becomes zero.
+static void pack(const Instructions &how, const uint8_t *weights, size_t inputs, size_t outputs, int8_t *to) {
+  const size_t depth = depth_of(inputs), strip = how.strip, group = how.group;
+  memset(to, 0, Packing(how, depth, outputs).size());
+  for (size_t first = 0; first < outputs; first += strip)
+    for (size_t i = 0; i < inputs; i++) {
+      int8_t *here = to + first * depth + i / group * strip * group + i % group;
+      for (size_t o = first; o < std::min(first + strip, outputs); o++, here += group) *here = weights[i * outputs + o] - 128;
+    }
+}
+
 // A map from levels to floats, with a scale for each column of its weights.
 struct Int8Map {
   const Instructions *instructions;
-  size_t num_inputs, num_outputs, depth; // depth: inputs with their padding
-  bool is_positive;                      // whether negative inputs count as 0
-  Aligned<int8_t> weights;               // (O / COLUMNS, COLUMNS / strip, depth / group, strip, group)
-  Aligned<int32_t> column_sums;          // (O,): of the weights
-  Aligned<float> scales, bias;           // (O,): of the columns; the padding of the bias is minus infinity
+  size_t depth, num_outputs;
+  bool is_positive;             // whether negative inputs count as 0
+  const int8_t *weights;        // as they are packed for the instructions
+  Aligned<int32_t> column_sums; // (O,): of the weights
+  Aligned<float> scales, bias;  // (O,): of the columns; the padding of the bias is minus infinity
 
-  // The weights are (I, O), and lie 128 above their levels. What lies beyond I and O is zero.
-  Int8Map(const Instructions *how, const uint8_t *given, size_t inputs, size_t outputs, bool positive,
+  Int8Map(const Instructions *how, const int8_t *packed, size_t depth, size_t outputs, bool positive, const int32_t *sums,
           const float *weight_scales, const float *biases)
-      : instructions(how), num_inputs(inputs), num_outputs(outputs), depth((inputs + DEPTH - 1) / DEPTH * DEPTH),
-        is_positive(positive), weights(num_panels() * COLUMNS * depth), column_sums(num_panels() * COLUMNS),
-        scales(num_panels() * COLUMNS), bias(num_panels() * COLUMNS) {
-    const size_t strip = how->strip, group = how->group;
-    for (size_t i = 0; i < inputs; i++)
-      for (size_t first = 0; first < outputs; first += strip) {
-        int8_t *to = &weights[first * depth + i / group * strip * group + i % group];
-        for (size_t o = first; o < std::min(first + strip, outputs); o++, to += group) {
-          *to = given[i * outputs + o] - 128;
-          column_sums[o] += *to;
-        }
-      }
+      : instructions(how), depth(depth), num_outputs(outputs), is_positive(positive), weights(packed),
+        column_sums(num_panels() * COLUMNS), scales(num_panels() * COLUMNS), bias(num_panels() * COLUMNS) {
     for (size_t o = 0; o < num_panels() * COLUMNS; o++)
-      scales[o] = o < outputs ? weight_scales[o] : 0, bias[o] = o < outputs ? biases[o] : -INFINITY;
+      column_sums[o] = o < outputs ? sums[o] : 0, scales[o] = o < outputs ? weight_scales[o] : 0,
+      bias[o] = o < outputs ? biases[o] : -INFINITY;
   }
 
-  size_t num_panels() const { return (num_outputs + COLUMNS - 1) / COLUMNS; }
+  size_t num_panels() const { return panels_of(num_outputs); }
   size_t row_bytes() const { return depth * (instructions->has_wide_levels ? 2 : 1); }
 };
 
@@ -343,7 +360,7 @@ struct Quantization {
   const Int8Map *map;
   const float *x;
   Levels to;
-  size_t num_rows;
+  size_t num_rows, num_inputs;
 
   size_t num_items() const { return num_rows; }
   size_t scratch() const { return 0; }
@@ -352,7 +369,7 @@ struct Quantization {
 
   template <bool IS_POSITIVE> void run(size_t begin, size_t end) const {
     const Instructions &how = *map->instructions;
-    const size_t I = map->num_inputs, whole = I / DEPTH * DEPTH, level_bytes = map->row_bytes() / map->depth;
+    const size_t I = num_inputs, whole = I / DEPTH * DEPTH, level_bytes = map->row_bytes() / map->depth;
     const auto counted = [](const float *place) {
       const Vector eight = ::load(place);
       return IS_POSITIVE ? (eight < Vector{} ? Vector{} : eight) : eight;
@@ -412,9 +429,9 @@ AVX512VNNI static void quantize_avx512(const Quantization &work, size_t begin, s
   const __m512 rounding = _mm512_set1_ps(work.ROUNDING), zero = _mm512_setzero_ps();
   const __m512 least_counted = map.is_positive ? zero : _mm512_set1_ps(-INFINITY);
   for (size_t row = begin; row < end; row++) {
-    const float *inputs = work.x + row * map.num_inputs;
+    const float *inputs = work.x + row * work.num_inputs;
     const auto counted = [&](size_t i) AVX512VNNI { // a maximum of a number and NaN is the second of both
-      const size_t left = map.num_inputs - i;
+      const size_t left = work.num_inputs - i;
       const __m512 given = left < 16 ? _mm512_maskz_loadu_ps((1u << left) - 1, inputs + i) : _mm512_loadu_ps(inputs + i);
       return _mm512_max_ps(least_counted, given);
     };
@@ -445,7 +462,7 @@ INLINE void multiply(const Int8Map &map, const float *bias, const Levels &levels
                      size_t panel, float *to, size_t distance, float *largest = nullptr) {
   const size_t first = panel * COLUMNS, bytes = map.row_bytes();
   map.instructions->multiply({levels.levels + first_row * bytes, levels.scales + first_row, levels.shifts + first_row,
-                              bytes, map.depth, map.weights.data() + first * map.depth, map.column_sums.data() + first,
+                              bytes, map.depth, map.weights + first * map.depth, map.column_sums.data() + first,
                               map.scales.data() + first, bias + first, to, distance, largest, map.num_panels()},
                              num_rows);
 }

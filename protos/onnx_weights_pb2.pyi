@@ -13,10 +13,20 @@ class Model(_message.Message):
     def __init__(self, graph: _Optional[_Union[Graph, _Mapping]] = ...) -> None: ...
 
 class Graph(_message.Message):
-    __slots__ = ("initializer",)
+    __slots__ = ("node", "initializer")
+    NODE_FIELD_NUMBER: _ClassVar[int]
     INITIALIZER_FIELD_NUMBER: _ClassVar[int]
+    node: _containers.RepeatedCompositeFieldContainer[Node]
     initializer: _containers.RepeatedCompositeFieldContainer[Tensor]
-    def __init__(self, initializer: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+    def __init__(self, node: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., initializer: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
+
+class Node(_message.Message):
+    __slots__ = ("input", "op_type")
+    INPUT_FIELD_NUMBER: _ClassVar[int]
+    OP_TYPE_FIELD_NUMBER: _ClassVar[int]
+    input: _containers.RepeatedScalarFieldContainer[str]
+    op_type: str
+    def __init__(self, input: _Optional[_Iterable[str]] = ..., op_type: _Optional[str] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("dims", "data_type", "name", "external_data")

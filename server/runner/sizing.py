@@ -16,10 +16,9 @@ from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, num_copies
 from seq2seq_serve.server.runner.device import CPU, choose
 from seq2seq_serve.server.system.machine import usable_cpus
 
-# Packed copies of weights that the kernels of one runner on a CPU create: the encoder's once, the decoder's
-# for a step and for many positions at once, which share them in int8. All runners share the weights that were
-# read.
-_MOST_PACKED_COPIES = {Precision.INT8: 1, Precision.FP32: 2}
+# Packed copies of weights that one runner on a CPU creates beside the weights that all runners share: one
+# of the encoder's, of the decoder's one for a step and one for many positions at once; in int8 none.
+_MOST_PACKED_COPIES = {Precision.INT8: 0, Precision.FP32: 2}
 # Most rows of memory on a GPU beside those of the slots, for encode calls that are captured
 _MOST_STAGED_ROWS = 64
 _PROCESS_BYTES = 64 * 2**20  # an instance's own process, with Python, numpy and ONNX Runtime: 50 MiB measured

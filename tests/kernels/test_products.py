@@ -55,10 +55,10 @@ def linear_of(width, num_outputs, *, is_positive=False, added=None):
     return graph_of(constants, is_positive=is_positive), constants
 
 
-def graph_of(constants, *, is_positive=False):
-    width = len(constants["weight"])
-    inputs = values_of({"x": FLOAT}, [["N", width]])
-    sums = (constants["weight"].astype(np.int32) - 128).sum(axis=0, dtype=np.int32)
+def graph_of(constants, *, is_positive=False, sums=None):
+    inputs = values_of({"x": FLOAT}, [["N", "I"]])
+    if sums is None:
+        sums = (constants["weight"].astype(np.int32) - 128).sum(axis=0, dtype=np.int32)
     names = ["weight", "weight_scale", "weight_sum", "bias", "added"]
     for name in names[: 4 + ("added" in constants)]:
         array = (constants | {"weight_sum": sums})[name]
@@ -242,17 +242,29 @@ def test_no_rows_have_no_products_and_no_candidates(count):
     assert [values.shape[0] for values in chosen] == ([] if count is None else [0, 0])
 
 
-def test_sessions_with_the_same_weights_share_what_is_packed():
-    """The step and the scoring of several positions have the same weights, and so have all instances."""
-    before = kernels.num_maps()
-    model, constants = linear_of(64, 96)
-    sessions = [session_of(model, has_kernels=True) for _ in range(3)]
-    assert kernels.num_maps() == before + 1
-    constants["bias"][0] += 1
-    sessions.append(session_of(graph_of(constants), has_kernels=True))
-    assert kernels.num_maps() == before + 2
-    sessions.clear()
-    assert kernels.num_maps() == before
+def packed_of(weights):
+    packed = np.zeros(kernels.packed_shape(weights.shape), np.uint8)
+    kernels.pack(weights, packed)
+    return packed
+
+
+@pytest.mark.parametrize(("N", "width", "num_outputs"), SIZES)
+def test_packed_weights_give_the_same_bits(N, width, num_outputs, isa):
+    model, constants = linear_of(width, num_outputs)
+    packed = constants | {"weight": packed_of(constants["weight"])}
+    sums = (constants["weight"].astype(np.int32) - 128).sum(axis=0, dtype=np.int32)
+    x = inputs_of(N, width)
+    (expected,) = session_of(model, has_kernels=True).run(None, {"x": x})
+    (output,) = session_of(graph_of(packed, sums=sums), has_kernels=True).run(None, {"x": x})
+    np.testing.assert_array_equal(output, expected)
+
+
+def test_weights_that_are_packed_for_other_instructions_are_refused():
+    _, constants = linear_of(32, 64)
+    packed = packed_of(constants["weight"])
+    constants["weight"] = packed.reshape(packed.shape[0], -1, 1, 1, 1)
+    with pytest.raises(Exception, match="packed for other instructions"):
+        session_of(graph_of(constants, sums=np.zeros(64, np.int32)), has_kernels=True)
 
 
 def test_instructions_that_the_processor_lacks_are_an_error(monkeypatch):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx import TensorProto
 
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import BundleError, load_bundle
@@ -218,6 +219,9 @@ def test_a_core_uses_the_weights_where_they_were_read(bundle_path):
             begin = content.ctypes.data
             assert values
             assert all(begin <= value.data_ptr() < begin + len(content) for value in values)
+            if kernels.instructions():  # each int8 map lies there as it is multiplied
+                maps = [value for value in values if value.element_type() == TensorProto.UINT8]
+                assert {len(value.shape()) for value in maps} == {5}
 
     asyncio.run(run())
 
