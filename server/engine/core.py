@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from operator import attrgetter
 from typing import NamedTuple, Protocol
 
 from seq2seq_serve.server.engine.drafts import Drafter
@@ -30,6 +31,7 @@ _FAILURES_TO_UNHEALTHY = 3  # turns in a row that raised
 STOP_SECONDS = 10.0
 _NO_GAPS: Mapping[float, int] = {}
 _NO_PLAN = StepPlan((), (), ())
+_LAST_TOKEN_AT = attrgetter("last_token_at")  # of a search; 0 before its first token
 
 
 def _no_action() -> None:
@@ -192,14 +194,13 @@ class Core:
             plan, result, failed = self._run(plan)
             finished += failed
             first: tuple[float, ...] = ()
-            gaps: Counter[float] = Counter()
+            gaps = _NO_GAPS
             if result is not None:
                 now = self._clock()
-                running = list(self._scheduler.running.values())
-                new = [search for search in running if not search.last_token_at]
-                gaps.update(
-                    now - search.last_token_at for search in running if search.rows and search.last_token_at
-                )
+                running = [search for search in self._scheduler.running.values() if search.rows]
+                last = Counter(map(_LAST_TOKEN_AT, running))
+                new = [search for search in running if not search.last_token_at] if 0.0 in last else []
+                gaps = {now - at: number for at, number in last.items() if at}
                 finished += self._scheduler.record(plan, result, now)
                 first = tuple(now - search.request.arrival for search in new if search.last_token_at)
             self._deliver_turn(finished, plan, result, first, gaps)
