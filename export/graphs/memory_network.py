@@ -15,12 +15,13 @@ from seq2seq_serve.bundle.names import Axis, Role, Verb
 from seq2seq_serve.export.graphs import operators
 from seq2seq_serve.export.graphs.base import TYPE_NAMES, Graph, outs, token_specs
 from seq2seq_serve.export.graphs.linear import LinearFactory
-from seq2seq_serve.training.config import BOS_ID, PAD_ID
+from seq2seq_serve.training.config import BOS_ID
 from seq2seq_serve.training.models.memory_network import (
     MemoryNetwork,
     attention_weights,
-    position_factors,
+    embed,
     rectify,
+    word_shares,
 )
 
 # B batch rows   N sentences   J words of a sentence   D d_model   V vocabulary   C memory capacity
@@ -69,28 +70,12 @@ class EncodeGraph(Graph):
         latest = self.config.max_source_length - 1
         ages = story_lengths.to(torch.int64)[:, None] - 1 - torch.arange(story.shape[1])  # (B, N)
         ages = ages.clamp(0, latest)
-        shares = self._shares(story)  # (B, N, 1 or 2, J)
+        shares = word_shares(story, self.config)  # (B, N, 1 or 2, J)
         written = []
         for buffer, weight, times in zip(memory, self.stories, self.times, strict=True):
-            embedded = self._embed(story, shares, weight) + nn.functional.embedding(ages, times)
+            embedded = embed(story, shares, weight) + nn.functional.embedding(ages, times)
             written.append(operators.write_prefix(buffer, embedded, axis=1))
-        return (*written, self._embed(question, self._shares(question), self.question))
-
-    def _shares(self, ids: Tensor) -> Tensor:
-        """The `position_factors` of each word (…, 2, J), 0 at pads; 1 (…, 1, J) without position encoding."""
-        is_word = ids != PAD_ID
-        if not self.config.has_position_encoding:
-            return is_word.unsqueeze(-2)
-        return torch.stack(position_factors(is_word), dim=-2) * is_word.unsqueeze(-2)
-
-    def _embed(self, ids: Tensor, shares: Tensor, weight: Tensor) -> Tensor:
-        """The embeddings (…, D) of sentences (…, J)."""
-        D = self.config.d_model
-        sums = shares.to(weight.dtype) @ nn.functional.embedding(ids, weight)  # (…, 1 or 2, D)
-        if not self.config.has_position_encoding:
-            return sums.squeeze(-2)
-        units = (torch.arange(1, D + 1) / D).to(weight.dtype)  # k/D
-        return sums.select(-2, 0) - units * sums.select(-2, 1)
+        return (*written, embed(question, word_shares(question, self.config), self.question))
 
 
 class StepGraph(Graph):

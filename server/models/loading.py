@@ -17,9 +17,8 @@ from seq2seq_serve.server.engine.scheduler import SchedulerLimits
 from seq2seq_serve.server.models.cores import CoreSpec, ThreadCore, started_core, without_tokenizers
 from seq2seq_serve.server.models.process import ProcessCore, shared_memory
 from seq2seq_serve.server.models.served import ServedModel, SourceSpec
-from seq2seq_serve.server.runner.device import CPU, CUDA, describe_device
+from seq2seq_serve.server.runner.device import CPU, CUDA, describe_device, read_files
 from seq2seq_serve.server.runner.sizing import Sizing, size_up, source_specs
-from seq2seq_serve.server.runner.weights import pack_int8_maps
 
 _log = logging.getLogger(__name__)
 
@@ -131,7 +130,7 @@ def create_engine(
     Raises:
         ValueError: The bundle cannot be used here; the message names it.
     """
-    files = pack_int8_maps(bundle.read_variant(sizing.precision))
+    files = read_files(bundle, sizing.precision, sizing.provider)
     token_bytes = bundle.target_tokenizer.token_bytes
     is_text = names.SOURCE_IDS in bundle.manifest.sources
     shares_ids = is_text and bundle.source_tokenizer.token_bytes == token_bytes

@@ -21,11 +21,11 @@ import onnxruntime as ort
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.cuda_libraries import device_description, load_cuda_libraries, provider_problem
-from seq2seq_serve.bundle.manifest import Bundle
+from seq2seq_serve.bundle.manifest import Bundle, VariantFiles
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.config import ProviderPolicy
 from seq2seq_serve.server.engine.request import Array
-from seq2seq_serve.server.runner.weights import Weight, take_weights
+from seq2seq_serve.server.runner.weights import Weight, pack_int8_maps, take_weights
 
 _log = logging.getLogger(__name__)
 
@@ -236,6 +236,17 @@ class OnnxDevice:
     def bind_new_output(self, binding: ort.IOBinding, name: str) -> None:
         """Let the run allocate an output on the device."""
         binding.bind_output(name, self._provider, _DEVICE_ID)
+
+
+def read_files(bundle: Bundle, precision: Precision, provider: str) -> VariantFiles:
+    """Read graphs and weights to run here: int8 weights are packed if the project's own operators use them.
+
+    Raises:
+        BundleError: A file is not that of the manifest.
+    """
+    files = bundle.read_variant(precision)
+    has_operators = provider == CPU and kernels.register(ort.SessionOptions())
+    return pack_int8_maps(files) if has_operators else files
 
 
 @functools.cache

@@ -30,10 +30,9 @@ from seq2seq_serve.server.engine.state import Search, Sequence
 from seq2seq_serve.server.errors import NO_NUMBERS, EngineFailed
 from seq2seq_serve.server.runner import selection
 from seq2seq_serve.server.runner.buffers import Buffers, Columns
-from seq2seq_serve.server.runner.device import CPU, OnnxDevice, Session, one_line, share_threads
+from seq2seq_serve.server.runner.device import CPU, OnnxDevice, Session, one_line, read_files, share_threads
 from seq2seq_serve.server.runner.selection import Selector
 from seq2seq_serve.server.runner.sizing import Sizing, row_shape, size_up, source_specs
-from seq2seq_serve.server.runner.weights import pack_int8_maps
 
 _log = logging.getLogger(__name__)
 
@@ -165,7 +164,7 @@ class OnnxRunner:
             names.CACHE_CAPACITY: np.array(self.max_target_length, np.int32),
             names.MEMORY_CAPACITY: np.array(self._max_memory_length, np.int32),
         }
-        self._files: VariantFiles | None = files or pack_int8_maps(bundle.read_variant(self.precision))
+        self._files: VariantFiles | None = files or read_files(bundle, self.precision, self.provider)
         self._sessions: dict[Verb, Session] = {
             verb: self._load(verb) for verb in self._graphs if verb not in (Verb.ENCODE, Verb.STEP)
         }

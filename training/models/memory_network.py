@@ -163,17 +163,14 @@ class MemoryNetwork(EncoderDecoder):
         ages = self._ages(source_mask).clamp(max=self.config.max_source_length - 1)  # (B, N)
         # Stories of very different lengths share a batch, so their padding is not embedded.
         (real,) = source_mask.flatten().nonzero(as_tuple=True)  # (sentences,)
-        embedded = self._embed(
-            story.flatten(0, 1)[real],
-            torch.cat(self.story_weights, dim=1),
-            times=(ages.flatten()[real, None], torch.cat([each.weight for each in self.times], dim=1)),
-        )
-        padded = embedded.new_zeros(B * N, embedded.shape[1])
-        stories = padded.index_copy(0, real, self.dropout(embedded)).view(B, N, -1)
-        return (
-            *stories.chunk(len(self.times), dim=2),
-            self.dropout(self._embed(question, self.source_weight)),
-        )
+        sentences, their_ages = story.flatten(0, 1)[real], ages.flatten()[real]
+        shares = self._shares(sentences)
+        memory = []
+        for weight, times in zip(self.story_weights, self.times, strict=True):
+            embedded = self.dropout(embed(sentences, shares, weight) + times(their_ages))
+            padded = embedded.new_zeros(B * N, embedded.shape[1]).index_copy(0, real, embedded)
+            memory.append(padded.view(B, N, -1))
+        return (*memory, self.dropout(embed(question, self._shares(question), self.source_weight)))
 
     def decode_states(self, target_ids: Tensor, memory: Memory, source_mask: Tensor) -> Tensor:
         return self._states(target_ids, self._attend(memory, source_mask)[0])
@@ -240,35 +237,37 @@ class MemoryNetwork(EncoderDecoder):
         places = places.floor().masked_fill(~is_inserted, N + 1)
         return ages + (places[:, None] <= ages[:, :, None]).sum(dim=2)
 
-    def _embed(self, ids: Tensor, weight: Tensor, times: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """The embeddings (rows, width) of sentences (rows, J) by a matrix (V, width).
-
-        The width is that of one matrix or of several side by side. `times` are the rows (rows, 1) of a
-        matrix (max_source_length, width) whose sum with the embeddings is returned.
-        """
-        is_word = ids != PAD_ID
-        shares = is_word.to(weight.dtype)  # (rows, J)
+    def _shares(self, ids: Tensor) -> Tensor:
+        """`word_shares`, in training with word dropout."""
+        shares = word_shares(ids, self.config)
         if self.training and self.config.word_dropout:
-            shares = shares * dropout(torch.ones_like(shares), self.config.word_dropout)
-        # One call sums all. l_kj E x_j has two parts: 2 (1 - j/J) times the matrix E at x_j, and 2 (1 - 2j/J)
-        # times the matrix -(k/D) E at x_j.
-        indices, factors, table = [ids], [shares], [weight]
-        if self.config.has_position_encoding:
-            V, D = len(weight), self.config.d_model
-            factors = [shares * factor.to(weight.dtype) for factor in position_factors(is_word)]
-            indices.append(ids + V)
-            units = torch.arange(1, D + 1, device=ids.device, dtype=weight.dtype) / D  # k/D
-            table.append(weight * -units.repeat(weight.shape[1] // D))
-        if times is not None:
-            indices.append(times[0] + sum(len(part) for part in table))
-            factors.append(torch.ones_like(shares[:, :1]))
-            table.append(times[1])
-        return functional.embedding_bag(
-            torch.cat(indices, dim=1),
-            torch.cat(table),
-            mode="sum",
-            per_sample_weights=torch.cat(factors, dim=1),
-        )
+            kept = dropout(torch.ones(ids.shape, device=ids.device), self.config.word_dropout)
+            shares = shares * kept.unsqueeze(-2)
+        return shares
+
+
+def word_shares(ids: Tensor, config: MemoryNetworkConfig) -> Tensor:
+    """The shares of the words of sentences (…, J) in their embeddings, 0 at pads: see `embed`.
+
+    They are 2 (1 - j/J) and 2 (1 - 2j/J) of the word at place j from 1, (…, 2, J); without position encoding
+    1, (…, 1, J).
+    """
+    is_word = (ids != PAD_ID).unsqueeze(-2)
+    if not config.has_position_encoding:
+        return is_word.float()
+    J = is_word.sum(dim=-1, keepdim=True).clamp(min=1)
+    places = torch.arange(1, ids.shape[-1] + 1, device=ids.device) / J
+    return torch.cat([2 * (1 - places), 2 * (1 - 2 * places)], dim=-2) * is_word
+
+
+def embed(ids: Tensor, shares: Tensor, weight: Tensor) -> Tensor:
+    """The embeddings (…, D) of sentences (…, J) by a matrix (V, D): sums of l_kj E x_j over the words."""
+    sums = shares.to(weight.dtype) @ functional.embedding(ids, weight)  # (…, 1 or 2, D)
+    if shares.shape[-2] == 1:
+        return sums.squeeze(-2)
+    D = weight.shape[1]
+    units = (torch.arange(1, D + 1, device=ids.device) / D).to(weight.dtype)  # k/D
+    return sums.select(-2, 0) - units * sums.select(-2, 1)
 
 
 def attention_weights(u: Tensor, m: Tensor, source_mask: Tensor, config: MemoryNetworkConfig) -> Tensor:
@@ -283,13 +282,6 @@ def attention_weights(u: Tensor, m: Tensor, source_mask: Tensor, config: MemoryN
     num_empty = config.max_source_length - source_mask.sum(dim=1, keepdim=True)  # (B, 1)
     empty = num_empty.clamp(min=0).to(scores.dtype).log()
     return torch.cat([scores, empty], dim=1).softmax(dim=1)[:, :-1]
-
-
-def position_factors(is_word: Tensor) -> tuple[Tensor, Tensor]:
-    """2 (1 - j/J) and 2 (1 - 2j/J) of each word (…, J), j being its place from 1; anything at pads."""
-    J = is_word.sum(dim=-1, keepdim=True).clamp(min=1)
-    places = torch.arange(1, is_word.shape[-1] + 1, device=is_word.device) / J
-    return 2 * (1 - places), 2 * (1 - 2 * places)
 
 
 def rectify(u: Tensor, relu: Rectified) -> Tensor:

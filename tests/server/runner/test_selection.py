@@ -242,7 +242,8 @@ def test_a_device_is_asked_for_graphs_and_memory_before_the_first_request_only(
             return super().value(array)
 
     monkeypatch.setattr(runner_module, "OnnxDevice", AskedDevice)
-    driver = Driver(OnnxRunner(random_bundle, RunnerConfig(provider="cpu", num_threads=1, max_slots=6)))
+    config = RunnerConfig(provider="cpu", precision="fp32", num_threads=1, max_slots=6)
+    driver = Driver(OnnxRunner(random_bundle, config))
     assert {"write", "penalize", (7, VOCAB_SIZE)} <= {*asked}
     asked.clear()
     driver.submit(*requests)

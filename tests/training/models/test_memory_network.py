@@ -105,9 +105,9 @@ def test_the_model_computes_the_papers_equations(settings: dict[str, Any]) -> No
     assert [hop.shape for hop in weights] == [(2, 1, 2, 4)] * model.config.num_hops
     for row, (story, question, _) in enumerate(zip(*source, strict=True)):
         expected, hops = answer_by_hand(model, story, question)
-        np.testing.assert_allclose(numpy(logits[row, 0]), expected, atol=1e-5)
+        np.testing.assert_allclose(numpy(logits[row, 0]), expected, rtol=1e-5, atol=1e-5)
         for found, hop in zip(weights, hops, strict=True):
-            np.testing.assert_allclose(numpy(found[row, 0, 0, : len(hop)]), hop, atol=1e-6)
+            np.testing.assert_allclose(numpy(found[row, 0, 0, : len(hop)]), hop, atol=1e-5)
             assert found[row, 0, :, len(hop) :].abs().sum() == 0
             assert torch.equal(found[row, 0, 0], found[row, 0, 1])
     assert torch.equal(model.alignment(weights), weights[-1][:, 0])
@@ -192,7 +192,7 @@ def test_a_linear_start_leaves_out_the_softmax_until_its_last_step_and_never_in_
         model.train().begin_step(step)
         np.testing.assert_allclose(logits(), expected[is_linear], rtol=1e-4, atol=1e-4)
         model.eval()
-        np.testing.assert_allclose(logits(), expected[False], atol=1e-5)
+        np.testing.assert_allclose(logits(), expected[False], rtol=1e-5, atol=1e-5)
 
 
 def test_time_noise_shifts_the_indices_of_earlier_sentences_and_keeps_their_order() -> None:
