@@ -23,32 +23,24 @@ from seq2seq_serve.commands import Parser, add_version, needs_extra, program
 with needs_extra("server,cpu", __name__):
     from google.protobuf.json_format import MessageToDict
 
-    from seq2seq_serve.bulk.formats import FORMATS, Writer, check_formats, split_into_shards
-    from seq2seq_serve.bulk.plan import (
-        ERRORS_FOLDER,
-        PLAN_FILE,
-        TEXT,
-        JobError,
-        Plan,
-        Settings,
-        check_settings,
-        names_of,
-        read_plan,
-        remove_leftovers,
-        state_of,
-        write_plan,
-    )
-    from seq2seq_serve.bulk.run import AnyWorker, Run
-    from seq2seq_serve.bulk.worker import Job, WorkerLost, start_worker
+    from seq2seq_serve.bulk.engine import Job, start_worker
     from seq2seq_serve.bundle.manifest import BundleError, load_bundle
-    from seq2seq_serve.client.files import WrongFile
-    from seq2seq_serve.client.flags import TARGET_OPTIONS, add_generation_flags, given_options
+    from seq2seq_serve.client.files.documents import DOCUMENTS
+    from seq2seq_serve.client.files.formats import FORMATS, Writer, check_formats
+    from seq2seq_serve.client.files.lines import WrongFile
+    from seq2seq_serve.client.files.plan import ERRORS_FOLDER, JSONL, PARQUET, PLAN_FILE, JobError, Plan
+    from seq2seq_serve.client.files.run import AnyWorker, Run, plan_run
+    from seq2seq_serve.client.files.worker import Files, WorkerLost
+    from seq2seq_serve.client.flags import (
+        TARGET_OPTIONS,
+        add_generation_flags,
+        add_record_flags,
+        given_options,
+    )
     from seq2seq_serve.client.progress import Progress
     from seq2seq_serve.server.config import RunnerConfig
     from seq2seq_serve.server.settings import COUNT, add_flags, override
 
-_LEFTOVER_SECONDS = 3600.0  # a file is written in far less
-_SHOW_SECONDS = 0.2
 _RUNNER = RunnerConfig(shares_threads=True)  # the defaults of its flags
 
 _log = logging.getLogger("seq2seq_serve.bulk")
@@ -90,38 +82,24 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
         raise JobError(f"--output {folder} is a file, and must be a folder")
     inputs = _inputs(options.input, folder)
     output_format = check_formats(inputs, options.format)
-    has_hypotheses = options.generation.num_hypotheses > 1
-    if has_hypotheses and output_format == TEXT:
+    num_hypotheses = max(1, options.generation.num_hypotheses)
+    if num_hypotheses > 1 and output_format not in (JSONL, PARQUET):
         raise JobError("--num-hypotheses needs --format jsonl: a line of text has only the best one")
-    plan = read_plan(folder)
-    if plan is None:
+    if not (folder / PLAN_FILE).exists():
         sys.stderr.write("reading all inputs, to find the shards\n")
-    planned = plan.settings.inputs if plan is not None else {}
-    settings = Settings(
-        bundle_version=load_bundle(options.bundle, checks_content=False).version,
-        precision=options.runner.precision or "auto",
-        max_source_length=options.runner.max_source_length,
-        max_target_length=options.runner.max_target_length,
-        options=MessageToDict(options.generation, preserving_proto_field_name=True),
-        text_field=options.field,
-        target_field=options.target_field,
-        format=output_format,
-        shard_lines=options.shard_lines,
-        inputs={str(path): state_of(path, planned.get(str(path))) for path in inputs},
-    )
-    if plan is None:
-        shards = [
-            shard
-            for path, name in zip(inputs, names_of(inputs), strict=True)
-            for shard in split_into_shards(path, name, options.shard_lines)
-        ]
-        plan = read_plan(folder)  # another command may have been faster
-        if plan is None:
-            plan = Plan(settings, tuple(shards))
-            write_plan(folder, plan)
-    check_settings(folder, plan, settings)
-    remove_leftovers(folder, time.time() - _LEFTOVER_SECONDS)
-    return plan, Writer(folder, output_format, options.target_field, has_hypotheses)
+    settings = {
+        "bundle_version": load_bundle(options.bundle, checks_content=False).version,
+        "precision": options.runner.precision or "auto",
+        "max_source_length": options.runner.max_source_length,
+        "max_target_length": options.runner.max_target_length,
+        "options": MessageToDict(options.generation, preserving_proto_field_name=True),
+        "text_field": options.field,
+        "target_field": options.target_field,
+        "format": output_format,
+    }
+    advice = f"remove {folder / PLAN_FILE} and the shards beside it"
+    plan = plan_run(folder, inputs, settings, options.shard_lines, advice)
+    return plan, Writer(folder, output_format, options.target_field, num_hypotheses)
 
 
 def _inputs(patterns: Sequence[str], output: Path) -> list[Path]:
@@ -150,16 +128,11 @@ async def _translate(options: argparse.Namespace, plan: Plan, writer: Writer) ->
         sys.stderr, is_shown=sys.stderr.isatty(), num_lines=num_lines, num_skipped=num_skipped
     )
     logging.basicConfig(stream=progress, format="%(message)s", force=True)
-    logging.getLogger("seq2seq_serve.bulk").setLevel(logging.INFO)
+    for name in ("seq2seq_serve.bulk", "seq2seq_serve.client.files"):
+        logging.getLogger(name).setLevel(logging.INFO)
     _log.info("%d of %d shards are done already", len(shards) - len(waiting), len(shards))
-    job = Job(
-        options.bundle.absolute(),
-        options.runner,
-        options.generation,
-        options.field,
-        writer,
-        plan.settings.inputs,
-    )
+    files = Files(options.field, writer, plan.inputs)
+    job = Job(options.bundle.absolute(), options.runner, options.generation, files)
     start, num_workers = _workers(options, job)
     task = asyncio.current_task()
     assert task is not None
@@ -168,16 +141,14 @@ async def _translate(options: argparse.Namespace, plan: Plan, writer: Writer) ->
         sys.stdout.write(f"nothing is left to do: {options.output} has all {len(shards)} shards\n")
         return 0
     run, started = Run(), time.monotonic()
-    showing = asyncio.create_task(_show(run, progress, num_skipped))
     try:
-        await run.translate(waiting, start, num_workers)
+        await run.translate(waiting, start, num_workers, progress)
     except JobError:
         # For the corrected command. Other parts may be at work by the plan.
         if num_parts == 1 and not any(writer.is_done(shard) for shard in plan.shards):
             (writer.folder / PLAN_FILE).unlink()
         raise
     finally:
-        showing.cancel()
         progress.close(num_skipped + run.num_lines, run.num_failed_lines)
     seconds = time.monotonic() - started
     sys.stdout.write(
@@ -196,12 +167,6 @@ def _workers(options: argparse.Namespace, job: Job) -> tuple[Callable[[], Awaita
     with needs_extra("ray", __name__):
         from seq2seq_serve.bulk.cluster import connect
     return connect(options.ray, job, options.workers)
-
-
-async def _show(run: Run, progress: Progress, num_skipped: int) -> None:
-    while True:
-        await asyncio.sleep(_SHOW_SECONDS)
-        progress.show(num_skipped + run.num_lines_now, run.num_failed_lines)
 
 
 def _report(line: str) -> int:
@@ -230,29 +195,17 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         required=True,
         metavar="FILE",
-        help="files of text, JSON lines (.jsonl) or Parquet (.parquet), or patterns such as "
-        "'corpus/**/*.txt'; .gz is decompressed",
+        help="files of text, JSON lines (.jsonl), Parquet (.parquet) or documents "
+        f"({', '.join(DOCUMENTS)}), or patterns such as 'corpus/**/*.txt'; .gz is decompressed",
     )
     add("--output", type=Path, required=True, metavar="FOLDER", help="folder for the shards and the plan")
     add(
         "--format",
         choices=FORMATS,
         help="format of the output (default: that of the inputs); text has one target on each line, the "
-        "others have the whole records with the new fields",
+        "others have the whole records with the new fields; a document stays a document",
     )
-    add(
-        "--field",
-        default="text",
-        metavar="NAME",
-        help="field or column with the text of a record (default %(default)s)",
-    )
-    add(
-        "--target-field",
-        default="target",
-        metavar="NAME",
-        help="new field or column for the target; NAME_score has its score, and NAME_hypotheses all "
-        "hypotheses if there are several (default %(default)s)",
-    )
+    add_record_flags(parser)
     add(
         "--shard-lines",
         type=COUNT.read,

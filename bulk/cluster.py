@@ -13,8 +13,9 @@ from typing import Any
 import ray
 from ray.exceptions import RayError, RayTaskError
 
-from seq2seq_serve.bulk.plan import JobError, Shard
-from seq2seq_serve.bulk.worker import MAX_OPEN_SHARDS, Done, Job, Worker, WorkerLost, start_worker
+from seq2seq_serve.bulk.engine import Job, start_worker
+from seq2seq_serve.client.files.plan import JobError, Shard
+from seq2seq_serve.client.files.worker import MAX_OPEN_SHARDS, Done, Worker, WorkerLost
 from seq2seq_serve.server.config import ProviderPolicy
 
 

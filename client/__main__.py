@@ -11,7 +11,7 @@ import os
 import sys
 import urllib.error
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path
@@ -23,7 +23,7 @@ os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.files import WrongOutput
+from seq2seq_serve.client.files.plan import JobError
 from seq2seq_serve.client.flags import generation, make_parser, translation
 from seq2seq_serve.client.forms import CLIP, FEATURES, PICTURE, SENTENCES, SOUND, find_model
 from seq2seq_serve.client.output import in_flags, one_line, to_json
@@ -65,13 +65,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         elif options.command == "health" and options.metrics_url:
             return _readiness(options.metrics_url, options.timeout_seconds)
         token = _token(options.token_file) if options.token_file else ""
+        connection = {"timeout_seconds": options.timeout_seconds, "tls": _tls(options), "token": token}
+        connect = partial(AsyncClient, options.address, **connection)
         if options.command == "web":
-            return _web(options, token)
-        with Client(
-            options.address, timeout_seconds=options.timeout_seconds, tls=_tls(options), token=token
-        ) as client:
+            return _web(options, connect)
+        with Client(options.address, **connection) as client:
             if options.command == "translate":
-                return translate(client, plan)
+                return translate(client, connect, plan)
             if options.command == "score":
                 return _score(client, options)
             if options.command == "answer":
@@ -92,19 +92,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(error, f"error: {error.filename or 'output'}: {error.strerror}")
     except ClientError as error:
         return _report(error, f"error: {in_flags(str(error))}{_advice(error, options)}")
-    except WrongOutput as error:
-        return _report(error, f"error: --resume {options.output}: {error}")
+    except JobError as error:
+        return _report(error, f"error: {error}")
     except KeyboardInterrupt as error:
         _report(error)
         return 130
 
 
-def _web(options: argparse.Namespace, token: str) -> int:
+def _web(options: argparse.Namespace, connect: Callable[[], AsyncClient]) -> int:
     with needs_extra("web"):
         from seq2seq_serve.client.web.app import serve
-    connect = partial(
-        AsyncClient, options.address, timeout_seconds=options.timeout_seconds, tls=_tls(options), token=token
-    )
     serve(connect, options.metrics_url.rstrip("/"), options.host, options.port)
     return 0
 

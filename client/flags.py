@@ -12,10 +12,12 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from seq2seq_serve.client.attention import DATA, IMAGE
-from seq2seq_serve.client.documents import DOCUMENTS
-from seq2seq_serve.client.files import COMPRESSED, STANDARD, is_compressed
+from seq2seq_serve.client.files.documents import DOCUMENTS, document_suffix
+from seq2seq_serve.client.files.formats import format_of
+from seq2seq_serve.client.files.lines import COMPRESSED, STANDARD, is_compressed
+from seq2seq_serve.client.files.plan import DOCUMENT, PARQUET, TEXT, JobError
 from seq2seq_serve.client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT
-from seq2seq_serve.client.translate import Translation
+from seq2seq_serve.client.translate import Translation, parts_folder
 from seq2seq_serve.client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS
 from seq2seq_serve.commands import Parser, add_version, install_command, port_number, program
 from seq2seq_serve.protos.options import OPTIONS, Option
@@ -181,23 +183,26 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         type=Path,
         default=STANDARD,
         metavar="FILE",
-        help="file of texts, one on each line; .gz is decompressed (default: -, standard input). A document "
-        f"({', '.join(DOCUMENTS)}) becomes --output of the same kind, with its times and formatting",
+        help="file of texts, one on each line; .gz is decompressed (default: -, standard input). JSON lines "
+        f"(.jsonl) become records with the target, and a document ({', '.join(DOCUMENTS)}) one of the same "
+        "kind, with its times and formatting",
     )
     add(
         "--output",
         type=Path,
         default=STANDARD,
         metavar="FILE",
-        help="file for the answers; if it exists, give --resume or --overwrite (default: -, standard output)",
+        help="file for the answers, which appears when it is complete; if it exists, give --resume or "
+        "--overwrite (default: -, standard output)",
     )
     existing = translation.add_mutually_exclusive_group()
     existing.add_argument(
         "--resume",
         action="store_true",
-        help="continue an interrupted run of the same command after the last whole line of --output",
+        help="continue an interrupted run of the same command",
     )
     existing.add_argument("--overwrite", action="store_true", help="replace an existing --output file")
+    add_record_flags(translation)
     add(
         "--in-flight",
         type=_count,
@@ -324,6 +329,23 @@ def _add_attention(parser: argparse.ArgumentParser, shown: str) -> None:
     )
 
 
+def add_record_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of inputs with several fields."""
+    parser.add_argument(
+        "--field",
+        default="text",
+        metavar="NAME",
+        help="field or column with the text of a record (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--target-field",
+        default="target",
+        metavar="NAME",
+        help="new field or column for the target; NAME_score has its score, and NAME_hypotheses all "
+        "hypotheses if there are several (default: %(default)s)",
+    )
+
+
 def add_generation_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
     """Adds the flags of generation options, by the options' names."""
     for name in names:
@@ -406,6 +428,8 @@ def translation(options: argparse.Namespace) -> Translation:
         texts=tuple(options.texts),
         input=options.input,
         output=options.output,
+        field=options.field,
+        target_field=options.target_field,
         resume=options.resume,
         overwrite=options.overwrite,
         in_flight=options.in_flight,
@@ -439,17 +463,26 @@ def given_options(options: argparse.Namespace) -> GenerateOptions:
     return generate_options
 
 
-def _check_document(options: argparse.Namespace) -> None:
-    suffix = options.input.suffix
-    if options.output.suffix.lower() != suffix.lower():
-        options.parser.error(
-            f"{options.input} is a document: give --output a name in {suffix}, or standard input its lines"
-        )
+def _check_input(options: argparse.Namespace) -> None:
+    """Refuses an input of another kind than lines where its kind and the other flags do not fit."""
+    path, output, parser = options.input, options.output, options.parser
+    try:
+        kind = format_of(path)
+    except JobError as error:
+        parser.error(str(error))
     several = (options.num_hypotheses or GenerateOptions()).num_hypotheses > 1
-    if options.resume or options.stream or options.json or several:
-        options.parser.error(
-            "--resume, --stream, --json and --num-hypotheses are for lines: a document is written at its end"
-        )
+    if kind == DOCUMENT:
+        suffix = document_suffix(path)
+        if output.suffix.lower() != suffix:
+            parser.error(
+                f"{path} is a document: give --output a name in {suffix}, or standard input its lines"
+            )
+        if options.json or several:
+            parser.error("--json and --num-hypotheses are for lines, not for documents")
+    elif kind == PARQUET:
+        parser.error(f"{path} is a table: {program('bulk')} translates it")
+    elif kind != TEXT and output == STANDARD:
+        parser.error(f"{path} has records: give --output, or standard input its lines")
 
 
 def _check_files(options: argparse.Namespace) -> None:
@@ -458,8 +491,8 @@ def _check_files(options: argparse.Namespace) -> None:
         parser.error("TEXT and --input are both given: give one of them")
     if not options.texts and input_ == STANDARD and sys.stdin is None:
         parser.error("there is no TEXT, and standard input is closed: give a TEXT or --input")
-    if not options.texts and input_.suffix.lower() in DOCUMENTS:
-        _check_document(options)
+    if not options.texts:
+        _check_input(options)
     if output == STANDARD:
         if options.resume or options.overwrite:
             parser.error("--resume and --overwrite need --output FILE")
@@ -468,8 +501,8 @@ def _check_files(options: argparse.Namespace) -> None:
         parser.error("--output is for the lines of an input: leave out TEXT and --stream")
     if is_compressed(output):
         parser.error(f"--output {output}: the client does not compress its output: leave out {COMPRESSED}")
-    if output.exists():
-        if input_.exists() and output.samefile(input_):
-            parser.error("--input and --output are the same file")
-        if not (options.resume or options.overwrite):
-            parser.error(f"{output} exists: continue it with --resume, or replace it with --overwrite")
+    if output.exists() and input_.exists() and output.samefile(input_):
+        parser.error("--input and --output are the same file")
+    exists = next((path for path in (output, parts_folder(output.resolve())) if path.exists()), None)
+    if exists and not (options.resume or options.overwrite):
+        parser.error(f"{exists} exists: continue it with --resume, or replace it with --overwrite")

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.client.rpcs import Translated
+from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Attention, GenerateOptions
 
@@ -42,6 +44,21 @@ def error_dict(error: ClientError) -> dict[str, Any]:
     if error.request_id:
         content["request_id"] = error.request_id
     return content
+
+
+def answer_json(result: Translated, number: int) -> dict[str, Any]:
+    """Returns the answer to the text of a line, counted from 1, or its error, as `--json` prints it."""
+    assert isinstance(result.source, str)
+    content: dict[str, Any] = {"source": valid_unicode(result.source)}
+    if result.error is None:
+        return content | message_dict(result.answer)
+    return content | {"line": number, "error": error_dict(result.error)}
+
+
+def answer_lines(result: Translated, num_hypotheses: int) -> list[str]:
+    """Returns a line for each hypothesis, and blank ones for those that are missing."""
+    lines = [one_line(hypothesis.text) for hypothesis in result.answer.hypotheses[:num_hypotheses]]
+    return lines + [""] * (num_hypotheses - len(lines))
 
 
 def attention_dict(attention: Attention) -> dict[str, Any]:

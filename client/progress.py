@@ -19,6 +19,9 @@ class Progress:
         num_lines: Lines to translate; None if the number is unknown.
         num_skipped: Lines that an earlier command has translated.
         unit: What is counted.
+
+    Attributes:
+        num_skipped: As given.
     """
 
     def __init__(
@@ -34,7 +37,7 @@ class Progress:
         self._stream = stream
         self._is_shown = is_shown
         self._num_lines = num_lines
-        self._num_skipped = num_skipped
+        self.num_skipped = num_skipped
         self._unit = unit
         self._clock = clock
         self._started = self._shown = clock()
@@ -65,7 +68,7 @@ class Progress:
             self._line = ""
 
     def _text(self, num_done: int, num_failed: int) -> str:
-        rate = (num_done - self._num_skipped) / max(self._clock() - self._started, 1e-9)
+        rate = (num_done - self.num_skipped) / max(self._clock() - self._started, 1e-9)
         done = str(num_done) if self._num_lines is None else f"{num_done} of {self._num_lines}"
         text = f"{done} {self._unit}"
         text += f", {rate:.0f} a second" + (f", {num_failed} failed" if num_failed else "")

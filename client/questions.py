@@ -10,7 +10,7 @@ from pathlib import Path
 
 from seq2seq_serve.client.attention import DATA, save_hops, save_looks
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.files import read_file, read_text, wrong_file
+from seq2seq_serve.client.files.lines import read_file, read_text, wrong_file
 from seq2seq_serve.client.forms import (
     FEATURES,
     SENTENCES,

@@ -4,50 +4,46 @@ The lines of a blank text are blank, and so are those of a text that fails, whos
 answer to a single TEXT keeps its line breaks; if it fails, nothing is written. With --stream, pieces before a
 failure stay. At the end, stderr gets one warning for targets that ended at their length limit, and one for
 truncated sources.
+
+A file of answers appears when it is complete. Until then the folder FILE.parts beside it has the answers, as
+that of bulk work: a plan, and shards.
 """
 
 from __future__ import annotations
 
-import io
-import itertools
-import json
+import asyncio
 import logging
+import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TextIO
 
 from google.protobuf.json_format import MessageToDict
 
+from seq2seq_serve.bundle.files import sync_folder
+from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.attention import save_alignment
-from seq2seq_serve.client.documents import DOCUMENTS
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.files import (
-    STANDARD,
-    WrongOutput,
-    count_lines,
-    open_input,
-    open_output,
-    skip_answered,
-)
+from seq2seq_serve.client.files.documents import FormattedText
+from seq2seq_serve.client.files.formats import ANSWERS, Writer, format_of
+from seq2seq_serve.client.files.lines import STANDARD, count_lines, open_binary, open_input
+from seq2seq_serve.client.files.plan import DOCUMENT, PLAN_FILE, JobError, Plan, atomic_write
+from seq2seq_serve.client.files.run import Run, plan_run
+from seq2seq_serve.client.files.worker import Files, Worker
 from seq2seq_serve.client.forms import find_model
 from seq2seq_serve.client.many import STOPPING_CODES
-from seq2seq_serve.client.output import (
-    error_dict,
-    in_flags,
-    length_advice,
-    one_line,
-    to_json,
-    valid_unicode,
-)
+from seq2seq_serve.client.output import answer_json, answer_lines, in_flags, length_advice, one_line, to_json
 from seq2seq_serve.client.progress import Progress
-from seq2seq_serve.client.rpcs import Translated
+from seq2seq_serve.client.rpcs import Rpc, Translated, generate
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.protos.dicts import message_dict
-from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse
+from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse, Model
 
+_SHARD_LINES = 1000  # the most that a kill costs
 _SHOWN_CHARACTERS = 60  # of a text that failed
 
 
@@ -57,13 +53,17 @@ class Translation:
 
     Attributes:
         texts: From the command line; if there are none, the lines of `input` are translated.
-        resume: Whether to continue an existing `output`.
+        field: The field of a record that has its text.
+        target_field: The field of a record that gets the target.
+        resume: Whether to continue an unfinished `output`.
         overwrite: Whether to replace an existing `output`.
     """
 
     texts: tuple[str, ...]
     input: Path
     output: Path
+    field: str
+    target_field: str
     resume: bool
     overwrite: bool
     model: str
@@ -75,152 +75,76 @@ class Translation:
     attention_file: Path | None
 
     @property
-    def lines_each(self) -> int:
-        """The number of lines of each text in the output."""
-        return 1 if self.as_json else max(1, self.options.num_hypotheses)
+    def num_hypotheses(self) -> int:
+        """The number of hypotheses of each text in the output."""
+        return max(1, self.options.num_hypotheses)
 
     @property
-    def is_document(self) -> bool:
-        """Whether the input is a document, whose texts are translated in their places."""
-        return not self.texts and self.input.suffix.lower() in DOCUMENTS
+    def format(self) -> str:
+        """The format of the output."""
+        return ANSWERS if self.as_json else format_of(self.input)
 
     @property
     def has_one_text(self) -> bool:
         """Whether the whole output is the answer to one text, so that messages need no line number."""
         return len(self.texts) == 1
 
+    @property
+    def is_to_file(self) -> bool:
+        """Whether the output is a file, and not a pipe or a device."""
+        return self.output != STANDARD and (self.output.is_file() or not self.output.exists())
 
-def translate(client: Client, plan: Translation) -> int:
+
+def parts_folder(output: Path) -> Path:
+    """Returns the folder that has the answers to the lines of an unfinished output."""
+    return output.with_name(f"{output.name}.parts")
+
+
+def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translation) -> int:
     """Translates the texts, writes the answers, and returns the exit code.
+
+    Args:
+        client: A connection to the server.
+        connect: Opens another one, on an event loop.
+        plan: The settings.
 
     Raises:
         ClientError: No server answers, or the command stopped before the last text.
         OSError: The input cannot be read, or the output cannot be written.
-        WrongOutput: The output to continue belongs to another input.
+        JobError: The output to continue belongs to another command or input.
     """
-    if plan.is_document:
-        return _translate_document(client, plan)
-    plan = replace(plan, model=_find_model(client, plan))
+    if plan.is_to_file:
+        output = replace(plan, output=plan.output.resolve())
+        if plan.resume and plan.output.exists() and not parts_folder(output.output).exists():
+            _check_complete(output)
+            return 0
+        return _FileOutput(output, _find_model(client, plan)).write(connect)
+    plan = replace(plan, model=_find_model(client, plan).name)
     with ExitStack() as stack:
         texts = iter(plan.texts) if plan.texts else stack.enter_context(open_input(plan.input))
-        output, num_skipped = sys.stdout, 0
+        output_stream = sys.stdout
         if plan.output != STANDARD:
-            file = stack.enter_context(open_output(plan.output, resume=plan.resume, overwrite=plan.overwrite))
-            settings = _Settings(plan)
-            if plan.resume:
-                num_skipped = skip_answered(texts, file, plan.lines_each, as_json=plan.as_json)
-                if num_skipped and not settings.are_known() and (first := next(texts, None)) is not None:
-                    texts = itertools.chain([first], texts)
-                    settings.warn(num_skipped)
-            settings.write()
-            output = io.TextIOWrapper(file, encoding="utf-8", newline="")
-        is_shown = sys.stderr.isatty() and not output.isatty()
-        progress = Progress(
-            sys.stderr,
-            is_shown=is_shown,
-            num_lines=len(plan.texts) or count_lines(plan.input) if is_shown else None,
-            num_skipped=num_skipped,
-        )
-        logging.basicConfig(stream=progress, format="%(message)s", force=True)
-        logging.getLogger("seq2seq_serve.client").setLevel(logging.INFO)
-        answers = _Answers(plan, output, progress, num_skipped)
-        stack.callback(answers.close)
-        try:
-            answers.take(client, texts)
-        except (ClientError, OSError, KeyboardInterrupt) as error:
-            if plan.output != STANDARD:
-                error.add_note(
-                    f"{plan.output} has the answers to the first {answers.num_done} lines: continue with the "
-                    "same command and --resume"
-                )
-            raise
-        if plan.output != STANDARD:
-            settings.remove()
-    return 1 if answers.num_failed else 0
+            output_stream = stack.enter_context(plan.output.open("w", encoding="utf-8", newline=""))
+        is_shown = sys.stderr.isatty() and not output_stream.isatty()
+        is_counted = is_shown and plan.input.is_file()
+        num_lines = len(plan.texts) or (count_lines(plan.input) if is_counted else None)
+        progress = _logged_progress(num_lines, is_shown=is_shown)
+        report = _Report(plan, progress)
+        stack.callback(report.close)
+        _Answers(plan, output_stream, report).take(client, texts)
+    return 1 if report.num_failed else 0
 
 
-def _translate_document(client: Client, plan: Translation) -> int:
-    """Writes a document with translated texts, and returns the exit code; texts that fail stay."""
-    document = DOCUMENTS[plan.input.suffix.lower()](plan.input.read_bytes(), plan.input)
-    model, options = find_model(client, plan.model, "translate"), GenerateOptions()
-    options.CopyFrom(plan.options)
-    options.word_alignment = model.has_attention and any(one.is_formatted for one in document.segments)
-    is_shown = sys.stderr.isatty()
-    progress = Progress(sys.stderr, is_shown=is_shown, num_lines=len(document.segments), unit="texts")
-    results = client.translate_many(
-        [segment.text for segment in document.segments],
-        model=model.name,
-        options=options,
-        in_flight=plan.in_flight,
-        give_up_seconds=plan.give_up_seconds,
-    )
-    num_failed, at_limit = 0, _Warned()
-    for number, (segment, result) in enumerate(zip(document.segments, results, strict=True), start=1):
-        if result.error is not None:
-            text = one_line(segment.text)[:_SHOWN_CHARACTERS]
-            progress.write(f"error: text {number} ({text}): {in_flags(str(result.error))}\n")
-            num_failed += 1
-        elif result.answer.hypotheses:
-            segment.translate(result.answer)
-            if result.answer.hypotheses[0].finish_reason == FINISH_REASON_LENGTH:
-                at_limit.add(number)
-        progress.show(number, num_failed)
-    progress.close(len(document.segments), num_failed)
-    if at_limit.num_texts:
-        progress.write(f"warning: {at_limit.num_texts} texts ended at their length limit, first text ")
-        progress.write(f"{at_limit.first_number} ({length_advice(plan.options)})\n")
-    written = plan.output.with_name(f".{plan.output.name}.part")
-    written.write_bytes(document.content())
-    written.replace(plan.output)
-    return 1 if num_failed else 0
+def _logged_progress(num_lines: int | None, *, is_shown: bool, num_skipped: int = 0) -> Progress:
+    """Returns the progress on stderr, which also gets the log of retries."""
+    progress = Progress(sys.stderr, is_shown=is_shown, num_lines=num_lines, num_skipped=num_skipped)
+    logging.basicConfig(stream=progress, format="%(message)s", force=True)
+    logging.getLogger("seq2seq_serve.client.many").setLevel(logging.INFO)
+    return progress
 
 
-class _Settings:
-    """What an unfinished output was begun with: a small file beside it, removed at the end."""
-
-    def __init__(self, plan: Translation) -> None:
-        self._output = plan.output
-        self._file = plan.output.with_name(f"{plan.output.name}.settings.json")
-        options = MessageToDict(plan.options, preserving_proto_field_name=True)
-        options.pop("priority", None)  # it does not change any target
-        self._content: dict[str, Any] = {"model": plan.model, "json": plan.as_json, "options": options}
-
-    def are_known(self) -> bool:
-        """Returns whether the settings of the output to continue are known.
-
-        Raises:
-            WrongOutput: They are others.
-        """
-        try:
-            before = json.loads(self._file.read_bytes())
-        except (OSError, ValueError):
-            return False
-        if before != self._content:
-            raise WrongOutput(
-                f"it was begun with {to_json(before)}, and this is {to_json(self._content)}: give the same "
-                f"options, or --overwrite; without {self._file} it goes on in any case"
-            )
-        return True
-
-    def warn(self, num_answered: int) -> None:
-        """Warns of an output whose settings are not known."""
-        sys.stderr.write(
-            f"warning: {self._output} has the answers to {num_answered} lines, and {self._file} is not "
-            "there: its options may have been others\n"
-        )
-
-    def write(self) -> None:
-        """Writes the file, unless the output is a pipe or a device."""
-        if self._output.is_file():
-            self._file.write_text(to_json(self._content) + "\n", encoding="utf-8")
-
-    def remove(self) -> None:
-        """Removes the file, because the output is complete."""
-        self._file.unlink(missing_ok=True)
-
-
-def _find_model(client: Client, plan: Translation) -> str:
-    """Returns the name of the model to ask: the given one, or the server's first that translates.
+def _find_model(client: Client, plan: Translation) -> Model:
+    """Returns the model to ask: the given one, or the server's first that translates.
 
     What is wrong is found at once, and not after `give_up_seconds`.
 
@@ -230,18 +154,135 @@ def _find_model(client: Client, plan: Translation) -> str:
             warning.
     """
     try:
-        return find_model(client, plan.model, "translate").name
+        return find_model(client, plan.model, "translate")
     except ClientError as error:
         has_answered = error.code == "UNAVAILABLE" and error.request_id
-        if plan.texts or plan.stream or not has_answered:
+        if plan.texts or plan.stream or plan.format == DOCUMENT or not has_answered:
             raise
         sys.stderr.write(f"warning: {error}\n")
-        return plan.model
+        return Model(name=plan.model)
+
+
+def _check_complete(plan: Translation) -> None:
+    """Raises JobError if an output that is not under way does not have as many lines as its input."""
+    if plan.format == DOCUMENT:
+        return
+    found = count_lines(plan.output)
+    expected = count_lines(plan.input) * (1 if plan.as_json else plan.num_hypotheses)
+    if found != expected:
+        raise JobError(
+            f"--resume {plan.output}: it has {found} lines, and this command writes {expected}: it is of "
+            "another input, or an earlier version of this command did not finish it. Give another --output, "
+            "or replace it with --overwrite"
+        )
+
+
+class _Server:
+    """The server as the decoder of a worker, which owns it; see `Decoder`."""
+
+    def __init__(self, client: AsyncClient, plan: Translation, model: Model) -> None:
+        aligned = GenerateOptions()
+        aligned.CopyFrom(plan.options)
+        aligned.word_alignment |= model.has_attention
+        self._client = client
+        self._generate = partial(generate, client, model=model.name)
+        self._plain, self._aligned = plan.options, aligned
+        self.in_flight, self.give_up_seconds = plan.in_flight, plan.give_up_seconds
+
+    def prepare(self, text: str) -> Rpc[GenerateResponse]:
+        """Returns the call for a text."""
+        return self._generate(text, options=self._aligned if isinstance(text, FormattedText) else self._plain)
+
+    async def send(self, request: Rpc[GenerateResponse]) -> GenerateResponse:
+        """Returns the answer to a call."""
+        return await self._client._send(request)
+
+    def stopped(self, error: Exception) -> Exception:
+        """Returns the same error: a new connection would not help."""
+        return error
+
+    async def stop(self) -> None:
+        """Closes the connection."""
+        await self._client.close()
+
+
+class _FileOutput:
+    """An output file, which appears when it is complete. Owned by `translate`."""
+
+    def __init__(self, plan: Translation, model: Model) -> None:
+        self._plan = plan
+        self._model = model
+        self._folder = parts_folder(plan.output)
+        self._writer = Writer(self._folder, plan.format, plan.target_field, plan.num_hypotheses)
+
+    def write(self, connect: Callable[[], AsyncClient]) -> int:
+        """Translates what is missing, completes the file, and returns the exit code."""
+        planned = self._planned()
+        waiting = [shard for shard in planned.shards if not self._writer.is_done(shard)]
+        num_lines = sum(shard.num_lines for shard in planned.shards)
+        num_skipped = num_lines - sum(shard.num_lines for shard in waiting)
+        progress = _logged_progress(num_lines, is_shown=sys.stderr.isatty(), num_skipped=num_skipped)
+        report, run = _Report(self._plan, progress), Run()
+        files = Files(self._plan.field, self._writer, planned.inputs)
+
+        async def start() -> Worker:
+            return Worker(files, _Server(connect(), self._plan, self._model), report.add)
+
+        try:
+            asyncio.run(run.translate(waiting, start, progress=progress))
+            for reason in run.failed.values():
+                raise JobError(reason)
+        except (ClientError, JobError, OSError, KeyboardInterrupt) as error:
+            if num_done := num_skipped + run.num_lines:
+                advice = "continue with the same command and --resume"
+                error.add_note(f"{num_done} of {num_lines} lines are done: {advice}")
+            else:
+                shutil.rmtree(self._folder)
+            raise
+        finally:
+            report.close(num_skipped + run.num_lines)
+        self._complete(planned)
+        return 1 if report.num_failed else 0
+
+    def _planned(self) -> Plan:
+        plan, folder = self._plan, self._folder
+        if plan.overwrite and folder.exists():
+            shutil.rmtree(folder)
+        options = MessageToDict(plan.options, preserving_proto_field_name=True)
+        options.pop("priority", None)  # it does not change any target
+        settings = {
+            "model": self._model.name,
+            "options": options,
+            "format": plan.format,
+            "text_field": plan.field,
+            "target_field": plan.target_field,
+        }
+        try:
+            source = plan.input.absolute()
+            if not plan.input.is_file():  # a pipe can be read only once
+                source = folder / "input.txt"
+                with open_binary(plan.input) as stream, atomic_write(source) as file:
+                    shutil.copyfileobj(stream, file)
+            return plan_run(folder, [source], settings, _SHARD_LINES, "replace it with --overwrite")
+        finally:
+            if folder.exists() and not (folder / PLAN_FILE).exists():
+                shutil.rmtree(folder)
+
+    def _complete(self, planned: Plan) -> None:
+        """Puts the shards together, and removes their folder."""
+        output, whole = self._plan.output, self._folder / "whole"
+        with atomic_write(whole) as file:
+            for shard in planned.shards:
+                with self._writer.path(shard).open("rb") as part:
+                    shutil.copyfileobj(part, file)
+        whole.replace(output)
+        sync_folder(output.parent)
+        shutil.rmtree(self._folder)
 
 
 @dataclass
 class _Warned:
-    """Counts the texts that a warning is about. Owned by `_Answers`."""
+    """Counts the texts that a warning is about. Owned by `_Report`."""
 
     first_number: int = 0
     num_texts: int = 0
@@ -251,17 +292,70 @@ class _Warned:
         self.num_texts += 1
 
 
-class _Answers:
-    """Writes answers to the output, and errors and warnings to stderr. Owned by `translate`."""
+class _Report:
+    """Writes errors and warnings to stderr. Owned by `translate`."""
 
-    def __init__(self, plan: Translation, output: TextIO, progress: Progress, num_skipped: int) -> None:
+    def __init__(self, plan: Translation, progress: Progress) -> None:
         self._plan = plan
-        self._output = output
         self._progress = progress
-        self.num_done = num_skipped
+        self.num_done = 0
         self.num_failed = 0
         self._at_limit, self._truncated = _Warned(), _Warned()
         self._num_left_out = 0  # tokens of truncated sources
+
+    def add(self, number: int, result: Translated) -> None:
+        """Reports the error of a text, by its number, and counts its limits."""
+        if result.error is not None:
+            place = self._place(number)
+            if self._plan.format == DOCUMENT:
+                place = f"text {number} ({one_line(str(result.source))[:_SHOWN_CHARACTERS]}): "
+            self._progress.write(f"error: {place}{in_flags(str(result.error))}\n")
+            self.num_failed += 1
+        self.note_limits(number, result.answer)
+        self.num_done = number
+        self._progress.show(number, self.num_failed)
+
+    def note_limits(self, number: int, answer: GenerateResponse) -> None:
+        """Counts a target that ended at its length limit, and a source that was truncated."""
+        if any(hypothesis.finish_reason == FINISH_REASON_LENGTH for hypothesis in answer.hypotheses):
+            self._at_limit.add(number)
+        if num_tokens := answer.usage.truncated_source_tokens:
+            self._truncated.add(number)
+            self._num_left_out += num_tokens
+
+    def close(self, num_done: int | None = None) -> None:
+        """Writes the final progress, by default to the last text that was reported, and the warnings."""
+        self._progress.close(self.num_done if num_done is None else num_done, self.num_failed)
+        self._warn(
+            self._at_limit,
+            "the target ended at its length limit: it may repeat itself or lack its end "
+            f"({length_advice(self._plan.options)})",
+        )
+        self._warn(
+            self._truncated,
+            f"the source is too long, and {self._num_left_out} tokens at its end were left out "
+            "(--long-source split_always translates each sentence)",
+        )
+
+    def _warn(self, about: _Warned, text: str) -> None:
+        if about.num_texts:
+            place = self._place(about.first_number, num_more=about.num_texts - 1)
+            self._progress.write(f"warning: {place}{text}\n")
+
+    def _place(self, number: int, *, num_more: int = 0) -> str:
+        if self._plan.has_one_text:
+            return ""
+        kind = "text" if self._plan.texts or self._plan.format == DOCUMENT else "line"
+        return f"{kind} {number}" + (f" and {num_more} more: " if num_more else ": ")
+
+
+class _Answers:
+    """Writes answers to standard output, a pipe or a device as they come. Owned by `translate`."""
+
+    def __init__(self, plan: Translation, output: TextIO, report: _Report) -> None:
+        self._plan = plan
+        self._output = output
+        self._report = report
 
     def take(self, client: Client, texts: Iterator[str]) -> None:
         """Translates the texts and writes their answers."""
@@ -282,42 +376,24 @@ class _Answers:
         ):
             self._write(result)
 
-    def close(self) -> None:
-        """Writes the final progress and the warnings."""
-        self._progress.close(self.num_done, self.num_failed)
-        self._warn(
-            self._at_limit,
-            "the target ended at its length limit: it may repeat itself or lack its end "
-            f"({length_advice(self._plan.options)})",
-        )
-        self._warn(
-            self._truncated,
-            f"the source is too long, and {self._num_left_out} tokens at its end were left out "
-            "(--long-source split_always translates each sentence)",
-        )
+    @property
+    def _number(self) -> int:
+        return self._report.num_done + 1
 
-    def _warn(self, about: _Warned, text: str) -> None:
-        if about.num_texts:
-            place = self._place(about.first_number, num_more=about.num_texts - 1)
-            self._progress.write(f"warning: {place}{text}\n")
+    @property
+    def _keeps_line_breaks(self) -> bool:
+        return self._plan.has_one_text and self._plan.num_hypotheses == 1
 
     def _write(self, result: Translated) -> None:
-        assert isinstance(result.source, str)
-        content: dict[str, Any] = {"source": valid_unicode(result.source)}
-        if result.error is None:
-            content |= message_dict(result.answer)
-        else:
-            content |= {"line": self.num_done + 1, "error": error_dict(result.error)}
-            self._progress.write(f"error: {self._place(self.num_done + 1)}{in_flags(str(result.error))}\n")
-            self.num_failed += 1
+        number = self._number
+        self._report.add(number, result)
         if self._plan.as_json:
-            self._print(to_json(content))
+            self._print(to_json(answer_json(result, number)))
+        elif self._keeps_line_breaks and result.answer.hypotheses:
+            self._print(result.answer.hypotheses[0].text)
         elif result.error is None or not self._plan.has_one_text:
-            self._print("\n".join(self._lines(result.answer)))
-        self._note_limits(result.answer)
+            self._print("\n".join(answer_lines(result, self._plan.num_hypotheses)))
         self._save_attention(result.answer)
-        self.num_done += 1
-        self._progress.show(self.num_done, self.num_failed)
 
     def _stream(self, client: Client, text: str) -> None:
         """Writes the pieces of an answer as they arrive, then the other hypotheses."""
@@ -328,13 +404,15 @@ class _Answers:
                     self._print(to_json({"source": text} | message_dict(event)))
                 elif event.WhichOneof("event") == "piece":
                     if event.piece.hypothesis == 0:
-                        self._print(self._shown(event.piece.text), end="")
+                        piece = event.piece.text
+                        self._print(piece if self._keeps_line_breaks else one_line(piece), end="")
                         is_line_begun = True
                 else:
-                    self._print("\n".join(["", *self._lines(event.result)[1:]]))
+                    result = Translated(text, event.result)
+                    self._print("\n".join(["", *answer_lines(result, self._plan.num_hypotheses)[1:]]))
                     self._save_attention(event.result)
                 if event.HasField("result"):
-                    self._note_limits(event.result)
+                    self._report.note_limits(self._number, event.result)
         except ValueError as error:
             self._write(Translated(text, GenerateResponse(), ClientError.from_value_error(error)))
         except ClientError as error:
@@ -344,27 +422,7 @@ class _Answers:
                 raise
             self._write(Translated(text, GenerateResponse(), None if error.is_blank_source else error))
         else:
-            self.num_done += 1
-
-    def _lines(self, answer: GenerateResponse) -> list[str]:
-        lines = [self._shown(hypothesis.text) for hypothesis in answer.hypotheses]
-        return lines + [""] * (self._plan.lines_each - len(lines))
-
-    def _shown(self, text: str) -> str:
-        return text if self._plan.has_one_text and self._plan.lines_each == 1 else one_line(text)
-
-    def _note_limits(self, answer: GenerateResponse) -> None:
-        if any(hypothesis.finish_reason == FINISH_REASON_LENGTH for hypothesis in answer.hypotheses):
-            self._at_limit.add(self.num_done + 1)
-        if num_tokens := answer.usage.truncated_source_tokens:
-            self._truncated.add(self.num_done + 1)
-            self._num_left_out += num_tokens
-
-    def _place(self, number: int, *, num_more: int = 0) -> str:
-        if self._plan.has_one_text:
-            return ""
-        kind = "text" if self._plan.texts else "line"
-        return f"{kind} {number}" + (f" and {num_more} more: " if num_more else ": ")
+            self._report.num_done += 1
 
     def _save_attention(self, answer: GenerateResponse) -> None:
         if self._plan.attention_file is not None and answer.sentences:

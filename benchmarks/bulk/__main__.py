@@ -31,10 +31,11 @@ from rich.table import Table
 
 from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
-from seq2seq_serve.bulk.formats import Writer, split_into_shards
-from seq2seq_serve.bulk.plan import TEXT, Shard, state_of
-from seq2seq_serve.bulk.run import AnyWorker, Run
-from seq2seq_serve.bulk.worker import Job, start_worker
+from seq2seq_serve.bulk.engine import Job, start_worker
+from seq2seq_serve.client.files.formats import Writer, split_into_shards
+from seq2seq_serve.client.files.plan import TEXT, Shard, state_of
+from seq2seq_serve.client.files.run import AnyWorker, Run
+from seq2seq_serve.client.files.worker import Files
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.settings import add_flags, override
@@ -82,8 +83,9 @@ async def _measure(
     for number in range(options.rounds):
         for name in names:
             output = folder / f"{name}-{number}"
-            writer = Writer(output, TEXT, "target", has_hypotheses=False)
-            job = Job(options.bundle.absolute(), runner, GenerateOptions(), "text", writer, inputs)
+            writer = Writer(output, TEXT, "target")
+            files = Files("text", writer, inputs)
+            job = Job(options.bundle.absolute(), runner, GenerateOptions(), files)
             if name == "direct":
                 seconds, targets = await _direct(job, texts)
             else:
@@ -154,7 +156,7 @@ async def _ray(job: Job, shards: list[Shard], num_nodes: int, is_killed: bool) -
         return ready.pop() if ready else await start()
 
     async def kill() -> None:
-        while sum(job.writer.is_done(shard) for shard in shards) < len(shards) / 3:
+        while sum(job.files.writer.is_done(shard) for shard in shards) < len(shards) / 3:
             await asyncio.sleep(0.01)
         await asyncio.to_thread(cluster.remove_node, node, allow_graceful=False)
 

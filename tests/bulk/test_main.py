@@ -15,9 +15,9 @@ import pyarrow.parquet
 import pytest
 
 from seq2seq_serve.bulk.__main__ import main
-from seq2seq_serve.bulk.formats import Writer
-from seq2seq_serve.bulk.worker import start_worker
+from seq2seq_serve.bulk.engine import start_worker
 from seq2seq_serve.client import AsyncClient, GenerateOptions
+from seq2seq_serve.client.files.formats import Writer
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from tests.server.service.harness import serving_bundles
 
@@ -167,7 +167,7 @@ def test_a_part_that_fails_leaves_the_plan_to_the_others(lines):
 
 def test_a_line_that_is_too_long_ends_the_command_with_its_number(lines, capsys, monkeypatch):
     arguments, out = lines
-    monkeypatch.setattr("seq2seq_serve.client.files.MAX_LINE_BYTES", 100)
+    monkeypatch.setattr("seq2seq_serve.client.files.lines.MAX_LINE_BYTES", 100)
     path = out.parent / "a.txt"
     path.write_text("one\n" + "x" * 200 + "\n")
     assert main(arguments) == 2
@@ -259,7 +259,7 @@ def broken_steps(monkeypatch):
             return step(runner, rows)
 
         monkeypatch.setattr("seq2seq_serve.bulk.__main__.start_worker", load)
-        monkeypatch.setattr("seq2seq_serve.bulk.run._PAUSE_SECONDS", 0.0)
+        monkeypatch.setattr("seq2seq_serve.client.files.run._PAUSE_SECONDS", 0.0)
         monkeypatch.setattr(OnnxRunner, "step", broken)
 
     return break_steps

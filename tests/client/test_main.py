@@ -1,17 +1,18 @@
 import gzip
 import hashlib
 import io
-import itertools
 import json
 import os
 import subprocess
 import sys
+import time
 
 import pytest
 import trustme
 
 from seq2seq_serve.client import Client, ClientError, rpcs
 from seq2seq_serve.client.__main__ import main
+from seq2seq_serve.client.files.formats import Writer
 from seq2seq_serve.client.flags import make_parser, translation
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
@@ -559,75 +560,142 @@ def test_an_output_that_exists_is_kept_unless_something_else_was_asked_for(run, 
     assert output.read_text(encoding="utf-8") == expected
 
 
-@pytest.mark.parametrize("cut", [0, 5, 12, 40, 70, -1, 1000])
-def test_an_interrupted_output_is_continued(run, server, files, cut):
+@pytest.fixture
+def interrupted(run, files, monkeypatch):
+    """Runs the command with shards of two lines until three of them are written."""
+    source, output, _ = files
+    monkeypatch.setattr("seq2seq_serve.client.translate._SHARD_LINES", 2)
+    write, written = Writer.write, []
+
+    def write_some(writer, shard, *rest):
+        if len(written) == 3:
+            raise KeyboardInterrupt
+        write(writer, shard, *rest)
+        written.append(shard.name)
+
+    def interrupt(*flags, stdin=None):
+        given = ["--input", str(source)] if stdin is None else []
+        with monkeypatch.context() as patch:
+            patch.setattr(Writer, "write", write_some)
+            code, _, err = run("translate", *given, "--output", str(output), *flags, stdin=stdin)
+        assert (code, err[-1]) == (
+            130,
+            "6 of 10 lines are done: continue with the same command and --resume",
+        )
+        assert not output.exists()
+        return [*given, "--output", str(output), *flags]
+
+    return interrupt
+
+
+@pytest.mark.parametrize("is_pipe", [False, True])
+def test_an_interrupted_output_is_continued(run, server, files, interrupted, is_pipe):
     source, output, expected = files
-    output.write_bytes(expected.encode()[:cut])
-    num_done = output.read_bytes().count(b"\n")
+    stdin = source.read_bytes() if is_pipe else None
+    command = interrupted(stdin=stdin)
     before = server.turns.num_submitted
-    flags = ["--input", str(source), "--output", str(output), "--resume"]
-    code, _, err = run("translate", *flags)
-    assert code == (num_done < 7)
-    assert any("its options may have been others" in line for line in err) == (0 < num_done < 10)
+    code, _, err = run("translate", *command, "--resume", stdin=stdin)
+    assert (code, [line[:31] for line in err]) == (1, ["error: line 7: INVALID_ARGUMENT"])
+    assert server.turns.num_submitted <= before + 4
     assert output.read_text(encoding="utf-8") == expected
-    assert server.turns.num_submitted <= before + 10 - num_done
-    assert run("translate", *flags) == (0, [], [])
+    assert {path.name for path in output.parent.iterdir()} - {"stdin"} == {"in.txt", "out.txt"}
+    assert run("translate", *command, "--resume", stdin=stdin) == (0, [], [])
+    assert output.read_text(encoding="utf-8") == expected
 
 
-def test_an_output_is_continued_with_the_options_that_it_was_begun_with(run, files, monkeypatch):
-    """Other options were taken, and the output had targets of both."""
+def test_an_output_is_continued_with_the_options_and_the_input_that_it_was_begun_with(
+    run, files, interrupted, capsys
+):
+    """Other options and inputs were taken, and the output had targets of both."""
     source, output, expected = files
-    begin = ["--input", str(source), "--output", str(output), "--in-flight", "1"]
-
-    def interrupted(self, *arguments, **options):
-        results = list(itertools.islice(translate_many(self, *arguments, **options), 3))
-        yield from results
-        raise KeyboardInterrupt
-
-    translate_many = Client.translate_many
-    with monkeypatch.context() as patch:
-        patch.setattr(Client, "translate_many", interrupted)
-        assert run("translate", *begin, "--stop-sequences", "z")[0] == 130
-    written = output.read_bytes()
-    assert written.count(b"\n") == 3
-    code, _, [line] = run("translate", *begin, "--resume", "--stop-sequences", "y")
+    command = interrupted("--stop-sequences", "z")
+    with pytest.raises(SystemExit, match="2"):
+        run("translate", *command)
+    assert "out.txt.parts exists: continue it with --resume" in capsys.readouterr().err
+    code, _, [line] = run("translate", *command, "--resume", "--max-new-tokens", "3")
     assert code == 1
-    assert line.startswith(f"error: --resume {output}: it was begun with {{")
-    assert '"options": {"stop_sequences": ["y"]}' in line
-    assert output.read_bytes() == written
-    code, _, [line] = run("translate", *begin, "--resume", "--stop-sequences", "z", "--priority", "3")
-    assert (code, line.startswith("error: line 7")) == (1, True)
+    assert 'other settings: options max_new_tokens was null and is "3"' in line
+    assert line.endswith("give another --output, or replace it with --overwrite")
+    content = source.read_bytes()
+    source.write_bytes(content[::-1])
+    assert f"inputs {source} has changed" in run("translate", *command, "--resume")[2][0]
+    source.write_bytes(content)
+    assert run("translate", *command, "--resume", "--priority", "3")[0] == 1
     assert output.read_text(encoding="utf-8") == expected
-    assert [path.name for path in output.parent.glob("*.settings.json")] == []
 
 
-def test_an_output_of_another_input_is_not_continued(run, files):
+def test_an_unfinished_output_is_replaced(run, files, interrupted):
+    _, output, expected = files
+    command = interrupted("--max-new-tokens", "3")
+    assert run("translate", *command[:4], "--overwrite")[0] == 1
+    assert output.read_text(encoding="utf-8") == expected
+
+
+def test_an_output_that_is_of_another_input_or_release_is_not_continued(run, files):
+    """Earlier versions wrote the file itself, a line at a time."""
     source, output, expected = files
     flags = ["--input", str(source), "--output", str(output), "--resume"]
-    output.write_text("a\n" * 5)
-    assert run("translate", *flags) == (
+    for content in (expected[:30], expected + "\n"):
+        output.write_text(content)
+        code, _, [line] = run("translate", *flags)
+        number = len(content.splitlines())
+        assert (code, f"it has {number} lines, and this command writes 10" in line) == (1, True)
+        assert line.endswith("Give another --output, or replace it with --overwrite")
+        assert output.read_text() == content
+
+
+def test_work_that_stops_before_its_first_shard_leaves_nothing(run, files):
+    source, output, expected = files
+    flags = ["--input", str(source), "--output", str(output)]
+    assert run("translate", *flags, "--max-new-tokens", "0") == (
         1,
         [],
-        [f"error: --resume {output}: it does not answer line 4 of the input"],
+        [
+            "error: INVALID_ARGUMENT: --max-new-tokens is 0, and echo takes 1 to 64; stopped after 5 texts "
+            "in a row that failed"
+        ],
     )
-    output.write_text(expected + "\n")
-    assert run("translate", *flags)[2] == [
-        f"error: --resume {output}: it has more answers than the input has lines (10)"
-    ]
-    assert output.read_text() == expected + "\n"
+    assert [path.name for path in output.parent.iterdir()] == ["in.txt"]
+    assert run("translate", *flags)[0] == 1  # the corrected command
+    assert output.read_text(encoding="utf-8") == expected
 
 
-def test_work_that_stops_says_how_to_go_on(run, files):
-    source, output, _ = files
-    flags = ["--input", str(source), "--output", str(output), "--max-new-tokens", "0"]
-    code, _, err = run("translate", *flags)
-    assert code == 1
-    assert err == [
-        "error: INVALID_ARGUMENT: --max-new-tokens is 0, and echo takes 1 to 64; stopped after 5 texts in a "
-        "row that failed",
-        f"{output} has the answers to the first 0 lines: continue with the same command and --resume",
+def test_a_command_that_is_killed_and_resumed_writes_every_line_once(server, tmp_path):
+    source, output = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("".join(f"line {number}\n" for number in range(3_000)))
+    flags = ["--address", server.address, "--input", str(source), "--output", str(output), "--resume"]
+    command = [sys.executable, "-m", "client", "translate", *flags]
+    process = subprocess.Popen(command)
+    while not list(tmp_path.glob("out.txt.parts/in-*.txt")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    process.kill()
+    process.wait()
+    assert not output.exists()
+    assert main(command[3:]) == 0
+    assert output.read_bytes() == source.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt"]
+
+
+def test_records_get_their_targets(run, tmp_path, capsys):
+    source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
+    source.write_text('{"ko": "가", "id": 1}\n{"ko": 5}\n')
+    flags = ["--input", str(source), "--field", "ko", "--target-field", "en"]
+    code, _, [line] = run("translate", *flags, "--output", str(output))
+    assert (code, line) == (1, "error: line 2: INVALID_ARGUMENT: the field 'ko' is not a text: 5")
+    records = list(map(json.loads, output.read_text().splitlines()))
+    assert records == [
+        {"ko": "가", "id": 1, "en": "가", "en_score": None},
+        {"ko": 5, "en": None, "en_score": None},
     ]
-    assert output.read_bytes() == b""
+    for name, advice in (
+        ("in.jsonl", "has records"),
+        ("in.parquet", "is a table"),
+        ("in.csv", ".csv cannot"),
+    ):
+        with pytest.raises(SystemExit, match="2"):
+            run("translate", "--input", str(tmp_path / name))
+        assert advice in capsys.readouterr().err
 
 
 def test_progress_is_shown_on_a_terminal_only(run, files, monkeypatch):

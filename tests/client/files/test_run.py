@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from seq2seq_serve.bulk import run as run_module
-from seq2seq_serve.bulk.plan import JobError, Shard
-from seq2seq_serve.bulk.run import Run
-from seq2seq_serve.bulk.worker import Done, WorkerLost
+from seq2seq_serve.client.files import run as run_module
+from seq2seq_serve.client.files.plan import JobError, Shard
+from seq2seq_serve.client.files.run import Run
+from seq2seq_serve.client.files.worker import Done, WorkerLost
 
 SHARDS = [Shard(f"a-{number:05}", "/in/a.txt", 10 * number, 10, 0) for number in range(12)]
 

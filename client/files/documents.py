@@ -17,7 +17,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from seq2seq_serve.client.files import wrong_file
+from seq2seq_serve.client.files.lines import COMPRESSED, read_whole, wrong_file
 from seq2seq_serve.commands import needs_extra
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 
@@ -51,6 +51,10 @@ _TRANSPARENT = frozenset(
 _NOTES = re.compile(r"/word/(footnotes|endnotes)\.xml")
 
 
+class FormattedText(str):
+    """A text whose parts have different formattings, for which its answer needs the alignment of words."""
+
+
 @dataclass(frozen=True)
 class Segment:
     """A text to translate.
@@ -65,8 +69,9 @@ class Segment:
 
     @property
     def text(self) -> str:
-        """The whole text, with single spaces."""
-        return " ".join("".join(text for text, _ in self.pieces).split())
+        """The whole text, with single spaces; a `FormattedText` if its parts have different formattings."""
+        text = " ".join("".join(text for text, _ in self.pieces).split())
+        return FormattedText(text) if self.is_formatted else text
 
     @property
     def is_formatted(self) -> bool:
@@ -151,7 +156,7 @@ class Subtitles(Document):
 
     def __init__(self, content: bytes, path: Path) -> None:
         text = _decoded(content, path)
-        self._is_vtt = path.suffix.lower() == ".vtt"
+        self._is_vtt = document_suffix(path) == ".vtt"
         self._lines: list[str] = []
         self.segments = []
         lines = _LINE_BREAK.split(text)
@@ -397,6 +402,21 @@ DOCUMENTS: dict[str, Callable[[bytes, Path], Document]] = {
     ".docx": Word,
     ".po": Messages,
 }
+
+
+def document_suffix(path: Path) -> str:
+    """Returns the suffix of a document, also of a compressed one; empty for other files."""
+    suffix = Path(path.name.lower().removesuffix(COMPRESSED)).suffix
+    return suffix if suffix in DOCUMENTS else ""
+
+
+def read_document(path: Path) -> Document:
+    """Returns the document of a file, by its suffix.
+
+    Raises:
+        OSError: The file cannot be read, or is not what its name says.
+    """
+    return DOCUMENTS[document_suffix(path)](read_whole(path), path)
 
 
 class _HtmlTree:

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import IO, Any
 
 from seq2seq_serve.bundle.files import sync_folder
-from seq2seq_serve.client.files import is_compressed
+from seq2seq_serve.client.files.lines import is_compressed
 
 # Readers of whole folders, such as those of Parquet, skip names that begin so.
 PLAN_FILE, ERRORS_FOLDER = "_plan.json", "_errors"
 _TEMPORARY = ".tmp"
 
-TEXT, JSONL, PARQUET = "text", "jsonl", "parquet"
+TEXT, JSONL, PARQUET, DOCUMENT = "text", "jsonl", "parquet", "document"
 # The format of each known suffix. Other names are text.
 SUFFIXES = {".txt": TEXT, ".jsonl": JSONL, ".ndjson": JSONL, ".parquet": PARQUET}
 
@@ -74,40 +74,19 @@ class Shard:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Everything that the output depends on. A resume must have the same.
+class Plan:
+    """What a run does; kept in its output folder.
 
     Attributes:
-        bundle_version: The version of the bundle, which depends on its files.
-        precision: The precision of its graphs, or `auto`.
-        max_source_length: The limit of sources that the command gave, in tokens.
-        max_target_length: The same for targets.
-        options: The options of every text, as JSON.
-        text_field: The field or column with the text, where inputs have several.
-        target_field: The name of the new field or column.
-        format: `text`, `jsonl` or `parquet`, of the output.
-        shard_lines: The largest number of lines of a shard.
+        settings: Everything that the output depends on beside the inputs, by name, as JSON has it. A resume
+            must have the same.
         inputs: The state of each input, by its path.
+        shards: The shards, in the order of the inputs.
     """
 
-    bundle_version: str
-    precision: str
-    max_source_length: int | None
-    max_target_length: int | None
-    options: dict[str, Any]
-    text_field: str
-    target_field: str
-    format: str
-    shard_lines: int
+    settings: dict[str, Any]
     inputs: dict[str, FileState]
-
-
-@dataclass(frozen=True)
-class Plan:
-    """The settings of a run, and its shards in the order of the inputs."""
-
-    settings: Settings
-    shards: tuple[Shard, ...]
+    shards: tuple[Shard, ...] = ()
 
 
 def read_plan(folder: Path) -> Plan | None:
@@ -119,31 +98,40 @@ def read_plan(folder: Path) -> Plan | None:
     path = folder / PLAN_FILE
     try:
         content = json.loads(path.read_bytes())
-        settings = content["settings"]
-        inputs = {name: FileState(*values) for name, values in settings["inputs"].items()}
+        settings = dict(content["settings"])
+        inputs = {name: FileState(*values) for name, values in settings.pop("inputs").items()}
         shards = tuple(Shard(*values) for values in content["shards"])
-        return Plan(Settings(**settings | {"inputs": inputs}), shards)
+        return Plan(settings, inputs, shards)
     except FileNotFoundError:
         return None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise JobError(f"{path} is not a plan of this command: {type(error).__name__}: {error}") from error
 
 
-def check_settings(folder: Path, plan: Plan, settings: Settings) -> None:
-    """Raises JobError if the plan of an output folder is for other settings."""
-    differences = _differences(vars(plan.settings), vars(settings))
+def check_plan(folder: Path, before: Plan, now: Plan, advice: str) -> None:
+    """Raises JobError if the plan of an output folder is for other settings or inputs.
+
+    Args:
+        folder: The output folder.
+        before: Its plan.
+        now: A plan with the settings and inputs of the command.
+        advice: How to start anew.
+    """
+    differences = _differences(
+        before.settings | {"inputs": before.inputs}, now.settings | {"inputs": now.inputs}
+    )
     if differences:
         raise JobError(
             f"{folder} belongs to a run with other settings: {'; '.join(differences)}. Repeat the command of "
-            f"that run, give another --output, or remove {folder / PLAN_FILE} and the shards beside it"
+            f"that run, give another --output, or {advice}"
         )
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
     """Writes the plan of an output folder. Commands that start together write equal plans."""
-    inputs = {path: astuple(state) for path, state in plan.settings.inputs.items()}
+    inputs = {path: astuple(state) for path, state in plan.inputs.items()}
     content = {
-        "settings": vars(plan.settings) | {"inputs": inputs},
+        "settings": plan.settings | {"inputs": inputs},
         "shards": [astuple(shard) for shard in plan.shards],
     }
     with atomic_write(folder / PLAN_FILE) as file:

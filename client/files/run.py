@@ -1,25 +1,75 @@
-"""Shares the shards of a run out among workers, until all are done or have failed too often."""
+"""Plans a run, and shares its shards out among workers until all are done or have failed too often."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import logging
+import time
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Protocol
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
 
-from seq2seq_serve.bulk.plan import Shard
-from seq2seq_serve.bulk.worker import MAX_OPEN_SHARDS, Done, WorkerLost
-from seq2seq_serve.client.files import WrongFile
+from seq2seq_serve.client.files.formats import split_into_shards
+from seq2seq_serve.client.files.lines import WrongFile
+from seq2seq_serve.client.files.plan import (
+    Plan,
+    Shard,
+    check_plan,
+    names_of,
+    read_plan,
+    remove_leftovers,
+    state_of,
+    write_plan,
+)
+from seq2seq_serve.client.files.worker import MAX_OPEN_SHARDS, Done, WorkerLost
+from seq2seq_serve.client.progress import Progress
 
 _MAX_TRIES = 3  # of a shard
 _MAX_LOST = 5  # workers, without a shard that is done
 _PAUSE_SECONDS = 1.0
+_SHOW_SECONDS = 0.2
+_LEFTOVER_SECONDS = 3600.0  # a file is written in far less
 _FATAL = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)  # no other shard can be written either
 
 _log = logging.getLogger(__name__)
+
+
+def plan_run(
+    folder: Path, inputs: Sequence[Path], settings: dict[str, Any], shard_lines: int, advice: str
+) -> Plan:
+    """Returns the plan of an output folder, which is made and written if there is none.
+
+    Args:
+        folder: The output folder.
+        inputs: The absolute paths of the inputs.
+        settings: Everything else that the output depends on, as JSON has it.
+        shard_lines: The largest number of lines of a shard.
+        advice: How to start anew where the folder belongs to another run.
+
+    Raises:
+        JobError: The folder belongs to another run, or an input cannot be read as what its name says.
+        OSError: A file cannot be read or written.
+    """
+    plan = read_plan(folder)
+    known = plan.inputs if plan is not None else {}
+    states = {str(path): state_of(path, known.get(str(path))) for path in inputs}
+    now = Plan(settings | {"shard_lines": shard_lines}, states)
+    if plan is None:
+        shards = tuple(
+            shard
+            for path, name in zip(inputs, names_of(inputs), strict=True)
+            for shard in split_into_shards(path, name, shard_lines)
+        )
+        plan = read_plan(folder)  # another command may have been faster
+        if plan is None:
+            plan = replace(now, shards=shards)
+            write_plan(folder, plan)
+    check_plan(folder, plan, now, advice)
+    remove_leftovers(folder, time.time() - _LEFTOVER_SECONDS)
+    return plan
 
 
 class AnyWorker(Protocol):
@@ -61,7 +111,8 @@ class Run:
         self,
         shards: Iterable[Shard],
         start_worker: Callable[[], Awaitable[AnyWorker]],
-        num_workers: int,
+        num_workers: int = 1,
+        progress: Progress | None = None,
     ) -> None:
         """Translates shards, each on one of `num_workers` workers. A lost worker is replaced.
 
@@ -69,14 +120,24 @@ class Run:
             JobError: The run cannot go on.
             OSError: The output cannot be written to.
             WorkerLost: Each worker ends soon.
+            ClientError: The server answers no text.
         """
         self._waiting.extend(shards)
+        showing = asyncio.create_task(self._show(progress)) if progress is not None else None
         try:
             async with asyncio.TaskGroup() as group:
                 for _ in range(min(num_workers, len(self._waiting))):
                     group.create_task(self._keep_working(start_worker))
         except BaseExceptionGroup as errors:
             raise _first(errors) from None
+        finally:
+            if showing is not None:
+                showing.cancel()
+
+    async def _show(self, progress: Progress) -> None:
+        while True:
+            await asyncio.sleep(_SHOW_SECONDS)
+            progress.show(progress.num_skipped + self.num_lines_now, self.num_failed_lines)
 
     async def _keep_working(self, start_worker: Callable[[], Awaitable[AnyWorker]]) -> None:
         """Keeps one worker at work. If it is lost, starts another one."""

@@ -5,15 +5,14 @@ from pathlib import Path
 
 import pytest
 
-from seq2seq_serve.bulk.plan import (
+from seq2seq_serve.client.files.plan import (
     PLAN_FILE,
     FileState,
     JobError,
     Plan,
-    Settings,
     Shard,
     atomic_write,
-    check_settings,
+    check_plan,
     names_of,
     read_plan,
     remove_leftovers,
@@ -22,40 +21,42 @@ from seq2seq_serve.bulk.plan import (
 )
 
 INPUTS = {"/in/a.jsonl": FileState(5, 9, "a1")}
-SETTINGS = Settings("v1", "auto", None, None, {"beam_size": 4}, "text", "target", "jsonl", 100, INPUTS)
-PLAN = Plan(
-    SETTINGS, (Shard("a-00000", "/in/a.jsonl", 0, 100, 0), Shard("a-00001", "/in/a.jsonl", 100, 7, 900))
-)
+SETTINGS = {"bundle_version": "v1", "options": {"beam_size": 4}, "format": "jsonl", "shard_lines": 100}
+SHARDS = (Shard("a-00000", "/in/a.jsonl", 0, 100, 0), Shard("a-00001", "/in/a.jsonl", 100, 7, 900))
+PLAN = Plan(SETTINGS, INPUTS, SHARDS)
 
 
 def test_a_plan_is_read_as_it_was_written(tmp_path):
     assert read_plan(tmp_path) is None
     write_plan(tmp_path / "new", PLAN)
     assert read_plan(tmp_path / "new") == PLAN
-    check_settings(tmp_path, PLAN, SETTINGS)
+    check_plan(tmp_path, PLAN, dataclasses.replace(PLAN, shards=()), "")
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("name", "change"),
     [
-        {"bundle_version": "v2"},
-        {"precision": "int8"},
-        {"max_source_length": 9},
-        {"max_target_length": 9},
-        {"options": {}},
-        {"text_field": "ko"},
-        {"target_field": "en"},
-        {"format": "text"},
-        {"shard_lines": 10},
-        {"inputs": {"/in/a.jsonl": FileState(5, 9, "b2")}},
-        {"inputs": {"/in/b.jsonl": FileState(5, 9, "a1")}},
+        ("bundle_version", {"settings": SETTINGS | {"bundle_version": "v2"}}),
+        ("options beam_size", {"settings": SETTINGS | {"options": {}}}),
+        ("precision", {"settings": SETTINGS | {"precision": "int8"}}),
+        ("inputs /in/a.jsonl", {"inputs": {"/in/a.jsonl": FileState(5, 9, "b2")}}),
+        ("inputs /in/a.jsonl", {"inputs": {"/in/b.jsonl": FileState(5, 9, "a1")}}),
     ],
 )
-def test_a_folder_of_another_run_is_refused(tmp_path, change):
-    (name,) = change
+def test_a_folder_of_another_run_is_refused(tmp_path, name, change):
     how = "(was .* and is .*|has changed|is new|is missing)"
-    with pytest.raises(JobError, match=rf"other settings: {name}\b.* {how}\. Repeat the command"):
-        check_settings(tmp_path, PLAN, dataclasses.replace(SETTINGS, **change))
+    with pytest.raises(JobError, match=rf"other settings: {name}\b.* {how}\. Repeat .*, or start anew$"):
+        check_plan(tmp_path, PLAN, dataclasses.replace(PLAN, **change), "start anew")
+
+
+def test_a_plan_of_the_last_release_is_read(tmp_path):
+    content = (
+        '{"settings": {"bundle_version": "v1", "options": {"beam_size": 4}, "format": "jsonl", '
+        '"shard_lines": 100, "inputs": {"/in/a.jsonl": [5, 9, "a1"]}}, "shards": '
+        '[["a-00000", "/in/a.jsonl", 0, 100, 0], ["a-00001", "/in/a.jsonl", 100, 7, 900]]}'
+    )
+    (tmp_path / PLAN_FILE).write_text(content)
+    assert read_plan(tmp_path) == PLAN
 
 
 def test_a_file_is_the_same_by_its_content_whatever_its_time_is(tmp_path):

@@ -9,8 +9,8 @@ import polib
 import pytest
 
 from seq2seq_serve.client.__main__ import main
-from seq2seq_serve.client.documents import DOCUMENTS
-from seq2seq_serve.client.files import WrongFile
+from seq2seq_serve.client.files.documents import DOCUMENTS
+from seq2seq_serve.client.files.lines import WrongFile
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     GenerateResponse,
     Hypothesis,
@@ -268,8 +268,7 @@ def test_the_command_translates_a_document_and_keeps_what_fails(run, tmp_path):
     [
         (["--output", "out.txt"], "in.srt is a document: give --output a name in .srt"),
         ([], "in.srt is a document: give --output a name in .srt"),
-        (["--output", "out.srt", "--resume"], "are for lines: a document is written at its end"),
-        (["--output", "out.srt", "--num-hypotheses", "2"], "are for lines: a document is written at its end"),
+        (["--output", "out.srt", "--num-hypotheses", "2"], "are for lines, not for documents"),
     ],
 )
 def test_what_does_not_fit_a_document_is_one_line(run, tmp_path, flags, message):

@@ -1,4 +1,4 @@
-"""Reads the texts of a shard, and writes its targets: lines of text, lines of JSON, or Parquet."""
+"""Reads the texts of a shard, and writes its targets: lines of text or JSON, Parquet, or a document."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from seq2seq_serve.bulk.plan import (
+from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.client.files.documents import Document, document_suffix, read_document
+from seq2seq_serve.client.files.lines import COMPRESSED, open_binary, read_lines, text_of
+from seq2seq_serve.client.files.plan import (
+    DOCUMENT,
     ERRORS_FOLDER,
     JSONL,
     PARQUET,
@@ -21,14 +25,13 @@ from seq2seq_serve.bulk.plan import (
     Shard,
     atomic_write,
 )
-from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.files import COMPRESSED, open_binary, read_lines, text_of
-from seq2seq_serve.client.output import error_dict, one_line, valid_unicode
+from seq2seq_serve.client.output import answer_json, answer_lines, error_dict, to_json, valid_unicode
 from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.commands import needs_extra
 
 FORMATS = (TEXT, JSONL, PARQUET)
-_OF_OUTPUT = {TEXT: ".txt", JSONL: ".jsonl", PARQUET: ".parquet"}
+ANSWERS = "answers"  # whole answers as lines of JSON, without the records of the input
+_OF_OUTPUT = {TEXT: ".txt", JSONL: ".jsonl", PARQUET: ".parquet", ANSWERS: ".jsonl", DOCUMENT: ""}
 _REFUSED = {
     **dict.fromkeys((".zst", ".xz", ".bz2", ".zip"), "decompress it, or compress it with gzip"),
     **dict.fromkeys((".csv", ".tsv"), "write the column to a file of its own, such as with `cut -f 1`"),
@@ -43,7 +46,8 @@ class Lines:
 
     Attributes:
         texts: The text of each line, or why it cannot be used.
-        records: The record of each line, once: objects of JSON as they were read, or a table of Arrow.
+        records: The record of each line, once: objects of JSON as they were read, a table of Arrow, or the
+            document that has the texts.
         names: The names of their fields.
     """
 
@@ -62,17 +66,22 @@ def format_of(path: Path) -> str:
     for suffix, advice in _REFUSED.items():
         if name.endswith(suffix):
             raise JobError(f"{path}: {suffix} cannot be read: {advice}")
-    return SUFFIXES.get(Path(name).suffix, TEXT)
+    return DOCUMENT if document_suffix(path) else SUFFIXES.get(Path(name).suffix, TEXT)
 
 
 def check_formats(inputs: Sequence[Path], output: str | None) -> str:
-    """Returns the format of the output: the given one, or that of the inputs.
+    """Returns the format of the output: the given one, or that of the inputs. Documents keep their own.
 
     Raises:
         JobError: An input cannot be read, the inputs have several formats and none is given for the output,
             or the output cannot have the given one.
     """
     formats = {format_of(path) for path in inputs}
+    if formats == {DOCUMENT}:
+        if output is not None:
+            raise JobError("the outputs of documents are documents: leave out --format")
+        return DOCUMENT
+    formats.discard(DOCUMENT)
     if output is None and len(formats) > 1:
         raise JobError(f"the inputs are {' and '.join(sorted(formats))}: choose the output's --format")
     output = output or formats.pop()
@@ -93,6 +102,8 @@ def split_into_shards(path: Path, name: str, shard_lines: int) -> list[Shard]:
         OSError: The file cannot be read.
         JobError: It is not a file of Parquet, as its name says.
     """
+    if document_suffix(path):
+        return [Shard(name, str(path), 0, len(read_document(path).segments), 0)]
     starts = _row_starts(path, shard_lines) if format_of(path) == PARQUET else _line_starts(path, shard_lines)
     num_digits = max(5, len(str(len(starts))))  # so that the names sort by their numbers
     return [
@@ -142,9 +153,10 @@ class Reader:
             JobError: The input has changed since it was planned, or does not have the text field.
         """
         try:
-            if format_of(Path(shard.input)) == PARQUET:
-                return self._read_rows(shard)
-            return self._read_lines(shard)
+            kind = format_of(Path(shard.input))
+            if kind == DOCUMENT:
+                return _read_document(shard)
+            return self._read_rows(shard) if kind == PARQUET else self._read_lines(shard)
         except BaseException:
             self.close()  # the next try opens the file again
             raise
@@ -220,6 +232,13 @@ class Reader:
         self._stream = self._rows = None
 
 
+def _read_document(shard: Shard) -> Lines:
+    document = read_document(Path(shard.input))
+    if len(document.segments) != shard.num_lines:
+        raise JobError(f"{shard.input} has changed since the run was planned: it has other texts")
+    return Lines([segment.text for segment in document.segments], document, set())
+
+
 def _changed(path: Path) -> JobError:
     return JobError(f"{path} has changed since the run was planned: it has fewer lines")
 
@@ -240,17 +259,19 @@ class Writer:
         folder: The output folder.
         format: The format of the files.
         target_field: The name of the new field; its score is in the field with `_score` appended.
-        has_hypotheses: Whether all hypotheses are written, in the field with `_hypotheses` appended.
+        num_hypotheses: The number of hypotheses. Several are in the field with `_hypotheses` appended; in
+            text, each has a line.
     """
 
     folder: Path
     format: str
     target_field: str
-    has_hypotheses: bool
+    num_hypotheses: int = 1
 
     def path(self, shard: Shard) -> Path:
         """Returns the file of a shard. It is there if the shard is done."""
-        return self.folder / f"{shard.name}{_OF_OUTPUT[self.format]}"
+        suffix = "" if document_suffix(Path(shard.input)) else _OF_OUTPUT[self.format]
+        return self.folder / f"{shard.name}{suffix}"
 
     def is_done(self, shard: Shard) -> bool:
         """Whether a shard has been written."""
@@ -259,7 +280,7 @@ class Writer:
     def check(self, lines: Lines) -> None:
         """Raises JobError if records already have a field of a new name."""
         for name in self._names:
-            if self.format != TEXT and name in lines.names:
+            if self.format in (JSONL, PARQUET) and name in lines.names:
                 raise JobError(f"an input already has a field {name!r}: choose another --target-field")
 
     def write(self, shard: Shard, lines: Lines, results: Sequence[Translated]) -> None:
@@ -281,9 +302,11 @@ class Writer:
         else:
             errors_path.unlink(missing_ok=True)  # of a try that was killed
         with atomic_write(self.path(shard)) as file:
-            if self.format == TEXT:
-                texts = ("" if result.error else one_line(result.text) for result in results)
-                file.writelines(f"{text}\n".encode() for text in texts)
+            if isinstance(lines.records, Document):
+                _translate(lines.records, results)
+                file.write(lines.records.content())
+            elif self.format == PARQUET:
+                _parquet().write_table(self._with_columns(lines.records, results), file)
             elif self.format == JSONL:
                 records = lines.records
                 if hasattr(records, "to_pylist"):
@@ -291,7 +314,13 @@ class Writer:
                 for record, result in zip(records, results, strict=True):
                     file.write(_joined(record, _json(self._fields(result))) + b"\n")
             else:
-                _parquet().write_table(self._with_columns(lines.records, results), file)
+                for number, result in enumerate(results, shard.first_line + 1):
+                    shown = (
+                        [to_json(answer_json(result, number))]
+                        if self.format == ANSWERS
+                        else answer_lines(result, self.num_hypotheses)
+                    )
+                    file.writelines(f"{line}\n".encode() for line in shown)
 
     def _fields(self, result: Translated) -> dict[str, Any]:
         hypotheses = [
@@ -305,7 +334,8 @@ class Writer:
     @property
     def _names(self) -> list[str]:
         """The names of the new fields."""
-        return [self.target_field + end for end in ("", "_score", "_hypotheses")[: 2 + self.has_hypotheses]]
+        ends = ("", "_score") if self.num_hypotheses == 1 else ("", "_score", "_hypotheses")
+        return [self.target_field + end for end in ends]
 
     def _with_columns(self, table: Any, results: Sequence[Translated]) -> Any:
         """Returns the table with the columns of the targets, which have equal types in every shard."""
@@ -316,6 +346,13 @@ class Writer:
             values = [self._fields(result)[name] for result in results]
             table = table.append_column(name, arrow.array(values, kind))
         return table
+
+
+def _translate(document: Document, results: Sequence[Translated]) -> None:
+    """Puts targets into a document; texts that failed stay as they are."""
+    for segment, result in zip(document.segments, results, strict=True):
+        if result.answer.hypotheses:
+            segment.translate(result.answer)
 
 
 def _joined(record: bytes, fields: bytes) -> bytes:

@@ -10,17 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seq2seq_serve.bulk import formats
-from seq2seq_serve.bulk.formats import (
+from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.client.files import formats
+from seq2seq_serve.client.files.formats import (
     Reader,
     Writer,
     check_formats,
     format_of,
     split_into_shards,
 )
-from seq2seq_serve.bulk.plan import JobError, Shard
-from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.files import WrongFile
+from seq2seq_serve.client.files.lines import WrongFile
+from seq2seq_serve.client.files.plan import JobError, Shard
 from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
 
@@ -180,7 +180,7 @@ def test_a_shard_ends_where_it_would_take_too_much_memory(tmp_path, monkeypatch)
 @pytest.mark.parametrize("name", ["a.txt", "a.jsonl.gz"])
 def test_a_line_that_is_too_long_is_named_and_not_read(tmp_path, monkeypatch, name):
     """A line of 300 MB took 5 GB."""
-    monkeypatch.setattr("seq2seq_serve.client.files.MAX_LINE_BYTES", 100)
+    monkeypatch.setattr("seq2seq_serve.client.files.lines.MAX_LINE_BYTES", 100)
     content = b"one\n" + b"x" * 99 + b"\n" + b"y" * 101
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     with pytest.raises(WrongFile, match="line 3 has more than 100 bytes"):
@@ -241,7 +241,7 @@ ANSWERS = [Translated("", SEVERAL), failed("INVALID_ARGUMENT", "too long"), BLAN
 def written(tmp_path, input_path, output_format, answers=ANSWERS, *, target_field="target", several=False):
     shard = Shard("part/a-00002", str(input_path), 40, 3, 0)
     (start,) = split_into_shards(input_path, "x", 10)
-    writer = Writer(tmp_path / "out", output_format, target_field, has_hypotheses=several)
+    writer = Writer(tmp_path / "out", output_format, target_field, 2 if several else 1)
     assert not writer.is_done(shard)
     writer.write(shard, *read(start), answers)
     assert writer.is_done(shard)
@@ -327,7 +327,7 @@ def test_rows_get_columns_of_equal_types_in_every_shard(tmp_path):
     all_failed = [failed("INTERNAL", "x")] * 3
     for several in (False, True):
         some = written(tmp_path / f"1{several}", tmp_path / "a.parquet", "parquet", several=several)
-        none = Writer(tmp_path / f"2{several}", "parquet", "target", has_hypotheses=several)
+        none = Writer(tmp_path / f"2{several}", "parquet", "target", 2 if several else 1)
         (shard,) = split_into_shards(tmp_path / "a.parquet", "x", 10)
         none.write(shard, *read(shard), all_failed)
         assert pyarrow.parquet.read_schema(some) == pyarrow.parquet.read_schema(none.path(shard))
@@ -346,7 +346,7 @@ def test_a_field_of_the_input_is_not_replaced(tmp_path, field):
     path.write_text(json.dumps({"text": "one", field: "eins"}) + "\n")
     (shard,) = split_into_shards(path, "x", 10)
     (lines,) = read(shard)
-    writer = Writer(tmp_path, "jsonl", "target", has_hypotheses=False)
+    writer = Writer(tmp_path, "jsonl", "target")
     with pytest.raises(JobError, match=f"already has a field '{field}': choose another --target-field"):
         writer.check(lines)
     dataclasses.replace(writer, format="text").check(lines)

@@ -1,4 +1,4 @@
-"""Reads texts and writes answers, a line each, continues an interrupted output, and reads whole files."""
+"""Reads the lines of files and pipes, and whole files."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import codecs
 import gzip
 import io
 import itertools
-import json
-import os
 import sys
 import zlib
 from collections.abc import Iterator
@@ -15,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO, cast
 
-from seq2seq_serve.client.output import valid_unicode
 from seq2seq_serve.client.wire import MAX_REQUEST_BYTES
 
 STANDARD = Path("-")
@@ -24,10 +21,6 @@ MAX_LINE_BYTES = 16 * 2**20  # four times the most of a request
 
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _UTF16 = "the file is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"
-
-
-class WrongOutput(Exception):
-    """The output file to continue does not belong to the given input."""
 
 
 class WrongFile(OSError):
@@ -83,7 +76,7 @@ def read_lines(stream: BinaryIO, path: Path, first_line: int = 0) -> Iterator[by
     Raises:
         WrongFile: The file is UTF-16 or damaged, or a line has more than `MAX_LINE_BYTES`.
     """
-    try:
+    with _gzip_errors(path):
         for number in itertools.count(first_line + 1):
             line = stream.readline(MAX_LINE_BYTES + 1)
             if not line:
@@ -93,8 +86,6 @@ def read_lines(stream: BinaryIO, path: Path, first_line: int = 0) -> Iterator[by
             if number == 1 and line.startswith(_UTF16_MARKS):
                 raise wrong_file(path, _UTF16)
             yield line
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise wrong_file(path, f"the file is not a whole file of gzip: {error}") from error
 
 
 def text_of(line: bytes, *, is_first: bool) -> str:
@@ -102,16 +93,28 @@ def text_of(line: bytes, *, is_first: bool) -> str:
     return line.rstrip(b"\r\n").decode("utf-8-sig" if is_first else "utf-8", "surrogateescape")
 
 
-def count_lines(path: Path) -> int | None:
-    """Returns the number of lines in a file; None for a pipe or a compressed file."""
-    if not path.is_file() or is_compressed(path):
-        return None
-    num_lines, chunk = 0, b"\n"
-    with path.open("rb") as stream:
-        while more := stream.read(2**20):
-            chunk = more
-            num_lines += chunk.count(b"\n")
-    return num_lines + (not chunk.endswith(b"\n"))
+def count_lines(path: Path) -> int:
+    """Returns the number of lines in a file or pipe, which is read; raises as `read_lines`."""
+    with open_binary(path) as stream:
+        return sum(1 for _ in read_lines(stream, path))
+
+
+@contextmanager
+def _gzip_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise wrong_file(path, f"the file is not a whole file of gzip: {error}") from error
+
+
+def read_whole(path: Path, max_bytes: int = -1) -> bytes:
+    """Returns the content of a file, or of standard input; `max_bytes` of it if that is not negative.
+
+    Raises:
+        OSError: The file cannot be read.
+    """
+    with open_binary(path) as stream, _gzip_errors(path):
+        return stream.read(max_bytes)
 
 
 def read_file(path: Path, advice: str = "make it smaller") -> bytes:
@@ -124,8 +127,7 @@ def read_file(path: Path, advice: str = "make it smaller") -> bytes:
     Raises:
         OSError: The file cannot be read, or is too large for a request.
     """
-    with open_binary(path) as stream:
-        content = stream.read(MAX_REQUEST_BYTES + 1)
+    content = read_whole(path, MAX_REQUEST_BYTES + 1)
     if len(content) > MAX_REQUEST_BYTES:
         text = f"the file has more than {MAX_REQUEST_BYTES} bytes, the most of a request: {advice}"
         raise wrong_file(path, text)
@@ -145,57 +147,3 @@ def read_text(path: Path) -> str:
         return content.decode("utf-8").removeprefix("\ufeff")
     except UnicodeDecodeError as error:
         raise wrong_file(path, f"the file is not UTF-8: byte {error.start + 1} is wrong") from error
-
-
-@contextmanager
-def open_output(path: Path, *, resume: bool, overwrite: bool) -> Iterator[BinaryIO]:
-    """Opens the file, pipe or device for the answers. On closing a file, they are written to the disk.
-
-    Raises:
-        FileExistsError: The file exists, and neither `resume` nor `overwrite` is set.
-        OSError: The file cannot be written.
-    """
-    is_special = path.exists() and not path.is_file()
-    mode = "wb" if is_special else "w+b" if overwrite else "r+b" if resume and path.exists() else "x+b"
-    with path.open(mode) as stream:
-        yield cast(BinaryIO, stream)
-        stream.flush()
-        if not is_special:
-            os.fsync(stream.fileno())
-
-
-def skip_answered(texts: Iterator[str], output: BinaryIO, lines_each: int, *, as_json: bool) -> int:
-    """Skips the texts that `output` already answers, and cuts off an incomplete answer at its end.
-
-    Args:
-        texts: The texts of the input; advanced to the first without an answer.
-        output: The file of answers, at its beginning; left at the end of its last whole answer.
-        lines_each: The number of lines of an answer.
-        as_json: Whether answers are JSON.
-
-    Returns:
-        The number of texts skipped.
-
-    Raises:
-        WrongOutput: The output does not answer these texts.
-    """
-    num_answered = num_bytes = 0
-    while (lines := [output.readline() for _ in range(lines_each)])[-1].endswith(b"\n"):
-        text = next(texts, None)
-        if text is None:
-            raise WrongOutput(f"it has more answers than the input has lines ({num_answered})")
-        if not (_is_json_of(lines[0], text) if as_json else text.strip() or not b"".join(lines).strip()):
-            raise WrongOutput(f"it does not answer line {num_answered + 1} of the input")
-        num_answered += 1
-        num_bytes += sum(map(len, lines))
-    output.seek(num_bytes)
-    output.truncate()
-    return num_answered
-
-
-def _is_json_of(line: bytes, text: str) -> bool:
-    try:
-        content = json.loads(line)
-    except ValueError:
-        return False
-    return isinstance(content, dict) and content.get("source") == valid_unicode(text)

@@ -1,0 +1,114 @@
+"""Decodes the texts of bulk work with engines in this process: the code of the server without its port."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from pathlib import Path
+
+from seq2seq_serve.bundle.names import Form
+from seq2seq_serve.client.errors import ClientError, FieldViolation
+from seq2seq_serve.client.files.documents import FormattedText
+from seq2seq_serve.client.files.plan import JobError
+from seq2seq_serve.client.files.worker import Files, Worker, WorkerLost
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.sources import sources_of
+from seq2seq_serve.server.config import RunnerConfig
+from seq2seq_serve.server.errors import InvalidRequest, ServerError, Unavailable, is_about_all
+from seq2seq_serve.server.library import AsyncModel
+from seq2seq_serve.server.service.read.options import Decoding
+from seq2seq_serve.server.service.status import reason_of, status_of
+
+_TEXTS_PER_SLOT = 4  # that are decoded or wait: enough that no slot ever waits for a text
+_GIVE_UP_SECONDS = 3600.0  # while steps fail, and no text is answered
+_MOST_ENDS = 3  # of the engine, while one text is decoded
+
+
+@dataclass(frozen=True)
+class Job:
+    """The settings that all workers of a run share.
+
+    Attributes:
+        bundle: The folder of the bundle, by a path that is right on every machine.
+        runner: The settings of the engines.
+        options: The options of every text.
+        files: What is read and written.
+    """
+
+    bundle: Path
+    runner: RunnerConfig
+    options: pb.GenerateOptions
+    files: Files
+
+
+class Engine:
+    """One loaded model. Owned by its worker; `start_worker` makes both.
+
+    Raises:
+        InvalidRequest: An option does not fit the model.
+    """
+
+    give_up_seconds = _GIVE_UP_SECONDS
+
+    def __init__(self, model: AsyncModel, options: pb.GenerateOptions) -> None:
+        aligned = pb.GenerateOptions()
+        aligned.CopyFrom(options)
+        aligned.word_alignment = model.description.has_attention
+        self._model = model
+        self._plain, self._aligned = model.read_options(options), model.read_options(aligned)
+        self.in_flight = _TEXTS_PER_SLOT * model.num_slots
+
+    def prepare(self, text: str) -> tuple[list[pb.Source], Decoding]:
+        """Returns the sources of a text, and how it is decoded."""
+        return sources_of(text), self._aligned if isinstance(text, FormattedText) else self._plain
+
+    async def send(self, request: tuple[list[pb.Source], Decoding]) -> pb.GenerateResponse:
+        """Returns the targets of a text; see `Decoder`."""
+        for _ in range(_MOST_ENDS):
+            try:
+                return await self._model.generate(*request)
+            except Unavailable:
+                continue  # the engine has ended, and is started again
+            except ServerError as error:
+                if isinstance(error, InvalidRequest) and is_about_all(error):
+                    raise JobError(str(error)) from error
+                if self._model.problem():
+                    raise WorkerLost("the engine's steps keep failing: see the log") from error
+                raise _client_error(error) from error
+        raise WorkerLost(f"the engine ended {_MOST_ENDS} times with one text: see the log")
+
+    def stopped(self, error: Exception) -> Exception:
+        """Returns an error after which a new engine is started, unless that would not help."""
+        return error if isinstance(error, JobError | WorkerLost) else WorkerLost(str(error))
+
+    async def stop(self) -> None:
+        """Ends the engine."""
+        await self._model.stop()
+
+
+async def start_worker(job: Job) -> Worker:
+    """Loads the model of a job.
+
+    Raises:
+        JobError: The bundle cannot be used, or its model does not translate texts.
+    """
+    try:
+        model = await asyncio.to_thread(AsyncModel, job.bundle, job.runner)
+        await model.start()
+    except ValueError as error:
+        raise JobError(str(error)) from error
+    try:
+        if list(model.description.sources.values()) != [Form.TEXT]:
+            raise JobError(f"{job.bundle} does not have a model that translates texts")
+        return Worker(job.files, Engine(model, job.options))
+    except (JobError, InvalidRequest) as error:
+        await model.stop()
+        raise JobError(str(error)) from error
+
+
+def _client_error(error: ServerError) -> ClientError:
+    """Returns the error that a client of a server would get."""
+    code, message = status_of(error)
+    field = error.field if isinstance(error, InvalidRequest) else ""
+    violations = (FieldViolation(field, message),) if field else ()
+    return ClientError(code.name, message, reason=reason_of(error), field_violations=violations)

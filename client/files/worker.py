@@ -1,0 +1,173 @@
+"""Translates shards as one stream of texts, by an engine in this process or by a server."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.client.files.formats import Lines, Reader, Writer
+from seq2seq_serve.client.files.plan import FileState, JobError, Shard, state_of
+from seq2seq_serve.client.many import Dispatcher, answers
+from seq2seq_serve.client.rpcs import Translated
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
+
+# Shards that a worker has at once: one is read while the last texts of others are decoded.
+MAX_OPEN_SHARDS = 3
+
+
+class WorkerLost(Exception):
+    """The worker cannot go on; another one can do its shards."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """What all workers of a run read and write.
+
+    Attributes:
+        text_field: The field or column with the text of a record.
+        writer: Writes the shards.
+        inputs: The state of each input when the run was planned, by its path.
+    """
+
+    text_field: str
+    writer: Writer
+    inputs: Mapping[str, FileState]
+
+
+@dataclass(frozen=True)
+class Done:
+    """The numbers of a shard that has been written."""
+
+    num_lines: int
+    num_failed: int
+
+
+class Decoder(Protocol):
+    """Decodes the texts of a worker, which owns it."""
+
+    @property
+    def in_flight(self) -> int:
+        """The maximum number of texts that are decoded or wait for it."""
+
+    @property
+    def give_up_seconds(self) -> float:
+        """How long to go on while no text is answered."""
+
+    def prepare(self, text: str) -> Any:
+        """Returns the request of a text; raises ValueError if the text cannot be sent."""
+
+    async def send(self, request: Any) -> GenerateResponse:
+        """Returns the answer to a request.
+
+        Raises:
+            ClientError: This text failed; `Dispatcher` decides what follows.
+            JobError: Other texts would fail, too.
+            WorkerLost: The decoder cannot go on.
+        """
+
+    def stopped(self, error: Exception) -> Exception:
+        """Returns the error of the worker after the one for which the dispatcher stopped."""
+
+    async def stop(self) -> None:
+        """Ends the decoder."""
+
+
+class Worker:
+    """A decoder, and the shards on their way through it, as one stream of texts.
+
+    Owned by the run, or by an actor of Ray; used on one event loop.
+
+    Args:
+        files: What to read and write.
+        decoder: Decodes the texts.
+        report: Is called with the number of each line, counted from 1, and its result.
+
+    Attributes:
+        num_unsaved_lines: The number of lines that are finished and whose shards are not.
+    """
+
+    def __init__(
+        self, files: Files, decoder: Decoder, report: Callable[[int, Translated], None] | None = None
+    ) -> None:
+        self._writer = files.writer
+        self._decoder = decoder
+        self._report = report
+        self._reader = Reader(files.text_field)
+        self._inputs = dict(files.inputs)  # with their times on this machine, as soon as a file was compared
+        self._reading, self._collecting = asyncio.Lock(), asyncio.Lock()  # both in the order of the shards
+        self._shards: asyncio.Queue[list[str | ClientError]] = asyncio.Queue()
+        self._results = self.answers(self._texts())
+        self.num_unsaved_lines = 0
+
+    def answers(self, texts: Iterable[str] | AsyncIterable[str | ClientError]) -> AsyncGenerator[Translated]:
+        """Yields the results of texts in order, and the errors among them as they are.
+
+        Raises:
+            JobError: Other texts would fail, too.
+            WorkerLost: The decoder cannot go on.
+            ClientError: Texts in a row failed, or the server refuses all calls.
+        """
+        self._dispatcher = Dispatcher(self._prepare, self._decoder.in_flight, self._decoder.give_up_seconds)
+        return answers(texts, self._dispatcher, self._decoder.send)
+
+    async def translate(self, shard: Shard) -> Done:
+        """Translates a shard and writes it. May be called for the next shards before the first one is done.
+
+        Raises:
+            JobError: Other shards would fail, too.
+            OSError: A file cannot be read or written.
+            WorkerLost: The decoder cannot go on, and another one may.
+            ClientError: The server answers no text.
+        """
+        results: list[Translated] = []
+        try:
+            async with self._reading:
+                lines = await asyncio.to_thread(self._read, shard)
+                self._writer.check(lines)
+                self._shards.put_nowait(lines.texts)
+            async with self._collecting:
+                for number in range(len(lines.texts)):
+                    result = await anext(self._results)
+                    results.append(result)
+                    self.num_unsaved_lines += 1
+                    if self._report is not None:
+                        self._report(shard.first_line + number + 1, result)
+            await asyncio.to_thread(self._writer.write, shard, lines, results)
+            return Done(shard.num_lines, sum(result.error is not None for result in results))
+        except (ClientError, StopAsyncIteration):
+            # The stream of results has ended, with an error of this shard or of another one.
+            error = self._dispatcher.error
+            assert error is not None
+            raise self._decoder.stopped(error) from None
+        finally:
+            self.num_unsaved_lines -= len(results)
+
+    async def stop(self) -> None:
+        """Ends the decoder."""
+        await self._results.aclose()
+        await self._decoder.stop()
+        self._reader.close()
+
+    def _prepare(self, text: str | ClientError) -> Any:
+        if isinstance(text, ClientError):
+            raise text
+        return self._decoder.prepare(text)
+
+    def _read(self, shard: Shard) -> Lines:
+        lines = self._reader.read(shard)
+        planned = self._inputs[shard.input]
+        # After the reading: these are the lines that were planned.
+        found = state_of(Path(shard.input), planned)
+        if found != planned:
+            raise JobError(f"{shard.input} has changed since the run was planned: give another --output")
+        self._inputs[shard.input] = found
+        return lines
+
+    async def _texts(self) -> AsyncIterator[str | ClientError]:
+        while True:
+            for text in await self._shards.get():
+                yield text
