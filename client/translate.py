@@ -140,6 +140,7 @@ def _logged_progress(num_lines: int | None, *, is_shown: bool, num_skipped: int 
     progress = Progress(sys.stderr, is_shown=is_shown, num_lines=num_lines, num_skipped=num_skipped)
     logging.basicConfig(stream=progress, format="%(message)s", force=True)
     logging.getLogger("seq2seq_serve.client.many").setLevel(logging.INFO)
+    logging.getLogger("seq2seq_serve.client.files").setLevel(logging.WARNING)
     return progress
 
 

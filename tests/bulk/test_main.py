@@ -5,6 +5,7 @@ import gzip
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -90,6 +91,41 @@ def test_rows_of_parquet_get_new_columns(bundle_path, tmp_path):
     found = pyarrow.parquet.read_table(tmp_path / "out")
     assert found.drop_columns(["target", "target_score"]) == table
     assert found["target"].to_pylist() == [one[0].text for one in served(bundle_path, texts)]
+
+
+def test_documents_keep_their_markup_and_times_beside_files_of_lines(bundle_path, tmp_path, capsys):
+    texts = texts_of(4)
+    times = ["00:00:01,000 --> 00:00:02,000", "00:00:03,000 --> 00:00:04,000"]
+    content = "".join(f"{number}\n{time}\n{{}}\n\n" for number, time in enumerate(times, start=1))
+    (tmp_path / "film.srt.gz").write_bytes(gzip.compress(content.format(*texts[:2]).encode()))
+    page = "<html><body><p>{}</p><p>{} <b>{}</b></p></body></html>"
+    long = "하나 " * 500
+    (tmp_path / "page.html").write_text(page.format(long, texts[2], texts[3]))
+    (tmp_path / "a.txt").write_text(f"{texts[0]}\n")
+    inputs = [str(tmp_path / name) for name in ("film.srt.gz", "page.html", "a.txt")]
+    out = tmp_path / "out"
+    arguments = [str(bundle_path), "--input", *inputs, "--output", str(out), *FLAGS]
+    assert main(arguments) == 0
+    first, second, third = (
+        one[0].text for one in served(bundle_path, [*texts[:2], f"{texts[2]} {texts[3]}"])
+    )
+    assert (out / "film.srt").read_text() == content.format(first, second)
+    assert (out / "a-00000.txt").read_text() == f"{first}\n"
+    written = (out / "page.html").read_text()
+    assert written.startswith(f"<html><body><p>{long}</p><p>")
+    shown = re.sub("<[^>]*>", "", written[written.index("</p><p>") :])
+    assert " ".join(shown.split()) == " ".join(third.split())
+    (error,) = map(json.loads, (out / "_errors" / "page.html.jsonl").read_text().splitlines())
+    assert (error["line"], error["code"]) == (1, "INVALID_ARGUMENT")
+    before = files(out)
+    (out / "film.srt").unlink()
+    assert main(arguments) == 0
+    assert capsys.readouterr().out.splitlines()[1].startswith("2 lines")
+    assert files(out) == before
+    assert main([*arguments, "--format", "text", "--output", str(tmp_path / "other")]) == 0
+    one = [str(bundle_path), "--input", inputs[1], "--output", str(tmp_path / "one"), *FLAGS]
+    assert main([*one, "--format", "text"]) == 2
+    assert "the outputs of documents are documents: leave out --format" in capsys.readouterr().err
 
 
 @pytest.fixture

@@ -3,8 +3,10 @@ import hashlib
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
@@ -565,13 +567,18 @@ def interrupted(run, files, monkeypatch):
     """Runs the command with shards of two lines until three of them are written."""
     source, output, _ = files
     monkeypatch.setattr("seq2seq_serve.client.translate._SHARD_LINES", 2)
-    write, written = Writer.write, []
+    write, written, one_at_a_time = Writer.write, [], threading.Lock()
 
     def write_some(writer, shard, *rest):
-        if len(written) == 3:
-            raise KeyboardInterrupt
-        write(writer, shard, *rest)
-        written.append(shard.name)
+        with one_at_a_time:
+            written.append(shard.name)
+            if len(written) <= 3:
+                write(writer, shard, *rest)
+                return
+            if len(written) == 4:
+                os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+            raise OSError("it was interrupted")
 
     def interrupt(*flags, stdin=None):
         given = ["--input", str(source)] if stdin is None else []
