@@ -24,6 +24,18 @@ else
   TORCH_PIP_ARGS ?= --extra-index-url https://download.pytorch.org/whl/cpu --retries 1
 endif
 
+# An environment that exists keeps its Python: another one that is asked for would be ignored.
+USED_PYTHON := $(if $(filter clean wheel,$(MAKECMDGOALS)),,$(wildcard $(PY)))
+ifneq ($(origin PYTHON),file)
+  version_of = $(shell $(1) -c 'import sys; print("%d.%d" % sys.version_info[:2])')
+  ifneq ($(USED_PYTHON),)
+    ifneq ($(call version_of,$(PY)),$(call version_of,$(PYTHON)))
+      $(error $(VENV) has Python $(call version_of,$(PY)), and $(PYTHON) is $(call version_of,$(PYTHON)): remove $(VENV), \
+        or name another one (VENV=...))
+    endif
+  endif
+endif
+
 # Three steps: what the demo needs, what unit tests need, and what the tests of deployments need (Ray, proxies, a
 # browser's driver), which takes longer to install than the rest.
 RUNTIME_INSTALLED := $(VENV)/.runtime-installed-$(RUNTIME)

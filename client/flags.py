@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from seq2seq_serve.client.attention import DATA, IMAGE
 from seq2seq_serve.client.files.documents import DOCUMENTS, document_suffix
@@ -46,9 +47,44 @@ _FOR_TRANSLATION = [name for name in _FLAGS if name not in _ONLY_FOR_SOUNDS]
 TARGET_OPTIONS = [name for name in _FOR_TRANSLATION if name not in (*_ONLY_IN_JSON, "priority")]
 
 
+class _Once(argparse.Action):
+    """Stores the value of a flag, and refuses a second one, which would replace the first."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        assert isinstance(parser, _Parser)
+        if option_string is not None and self.dest in parser.given:
+            parser.error(f"{option_string} is given twice: leave one out")
+        parser.given.add(self.dest)
+        setattr(namespace, self.dest, values)
+
+
+class _Parser(Parser):
+    """Takes each flag once.
+
+    Attributes:
+        given: The names of the values that the arguments have so far.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.given: set[str] = set()
+        self.register("action", None, _Once)
+        self.register("action", "store", _Once)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        self.given = set()
+        return super().parse_known_args(args, namespace)
+
+
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of all commands. Parsed options have their command's own parser as `parser`."""
-    common = Parser(add_help=False)
+    common = _Parser(add_help=False)
     common.add_argument(
         "--address",
         type=_address,
@@ -80,7 +116,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     add("--tls-key", type=Path, metavar="FILE", help="PEM file: the private key of that certificate")
     add("--token-file", type=Path, metavar="FILE", help="file with the token that identifies this client")
-    parser = Parser(
+    parser = _Parser(
         prog=program("client"),
         description="Call a seq2seq server.",
         epilog='example: %(prog)s translate "오늘은 금요일 입니다" --attention attention.png',
@@ -396,9 +432,10 @@ def _seconds(text: str) -> float:
 
 
 def _address(text: str) -> str:
-    _, colon, port = text.rpartition(":")
-    if colon and port.isdigit():
-        port_number(port)
+    for one in text.split(","):
+        _, colon, port = one.rpartition(":")
+        if colon and port.isdigit():
+            port_number(port)
     return text
 
 

@@ -1,6 +1,7 @@
 """A command whose packages are missing says in one line how to install them; all have a version."""
 
 import importlib
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -64,6 +65,27 @@ def test_every_command_has_a_version(command, capsys):
     with pytest.raises(SystemExit, match=r"^0$"):
         main([*arguments, "--version"])
     assert capsys.readouterr() == (f"seq2seq-serve {__version__}\n", "")
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_make_refuses_another_python_than_that_of_its_environment(tmp_path):
+    """It was ignored."""
+    version = "{}.{}".format(*sys.version_info)
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    (tmp_path / "other").write_text("#!/bin/sh\necho 3.1\n")
+    (tmp_path / "other").chmod(0o755)
+
+    def make(*arguments):
+        command = ["make", "--dry-run", f"VENV={tmp_path}", *arguments]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    expected = (
+        f"{tmp_path} has Python {version}, and {tmp_path}/other is 3.1: remove {tmp_path}, or name another"
+    )
+    assert expected in make("lint", f"PYTHON={tmp_path}/other").stderr
+    for arguments in (["lint"], ["lint", f"PYTHON={sys.executable}"], ["clean", f"PYTHON={tmp_path}/other"]):
+        assert make(*arguments).returncode == 0
 
 
 def test_help_names_the_command_as_it_was_called(monkeypatch, capsys):

@@ -356,6 +356,8 @@ def test_attention_that_cannot_be_written_fails_after_the_translation(run, tmp_p
         ),
         (["health", "--tls-key", "a"], "--tls-certificate and --tls-key must be given together"),
         (["translate", "a", "--nothing"], "unrecognized arguments: --nothing"),
+        (["translate", "a", "--seed", "1", "--seed", "2"], "--seed is given twice: leave one out"),
+        (["models", "--address", "ipv4:10.0.0.7:70000,10.0.0.8:1"], "'70000' is not a port from 0 to 65535"),
         (["translate", "a", "--target", "localhost:1"], "unrecognized arguments: --target"),
         ([], "the following arguments are required: COMMAND"),
     ],
