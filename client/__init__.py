@@ -4,6 +4,14 @@ Answers are the messages of `protos/seq2seq_v1.proto`. Options are `GenerateOpti
 `{"beam_size": 4, "long_source": "split"}`, where a text is read as the command's flag of this name is.
 """
 
+import os
+
+from seq2seq_serve.commands import runs_as
+
+if runs_as("client"):
+    # gRPC's own log would repeat our errors in other words. gRPC reads this when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.errors import ClientError, FieldViolation
 from seq2seq_serve.client.rpcs import Translated

@@ -18,9 +18,6 @@ from pathlib import Path
 
 from google.protobuf.message import Message
 
-# gRPC's own log would repeat our errors in other words. gRPC reads this when it opens the first channel.
-os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.plan import JobError

@@ -540,6 +540,8 @@ def _check_files(options: argparse.Namespace) -> None:
         parser.error(f"--output {output}: the client does not compress its output: leave out {COMPRESSED}")
     if output.exists() and input_.exists() and output.samefile(input_):
         parser.error("--input and --output are the same file")
+    if not output.parent.is_dir():
+        parser.error(f"--output {output}: there is no folder {output.parent}")
     exists = next((path for path in (output, parts_folder(output.resolve())) if path.exists()), None)
     if exists and not (options.resume or options.overwrite):
         parser.error(f"{exists} exists: continue it with --resume, or replace it with --overwrite")

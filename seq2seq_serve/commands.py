@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import NoReturn
 
@@ -34,6 +35,11 @@ def program(package: str) -> str:
     """Returns the name under which a package's command runs: `seq2seq-server`, or `python -m server`."""
     called = Path(sys.argv[0]).stem
     return called if called == _INSTALLED[package] else f"python -m {package}"
+
+
+def runs_as(package: str) -> bool:
+    """Whether this process is a package's command, also while the package is still being imported."""
+    return Path(sys.argv[0]).stem == _INSTALLED[package] or ("-m", package) in pairwise(sys.orig_argv)
 
 
 def add_version(parser: argparse.ArgumentParser) -> None:

@@ -345,6 +345,7 @@ def test_attention_that_cannot_be_written_fails_after_the_translation(run, tmp_p
             "--output b.gz: the client does not compress its output: leave out .gz",
         ),
         (["translate", "--resume"], "--resume and --overwrite need --output FILE"),
+        (["translate", "--output", "none/b"], "--output none/b: there is no folder none"),
         (["translate", "--output", "b", "--resume", "--overwrite"], "not allowed with argument --resume"),
         (
             ["transcribe", "a.wav", "--num-hypotheses", "2", "--timestamps"],
@@ -516,6 +517,15 @@ def test_a_server_that_is_not_there_is_one_clear_line(command):
     assert (done.returncode, done.stdout) == (1, "")
     [line] = done.stderr.splitlines()
     assert line.startswith("error: UNAVAILABLE: no server answers at 127.0.0.1:1 (")
+
+
+def test_the_log_of_grpc_does_not_repeat_an_error(server):
+    """Its handshake with a server without TLS was in the log."""
+    flags = ["--address", server.address, "--tls", "--give-up-seconds", "0.1"]
+    command = [sys.executable, "-m", "client", "translate", "a", *flags]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    [line] = done.stderr.splitlines()
+    assert line.startswith("error: UNAVAILABLE: no server answers at")
 
 
 @pytest.fixture
