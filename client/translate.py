@@ -31,7 +31,7 @@ from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.documents import FormattedText
 from seq2seq_serve.client.files.formats import ANSWERS, Writer, format_of
 from seq2seq_serve.client.files.lines import STANDARD, count_lines, open_binary, open_input
-from seq2seq_serve.client.files.plan import DOCUMENT, PLAN_FILE, JobError, Plan, atomic_write
+from seq2seq_serve.client.files.plan import DOCUMENT, PLAN_FILE, TEMPORARY, JobError, Plan, atomic_write
 from seq2seq_serve.client.files.run import Run, plan_run
 from seq2seq_serve.client.files.worker import Files, Worker
 from seq2seq_serve.client.forms import find_model
@@ -44,6 +44,7 @@ from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse, Model
 
 _SHARD_LINES = 1000  # the most that a kill costs
+_PIPE = "input.txt"  # what a pipe had
 _SHOWN_CHARACTERS = 60  # of a text that failed
 
 
@@ -247,8 +248,12 @@ class _FileOutput:
 
     def _planned(self) -> Plan:
         plan, folder = self._plan, self._folder
-        if plan.overwrite and folder.exists():
-            shutil.rmtree(folder)
+        if folder.exists():
+            names = {path.name for path in folder.iterdir() if path.suffix != TEMPORARY}
+            if PLAN_FILE not in names and names - {_PIPE}:
+                raise JobError(f"{folder} is in the way, and is not of this command: give another --output")
+            if plan.overwrite:
+                shutil.rmtree(folder)
         options = MessageToDict(plan.options, preserving_proto_field_name=True)
         options.pop("priority", None)  # it does not change any target
         settings = {
@@ -261,7 +266,7 @@ class _FileOutput:
         try:
             source = plan.input.absolute()
             if not plan.input.is_file():  # a pipe can be read only once
-                source = folder / "input.txt"
+                source = folder / _PIPE
                 with open_binary(plan.input) as stream, atomic_write(source) as file:
                     shutil.copyfileobj(stream, file)
             return plan_run(folder, [source], settings, _SHARD_LINES, "replace it with --overwrite")
@@ -281,18 +286,6 @@ class _FileOutput:
         shutil.rmtree(self._folder)
 
 
-@dataclass
-class _Warned:
-    """Counts the texts that a warning is about. Owned by `_Report`."""
-
-    first_number: int = 0
-    num_texts: int = 0
-
-    def add(self, number: int) -> None:
-        self.first_number = self.first_number or number
-        self.num_texts += 1
-
-
 class _Report:
     """Writes errors and warnings to stderr. Owned by `translate`."""
 
@@ -301,7 +294,8 @@ class _Report:
         self._progress = progress
         self.num_done = 0
         self.num_failed = 0
-        self._at_limit, self._truncated = _Warned(), _Warned()
+        self._at_limit: list[int] = []  # the numbers of the texts
+        self._truncated: list[int] = []
         self._num_left_out = 0  # tokens of truncated sources
 
     def add(self, number: int, result: Translated) -> None:
@@ -319,9 +313,9 @@ class _Report:
     def note_limits(self, number: int, answer: GenerateResponse) -> None:
         """Counts a target that ended at its length limit, and a source that was truncated."""
         if any(hypothesis.finish_reason == FINISH_REASON_LENGTH for hypothesis in answer.hypotheses):
-            self._at_limit.add(number)
+            self._at_limit.append(number)
         if num_tokens := answer.usage.truncated_source_tokens:
-            self._truncated.add(number)
+            self._truncated.append(number)
             self._num_left_out += num_tokens
 
     def close(self, num_done: int | None = None) -> None:
@@ -338,9 +332,9 @@ class _Report:
             "(--long-source split_always translates each sentence)",
         )
 
-    def _warn(self, about: _Warned, text: str) -> None:
-        if about.num_texts:
-            place = self._place(about.first_number, num_more=about.num_texts - 1)
+    def _warn(self, numbers: list[int], text: str) -> None:
+        if numbers:
+            place = self._place(numbers[0], num_more=len(numbers) - 1)
             self._progress.write(f"warning: {place}{text}\n")
 
     def _place(self, number: int, *, num_more: int = 0) -> str:

@@ -18,7 +18,7 @@ from seq2seq_serve.client.files.lines import is_compressed
 
 # Readers of whole folders, such as those of Parquet, skip names that begin so.
 PLAN_FILE, ERRORS_FOLDER = "_plan.json", "_errors"
-_TEMPORARY = ".tmp"
+TEMPORARY = ".tmp"
 
 TEXT, JSONL, PARQUET, DOCUMENT = "text", "jsonl", "parquet", "document"
 # The format of each known suffix. Other names are text.
@@ -190,7 +190,7 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
     Missing folders are made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{_TEMPORARY}")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY}")
     try:
         with temporary.open("wb") as file:
             yield file
@@ -204,6 +204,6 @@ def atomic_write(path: Path) -> Iterator[IO[bytes]]:
 
 def remove_leftovers(folder: Path, older_than: float) -> None:
     """Removes the temporary files of processes that were killed; `older_than` is in Unix seconds."""
-    for path in folder.rglob(f".*{_TEMPORARY}"):
+    for path in folder.rglob(f".*{TEMPORARY}"):
         if path.stat().st_mtime < older_than:
             path.unlink(missing_ok=True)

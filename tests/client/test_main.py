@@ -643,6 +643,16 @@ def test_an_output_is_continued_with_the_options_and_the_input_that_it_was_begun
     assert output.read_text(encoding="utf-8") == expected
 
 
+@pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
+def test_a_folder_of_something_else_is_kept(run, files, flag):
+    source, output, _ = files
+    (output.parent / "out.txt.parts").mkdir()
+    (output.parent / "out.txt.parts" / "mine").touch()
+    code, _, [line] = run("translate", "--input", str(source), "--output", str(output), flag)
+    assert (code, "out.txt.parts is in the way, and is not of this command" in line) == (1, True)
+    assert (output.parent / "out.txt.parts" / "mine").exists()
+
+
 def test_an_unfinished_output_is_replaced(run, files, interrupted):
     _, output, expected = files
     command = interrupted("--max-new-tokens", "3")

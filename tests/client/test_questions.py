@@ -57,7 +57,8 @@ def run(server, capsys, monkeypatch, tmp_path):
         (tmp_path / "stdin").write_bytes(stdin)
         with (tmp_path / "stdin").open() as stream:
             monkeypatch.setattr(sys, "stdin", stream)
-            code = main([arguments[0], "--address", server.address, *arguments[1:]])
+            address = [] if "--address" in arguments else ["--address", server.address]
+            code = main([*arguments, *address])
         out, err = capsys.readouterr()
         return code, out, err.splitlines()
 
