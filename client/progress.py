@@ -18,7 +18,6 @@ class Progress:
         is_shown: Whether to write the progress line: `stream` must be a terminal that shows nothing else.
         num_lines: Lines to translate; None if the number is unknown.
         num_skipped: Lines that an earlier command has translated.
-        unit: What is counted.
 
     Attributes:
         num_skipped: As given.
@@ -31,14 +30,12 @@ class Progress:
         is_shown: bool,
         num_lines: int | None,
         num_skipped: int = 0,
-        unit: str = "lines",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._stream = stream
         self._is_shown = is_shown
         self._num_lines = num_lines
         self.num_skipped = num_skipped
-        self._unit = unit
         self._clock = clock
         self._started = self._shown = clock()
         self._line = ""
@@ -70,8 +67,7 @@ class Progress:
     def _text(self, num_done: int, num_failed: int) -> str:
         rate = (num_done - self.num_skipped) / max(self._clock() - self._started, 1e-9)
         done = str(num_done) if self._num_lines is None else f"{num_done} of {self._num_lines}"
-        text = f"{done} {self._unit}"
-        text += f", {rate:.0f} a second" + (f", {num_failed} failed" if num_failed else "")
+        text = f"{done} lines, {rate:.0f} a second" + (f", {num_failed} failed" if num_failed else "")
         if self._num_lines is not None and num_done < self._num_lines and rate:
             minutes, seconds = divmod(round((self._num_lines - num_done) / rate), 60)
             text += f", {minutes // 60}:{minutes % 60:02}:{seconds:02} left"

@@ -18,9 +18,10 @@ import pytest
 from seq2seq_serve.bulk.__main__ import main
 from seq2seq_serve.bulk.engine import start_worker
 from seq2seq_serve.client import AsyncClient, GenerateOptions
+from seq2seq_serve.client.__main__ import main as client
 from seq2seq_serve.client.files.formats import Writer
 from seq2seq_serve.server.runner.runner import OnnxRunner
-from tests.server.service.harness import serving_bundles
+from tests.server.service.harness import on_a_thread, serving_bundles
 
 WORDS = ["하나", "둘", "셋", "넷", "다섯", "오늘은", "금요일", "비가", "온다"]
 FLAGS = ["--threads", "1", "--max-slots", "8"]
@@ -117,10 +118,15 @@ def test_documents_keep_their_markup_and_times_beside_files_of_lines(bundle_path
     assert " ".join(shown.split()) == " ".join(third.split())
     (error,) = map(json.loads, (out / "_errors" / "page.html.jsonl").read_text().splitlines())
     assert (error["line"], error["code"]) == (1, "INVALID_ARGUMENT")
+    with on_a_thread(serving_bundles(bundle_path)) as server:
+        flags = ["--address", server.address, "--input", inputs[1], "--output", str(tmp_path / "client.html")]
+        assert client(["translate", *flags]) == 1  # for the text that is too long
+    assert (tmp_path / "client.html").read_text() == written
     before = files(out)
+    capsys.readouterr()
     (out / "film.srt").unlink()
     assert main(arguments) == 0
-    assert capsys.readouterr().out.splitlines()[1].startswith("2 lines")
+    assert capsys.readouterr().out.startswith("2 lines")
     assert files(out) == before
     assert main([*arguments, "--format", "text", "--output", str(tmp_path / "other")]) == 0
     one = [str(bundle_path), "--input", inputs[1], "--output", str(tmp_path / "one"), *FLAGS]
