@@ -115,24 +115,24 @@ def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translat
         JobError: The output to continue belongs to another command or input.
     """
     if plan.is_to_file:
-        output = replace(plan, output=plan.output.resolve())
-        if plan.resume and plan.output.exists() and not parts_folder(output.output).exists():
-            _check_complete(output)
+        plan = replace(plan, output=plan.output.resolve())
+        if plan.resume and plan.output.exists() and not parts_folder(plan.output).exists():
+            _check_complete(plan)
             return 0
-        return _FileOutput(output, _find_model(client, plan)).write(connect)
+        return _FileOutput(plan, _find_model(client, plan)).write(connect)
     plan = replace(plan, model=_find_model(client, plan).name)
     with ExitStack() as stack:
         texts = iter(plan.texts) if plan.texts else stack.enter_context(open_input(plan.input))
-        output_stream = sys.stdout
+        output = sys.stdout
         if plan.output != STANDARD:
-            output_stream = stack.enter_context(plan.output.open("w", encoding="utf-8", newline=""))
-        is_shown = sys.stderr.isatty() and not output_stream.isatty()
+            output = stack.enter_context(plan.output.open("w", encoding="utf-8", newline=""))
+        is_shown = sys.stderr.isatty() and not output.isatty()
         is_counted = is_shown and plan.input.is_file()
         num_lines = len(plan.texts) or (count_lines(plan.input) if is_counted else None)
         progress = _logged_progress(num_lines, is_shown=is_shown)
         report = _Report(plan, progress)
         stack.callback(report.close)
-        _Answers(plan, output_stream, report).take(client, texts)
+        _Answers(plan, output, report).take(client, texts)
     return 1 if report.num_failed else 0
 
 
