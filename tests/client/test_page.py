@@ -257,6 +257,10 @@ def test_several_answers_have_scores_and_can_be_chosen(page):
     assert buttons.count() == 2
     assert buttons.first.get_attribute("aria-pressed") == "true"
     assert re.search(r"-\d+\.\d{3}", buttons.last.inner_text())
+    ends = page.evaluate("""() => [...document.querySelectorAll(".score")].map(
+        (one) => one.getBoundingClientRect().right)""")
+    assert len(ends) == 2
+    assert len(set(ends)) == 1, "scores stand under each other"
     assert "3 target tokens in 2 answers" in page.inner_text("#timings")
     buttons.last.click()
     assert buttons.last.get_attribute("aria-pressed") == "true"
@@ -373,6 +377,9 @@ def test_numbers_stand_beside_their_labels_and_controls_have_one_height(browser,
         })""")
         assert len({tuple(gap[2:]) for gap in gaps}) == 1, "heads and numbers end at one line"
         assert max(gap[1] for gap in gaps[1:]) - max(gap[0] for gap in gaps[1:]) < 80
+        tiles = page.evaluate("""() => [...document.querySelectorAll(".tile, .tiles")].map(
+            (one) => one.getBoundingClientRect().right)""")
+        assert tiles[0] == pytest.approx(tiles[-1], abs=1), "the last row of tiles has no hole"
 
 
 def test_a_heatmap_has_a_legend_and_shows_that_it_goes_on(browser, url):
