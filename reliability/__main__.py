@@ -65,7 +65,7 @@ from reliability.multiplication import multiplication
 from reliability.neighbour import neighbour
 from reliability.place import Bar, Figures, Place, at_most
 from reliability.reload import reload
-from reliability.report import bar_record, failed_bar, for_people, markdown
+from reliability.report import bar_record, failed_bar, markdown
 from reliability.slow import slow
 
 Part = Callable[[Place], tuple[Figures, list[Bar]]]
@@ -101,7 +101,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.write(markdown(json.loads(options.table.read_text())))
         return 0
     cores = sorted(os.sched_getaffinity(0))
-    console = Console(stderr=True)
     report: Figures = {
         "benchmark": "reliability",
         "hardware": describe_hardware(),
@@ -109,10 +108,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "scale": options.scale,
         "bars": [],
     }
-    with tempfile.TemporaryDirectory() as name, Progress(console=console) as progress:
+    with tempfile.TemporaryDirectory() as name, Progress(console=Console(stderr=True)) as progress:
         place = Place(Path(name), options.scale, cores[:2], cores[2:] or cores, progress)
         run(place, options.only or list(PARTS), report)
-    console.print(for_people(report))
+    sys.stderr.write(markdown(report))
     if options.out:
         options.out.parent.mkdir(parents=True, exist_ok=True)
         options.out.write_text(json.dumps(report, indent=2) + "\n")

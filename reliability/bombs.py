@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import math
-import threading
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 from benchmarks.serving import RunningServer
 from reliability.callers import good_calls
 from reliability.payloads import Bomb, all_bombs, connection, until_end
 from reliability.place import TINY, Bar, Figures, Place, at_most, nothing_left, settled, state, unexpected
-from seq2seq_serve.client import AsyncClient
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
+from reliability.watch import resident_bytes, watched
 
 _AT_ONCE = 24
-_LENGTH = 200  # tokens of the other caller's streams
 _EXPANDED_BYTES = 4 * 2**20 - 64  # just below the server's limit of a message
 _ANSWER_SECONDS, _BACK_SECONDS = 60.0, 5.0
 _BACK_BYTES = 100 * 2**20
@@ -63,60 +54,11 @@ def bombs(place: Place) -> tuple[Figures, list[Bar]]:
     return figures, [
         at_most("memory over that at the start, MiB", max(peaks.values()) / 2**20, 1024),
         at_most("seconds until it is back", back_seconds, _BACK_SECONDS),
-        at_most("longest gap of another stream, seconds", watch.stream_gap_seconds, 0.5, is_timed=True),
-        at_most("longest probe, seconds", watch.probe_seconds, 0.5, is_timed=True),
+        *watch.bars(0.5, "beside bombs"),
         at_most("calls that ended with INTERNAL or UNKNOWN", bugs, 0),
         unexpected(codes, "OK", whose="good calls afterwards"),
         *nothing_left(before, after),
     ]
-
-
-@dataclass
-class _Watch:
-    """Measurements of the other callers during an attack."""
-
-    peak_bytes: float = 0.0
-    stream_gap_seconds: float = 0.0
-    probe_seconds: float = 0.0
-
-
-@contextmanager
-def watched(server: RunningServer) -> Iterator[_Watch]:
-    """Measure memory, consecutive streams, and probes, each in its own thread."""
-    watch, is_over = _Watch(), threading.Event()
-
-    def memory() -> None:
-        while not is_over.wait(0.005):
-            watch.peak_bytes = max(watch.peak_bytes, resident_bytes(server))
-
-    def probes() -> None:
-        while not is_over.wait(0.02):
-            started = time.perf_counter()
-            with urllib.request.urlopen(f"{server.metrics_url}/healthz", timeout=30):
-                watch.probe_seconds = max(watch.probe_seconds, time.perf_counter() - started)
-
-    async def streams() -> None:
-        async with AsyncClient(server.address) as client:
-            while not is_over.is_set():
-                last = math.inf
-                async for _ in client.stream([5, 6, 7], options=GenerateOptions(min_new_tokens=_LENGTH)):
-                    now = time.perf_counter()
-                    watch.stream_gap_seconds, last = max(watch.stream_gap_seconds, now - last), now
-
-    threads = [threading.Thread(target=work) for work in (memory, probes, lambda: asyncio.run(streams()))]
-    for thread in threads:
-        thread.start()
-    try:
-        yield watch
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join()
-
-
-def resident_bytes(server: RunningServer) -> float:
-    status = Path(f"/proc/{server.process.pid}/status").read_text()
-    return 1024 * float(status.partition("VmRSS:")[2].split()[0])
 
 
 def _seconds_until_back(server: RunningServer, bound: float) -> float:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import re
-import urllib.error
-import urllib.request
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from grpc import aio
@@ -26,6 +25,7 @@ from reliability.place import (
     nothing_left,
     settled,
     state,
+    status,
     unexpected,
 )
 from reliability.reload import load
@@ -88,12 +88,13 @@ async def _raise_under_load(
 async def _raise_alone(server: RunningServer) -> tuple[Counter[str], int, int]:
     """Let steps fail without a successful one between them; the probes must fail until a step succeeds."""
     raised: Counter[str] = Counter()
+    page = partial(asyncio.to_thread, status, server, "/readyz")
     async with AsyncClient(server.address) as client:
         for number in range(_TO_UNHEALTHY):
             raised[await code_of(_poisoned(client, f"alone-{number}"))] += 1
-        sick = (await client.health() == "NOT_SERVING") + (await asyncio.to_thread(_probe, server) == 503)
+        sick = (await client.health() == "NOT_SERVING") + (await page() == 503)
         await good_calls(server.address, 1)
-        well = (await client.health() == "SERVING") + (await asyncio.to_thread(_probe, server) == 200)
+        well = (await client.health() == "SERVING") + (await page() == 200)
     return raised, sick, well
 
 
@@ -102,14 +103,6 @@ async def _poisoned(client: AsyncClient, request_id: str) -> None:
     options = job.options()
     options.target_prefix.CopyFrom(Target(token_ids=TokenIds(values=[RAISING_ID])))
     await client.generate(job.source_ids, options=options, request_id=request_id)
-
-
-def _probe(server: RunningServer) -> int:
-    try:
-        with urllib.request.urlopen(f"{server.metrics_url}/readyz", timeout=10) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code
 
 
 def budget(place: Place) -> tuple[Figures, list[Bar]]:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import time
-import urllib.request
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
 
-from benchmarks.load.mix import ONLY_GREEDY, draw_jobs
 from benchmarks.serving import RunningServer
 from reliability.callers import PATIENT_SECONDS, code_of
 from reliability.place import (
@@ -29,11 +26,11 @@ from reliability.place import (
     state,
     unexpected,
 )
+from reliability.watch import Watch, watched
 from seq2seq_serve.client import AsyncClient
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 
 _MAX_GAP_SECONDS = 0.5
-_PROBE_SECONDS = 0.02
 _LONG_BYTES, _SHORT_BYTES = 262_144, 16_384  # limits for 256 tokens: split or truncated texts, others
 _AT_ONCE, _MANY = 8, 200
 _CROWD_SECONDS = 1.0  # time in which all calls of a crowd have arrived
@@ -63,20 +60,6 @@ _UNITS = (
 _Call = Callable[[AsyncClient, str, float], Awaitable[Any]]
 
 
-@dataclass
-class _Watch:
-    """The longest pauses of a continuously read stream, and of `/healthz`.
-
-    Attributes:
-        lag_seconds: The longest delay with which this process woke up; the other values may include it.
-    """
-
-    stream_seconds: float = 0.0
-    probe_seconds: float = 0.0
-    lag_seconds: float = 0.0
-    num_failed: int = 0
-
-
 def freeze(place: Place) -> tuple[Figures, list[Bar]]:
     """Send every text by every RPC, some with short deadlines; then many long ones at once, and SIGTERM."""
     units = _UNITS[: place.count(len(_UNITS), 3)]
@@ -86,91 +69,33 @@ def freeze(place: Place) -> tuple[Figures, list[Bar]]:
         ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as callers,
     ):
         before = state(server)
-        watched = partial(_watched, server, callers)
-        idle = asyncio.run(watched(partial(time.sleep, place.seconds(5))))[0]
-        hard, codes = asyncio.run(watched(partial(_by_client, server.address, partial(_attack, units=units))))
-        many, many_codes = asyncio.run(
-            watched(partial(_by_client, server.address, partial(_crowd, number=num_many)))
-        )
+        attacks = {
+            "each hard text": partial(_attack, units=units),
+            f"{num_many} of the longest": partial(_crowd, number=num_many),
+        }
+        watches: dict[str, Watch] = {}
+        codes: dict[str, Counter[str]] = {}
+        for name, attack in attacks.items():
+            with watched(server) as watches[name]:
+                codes[name] = callers.submit(_by_client, server.address, attack).result()
         after = settled(server, before)
         end_seconds, code, ended = asyncio.run(_end_under(server, num_many))
-    watches = {"idle": idle, "hard": hard, "many": many}
+    all_codes = sum(codes.values(), Counter[str]())
     figures: Figures = {
-        "codes": codes + many_codes,
+        "codes": all_codes,
         "ended": ended,
-        "stream_seconds": {name: watch.stream_seconds for name, watch in watches.items()},
+        "stream_seconds": {name: watch.stream_gap_seconds for name, watch in watches.items()},
         "probe_seconds": {name: watch.probe_seconds for name, watch in watches.items()},
-        "lag_seconds": {name: watch.lag_seconds for name, watch in watches.items()},
     }
-    num_failed = sum(watch.num_failed for watch in watches.values())
     return figures, [
-        *(
-            bar
-            for name, watch in (("each hard text", hard), (f"{num_many} of the longest", many))
-            for bar in (
-                at_most(
-                    f"longest gap of a stream, {name}", watch.stream_seconds, _MAX_GAP_SECONDS, is_timed=True
-                ),
-                at_most(
-                    f"longest wait for /healthz, {name}",
-                    watch.probe_seconds,
-                    _MAX_GAP_SECONDS,
-                    is_timed=True,
-                ),
-            )
-        ),
-        at_most("streams and probes that failed", num_failed, 0),
-        unexpected(codes + many_codes, *_EXPECTED),
-        at_least("texts that were answered or refused", codes.total(), len(units)),
+        *(bar for name, watch in watches.items() for bar in watch.bars(_MAX_GAP_SECONDS, name)),
+        unexpected(all_codes, *_EXPECTED),
+        at_least("texts that were answered or refused", codes["each hard text"].total(), len(units)),
         unexpected(ended, *_EXPECTED, "UNAVAILABLE", whose="calls at SIGTERM"),
         at_most("exit code after SIGTERM", code, 0),
         at_most("seconds from SIGTERM to the exit", end_seconds, 5, is_timed=True),
         *nothing_left(before, after),
     ]
-
-
-async def _watched(
-    server: RunningServer, callers: ProcessPoolExecutor, work: Callable[[], Any]
-) -> tuple[_Watch, Any]:
-    """Run `work` in the callers' process; returns the waiting times of others meanwhile, and its result."""
-    watch, is_over = _Watch(), asyncio.Event()
-
-    async def read() -> None:
-        draws = (job for seed in count() for job in draw_jobs(8, ONLY_GREEDY, seed=seed))
-        async with AsyncClient(server.address, timeout_seconds=PATIENT_SECONDS) as client:
-            last = time.perf_counter()
-            while not is_over.is_set():
-                job = next(draws)
-                try:
-                    async for _ in client.stream(job.source_ids, options=job.options()):
-                        now = time.perf_counter()
-                        watch.stream_seconds, last = max(watch.stream_seconds, now - last), now
-                except Exception:
-                    watch.num_failed += 1
-
-    def ask() -> None:
-        with urllib.request.urlopen(f"{server.metrics_url}/healthz", timeout=PATIENT_SECONDS):
-            pass
-
-    async def probe() -> None:
-        while not is_over.is_set():
-            begun = time.perf_counter()
-            try:
-                await asyncio.to_thread(ask)
-            except OSError:
-                watch.num_failed += 1
-            ended = time.perf_counter()
-            watch.probe_seconds = max(watch.probe_seconds, ended - begun)
-            await asyncio.sleep(_PROBE_SECONDS)
-            lag_seconds = time.perf_counter() - ended - _PROBE_SECONDS
-            watch.lag_seconds = max(watch.lag_seconds, lag_seconds)
-
-    watching = asyncio.gather(read(), probe())
-    try:
-        return watch, await asyncio.get_running_loop().run_in_executor(callers, work)
-    finally:
-        is_over.set()
-        await watching
 
 
 def _text(unit: str, num_bytes: int) -> str:

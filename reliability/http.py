@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
-import threading
 import time
 import urllib.request
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from urllib.parse import urlsplit
 
 from benchmarks.serving import RunningServer
 from reliability.place import TINY, Bar, Figures, Place, at_most, nothing_left, settled, state
+from reliability.watch import Watch, watched
 
 _CHUNKED_BYTES, _CHUNK = 3_600_000, b"1\r\na\r\n"
 _NUM_CHUNKED, _NUM_SLOW, _NUM_OPEN = 2, 256, 60
@@ -28,15 +29,15 @@ def http(place: Place) -> tuple[Figures, list[Bar]]:
     with place.serving(TINY) as server:
         path = f"/v2/models/{json.loads(_get(server, '/v2/models/stats'))['model_stats'][0]['name']}/generate"
         before = state(server)
-        probe_seconds = _longest_probe_beside_chunks(server, path)
+        watch = _watch_beside_chunks(server, path)
         other_status = _status_beside_slow_bodies(server, path)
         after = settled(server, before)
         statuses = asyncio.run(_statuses_at_the_end(server, path))
         exit_code = server.wait()
-    figures = {"probe_seconds": probe_seconds, "statuses_at_sigterm": dict(statuses)}
+    figures = {"probe_seconds": watch.probe_seconds, "statuses_at_sigterm": dict(statuses)}
     strange = sum(count for status, count in statuses.items() if status not in ("200", "503"))
     return figures, [
-        at_most("longest probe beside bodies in chunks, seconds", probe_seconds, 0.5, is_timed=True),
+        *watch.bars(0.5, "beside bodies in chunks"),
         at_most("calls refused beside slow bodies of another caller", int(other_status != "200"), 0),
         at_most("calls at SIGTERM that got neither 200 nor 503", strange, 0),
         at_most("exit code after SIGTERM", abs(exit_code), 0),
@@ -59,7 +60,7 @@ def _connection(server: RunningServer, caller: str = "127.0.0.1") -> socket.sock
     return socket.create_connection(address, 30, source_address=(caller, 0))
 
 
-def _longest_probe_beside_chunks(server: RunningServer, path: str) -> float:
+def _watch_beside_chunks(server: RunningServer, path: str) -> Watch:
     def attack() -> None:
         with _connection(server) as client:
             try:
@@ -68,17 +69,11 @@ def _longest_probe_beside_chunks(server: RunningServer, path: str) -> float:
             except ConnectionError:  # it is refused at its head
                 return
 
-    threads = [threading.Thread(target=attack) for _ in range(_NUM_CHUNKED)]
-    for thread in threads:
-        thread.start()
-    longest, end = 0.0, time.monotonic() + _PROBE_SECONDS
-    while time.monotonic() < end:
-        started = time.perf_counter()
-        _get(server, "/healthz")
-        longest = max(longest, time.perf_counter() - started)
-    for thread in threads:
-        thread.join()
-    return longest
+    with watched(server) as watch, ThreadPoolExecutor(_NUM_CHUNKED) as pool:
+        for _ in range(_NUM_CHUNKED):
+            pool.submit(attack)
+        time.sleep(_PROBE_SECONDS)
+    return watch
 
 
 def _status_beside_slow_bodies(server: RunningServer, path: str) -> str:

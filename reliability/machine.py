@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +23,7 @@ from reliability.place import (
     nothing_left,
     settled,
     state,
+    status,
     unexpected,
 )
 
@@ -111,7 +110,7 @@ async def _jump(server: RunningServer, offset: Path, jumps: int) -> tuple[Counte
 
     async def probe() -> None:
         while True:
-            probes[await asyncio.to_thread(_status, f"{server.metrics_url}/healthz")] += 1
+            probes[await asyncio.to_thread(status, server, "/healthz")] += 1
             await asyncio.sleep(_PROBE_SECONDS)
 
     async with under_load(server.address, _IN_FLIGHT, seed=13) as codes:
@@ -143,11 +142,3 @@ def _set_clock(offset: Path, seconds: int) -> None:
 def _fake_clock() -> Path | None:
     """Returns the library that gives a process another time; None if it is not installed."""
     return next(Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1"), None)
-
-
-def _status(url: str) -> int:
-    try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
-            return int(answer.status)
-    except urllib.error.HTTPError as error:
-        return error.code

@@ -10,9 +10,10 @@ from typing import Any
 import numpy as np
 from grpc import aio
 
-from reliability.bombs import resident_bytes, watched
 from reliability.callers import good_calls
+from reliability.payloads import varint
 from reliability.place import TINY, Bar, Figures, Place, at_most, nothing_left, settled, state, unexpected
+from reliability.watch import resident_bytes, watched
 from seq2seq_serve.protos import open_inference_pb2 as oip
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 
@@ -60,7 +61,7 @@ def _messages(num_items: int) -> Mapping[str, tuple[str, bytes, int]]:
         options.max_new_tokens = 4
         return pb.GenerateBatchRequest(items=[item] * number, options=options).SerializeToString()
 
-    unknown = _UNKNOWN_FIELD + _varint(_UNKNOWN_BYTES) + bytes(_UNKNOWN_BYTES)
+    unknown = _UNKNOWN_FIELD + varint(_UNKNOWN_BYTES) + bytes(_UNKNOWN_BYTES)
     infer = _infer(min(num_items, _NUM_ROWS), ids)
     return {
         "ids for a batch": (_BATCH, batch(_NUM_IDS, num_items), 1),
@@ -78,10 +79,6 @@ def _infer(num_rows: int, ids: list[int]) -> bytes:
     message.parameters["suppressed_token_ids"].string_param = str(ids)
     message.parameters["max_new_tokens"].int64_param = 4
     return message.SerializeToString()
-
-
-def _varint(number: int) -> bytes:
-    return bytes([number & 127 | 128]) + _varint(number >> 7) if number > 127 else bytes([number])
 
 
 async def _send(address: str, path: str, raw: bytes, times: int) -> Counter[str]:

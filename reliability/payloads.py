@@ -64,7 +64,7 @@ def repeated_fields(
 
 def element(field: FieldDescriptor, content: bytes) -> bytes:
     """Returns a length-delimited field with these bytes, as on the wire."""
-    return _varint(field.number << 3 | 2) + _varint(len(content)) + content
+    return varint(field.number << 3 | 2) + varint(len(content)) + content
 
 
 def nested(fields: Sequence[FieldDescriptor], content: bytes) -> bytes:
@@ -74,8 +74,9 @@ def nested(fields: Sequence[FieldDescriptor], content: bytes) -> bytes:
     return content
 
 
-def _varint(number: int) -> bytes:
-    return bytes([number & 127 | 128]) + _varint(number >> 7) if number > 127 else bytes([number])
+def varint(number: int) -> bytes:
+    """Returns a number as on the wire."""
+    return bytes([number & 127 | 128]) + varint(number >> 7) if number > 127 else bytes([number])
 
 
 def connection(bomb: Bomb) -> bytes:

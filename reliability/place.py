@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+import urllib.error
+import urllib.request
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -134,6 +136,15 @@ class Place:
     @property
     def _log(self) -> Path:
         return self.folder / "servers.log"
+
+
+def status(server: RunningServer, path: str) -> int:
+    """Returns the status of a page on the server's HTTP port."""
+    try:
+        with urllib.request.urlopen(f"{server.metrics_url}{path}", timeout=10) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
 
 
 def state(server: RunningServer) -> dict[str, float]:

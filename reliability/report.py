@@ -1,14 +1,10 @@
-"""Formats the reliability benchmark's result as tables: for the terminal, and for `docs/reliability.md`."""
+"""Formats the reliability benchmark's result as a table, for the terminal and for `docs/reliability.md`."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rich.table import Table
-
 from reliability.place import Bar, Figures, at_most
-
-Cells = tuple[str, str, str, str, str]
 
 
 def bar_record(part: str, bar: Bar) -> Figures:
@@ -27,16 +23,6 @@ def bar_record(part: str, bar: Bar) -> Figures:
 def failed_bar() -> Bar:
     """Returns the bar of a part that could not be completed."""
     return at_most("the part could not be run", 1, 0)
-
-
-def for_people(report: Figures) -> Table:
-    """Returns all bars as a table for the terminal."""
-    table = Table(title="reliability", caption="\n".join(f"not run: {reason}" for reason in _not_run(report)))
-    for column in ("part", "", "value", "bar", "met"):
-        table.add_column(column, justify="right")
-    for bar in report["bars"]:
-        table.add_row(*_cells(bar))
-    return table
 
 
 def markdown(report: Figures) -> str:
@@ -64,7 +50,7 @@ def _not_run(report: Figures) -> Iterator[str]:
             yield from (f"{part}, {name}: {reason}" for name, reason in figures.get("missing", {}).items())
 
 
-def _cells(bar: Figures) -> Cells:
+def _cells(bar: Figures) -> tuple[str, str, str, str, str]:
     sign = "≤" if bar["is"] == "most" else "≥"
     met = "yes" if bar["met"] else "**no**"
     return bar["part"], bar["name"], f"{bar['value']:.4g}", f"{sign} {bar['bar']:g}", met
