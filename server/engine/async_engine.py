@@ -13,9 +13,10 @@ import asyncio
 import logging
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import attrgetter
 
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.queue import FairQueue
@@ -49,8 +50,7 @@ class CoreHandle(ABC):
         capacity: The most of these: its own slots, and some ahead of them.
         load: After its last turn.
         is_ready: Whether it takes requests.
-        is_failing: Whether its last turns have raised.
-        sound_at: When it was last not failing.
+        failing_since: When its turns began to raise; None while they do not.
         last_turn_at: When it last reported a turn, or was sent a request while it had none.
         can_be_killed: Whether `kill` also ends it while it hangs.
     """
@@ -64,8 +64,8 @@ class CoreHandle(ABC):
         self.capacity = num_slots + max(num_slots // _AHEAD_SHARE, 1)
         self.load = Load(0, 0, 0, 0)
         self.is_ready = False
-        self.is_failing = False
-        self.sound_at = self.last_turn_at = time.monotonic()
+        self.failing_since: float | None = None
+        self.last_turn_at = time.monotonic()
 
     @abstractmethod
     async def start(self, turned: Callable[[Turn], None], ended: Callable[[str], None]) -> None:
@@ -280,7 +280,7 @@ class AsyncEngine:
     def problem(self) -> str | None:
         """Returns why no core decodes at present, or None."""
         alive = [core for core in self.cores if core.is_ready and not core.is_hung()]
-        if any(not core.is_failing for core in alive):
+        if any(core.failing_since is None for core in alive):
             return None
         if alive:
             return f"{self.model_name}: the engine's steps keep failing"
@@ -309,7 +309,8 @@ class AsyncEngine:
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(core.stop() for core in self.cores))
         error = Unavailable("the engine stopped before the target was complete")
-        self._fail(tuple(self._streams), FinishReason.FAILED, error)
+        if self._streams:
+            self._report(Turn(self._ends(self._streams, FinishReason.FAILED, error)))
 
     def _dispatch(self) -> None:
         """Send waiting requests to the cores that have room for them.
@@ -320,12 +321,12 @@ class AsyncEngine:
             return
         now, batches = self._clock(), dict[CoreHandle, list[Request]]()
         ready = [core for core in self.cores if core.is_ready]
-        able = [core for core in ready if not core.is_failing] or ready
+        able = [core for core in ready if core.failing_since is None] or ready
         while able and self._queue.num_requests:
-            core = max(able, key=lambda core: core.capacity - core.num_slots_wanted)
+            core = min(able, key=attrgetter("num_slots_wanted"))
             if core.num_slots_wanted >= core.capacity:
                 break
-            request = self._queue.pop(now)
+            request = self._queue.pop()
             if not core.requests:
                 core.last_turn_at = now
             core.requests[request] = now
@@ -346,23 +347,24 @@ class AsyncEngine:
             stream.core.cancel(request, is_expired=is_expired)
             return
         reason = FinishReason.DEADLINE if is_expired else FinishReason.CANCELLED
-        self._fail([request], reason, leaving_error(is_expired=is_expired))
+        self._report(Turn(self._ends([request], reason, leaving_error(is_expired=is_expired))))
 
-    def _fail(self, requests: Sequence[Request], reason: FinishReason, error: ServerError) -> None:
-        """End requests that no core has ended."""
-        if not requests:
-            return
+    def _ends(
+        self, requests: Iterable[Request], reason: FinishReason, error: ServerError
+    ) -> tuple[Update, ...]:
+        """Returns the ends of requests that no core has ended."""
         now = self._clock()
-        updates = [
+        return tuple(
             Update(request, {}, Result.without_targets(request, reason, error, now - request.arrival))
             for request in requests
-        ]
-        self._report(Turn(tuple(updates)))
+        )
 
     def _turned(self, core: CoreHandle, turn: Turn) -> None:
-        core.load, core.is_failing, core.last_turn_at = turn.load, turn.is_failing, self._clock()
-        if not core.is_failing:
-            core.sound_at = core.last_turn_at
+        core.load, core.last_turn_at = turn.load, self._clock()
+        if not turn.is_failing:
+            core.failing_since = None
+        elif core.failing_since is None:
+            core.failing_since = core.last_turn_at
         self._report(turn)
         self._dispatch()
 
@@ -393,8 +395,8 @@ class AsyncEngine:
 
     async def _start(self, core: CoreHandle) -> None:
         await core.start(partial(self._turned, core), partial(self._ended, core))
-        core.is_ready, core.is_failing, core.load = True, False, Load(0, 0, 0, 0)
-        core.sound_at = core.last_turn_at = self._clock()
+        core.is_ready, core.failing_since, core.load = True, None, Load(0, 0, 0, 0)
+        core.last_turn_at = self._clock()
 
     def _ended(self, core: CoreHandle, cause: str) -> None:
         """Answer the requests of a core that has ended by itself, and start it again."""
@@ -408,7 +410,7 @@ class AsyncEngine:
             len(core.requests),
         )
         error = Unavailable(f"the engine of model {self.model_name} ended: send the request again")
-        self._fail(tuple(core.requests), FinishReason.FAILED, error)
+        self._report(Turn(self._ends(core.requests, FinishReason.FAILED, error), num_ended_cores=1))
         task = asyncio.create_task(self._restart(core))
         self._restarts.add(task)
         task.add_done_callback(self._restarts.discard)
@@ -433,6 +435,6 @@ class AsyncEngine:
             await asyncio.sleep(_WATCH_SECONDS)
             now = self._clock()
             for core in self.cores:
-                keeps_failing = core.is_failing and now - core.sound_at > _MOST_FAILING_SECONDS
-                if core.is_ready and (keeps_failing or core.is_hung()):
+                failing_seconds = 0.0 if core.failing_since is None else now - core.failing_since
+                if core.is_ready and (failing_seconds > _MOST_FAILING_SECONDS or core.is_hung()):
                     core.kill()

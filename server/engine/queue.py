@@ -18,7 +18,6 @@ from seq2seq_serve.server.errors import DeadlineExceeded, Overloaded
 
 MOST_URGENT, LEAST_URGENT = -10, 10
 
-_LEVEL_SECONDS = 1.0  # of waiting raise a request by one priority
 _MOST_OF_ROOM = 8  # how many times the room that is left a caller may have waiting
 _RESIDENCE_WEIGHT = 0.1  # weight of the latest request in the averages
 _LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 30.0
@@ -98,20 +97,12 @@ class FairQueue:
             line.requests[request] = request.cost(feeds_prefix=self._feeds_prefix).work
             self._count(request, line, 1)
 
-    def pop(self, now: float) -> Request:
+    def pop(self) -> Request:
         """Remove the next request, and charge its caller; there must be one.
 
-        It is the oldest of the caller whose turn it is, in the most urgent priority. A priority becomes more
-        urgent while its oldest request waits.
+        It is the oldest of the caller whose turn it is, in the most urgent priority.
         """
-
-        def urgency(priority: int) -> tuple[int, float]:
-            arrival = min(next(iter(line.requests)).arrival for line in self._levels[priority].values())
-            return max(priority - int((now - arrival) / _LEVEL_SECONDS), MOST_URGENT), arrival
-
-        lines = next(iter(self._levels.values()))
-        if len(self._levels) > 1:
-            lines = self._levels[min(self._levels, key=urgency)]
+        lines = self._levels[min(self._levels)]
         line = next(iter(lines.values()))
         request, work = next(iter(line.requests.items()))
         self._turn_work = max(self._turn_work, work)

@@ -145,6 +145,7 @@ class Turn(NamedTuple):
             number of requests for each: most had it in the same turn.
         load: After the turn.
         is_failing: Whether the last turns have raised.
+        num_ended_cores: 1 in the place of the last turn of a core that has ended by itself.
     """
 
     updates: tuple[Update, ...] = ()
@@ -157,3 +158,4 @@ class Turn(NamedTuple):
     moved_bytes: int = 0
     load: Load = Load(0, 0, 0, 0)
     is_failing: bool = False
+    num_ended_cores: int = 0

@@ -164,6 +164,9 @@ class Metrics:
             "Target tokens of requests that were cancelled or expired.",
             reason=tuple(_WASTED_REASONS.values()),
         )
+        self._restarts = self._counter(
+            "seq2seq_core_restarts", "Cores that ended by themselves, or hung, and were started again."
+        )
         self._moved = self._counter(
             "seq2seq_cache_moved_bytes", "Cache and memory copied to close holes and to fork hypotheses."
         )
@@ -217,10 +220,10 @@ class Metrics:
         name, engine = model.name, model.engine
         num_positions = engine.num_slots * model.max_target_length
         self._hide_info(name)
-        self._infos[name] = (name, model.version, model.precision, model.provider)
+        self._infos[name] = (name, model.version, model.sizing.precision, model.sizing.provider)
         self._info.labels(*self._infos[name]).set(1)
         self._slots.labels(name).set(engine.num_slots)
-        self._cache_bytes.labels(name).set(model.cache_bytes)
+        self._cache_bytes.labels(name).set(engine.num_slots * model.sizing.slot_bytes)
         for gauge, read in (
             (self._heartbeat, lambda: time.time() - engine.silent_seconds()),
             (self._running, lambda: engine.load().num_running),
@@ -265,6 +268,7 @@ class Metrics:
         for seconds, count in turn.inter_token_seconds.items():
             self._inter_token(name).observe_several(seconds, count)
         self._moved(name).inc(turn.moved_bytes)
+        self._restarts(name).inc(turn.num_ended_cores)
         for update in turn.updates:
             result, mode = update.result, update.request.mode
             if result is None:

@@ -2,6 +2,7 @@ import gzip
 import hashlib
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -463,13 +464,13 @@ def test_health_exits_0_only_when_serving(run, server):
     url = f"http://127.0.0.1:{server.app.http.port}"
     assert run("health", "--metrics-url", url) == (0, ["SERVING"], [])
     assert run("health", "nobody")[::2] == (1, ["error: NOT_FOUND: unknown service 'nobody'"])
-    server.model.engine.cores[0].is_failing = True
+    server.model.engine.cores[0].failing_since = math.inf
     try:
         assert run("health") == (1, ["NOT_SERVING"], [])
         code, [line], _ = run("health", "--metrics-url", url)
         assert (code, line) == (1, "NOT_SERVING: echo: the engine's steps keep failing")
     finally:
-        server.model.engine.cores[0].is_failing = False
+        server.model.engine.cores[0].failing_since = None
 
 
 @pytest.mark.parametrize(

@@ -205,8 +205,10 @@ def test_what_is_unfinished_when_the_engine_stops_is_told_so():
 
 
 def test_only_the_requests_of_a_core_that_ends_are_lost_and_it_is_started_again(caplog):
+    turns = []
+
     async def run():
-        engine = DrivenEngine(FakeRunner(2), FakeRunner(2))
+        engine = DrivenEngine(FakeRunner(2), FakeRunner(2), record=turns.append)
         await engine.engine.start()
         streams = engine.submit(*(make_request((20, number)) for number in range(3, 20)))
         engine.turn(2)
@@ -224,6 +226,7 @@ def test_only_the_requests_of_a_core_that_ends_are_lost_and_it_is_started_again(
         return lost, {stream.request: stream.result for stream in streams}
 
     lost, results = asyncio.run(run())
+    assert sum(turn.num_ended_cores for turn in turns) == 1
     assert len(lost) == 3
     for request, result in results.items():
         if request in lost:
@@ -349,6 +352,28 @@ def test_a_core_that_hangs_is_killed_or_the_process_says_that_it_must_be(is_kill
     asyncio.run(run())
 
 
+def test_a_core_is_started_again_once_its_steps_have_failed_for_some_seconds(monkeypatch):
+    """After an idle hour, the first failures ended it."""
+    monkeypatch.setattr("seq2seq_serve.server.engine.async_engine._WATCH_SECONDS", 0.0)
+
+    async def run():
+        engine = DrivenEngine(FakeRunner(1, fail_steps=range(100)))
+        core, kills = engine.cores[0], []
+        await engine.engine.start()
+        core.kill = lambda: kills.append(True)
+        for now, is_killed in ((3600.0, False), (3605.0, False), (3620.0, True)):
+            engine.now = now
+            for number in range(4):
+                engine.submit(make_request((13, number)))
+                engine.finish()
+            for _ in range(3):  # looks at the core
+                await asyncio.sleep(0)
+            assert bool(kills) is is_killed
+        await engine.engine.stop()
+
+    asyncio.run(run())
+
+
 def test_a_core_whose_steps_fail_gets_nothing_while_another_is_sound():
     broken, sound = FakeRunner(1, fail_steps=range(100)), FakeRunner(1)
     with DrivenEngine(broken, sound).started() as engine:
@@ -356,7 +381,7 @@ def test_a_core_whose_steps_fail_gets_nothing_while_another_is_sound():
             engine.submit(make_request((13, number), max_new_tokens=3))
             engine.submit(make_request((14, number), max_new_tokens=3))
             engine.finish()
-        assert engine.cores[0].is_failing
+        assert engine.cores[0].failing_since is not None
         assert engine.engine.problem() is None
         num_steps = broken.num_steps
         streams = [engine.submit(make_request((13, number), max_new_tokens=3))[0] for number in range(5)]

@@ -30,11 +30,11 @@ def make_queue(*requests: Request, num_slots: int = 1, feeds_prefix: bool = Fals
     return queue
 
 
-def served(queue: FairQueue, count: int, now: float = 0.0) -> list[str]:
+def served(queue: FairQueue, count: int) -> list[str]:
     """The callers of the next requests, each of which takes a second and as many steps as expected."""
     callers = []
     for _ in range(count):
-        request = queue.pop(now)
+        request = queue.pop()
         queue.release(request, 1.0, request.cost(feeds_prefix=False).num_steps)
         callers.append(request.caller)
     return callers
@@ -44,7 +44,7 @@ def test_a_caller_alone_gets_every_slot_in_the_order_of_arrival():
     requests = requests_of("a", 100)
     queue = make_queue(*requests)
     for request in requests:
-        assert queue.pop(0.0) is request
+        assert queue.pop() is request
     assert not queue.num_requests
 
 
@@ -68,7 +68,7 @@ def test_a_caller_is_charged_what_its_requests_took_and_not_what_they_seemed_to_
     queue = make_queue(*requests_of("short", 300), *requests_of("endless", 300))
     callers = []
     for _ in range(220):
-        request = queue.pop(0.0)
+        request = queue.pop()
         callers.append(request.caller)
         times = 10 if request.caller == "endless" else 1
         queue.release(request, 1.0, times * request.cost(feeds_prefix=False).num_steps)
@@ -82,7 +82,7 @@ def test_a_prefix_costs_a_step_a_token_where_steps_read_it(feeds_prefix, times):
     queue = make_queue(*long, *requests_of("short", 200), feeds_prefix=feeds_prefix)
     callers = []
     for _ in range(100):
-        request = queue.pop(0.0)
+        request = queue.pop()
         callers.append(request.caller)
     assert callers.count("short") / callers.count("long") == pytest.approx(times, rel=0.2)
 
@@ -104,29 +104,13 @@ def test_a_stream_of_ever_new_callers_does_not_starve_one_that_has_much_waiting(
     assert callers.count("crowd") > 8  # of the 100, a part as large as that of each who waits
 
 
-def test_the_more_urgent_goes_first_and_a_second_of_waiting_is_worth_a_level():
-    old = make_request((3,), priority=3)
-    plain = make_request((4,), arrival=1.0)
-    urgent = make_request((5,), arrival=6.0, priority=-4, caller="other")
-    patient = make_request((6,), arrival=6.0)
-    queue = make_queue(old, plain, urgent, patient)
-    order = [queue.pop(6.0) for _ in range(queue.num_requests)]
-    assert order == [plain, urgent, old, patient]  # of the levels -5, -4, -3 and 0
-
-
-def test_whoever_waits_for_as_long_as_it_takes_comes_before_any_stream_of_urgent_requests():
-    """Ten callers with the lowest priority number starved everybody with the default."""
-    patient = make_request(SOURCE, caller="patient", priority=LEAST_URGENT)
-    queue = make_queue(patient, max_waiting_requests=10_000)
-    now = 0.0
-    while True:
-        for number in range(10):
-            for request in requests_of(f"urgent {number}", 1, priority=MOST_URGENT, arrival=now):
-                queue.add([request], 1, now)
-        if served(queue, 1, now) == ["patient"]:
-            break
-        now += 0.1
-    assert now <= 20.0 + 0.1 * 10  # and then its turn
+def test_the_more_urgent_goes_first_however_long_the_others_have_waited():
+    """A thousand requests of bulk work at priority 10 delayed those at 0 by a minute."""
+    bulk = make_request((3,), priority=LEAST_URGENT, caller="bulk")
+    first, second = make_request((4,), arrival=100.0), make_request((6,), arrival=101.0)
+    urgent = make_request((5,), arrival=102.0, priority=-4, caller="other")
+    queue = make_queue(bulk, first, second, urgent)
+    assert [queue.pop() for _ in range(queue.num_requests)] == [urgent, first, second, bulk]
 
 
 def accepted(queue: FairQueue, requests: list[Request], at_once: int = 1) -> int:
@@ -233,7 +217,7 @@ def test_less_urgent_requests_are_not_part_of_the_expected_wait():
         queue.add(requests_of("hasty", 1, deadline=1.5), 1, 0.0)
     (urgent,) = requests_of("urgent", 1, deadline=1.5, priority=-1)
     queue.add([urgent], 1, 0.0)
-    assert queue.pop(0.0) is urgent
+    assert queue.pop() is urgent
 
 
 def test_the_expected_wait_is_by_what_waiting_requests_take():
@@ -280,8 +264,8 @@ def test_at_random_the_next_is_an_oldest_of_the_most_urgent_level_and_nothing_is
                     queue.add(requests, 0, now)
                     waiting += requests
             case 2 if waiting:
-                request = queue.pop(now)
-                assert request in expected_heads(waiting, now)
+                request = queue.pop()
+                assert request in expected_heads(waiting)
                 waiting.remove(request)
                 running.append(request)
             case 3 if running:
@@ -303,14 +287,9 @@ def test_at_random_the_next_is_an_oldest_of_the_most_urgent_level_and_nothing_is
     assert queue.num_requests == queue._num_tokens == queue.num_slots_wanted == 0
 
 
-def expected_heads(waiting: list[Request], now: float) -> list[Request]:
+def expected_heads(waiting: list[Request]) -> list[Request]:
     """By definition: the oldest requests of each caller in the most urgent level."""
-
-    def urgency(priority: int) -> tuple[int, float]:
-        oldest = next(request for request in waiting if request.priority == priority)
-        return max(priority - int(now - oldest.arrival), MOST_URGENT), oldest.arrival
-
-    level = min({request.priority for request in waiting}, key=urgency)
+    level = min(request.priority for request in waiting)
     its = [request for request in waiting if request.priority == level]
     return [next(one for one in its if one.caller == caller) for caller in {each.caller for each in its}]
 

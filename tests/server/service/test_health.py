@@ -1,4 +1,5 @@
 import asyncio
+import math
 
 import grpc
 import pytest
@@ -55,10 +56,10 @@ def test_a_watcher_hears_every_change_also_after_another_watcher_left():
             for watcher in watchers:
                 assert (await anext(watcher)).status == SERVING
             calls[0].cancel()
-            served.model.engine.cores[0].is_failing = True
+            served.model.engine.cores[0].failing_since = math.inf
             served.app._health.refresh()
             assert (await anext(watchers[1])).status == NOT_SERVING
-            served.model.engine.cores[0].is_failing = False
+            served.model.engine.cores[0].failing_since = None
             served.app._health.refresh()
             assert (await anext(watchers[1])).status == SERVING
             calls[1].cancel()
@@ -93,7 +94,7 @@ def test_watchers_are_woken_by_changes_only():
             waiting = asyncio.ensure_future(health.wait_for_refresh())
             await asyncio.sleep(0)
             health.refresh()
-            served.model.engine.cores[0].is_failing = True
+            served.model.engine.cores[0].failing_since = math.inf
             await asyncio.sleep(0)
             assert not waiting.done()
             assert health.shown_status("echo") == SERVING

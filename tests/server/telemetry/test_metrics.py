@@ -38,6 +38,7 @@ NAMES = {
     "seq2seq_kv_cache_usage_ratio": "gauge",
     "seq2seq_cache_bytes": "gauge",
     "seq2seq_cache_moved_bytes": "counter",
+    "seq2seq_core_restarts": "counter",
     "seq2seq_step_batch_size": "histogram",
     "seq2seq_engine_heartbeat_timestamp_seconds": "gauge",
     "seq2seq_model_info": "gauge",
@@ -58,11 +59,15 @@ class _Model:
     precision: str = "int8"
     provider: str = "cpu"
     num_slots: int = 8
-    cache_bytes: int = 1024
+    slot_bytes: int = 128
     max_target_length: int = 5
 
     @property
     def engine(self) -> "_Model":
+        return self
+
+    @property
+    def sizing(self) -> "_Model":
         return self
 
     def silent_seconds(self) -> float:
@@ -181,6 +186,13 @@ def test_every_end_is_counted_by_its_reason_and_waste_by_its_cause():
     assert value(metrics, "seq2seq_generation_tokens_total") == 15
     assert value(metrics, "seq2seq_prompt_tokens_total") == 35
     assert value(metrics, "seq2seq_e2e_request_latency_seconds_count") == 5
+
+
+def test_cores_that_ended_are_counted():
+    metrics = metrics_of()
+    assert value(metrics, "seq2seq_core_restarts_total") == 0
+    metrics.record_turn("echo", Turn(num_ended_cores=1))
+    assert value(metrics, "seq2seq_core_restarts_total") == 1
 
 
 def test_every_finish_reason_is_counted():
