@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from seq2seq_serve.server.telemetry.access_log import AccessLog
 from seq2seq_serve.server.telemetry.metrics import Metrics
 from seq2seq_serve.server.telemetry.tracing import Tracing
 
-Loader = Callable[[Path, ServerConfig, str, Callable[[Turn], None], int], ServedModel]
+Loader = Callable[[Path, ServerConfig, str, Callable[[Turn], None], int, str], ServedModel]
 
 _REFRESH_SECONDS = 1.0  # after which health watchers are informed of a failed engine
 
@@ -126,8 +125,7 @@ class App:
     def _load(self, name: str, version: str, path: Path, num_used_bytes: int) -> ServedModel:
         """Load a version; called on a thread of its own."""
         record = partial(self._metrics.record_turn, name)
-        model = self._loader(path, self._config.of_model(name), name, record, num_used_bytes)
-        return replace(model, version=version or model.version)
+        return self._loader(path, self._config.of_model(name), name, record, num_used_bytes, version)
 
     @property
     def is_loading(self) -> bool:

@@ -29,7 +29,7 @@ from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable
 from seq2seq_serve.server.models.loading import load_model
-from seq2seq_serve.server.service.origin import Caller, Origin
+from seq2seq_serve.server.service.access import Caller, Origin
 from seq2seq_serve.server.service.read.inputs import named_inputs
 from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
 from seq2seq_serve.server.service.read.sources import Reading, read_sources
@@ -79,7 +79,7 @@ class AsyncModel:
     @property
     def num_slots(self) -> int:
         """The number of sequences that are decoded at once."""
-        return self._model.num_slots
+        return self._model.engine.num_slots
 
     @property
     def description(self) -> pb.Model:

@@ -9,16 +9,16 @@ from pathlib import Path
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
-from seq2seq_serve.bundle.names import Axis, Verb
+from seq2seq_serve.bundle.names import Verb
 from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.engine.async_engine import AsyncEngine, CoreHandle
 from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
 from seq2seq_serve.server.models.cores import CoreSpec, ThreadCore, started_core, without_tokenizers
 from seq2seq_serve.server.models.process import ProcessCore, shared_memory
-from seq2seq_serve.server.models.served import ServedModel, SourceSpec
+from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.runner.device import CPU, CUDA, describe_device, read_files
-from seq2seq_serve.server.runner.sizing import Sizing, size_up, source_specs
+from seq2seq_serve.server.runner.sizing import Sizing, size_up
 
 _log = logging.getLogger(__name__)
 
@@ -36,6 +36,7 @@ def load_model(
     model_name: str,
     record: Callable[[Turn], object] = lambda _: None,
     num_used_bytes: int = 0,
+    version: str = "",
 ) -> ServedModel:
     """Check a bundle, read its graphs and weights, and create its engine, which is not started.
 
@@ -45,6 +46,7 @@ def load_model(
         model_name: The name that callers use.
         record: Is called with every turn of the engine, for metrics.
         num_used_bytes: Memory of the models that are loaded already.
+        version: As for `ServedModel`.
 
     Raises:
         ValueError: The bundle cannot be used, or not on this machine; the message names it.
@@ -71,40 +73,8 @@ def load_model(
         num_instances * sizing.num_threads,
         f", {num_instances} instances" if num_instances > 1 else "",
     )
-    manifest = bundle.manifest
-    return ServedModel(
-        engine=create_engine(bundle, sizing, config, model_name, record),
-        version=bundle.version,
-        kind=manifest.kind,
-        precision=sizing.precision,
-        provider=sizing.provider,
-        vocab_size=sizing.vocab_size,
-        cache_bytes=num_slots * sizing.slot_bytes,
-        num_bytes=num_bytes,
-        max_request_slots=sizing.num_slots,
-        max_source_length=sizing.max_source_length,
-        num_target_positions=sizing.sizes[Axis.CACHE_CAPACITY],
-        source_vocab_size=manifest.source_vocab_size,
-        pad_id=manifest.special_ids.pad_id,
-        eos_ids=manifest.special_ids.eos_ids,
-        frames=manifest.frames,
-        choices=manifest.choices,
-        generation=manifest.generation,
-        timestamps=manifest.timestamps,
-        sources={
-            spec.name: SourceSpec(manifest.sources[spec.name], spec, manifest.resampling)
-            for spec in source_specs(manifest, sizing.precision)
-        },
-        memory=manifest.memory,
-        has_attention=sizing.num_hops > 0,
-        num_hops=max(sizing.num_hops, 1),
-        source_tokenizer=bundle.source_tokenizer,
-        target_tokenizer=bundle.target_tokenizer,
-        source_language=manifest.source_language,
-        target_language=manifest.target_language,
-        length_bound=manifest.length_bound,
-        provenance=manifest.provenance,
-    )
+    engine = create_engine(bundle, sizing, config, model_name, record)
+    return ServedModel(engine, bundle, sizing, version)
 
 
 def create_engine(

@@ -12,7 +12,6 @@ from pathlib import Path
 from seq2seq_serve.server.errors import LoadFailed, Unavailable, UnknownModel
 from seq2seq_serve.server.models.folders import ModelFolders, Version
 from seq2seq_serve.server.models.served import Models, ServedModel
-from seq2seq_serve.server.system.futures import retrieve
 
 _LOADING_SECONDS = 1.0  # a load cannot be interrupted
 _NOT_LOADED = "not loaded; whether its files are sound shows when it is"
@@ -118,7 +117,8 @@ class Repository:
     def _end_load(self, loading: asyncio.Task[ServedModel]) -> None:
         self._changing.release()
         self._loading.discard(loading)
-        retrieve(loading)
+        if not loading.cancelled():
+            loading.exception()  # asyncio would log it, if the caller has left
 
     async def _load_and_put(self, name: str, version: str) -> ServedModel:
         """Loads a version and serves it; the caller holds the lock of changes."""
@@ -185,7 +185,7 @@ class Repository:
     def _num_bytes(self) -> int:
         """Returns the bytes of all loaded models, including unloaded ones that still have callers."""
         ending = [model for model, _ in self._ending.values()]
-        return sum(model.num_bytes for model in (*self._models, *ending))
+        return sum(model.sizing.limited_bytes for model in (*self._models, *ending))
 
     def _end(self, model: ServedModel, version: Version) -> None:
         """Stop a model that is not served any more as soon as its last caller has left."""

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from seq2seq_serve.bundle.manifest import (
-    Choice,
-    Frames,
-    Generation,
-    LengthBound,
-    LengthRule,
-    TensorSpec,
-    Timestamps,
-)
-from seq2seq_serve.bundle.names import Form
+from seq2seq_serve.bundle.manifest import Bundle, TensorSpec
+from seq2seq_serve.bundle.names import Axis, Form
 from seq2seq_serve.bundle.pictures import Resampling
-from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.server.engine.async_engine import AsyncEngine
 from seq2seq_serve.server.errors import Unavailable, UnknownModel
+from seq2seq_serve.server.runner.sizing import Sizing, source_specs
 from seq2seq_serve.server.telemetry.metrics import Metrics
 
 
@@ -45,96 +37,54 @@ class SourceSpec:
         return self.tensor.axes[1:]
 
 
-@dataclass(frozen=True, eq=False)
 class ServedModel:
     """One loaded model with its engine.
 
+    Owned by `Models`; it does not change.
+
+    Args:
+        engine: Decodes its requests.
+        bundle: Its manifest and tokenizers.
+        sizing: The sizes of each core.
+        version: The version's name for callers (`server.models.folders.Version`); empty for the bundle's own.
+
     Attributes:
         engine: Decodes its requests.
-        version: The version's name for callers (`server.models.folders.Version`).
-        provider: The provider that runs the graphs: "cpu" or "cuda".
-        cache_bytes: Cache and memory of all slots.
-        max_request_slots: The number of slots that one request can have: those of one core.
-        max_source_length: The largest length of the source that memory depends on: tokens, sentences, frames,
-            annotations.
-        num_target_positions: The number of positions that the decoder can read: start tokens and targets.
-        num_bytes: Estimate of the bytes that count against the memory limit: `cache_bytes` and the weights.
-        source_vocab_size: The number of token ids of sources.
-        pad_id: The source token that pads rows.
-        eos_ids: The target tokens that end a sequence; the first one ends a target that is scored.
-        frames: The tokens around texts.
-        sources: Its inputs by name.
-        memory: Computes the positions of memory that a request takes.
-        has_attention: Whether it can align targets with sources.
-        num_hops: The number of times that it attends to each position of memory for one token.
-        source_language: A BCP 47 tag; empty if the bundle does not name one.
-        target_language: The same of targets.
-        choices: What a request may choose by a name, by the name of its option.
-        generation: The options of requests that do not set them.
-        timestamps: The tokens of times; None for a model without them.
-        length_bound: The bound of targets whose requests do not set a limit; None applies the model's limit.
+        manifest: Describes it.
+        sizing: The sizes of each core; a request can have the slots of one.
         name: The name that callers use.
+        version: The version's name.
+        source_tokenizer: Cuts texts of sources.
+        target_tokenizer: Cuts and joins texts of targets.
+        sources: Its inputs by name.
+        pad_id: The source token that pads rows.
         eos_id: The target token that ends a target that is scored.
         reads_text: Whether its only source is a text.
         reads_sound: Whether its only source is a sound.
         max_memory_length: The largest number of positions of memory, for a source without a length the only
             one.
+        num_target_positions: The number of positions that the decoder can read: start tokens and targets.
         max_target_length: The largest number of target tokens.
     """
 
-    engine: AsyncEngine
-    version: str
-    kind: str
-    precision: str
-    provider: str
-    vocab_size: int
-    cache_bytes: int
-    num_bytes: int
-    max_request_slots: int
-    max_source_length: int
-    num_target_positions: int
-    source_vocab_size: int
-    pad_id: int
-    eos_ids: tuple[int, ...]
-    frames: Frames
-    source_tokenizer: Tokenizer
-    target_tokenizer: Tokenizer
-    sources: Mapping[str, SourceSpec]
-    memory: LengthRule
-    has_attention: bool = True
-    num_hops: int = 1
-    source_language: str = ""
-    target_language: str = ""
-    choices: Mapping[str, Choice] = field(default_factory=dict)
-    generation: Generation = field(default_factory=Generation)
-    timestamps: Timestamps | None = None
-    length_bound: LengthBound | None = None
-    provenance: Mapping[str, str] = field(default_factory=dict)
-
-    name: str = field(init=False)
-    eos_id: int = field(init=False)
-    reads_text: bool = field(init=False)
-    reads_sound: bool = field(init=False)
-    max_memory_length: int = field(init=False)
-    max_target_length: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        forms = [source.form for source in self.sources.values()]
-        derived = {
-            "name": self.engine.model_name,
-            "eos_id": self.eos_ids[0],
-            "reads_text": forms == [Form.TEXT],
-            "reads_sound": forms == [Form.SOUND],
-            "max_memory_length": self.memory.memory_length({self.memory.source: self.max_source_length}),
-            "max_target_length": self.num_target_positions - (len(self.frames.start) - 1),
+    def __init__(self, engine: AsyncEngine, bundle: Bundle, sizing: Sizing, version: str = "") -> None:
+        manifest = bundle.manifest
+        self.engine, self.manifest, self.sizing = engine, manifest, sizing
+        self.name = engine.model_name
+        self.version = version or bundle.version
+        self.source_tokenizer = bundle.source_tokenizer
+        self.target_tokenizer = bundle.target_tokenizer
+        self.sources = {
+            spec.name: SourceSpec(manifest.sources[spec.name], spec, manifest.resampling)
+            for spec in source_specs(manifest, sizing.precision)
         }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
-
-    @property
-    def num_slots(self) -> int:
-        """The number of sequences that can be decoded at once."""
-        return self.engine.num_slots
+        self.pad_id = manifest.special_ids.pad_id
+        self.eos_id = manifest.special_ids.eos_ids[0]
+        forms = list(manifest.sources.values())
+        self.reads_text, self.reads_sound = forms == [Form.TEXT], forms == [Form.SOUND]
+        self.max_memory_length = sizing.sizes[Axis.MEMORY_CAPACITY]
+        self.num_target_positions = sizing.sizes[Axis.CACHE_CAPACITY]
+        self.max_target_length = self.num_target_positions - (len(manifest.frames.start) - 1)
 
 
 class Models:

@@ -6,14 +6,15 @@ import asyncio
 import hashlib
 import ipaddress
 import logging
+import time
 import tomllib
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from seq2seq_serve.server.errors import Forbidden, Unauthenticated
-from seq2seq_serve.server.service.origin import Caller, Token
 from seq2seq_serve.server.service.watched import Watched
 from seq2seq_serve.server.telemetry.record import Metadata
 
@@ -48,6 +49,48 @@ _IPV6_HOST_BITS = 64  # one caller may use every address of a /64 network
 _HEX_DIGITS = 64
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Token:
+    """A known token; the server stores its SHA-256 digest, not the token itself."""
+
+    name: str
+    digest: bytes
+    roles: frozenset[str]
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The sender of a call.
+
+    Attributes:
+        name: The name of its token, or its address where the server has no tokens. Callers share the queue
+            fairly by their names.
+        is_admin: Whether the caller may do what needs the role admin.
+        token: Its known token; None without one.
+    """
+
+    name: str
+    is_admin: bool = False
+    token: Token | None = None
+
+
+@dataclass(kw_only=True)
+class Origin:
+    """The sender of a request, and its times by `time.monotonic()`.
+
+    Attributes:
+        request_id: The id that the caller sent, or a new one.
+        caller: The sender.
+        arrival: When the request came.
+        deadline: When the caller stops waiting; None for never.
+    """
+
+    request_id: str
+    caller: Caller
+    arrival: float = field(default_factory=time.monotonic)
+    deadline: float | None = None
 
 
 class Access:

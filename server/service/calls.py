@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import itertools
 import logging
 import re
 import time
@@ -20,18 +21,17 @@ from grpc import aio
 
 from seq2seq_serve.server.errors import InvalidRequest, LoadFailed, ServerError, Unavailable
 from seq2seq_serve.server.models.served import Models, ServedModel
-from seq2seq_serve.server.service.access import Access
+from seq2seq_serve.server.service.access import Access, Origin
 from seq2seq_serve.server.service.fair_thread import Checkpoint, FairThread
-from seq2seq_serve.server.service.origin import Origin
 from seq2seq_serve.server.service.shares import Shares
 from seq2seq_serve.server.service.status import REQUEST_ID, status_of
 from seq2seq_serve.server.service.wire import MAX_FIELDS
-from seq2seq_serve.server.system.futures import retrieve
 from seq2seq_serve.server.telemetry.record import CallRecord, Metadata, Work, trace_id_of
 
 _Message = TypeVar("_Message")
 _Answer = TypeVar("_Answer", bound=Message)
 _Built = TypeVar("_Built")
+_Item = TypeVar("_Item")
 
 # The size of a message after decompression: gRPC's own default, far more than a text that can be served.
 MAX_REQUEST_BYTES = 4 * 2**20
@@ -44,6 +44,7 @@ _HELD_RETRY_SECONDS = 1.0
 _MOST_READ_AT_ONCE = 24  # messages of unary calls of one caller, of up to 4 MiB each
 _MESSAGE_SECONDS, _DRAINING_SECONDS = 30.0, 1.0  # for a caller to send a message
 _LEAVING_SECONDS = 0.1
+_SHUTTING_DOWN = "the server is shutting down"
 
 _ON_THE_LOOP_BYTES = 2_000  # of text: a millisecond or two
 SHORT_BYTES = 32_000
@@ -81,8 +82,8 @@ class Call(Origin):
         num_held_bytes: The size of its request, if that is large.
         whole: The call that brought it, if it is one of the requests of a call.
         is_recorded_by_item: Whether each request of the call is recorded, in place of the call.
-        is_accepted: Whether an engine has taken one of its requests: those that follow are not refused
-            because the server drains or the queue is full.
+        is_accepted: Whether those of its requests that are not with an engine yet are finished although the
+            server drains or the queue is full.
         refusal: Why it is refused whatever it asks for: its id cannot be logged and sent back.
     """
 
@@ -188,6 +189,8 @@ class Calls:
     Attributes:
         models: The served models.
         access: The callers' rights.
+        is_draining: Whether the server drains.
+        num_open: The number of calls that have not ended, without probes.
         answers: The thread that builds large answers.
         short_texts: The thread that cuts texts of up to `SHORT_BYTES`.
         long_texts: The thread that cuts longer texts and decodes files.
@@ -200,12 +203,12 @@ class Calls:
         self.access = access
         self._sinks = tuple(sinks)
         self._begins_traces = begins_traces
+        self.is_draining = False
         self.num_open = 0
         self._num_opened = 0
         self._held = Shares(_MAX_HELD_BYTES, "large requests of {} bytes are open")
         self._idle = asyncio.Event()
         self._idle.set()
-        self._draining = asyncio.Event()
         self._places = WeakValueDictionary[str, asyncio.Semaphore]()  # of messages being read, by caller
         self._reading = set[asyncio.Timeout]()
         self.answers = FairThread("answers")
@@ -304,7 +307,7 @@ class Calls:
 
     def drain(self) -> None:
         """Ends the calls that wait for their caller's next message, or for the reading of their sources."""
-        self._draining.set()
+        self.is_draining = True
         for limit in self._reading:
             limit.reschedule(asyncio.get_running_loop().time())
         self.short_texts.drain()
@@ -317,7 +320,7 @@ class Calls:
             InvalidRequest: The call has another number of messages, or they do not come in time.
             Unavailable: The server drains.
         """
-        seconds = _DRAINING_SECONDS if self._draining.is_set() else _MESSAGE_SECONDS
+        seconds = _DRAINING_SECONDS if self.is_draining else _MESSAGE_SECONDS
         places = self._places.setdefault(call.caller.name, asyncio.Semaphore(_MOST_READ_AT_ONCE))
         try:
             async with asyncio.timeout(seconds) as limit:
@@ -327,8 +330,8 @@ class Calls:
                     # gRPC keeps a message until the next one, or the end, is asked for.
                     is_only = message is not None and await anext(messages, None) is None
         except TimeoutError:
-            if self._draining.is_set():
-                raise Unavailable("the server is shutting down") from None
+            if self.is_draining:
+                raise Unavailable(_SHUTTING_DOWN) from None
             raise InvalidRequest(
                 f"the message did not come within {_MESSAGE_SECONDS:g} seconds", field=""
             ) from None
@@ -346,18 +349,52 @@ class Calls:
         Raises:
             Unavailable: The server drains.
         """
-        following = asyncio.ensure_future(anext(messages, None))
-        following.add_done_callback(retrieve)
-        draining = asyncio.ensure_future(self._draining.wait())
+        if self.is_draining:
+            raise Unavailable(_SHUTTING_DOWN)
         try:
-            await asyncio.wait({following, draining}, return_when=asyncio.FIRST_COMPLETED)
-            if not following.done():
-                raise Unavailable("the server is shutting down")
-            return following.result()
+            async with asyncio.timeout(None) as limit:
+                self._reading.add(limit)
+                return await anext(messages, None)
+        except TimeoutError:
+            raise Unavailable(_SHUTTING_DOWN) from None
         finally:
-            following.cancel()
-            draining.cancel()
-            del following  # its error, if it has one, refers to this frame
+            self._reading.discard(limit)
+
+    async def answer_items(
+        self,
+        call: Call,
+        following: Callable[[], Awaitable[_Item | None]],
+        most_open: int,
+        answer: Callable[[_Item, Call], Awaitable[None]],
+    ) -> None:
+        """Answers the requests that a call brings side by side. Each is recorded in place of the call.
+
+        Args:
+            call: The call.
+            following: Returns the next request, when there is room for it; None after the last one.
+            most_open: The most requests that are answered at once.
+            answer: Answers one, given its own call; an error that it raises ends the others, and is raised.
+        """
+        room = asyncio.Semaphore(most_open)
+
+        async def answer_one(item: _Item, its: Call) -> None:
+            answering = answer(item, its)
+            del item  # whose memory is not needed while it is decoded
+            try:
+                await answering
+            finally:
+                room.release()
+
+        call.is_recorded_by_item = True
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                numbers = itertools.count()
+                while (item := await following()) is not None:
+                    await room.acquire()
+                    tasks.create_task(answer_one(item, call.item(next(numbers))))
+                    del item
+        except ExceptionGroup as group:
+            raise group.with_traceback(None).exceptions[0] from None
 
     async def wait_until_idle(self) -> None:
         """Waits until no call is being handled."""

@@ -90,7 +90,7 @@ async def translate(fields: Mapping[str, Any], call: Call) -> Response:
     pair = _pair(detected[0]["language"] if detected else source, target, call)
     options = pb.GenerateOptions(long_source=pb.LONG_SOURCE_SPLIT_ALWAYS)
     for name, language in ((SOURCE_LANGUAGE, pair.source), (TARGET_LANGUAGE, pair.target)):
-        if name in pair.model.choices:
+        if name in pair.model.manifest.choices:
             setattr(options, name, language)
     with call.use_model(pair.model.name) as model:
         decoding = await read_decoding(options, model, call)
@@ -154,9 +154,9 @@ def _languages(model: ServedModel) -> tuple[Collection[str], Collection[str]]:
     """Returns the model's names of the languages of sources and of targets; none of a model without texts."""
     if not model.reads_text:
         return (), ()
-    fixed = {SOURCE_LANGUAGE: model.source_language, TARGET_LANGUAGE: model.target_language}
+    fixed = {SOURCE_LANGUAGE: model.manifest.source_language, TARGET_LANGUAGE: model.manifest.target_language}
     source, target = (
-        sorted(model.choices[name].ids) if name in model.choices else [code] * bool(code)
+        sorted(model.manifest.choices[name].ids) if name in model.manifest.choices else [code] * bool(code)
         for name, code in fixed.items()
     )
     return source, target

@@ -137,7 +137,7 @@ def _named(name: str, call: Call) -> str:
 
 def _options(texts: dict[str, str], task: str, model: ServedModel) -> pb.GenerateOptions:
     options = pb.GenerateOptions(long_source=pb.LONG_SOURCE_SEQUENTIAL)
-    if TASK in model.choices or task != "transcribe":
+    if TASK in model.manifest.choices or task != "transcribe":
         options.task = task
     for field, name in _OPTIONS.items():
         if texts.get(field):

@@ -94,6 +94,10 @@ class _Events:
         self.has_begun = False
 
     async def write(self, content: dict[str, Any]) -> None:
+        """Sends a short event; as `write_json`."""
+        await self.write_json(_dumped(content))
+
+    async def write_json(self, content: bytes) -> None:
         """Sends an event, as soon as the caller has room for it."""
         if not self.has_begun:
             self.has_begun = True
@@ -103,7 +107,7 @@ class _Events:
             await self._send(
                 {"type": "http.response.start", "status": 200, "headers": start.raw_headers},
             )
-        event = b"data: " + _dumped(content) + b"\n\n"
+        event = b"data: " + content + b"\n\n"
         await self._send({"type": "http.response.body", "body": event, "more_body": True})
 
     async def end(self) -> None:
@@ -267,15 +271,11 @@ class RestService:
     async def _generate(self, request: Request, call: Call, _: _Events) -> Response:
         message = await self._generate_message(request, call)
         response = await self._inference.ModelInfer(message, call)
-
-        def build() -> Response:
-            return Response(_dumped(generate_answer(response)), media_type=_JSON)
-
-        return await call.build(response.ByteSize(), build)
+        return Response(await _generated(response, call), media_type=_JSON)
 
     async def _generate_stream(self, request: Request, call: Call, events: _Events) -> None:
         async def write(response: pb.ModelStreamInferResponse) -> None:
-            await events.write(generate_answer(response.infer_response))
+            await events.write_json(await _generated(response.infer_response, call))
 
         message = await self._generate_message(request, call)
         await self._inference.answer_in_stream(message, call, write)
@@ -362,6 +362,11 @@ def _set_model(message: pb.ModelInferRequest, request: Request) -> None:
     """Sets the model of a message from the path."""
     message.model_name = request.path_params["name"]
     message.model_version = request.path_params.get("version", "")
+
+
+async def _generated(response: pb.ModelInferResponse, call: Call) -> bytes:
+    """Returns the JSON of an answer; that of a long one is made on another thread."""
+    return await call.build(response.ByteSize(), lambda: _dumped(generate_answer(response)))
 
 
 def _infer_message(

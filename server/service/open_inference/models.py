@@ -67,13 +67,13 @@ def metadata_message(model: ServedModel) -> pb.ModelMetadataResponse:
 def config_message(model: ServedModel) -> pb.ModelConfig:
     """Returns the tensors and limits of a model in the form of Triton's model configuration."""
     limits = {
-        "kind": model.kind,
-        "precision": model.precision,
-        "provider": model.provider,
-        "vocab_size": model.vocab_size,
+        "kind": model.manifest.kind,
+        "precision": model.sizing.precision,
+        "provider": model.sizing.provider,
+        "vocab_size": model.sizing.vocab_size,
         "max_source_length": model.max_memory_length,
         "max_target_length": model.max_target_length,
-        "num_slots": model.num_slots,
+        "num_slots": model.engine.num_slots,
     }
     forms = {} if model.reads_text else {name: source.form for name, source in model.sources.items()}
     limits |= {f"datatypes.{name}": ", ".join(DATATYPES[form]) for name, form in forms.items()}
@@ -93,7 +93,7 @@ def config_message(model: ServedModel) -> pb.ModelConfig:
             group(
                 name=model.name,
                 count=len(model.engine.cores),
-                kind=group.KIND_CPU if model.provider == "cpu" else group.KIND_GPU,
+                kind=group.KIND_CPU if model.sizing.provider == "cpu" else group.KIND_GPU,
             )
         ],
         parameters={name: pb.ModelParameter(string_value=str(value)) for name, value in limits.items()},

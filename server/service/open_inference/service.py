@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any
@@ -140,7 +139,16 @@ class InferenceService:
     async def ModelStreamInfer(self, messages: AsyncIterator[pb.ModelInferRequest], call: Call) -> None:
         """Answers each request with one response per piece; requests are decoded side by side."""
         is_strict = (_STRICT_ERRORS, "true") in call.metadata
-        writing, room = asyncio.Lock(), asyncio.Semaphore(_MAX_OPEN_IN_STREAM)
+        incoming, writing = aiter(messages), asyncio.Lock()
+        refusal: Exception | None = None
+
+        async def following() -> pb.ModelInferRequest | None:
+            nonlocal refusal
+            try:
+                return await self._calls.next_message(incoming)
+            except Unavailable as error:  # the requests before are answered
+                refusal = error
+                return None
 
         async def write(response: pb.ModelStreamInferResponse) -> None:
             async with writing:
@@ -163,27 +171,9 @@ class InferenceService:
                     await write(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
             finally:
                 self._calls.release(its)
-                room.release()
 
-        call.is_recorded_by_item = True
-        refusal: Exception | None = None
         try:
-            try:
-                async with asyncio.TaskGroup() as tasks:
-                    incoming = aiter(messages)
-                    for number in itertools.count(1):
-                        try:
-                            message = await self._calls.next_message(incoming)
-                        except Unavailable as error:
-                            refusal = error
-                            break
-                        if message is None:
-                            break
-                        await room.acquire()
-                        tasks.create_task(answer(message, call.item(number)))
-                        del message
-            except ExceptionGroup as group:
-                refusal = group.with_traceback(None).exceptions[0]
+            await self._calls.answer_items(call, following, _MAX_OPEN_IN_STREAM, answer)
             if refusal is not None:
                 raise refusal
         finally:
@@ -214,7 +204,8 @@ class InferenceService:
             limited = _limited(call, inference)
             decoding = await read_decoding(inference.options, model, limited, stream=True)
             answer = await generate_pieces(inference.rows, decoding, limited, send_piece)
-            await send(last_response(inference, answer, model))
+            build = partial(last_response, inference, answer, model)
+            await send(await call.build(answer.ByteSize(), build))
             if inference.has_empty_final:
                 await send(empty_response(inference, model, is_final=True))
 

@@ -125,7 +125,7 @@ def cost_of_file(given: Input) -> int:
     Raises:
         InvalidRequest: The file exceeds a limit.
     """
-    max_frames = given.model.max_source_length if given.spec.form is Form.CLIP else None
+    max_frames = given.model.sizing.max_source_length if given.spec.form is Form.CLIP else None
     with _refusing_damage(given):
         if given.spec.form is Form.SOUND:
             return audio.cost_in_pixels(given.source.file, MAX_WINDOWS * max_seconds(given.spec))
@@ -191,7 +191,7 @@ def check_ids(
     token_ids: Iterable[int], model: ServedModel, field: str, *, vocab_size: int | None = None
 ) -> None:
     """Refuses token ids that the model does not have: ids of targets, unless another size is given."""
-    vocab_size = vocab_size or model.vocab_size
+    vocab_size = vocab_size or model.sizing.vocab_size
     for index, token_id in enumerate(token_ids):
         if not 0 <= token_id < vocab_size:
             raise InvalidRequest(
@@ -207,7 +207,7 @@ def check_source_ids(token_ids: Sequence[int], given: Input) -> None:
     Training never lets a model read padding, and the served graphs read every id that they are given.
     """
     model, field = given.model, f"{given.field}.values"
-    check_ids(token_ids, model, field, vocab_size=model.source_vocab_size)
+    check_ids(token_ids, model, field, vocab_size=model.manifest.source_vocab_size)
     if model.pad_id in token_ids:
         raise InvalidRequest(
             f"token id {model.pad_id} is padding, which {model.name} does not read: leave it out, or send "
@@ -252,7 +252,7 @@ def _read_sentences(given: Input) -> tuple[Array, list[str]]:
         tokenizer = model.source_tokenizer
         texts = [tokenizer.decode(row[:length]) for row, length in zip(story.tolist(), lengths, strict=True)]
         return story[:, : lengths.max()], texts
-    text, most = given.source.text, model.max_source_length
+    text, most = given.source.text, model.sizing.max_source_length
     num_bytes, max_bytes = len(text.encode()), most * MAX_WORDS * MAX_BYTES_PER_TOKEN
     if num_bytes > max_bytes:
         raise InvalidRequest(
@@ -281,12 +281,12 @@ def _read_sentences(given: Input) -> tuple[Array, list[str]]:
 
 def _check_story(story: Array, given: Input) -> None:
     model = given.model
-    outside = np.argwhere((story < 0) | (story >= model.source_vocab_size))
+    outside = np.argwhere((story < 0) | (story >= model.manifest.source_vocab_size))
     if len(outside):
         place = outside[0].tolist()
         raise InvalidRequest(
             f"token id {story[tuple(place)]} at {place} of {given.name} is outside the vocabulary of "
-            f"{model.name}: ids go from 0 to {model.source_vocab_size - 1}",
+            f"{model.name}: ids go from 0 to {model.manifest.source_vocab_size - 1}",
             field=f"{given.field}.data",
         )
     is_word = story != model.pad_id
@@ -308,7 +308,7 @@ def _read_pixels(given: Input, checkpoint: Checkpoint) -> Array:
             if given.spec.form is Form.PICTURE:
                 return read_picture(given.source.file, size, given.spec.resampling)
             frames = []
-            for frame in read_frames(given.source.file, size, given.model.max_source_length):
+            for frame in read_frames(given.source.file, size, given.model.sizing.max_source_length):
                 frames.append(frame)
                 checkpoint()
             return np.stack(frames)
@@ -358,7 +358,7 @@ def _read_tensor(given: Input) -> Array:
             field=f"{given.field}.datatype",
         )
     # Of the axes without a fixed size the first counts positions, and the second the words of a sentence.
-    limits = iter((model.max_source_length, MAX_WORDS))
+    limits = iter((model.sizing.max_source_length, MAX_WORDS))
     bounds = [(axis, axis) if isinstance(axis, int) else (1, next(limits)) for axis in given.spec.axes]
     shape = list(tensor.shape)
     fits = len(shape) == len(bounds) and all(

@@ -25,7 +25,7 @@ from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Array, Beam, Con
 from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.origin import Caller
+from seq2seq_serve.server.service.access import Caller
 from seq2seq_serve.server.service.read.inputs import check_bytes, check_ids
 from seq2seq_serve.server.service.read.languages import LIKELY_SCRIPTS, MAX_TAG_LENGTH, subtags
 from seq2seq_serve.server.service.read.sentences import DEFAULT_LANGUAGE, known_language
@@ -69,11 +69,11 @@ _REFUSALS: tuple[tuple[str, _Case, str], ...] = (
     ),
     (
         "timestamps",
-        lambda _, model: model.timestamps is None,
+        lambda _, model: model.manifest.timestamps is None,
         "{model.name} does not write {name}: leave them out",
     ),
-    ("attention", lambda _, model: not model.has_attention, _NO_ATTENTION),
-    ("word_alignment", lambda _, model: not model.has_attention, _NO_ATTENTION),
+    ("attention", lambda _, model: not model.sizing.num_hops, _NO_ATTENTION),
+    ("word_alignment", lambda _, model: not model.sizing.num_hops, _NO_ATTENTION),
     (
         "word_alignment",
         lambda _, model: not model.reads_text,
@@ -89,7 +89,7 @@ _REFUSALS: tuple[tuple[str, _Case, str], ...] = (
     ),
     (
         "long_source",
-        lambda options, model: _has_windows(options) and model.timestamps is None,
+        lambda options, model: _has_windows(options) and model.manifest.timestamps is None,
         "the {name} sequential is for sounds and a model that writes times, and {model.name} does not: "
         "choose another one",
     ),
@@ -103,7 +103,7 @@ _REFUSALS: tuple[tuple[str, _Case, str], ...] = (
     ),
     (
         "prompt",
-        lambda _, model: model.timestamps is None,
+        lambda _, model: model.manifest.timestamps is None,
         "a {name} is for sounds and a model that writes times, and {model.name} does not: leave it out",
     ),
     ("target_prefix", lambda options, _: options.long_source in SPLITTING, _SEVERAL_TARGETS),
@@ -167,23 +167,23 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         if (number := len(getattr(given, name))) > most:  # before any items are copied
             _in_range(f"the number of {name}", number, 0, most, f"options.{name}")
     options = _with_defaults(given, model)
-    chosen, frames, language = _chosen(options, model), model.frames, DEFAULT_LANGUAGE
+    chosen, frames, language = _chosen(options, model), model.manifest.frames, DEFAULT_LANGUAGE
     prefix_ids = forced_ids = _placed(frames.forced, chosen)
     if options.HasField("target_prefix"):
         prefix_ids = _target_ids(options.target_prefix, forced_ids, model, "options.target_prefix")
-    before = prompt_ids(options.prompt, model) if options.prompt and model.timestamps else ()
+    before = prompt_ids(options.prompt, model) if options.prompt and model.manifest.timestamps else ()
     max_new_tokens = _max_new_tokens(options, model, len(before) + len(prefix_ids), len(forced_ids))
     if options.min_new_tokens > max_new_tokens and not given.HasField("min_new_tokens"):
         options.min_new_tokens = max_new_tokens
     _check(options, model, max_new_tokens)
-    windows = window_rules(options) if _has_windows(options) else None
-    if windows is not None:
-        options.timestamps = True
+    windows = None
+    if options.long_source == LONG_SOURCE_SEQUENTIAL:
+        windows, options.timestamps = window_rules(options), True
     if options.source_language or options.long_source in SPLITTING:
         language = _source_language(options, model)
-    bound = None if options.HasField("max_new_tokens") else model.length_bound
+    bound = None if options.HasField("max_new_tokens") else model.manifest.length_bound
     if options.HasField("max_length_ratio"):
-        constant = model.length_bound.constant if model.length_bound else 0
+        constant = model.manifest.length_bound.constant if model.manifest.length_bound else 0
         bound = LengthBound(options.max_length_ratio, constant) if options.max_length_ratio else None
     start = (*before, *(frames.start[:-1] if options.timestamps else frames.start))
     detects = SOURCE_LANGUAGE in start and SOURCE_LANGUAGE not in chosen
@@ -203,10 +203,10 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         num_hypotheses=max(options.num_hypotheses, 1),
         prefix_ids=prefix_ids,
         start_ids=tuple(chosen.get(place) if isinstance(place, str) else place for place in start),
-        detected_ids=tuple(sorted(model.choices[SOURCE_LANGUAGE].ids.values())) if detects else (),
+        detected_ids=tuple(sorted(model.manifest.choices[SOURCE_LANGUAGE].ids.values())) if detects else (),
         num_counted=len(forced_ids),
-        begin_suppressed_ids=frozenset(model.generation.begin_suppressed_token_ids),
-        ends_forced=model.generation.forced_eos_id is not None,
+        begin_suppressed_ids=frozenset(model.manifest.generation.begin_suppressed_token_ids),
+        ends_forced=model.manifest.generation.forced_eos_id is not None,
         stops=_stop_sequences(options, model) if options.stop_sequences else None,
         log_probabilities=options.log_probabilities,
         num_alternatives=options.num_alternatives,
@@ -231,7 +231,7 @@ def read_target(message: ScoreRequest, model: ServedModel, caller: Caller) -> De
     """Reads and checks the target of a message that wants its score; raises as `read_options`."""
     if message.target.WhichOneof("value") is None:
         raise InvalidRequest("the target is missing: give it a text or token ids", field="target")
-    chosen, frames = _chosen(message, model), model.frames
+    chosen, frames = _chosen(message, model), model.manifest.frames
     request = Request(
         request_id="",
         sources={},
@@ -282,7 +282,7 @@ def _target_ids(
 
 def _with_defaults(options: GenerateOptions, model: ServedModel) -> GenerateOptions:
     """Returns the options with the model's own where the request does not set any."""
-    defaults = model.generation
+    defaults = model.manifest.generation
     result = GenerateOptions()
     result.CopyFrom(options)
     if not options.beam_size and not options.temperature and defaults.beam_size > 1:
@@ -317,7 +317,7 @@ def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict
             raise InvalidRequest(
                 f"{name} has {len(given)} characters: send at most {MAX_TAG_LENGTH}", field=field
             )
-        choice = model.choices.get(name)
+        choice = model.manifest.choices.get(name)
         if choice is None:
             if given and name != SOURCE_LANGUAGE:  # which is also the language whose sentences are split
                 raise InvalidRequest(
@@ -384,7 +384,7 @@ def _max_new_tokens(options: GenerateOptions, model: ServedModel, num_prefix: in
     """Returns the limit after the prefix. The forced tokens at its beginning count for a given limit."""
     limit = model.max_target_length - num_prefix
     if not options.HasField("max_new_tokens"):
-        default = model.generation.max_new_tokens
+        default = model.manifest.generation.max_new_tokens
         return limit if default is None else max(min(limit, default - num_forced), 1)
     if not 1 + num_forced <= options.max_new_tokens <= limit + num_forced:
         raise InvalidRequest(
@@ -433,9 +433,9 @@ def _white_space(text: str) -> list[str]:
 def _source_language(options: GenerateOptions, model: ServedModel) -> str:
     """Returns the language for splitting: the request's, or the bundle's if the splitter knows it."""
     if not options.source_language:
-        return known_language(model.source_language) or DEFAULT_LANGUAGE
+        return known_language(model.manifest.source_language) or DEFAULT_LANGUAGE
     language = known_language(options.source_language)
-    if language is None and SOURCE_LANGUAGE in model.choices:
+    if language is None and SOURCE_LANGUAGE in model.manifest.choices:
         return DEFAULT_LANGUAGE
     if language is None:
         raise InvalidRequest(
@@ -452,8 +452,8 @@ def _check(options: GenerateOptions, model: ServedModel, max_new_tokens: int) ->
         "min_new_tokens": max_new_tokens,
         "no_repeat_ngram_size": model.max_target_length,
         "top_k": 2**31,
-        "beam_size": model.max_request_slots,
-        "num_hypotheses": min(model.max_request_slots, model.vocab_size),
+        "beam_size": model.sizing.num_slots,
+        "num_hypotheses": min(model.sizing.num_slots, model.sizing.vocab_size),
     }
     fields = options.ListFields()
     for descriptor, value in fields:
@@ -483,8 +483,8 @@ def _constraints(options: GenerateOptions, model: ServedModel) -> Constraints:
     for name, ids in (("suppressed_token_ids", suppressed), ("logit_bias", biases)):
         if ids:
             check_ids(ids, model, f"options.{name}")
-    defaults, times = model.generation, model.timestamps if options.timestamps else None
-    if len({*suppressed, *defaults.suppressed_token_ids}) >= model.vocab_size:
+    defaults, times = model.manifest.generation, model.manifest.timestamps if options.timestamps else None
+    if len({*suppressed, *defaults.suppressed_token_ids}) >= model.sizing.vocab_size:
         raise InvalidRequest(
             "every token is suppressed: leave at least one", field="options.suppressed_token_ids"
         )

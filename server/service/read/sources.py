@@ -18,8 +18,8 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
 )
 from seq2seq_serve.server.engine.request import Array, Request, Sampling
 from seq2seq_serve.server.errors import InvalidRequest
+from seq2seq_serve.server.service.access import Origin
 from seq2seq_serve.server.service.fair_thread import Checkpoint
-from seq2seq_serve.server.service.origin import Origin
 from seq2seq_serve.server.service.read.inputs import (
     MAX_BYTES_PER_TOKEN,
     MAX_TIMES_TOO_LONG,
@@ -112,14 +112,14 @@ def _request(
     """Returns the engine's request for the sources of one target."""
     shared, model, bound = decoding.request, decoding.model, decoding.bound
     limit, is_bounded, constraints = shared.max_new_tokens, False, shared.constraints
-    memory_length = model.memory.memory_length_of(sources)
+    memory_length = model.manifest.memory.memory_length_of(sources)
     if decoding.source_ngram_size:
-        token_ids = sources[model.memory.source]
+        token_ids = sources[model.manifest.memory.source]
         constraints = without_ngrams(constraints, decoding.source_ngram_size, token_ids)
     if bound is not None:
         # A caller who sets min_new_tokens gets the usual room after that number of tokens.
         longest = constraints.min_new_tokens + bound.max_new_tokens(memory_length)
-        is_bounded = longest < limit and bound is model.length_bound
+        is_bounded = longest < limit and bound is model.manifest.length_bound
         limit = min(limit, longest)
     return replace(
         shared,
@@ -176,7 +176,7 @@ def _read_sound(
 def _read_text(
     given: Input, decoding: Decoding, request_of: _RequestOf, checkpoint: Checkpoint
 ) -> list[Reading]:
-    text, model, limit = given.source.text, given.model, given.model.max_source_length
+    text, model, limit = given.source.text, given.model, given.model.sizing.max_source_length
     check_visible(text, given.field)
     max_tokens = limit * (MAX_TIMES_TOO_LONG if decoding.long_source in _FITTING else 1)
     check_bytes(text, max_tokens, model, given.field)
@@ -202,7 +202,7 @@ def _passages(
 
     With LONG_SOURCE_SPLIT, a line that fits into the model is one part. An error for one part ends the work.
     """
-    model, limit, number = given.model, given.model.max_source_length, count(1)
+    model, limit, number = given.model, given.model.sizing.max_source_length, count(1)
     max_bytes = limit * MAX_BYTES_PER_TOKEN
     encode = model.source_tokenizer.encode_truncated
 
@@ -237,7 +237,7 @@ def _passages(
 
 def _read_ids(given: Input, decoding: Decoding, request_of: _RequestOf) -> Reading:
     token_ids: Sequence[int] = given.source.token_ids.values
-    limit = given.model.max_source_length
+    limit = given.model.sizing.max_source_length
     if not token_ids:
         raise InvalidRequest("the source has no token ids: send at least one", field=given.field)
     num_truncated = 0
@@ -258,6 +258,6 @@ def _hint(decoding: Decoding) -> str:
 def _too_long(what: str, num_tokens: int, given: Input, *, hint: str = "") -> InvalidRequest:
     return InvalidRequest(
         f"{what} has {num_tokens} tokens, and {given.model.name} takes at most "
-        f"{given.model.max_source_length}: send shorter pieces, for example one sentence each{hint}",
+        f"{given.model.sizing.max_source_length}: send shorter pieces, for example one sentence each{hint}",
         field=given.field,
     )

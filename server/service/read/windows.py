@@ -59,6 +59,6 @@ def prompt_ids(prompt: str, model: ServedModel) -> tuple[int, ...]:
 
 def after_text(token_ids: Sequence[int], model: ServedModel) -> tuple[int, ...]:
     """Returns what a decoder of sounds reads before its start if there is a text before: its last tokens."""
-    assert model.timestamps is not None
+    assert model.manifest.timestamps is not None
     most = model.num_target_positions // 2 - 1
-    return (model.timestamps.previous_id, *token_ids[-most:])
+    return (model.manifest.timestamps.previous_id, *token_ids[-most:])

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.errors import (
     EngineFailed,
     InvalidRequest,
-    Overloaded,
     ServerError,
+    Unavailable,
     is_about_all,
 )
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import Call, Calls, sized
-from seq2seq_serve.server.service.read.options import Decoding
-from seq2seq_serve.server.service.seq2seq.generation import generate, pause, read_decoding
+from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding, with_patience
 from seq2seq_serve.server.service.status import reason_of, status_of
 
 _LEAST_OPEN = 64  # items that are decoded or wait at once; twice the slots if those are more
@@ -37,44 +35,32 @@ async def generate_batch(
         ServerError: The whole batch is refused, for example because of its options.
     """
     decoding = await read_decoding(message.options, model, call)
-    room, writing = asyncio.Semaphore(max(_LEAST_OPEN, 2 * model.num_slots)), asyncio.Lock()
+    if calls.is_draining:
+        raise Unavailable("the server is shutting down")
+    call.is_accepted = True
+    items, writing = enumerate(message.items), asyncio.Lock()
+
+    async def following() -> tuple[int, pb.BatchItem] | None:
+        return next(items, None)
 
     async def send(response: pb.GenerateBatchResponse) -> None:
         async with writing:
             await call.send(response)
 
     async def generate_and_send(item: pb.BatchItem, response: pb.GenerateBatchResponse, its: Call) -> None:
-        response.response.CopyFrom(await _generated(item.sources, decoding, its))
+        (answer,) = await with_patience(its, lambda: generate([item.sources], decoding, its))
+        response.response.CopyFrom(sized(answer))
         await send(response)
 
-    async def answer(index: int, item: pb.BatchItem) -> None:
-        its, response = call.item(index), pb.GenerateBatchResponse(index=index, tag=item.tag)
-        try:
-            error = await calls.run(its, generate_and_send(item, response, its), _ends_the_batch)
-            if error is not None:
-                response.error.CopyFrom(_batch_error(error, its.request_id))
-                await send(response)
-        finally:
-            room.release()
+    async def answer(numbered: tuple[int, pb.BatchItem], its: Call) -> None:
+        index, item = numbered
+        response = pb.GenerateBatchResponse(index=index, tag=item.tag)
+        error = await calls.run(its, generate_and_send(item, response, its), _ends_the_batch)
+        if error is not None:
+            response.error.CopyFrom(_batch_error(error, its.request_id))
+            await send(response)
 
-    call.is_recorded_by_item = True
-    try:
-        async with asyncio.TaskGroup() as tasks:
-            for index, item in enumerate(message.items):
-                await room.acquire()
-                tasks.create_task(answer(index, item))
-    except ExceptionGroup as group:
-        raise group.exceptions[0] from None
-
-
-async def _generated(sources: Sequence[pb.Source], decoding: Decoding, call: Call) -> pb.GenerateResponse:
-    """Returns the answer to one item; waits while the queue is full."""
-    while True:
-        try:
-            (answer,) = await generate([sources], decoding, call)
-            return sized(answer)
-        except Overloaded as error:
-            await pause(error)
+    await calls.answer_items(call, following, max(_LEAST_OPEN, 2 * model.engine.num_slots), answer)
 
 
 def _batch_error(error: Exception, request_id: str) -> pb.BatchError:

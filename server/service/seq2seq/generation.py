@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from functools import partial
 from typing import TypeVar
 
@@ -114,7 +114,7 @@ async def generate(
         check_answer_bytes(num_bytes)  # after each row: a refused call is not read further
         engine.check_size(len(requests), num_tokens)
         await asyncio.sleep(0)  # lets other calls run before the next sources are read
-    with engine.submitted(requests, call.is_expired) as streams:
+    with engine.submitted(requests, call.is_expired, is_accepted=call.is_accepted) as streams:
         following = iter(streams)
         results_of_all = [
             [await succeeded(next(following), call) for _ in readings] for readings in readings_of_all
@@ -182,7 +182,7 @@ async def generate_windows(
     Raises:
         ServerError: The request is refused or fails.
     """
-    [whole] = await _with_patience(call, partial(read, sources, decoding, call))
+    [whole] = await with_patience(call, partial(read, sources, decoding, call))
     del sources
     readings: list[Reading] = []
     results: list[Result] = []
@@ -195,10 +195,15 @@ async def generate_windows(
                 call.is_accepted = True
                 return await succeeded(stream, call, is_repeated=is_repeated)
 
-        return await _with_patience(call, attempt)
+        return await with_patience(call, attempt)
 
     num_held = sum(array.nbytes for array in whole.request.sources.values())
-    with call.calls.holding(call, num_held):
+
+    async def hold() -> None:
+        held.enter_context(call.calls.holding(call, num_held))
+
+    with ExitStack() as held:
+        await with_patience(call, hold)
         async with aclosing(decode_windows(whole, decoding, decode)) as windows:
             async for window, result in windows:
                 readings.append(window)
@@ -212,7 +217,7 @@ async def generate_windows(
     return await call.build(num_bytes, partial(generate_response, readings, results, decoding, seconds))
 
 
-async def _with_patience(call: Call, attempt: Callable[[], Awaitable[_Attempted]]) -> _Attempted:
+async def with_patience(call: Call, attempt: Callable[[], Awaitable[_Attempted]]) -> _Attempted:
     """Returns the result of an attempt; that of an accepted call is repeated while the server is full."""
     while True:
         try:
@@ -220,12 +225,8 @@ async def _with_patience(call: Call, attempt: Callable[[], Awaitable[_Attempted]
         except Overloaded as error:
             if not call.is_accepted:
                 raise
-            await pause(error)
-
-
-async def pause(error: Overloaded) -> None:
-    """Waits before a refused request is sent again, not all of them at once."""
-    await asyncio.sleep(error.retry_after_seconds * random.uniform(0.5, 1.5))
+            # Not all of them come again at once.
+            await asyncio.sleep(error.retry_after_seconds * random.uniform(0.5, 1.5))
 
 
 async def succeeded(stream: Stream, call: Call, *, is_repeated: bool = False) -> Result:

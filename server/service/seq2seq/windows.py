@@ -62,14 +62,14 @@ async def decode_windows(
         ServerError: `decode` raises it.
     """
     model, rules = decoding.model, decoding.windows
-    times = model.timestamps
+    times = model.manifest.timestamps
     assert rules is not None
     assert times is not None
     [(name, sound)] = whole.request.sources.items()
     width, num_frames = model.sources[name].axes[1], sound.shape[1]
     assert isinstance(width, int)
     frames_per_step = round(times.step_seconds * SAMPLE_RATE / HOP)
-    num_prompt = whole.request.start_ids.index(model.frames.start[0])
+    num_prompt = whole.request.start_ids.index(model.manifest.frames.start[0])
     said = [token_id for token_id in whole.request.start_ids[1:num_prompt] if token_id is not None]
     start_ids, detected_ids = whole.request.start_ids[num_prompt:], whole.request.detected_ids
     arrival, begin, has_begun = whole.request.arrival, 0, False
@@ -137,7 +137,7 @@ def whole_segments(token_ids: Sequence[int], first_id: int, least_steps: int) ->
 
 async def _decoded(request: Request, rules: WindowRules, model: ServedModel, decode: Decode) -> _Decoded:
     """Decodes a window until its text is good; if none is, takes the most probable one without repetition."""
-    assert model.timestamps is not None
+    assert model.manifest.timestamps is not None
     no_speech = None
     attempts: list[_Decoded] = []
     for temperature in rules.temperatures:
@@ -145,7 +145,7 @@ async def _decoded(request: Request, rules: WindowRules, model: ServedModel, dec
         hypothesis = result.best
         log_probabilities = [choice.log_probability for choice in hypothesis.choices]
         text = model.target_tokenizer.decode(
-            [token_id for token_id in hypothesis.token_ids if token_id < model.timestamps.first_id]
+            [token_id for token_id in hypothesis.token_ids if token_id < model.manifest.timestamps.first_id]
         ).encode()
         window = Window(
             temperature=temperature,
@@ -181,8 +181,8 @@ def _attempt(request: Request, temperature: float) -> Request:
 
 def _no_speech(request: Request, model: ServedModel) -> Request:
     """Returns the request to score the token that stands for no speech, directly after the start."""
-    assert model.timestamps is not None
-    num_known = request.start_ids.index(model.frames.start[0]) + 1
+    assert model.manifest.timestamps is not None
+    num_known = request.start_ids.index(model.manifest.frames.start[0]) + 1
     return Request(
         request_id=request.request_id,
         sources=dict(request.sources),
@@ -192,7 +192,7 @@ def _no_speech(request: Request, model: ServedModel) -> Request:
         deadline=request.deadline,
         priority=request.priority,
         caller=request.caller,
-        prefix_ids=(model.timestamps.no_speech_id,),
+        prefix_ids=(model.manifest.timestamps.no_speech_id,),
         start_ids=request.start_ids[:num_known],
         is_score=True,
     )

@@ -7,15 +7,16 @@ from collections.abc import AsyncGenerator, Sequence
 import numpy as np
 
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE
+from seq2seq_serve.bundle.tokenizer import TextStream
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.async_engine import Stream
 from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.result import Choice, FinishReason, Hypothesis, Result
+from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.sentences import space_after
 from seq2seq_serve.server.service.read.sources import Reading
-from seq2seq_serve.server.service.write.stopping import StoppedText
 
 _FINISH_REASONS = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,
@@ -29,9 +30,59 @@ _WEIGHT_BYTES = 4  # of one attention weight
 _SEGMENT_BYTES = 40  # of a segment with the text of one token
 
 
+class StoppedText:
+    """Turns token ids into pieces of text that stay valid whatever tokens follow.
+
+    Owned by the handler that sends the pieces. Invariant: all pieces, joined with the text of `finish()`, are
+    the text before the stop sequence that is complete first.
+
+    Args:
+        stream: A new stream of the target tokenizer.
+        stops: The stop sequences; None for none.
+        num_prefix: The number of tokens at the beginning that are not searched for stop sequences.
+
+    Attributes:
+        is_stopped: Whether a stop sequence is complete.
+        text: All pieces so far, joined.
+    """
+
+    def __init__(self, stream: TextStream, stops: StopSequences | None, num_prefix: int) -> None:
+        self.is_stopped = False
+        self.text = ""
+        self._stream = stream
+        self._stops = stops
+        self._num_prefix = num_prefix
+        self._held = b""  # may be the beginning of a stop sequence
+
+    def push(self, token_ids: Sequence[int]) -> str:
+        """Returns the text that is certain with these tokens."""
+        piece = self._stream.push(token_ids) if self._stops is None else self._push(token_ids, self._stops)
+        self.text += piece
+        return piece
+
+    def finish(self) -> str:
+        """Returns the rest of the text after the last token."""
+        rest = self._stream.push_bytes(self._held) + self._stream.finish()
+        self.text += rest
+        return rest
+
+    def _push(self, token_ids: Sequence[int], stops: StopSequences) -> str:
+        if self.is_stopped:
+            return ""
+        prefix, rest = token_ids[: self._num_prefix], token_ids[self._num_prefix :]
+        self._num_prefix -= len(prefix)
+        num_searched = len(self._held)
+        data = self._held + self._stream.bytes_of(rest)
+        begin = stops.find(data, num_searched)
+        self.is_stopped = begin is not None
+        num_certain = len(data) - stops.num_uncertain(data) if begin is None else begin
+        self._held = b"" if self.is_stopped else data[num_certain:]
+        return self._stream.push(prefix) + self._stream.push_bytes(data[:num_certain])
+
+
 def estimated_bytes(reading: Reading, decoding: Decoding) -> int:
     """Returns the size of the answer to a reading if every hypothesis reaches its maximum length."""
-    request, num_hops = reading.request, decoding.model.num_hops
+    request, num_hops = reading.request, decoding.model.sizing.num_hops
     target_length = len(request.prefix_ids) + request.max_new_tokens + 1
     each = target_length * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * request.num_alternatives)
     if decoding.attention:
@@ -138,7 +189,7 @@ def generate_response(
 
 def _detected_language(result: Result, decoding: Decoding) -> str:
     token_id = result.start_ids[decoding.request.start_ids.index(None)]
-    ids = decoding.model.choices[SOURCE_LANGUAGE].ids
+    ids = decoding.model.manifest.choices[SOURCE_LANGUAGE].ids
     return next(name for name in ids if ids[name] == token_id)
 
 
@@ -192,7 +243,7 @@ def _hypothesis(reading: Reading, hypothesis: Hypothesis, decoding: Decoding) ->
 
 def _segments(reading: Reading, hypothesis: Hypothesis, model: ServedModel) -> list[pb.Segment]:
     """Returns what was said between the times of a target, none of them after the end of the sound."""
-    times = model.timestamps
+    times = model.manifest.timestamps
     assert times is not None
     segments: list[pb.Segment] = []
     begin, said = 0.0, list[int]()
@@ -263,7 +314,7 @@ def _attention(reading: Reading, hypothesis: Hypothesis, model: ServedModel) -> 
 def _source_labels(reading: Reading, model: ServedModel) -> list[str]:
     """Returns the labels of the positions of memory; an empty list for pictures, clips and features."""
     if model.reads_text:
-        return model.source_tokenizer.pieces(reading.request.sources[model.memory.source].tolist())
+        return model.source_tokenizer.pieces(reading.request.sources[model.manifest.memory.source].tolist())
     return reading.sentences
 
 
@@ -286,7 +337,7 @@ def _varint(number: int) -> bytes:
 def _word_alignment(request: Request, hypothesis: Hypothesis, model: ServedModel) -> pb.WordAlignment:
     attention = hypothesis.attention
     assert attention is not None
-    sources = model.source_tokenizer.words(request.sources[model.memory.source].tolist())
+    sources = model.source_tokenizer.words(request.sources[model.manifest.memory.source].tolist())
     targets = model.target_tokenizer.words(hypothesis.token_ids)
     links = []
     for place, (_, target_places) in enumerate(targets):
@@ -305,24 +356,24 @@ def model_message(model: ServedModel) -> pb.Model:
     return pb.Model(
         name=model.name,
         version=model.version,
-        kind=model.kind,
-        precision=model.precision,
-        provider=model.provider,
-        vocab_size=model.vocab_size,
+        kind=model.manifest.kind,
+        precision=model.sizing.precision,
+        provider=model.sizing.provider,
+        vocab_size=model.sizing.vocab_size,
         max_source_length=model.max_memory_length,
         max_target_length=model.max_target_length,
-        num_slots=model.num_slots,
-        eos_ids=model.eos_ids,
-        splits_sentences=model.generation.splits_sentences,
-        provenance=dict(model.provenance),
+        num_slots=model.engine.num_slots,
+        eos_ids=model.manifest.special_ids.eos_ids,
+        splits_sentences=model.manifest.generation.splits_sentences,
+        provenance=dict(model.manifest.provenance),
         sources={name: source.form for name, source in model.sources.items()},
-        has_attention=model.has_attention,
+        has_attention=model.sizing.num_hops > 0,
         source_shapes={
             name: pb.Shape(sizes=[axis if isinstance(axis, int) else -1 for axis in source.axes])
             for name, source in model.sources.items()
         },
         choices={
             name: pb.Choice(names=sorted(choice.ids), default=choice.default)
-            for name, choice in model.choices.items()
+            for name, choice in model.manifest.choices.items()
         },
     )

@@ -22,6 +22,7 @@ from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.runner.runner import OnnxRunner
+from seq2seq_serve.server.runner.sizing import size_up
 from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.driver import DrivenEngine
 from tests.server.fakes import sample_value
@@ -129,29 +130,7 @@ class LongRun:
         self.driver = DrivenEngine(runner, record=self._record, max_waiting_requests=_MAX_WAITING)
         self.engine = self.driver.engine
         self.metrics = Metrics()
-        self.metrics.show_model(
-            ServedModel(
-                engine=self.engine,
-                version="",
-                kind=bundle.manifest.kind,
-                precision=runner.precision,
-                provider=runner.provider,
-                vocab_size=runner.vocab_size,
-                cache_bytes=runner.num_slots * runner.slot_bytes,
-                num_bytes=runner.num_slots * runner.slot_bytes,
-                max_request_slots=runner.num_slots,
-                max_source_length=runner.max_source_length,
-                num_target_positions=runner.max_target_length,
-                pad_id=bundle.manifest.special_ids.pad_id,
-                eos_ids=runner.eos_ids,
-                source_vocab_size=bundle.manifest.source_vocab_size,
-                frames=bundle.manifest.frames,
-                source_tokenizer=bundle.source_tokenizer,
-                target_tokenizer=bundle.target_tokenizer,
-                sources={},
-                memory=bundle.manifest.memory,
-            )
-        )
+        self.metrics.show_model(ServedModel(self.engine, bundle, size_up(bundle, config)))
 
     def run(self, num_requests: int) -> None:
         """Until so many more requests were submitted, and all have ended."""

@@ -66,13 +66,12 @@ async def answers(model: ServedModel, count: int = 1) -> list[Result]:
 
 def test_a_model_knows_what_its_bundle_says(bundle_path):
     model, bundle = load(bundle_path, CONFIG), load_bundle(bundle_path)
-    assert (model.name, model.version, model.kind) == ("random", bundle.version, "transformer")
-    assert (model.precision, model.provider) == ("int8", "cpu")
-    assert (model.vocab_size, model.eos_id) == (300, 2)
-    assert model.num_slots == 3
-    assert (model.max_source_length, model.max_target_length) == (48, 48)
-    assert model.cache_bytes == 3 * 4 * 2 * 2 * 32 * (48 + 48)
-    assert model.provenance == bundle.manifest.provenance
+    assert (model.name, model.version, model.manifest) == ("random", bundle.version, bundle.manifest)
+    assert (model.sizing.precision, model.sizing.provider) == ("int8", "cpu")
+    assert (model.sizing.vocab_size, model.eos_id) == (300, 2)
+    assert model.engine.num_slots == model.sizing.num_slots == 3
+    assert (model.max_memory_length, model.max_target_length) == (48, 48)
+    assert model.sizing.slot_bytes == 4 * 2 * 2 * 32 * (48 + 48)
     text = "오늘은 금요일입니다"
     assert model.source_tokenizer.encode_source(text) == bundle.source_tokenizer.encode_source(text)
 
@@ -100,7 +99,7 @@ def test_instances_share_slots_and_threads(bundle_path):
     async def run() -> list[Result]:
         async with started(bundle_path, config) as model:
             assert [core.num_slots for core in model.engine.cores] == [3, 3]
-            assert (model.num_slots, model.max_request_slots) == (6, 3)
+            assert (model.engine.num_slots, model.sizing.num_slots) == (6, 3)
             found = await answers(model, 5)
         assert [core._process.poll() for core in model.engine.cores] == [0, 0]
         return found
@@ -246,7 +245,7 @@ def test_only_the_files_of_the_precision_that_runs_are_read(bundle_path, tmp_pat
         file.write_bytes(content)
 
     damage(path / "fp32" / "weights.bin")
-    assert load(path, CONFIG).precision == "int8"
+    assert load(path, CONFIG).sizing.precision == "int8"
     with pytest.raises(BundleError, match=r"fp32/weights\.bin was changed"):
         list(check([path], CONFIG))
     damage(path / "int8" / "weights.bin")

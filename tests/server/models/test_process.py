@@ -125,9 +125,8 @@ def test_one_instance_stays_in_the_server_and_several_have_a_process_each(server
     single, double = servers
     assert not isinstance(single.model.engine.cores[0], ProcessCore)
     assert len({os.getpid(), *(instance._process.pid for instance in instances_of(double))}) == 3
-    assert (double.model.num_slots, double.model.max_request_slots) == (8, 4)
-    for name in ("max_source_length", "max_target_length", "has_attention", "num_hops", "eos_ids"):
-        assert getattr(double.model, name) == getattr(single.model, name)
+    assert (double.model.engine.num_slots, double.model.sizing.num_slots) == (8, 4)
+    assert double.model.sizing.sizes == single.model.sizing.sizes
 
 
 OPTIONS = {
@@ -182,7 +181,7 @@ def test_held_processes_hold_nobody_up_accept_no_more_than_the_bound_and_lose_no
             calls = [stub.Generate.future(request_of(text)) for text in TEXTS * 50]
             until(lambda: sum(call.done() for call in calls) + num_waiting(double) == len(calls))
             refused = [call for call in calls if call.done()]
-            num_accepted_ahead = len(calls) - len(refused) - double.model.num_slots
+            num_accepted_ahead = len(calls) - len(refused) - double.model.engine.num_slots
             assert 0.8 * QUEUE.max_waiting_requests < num_accepted_ahead <= QUEUE.max_waiting_requests
             assert {call.code() for call in refused} == {grpc.StatusCode.RESOURCE_EXHAUSTED}
             assert "grpc-retry-pushback-ms" in dict(refused[0].trailing_metadata())

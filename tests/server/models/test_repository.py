@@ -28,8 +28,8 @@ class FakeModel:
     precision: str = "int8"
     provider: str = "cpu"
     num_slots: int = 1
-    cache_bytes: int = 1
-    num_bytes: int = 1
+    slot_bytes: int = 1
+    limited_bytes: int = 1
     max_target_length: int = 1
 
     def silent_seconds(self) -> float:
@@ -43,6 +43,10 @@ class FakeModel:
 
     @property
     def engine(self) -> "FakeModel":
+        return self
+
+    @property
+    def sizing(self) -> "FakeModel":
         return self
 
     async def start(self) -> None:

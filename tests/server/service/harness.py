@@ -14,7 +14,7 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,8 +23,21 @@ import tokenizers
 from grpc import aio
 from tokenizers import decoders, models, pre_tokenizers, processors
 
-from seq2seq_serve.bundle.manifest import Frames, Generation, LengthBound, LengthRule, TensorSpec
-from seq2seq_serve.bundle.names import SOURCE_IDS, Axis, Form, Role
+from seq2seq_serve.bundle.manifest import (
+    Bundle,
+    FileSpec,
+    Frames,
+    Generation,
+    GraphSpec,
+    LengthBound,
+    LengthRule,
+    Manifest,
+    Parity,
+    SpecialIds,
+    TensorSpec,
+    Variant,
+)
+from seq2seq_serve.bundle.names import SOURCE_IDS, Axis, Form, Precision, Role, Verb
 from seq2seq_serve.bundle.normalization import Normalization, normalizer
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
@@ -38,7 +51,8 @@ from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.engine.state import Sequence as Row
 from seq2seq_serve.server.models.cores import ThreadCore
 from seq2seq_serve.server.models.loading import load_model
-from seq2seq_serve.server.models.served import Models, ServedModel, SourceSpec
+from seq2seq_serve.server.models.served import Models, ServedModel
+from seq2seq_serve.server.runner.sizing import Sizing
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
 from seq2seq_serve.server.service.rpcs import Rpcs
@@ -50,7 +64,7 @@ _Server = TypeVar("_Server")
 SPECIAL_TOKENS = ("<pad>", "<s>", "</s>", "<unk>")
 PAD, BOS, EOS = 0, 1, 2
 _IDS = TensorSpec(SOURCE_IDS, "int64", (Axis.BATCH, Axis.SOURCE_LENGTH), Role.SOURCE)
-TEXT_SOURCES = {SOURCE_IDS: SourceSpec(Form.TEXT, _IDS, "bicubic")}
+_FILE = FileSpec("none", "", 0)
 
 
 def byte_tokenizer(normalization: Normalization = "none") -> Tokenizer:
@@ -247,6 +261,64 @@ def fetch(port: int, path: str) -> tuple[int, str]:
             return error.code, error.read().decode()
 
 
+def echo_bundle(path: Path, runner: EchoRunner) -> Bundle:
+    """Describes the runner, as the bundle of a model that reads and writes bytes."""
+    tokenizer = byte_tokenizer()
+    graph = GraphSpec(_FILE, inputs=(_IDS,), outputs=())
+    manifest = Manifest(
+        format_version=0,
+        kind="echo",
+        sizes={},
+        source_vocab_size=tokenizer.vocab_size,
+        target_vocab_size=tokenizer.vocab_size,
+        special_ids=SpecialIds(PAD, (EOS,)),
+        frames=Frames(start=(BOS,), source_suffix=(EOS,)),
+        sources={SOURCE_IDS: Form.TEXT},
+        memory=LengthRule(SOURCE_IDS),
+        max_source_length=runner.max_source_length,
+        max_target_length=runner.max_target_length,
+        source_tokenizer=_FILE,
+        target_tokenizer=_FILE,
+        variants={Precision.FP32: Variant({Verb.ENCODE: graph}, _FILE, Parity(0, None, ()))},
+        generation=runner.generation,
+        length_bound=runner.length_bound,
+        provenance={"preset": "echo"},
+    )
+    return Bundle(path, manifest, "0123456789ab", tokenizer, tokenizer)
+
+
+def with_manifest(model: ServedModel, tokenizer: Tokenizer | None = None, **changes: Any) -> ServedModel:
+    """The model with other values in its manifest, or with another tokenizer."""
+    bundle = Bundle(
+        Path(),
+        replace(model.manifest, **changes),
+        model.version,
+        tokenizer or model.source_tokenizer,
+        tokenizer or model.target_tokenizer,
+    )
+    return ServedModel(model.engine, bundle, model.sizing)
+
+
+def echo_sizing(runner: EchoRunner) -> Sizing:
+    return Sizing(
+        provider="cpu",
+        precision=Precision.FP32,
+        num_instances=1,
+        num_threads=1,
+        max_source_length=runner.max_source_length,
+        sizes={
+            Axis.CACHE_CAPACITY: runner.max_target_length,
+            Axis.MEMORY_CAPACITY: runner.max_source_length,
+        },
+        groups=(),
+        slot_bytes=1024,
+        num_slots=runner.num_slots,
+        weight_bytes=4096,
+        vocab_size=byte_tokenizer().vocab_size,
+        num_hops=1,
+    )
+
+
 def loader_of(runners: dict[str, EchoRunner], turns: Turns, num_instances: int) -> Any:
     """A loader that puts engines over the runner that is called like the folder."""
 
@@ -256,6 +328,7 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns, num_instances: int) 
         model_name: str,
         record: Callable[[Turn], None],
         num_used_bytes: int = 0,
+        version: str = "",
     ) -> ServedModel:
         runner = runners[model_name]
 
@@ -275,31 +348,7 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns, num_instances: int) 
             record_and_note,
         )
         engine.turns = turns
-        tokenizer = byte_tokenizer()
-        return ServedModel(
-            engine=engine,
-            version="0123456789ab",
-            kind="echo",
-            precision="fp32",
-            provider="cpu",
-            vocab_size=tokenizer.vocab_size,
-            cache_bytes=4096,
-            num_bytes=8192,
-            max_request_slots=runner.num_slots,
-            max_source_length=runner.max_source_length,
-            num_target_positions=runner.max_target_length,
-            pad_id=PAD,
-            source_vocab_size=tokenizer.vocab_size,
-            eos_ids=(EOS,),
-            frames=Frames(start=(BOS,), source_suffix=(EOS,)),
-            source_tokenizer=tokenizer,
-            target_tokenizer=tokenizer,
-            sources=TEXT_SOURCES,
-            memory=LengthRule(SOURCE_IDS),
-            length_bound=runner.length_bound,
-            generation=runner.generation,
-            provenance={"preset": "echo"},
-        )
+        return ServedModel(engine, echo_bundle(path, runner), echo_sizing(runner), version)
 
     return load
 

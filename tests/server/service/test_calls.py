@@ -100,7 +100,7 @@ def test_a_bug_is_internal_with_a_fixed_text_and_its_traceback_is_in_the_log(met
     async def run():
         async with serving() as served:
 
-            def explode(requests, is_expired):
+            def explode(requests, is_expired, **_options):
                 raise RuntimeError("secret customer text")
 
             served.model.engine.submitted = explode

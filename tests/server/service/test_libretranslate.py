@@ -5,14 +5,13 @@ import sys
 import urllib.error
 import urllib.request
 from contextlib import asynccontextmanager
-from dataclasses import replace
 
 import pytest
 from libretranslatepy import LibreTranslateAPI
 
 from seq2seq_serve.bundle.manifest import Choice
 from seq2seq_serve.server.service import libretranslate
-from tests.server.service.harness import on_a_thread, serving
+from tests.server.service.harness import on_a_thread, serving, with_manifest
 
 MANY = {"en_XX": 5, "de_DE": 6, "ko_KR": 7}
 
@@ -22,10 +21,10 @@ async def serving_languages():
     """Echoes from Korean into English, from three languages into the same three, and without languages."""
     async with serving(names=("fixed", "many", "unknown")) as served:
         models, served_as = served.app._models, {model.name: model for model in served.app._models}
-        models.put(replace(served_as["fixed"], source_language="ko", target_language="en"))
+        models.put(with_manifest(served_as["fixed"], source_language="ko", target_language="en"))
         choice = Choice(MANY, "")
         choices = {"source_language": choice, "target_language": choice}
-        models.put(replace(served_as["many"], choices=choices))
+        models.put(with_manifest(served_as["many"], choices=choices))
         yield served
 
 
@@ -130,7 +129,7 @@ def test_the_codes_of_nllb_are_found_by_those_of_other_programs():
         async with serving() as served:
             choice = Choice({code: 5 + number for number, code in enumerate(codes)}, "")
             choices = {"source_language": choice, "target_language": choice}
-            served.app._models.put(replace(served.model, choices=choices))
+            served.app._models.put(with_manifest(served.model, choices=choices))
             yield served
 
     with on_a_thread(serving_nllb()) as served:

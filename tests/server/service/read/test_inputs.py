@@ -6,7 +6,6 @@ import random
 import struct
 import threading
 import zlib
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +21,7 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.service.calls import Call
 from seq2seq_serve.server.service.read import inputs
-from tests.server.service.harness import byte_tokenizer, serving_bundles
+from tests.server.service.harness import byte_tokenizer, serving_bundles, with_manifest
 from tests.server.toys import KINDS, MAX_TARGET_LENGTH
 
 DATATYPES = {"uint8": "UINT8", "int64": "INT64", "float32": "FP32"}
@@ -207,7 +206,7 @@ def test_a_question_may_be_longer_than_its_story(toy_paths):
 def test_the_length_bound_counts_positions_of_memory(toy_paths):
     async def run():
         async with serving_bundles(toy_paths[PICTURE]) as served:
-            served.app._models.put(replace(served.model, length_bound=LengthBound(0.5, 0)))
+            served.app._models.put(with_manifest(served.model, length_bound=LengthBound(0.5, 0)))
             given = source(PICTURE, np.zeros((6, 6, 3), np.uint8))
             answer = await served.stub.Generate(message(PICTURE, given))
             assert len(answer.hypotheses[0].token_ids) == 4

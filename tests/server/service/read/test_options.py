@@ -26,7 +26,7 @@ from seq2seq_serve.server.service.read.options import (
     named_choice,
     without_ngrams,
 )
-from tests.server.service.harness import byte_tokenizer, serving, serving_bundles
+from tests.server.service.harness import byte_tokenizer, serving, serving_bundles, with_manifest
 
 TEXT = "sources[0].text"
 IDS = "sources[0].token_ids"
@@ -294,7 +294,7 @@ def test_texts_are_normalised_on_every_way_in_and_stop_sequences_as_targets_are(
     async def run():
         async with serving() as served:
             tokenizer = byte_tokenizer("nfc")
-            model = replace(served.model, source_tokenizer=tokenizer, target_tokenizer=tokenizer)
+            model = with_manifest(served.model, tokenizer)
             served.app._models.put(model)
 
             async def generated(text, **options) -> str:
@@ -323,7 +323,8 @@ FAMILIES = {
 
 def chosen(family, given):
     ids = {name: i for i, name in enumerate(FAMILIES[family])}
-    model = SimpleNamespace(name=family, choices={"target_language": Choice(ids)})
+    manifest = SimpleNamespace(choices={"target_language": Choice(ids)})
+    model = SimpleNamespace(name=family, manifest=manifest)
     number = _chosen(pb.GenerateOptions(target_language=given), model)["target_language"]
     return FAMILIES[family][number]
 
@@ -393,7 +394,7 @@ NEUTRAL = dict.fromkeys(DEFAULTS, 0) | {"repetition_penalty": 1.0}
 
 @pytest.mark.parametrize(("given", "expected"), [({}, DEFAULTS), (NEUTRAL, NEUTRAL)])
 def test_a_neutral_value_turns_off_what_the_model_does_by_default(given, expected):
-    model = SimpleNamespace(generation=Generation(**DEFAULTS))
+    model = SimpleNamespace(manifest=SimpleNamespace(generation=Generation(**DEFAULTS)))
     options = _with_defaults(pb.GenerateOptions(**given), model)
     assert {name: getattr(options, name) for name in DEFAULTS} == pytest.approx(expected)
 
@@ -438,11 +439,9 @@ def test_an_option_that_does_not_go_with_the_model_or_with_others_is_refused(nam
         sources={"picture": None},
         reads_text="long_source" in others,
         reads_sound=False,
-        has_attention=False,
-        timestamps=None,
+        manifest=SimpleNamespace(timestamps=None),
+        sizing=SimpleNamespace(num_hops=0, num_slots=4, vocab_size=100),
         max_target_length=64,
-        max_request_slots=4,
-        vocab_size=100,
     )
     with pytest.raises(InvalidRequest, match=f"^{re.escape(message)}$") as caught:
         _check(pb.GenerateOptions(**others, **{name: value}), model, 64)
@@ -568,7 +567,8 @@ def test_the_longest_given_target_leaves_room_for_the_forced_tokens(forcing_path
 def test_constraints_that_change_nothing_are_dropped(settings, are_kept):
     """How probabilities change matters also for tokens that are forbidden only at the beginning."""
     generation = Generation(is_renormalized=False, repeats_start=True, **settings)
-    model = SimpleNamespace(generation=generation, timestamps=None, vocab_size=100, reads_text=True)
+    manifest = SimpleNamespace(generation=generation, timestamps=None)
+    model = SimpleNamespace(manifest=manifest, sizing=SimpleNamespace(vocab_size=100), reads_text=True)
     expected = Constraints(is_renormalized=False, repeats_start=True) if are_kept else NO_CONSTRAINTS
     assert _constraints(pb.GenerateOptions(), model) == expected
 

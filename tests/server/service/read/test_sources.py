@@ -3,7 +3,6 @@
 import asyncio
 import threading
 from contextlib import suppress
-from dataclasses import replace
 
 import pytest
 from grpc import StatusCode
@@ -16,7 +15,7 @@ from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.service.read.sentences import lines, sentences
-from tests.server.service.harness import EOS, EchoRunner, serving
+from tests.server.service.harness import EOS, EchoRunner, serving, with_manifest
 
 TRUNCATE, SPLIT = pb.LONG_SOURCE_TRUNCATE, pb.LONG_SOURCE_SPLIT
 SENTENCES = ["첫 문장입니다.", "Mr. Smith came here yesterday, and he was late.", "끝이 없는 문장", "가나다!"]
@@ -214,7 +213,7 @@ def test_sentences_are_split_by_the_rules_of_the_request_or_the_bundle():
             assert num_amharic > 2
             model = served.model
             for language, expected in (("am", num_amharic), ("tlh", num_english)):
-                served.app._models.put(replace(model, source_language=language))
+                served.app._models.put(with_manifest(model, source_language=language))
                 assert await parts(served, "") == expected
             served.app._models.put(model)
             message = await refusal(served, request("a", source_language="korean"))

@@ -192,6 +192,27 @@ def test_few_items_are_open_at_once():
     asyncio.run(run())
 
 
+def test_a_batch_that_has_begun_is_finished_although_the_server_drains():
+    """Items that had not reached the engine got UNAVAILABLE."""
+
+    async def run():
+        async with serving() as served:
+            served.runner.gate.clear()
+            reading = asyncio.create_task(all_of(served.stub.GenerateBatch(requests_of(*["abc"] * 200))))
+            await served.turns.until(lambda: served.turns.num_submitted == batch._LEAST_OPEN)
+            draining = asyncio.create_task(served.app.drain())
+            while not served.app._calls.is_draining:
+                await asyncio.sleep(0)
+            with pytest.raises(AioRpcError, match="shutting down"):
+                await all_of(served.stub.GenerateBatch(requests_of()))
+            served.runner.gate.set()
+            found = await reading
+            assert [one.response.hypotheses[0].text for one in found] == ["abc"] * 200
+            await draining
+
+    asyncio.run(run())
+
+
 def test_a_single_text_is_not_many():
     async def run():
         async with serving() as served, AsyncClient(served.address) as client:

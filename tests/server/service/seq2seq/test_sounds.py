@@ -236,7 +236,7 @@ def test_segments_are_what_was_said_between_times(whisper_path):
         async with serving_bundles(whisper_path / "bundle") as served:
             model = served.model
             first, encode, decode = (
-                model.timestamps.first_id,
+                model.manifest.timestamps.first_id,
                 model.target_tokenizer.encode,
                 model.target_tokenizer.decode,
             )

@@ -310,7 +310,7 @@ def test_a_prompt_is_read_before_the_target(whisper_path):
 
     async def run():
         async with serving_bundles(whisper_path / "bundle") as served:
-            tokenizer, times = served.model.target_tokenizer, served.model.timestamps
+            tokenizer, times = served.model.target_tokenizer, served.model.manifest.timestamps
             for prompt in ("a b", "a long prompt, of which the last tokens are read " * 4):
                 token_ids = tokenizer.encode(f" {prompt.strip()}")[-19:]
                 expected = theirs.generate(
@@ -373,6 +373,30 @@ def test_a_model_of_texts_does_not_decode_windows(options):
             with pytest.raises(AioRpcError, match="a model that writes times, and echo does not") as caught:
                 await served.stub.Generate(request)
             assert caught.value.code() is StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(run())
+
+
+def test_only_the_first_sound_of_a_call_is_refused_for_the_spectrograms_of_others(whisper_path):
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            triton = GRPCInferenceServiceStub(served.channel)
+            expected = await triton.ModelInfer(two_sounds())
+            holding, tries, refused = served.app._calls.holding, [], [1]
+
+            def holding_but(call, num_bytes):
+                tries.append(num_bytes)
+                if len(tries) in refused:
+                    raise Overloaded("spectrograms take all room", retry_after_seconds=0.0)
+                return holding(call, num_bytes)
+
+            served.app._calls.holding = holding_but
+            with pytest.raises(AioRpcError, match="spectrograms take all room"):
+                await triton.ModelInfer(two_sounds())
+            tries.clear()
+            refused[:] = [2, 3]
+            assert (await triton.ModelInfer(two_sounds())).outputs == expected.outputs
+            assert len(tries) == 4
 
     asyncio.run(run())
 

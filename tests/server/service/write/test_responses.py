@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from seq2seq_serve.bundle.tokenizer import TextStream
 from seq2seq_serve.server.engine.stops import StopSequences
-from seq2seq_serve.server.service.write.stopping import StoppedText
+from seq2seq_serve.server.service.write.responses import StoppedText
 from tests.server.service.harness import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
