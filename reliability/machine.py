@@ -21,6 +21,7 @@ from reliability.place import (
     at_least,
     at_most,
     nothing_left,
+    once,
     settled,
     state,
     status,
@@ -125,12 +126,11 @@ async def _jump(server: RunningServer, offset: Path, jumps: int) -> tuple[Counte
 
 def _has_arrived(server: RunningServer, seconds: float) -> bool:
     """Wait until the server reports the time that was set; returns whether it did."""
-    end = time.monotonic() + _WAIT_SECONDS
-    while time.monotonic() < end:
-        if abs(state(server)[_HEARTBEAT] - (time.time() + seconds)) < _ARRIVED_SECONDS:
-            return True
-        time.sleep(0.05)
-    return False
+
+    def has_arrived(now: dict[str, float]) -> bool:
+        return abs(now[_HEARTBEAT] - (time.time() + seconds)) < _ARRIVED_SECONDS
+
+    return has_arrived(once(server, has_arrived, _WAIT_SECONDS))
 
 
 def _set_clock(offset: Path, seconds: int) -> None:

@@ -7,7 +7,7 @@ import time
 import urllib.error
 import urllib.request
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,14 +156,19 @@ def state(server: RunningServer) -> dict[str, float]:
     return values
 
 
+def once(
+    server: RunningServer, is_wanted: Callable[[dict[str, float]], bool], seconds: float
+) -> dict[str, float]:
+    """Returns the server's state once it is as wanted, or the last one before a timeout."""
+    end = time.monotonic() + seconds
+    while not is_wanted(now := state(server)) and time.monotonic() < end:
+        time.sleep(0.1)
+    return now
+
+
 def settled(server: RunningServer, before: Mapping[str, float]) -> dict[str, float]:
     """Returns the server's state once it holds nothing for callers any more, or after a timeout."""
-    end = time.monotonic() + _SETTLED_SECONDS
-    while True:
-        now = state(server)
-        if all(bar.is_met for bar in nothing_left(before, now)) or time.monotonic() > end:
-            return now
-        time.sleep(0.2)
+    return once(server, lambda now: all(bar.is_met for bar in nothing_left(before, now)), _SETTLED_SECONDS)
 
 
 def nothing_left(before: Mapping[str, float], after: Mapping[str, float]) -> list[Bar]:

@@ -15,7 +15,7 @@ from grpc import aio
 from benchmarks.load.mix import MAX_TARGET_LENGTH, ONLY_GREEDY, Job, draw_jobs, poisson_arrivals, quantile
 from benchmarks.serving import RunningServer
 from reliability.callers import PATIENT_SECONDS, capacity
-from reliability.place import BASE, Bar, Figures, Place, at_least, at_most, nothing_left, settled, state
+from reliability.place import BASE, Bar, Figures, Place, at_least, at_most, nothing_left, once, settled, state
 from seq2seq_serve.client import AsyncClient
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
@@ -118,20 +118,14 @@ async def _round(server: RunningServer, jobs: Sequence[Job], rate: float, is_slo
                 await asyncio.sleep(arrival - (time.monotonic() - started))
                 is_tenth = number % _ONE_IN == 0
                 tasks.create_task(read_narrowly(stub, job) if is_tenth else read(client, job))
-        now = await asyncio.to_thread(_decoded, server)
+        now = await asyncio.to_thread(
+            once, server, lambda now: not now["seq2seq_slots_in_use"], _DECODED_SECONDS
+        )
         one.num_stalled = len(jobs) - (now["seq2seq_requests_total"] - before)
         one.num_slots = now["seq2seq_slots_in_use"]
         for call in slow_streams:
             call.cancel()
     return one
-
-
-def _decoded(server: RunningServer) -> dict[str, float]:
-    """Returns the server's state when no slot is in use any more, or after a timeout."""
-    end = time.monotonic() + _DECODED_SECONDS
-    while (now := state(server))["seq2seq_slots_in_use"] and time.monotonic() < end:
-        time.sleep(0.1)
-    return now
 
 
 def _large(job: Job) -> pb.GenerateRequest:
