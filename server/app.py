@@ -68,8 +68,8 @@ class App:
             sinks.append(self._tracing.record)
         self._calls = Calls(self._models, access, sinks, begins_traces=config.is_traced)
         self._metrics.show_open_calls(lambda: self._calls.num_open)
-        inference = InferenceService(self._models, self._repository, self._calls, self._health)
-        self._rest = RestService(inference, self._calls, access)
+        inference = InferenceService(self._repository, self._health)
+        self._rest = RestService(inference, self._calls)
         self.http = HttpServer(
             config.host,
             config.metrics_port,

@@ -22,12 +22,7 @@ Array = npt.NDArray[Any]
 
 # Estimates: a story's words are only looked up and added, and each frame of a clip, one position of memory,
 # is read in places of the colours of 4 x 4 pixels. Of other sources the positions of memory count.
-_WORDS_PER_TOKEN = 8
-
-
-_COLOURS_PER_TOKEN = 48
-
-
+_WORDS_PER_TOKEN, _COLOURS_PER_TOKEN = 8, 48
 _ENCODED_PER_STEP = 32  # tokens, which take about as long as a step of one row (a base model on a CPU)
 
 
@@ -50,8 +45,6 @@ class Constraints:
         penalizes_log_probabilities: Whether `repetition_penalty` changes the log-probabilities of a beam
             search, before these are those among the allowed tokens. Otherwise it changes the logits.
         times: The target has times, in pairs around what was said between them; None adds no rule.
-        change_logits: Whether any logit changes.
-        change_log_probabilities: Whether the changes in a beam search are those of log-probabilities.
     """
 
     min_new_tokens: int = 0
@@ -65,22 +58,26 @@ class Constraints:
     times: Timestamps | None = None
     penalizes_log_probabilities: bool = False
 
-    change_logits: bool = field(init=False)
-    change_log_probabilities: bool = field(init=False)
-
-    def __post_init__(self) -> None:
-        changes = (
-            self.min_new_tokens,
-            self.repetition_penalty != 1,
-            self.no_repeat_ngram_size,
-            self.suppressed_token_ids,
-            self.logit_bias,
-            self.forbidden_after,
-            self.times,
+    @functools.cached_property
+    def change_logits(self) -> bool:
+        """Whether any logit changes."""
+        return any(
+            (
+                self.min_new_tokens,
+                self.repetition_penalty != 1,
+                self.no_repeat_ngram_size,
+                self.suppressed_token_ids,
+                self.logit_bias,
+                self.forbidden_after,
+                self.times,
+            )
         )
+
+    @functools.cached_property
+    def change_log_probabilities(self) -> bool:
+        """Whether the changes in a beam search are those of log-probabilities."""
         is_penalized = self.penalizes_log_probabilities and self.repetition_penalty != 1
-        object.__setattr__(self, "change_logits", any(changes))
-        object.__setattr__(self, "change_log_probabilities", is_penalized or not self.is_renormalized)
+        return is_penalized or not self.is_renormalized
 
     @functools.cached_property
     def forbidden_sizes(self) -> frozenset[int]:
@@ -132,9 +129,9 @@ class Beam:
     early_stopping: EarlyStopping = True
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class Request:
-    """One source of a client's call, as the engine decodes it; compared by identity.
+    """One source of a client's call, as the engine decodes it; compared by identity. It does not change.
 
     Attributes:
         request_id: The caller's id, for the log.
@@ -202,22 +199,22 @@ class Request:
     log_probabilities: bool = False
     num_alternatives: int = 0
     is_bounded: bool = False
-
     number: int = field(init=False, default_factory=itertools.count().__next__)
-    mode: str = field(init=False)
-    num_slots: int = field(init=False)
-    is_detailed: bool = field(init=False)
-    is_plain: bool = field(init=False)
-    is_free_beam: bool = field(init=False)
-    encode_tokens: int = field(init=False)
-    queue_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
         """Derive what every turn asks for."""
         if self.is_score:
-            mode = "score"
+            self.mode = "score"
         else:
-            mode = "beam" if self.beam is not None else "sampling" if self.sampling is not None else "greedy"
+            is_drawn = self.sampling is not None
+            self.mode = "beam" if self.beam is not None else "sampling" if is_drawn else "greedy"
+        self.num_slots = self.num_hypotheses if self.beam is None else self.beam.size
+        self.is_detailed = self.log_probabilities or self.num_alternatives > 0
+        is_alone = self.mode in ("greedy", "score") and self.num_hypotheses == 1
+        self.is_plain = is_alone and not self.constraints.change_logits and not self.is_detailed
+        self.is_free_beam = (
+            self.mode == "beam" and not self.begin_suppressed_ids and self.constraints == NO_CONSTRAINTS
+        )
         num_looked_up = num_bytes = 0
         for array in self.sources.values():
             num_bytes += array.nbytes
@@ -225,21 +222,8 @@ class Request:
                 num_looked_up += array.size // _WORDS_PER_TOKEN
             elif array.dtype == np.uint8 and array.ndim == 4:
                 num_looked_up += array.size // _COLOURS_PER_TOKEN
-        is_detailed = self.log_probabilities or self.num_alternatives > 0
-        is_alone = mode in ("greedy", "score") and self.num_hypotheses == 1
-        derived = {
-            "mode": mode,
-            "num_slots": self.num_hypotheses if self.beam is None else self.beam.size,
-            "is_detailed": is_detailed,
-            "is_plain": is_alone and not self.constraints.change_logits and not is_detailed,
-            "is_free_beam": (
-                mode == "beam" and not self.begin_suppressed_ids and self.constraints == NO_CONSTRAINTS
-            ),
-            "encode_tokens": max(self.memory_length, num_looked_up),
-            "queue_tokens": max(self.memory_length, num_bytes // 1024),
-        }
-        for name, value in derived.items():
-            object.__setattr__(self, name, value)
+        self.encode_tokens = max(self.memory_length, num_looked_up)
+        self.queue_tokens = max(self.memory_length, num_bytes // 1024)
 
     def drop_arrays(self) -> None:
         """Forget what only the encoder reads: a sound takes a megabyte, and it decodes for seconds."""

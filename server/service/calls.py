@@ -11,7 +11,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 from weakref import WeakValueDictionary
 
@@ -70,15 +70,12 @@ class Call(Origin):
     """One RPC while it is handled; owned by its handler.
 
     Attributes:
-        service: The full name of its service.
-        method: The name of the RPC.
-        metadata: The metadata that the caller sent.
+        record: For the log, the metrics and the spans.
         write: Sends a message of a stream.
         calls: Opened it.
-        work: The work of the engine for it so far.
+        writing: Is held while a message is written: one after the other.
         is_probe: Whether the call is for the service of health or reflection. Probes are not counted as
             requests, and a server that drains does not wait for them.
-        model_name: The name of the served model, once it is known.
         num_held_bytes: The size of its request, if that is large.
         whole: The call that brought it, if it is one of the requests of a call.
         is_recorded_by_item: Whether each request of the call is recorded, in place of the call.
@@ -87,14 +84,11 @@ class Call(Origin):
         refusal: Why it is refused whatever it asks for: its id cannot be logged and sent back.
     """
 
-    service: str
-    method: str
-    metadata: Metadata
+    record: CallRecord
     write: Callable[[Message], Awaitable[None]]
     calls: Calls
-    work: Work
+    writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_probe: bool = False
-    model_name: str = ""
     num_held_bytes: int = 0
     whole: Call | None = None
     is_recorded_by_item: bool = False
@@ -103,11 +97,12 @@ class Call(Origin):
 
     def item(self, number: int) -> Call:
         """Returns a call for one of the requests that this call brings, which is recorded by itself."""
+        request_id = f"{self.request_id}-{number}"
         return dataclasses.replace(
             self,
-            request_id=f"{self.request_id}-{number}",
+            request_id=request_id,
             arrival=time.monotonic(),
-            work=Work(),
+            record=dataclasses.replace(self.record, request_id=request_id, work=Work()),
             num_held_bytes=0,
             whole=self,
         )
@@ -133,7 +128,7 @@ class Call(Origin):
             Unavailable: The models are still loading.
         """
         with self.calls.models.use(name, version) as model:
-            self.model_name = model.name
+            self.record.model = model.name
             yield model
 
     async def build(self, num_bytes: int, build: Callable[[], _Built]) -> _Built:
@@ -170,7 +165,8 @@ class Call(Origin):
         """
         try:
             check_answer_bytes(message.ByteSize())
-            await self.write(message)
+            async with self.writing:
+                await self.write(message)
         except aio.InternalError as error:  # gRPC fails a write that waits before it cancels the handler
             raise asyncio.CancelledError from error
 
@@ -245,17 +241,16 @@ class Calls:
                 'ASCII characters other than " and =, or no id',
                 field=REQUEST_ID,
             )
+        caller = self.access.caller_of(metadata, peer)
+        has_token = caller.token is not None
         call = Call(
             request_id=request_id,
-            caller=self.access.caller_of(metadata, peer),
+            caller=caller,
             arrival=arrival,
             deadline=None if remaining_seconds is None else arrival + remaining_seconds,
-            service=service,
-            method=method,
-            metadata=metadata or (),
+            record=CallRecord(request_id, service, method, metadata or (), caller.name, has_token),
             write=write,
             calls=self,
-            work=Work(),
             is_probe=service.startswith(_PROBES),
             refusal=refusal,
         )
@@ -266,7 +261,7 @@ class Calls:
         return call
 
     def hold(self, call: Call, num_bytes: int) -> None:
-        """Counts the bytes of a large request until `release`; a small one is not counted.
+        """Counts the bytes of a large request until `close_call`; a small one is not counted.
 
         What it brings may wait as long: parsed, read, or in the engine's queue.
 
@@ -279,22 +274,17 @@ class Calls:
 
     @contextmanager
     def holding(self, call: Call, num_bytes: int) -> Iterator[None]:
-        """Counts bytes that were read from a request, as `hold` does, until the block ends."""
+        """Counts the bytes of one of its requests, or of what was read from it, until the block ends."""
         self._held.take(call.caller.name, num_bytes, _HELD_RETRY_SECONDS)
         try:
             yield
         finally:
             self._held.give_back(call.caller.name, num_bytes)
 
-    def release(self, call: Call) -> None:
-        """Ends the count of `hold`."""
-        self._held.give_back(call.caller.name, call.num_held_bytes)
-        call.num_held_bytes = 0
-
     def close_call(self, call: Call) -> None:
         """Ends the record of a call that has its answer."""
         if call.num_held_bytes:
-            self.release(call)
+            self._held.give_back(call.caller.name, call.num_held_bytes)
         if not call.is_probe:
             self.num_open -= 1
             if self.num_open == 0:
@@ -366,6 +356,8 @@ class Calls:
         following: Callable[[], Awaitable[_Item | None]],
         most_open: int,
         answer: Callable[[_Item, Call], Awaitable[None]],
+        *,
+        first_number: int = 0,
     ) -> None:
         """Answers the requests that a call brings side by side. Each is recorded in place of the call.
 
@@ -374,6 +366,10 @@ class Calls:
             following: Returns the next request, when there is room for it; None after the last one.
             most_open: The most requests that are answered at once.
             answer: Answers one, given its own call; an error that it raises ends the others, and is raised.
+            first_number: The number of the first one, which is in its id.
+
+        Raises:
+            Unavailable: `following` raised it; the requests before have been answered.
         """
         room = asyncio.Semaphore(most_open)
 
@@ -386,15 +382,27 @@ class Calls:
                 room.release()
 
         call.is_recorded_by_item = True
+        refusal: Exception | None = None
         try:
             async with asyncio.TaskGroup() as tasks:
-                numbers = itertools.count()
-                while (item := await following()) is not None:
+                for number in itertools.count(first_number):
+                    try:
+                        item = await following()
+                    except Unavailable as error:
+                        refusal = error
+                        break
+                    if item is None:
+                        break
                     await room.acquire()
-                    tasks.create_task(answer_one(item, call.item(next(numbers))))
+                    tasks.create_task(answer_one(item, call.item(number)))
                     del item
         except ExceptionGroup as group:
-            raise group.with_traceback(None).exceptions[0] from None
+            refusal = group.with_traceback(None).exceptions[0]
+        try:
+            if refusal is not None:
+                raise refusal
+        finally:
+            del refusal  # its frames refer to it and to requests
 
     async def wait_until_idle(self) -> None:
         """Waits until no call is being handled."""
@@ -456,32 +464,22 @@ class Calls:
         is_recorded = not call.is_recorded_by_item if call.whole is None else call.whole.is_recorded_by_item
         if call.is_probe or not is_recorded:
             return
-        trace_id = trace_id_of(call.metadata) or (uuid.uuid4().hex if self._begins_traces else "")
-        record = CallRecord(
-            request_id=call.request_id,
-            service=call.service,
-            method=call.method,
-            metadata=call.metadata,
-            caller=call.caller.name,
-            has_token=call.caller.token is not None,
-            model=call.model_name,
-            code=code.name,
-            code_number=code.value[0],
-            seconds=time.monotonic() - call.arrival,
-            trace_id=trace_id,
-            work=call.work,
-        )
+        record = call.record
+        record.code, record.code_number = code.name, code.value[0]
+        record.seconds = time.monotonic() - call.arrival
+        record.trace_id = trace_id_of(record.metadata) or (uuid.uuid4().hex if self._begins_traces else "")
         for sink in self._sinks:
             sink(record)
 
 
 def _log_fault(call: Call, error: Exception) -> None:
     """Logs a failed load, and with its traceback an error that is not one of the server's own."""
-    fields = {"request_id": call.request_id, "service": call.service, "method": call.method}
+    method = call.record.method
+    fields = {"request_id": call.request_id, "service": call.record.service, "method": method}
     if isinstance(error, LoadFailed):
-        _log.error("%s %s: %s", call.request_id, call.method, error, extra={"fields": fields})
+        _log.error("%s %s: %s", call.request_id, method, error, extra={"fields": fields})
     elif not isinstance(error, ServerError):
-        _log.error("%s %s: a bug", call.request_id, call.method, exc_info=error, extra={"fields": fields})
+        _log.error("%s %s: a bug", call.request_id, method, exc_info=error, extra={"fields": fields})
 
 
 def check_answer_bytes(num_bytes: int) -> None:

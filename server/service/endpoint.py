@@ -101,7 +101,7 @@ class Endpoint:
         connections = ("grpc.max_allowed_incoming_connections", self.max_connections)
         self._server = aio.server(options=(*_OPTIONS, age, connections))
         services: dict[ServiceDescriptor, object] = {
-            SEQ2SEQ: Seq2SeqService(calls.models, calls),
+            SEQ2SEQ: Seq2SeqService(),
             REPOSITORY: RepositoryService(repository),
             INFERENCE: inference,
             HEALTH: HealthService(health),

@@ -25,7 +25,6 @@ from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 from seq2seq_serve.server.service import libretranslate, openai
-from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, Call, Calls
 from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.open_inference.json import (
@@ -150,7 +149,7 @@ class _Page:
         events = _Events(send, call.request_id)
 
         async def work() -> Response | None:
-            self.rest.access.check(f"/{_GRPC_SERVICE}/{self.method}", call.caller)
+            calls.access.check(f"/{_GRPC_SERVICE}/{self.method}", call.caller)
             if call.refusal is not None:
                 raise call.refusal
             with self.rest.admitted(call):
@@ -184,12 +183,10 @@ class RestService:
     Args:
         inference: Answers the calls.
         calls: Opens and counts them.
-        access: Refuses callers without the right to a method.
     """
 
-    def __init__(self, inference: InferenceService, calls: Calls, access: Access) -> None:
+    def __init__(self, inference: InferenceService, calls: Calls) -> None:
         self.calls = calls
-        self.access = access
         self._inference = inference
         self._open = Shares(_MAX_OPEN, "{} requests over HTTP are open")
 

@@ -1,10 +1,10 @@
-"""The record of a call that has ended, which the log, the metrics and the spans are made from."""
+"""The record of a call, which the log, the metrics and the spans are made from."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import FinishReason, Result
@@ -63,9 +63,9 @@ class Work:
             self.finish_reason = result.finish_reason.value
 
 
-@dataclass(frozen=True)
+@dataclass
 class CallRecord:
-    """How a call ended, or one of the requests that a call brought.
+    """A call, or one of the requests that a call brought. Owned by the call, and complete at its end.
 
     Attributes:
         request_id: The id that the caller sent, or that the server made.
@@ -75,11 +75,11 @@ class CallRecord:
         caller: The name of the caller.
         has_token: Whether that is the name of a token.
         model: The name of the served model; empty if none was found.
+        work: The work of the engine for it.
         code: The name of the status in gRPC.
         code_number: The number of the status in gRPC.
         seconds: From arrival to the end.
         trace_id: The id of the trace (W3C Trace Context) that it belongs to; empty without one.
-        work: The work of the engine for it.
     """
 
     request_id: str
@@ -88,12 +88,12 @@ class CallRecord:
     metadata: Metadata
     caller: str
     has_token: bool
-    model: str
-    code: str
-    code_number: int
-    seconds: float
-    trace_id: str
-    work: Work
+    model: str = ""
+    work: Work = field(default_factory=Work)
+    code: str = ""
+    code_number: int = 0
+    seconds: float = 0.0
+    trace_id: str = ""
 
 
 def trace_id_of(metadata: Metadata) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
@@ -13,8 +12,7 @@ from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Piece
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable, UnknownModel
 from seq2seq_serve.server.models.repository import Repository, State
-from seq2seq_serve.server.models.served import Models
-from seq2seq_serve.server.service.calls import Call, Calls, sized
+from seq2seq_serve.server.service.calls import Call, sized
 from seq2seq_serve.server.service.health import Health
 from seq2seq_serve.server.service.open_inference.answers import (
     empty_response,
@@ -42,10 +40,8 @@ Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
 class InferenceService:
     """Without state of its own: a call's state is in its `Call` and its streams."""
 
-    def __init__(self, models: Models, repository: Repository, calls: Calls, health: Health) -> None:
-        self._models = models
+    def __init__(self, repository: Repository, health: Health) -> None:
         self._repository = repository
-        self._calls = calls
         self._health = health
 
     async def ServerLive(self, _message: pb.ServerLiveRequest, _call: Call) -> pb.ServerLiveResponse:
@@ -85,7 +81,7 @@ class InferenceService:
     ) -> pb.ModelStatisticsResponse:
         """Answers with the statistics of one model, or of all."""
         if not message.name:
-            return pb.ModelStatisticsResponse(model_stats=map(statistics_message, self._models))
+            return pb.ModelStatisticsResponse(model_stats=map(statistics_message, call.calls.models))
         with call.use_model(message.name, message.version) as model:
             return pb.ModelStatisticsResponse(model_stats=[statistics_message(model)])
 
@@ -138,46 +134,25 @@ class InferenceService:
 
     async def ModelStreamInfer(self, messages: AsyncIterator[pb.ModelInferRequest], call: Call) -> None:
         """Answers each request with one response per piece; requests are decoded side by side."""
-        is_strict = (_STRICT_ERRORS, "true") in call.metadata
-        incoming, writing = aiter(messages), asyncio.Lock()
-        refusal: Exception | None = None
-
-        async def following() -> pb.ModelInferRequest | None:
-            nonlocal refusal
-            try:
-                return await self._calls.next_message(incoming)
-            except Unavailable as error:  # the requests before are answered
-                refusal = error
-                return None
-
-        async def write(response: pb.ModelStreamInferResponse) -> None:
-            async with writing:
-                await call.send(response)
+        is_strict = (_STRICT_ERRORS, "true") in call.record.metadata
+        following = partial(call.calls.next_message, aiter(messages))
 
         async def answer_whole(message: pb.ModelInferRequest, its: Call) -> None:
-            self._calls.hold(its, message.ByteSize())
-            answering = self.answer_in_stream(message, its, write)
-            del message
-            await answering
+            with call.calls.holding(its, message.ByteSize()):
+                answering = self.answer_in_stream(message, its, call.send)
+                del message
+                await answering
 
         async def answer(message: pb.ModelInferRequest, its: Call) -> None:
             failed = pb.ModelInferResponse(model_name=message.model_name, id=message.id)
             answering = answer_whole(message, its)
             del message
-            try:
-                error = await self._calls.run(its, answering, lambda _: is_strict)
-                if error is not None:
-                    _, text = status_of(error)
-                    await write(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
-            finally:
-                self._calls.release(its)
+            error = await call.calls.run(its, answering, lambda _: is_strict)
+            if error is not None:
+                _, text = status_of(error)
+                await call.send(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
 
-        try:
-            await self._calls.answer_items(call, following, _MAX_OPEN_IN_STREAM, answer)
-            if refusal is not None:
-                raise refusal
-        finally:
-            del refusal  # its frames refer to it and to messages
+        await call.calls.answer_items(call, following, _MAX_OPEN_IN_STREAM, answer, first_number=1)
 
     async def answer_in_stream(self, message: pb.ModelInferRequest, call: Call, write: Write) -> None:
         """Answers one request with a response for each piece.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.errors import (
     EngineFailed,
@@ -13,54 +11,47 @@ from seq2seq_serve.server.errors import (
     is_about_all,
 )
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.calls import Call, Calls, sized
+from seq2seq_serve.server.service.calls import Call, sized
 from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding, with_patience
 from seq2seq_serve.server.service.status import reason_of, status_of
 
 _LEAST_OPEN = 64  # items that are decoded or wait at once; twice the slots if those are more
 
 
-async def generate_batch(
-    message: pb.GenerateBatchRequest, model: ServedModel, call: Call, calls: Calls
-) -> None:
+async def generate_batch(message: pb.GenerateBatchRequest, model: ServedModel, call: Call) -> None:
     """Decodes the items of a batch side by side. Each one is recorded as a call.
 
     Args:
         message: The request.
         model: The model that it names.
         call: The call that it came with; the answers are sent to its caller.
-        calls: Records the items.
 
     Raises:
         ServerError: The whole batch is refused, for example because of its options.
     """
     decoding = await read_decoding(message.options, model, call)
-    if calls.is_draining:
+    if call.calls.is_draining:
         raise Unavailable("the server is shutting down")
     call.is_accepted = True
-    items, writing = enumerate(message.items), asyncio.Lock()
+    items = enumerate(message.items)
 
     async def following() -> tuple[int, pb.BatchItem] | None:
         return next(items, None)
 
-    async def send(response: pb.GenerateBatchResponse) -> None:
-        async with writing:
-            await call.send(response)
-
     async def generate_and_send(item: pb.BatchItem, response: pb.GenerateBatchResponse, its: Call) -> None:
         (answer,) = await with_patience(its, lambda: generate([item.sources], decoding, its))
         response.response.CopyFrom(sized(answer))
-        await send(response)
+        await call.send(response)
 
     async def answer(numbered: tuple[int, pb.BatchItem], its: Call) -> None:
         index, item = numbered
         response = pb.GenerateBatchResponse(index=index, tag=item.tag)
-        error = await calls.run(its, generate_and_send(item, response, its), _ends_the_batch)
+        error = await call.calls.run(its, generate_and_send(item, response, its), _ends_the_batch)
         if error is not None:
             response.error.CopyFrom(_batch_error(error, its.request_id))
-            await send(response)
+            await call.send(response)
 
-    await calls.answer_items(call, following, max(_LEAST_OPEN, 2 * model.engine.num_slots), answer)
+    await call.calls.answer_items(call, following, max(_LEAST_OPEN, 2 * model.engine.num_slots), answer)
 
 
 def _batch_error(error: Exception, request_id: str) -> pb.BatchError:

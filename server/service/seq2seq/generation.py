@@ -241,5 +241,5 @@ async def succeeded(stream: Stream, call: Call, *, is_repeated: bool = False) ->
         ServerError: The request failed.
     """
     result = await stream.wait()
-    call.work.add(stream.request, result, is_repeated=is_repeated)
+    call.record.work.add(stream.request, result, is_repeated=is_repeated)
     return checked(result)

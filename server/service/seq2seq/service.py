@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.models.served import Models
-from seq2seq_serve.server.service.calls import Call, Calls, sized
+from seq2seq_serve.server.service.calls import Call, sized
 from seq2seq_serve.server.service.seq2seq.batch import generate_batch
 from seq2seq_serve.server.service.seq2seq.generation import (
     generate,
@@ -21,10 +20,6 @@ from seq2seq_serve.server.service.write.responses import model_message, score_re
 
 class Seq2SeqService:
     """Without state of its own: a call's state is in its `Call` and its streams."""
-
-    def __init__(self, models: Models, calls: Calls) -> None:
-        self._models = models
-        self._calls = calls
 
     async def Generate(self, message: pb.GenerateRequest, call: Call) -> pb.GenerateResponse:
         """Answers once, with the whole target."""
@@ -53,7 +48,7 @@ class Seq2SeqService:
     async def GenerateBatch(self, message: pb.GenerateBatchRequest, call: Call) -> None:
         """Answers for each of many sources when its target is complete."""
         with call.use_model(message.model) as model:
-            await generate_batch(message, model, call, self._calls)
+            await generate_batch(message, model, call)
 
     async def Score(self, message: pb.ScoreRequest, call: Call) -> pb.ScoreResponse:
         """Answers with the log-probabilities of a given target."""
@@ -65,9 +60,9 @@ class Seq2SeqService:
                 result = await succeeded(stream, call)
             return score_response(reading, result, decoding)
 
-    async def ListModels(self, _message: pb.ListModelsRequest, _call: Call) -> pb.ListModelsResponse:
+    async def ListModels(self, _message: pb.ListModelsRequest, call: Call) -> pb.ListModelsResponse:
         """Answers with every served model."""
-        return pb.ListModelsResponse(models=[model_message(model) for model in self._models])
+        return pb.ListModelsResponse(models=[model_message(model) for model in call.calls.models])
 
     async def GetModel(self, message: pb.GetModelRequest, call: Call) -> pb.GetModelResponse:
         """Answers with the named model, or the first one."""
