@@ -39,7 +39,12 @@ class InvalidRequest(ServerError):
     Args:
         message: What was given, what was expected, and what to do.
         field: Path of the offending field in the request, for example `options.max_new_tokens`.
+
+    Attributes:
+        row: The number of the offending source of several, from 0; None if it is the only one.
     """
+
+    row: int | None = None
 
     def __init__(self, message: str, *, field: str) -> None:
         super().__init__(message)

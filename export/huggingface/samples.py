@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from torch import Tensor
 
 from seq2seq_serve.bundle.manifest import Choice, Places
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE
@@ -97,6 +98,24 @@ def make_pairs(
         for row, target in zip(rows, found, strict=True):
             targets[row] = target
     return list(zip(sources, targets, strict=True))
+
+
+def largest_channel(model: Transformer, sources: Sequence[Numbers]) -> float:
+    """How many times as large as the median channel the largest one of the encoder's output is.
+
+    Sizes are root mean squares over all positions of the encoded sources.
+    """
+    squares: list[Tensor] = []
+    kind, reader = model.source_kind, next(iter(model.decoder_layers)).memory_attention.key
+    hook = reader.register_forward_pre_hook(lambda _, given: squares.append(given[0][0].square()))
+    try:
+        with torch.inference_mode():
+            for source in sources:
+                model.encode(*kind.tensors([kind.inputs(source)]))
+    finally:
+        hook.remove()
+    sizes = torch.cat(squares).mean(dim=0).sqrt()  # (D,)
+    return float(sizes.max() / sizes.median())
 
 
 def _fill(places: Places, choices: dict[str, Choice], row: int, source_language: str = "") -> list[int]:

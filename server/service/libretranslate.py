@@ -96,7 +96,13 @@ async def translate(fields: Mapping[str, Any], call: Call) -> Response:
         decoding = await read_decoding(options, model, call)
         places = [place for place, text in enumerate(texts) if not is_blank(text)]
         rows: list[Sequence[pb.Source]] = [[pb.Source(text=texts[place])] for place in places]
-        answers = await generate(rows, decoding, call) if rows else []
+        try:
+            answers = await generate(rows, decoding, call) if rows else []
+        except InvalidRequest as error:
+            error.field = "q"
+            if error.row is not None:
+                error.args = (f"text {places[error.row]} of q: {error}",)
+            raise
     translated = [""] * len(texts)
     for place, answer in zip(places, answers, strict=True):
         translated[place] = answer.hypotheses[0].text

@@ -80,6 +80,7 @@ class Family:
         shares_embedding: The default of `share_encoder_decoder_embeddings`.
         is_merged: Whether decoder layers read cache and memory at once, and heads have norms.
         longest: The most tokens of a source and of a target by default, for a model without a limit.
+        translates_sentences: Whether the models were trained to translate single sentences.
     """
 
     name: str
@@ -95,6 +96,7 @@ class Family:
     shares_embedding: bool = True
     is_merged: bool = False
     longest: int = 1024
+    translates_sentences: bool = False
 
 
 @dataclass(frozen=True)

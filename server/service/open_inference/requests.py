@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
@@ -124,6 +126,24 @@ def read_inference(message: pb.ModelInferRequest, model: ServedModel) -> Inferen
         timeout_seconds=_timeout(settings.get(_TIMEOUT, 0)),
         has_empty_final=_truth(settings.get(_EMPTY_FINAL, False)),
     )
+
+
+@contextmanager
+def own_fields(model: ServedModel) -> Iterator[None]:
+    """Makes errors of sources and options name the inputs, with the row, and the parameters of a request."""
+    try:
+        yield
+    except InvalidRequest as error:
+        place, _, name = error.field.partition(".")
+        if place == "options":
+            error.field = f"parameters[{name}]" if name else "parameters"
+        elif found := re.fullmatch(r"sources\[(\d+)\]", place):
+            tensors = {"text": TEXT_INPUT, "token_ids": INPUT_IDS} if model.reads_text else {}
+            tensor = tensors.get(name.partition(".")[0]) or list(model.sources)[int(found[1])]
+            error.field = f"inputs[{tensor}]"
+            if error.row is not None:
+                error.args = (f"row {error.row} of {tensor}: {error}",)
+        raise
 
 
 def _refuse_parameters(tensors: Iterable[_Tensor], field: str) -> None:

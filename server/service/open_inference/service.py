@@ -27,7 +27,7 @@ from seq2seq_serve.server.service.open_inference.models import (
     metadata_message,
     statistics_message,
 )
-from seq2seq_serve.server.service.open_inference.requests import Inference, read_inference
+from seq2seq_serve.server.service.open_inference.requests import Inference, own_fields, read_inference
 from seq2seq_serve.server.service.seq2seq.generation import generate, generate_pieces, read_decoding
 from seq2seq_serve.server.service.status import status_of
 
@@ -122,7 +122,7 @@ class InferenceService:
 
     async def ModelInfer(self, message: pb.ModelInferRequest, call: Call) -> pb.ModelInferResponse:
         """Answers once, with the targets of all rows."""
-        with call.use_model(message.model_name, message.model_version) as model:
+        with call.use_model(message.model_name, message.model_version) as model, own_fields(model):
             inference = read_inference(message, model)
             del message  # its inputs would take memory while the requests wait
             limited = _limited(call, inference)
@@ -160,7 +160,7 @@ class InferenceService:
         Raises:
             ServerError: The request is refused or fails.
         """
-        with call.use_model(message.model_name, message.model_version) as model:
+        with call.use_model(message.model_name, message.model_version) as model, own_fields(model):
             inference = read_inference(message, model)
             del message  # its inputs would take memory while the request waits
             if len(inference.rows) != 1 or inference.options.num_hypotheses > 1:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from seq2seq_serve.bundle.manifest import Choice, EarlyStopping, LengthBound, LengthPenalty
-from seq2seq_serve.bundle.names import CHOICES, SOURCE_LANGUAGE
+from seq2seq_serve.bundle.names import CHOICES, SOURCE_LANGUAGE, TARGET_LANGUAGE
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LENGTH_PENALTY_FORMULA_POWER,
@@ -33,6 +34,7 @@ from seq2seq_serve.server.service.read.windows import WindowRules, prompt_ids, w
 
 SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
 
+_MARK = re.compile(rf">>([^<>]{{1,{MAX_TAG_LENGTH}}})<<")
 _MAX_STOP_LENGTH = 256
 _MAX_NEAR = 10  # names that an error lists as near
 _MAX_ITEMS = {name: option.max_items for name, option in OPTIONS.items() if option.max_items is not None}
@@ -124,6 +126,8 @@ class Decoding:
         model: The model that the message names.
         request: The engine's request, without what depends on a source.
         frame: The tokens before and after those of a source text.
+        marks: The languages that a text may name at its beginning, as `>>fra<<`; None if the message names
+            one, or the model reads none there.
         language: The language by whose rules sentences are split.
         long_source: What is done with a source that is too long; None refuses it, where a message does not
             have that option.
@@ -139,6 +143,7 @@ class Decoding:
     model: ServedModel
     request: Request
     frame: tuple[tuple[int, ...], tuple[int, ...]]
+    marks: Choice | None = None
     language: str = DEFAULT_LANGUAGE
     long_source: LongSource | None = None
     bound: LengthBound | None = None
@@ -168,6 +173,7 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
             _in_range(f"the number of {name}", number, 0, most, f"options.{name}")
     options = _with_defaults(given, model)
     chosen, frames, language = _chosen(options, model), model.manifest.frames, DEFAULT_LANGUAGE
+    has_marks = TARGET_LANGUAGE in frames.source_prefix and not options.target_language
     prefix_ids = forced_ids = _placed(frames.forced, chosen)
     if options.HasField("target_prefix"):
         prefix_ids = _target_ids(options.target_prefix, forced_ids, model, "options.target_prefix")
@@ -215,6 +221,7 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         model=model,
         request=request,
         frame=(_placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)),
+        marks=model.manifest.choices[TARGET_LANGUAGE] if has_marks else None,
         language=language,
         long_source=options.long_source,
         bound=bound,
@@ -245,7 +252,8 @@ def read_target(message: ScoreRequest, model: ServedModel, caller: Caller) -> De
         is_score=True,
     )
     frame = _placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)
-    return Decoding(model, request, frame)
+    has_marks = TARGET_LANGUAGE in frames.source_prefix and not message.target_language
+    return Decoding(model, request, frame, model.manifest.choices[TARGET_LANGUAGE] if has_marks else None)
 
 
 def _has_windows(options: GenerateOptions) -> bool:
@@ -327,6 +335,8 @@ def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict
         if not given and not choice.default:
             if name == SOURCE_LANGUAGE and model.reads_sound and not isinstance(options, ScoreRequest):
                 continue  # it is detected
+            if name in model.manifest.frames.source_prefix and name == TARGET_LANGUAGE:
+                continue  # a text may name it
             raise InvalidRequest(f"{model.name} needs a {name}: {_names(choice)}", field=field)
         found = named_choice(given or choice.default, choice)
         if found is None:
@@ -376,8 +386,34 @@ def _names(choice: Choice) -> str:
 
 
 def _placed(places: Iterable[int | str], chosen: Mapping[str, int]) -> tuple[int, ...]:
-    """Returns the ids of a frame's places."""
-    return tuple(chosen[place] if isinstance(place, str) else place for place in places)
+    """Returns the ids of a frame's places, without a language that the text has to name."""
+    ids = (chosen.get(place) if isinstance(place, str) else place for place in places)
+    return tuple(one for one in ids if one is not None)
+
+
+def with_mark(text: str, decoding: Decoding, marks: Choice, field: str) -> tuple[str, Decoding]:
+    """Returns a text without the language that it names at its beginning, and the decoding into that one.
+
+    Args:
+        text: Such as `>>fra<< Good morning`; with another name between the brackets it stays as it is.
+        decoding: How its target is decoded, by the model's default if the text names no language.
+        marks: The model's languages.
+        field: The path of the text in the request.
+
+    Raises:
+        InvalidRequest: The text does not name a language, and the model has no default.
+    """
+    found = _MARK.match(text)
+    if found is None or found[1] not in marks.ids:
+        if not marks.default:
+            raise InvalidRequest(
+                f"{decoding.model.name} needs a target_language, or a text that begins with it, such as "
+                f">>{next(iter(marks.ids))}<<: {_names(marks)}",
+                field=field,
+            )
+        return text, decoding
+    prefix = _placed(decoding.model.manifest.frames.source_prefix, {TARGET_LANGUAGE: marks.ids[found[1]]})
+    return text[found.end() :], replace(decoding, frame=(prefix, decoding.frame[1]))
 
 
 def _max_new_tokens(options: GenerateOptions, model: ServedModel, num_prefix: int, num_forced: int) -> int:

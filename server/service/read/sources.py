@@ -32,7 +32,7 @@ from seq2seq_serve.server.service.read.inputs import (
     read_input,
     read_samples,
 )
-from seq2seq_serve.server.service.read.options import SPLITTING, Decoding, without_ngrams
+from seq2seq_serve.server.service.read.options import SPLITTING, Decoding, with_mark, without_ngrams
 from seq2seq_serve.server.service.read.sentences import lines, sentences
 
 MAX_UNKNOWN = 32  # words that an answer lists
@@ -177,11 +177,13 @@ def _read_text(
     given: Input, decoding: Decoding, request_of: _RequestOf, checkpoint: Checkpoint
 ) -> list[Reading]:
     text, model, limit = given.source.text, given.model, given.model.sizing.max_source_length
+    if decoding.marks is not None:
+        text, decoding = with_mark(text, decoding, decoding.marks, given.field)
     check_visible(text, given.field)
     max_tokens = limit * (MAX_TIMES_TOO_LONG if decoding.long_source in _FITTING else 1)
     check_bytes(text, max_tokens, model, given.field)
     if decoding.long_source in SPLITTING:
-        readings = list(islice(_passages(given, decoding, request_of, checkpoint), MAX_PARTS + 1))
+        readings = list(islice(_passages(text, given, decoding, request_of, checkpoint), MAX_PARTS + 1))
         if len(readings) > MAX_PARTS:
             raise InvalidRequest(
                 f"the text has more than {MAX_PARTS} sentences and lines, the most for one request: "
@@ -196,7 +198,7 @@ def _read_text(
 
 
 def _passages(
-    given: Input, decoding: Decoding, request_of: _RequestOf, checkpoint: Checkpoint
+    text: str, given: Input, decoding: Decoding, request_of: _RequestOf, checkpoint: Checkpoint
 ) -> Iterator[Reading]:
     """Yields a reading for each sentence of a text.
 
@@ -215,7 +217,7 @@ def _passages(
                 field=given.field,
             )
 
-    for line, after_line in lines(given.source.text):
+    for line, after_line in lines(text):
         checkpoint()
         if decoding.long_source == LONG_SOURCE_SPLIT and len(line.encode()) <= max_bytes:
             token_ids, num_over = encode(line, limit, *decoding.frame)
@@ -252,7 +254,7 @@ def _read_ids(given: Input, decoding: Decoding, request_of: _RequestOf) -> Readi
 
 
 def _hint(decoding: Decoding) -> str:
-    return "" if decoding.long_source is None else " or set options.long_source"
+    return "" if decoding.long_source is None else " or set long_source"
 
 
 def _too_long(what: str, num_tokens: int, given: Input, *, hint: str = "") -> InvalidRequest:

@@ -13,7 +13,7 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.async_engine import Stream
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Result
-from seq2seq_serve.server.errors import Overloaded
+from seq2seq_serve.server.errors import InvalidRequest, Overloaded
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Call, check_answer_bytes
 from seq2seq_serve.server.service.fair_thread import Checkpoint
@@ -97,7 +97,7 @@ async def generate(
         call: The call that it came with.
 
     Raises:
-        ServerError: The error of the first request that is refused or fails.
+        ServerError: The error of the first request that is refused or fails; an `InvalidRequest` has its row.
     """
     if decoding.windows is not None:
         return [await generate_windows(rows.pop(0), decoding, call) for _ in range(len(rows))]
@@ -105,8 +105,13 @@ async def generate(
     readings_of_all: list[list[Reading]] = []
     requests: list[Request] = []
     num_bytes = num_tokens = 0
+    is_only = len(rows) == 1
     while rows:
-        readings = await read(rows.pop(0), decoding, call)
+        try:
+            readings = await read(rows.pop(0), decoding, call)
+        except InvalidRequest as error:
+            error.row = None if is_only else len(readings_of_all)
+            raise
         readings_of_all.append(readings)
         requests += [reading.request for reading in readings]
         num_bytes += sum(estimated_bytes(reading, decoding) for reading in readings)

@@ -8,10 +8,12 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import load_bundle
@@ -80,6 +82,8 @@ def test_the_graphs_of_every_family_equal_transformers(imported, case):
         assert manifest.sources == {"source_ids": Form.TEXT}
     assert manifest.special_ids.eos_ids == (theirs.generation_config.eos_token_id,)
     assert manifest.generation.repeats_start
+    translators = "marian", "nllb", "m2m100", "mbart50"
+    assert manifest.generation.splits_sentences == (manifest.kind in translators)
     assert manifest.provenance["transformers"] == transformers.__version__
     if "rows of the vocabulary" in lines[0]:  # as published models have them
         assert re.fullmatch(r"\d+ of \d+ rows of the vocabulary have no token", lines.pop(0))
@@ -117,6 +121,28 @@ def test_padding_is_not_encoded_in_any_family(imported, case):
 @pytest.mark.parametrize("case", slow_if(TEXTS, lambda case: case != "byt5"))
 def test_int8_of_texts_is_near_for_the_models_own_targets(checkpoint, case, tmp_path):
     check_int8(checkpoint(case)[0], tmp_path / "bundle", 12)
+
+
+def test_an_encoder_with_a_channel_that_is_far_larger_stays_in_float32(checkpoint, tmp_path):
+    """A row has one scale, so that its largest channel left too few levels to the others."""
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(checkpoint("marian")[0], folder)
+    weights, name = load_file(folder / "model.safetensors"), "model.encoder.layers.0.final_layer_norm.weight"
+    lines: list[str] = []
+    for factor, is_exact in ((12, False), (60, True)):  # 16 times the median channel is the limit
+        changed = weights | {name: weights[name].clone()}
+        changed[name][5] *= factor
+        save_file(changed, folder / "model.safetensors", {"format": "pt"})
+        bundle = tmp_path / f"{factor}"
+        export_checkpoint(folder, bundle, [Precision.INT8], report=lines.append)
+        graphs = load_bundle(bundle).manifest.variants[Precision.INT8].graphs
+        has_levels = {
+            verb: "QuantizedLinear"
+            in {node.op_type for node in onnx.load(bundle / graph.file.file).graph.node}
+            for verb, graph in graphs.items()
+        }
+        assert has_levels == {Verb.ENCODE: not is_exact, Verb.STEP: True, Verb.DECODE: True}
+        assert is_exact == any("the encoder stays in float32" in line for line in lines)
 
 
 def test_float16_of_t5_keeps_large_residuals_in_its_range(tmp_path):

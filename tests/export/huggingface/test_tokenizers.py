@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import sentencepiece
@@ -16,6 +17,7 @@ import tokenizers
 
 from seq2seq_serve.bundle.manifest import Timestamps
 from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.server.service.read.options import Decoding, with_mark
 from seq2seq_serve.training.huggingface.tokenizers import (
     RECIPES,
     Checkpoint,
@@ -358,7 +360,13 @@ def test_marian_chooses_its_target_language_in_the_source(tmp_path):
     assert ours.frames.source_prefix == ("target_language",)
     assert list(ours.choices) == ["target_language"]
     assert framed(ours, "a b", target_language="ron") == files.theirs(">>ron<< a b").input_ids
-    assert not set(ours.choices["target_language"].ids.values()) & set(ours.source.encode(">>ron<< a b"))
+    choice = ours.choices["target_language"]
+    assert not set(choice.ids.values()) & set(ours.source.encode(">>ron<< a b"))
+    frame = ((choice.ids["fra"],), (files.theirs.eos_token_id,))
+    decoding = Decoding(SimpleNamespace(frames=ours.frames), None, frame)
+    for text in (">>ron<< a b", ">>cmn_Hans<<a  b", ">>fra<<"):
+        rest, marked = with_mark(text, decoding, choice, "")
+        assert ours.source.encode_truncated(rest, 99, *marked.frame)[0] == files.theirs(text).input_ids
 
 
 def test_marian_with_one_language_has_no_choice(tmp_path):

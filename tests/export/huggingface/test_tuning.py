@@ -85,7 +85,9 @@ def test_a_tuned_model_learns_resumes_exactly_and_is_served_as_transformers_gene
         start, *target = found.tolist()
         assert start == trained.config.frame.start_ids[0]
         assert answer.token_ids == [one for one in target if one != trained.config.frame.eos_id]
-    assert load_bundle(bundle).manifest.provenance["parent"] == f"weights: {case} checkpoint published"
+    manifest = load_bundle(bundle).manifest
+    assert manifest.provenance["parent"] == f"weights: {case} checkpoint published"
+    assert manifest.generation.splits_sentences, "the corpus decides, and not the family"
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,12 @@ def test_many_texts_are_translated_at_once(url):
     assert post(url, "/translate", **fields | {"q": []}) == (200, {"translatedText": []})
 
 
+def test_a_wrong_text_of_several_is_named(url):
+    status, answer = post(url, "/translate", q=["가", "", "x" * 10_000], source="ko", target="en")
+    assert (status, answer["field"]) == (400, "q")
+    assert answer["error"].startswith("text 2 of q: ")
+
+
 def test_the_language_of_a_text_is_detected(url, client):
     assert client.detect("오늘은 금요일 입니다")[0]["language"] == "ko"  # of the first model that has it
     assert client.detect("Das ist ein ganz kurzer Text über Züge.")[0]["language"] == "de_DE"

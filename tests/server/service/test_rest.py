@@ -219,6 +219,28 @@ def test_a_caller_who_leaves_is_counted_as_cancelled():
 
 
 @pytest.mark.parametrize(
+    ("body", "message", "field"),
+    [
+        (infer_body(*["a"] * 77, "", *["a"] * 178), "row 77 of text_input: the text is empty", "text_input"),
+        (infer_body("a", "x" * 70), "row 1 of text_input: the source has 71 tokens", "text_input"),
+        (infer_body("x" * 70), "the source has 71 tokens", "text_input"),
+        (
+            {"inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [2, 1], "data": [5, 9999]}]},
+            "row 1 of input_ids: token id 9999 is outside",
+            "input_ids",
+        ),
+        (infer_body("a", beam_size=99), "beam_size is 99", "beam_size"),
+    ],
+)
+def test_an_error_names_the_row_and_the_protocols_own_field(body, message, field):
+    """A wrong text among 256 was "sources[0].text"."""
+    kind = "parameters" if field == "beam_size" else "inputs"
+    status, _, answer = serve_and(lambda port: ask(port, "POST", INFER, body))
+    assert (status, answer["field"]) == (400, f"{kind}[{field}]")
+    assert answer["error"].startswith(message)
+
+
+@pytest.mark.parametrize(
     ("path", "content", "status", "code", "text"),
     [
         ("/v2/models/none/infer", infer_body("a"), 404, "NOT_FOUND", "no model is named 'none'"),

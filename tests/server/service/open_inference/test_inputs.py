@@ -204,7 +204,7 @@ def test_sounds_are_files_or_spectrograms(whisper_path):
             for message, match in (
                 (
                     infer_request("bundle", sound=sounds[:, 1:]),
-                    "sound has the shape [11, 64], and bundle takes",
+                    "row 0 of sound: sound has the shape [11, 64], and bundle takes",
                 ),
                 (infer_request("bundle", sound=elements(b"no")), "sound: the file is not a WAV"),
                 (
@@ -264,7 +264,7 @@ BAD = [
     (infer_request(PICTURE, picture=PIXELS[:0]), "there are 0 rows: send 1 to 256"),
     (
         infer_request(PICTURE, picture=PIXELS[:, :5]),
-        "picture has the shape [5, 6, 3], and picture takes [6, 6, 3]",
+        "row 0 of picture: picture has the shape [5, 6, 3], and picture takes [6, 6, 3]",
     ),
     (
         infer_request(PICTURE, picture=elements(b"no picture")),
@@ -281,7 +281,7 @@ BAD = [
     ),
     (
         infer_request(STORY, story=TEXTS, question=np.zeros((2, 3), np.int64)),
-        "question has no tokens: send at least",
+        "row 0 of question: question has no tokens: send at least",
     ),
     (
         typed(PICTURE, PICTURE, "UINT8", [1], uint_contents=[256]),

@@ -578,3 +578,44 @@ def test_the_ngrams_of_a_source_are_forbidden_beside_the_sequences_of_the_model(
     found = without_ngrams(given, 2, np.array([5, 7, 8]))
     assert found.forbidden_after == {(5,): {6, 7}, (7,): {8}}
     assert given.forbidden_after == {(5,): {6}}
+
+
+def test_a_text_may_name_the_language_of_its_target(bundle_path, tmp_path):
+    """As it does for Marian's own tokenizer (`tests/export/huggingface/test_tokenizers.py` has the ids)."""
+    folder = Path(shutil.copytree(bundle_path, tmp_path / "marked"))
+    manifest = load_bundle(folder).manifest
+    frames = replace(manifest.frames, source_prefix=("target_language",))
+    choices = {"target_language": Choice({"en": 7, "fr": 8})}
+    write_manifest(folder, replace(manifest, frames=frames, choices=choices))
+
+    async def run():
+        async with serving_bundles(folder) as served:
+
+            async def generated(text, **options):
+                options = pb.GenerateOptions(max_new_tokens=5, log_probabilities=True, **options)
+                message = pb.GenerateRequest(sources=[pb.Source(text=text)], options=options)
+                answer = await served.stub.Generate(message)
+                return list(answer.hypotheses[0].log_probabilities), answer.usage.source_tokens
+
+            async def scored(text, **options):
+                message = pb.ScoreRequest(
+                    sources=[pb.Source(text=text)], target=pb.Target(text="a"), **options
+                )
+                return (await served.stub.Score(message)).score
+
+            for ask in (generated, scored):
+                english, french = [await ask("오늘", target_language=name) for name in ("en", "fr")]
+                assert [await ask(f">>{name}<<오늘") for name in ("en", "fr")] == [english, french]
+                assert english != french
+                as_text = await ask(">>fr<<오늘", target_language="en")
+                assert as_text not in (english, french), "an option was given, so that the mark is text"
+                for text in ("오늘", ">>de<<오늘", ">>"):
+                    with pytest.raises(AioRpcError, match="or a text that begins with it, such as >>en<<"):
+                        await ask(text)
+            split = await generated(">>fr<<오늘. 오늘.", long_source=pb.LONG_SOURCE_SPLIT_ALWAYS)
+            whole = await generated(
+                "오늘. 오늘.", target_language="fr", long_source=pb.LONG_SOURCE_SPLIT_ALWAYS
+            )
+            assert split == whole
+
+    asyncio.run(run())

@@ -99,7 +99,7 @@ def test_only_a_request_that_has_the_option_is_pointed_to_it():
     async def run():
         async with serving() as served:
             hint = "send shorter pieces, for example one sentence each"
-            assert (await refusal(served, request("x" * 70))).endswith(f"{hint} or set options.long_source")
+            assert (await refusal(served, request("x" * 70))).endswith(f"{hint} or set long_source")
             target = pb.Target(text="a")
             with pytest.raises(AioRpcError) as caught:
                 await served.stub.Score(pb.ScoreRequest(sources=[pb.Source(text="x" * 70)], target=target))

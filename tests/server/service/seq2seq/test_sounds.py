@@ -110,8 +110,7 @@ GOOD = np.zeros((NUM_MELS, NUM_FRAMES), np.float32)
         ),
         (
             encoded(noise(SAMPLE_RATE)),
-            "sound: the sound has 1.00 seconds, and 0.64 is the limit: "
-            "send a shorter one or set options.long_source",
+            "sound: the sound has 1.00 seconds, and 0.64 is the limit: send a shorter one or set long_source",
         ),
     ],
 )
