@@ -66,10 +66,6 @@ def test_pairs_are_cut_anew_in_each_pass_and_alike_in_the_same() -> None:
     assert all(pair.source_ids[-1] == EOS_ID and EOS_ID not in pair.target_ids for pair in first)
 
 
-def test_without_dropout_the_pairs_are_those_of_the_tokenizer() -> None:
-    assert freshly_cut(0.0)(4) == encode_pairs(PAIRS, TOKENIZER)
-
-
 def test_a_side_over_its_limit_is_cut_as_the_tokenizer_does() -> None:
     whole = encode_pairs(PAIRS, TOKENIZER)
     longest = max(max(len(pair.source_ids), pair.target_length) for pair in whole)

@@ -96,13 +96,6 @@ def test_the_same_texts_give_the_same_file(tmp_path: Path) -> None:
     assert files[0].read_bytes() == files[1].read_bytes()
 
 
-def test_a_loaded_tokenizer_cuts_alike(tmp_path: Path) -> None:
-    TOKENIZER.save(tmp_path / "tokenizer.json")
-    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
-    text = "나는 <eos> 학생이다 Ω"
-    assert loaded.encode_source(text) == TOKENIZER.encode_source(text)
-
-
 def test_the_vocabulary_holds_what_was_asked_and_frequent_words_are_one_token() -> None:
     assert TOKENIZER.vocab_size <= 320
     assert len(TOKENIZER.encode("나는")) == 1
