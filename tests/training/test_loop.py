@@ -89,10 +89,6 @@ def assert_equal_weights(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
         (13, {"bpe_dropout": 0.2}),
         (15, {"micro_batch_tokens": 20, "group_pairs": 16}),  # in the middle of the second group
         (13, {"model": RECURRENT}),
-        # Less than these, or another way through the same.
-        pytest.param(3, {}, marks=pytest.mark.slow),
-        pytest.param(10, {}, marks=pytest.mark.slow),
-        pytest.param(13, {}, marks=pytest.mark.slow),
     ],
 )
 def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(
@@ -119,24 +115,13 @@ def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize(
-    ("evaluation", "at_step"),
-    [
-        pytest.param(1, 10, marks=pytest.mark.slow),
-        pytest.param(2, 20, marks=pytest.mark.slow),
-        (3, 20),
-    ],
-)
 def test_an_evaluation_is_interrupted_between_its_steps_and_made_again(
-    train: Callable[..., tuple[RunFolder, Summary]],
-    monkeypatch: pytest.MonkeyPatch,
-    evaluation: int,
-    at_step: int,
+    train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal waited for all of it. The third evaluation is that of the final weights."""
+    """A signal waited for all of it."""
     whole, whole_summary = train("whole")
     steps: list[int] = []  # by the number of the evaluation
-    number = 0
+    number, of_final_weights = 0, 3
 
     def interrupted(*arguments: Any, before_step: Callable[[], None], **options: Any) -> list[str]:
         nonlocal number
@@ -144,7 +129,7 @@ def test_an_evaluation_is_interrupted_between_its_steps_and_made_again(
 
         def counted() -> None:
             steps.append(number)
-            if steps.count(evaluation) == 2:
+            if steps.count(of_final_weights) == 2:
                 signal.raise_signal(signal.SIGTERM)
             before_step()
 
@@ -152,9 +137,9 @@ def test_an_evaluation_is_interrupted_between_its_steps_and_made_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "translate", interrupted)
-        with pytest.raises(TrainingInterrupted, match=f"interrupted at step {at_step}"):
+        with pytest.raises(TrainingInterrupted, match="interrupted at step 20"):
             train("interrupted")
-    assert steps.count(evaluation) == 2
+    assert steps.count(of_final_weights) == 2
     folder, summary = train("interrupted")
     assert dataclasses.replace(summary, seconds=0.0) == dataclasses.replace(whole_summary, seconds=0.0)
     assert_equal_weights(final_weights(whole), final_weights(folder))
@@ -468,15 +453,12 @@ def test_a_run_that_ends_far_above_its_best_says_so(
     assert "is kept" not in caplog.text  # the only evaluation came too late
 
 
-@pytest.mark.parametrize(
-    "micro_batch_tokens", [pytest.param(1, marks=pytest.mark.slow), 20]
-)  # 1: each pair alone
 def test_accumulated_pieces_are_one_batch(
-    train: Callable[..., tuple[RunFolder, Summary]], preset: Preset, micro_batch_tokens: int
+    train: Callable[..., tuple[RunFolder, Summary]], preset: Preset
 ) -> None:
     model = dataclasses.replace(preset.model, dropout=0.0)
     whole, _ = train("whole", model, learning_rate_scale=0.01)
-    pieces, _ = train("pieces", model, learning_rate_scale=0.01, micro_batch_tokens=micro_batch_tokens)
+    pieces, _ = train("pieces", model, learning_rate_scale=0.01, micro_batch_tokens=20)
     (a,), (b,) = metrics(whole, "train"), metrics(pieces, "train")
     assert a["loss"] == pytest.approx(b["loss"], rel=1e-6)
     assert a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-6)
@@ -568,33 +550,6 @@ def test_ten_pairs_are_learnt_by_heart_and_translated(
     translations = translate(run.model, run.tokenizer, [pair.source for pair in pairs])
     assert translations == [pair.target for pair in pairs]
     assert metrics(folder, "dev")[-1]["loss"] < 0.02
-
-
-@pytest.mark.slow  # what each option does is shown where it is done
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"bpe_dropout": 0.1},
-        {"word_dropout": 0.05},
-        {"attention_dropout": 0.1},
-        {"tied": "target"},
-        {"tied": "none", "norm": "pre"},
-        {"bpe_dropout": 0.1, "tied": "none", "norm": "pre"},
-    ],
-    ids=str,
-)
-def test_with_each_option_sentences_are_learnt(
-    tmp_path: Path, preset: Preset, corpus: Corpus, console: Console, settings: dict[str, object]
-) -> None:
-    recipe = {"max_steps": 300, "warmup_steps": 40, "eval_interval_steps": 300, "label_smoothing": 0.0}
-    seen = dataclasses.replace(corpus, dev=corpus.train)
-    folder = RunFolder(tmp_path / "run")
-    start_run(folder, preset.changed(recipe | {"dropout": 0.0} | settings), seen)
-    continue_run(folder, seen, CPU, console)
-    trained = load_run(folder.path)
-    translations = translate(trained.model, trained.tokenizer, [pair.source for pair in seen.train])
-    num_right = sum(text == pair.target for text, pair in zip(translations, seen.train, strict=True))
-    assert num_right >= 0.75 * len(seen.train)  # whoever learnt nothing has at most 1 of 8
 
 
 def test_dev_loss_is_per_token_whatever_the_batches(

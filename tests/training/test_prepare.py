@@ -31,17 +31,6 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "run")
 
 
-def test_a_run_from_start_to_end_can_be_loaded(
-    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
-) -> None:
-    config = start_run(folder, preset, corpus)
-    assert config.model.vocab_size <= preset.model.vocab_size
-    summary = continue_run(folder, corpus, CPU, console)
-    assert summary.steps == 20
-    assert load_run(folder.path).dev_score == summary.dev_bleu
-    assert [tuple(pair) for pair in folder.read_pairs("test")] == list(corpus.test)
-
-
 class _Killed(BaseException):
     """Stands for SIGKILL: nothing catches it."""
 
@@ -129,15 +118,6 @@ def test_a_finished_run_is_not_trained_again(
     assert folder.model_file.stat().st_mtime_ns == before
 
 
-def test_a_finished_run_can_be_trained_further(
-    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
-) -> None:
-    start_run(folder, preset, corpus)
-    continue_run(folder, corpus, CPU, console)
-    assert continue_run(folder, corpus, CPU, console, {"max_steps": 25}).steps == 25
-    assert folder.read_config().training.max_steps == 25
-
-
 def test_a_run_that_stopped_early_goes_on_where_it_may_and_else_stays_as_it_was(
     folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
 ) -> None:
@@ -186,15 +166,6 @@ def test_checkpoints_of_another_model_are_refused_on_resume(
     folder.write_config(dataclasses.replace(config, model=dataclasses.replace(config.model, d_ff=32)))
     with pytest.raises(ValueError, match=r"step-00000020\.pt: not the weights of the model in config\.json"):
         continue_run(folder, corpus, CPU, console, {"max_steps": 25})
-
-
-def test_another_corpus_is_refused_on_resume(
-    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
-) -> None:
-    start_run(folder, preset, corpus)
-    other = dataclasses.replace(corpus, train=corpus.train[1:])
-    with pytest.raises(ValueError, match=r"toy is not the corpus that .* was started with"):
-        continue_run(folder, other, CPU, console)
 
 
 def test_a_run_of_an_older_commit_or_without_its_encoded_corpus_goes_on(

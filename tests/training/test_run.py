@@ -17,7 +17,6 @@ from seq2seq_serve.training.models.transformer import Transformer
 from seq2seq_serve.training.prepare import start_run
 from seq2seq_serve.training.presets import Preset
 from seq2seq_serve.training.run import (
-    RunConfig,
     RunFolder,
     Summary,
     load_checkpoints,
@@ -181,11 +180,6 @@ def test_a_wrong_size_in_the_config_is_named(folder: RunFolder) -> None:
     folder.config_file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"config\.json: d_model is 32"):
         folder.read_config()
-
-
-def test_config_comes_back_as_it_was(folder: RunFolder) -> None:
-    config = folder.read_config()
-    assert RunConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
 def test_a_damaged_summary_is_named(finished: RunFolder) -> None:

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from seq2seq_serve.bundle.normalization import Normalization, is_blank
 from seq2seq_serve.bundle.tokenizer import Tokenizer
-from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, check_special_ids
+from seq2seq_serve.training.config import EOS_ID, UNK_ID, check_special_ids
 from seq2seq_serve.training.data.tokenizer import train_tokenizer
 
 TEXTS = ["나는 학생이다", "I am a student.", "오늘은 금요일입니다", "Today is Friday."] * 3
@@ -69,14 +69,6 @@ def test_a_text_has_the_same_tokens_however_it_is_written(change: Callable[[str]
 @pytest.mark.parametrize("text", ["👨\u200d👩\u200d👧", "می\u200cخواهم", "क्\u200dष", "❤\ufe0f", "ᠠ\u180eᠠ"])
 def test_characters_that_words_are_spelled_with_stay(text: str) -> None:
     assert TOKENIZER.normalize(text) == text
-
-
-@pytest.mark.parametrize("special", ["<pad>", "<bos>", "<eos>", "<unk>"])
-def test_a_special_token_that_a_user_typed_is_text(special: str) -> None:
-    text = f"a {special} b{special}"
-    ids = TOKENIZER.encode(text)
-    assert not {PAD_ID, BOS_ID, EOS_ID, UNK_ID} & set(ids)
-    assert TOKENIZER.decode(ids) == text
 
 
 def test_a_source_is_framed_by_eos() -> None:
