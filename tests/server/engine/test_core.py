@@ -371,22 +371,6 @@ def test_cancel_frees_the_slot_before_the_next_step():
     assert list(driver.results[second].best.token_ids) == expected_tokens((10, 6), 8)
 
 
-def test_cancelling_what_waits_has_ended_or_was_never_there_is_harmless():
-    driver = Driver(FakeRunner(1))
-    running, waiting, stranger = make_request((10, 5)), make_request((10, 6)), make_request((9, 9))
-    driver.submit(running, waiting)
-    driver.turn()
-    driver.cancel(waiting)
-    driver.cancel(stranger)
-    driver.finish()
-    driver.cancel(running)
-    driver.turn()
-    assert driver.results[waiting].finish_reason is FinishReason.CANCELLED
-    assert driver.results[running].error is None
-    assert stranger not in driver.results
-    assert_empty(driver.core)
-
-
 def test_a_step_that_raises_fails_its_sequences_only_and_the_engine_goes_on(caplog):
     driver = Driver(FakeRunner(2, fail_steps=[1]))
     running = [make_request((10, 5)), make_request((10, 6))]
@@ -719,22 +703,6 @@ def test_nobody_waits_for_the_alignment_of_another():
     assert driver.results[asking].best.attention is not None
 
 
-def test_the_alignment_belongs_to_the_finished_row_even_when_rows_move():
-    driver = Driver(FakeRunner(3))
-    asking = [
-        make_request((length, length + 20, 7), attention=True) for length in (11, 14, 17)
-    ]  # 0, 3, 6 tokens
-    driver.submit(*asking)
-    driver.finish()
-    for request in asking:
-        source = tuple(request.sources["source_ids"].tolist())
-        result = driver.results[request]
-        fed = [START_ID, *result.best.token_ids]
-        assert result.finish_reason is FinishReason.EOS
-        assert result.best.attention.shape == (result.num_target_tokens, len(source))
-        np.testing.assert_array_equal(result.best.attention, expected_alignment(source, fed))
-
-
 def expected_alignment(source: tuple[int, ...], fed: list[int]) -> np.ndarray:
     runner = FakeRunner(1)
     runner.memory[0] = source
@@ -818,14 +786,6 @@ def test_an_alignment_that_raises_fails_its_request_only():
     assert isinstance(driver.results[broken].error, EngineFailed)
     assert driver.results[other].best.attention is not None
     assert list(driver.results[plain].best.token_ids) == expected_tokens((20, 6), 8)
-
-
-def test_alignment_of_a_target_cut_by_length_has_a_row_per_token():
-    driver = Driver(FakeRunner(1))
-    request = make_request((10, 5), max_new_tokens=3, attention=True)
-    driver.submit(request)
-    driver.finish()
-    assert driver.results[request].best.attention.shape == (3, 2)
 
 
 def test_timings_add_up():
@@ -912,13 +872,3 @@ def test_what_is_unfinished_when_the_engine_stops_is_told_so():
     stopper.join(10)
     assert isinstance(results[0].error, Unavailable)
     assert_empty(core)
-
-
-def test_the_end_token_is_never_part_of_a_target():
-    driver = Driver(FakeRunner(1))
-    request = make_request((11, 5), stream=True)  # ends at once
-    driver.submit(request)
-    driver.finish()
-    assert driver.results[request].best.token_ids == ()
-    assert driver.results[request].num_target_tokens == 1
-    assert EOS_ID not in driver.told(request)

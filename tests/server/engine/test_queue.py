@@ -234,9 +234,6 @@ def test_a_deadline_that_has_passed_is_refused():
         make_queue(make_request(SOURCE, deadline=0.0))
 
 
-PRIORITIES = st.integers(MOST_URGENT, LEAST_URGENT)
-
-
 @given(st.integers(0, 2**32), st.integers(1, 12), st.integers(1, 4))
 def test_at_random_the_next_is_an_oldest_of_the_most_urgent_level_and_nothing_is_left(
     seed, most, num_callers

@@ -12,7 +12,6 @@ from seq2seq_serve.bundle.names import SOURCE_IDS, Form, Precision
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.constraints import adjustments
 from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Beam, Constraints, Request, Sampling
-from seq2seq_serve.server.engine.result import FinishReason
 from seq2seq_serve.server.errors import EngineFailed
 from seq2seq_serve.server.runner import runner as runner_module
 from seq2seq_serve.server.runner.buffers import Columns
@@ -20,7 +19,7 @@ from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.selection import Selector, uniform
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.evaluation import selection
-from seq2seq_serve.training.evaluation.search import greedy_hypothesis, sample_search, score_target
+from seq2seq_serve.training.evaluation.search import greedy_hypothesis, sample_search
 from tests.server.driver import Driver
 from tests.server.runner.test_runner import FarDevice
 
@@ -117,41 +116,6 @@ def oracle(trained, request):
     )
 
 
-def test_every_mode_in_one_batch_gives_what_the_oracle_gives(random_trained, random_bundle, requests):
-    reasons = set()
-    for request, result in zip(requests, run(random_bundle, requests, num_slots=7), strict=True):
-        expected = oracle(random_trained, request)
-        assert list(result.best.token_ids) == expected.token_ids
-        reasons.add(result.finish_reason)
-        if request.log_probabilities:
-            given = [choice.log_probability for choice in result.best.choices]
-            np.testing.assert_allclose(given, expected.log_probabilities, atol=1e-4)
-            assert len(given) == result.num_target_tokens
-        else:
-            assert result.best.choices == ()
-    assert reasons == {FinishReason.EOS, FinishReason.LENGTH}
-
-
-@pytest.mark.parametrize(
-    ("num_slots", "precision"),
-    [
-        (2, Precision.INT8),
-        (16, Precision.FP32),
-        pytest.param(2, Precision.FP32, marks=pytest.mark.slow),
-        pytest.param(16, Precision.INT8, marks=pytest.mark.slow),
-    ],
-)
-def test_a_request_gets_the_same_alone_and_in_any_batch(num_slots, precision, random_bundle, requests):
-    alone = run(random_bundle, requests, num_slots=1, precision=precision)
-    for seed in (1, 2):
-        for one, other in zip(alone, run(random_bundle, requests, num_slots, precision, seed), strict=True):
-            assert other.best.token_ids == one.best.token_ids
-            assert len(other.best.choices) == len(one.best.choices)
-            for a, b in zip(one.best.choices, other.best.choices, strict=True):
-                assert b.log_probability == pytest.approx(a.log_probability, abs=1e-5)
-                assert [token_id for token_id, _ in b.alternatives] == [i for i, _ in a.alternatives]
-
-
 def test_alternatives_are_the_best_tokens_and_the_greedy_one_is_the_first(random_bundle, requests):
     num_seen = 0
     for request, result in zip(requests, run(random_bundle, requests, num_slots=5), strict=True):
@@ -193,31 +157,6 @@ def test_a_plain_request_with_a_prefix_goes_on_as_the_oracle_does(random_trained
         assert result.best.token_ids[: len(request.prefix_ids)] == request.prefix_ids
         assert result.num_target_tokens == len(expected.log_probabilities)
         assert len(result.best.attention) == len(request.prefix_ids) + result.num_target_tokens
-
-
-def test_given_targets_are_scored_as_the_oracle_does_in_any_batch(random_trained, random_bundle, requests):
-    chance = random.Random(8)
-    scored = []
-    for length in (0, 1, 2, 30, 47, 5, 11, 3):
-        source = np.array([*(chance.randrange(3, VOCAB_SIZE) for _ in range(chance.randint(1, 30))), EOS_ID])
-        target = tuple(chance.randrange(3, VOCAB_SIZE) for _ in range(length))
-        scored.append(
-            Request("r", {SOURCE_IDS: source}, len(source), 1, 0.0, prefix_ids=target, is_score=True)
-        )
-    alone = run(random_bundle, scored, num_slots=1)
-    together = run(random_bundle, [*scored, *requests], num_slots=9)
-    for request, one, other in zip(scored, alone, together, strict=False):
-        source = request.sources[SOURCE_IDS].tolist()
-        expected = score_target(
-            random_trained.model, source, list(request.prefix_ids), bos_id=BOS_ID, eos_id=EOS_ID
-        )
-        given = [choice.log_probability for choice in other.best.choices]
-        np.testing.assert_allclose(given, expected, atol=1e-4)
-        np.testing.assert_allclose([choice.log_probability for choice in one.best.choices], given, atol=1e-5)
-        assert other.best.token_ids == request.prefix_ids
-        assert other.num_target_tokens == 0
-    for request, result in zip(requests, together[len(scored) :], strict=True):
-        assert list(result.best.token_ids) == oracle(random_trained, request).token_ids
 
 
 def test_on_a_device_that_is_not_the_host_penalties_are_written_there(random_bundle, requests, monkeypatch):
