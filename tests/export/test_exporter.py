@@ -203,15 +203,6 @@ def test_a_difference_that_is_not_a_number_is_no_proof(random_trained, post_fp32
         exporter._prove(random_trained, post_fp32.graphs, Precision.FP32)
 
 
-def test_ctrl_c_leaves_nothing(random_trained, tmp_path):
-    def interrupt(line: str) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        export_bundle(random_trained, tmp_path / "new" / "bundle", FP32, report=interrupt)
-    assert names_in(tmp_path / "new") == []
-
-
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write everywhere")
 def test_a_folder_without_write_permission_is_named(random_trained, tmp_path):
     tmp_path.chmod(0o555)
@@ -226,16 +217,6 @@ def test_a_parent_that_is_a_file_is_named(random_trained, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ExportError, match=r"cannot write into .*/file: "):
         export_bundle(random_trained, tmp_path / "file" / "bundle", FP32, report=refuse_to_go_on)
-
-
-def test_a_full_disk_leaves_nothing(random_trained, tmp_path, monkeypatch):
-    def full(*_) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(exporter, "_export_variant", full)
-    with pytest.raises(OSError, match="No space left"):
-        export_bundle(random_trained, tmp_path / "bundle", FP32)
-    assert names_in(tmp_path) == []
 
 
 @pytest.mark.slow  # converts each graph twice
