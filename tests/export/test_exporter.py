@@ -123,7 +123,7 @@ def test_an_interrupt_between_the_two_renames_puts_the_old_bundle_back(random_tr
     assert (path / "manifest.json").read_text() == "old"
 
 
-def test_what_is_no_bundle_is_never_replaced(random_trained, tmp_path):
+def test_overwrite_replaces_only_bundles(random_trained, tmp_path):
     folder, file = tmp_path / "thesis", tmp_path / "file"
     folder.mkdir()
     (folder / "chapter 1").write_text("precious")
@@ -197,7 +197,7 @@ def test_the_proof_of_int8_is_on_the_first_sources_of_dev():
     assert list(exporter._proof_targets(dev)) == [str(number) for number in range(200)]
 
 
-def test_a_difference_that_is_not_a_number_is_no_proof(random_trained, post_fp32, monkeypatch):
+def test_a_nan_difference_fails_the_proof(random_trained, post_fp32, monkeypatch):
     monkeypatch.setattr(parity, "worst_difference", lambda *_: float("nan"))
     with pytest.raises(ExportError, match="fp32 differs from the trained model by nan"):
         exporter._prove(random_trained, post_fp32.graphs, Precision.FP32)

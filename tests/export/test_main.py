@@ -32,7 +32,7 @@ def refusal(run: Path, capsys, *arguments: str) -> str:
     return line
 
 
-def test_the_result_is_the_folder_and_the_proof_is_told(trained_run):
+def test_stdout_has_the_folder_and_stderr_the_proof(trained_run):
     assert trained_run.stdout == f"{trained_run.bundle}\n"
     told = trained_run.stderr
     assert re.search(r"fp32: worst difference of log-probabilities \S+ \(tolerance 1e-04\)", told)
@@ -106,7 +106,7 @@ def test_ctrl_c_that_is_swallowed_ends_the_export_at_its_next_report(run, capsys
     assert told_when_interrupted(run, capsys) == expected
 
 
-def test_a_folder_that_is_no_run_is_refused(tmp_path, capsys):
+def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     assert "is not a training run: there is no config.json in it" in refusal(tmp_path / "run", capsys)
 

@@ -103,7 +103,7 @@ def test_a_run_is_fine_tuned(
     assert capsys.readouterr().out.startswith(f"{out}: dev BLEU ")
 
 
-def test_a_fine_tuning_goes_on_with_the_command_that_started_it_and_not_with_another_parent(
+def test_a_fine_tuning_resumes_with_its_command_and_refuses_another_parent(
     run: Path, tmp_path: Path, corpus_files: list[str], capsys: pytest.CaptureFixture[str], failed: Failed
 ) -> None:
     out = tmp_path / "tuned"
@@ -445,7 +445,7 @@ def test_corpus_writes_parallel_files_and_counts(tmp_path: Path, capsys: pytest.
             assert len((out / f"{part}.{language}").read_text().split("\n")) - 1 == int(total)
 
 
-def test_where_memory_is_not_enough_it_is_said_what_needs_less(
+def test_out_of_memory_logs_the_flag_that_needs_less(
     tmp_path: Path,
     corpus_files: list[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -568,7 +568,7 @@ def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize(("signal_number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_is_the_exit_code_and_how_to_go_on_is_said(
+def test_a_signal_sets_the_exit_code_and_logs_how_to_resume(
     tmp_path: Path,
     corpus_files: list[str],
     press_ctrl_c: Callable[..., None],

@@ -16,7 +16,7 @@ def greedy() -> ort.InferenceSession:
     return session("greedy")
 
 
-def test_the_committed_graphs_are_those_made_anew(tmp_path, monkeypatch):
+def test_the_committed_graphs_equal_those_that_the_exporter_makes(tmp_path, monkeypatch):
     committed = {path.name: path.read_bytes() for path in weightless.FOLDER.iterdir()}
     monkeypatch.setattr(weightless, "FOLDER", tmp_path / "new")
     weightless.main()

@@ -153,7 +153,7 @@ def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_sl
 
 
 @given(sources, st.integers(1, 6), st.integers(0, 2**32))
-def test_a_forced_prefix_is_told_first_and_gone_on_from(sources, num_slots, seed):
+def test_a_forced_prefix_is_streamed_first_and_continued(sources, num_slots, seed):
     chance = random.Random(seed)
     driver = Driver(FakeRunner(num_slots))
     requests = []
@@ -326,7 +326,7 @@ def test_scored_targets_alone_take_no_step_where_prefill_scores_them():
 
 
 @pytest.mark.parametrize("is_score", [False, True])
-def test_a_prefix_that_steps_read_is_no_generated_text(is_score):
+def test_prefix_tokens_that_steps_read_do_not_count_as_generated(is_score):
     driver = Driver(FakeRunner(1, is_recurrent=True))
     request = make_request((10, 5), prefix_ids=tuple(range(10, 20)), max_new_tokens=2, is_score=is_score)
     driver.submit(request)
@@ -415,7 +415,7 @@ class BrokenStops:
     "options", [{}, {"beam": Beam(3)}, {"num_hypotheses": 3}, {"stream": True}, {"attention": True}]
 )
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 5])
-def test_what_raises_for_one_request_fails_that_one_only(options, num_tokens, caplog):
+def test_an_exception_for_one_request_fails_that_one_only(options, num_tokens, caplog):
     driver = Driver(FakeRunner(9))
     neighbours = [make_request((10, i), stream=True) for i in range(5, 10)]
     broken = make_request((10, 4), stops=BrokenStops(num_tokens), **options)
@@ -448,7 +448,7 @@ def test_a_selection_that_raises_for_one_row_fails_its_request_only():
         assert list(driver.results[request].best.token_ids) == expected_tokens((10, i), 8)
 
 
-def test_the_death_of_the_thread_is_noticed_at_once_and_nobody_waits_for_it(caplog):
+def test_requests_end_at_once_when_the_thread_of_the_core_dies(caplog):
     results: dict[Request, Result] = {}
     deaths: list[bool] = []
     runner = FakeRunner(2)
@@ -502,7 +502,7 @@ def test_encodes_that_keep_failing_show_although_the_steps_beside_them_succeed()
     assert not driver.is_failing
 
 
-def test_who_deliver_cannot_reach_does_not_end_the_engine():
+def test_a_failing_delivery_does_not_end_the_engine():
     driver = Driver(FakeRunner(2))
     deliver, lost = driver.core._deliver, make_request((10, 4))
 
@@ -520,7 +520,7 @@ def test_who_deliver_cannot_reach_does_not_end_the_engine():
     assert driver.results[found].error is None
 
 
-def test_the_rows_of_two_steps_are_the_same_object_when_nobody_came_or_left():
+def test_the_rows_of_two_steps_are_one_object_when_the_batch_did_not_change():
     """The runner then feeds nothing but lengths."""
     driver = Driver(FakeRunner(3))
     seen = []
@@ -685,7 +685,7 @@ def test_a_prefix_that_steps_read_does_not_bound_an_encode_call():
         assert [len(batch) for batch in driver.runner.encoded] == num_encoded
 
 
-def test_nobody_waits_for_the_alignment_of_another():
+def test_other_requests_do_not_wait_for_an_alignment():
     driver = Driver(FakeRunner(3))
     asking, streaming = make_request((13, 4), attention=True), make_request((20, 5), stream=True)
     plain = make_request((13, 6))
@@ -849,7 +849,7 @@ def test_its_thread_closes_the_runner_at_the_end_also_where_that_cannot_warm_up(
     assert "and cannot be closed" in caplog.text
 
 
-def test_what_is_unfinished_when_the_engine_stops_is_told_so():
+def test_requests_unfinished_when_the_engine_stops_end_with_unavailable():
     results: list[Result] = []
     entered, leave = threading.Event(), threading.Event()
 

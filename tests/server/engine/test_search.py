@@ -37,7 +37,7 @@ def several(chance: random.Random, source: tuple[int, ...], most: int, now: floa
 
 
 @given(sources, st.integers(1, 9), st.integers(0, 2**32))
-def test_over_any_arrivals_each_gets_what_it_gets_alone_and_nothing_told_is_taken_back(
+def test_over_any_arrivals_hypotheses_are_those_of_a_request_alone_and_streams_take_nothing_back(
     sources, num_slots, seed
 ):
     chance = random.Random(seed)
@@ -89,7 +89,7 @@ def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_sl
             assert driver.results[request].hypotheses == alone.results[request].hypotheses
 
 
-def test_who_needs_more_slots_than_are_free_waits_for_them_and_is_not_overtaken():
+def test_a_request_for_more_slots_than_are_free_waits_and_is_not_overtaken():
     driver = Driver(FakeRunner(4))
     first = make_request((20, 5), max_new_tokens=3)
     wide = make_request((20, 6), beam=Beam(4), max_new_tokens=3)

@@ -291,7 +291,7 @@ with_and_without_operators = pytest.mark.parametrize("has_operators", [True, Fal
         ("merged_bundle", Precision.FP32),
     ],
 )
-def test_what_earlier_requests_left_in_the_buffers_reaches_nobody(
+def test_values_that_earlier_requests_left_in_the_buffers_change_no_answer(
     name, precision, has_operators, request, monkeypatch
 ):
     """NaN of a caller's features came to the next owner of its slot: a weight of zero does not remove it."""

@@ -509,7 +509,7 @@ def test_a_warm_up_captures_every_bucket_the_largest_first(random_bundle, monkey
 
 
 @pytest.mark.parametrize("device", [RefusingDevice, FailingDevice])
-def test_where_capturing_fails_steps_go_on_without_and_the_log_says_so(
+def test_steps_run_uncaptured_with_a_log_line_where_capturing_fails(
     device, random_bundle, monkeypatch, caplog
 ):
     monkeypatch.setattr(runner_module, "OnnxDevice", device)

@@ -281,7 +281,9 @@ def test_a_device_whose_step_does_not_select_tokens_refuses_to_suppress_some(ran
         OnnxRunner(suppressing(random_bundle, [7]), RunnerConfig(provider="cpu", num_threads=1, max_slots=1))
 
 
-def test_what_a_request_always_forbids_is_written_once_and_its_place_is_given_on(random_bundle, monkeypatch):
+def test_constant_penalties_of_a_request_are_written_once_and_their_place_is_reused(
+    random_bundle, monkeypatch
+):
     written = []
     write = Columns.write_penalties
     monkeypatch.setattr(

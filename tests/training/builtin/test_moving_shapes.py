@@ -178,7 +178,7 @@ def test_the_content_words_of_a_caption_name_its_events_in_order(captioned):
             assert " ".join(verb) in ACTIONS[event.action]
 
 
-def test_each_event_told_at_its_place_counts():
+def test_each_event_named_at_its_place_counts():
     clip = Clip(
         kinds=(("red", "cross"), ("blue", "square")),
         events=(Event(0, "left", 1, 7), Event(1, "jump", 8, 14)),

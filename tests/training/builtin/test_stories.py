@@ -121,7 +121,7 @@ def test_the_supporting_sentences_prove_the_answer(all_stories):
             assert Simulation(told).answers(story.question) == {story.answer}
 
 
-def test_a_later_sentence_that_is_no_support_changes_nothing(all_stories):
+def test_a_later_sentence_that_is_not_a_support_changes_nothing(all_stories):
     """The newest sentence that has moved the thing in question or its holder is always among the supports."""
     num_stories = 0
     for story in all_stories:

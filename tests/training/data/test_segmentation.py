@@ -54,7 +54,7 @@ def test_a_merge_is_left_out_as_often_as_was_asked() -> None:
     assert counts[1] + counts[2] == 4000
 
 
-def test_pairs_are_cut_anew_in_each_pass_and_alike_in_the_same() -> None:
+def test_pairs_are_segmented_differently_in_each_pass_and_alike_in_one() -> None:
     cut = freshly_cut(0.3)
     first, second = cut(0), cut(1)
     assert first != second
