@@ -18,17 +18,16 @@ from seq2seq_serve.server.engine.request import Beam, Constraints, Request, Samp
 from seq2seq_serve.server.engine.result import FinishReason, Result
 from seq2seq_serve.server.errors import NO_NUMBERS
 from seq2seq_serve.server.runner.runner import OnnxRunner
-from seq2seq_serve.server.runner.selection import uniform
 from seq2seq_serve.server.service.read.inputs import MAX_MAGNITUDE
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
-from seq2seq_serve.training.evaluation import search, selection
+from seq2seq_serve.training.evaluation import search
 from seq2seq_serve.training.models.captioner import CaptionerConfig
 from tests.models import RECURRENT, random_model
 from tests.server.driver import Driver
 from tests.server.runner.test_selection import (
     LIMIT,
     VOCAB_SIZE,
-    oracles_constraints,
+    oracle,
     random_constraints,
     random_request,
     run,
@@ -97,70 +96,6 @@ def everything(seed: int) -> list[Request]:
     chance = random.Random(seed)
     makers = (random_request, random_branching, scored)
     return [makers[i % 3](chance) for i in range(60)]
-
-
-def oracle(trained, request) -> list[search.Hypothesis]:
-    source = request.sources[SOURCE_IDS].tolist()
-    constraints = oracles_constraints(request)
-    common = {"bos_id": BOS_ID, "eos_id": EOS_ID, "max_new_tokens": request.max_new_tokens}
-    if request.beam is not None:
-        found = search.beam_search(
-            trained.model,
-            source,
-            beam_size=request.beam.size,
-            alpha=request.beam.alpha,
-            early_stopping=request.beam.early_stopping,
-            formula=request.beam.formula,
-            constraints=constraints,
-            **common,
-        )
-        return found[: request.num_hypotheses]
-    if request.sampling is not None:
-        options = dict(vars(request.sampling))
-        seed = options.pop("seed")
-        return [
-            search.sample_search(
-                trained.model,
-                source,
-                sampling=selection.Sampling(**options),
-                uniforms=lambda position, sample=sample: uniform(seed, sample, position),
-                constraints=constraints,
-                **common,
-            )
-            for sample in range(request.num_hypotheses)
-        ]
-    if request.num_hypotheses == 1:
-        return [search.greedy_hypothesis(trained.model, source, constraints=constraints, **common)]
-    # Several greedy ones: a beam of one token says with which tokens they begin.
-    firsts = search.beam_search(
-        trained.model,
-        source,
-        beam_size=request.num_hypotheses,
-        alpha=0,
-        constraints=constraints,
-        **(common | {"max_new_tokens": 1}),
-    )
-    found = []
-    for first in firsts:
-        if first.is_finished or request.max_new_tokens == 1:
-            found.append(first)
-            continue
-        forced = dataclasses.replace(
-            constraints,
-            prefix_ids=tuple(first.token_ids),
-            min_new_tokens=max(constraints.min_new_tokens - 1, 0),
-        )
-        rest = search.greedy_hypothesis(
-            trained.model,
-            source,
-            constraints=forced,
-            **(common | {"max_new_tokens": request.max_new_tokens - 1}),
-        )
-        log_probabilities = first.log_probabilities + rest.log_probabilities
-        found.append(
-            dataclasses.replace(rest, log_probabilities=log_probabilities, score=sum(log_probabilities))
-        )
-    return found
 
 
 def check_score(trained, request, result) -> None:

@@ -18,8 +18,7 @@ from seq2seq_serve.server.runner.buffers import Columns
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.selection import Selector, uniform
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
-from seq2seq_serve.training.evaluation import selection
-from seq2seq_serve.training.evaluation.search import greedy_hypothesis, sample_search
+from seq2seq_serve.training.evaluation import search, selection
 from tests.server.driver import Driver
 from tests.server.runner.test_runner import FarDevice
 
@@ -95,25 +94,69 @@ def oracles_constraints(request: Request) -> selection.Constraints:
     return selection.Constraints(**given, prefix_ids=request.prefix_ids)
 
 
-def oracle(trained, request):
-    common = {
-        "bos_id": BOS_ID,
-        "eos_id": EOS_ID,
-        "max_new_tokens": request.max_new_tokens,
-        "constraints": oracles_constraints(request),
-    }
+def oracle(trained, request) -> list[search.Hypothesis]:
+    """The hypotheses of a request by the searches of training."""
     source = request.sources[SOURCE_IDS].tolist()
-    if request.sampling is None:
-        return greedy_hypothesis(trained.model, source, **common)
-    options = dict(vars(request.sampling))
-    seed = options.pop("seed")
-    return sample_search(
+    constraints = oracles_constraints(request)
+    common = {"bos_id": BOS_ID, "eos_id": EOS_ID, "max_new_tokens": request.max_new_tokens}
+    if request.beam is not None:
+        found = search.beam_search(
+            trained.model,
+            source,
+            beam_size=request.beam.size,
+            alpha=request.beam.alpha,
+            early_stopping=request.beam.early_stopping,
+            formula=request.beam.formula,
+            constraints=constraints,
+            **common,
+        )
+        return found[: request.num_hypotheses]
+    if request.sampling is not None:
+        options = dict(vars(request.sampling))
+        seed = options.pop("seed")
+        return [
+            search.sample_search(
+                trained.model,
+                source,
+                sampling=selection.Sampling(**options),
+                uniforms=lambda position, sample=sample: uniform(seed, sample, position),
+                constraints=constraints,
+                **common,
+            )
+            for sample in range(request.num_hypotheses)
+        ]
+    if request.num_hypotheses == 1:
+        return [search.greedy_hypothesis(trained.model, source, constraints=constraints, **common)]
+    # Several greedy ones: a beam of one token says with which tokens they begin.
+    firsts = search.beam_search(
         trained.model,
         source,
-        sampling=selection.Sampling(**options),
-        uniforms=lambda position: uniform(seed, 0, position),
-        **common,
+        beam_size=request.num_hypotheses,
+        alpha=0,
+        constraints=constraints,
+        **(common | {"max_new_tokens": 1}),
     )
+    found = []
+    for first in firsts:
+        if first.is_finished or request.max_new_tokens == 1:
+            found.append(first)
+            continue
+        forced = dataclasses.replace(
+            constraints,
+            prefix_ids=tuple(first.token_ids),
+            min_new_tokens=max(constraints.min_new_tokens - 1, 0),
+        )
+        rest = search.greedy_hypothesis(
+            trained.model,
+            source,
+            constraints=forced,
+            **(common | {"max_new_tokens": request.max_new_tokens - 1}),
+        )
+        log_probabilities = first.log_probabilities + rest.log_probabilities
+        found.append(
+            dataclasses.replace(rest, log_probabilities=log_probabilities, score=sum(log_probabilities))
+        )
+    return found
 
 
 def test_alternatives_are_the_best_tokens_and_the_greedy_one_is_the_first(random_bundle, requests):
@@ -152,7 +195,7 @@ def test_a_plain_request_with_a_prefix_goes_on_as_the_oracle_does(random_trained
             )
         )
     for request, result in zip(requests, run(random_bundle, requests, num_slots=8), strict=True):
-        expected = oracle(random_trained, request)
+        [expected] = oracle(random_trained, request)
         assert list(result.best.token_ids) == expected.token_ids
         assert result.best.token_ids[: len(request.prefix_ids)] == request.prefix_ids
         assert result.num_target_tokens == len(expected.log_probabilities)
@@ -229,7 +272,7 @@ def test_tokens_that_the_model_never_selects_are_forbidden_in_every_mode(
         request = dataclasses.replace(
             request, constraints=dataclasses.replace(constraints, suppressed_token_ids=suppressed)
         )
-        expected = oracle(random_trained, request)
+        [expected] = oracle(random_trained, request)
         assert list(result.best.token_ids) == expected.token_ids
         if request.log_probabilities:
             given = [choice.log_probability for choice in result.best.choices]
