@@ -245,18 +245,6 @@ def random_pre_norm() -> TrainedModel:
 
 
 @pytest.fixture(scope="session")
-def random_target_tied() -> TrainedModel:
-    """The source has an embedding of its own."""
-    return make_random_trained(tied="target", num_encoder_layers=1, num_decoder_layers=1)
-
-
-@pytest.fixture(scope="session")
-def random_untied() -> TrainedModel:
-    """Source, target and output have a matrix each."""
-    return make_random_trained(tied="none", num_encoder_layers=1, num_decoder_layers=1)
-
-
-@pytest.fixture(scope="session")
 def one_layer_trained() -> TrainedModel:
     """The smallest that can be exported, for tests of the export itself."""
     return make_random_trained(num_encoder_layers=1, num_decoder_layers=1)

@@ -66,7 +66,7 @@ def test_what_cannot_be_served_here_says_why(run, bundle_path, tmp_path):
     assert "tokenizer.json has 2 bytes" in rows["bundle"]
 
 
-def test_a_wrong_choice_of_instructions_is_said(run, monkeypatch):
+def test_a_wrong_choice_of_instructions_is_reported(run, monkeypatch):
     monkeypatch.setenv("SEQ2SEQ_ISA", "mmx")
     code, rows = run()
     assert code == 0

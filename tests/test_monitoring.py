@@ -84,7 +84,7 @@ def test_every_alert_says_what_to_do_in_the_operations_guide():
         assert f"`{name}`" in guide
 
 
-def test_every_metric_is_told_in_the_operations_guide():
+def test_every_metric_is_in_the_operations_guide():
     guide = (DEPLOY.parent / "docs" / "operations.md").read_text()
     metrics = Metrics()
     metrics.record_call(record_of())

@@ -249,7 +249,7 @@ def test_a_wav_file_from_a_pipe_is_not_copied_for_its_cost():
         tracemalloc.stop()
 
 
-def test_a_file_that_is_cut_or_empty_is_no_stream():
+def test_a_cut_or_empty_file_is_not_taken_for_a_piped_one():
     whole = encoded(tone(0.3))
     place = whole.index(b"data") + 4
     for content, match in (

@@ -86,24 +86,13 @@ def test_a_whole_bundle_is_loaded_with_all_that_the_server_needs(bundle_path, ra
     assert bundle.target_tokenizer.vocab_size == config.vocab_size
 
 
-def test_a_bundle_can_be_moved(bundle_path, damaged):
+def test_a_copy_has_the_same_version_and_another_manifest_another_one(bundle_path, damaged):
     assert load_bundle(damaged).version == load_bundle(bundle_path).version
-
-
-def test_another_manifest_is_another_version(bundle_path, damaged):
     edit(damaged, "provenance", "commit", value="another")
     assert load_bundle(damaged).version != load_bundle(bundle_path).version
 
 
 FILES = ["tokenizer.json", "fp32/weights.bin", "int8/step.onnx"]
-
-
-@pytest.mark.parametrize("place", range(0, 40_000, 9973))
-def test_any_changed_byte_of_the_manifest_is_found(place, damaged):
-    content = bytearray((damaged / "manifest.json").read_bytes())
-    content[place % len(content)] ^= 1
-    (damaged / "manifest.json").write_bytes(content)
-    assert problems_of(damaged)
 
 
 def test_another_eos_is_found(damaged):
@@ -157,18 +146,10 @@ def test_a_folder_without_a_manifest_says_how_to_make_one(damaged):
     )
 
 
-def test_a_path_that_is_a_file_or_nothing_is_no_bundle(tmp_path):
+def test_a_file_or_a_missing_path_is_refused_as_a_bundle(tmp_path):
     (tmp_path / "file").write_text("")
     for name in ("file", "nothing"):
         assert problems_of(tmp_path / name)[0].startswith("there is no manifest.json")
-
-
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99])
-def test_a_half_written_manifest_is_found(share, damaged):
-    content = (damaged / "manifest.json").read_bytes()
-    (damaged / "manifest.json").write_bytes(content[: int(share * len(content))])
-    [problem] = problems_of(damaged)
-    assert problem.startswith("manifest.json is not JSON: ")
 
 
 def test_a_manifest_beyond_the_limit_is_refused_unread(damaged):
@@ -193,20 +174,25 @@ def test_a_tokenizer_beyond_the_limit_is_refused_unread(damaged):
     tracemalloc.stop()
 
 
-def test_a_manifest_nested_beyond_reason_is_found(damaged):
-    (damaged / "manifest.json").write_text("[" * 200_000)
-    [problem] = problems_of(damaged)
-    assert problem.startswith("manifest.json is not JSON: ")
-
-
-def test_a_manifest_that_is_not_utf_8_is_found(damaged):
-    (damaged / "manifest.json").write_bytes(b'{"kind": "\xff"}')
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: content[: len(content) // 2],
+        lambda content: content[:-20],
+        lambda content: b"[" * 200_000,
+        lambda content: b'{"kind": "\xff"}',
+    ],
+    ids=["empty", "half", "cut off", "nested beyond reason", "not UTF-8"],
+)
+def test_a_manifest_that_is_not_json_is_found(damage, damaged):
+    (damaged / "manifest.json").write_bytes(damage((damaged / "manifest.json").read_bytes()))
     [problem] = problems_of(damaged)
     assert problem.startswith("manifest.json is not JSON: ")
 
 
 @pytest.mark.parametrize("content", ["[]", "3", '"bundle"', "null", "{}"])
-def test_json_that_is_no_manifest_is_found(content, damaged):
+def test_json_of_another_kind_is_refused_as_a_manifest(content, damaged):
     (damaged / "manifest.json").write_text(content)
     assert problems_of(damaged) == (version_problem(None),)
 

@@ -44,7 +44,7 @@ def test_every_character_is_normalised_once_and_for_all():
 
 
 @pytest.mark.parametrize("text", ["", " \t\u3000", "\u200b\ufeff", "\x00\x7f", "\u200d", "\xad \u202e"])
-def test_what_nobody_sees_is_blank(text):
+def test_invisible_characters_alone_are_blank(text):
     assert is_blank(text)
     assert not is_blank(text + "a" + text)
 

@@ -377,7 +377,7 @@ def test_ten_thousand_frames_are_counted_and_not_decoded():
         b"RIFF\0\0\0\0WAVEfmt ",
     ],
 )
-def test_what_is_no_picture_of_the_four_kinds_is_refused_by_its_beginning(content):
+def test_an_unsupported_file_format_is_refused_by_its_first_bytes(content):
     with pytest.raises(
         PictureError, match=r"^the file is not PNG, JPEG, WebP or GIF: it (is empty|begins with b)"
     ):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from seq2seq_serve.training.config import TrainingConfig, TransformerConfig
+from seq2seq_serve.training.config import TrainingConfig
 from seq2seq_serve.training.data.sources import TOKENS
 from seq2seq_serve.training.models.captioner import CaptionerConfig
 from seq2seq_serve.training.models.memory_network import MemoryNetworkConfig
@@ -85,19 +85,3 @@ def test_a_preset_is_as_its_row_says(name):
     }
     rest = dataclasses.asdict(training).items() - dataclasses.asdict(TrainingConfig()).items()
     assert {field for field, _ in rest} - shown == told
-
-
-def test_every_setting_is_listed():
-    listed = set(re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", TEXT, flags=re.MULTILINE))))
-    fields = {
-        field.name
-        for config in (
-            TransformerConfig,
-            RecurrentConfig,
-            CaptionerConfig,
-            MemoryNetworkConfig,
-            TrainingConfig,
-        )
-        for field in dataclasses.fields(config)
-    }
-    assert fields <= listed

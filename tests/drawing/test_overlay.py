@@ -1,7 +1,5 @@
-import sys
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import pytest
 from matplotlib import image
@@ -86,10 +84,3 @@ def test_many_words_and_sentences_still_fit_an_image(tmp_path: Path) -> None:
     save_film_strips(np.zeros((120, 8, 8, 3), np.uint8), np.ones((5, 120)), ["a"] * 5, tmp_path / "b.png")
     for name in ("a.png", "b.png"):
         assert 8900 < max(image.imread(tmp_path / name).shape) < 9200
-
-
-def test_drawing_leaves_matplotlibs_settings_alone(tmp_path: Path) -> None:
-    before = dict(matplotlib.rcParams)
-    save_overlays(GREY, np.ones((1, 4)), ["단어"], tmp_path / "a.png")
-    assert dict(matplotlib.rcParams) == before
-    assert "koreanize_matplotlib" not in sys.modules

@@ -64,56 +64,22 @@ def post_int8(random_trained: TrainedModel, bundle_path: Path) -> Exported:
 
 
 @pytest.fixture(scope="session")
-def converted(made_once) -> Callable[[TrainedModel, Precision, str], Exported]:
-    """Convert a model into a folder of that name."""
-
-    def converted(trained: TrainedModel, precision: Precision, name: str) -> Exported:
-        make = lambda folder: _save(make_graphs(trained, precision), folder)  # noqa: E731
-        return _exported(trained, precision, made_once(name, make))
-
-    return converted
-
-
-@pytest.fixture(scope="session")
 def pre_fp32(trained_run) -> Exported:
     return _exported(trained_run.trained, Precision.FP32, trained_run.bundle / "fp32")
 
 
 @pytest.fixture(scope="session")
-def target_tied_fp32(random_target_tied: TrainedModel, converted) -> Exported:
-    return converted(random_target_tied, Precision.FP32, "target-tied")
-
-
-@pytest.fixture(scope="session")
-def untied_fp32(random_untied: TrainedModel, converted) -> Exported:
-    return converted(random_untied, Precision.FP32, "untied")
-
-
-@pytest.fixture(scope="session")
-def untied_int8(random_untied: TrainedModel, converted) -> Exported:
-    return converted(random_untied, Precision.INT8, "untied-int8")
-
-
-def _fused(trained: TrainedModel, name: str, made_once) -> Exported:
-    """Graphs in the form that they have for CUDA, in float32, which the CPU computes exactly enough."""
-    modules = make_modules(trained.model, FloatFactory(torch.float32, is_fused=True))
-    return _over(trained, modules, made_once(name, lambda folder: _save(modules, folder)))
-
-
-@pytest.fixture(scope="session")
 def post_fused(random_trained: TrainedModel, fused_bundle: Bundle) -> Exported:
+    """Graphs in the form that they have for CUDA, in float32, which the CPU computes exactly enough."""
     modules = make_modules(random_trained.model, FloatFactory(torch.float32, is_fused=True))
     return _over(random_trained, modules, fused_bundle.path / "fp32")
 
 
 @pytest.fixture(scope="session")
 def pre_fused(random_pre_norm: TrainedModel, made_once) -> Exported:
-    return _fused(random_pre_norm, "pre-fused", made_once)
-
-
-@pytest.fixture(scope="session")
-def untied_fused(random_untied: TrainedModel, made_once) -> Exported:
-    return _fused(random_untied, "untied-fused", made_once)
+    modules = make_modules(random_pre_norm.model, FloatFactory(torch.float32, is_fused=True))
+    folder = made_once("pre-fused", lambda folder: _save(modules, folder))
+    return _over(random_pre_norm, modules, folder)
 
 
 @pytest.fixture

@@ -21,11 +21,8 @@ TOLERANCE = 1e-4
 FP32 = [
     "post_fp32",
     "pre_fp32",
-    # Each alone what the one above has together.
-    pytest.param("target_tied_fp32", marks=pytest.mark.slow),
-    pytest.param("untied_fp32", marks=pytest.mark.slow),
     # In another form for CUDA, which the proof in fp16 checks less exactly.
-    *(pytest.param(f"{name}_fused", marks=pytest.mark.slow) for name in ("post", "pre", "untied")),
+    *(pytest.param(f"{name}_fused", marks=pytest.mark.slow) for name in ("post", "pre")),
 ]
 
 
@@ -74,14 +71,9 @@ def test_what_is_not_a_number_is_infinitely_wrong(post_fp32):
     assert parity.worst_difference(model, post_fp32.graphs, [(1, 2, 2)]) == float("inf")
 
 
-@pytest.mark.parametrize(
-    "exported",
-    ["post_int8", pytest.param("untied_int8", marks=pytest.mark.slow)],  # int8 and untied are shown alone
-    indirect=True,
-)
-def test_int8_is_near_the_trained_model(exported):
+def test_int8_is_near_the_trained_model(post_int8):
     # 255 levels for each row of activations; measured 0.09 with random weights.
-    assert parity.worst_difference(exported.trained.model, exported.graphs) < 0.3
+    assert parity.worst_difference(post_int8.trained.model, post_int8.graphs) < 0.3
 
 
 def test_tokens_are_equal_where_the_step_selects_them(post_fp32):

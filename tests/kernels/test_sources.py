@@ -24,6 +24,6 @@ def test_a_library_that_is_older_than_its_sources_is_logged_and_not_used(tmp_pat
     assert "was not compiled from the sources beside it" in caplog.text
 
 
-def test_without_sources_there_is_no_digest(tmp_path):
+def test_the_digest_of_no_sources_is_empty(tmp_path):
     (tmp_path / "__init__.py").touch()
     assert digest_of_sources(tmp_path) == ""

@@ -56,7 +56,7 @@ def test_after_notice_is_given_newcomers_are_still_answered_for_a_while():
     asyncio.run(run())
 
 
-def test_what_is_unfinished_when_the_drain_ends_is_told_so(caplog):
+def test_calls_unfinished_when_the_drain_ends_get_unavailable(caplog):
     async def run():
         async with serving(drain_seconds=0.0) as served, AsyncClient(served.address) as client:
             served.runner.gate.clear()

@@ -59,6 +59,8 @@ SEARCHES = [
 ]
 
 
+_NUM_SOURCES = _BATCH * len(SEARCHES)
+
 Target = tuple[list[int], bool]  # tokens, and whether an end of sequence follows
 Expected = tuple[list[Target], list[float]]  # the targets of a source, and their scores in a beam search
 
@@ -147,14 +149,22 @@ def check_texts(case: str, folder: Path, num_sources: int) -> None:
     assert num_ties <= num_sources // 50
 
 
-# Of each kind of frame, position and layer one; the slow tests have all.
-@pytest.mark.parametrize("case", ["marian-separate", "mbart", "nllb", "t5", "t5gemma2"])
+def slow_unless(cases, *quick):
+    return [case if case in quick else pytest.param(case, marks=pytest.mark.slow) for case in cases]
+
+
+# Quick: of each kind of frame, position and layer one.
+@pytest.mark.parametrize("case", slow_unless(TEXTS, "marian-separate", "mbart", "nllb", "t5", "t5gemma2"))
 def test_a_checkpoint_answers_as_generate_does(case, imported):
-    check_texts(case, imported(case), _BATCH * len(SEARCHES))
+    check_texts(case, imported(case), _NUM_SOURCES)
 
 
-# Of each kind of layer one with several: their export takes most of the time of a test.
-_DEEP = "bart", "t5", "t5gemma", "t5gemma2"
+@pytest.mark.slow  # the export of several layers takes most of the time of a test
+@pytest.mark.parametrize("case", ["bart", "t5", "t5gemma", "t5gemma2"])
+def test_a_checkpoint_of_several_layers_answers_as_generate_does(case, tmp_path):
+    make_checkpoint(case, tmp_path / "checkpoint")
+    check_texts(case, exported(tmp_path), _NUM_SOURCES)
+
 
 # Settings of a checkpoint, and the tokens that its model writes most often, which they are about
 RULES = {
@@ -204,33 +214,12 @@ def written_often(model) -> list[int]:
     return [token_id for token_id, _ in counts.most_common() if token_id not in ends]
 
 
-def check_rules(case: str, checkpoint: Path, folder: Path, num_sources: int) -> None:
-    shutil.copytree(checkpoint, folder / "checkpoint")
-    often = written_often(read_checkpoint(case, folder / "checkpoint"))
-    edit(folder / "checkpoint" / "generation_config.json", **RULES[case](often))
-    check_texts(case, exported(folder), num_sources)
-
-
-@pytest.mark.parametrize("case", ["bart", "marian"])
+@pytest.mark.parametrize("case", slow_unless(RULES, "bart", "marian"))
 def test_the_rules_of_a_checkpoint_are_those_of_generate(case, quick_checkpoint, tmp_path):
-    check_rules(case, quick_checkpoint(case), tmp_path, _BATCH * len(SEARCHES))
-
-
-@pytest.mark.slow  # 200 sources
-@pytest.mark.parametrize("case", RULES)
-def test_the_rules_of_a_checkpoint_are_those_of_generate_for_two_hundred_sources(
-    case, quick_checkpoint, tmp_path
-):
-    check_rules(case, quick_checkpoint(case), tmp_path, 200)
-
-
-@pytest.mark.slow  # 200 sources
-@pytest.mark.parametrize("case", TEXTS)
-def test_a_checkpoint_answers_two_hundred_sources_as_generate_does(case, imported, tmp_path):
-    if case in _DEEP:
-        make_checkpoint(case, tmp_path / "checkpoint")
-        exported(tmp_path)
-    check_texts(case, tmp_path if case in _DEEP else imported(case), 200)
+    shutil.copytree(quick_checkpoint(case), tmp_path / "checkpoint")
+    often = written_often(read_checkpoint(case, tmp_path / "checkpoint"))
+    edit(tmp_path / "checkpoint" / "generation_config.json", **RULES[case](often))
+    check_texts(case, exported(tmp_path), _NUM_SOURCES)
 
 
 _NUM_NEW_TOKENS = 16  # of a sound, for several times
@@ -410,25 +399,14 @@ def check_pictures(case: str, folder: Path, num_pictures: int) -> None:
     assert num_ties <= num_pictures // 50
 
 
-def test_a_checkpoint_reads_what_generate_reads(imported):
-    check_pictures("trocr", imported("trocr"), _BATCH * len(MEDIA_SEARCHES))
-
-
-@pytest.mark.slow  # 200 pictures
-@pytest.mark.parametrize("case", PICTURES)
-def test_a_checkpoint_reads_two_hundred_pictures_as_generate_does(case, imported):
-    check_pictures(case, imported(case), 200)
+@pytest.mark.parametrize("case", slow_unless(PICTURES, "trocr"))
+def test_a_checkpoint_reads_what_generate_reads(case, imported):
+    check_pictures(case, imported(case), _BATCH * len(MEDIA_SEARCHES))
 
 
 @pytest.mark.parametrize("case", SOUNDS)
 def test_a_checkpoint_hears_what_generate_hears(case, imported):
     check_sounds(case, imported(case), 16)
-
-
-@pytest.mark.slow  # 200 sounds
-@pytest.mark.parametrize("case", SOUNDS)
-def test_a_checkpoint_hears_two_hundred_sounds_as_generate_does(case, imported):
-    check_sounds(case, imported(case), 200)
 
 
 @pytest.mark.slow  # the same without languages and tasks

@@ -63,7 +63,7 @@ def test_unknown_page_names_the_known_ones(server):
     assert text == "try /metrics, /healthz, /readyz or /v2\n"
 
 
-def test_port_in_use_is_said_in_one_line(server):
+def test_a_port_in_use_is_one_line(server):
     with pytest.raises(
         OSError, match=rf"^port {server.port} on 127.0.0.1 is in use: choose another --metrics"
     ):
@@ -219,7 +219,7 @@ def test_an_unknown_page_of_the_protocol_is_an_error_in_json(server):
     assert "not supported" in answer["error"]
 
 
-def test_a_caller_who_never_reads_does_not_hold_up_the_end(problems, monkeypatch, caplog):
+def test_a_caller_that_never_reads_does_not_delay_the_shutdown(problems, monkeypatch, caplog):
     monkeypatch.setattr(server_http, "_CLOSE_SECONDS", 0.05)
     caplog.set_level(logging.WARNING)
     problems["unhealthy"] = "x" * 10**7

@@ -93,7 +93,7 @@ def test_several_instances_answer_alike(bundle_path, model):
         assert double.translate(TEXTS * 3) == model.translate(TEXTS * 3)
 
 
-def test_what_is_wrong_is_said(model, bundle_path, tmp_path):
+def test_wrong_arguments_and_settings_are_named(model, bundle_path, tmp_path):
     with pytest.raises(TypeError, match="the texts must be several"):
         model.translate("one text")
     with pytest.raises(TypeError, match="no_such_option"):

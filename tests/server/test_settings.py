@@ -97,7 +97,7 @@ def test_a_model_can_have_limits_of_its_own(settings):
     assert small.port == config.port
 
 
-def test_the_variable_that_the_operators_read_is_no_mistake(settings, caplog):
+def test_the_variable_of_the_operators_causes_no_warning(settings, caplog):
     settings(environment={"SEQ2SEQ_ISA": "avx2"})
     assert caplog.messages == []
 
@@ -171,7 +171,7 @@ def test_sizes_are_read_as_people_write_them(text, num_bytes):
 
 
 @pytest.mark.parametrize("text", ["", "MiB", "1.5GiB", "-1", "10MB", "1e9", "٣"])
-def test_what_is_no_size_is_refused(text):
+def test_an_invalid_size_is_refused(text):
     with pytest.raises(ValueError, match="is not a size"):
         parse_bytes(text)
 

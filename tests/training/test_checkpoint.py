@@ -92,7 +92,7 @@ def test_other_torch_files_are_refused(tmp_path: Path) -> None:
         load_checkpoint(path)
 
 
-def test_the_newest_that_can_be_read_is_taken_and_the_others_are_told(tmp_path: Path) -> None:
+def test_the_newest_readable_checkpoint_is_taken_and_damaged_ones_are_reported(tmp_path: Path) -> None:
     assert newest_checkpoint(tmp_path) == (None, [])
     for step in (5, 10, 15):
         save_checkpoint(tmp_path, checkpoint(step))

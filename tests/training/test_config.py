@@ -1,11 +1,10 @@
 import dataclasses
-import json
 from typing import Any
 
 import pytest
 
 from seq2seq_serve.training.config import TrainingConfig, TransformerConfig
-from seq2seq_serve.training.presets import PRESETS, preset_named
+from seq2seq_serve.training.presets import preset_named
 
 
 @pytest.mark.parametrize(
@@ -51,14 +50,6 @@ def test_wrong_sizes_are_refused_by_name(
 def test_a_wrong_recipe_is_refused_by_name(field: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{field} is"):
         dataclasses.replace(TrainingConfig(), **{field: value})
-
-
-@pytest.mark.parametrize("name", PRESETS)
-def test_presets_survive_json(name: str) -> None:
-    preset = preset_named(name)
-    assert preset.name == name
-    for config in (preset.model, preset.training):
-        assert type(config).from_json(json.loads(json.dumps(config.to_json()))) == config
 
 
 def test_json_with_a_missing_or_unknown_field_is_refused() -> None:

@@ -39,6 +39,7 @@ from seq2seq_serve.training.reports.curves import save_learning_curve
 from seq2seq_serve.training.run import RunFolder, Summary, load_run
 
 CPU = torch.device("cpu")
+Train = Callable[..., tuple[RunFolder, Summary]]
 RECURRENT = RecurrentConfig(
     300, 16, 16, 2, 2, cell="lstm", input_feeding=True, max_source_length=24, max_target_length=24
 )
@@ -51,9 +52,7 @@ def model_config(model_config: TransformerConfig) -> TransformerConfig:
 
 
 @pytest.fixture
-def train(
-    tmp_path: Path, preset: Preset, corpus: Corpus, console: Console
-) -> Callable[..., tuple[RunFolder, Summary]]:
+def train(tmp_path: Path, preset: Preset, corpus: Corpus, console: Console) -> Train:
     """Starts a run, or goes on with it where the name was there before."""
 
     def run(
@@ -89,17 +88,10 @@ def assert_equal_weights(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
         (13, {"bpe_dropout": 0.2}),
         (15, {"micro_batch_tokens": 20, "group_pairs": 16}),  # in the middle of the second group
         (13, {"model": RECURRENT}),
-        # Less than these, or another way through the same.
-        pytest.param(3, {}, marks=pytest.mark.slow),
-        pytest.param(10, {}, marks=pytest.mark.slow),
-        pytest.param(13, {}, marks=pytest.mark.slow),
     ],
 )
 def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(
-    train: Callable[..., tuple[RunFolder, Summary]],
-    press_ctrl_c: Callable[[int], None],
-    at_step: int,
-    changes: dict[str, Any],
+    train: Train, press_ctrl_c: Callable[[int], None], at_step: int, changes: dict[str, Any]
 ) -> None:
     whole, whole_summary = train("whole", **changes)
     press_ctrl_c(at_step)
@@ -119,24 +111,13 @@ def test_a_resumed_run_ends_in_the_same_weights_bit_for_bit(
     assert losses[0] == losses[1]
 
 
-@pytest.mark.parametrize(
-    ("evaluation", "at_step"),
-    [
-        pytest.param(1, 10, marks=pytest.mark.slow),
-        pytest.param(2, 20, marks=pytest.mark.slow),
-        (3, 20),
-    ],
-)
 def test_an_evaluation_is_interrupted_between_its_steps_and_made_again(
-    train: Callable[..., tuple[RunFolder, Summary]],
-    monkeypatch: pytest.MonkeyPatch,
-    evaluation: int,
-    at_step: int,
+    train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A signal waited for all of it. The third evaluation is that of the final weights."""
+    """A signal waited for all of it."""
     whole, whole_summary = train("whole")
     steps: list[int] = []  # by the number of the evaluation
-    number = 0
+    number, of_final_weights = 0, 3
 
     def interrupted(*arguments: Any, before_step: Callable[[], None], **options: Any) -> list[str]:
         nonlocal number
@@ -144,7 +125,7 @@ def test_an_evaluation_is_interrupted_between_its_steps_and_made_again(
 
         def counted() -> None:
             steps.append(number)
-            if steps.count(evaluation) == 2:
+            if steps.count(of_final_weights) == 2:
                 signal.raise_signal(signal.SIGTERM)
             before_step()
 
@@ -152,9 +133,9 @@ def test_an_evaluation_is_interrupted_between_its_steps_and_made_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(loop, "translate", interrupted)
-        with pytest.raises(TrainingInterrupted, match=f"interrupted at step {at_step}"):
+        with pytest.raises(TrainingInterrupted, match="interrupted at step 20"):
             train("interrupted")
-    assert steps.count(evaluation) == 2
+    assert steps.count(of_final_weights) == 2
     folder, summary = train("interrupted")
     assert dataclasses.replace(summary, seconds=0.0) == dataclasses.replace(whole_summary, seconds=0.0)
     assert_equal_weights(final_weights(whole), final_weights(folder))
@@ -163,7 +144,7 @@ def test_an_evaluation_is_interrupted_between_its_steps_and_made_again(
 
 
 def test_an_interrupt_ends_the_loss_of_an_evaluation_too(
-    train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch
+    train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     batches = []
     make = scoring.batches_in_order
@@ -202,7 +183,7 @@ def flip_a_bit(path: Path) -> None:
     ],
 )
 def test_a_run_is_finished_whatever_checkpoints_are_damaged(
-    train: Callable[..., tuple[RunFolder, Summary]],
+    train: Train,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     damage: Callable[[Path], None],
@@ -227,7 +208,7 @@ def test_a_run_is_finished_whatever_checkpoints_are_damaged(
         assert re.search(rf"not considered for the final weights.*step-0*{step}\.pt: ", caplog.text)
 
 
-def test_dropout_and_order_depend_on_the_seed(train: Callable[..., tuple[RunFolder, Summary]]) -> None:
+def test_dropout_and_order_depend_on_the_seed(train: Train) -> None:
     first, _ = train("first")
     other, _ = train("other", seed=1)
     assert not torch.equal(final_weights(first)["embedding.weight"], final_weights(other)["embedding.weight"])
@@ -235,10 +216,7 @@ def test_dropout_and_order_depend_on_the_seed(train: Callable[..., tuple[RunFold
 
 @pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_a_checkpoint_of_that_step_and_python_its_handlers(
-    train: Callable[..., tuple[RunFolder, Summary]],
-    press_ctrl_c: Callable[..., None],
-    tmp_path: Path,
-    signal_number: int,
+    train: Train, press_ctrl_c: Callable[..., None], tmp_path: Path, signal_number: int
 ) -> None:
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     press_ctrl_c(7, signal_number)
@@ -252,9 +230,7 @@ def test_a_signal_leaves_a_checkpoint_of_that_step_and_python_its_handlers(
     assert [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)] == before
 
 
-def test_a_second_ctrl_c_ends_at_once(
-    train: Callable[..., tuple[RunFolder, Summary]], press_ctrl_c: Callable[[int], None]
-) -> None:
+def test_a_second_ctrl_c_ends_at_once(train: Train, press_ctrl_c: Callable[[int], None]) -> None:
     press_ctrl_c(7)
     press_ctrl_c(7)
     with pytest.raises(KeyboardInterrupt) as caught:
@@ -263,7 +239,7 @@ def test_a_second_ctrl_c_ends_at_once(
 
 
 def test_final_weights_are_the_average_or_the_best_whichever_scores_better(
-    train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch
+    train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def scores(*bleus: float) -> None:
         values = iter(bleus)
@@ -286,7 +262,7 @@ def test_final_weights_are_the_average_or_the_best_whichever_scores_better(
 
 
 def test_a_run_that_goes_on_keeps_what_was_better_before(
-    train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch, console: Console
+    train: Train, monkeypatch: pytest.MonkeyPatch, console: Console
 ) -> None:
     values = iter([30.0, 20.0, 40.0, 35.0, 39.0, 35.0, 41.0])
     monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0))
@@ -302,7 +278,7 @@ def test_a_run_that_goes_on_keeps_what_was_better_before(
 
 
 def test_training_stops_when_the_dev_score_has_stopped_rising(
-    train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch
+    train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = iter([10.0, 20.0, 15.0, 20.0, 20.0, 20.0])
     monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0))
@@ -313,7 +289,7 @@ def test_training_stops_when_the_dev_score_has_stopped_rising(
 
 @pytest.mark.parametrize(("cooldown_share", "last_step"), [(0.0, 8), (0.1, 9), (0.2, 10), (0.6, 20)])
 def test_patience_begins_the_cooldown_and_does_not_leave_it_out(
-    train: Callable[..., tuple[RunFolder, Summary]],
+    train: Train,
     monkeypatch: pytest.MonkeyPatch,
     press_ctrl_c: Callable[[int], None],
     cooldown_share: float,
@@ -373,7 +349,7 @@ def test_pieces_and_empty_shares_move_the_baseline_of_hard_attention_as_a_whole_
 
 
 def test_only_the_newest_and_the_best_checkpoints_are_kept(
-    train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch
+    train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = iter([10.0, *[5.0] * 20])
     monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0))
@@ -382,10 +358,7 @@ def test_only_the_newest_and_the_best_checkpoints_are_kept(
     assert steps == [5, 25, 30]
 
 
-def test_metrics_are_written_and_shown_in_tensorboard(
-    train: Callable[..., tuple[RunFolder, Summary]],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_metrics_are_written_and_shown_in_tensorboard(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(curves, "save_learning_curve", save_learning_curve)
     folder, summary = train("run")
     (line,) = metrics(folder, "train")
@@ -398,9 +371,7 @@ def test_metrics_are_written_and_shown_in_tensorboard(
     assert "tok:13a" in summary.bleu_signature
 
 
-def test_a_loss_that_is_not_finite_ends_training_with_advice(
-    train: Callable[..., tuple[RunFolder, Summary]],
-) -> None:
+def test_a_loss_that_is_not_finite_ends_training_with_advice(train: Train) -> None:
     with pytest.raises(
         ValueError,
         match=r"gradients of the last 19 steps until step 20 were not finite: train anew with a lower",
@@ -409,8 +380,8 @@ def test_a_loss_that_is_not_finite_ends_training_with_advice(
 
 
 @pytest.mark.parametrize("bad_steps", [(4,), (7, 8, 9)])
-def test_steps_without_finite_gradients_are_skipped_and_told(
-    train: Callable[..., tuple[RunFolder, Summary]],
+def test_steps_without_finite_gradients_are_skipped_and_logged(
+    train: Train,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
     bad_steps: tuple[int, ...],
@@ -436,7 +407,7 @@ def test_steps_without_finite_gradients_are_skipped_and_told(
 
 
 def test_a_run_that_diverges_ends_with_advice_and_keeps_its_best_checkpoint(
-    train: Callable[..., tuple[RunFolder, Summary]], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    train: Train, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(meter, "_DIVERGED_STEPS", 40)
     recipe = {"max_steps": 400, "eval_interval_steps": 20, "patience": None, "warmup_steps": 20}
@@ -457,10 +428,8 @@ def test_a_run_that_diverges_ends_with_advice_and_keeps_its_best_checkpoint(
     assert load_checkpoint(checkpoint_path(RunFolder(tmp_path / "run").checkpoints, step)).step == step
 
 
-def test_a_run_that_ends_far_above_its_best_says_so(
-    train: Callable[..., tuple[RunFolder, Summary]],
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
+def test_a_run_that_ends_far_above_its_best_loss_logs_advice(
+    train: Train, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(loop, "learning_rate", lambda step, *_: 1e-3 if step < 40 else 10.0)
     train("run", max_steps=80, eval_interval_steps=80)
@@ -468,15 +437,10 @@ def test_a_run_that_ends_far_above_its_best_says_so(
     assert "is kept" not in caplog.text  # the only evaluation came too late
 
 
-@pytest.mark.parametrize(
-    "micro_batch_tokens", [pytest.param(1, marks=pytest.mark.slow), 20]
-)  # 1: each pair alone
-def test_accumulated_pieces_are_one_batch(
-    train: Callable[..., tuple[RunFolder, Summary]], preset: Preset, micro_batch_tokens: int
-) -> None:
+def test_accumulated_pieces_are_one_batch(train: Train, preset: Preset) -> None:
     model = dataclasses.replace(preset.model, dropout=0.0)
     whole, _ = train("whole", model, learning_rate_scale=0.01)
-    pieces, _ = train("pieces", model, learning_rate_scale=0.01, micro_batch_tokens=micro_batch_tokens)
+    pieces, _ = train("pieces", model, learning_rate_scale=0.01, micro_batch_tokens=20)
     (a,), (b,) = metrics(whole, "train"), metrics(pieces, "train")
     assert a["loss"] == pytest.approx(b["loss"], rel=1e-6)
     assert a["gradient_norm"] == pytest.approx(b["gradient_norm"], rel=1e-6)
@@ -489,7 +453,7 @@ def test_accumulated_pieces_are_one_batch(
 @pytest.mark.gpu
 @pytest.mark.parametrize(("precision", "tolerance"), [("fp32", 1e-4), ("bf16", 0.02)])
 def test_a_gpu_learns_what_a_cpu_learns(
-    train: Callable[..., tuple[RunFolder, Summary]], preset: Preset, precision: str, tolerance: float
+    train: Train, preset: Preset, precision: str, tolerance: float
 ) -> None:
     model = dataclasses.replace(preset.model, dropout=0.0)
     cpu, _ = train("cpu", model)
@@ -522,7 +486,7 @@ def runs_an_lstm_in_bf16() -> bool:
     ids=["transformer", "gru", "lstm"],
 )
 def test_precision_is_chosen_for_the_matrices_and_weights_stay_as_they_are(
-    train: Callable[..., tuple[RunFolder, Summary]], preset: Preset, model: ModelConfig | None
+    train: Train, preset: Preset, model: ModelConfig | None
 ) -> None:
     full, _ = train("full", model or preset.model)
     half, _ = train("half", model or preset.model, precision="bf16")
@@ -533,7 +497,7 @@ def test_precision_is_chosen_for_the_matrices_and_weights_stay_as_they_are(
 
 
 def test_a_processor_without_an_lstm_in_bf16_is_refused_before_the_first_step(
-    train: Callable[..., tuple[RunFolder, Summary]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    train: Train, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It ended in a RuntimeError of oneDNN at the first batch whose rows were all equally long."""
     forward = torch.nn.LSTM.forward
@@ -568,33 +532,6 @@ def test_ten_pairs_are_learnt_by_heart_and_translated(
     translations = translate(run.model, run.tokenizer, [pair.source for pair in pairs])
     assert translations == [pair.target for pair in pairs]
     assert metrics(folder, "dev")[-1]["loss"] < 0.02
-
-
-@pytest.mark.slow  # what each option does is shown where it is done
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"bpe_dropout": 0.1},
-        {"word_dropout": 0.05},
-        {"attention_dropout": 0.1},
-        {"tied": "target"},
-        {"tied": "none", "norm": "pre"},
-        {"bpe_dropout": 0.1, "tied": "none", "norm": "pre"},
-    ],
-    ids=str,
-)
-def test_with_each_option_sentences_are_learnt(
-    tmp_path: Path, preset: Preset, corpus: Corpus, console: Console, settings: dict[str, object]
-) -> None:
-    recipe = {"max_steps": 300, "warmup_steps": 40, "eval_interval_steps": 300, "label_smoothing": 0.0}
-    seen = dataclasses.replace(corpus, dev=corpus.train)
-    folder = RunFolder(tmp_path / "run")
-    start_run(folder, preset.changed(recipe | {"dropout": 0.0} | settings), seen)
-    continue_run(folder, seen, CPU, console)
-    trained = load_run(folder.path)
-    translations = translate(trained.model, trained.tokenizer, [pair.source for pair in seen.train])
-    num_right = sum(text == pair.target for text, pair in zip(translations, seen.train, strict=True))
-    assert num_right >= 0.75 * len(seen.train)  # whoever learnt nothing has at most 1 of 8
 
 
 def test_dev_loss_is_per_token_whatever_the_batches(

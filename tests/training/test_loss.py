@@ -82,7 +82,7 @@ def test_the_loss_of_a_batch_is_that_of_its_real_target_tokens(
     torch.testing.assert_close(BatchLoss(model, torch.float32)(batch, 0.0), expected)
 
 
-def test_in_short_floats_loss_and_gradients_are_as_good_as_those_of_the_whole_matrix() -> None:
+def test_bf16_loss_and_gradients_are_as_accurate_as_those_of_the_whole_matrix() -> None:
     torch.manual_seed(0)
     states = torch.randn(60, 16, requires_grad=True)
     weight = (0.5 * torch.randn(400, 16)).requires_grad_()
@@ -100,7 +100,7 @@ def test_in_short_floats_loss_and_gradients_are_as_good_as_those_of_the_whole_ma
         assert 0 < (value - exact).norm() < 0.03 * exact.norm()  # bf16 has 8 bits of precision
 
 
-def test_in_short_floats_gradients_hold_where_the_model_is_sure() -> None:
+def test_bf16_gradients_are_accurate_where_the_model_is_confident() -> None:
     """Half of the gradient was wrong: p, here 0.996, was rounded to 8 bits before 1 was subtracted."""
     torch.manual_seed(0)
     weight, label_ids = (0.5 * torch.randn(200, 64)).requires_grad_(), torch.randint(200, (60,))
@@ -121,9 +121,7 @@ def test_in_short_floats_gradients_hold_where_the_model_is_sure() -> None:
 
 @pytest.mark.parametrize("label_smoothing", [0.0, 1e-3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_what_is_predicted_with_certainty_never_costs_less_than_nothing(
-    dtype: torch.dtype, label_smoothing: float
-) -> None:
+def test_the_loss_of_a_certain_prediction_is_not_negative(dtype: torch.dtype, label_smoothing: float) -> None:
     """In bf16 the label's logit was the exact one, and the normaliser was that of rounded logits."""
     torch.manual_seed(0)
     weight = torch.randn(40, 16, requires_grad=True)
@@ -193,7 +191,7 @@ def test_a_compiled_model_has_the_same_loss_and_gradients_at_all_lengths(
 
 @pytest.mark.slow  # all of compiling but its last step comes before the compiler is missed
 @of_torchs_own
-def test_where_there_is_no_compiler_it_is_said_so(model: Transformer, batches: list[Batch]) -> None:
+def test_a_missing_compiler_is_named(model: Transformer, batches: list[Batch]) -> None:
     from torch._inductor import config, utils  # takes long to import
 
     torch._dynamo.reset()

@@ -31,17 +31,6 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(tmp_path / "run")
 
 
-def test_a_run_from_start_to_end_can_be_loaded(
-    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
-) -> None:
-    config = start_run(folder, preset, corpus)
-    assert config.model.vocab_size <= preset.model.vocab_size
-    summary = continue_run(folder, corpus, CPU, console)
-    assert summary.steps == 20
-    assert load_run(folder.path).dev_score == summary.dev_bleu
-    assert [tuple(pair) for pair in folder.read_pairs("test")] == list(corpus.test)
-
-
 class _Killed(BaseException):
     """Stands for SIGKILL: nothing catches it."""
 
@@ -81,7 +70,7 @@ def test_a_start_that_was_killed_anywhere_is_made_again(
         assert content(killed) == expected
 
 
-def test_dev_pairs_in_the_training_corpus_are_told(
+def test_dev_pairs_in_the_training_corpus_are_a_warning(
     folder: RunFolder, preset: Preset, corpus: Corpus, caplog: pytest.LogCaptureFixture
 ) -> None:
     mixed = dataclasses.replace(corpus, train=[*corpus.train, *corpus.dev[:2], corpus.dev[0]])
@@ -90,7 +79,7 @@ def test_dev_pairs_in_the_training_corpus_are_told(
     assert told == [f"2 of {len(corpus.dev)} dev pairs are in the training corpus, too"]
 
 
-def test_a_training_that_ends_before_the_warm_up_is_told(
+def test_a_training_that_ends_before_the_warm_up_is_a_warning(
     folder: RunFolder, preset: Preset, corpus: Corpus, caplog: pytest.LogCaptureFixture
 ) -> None:
     start_run(folder, preset.changed({"warmup_steps": 4000}), corpus)
@@ -100,7 +89,7 @@ def test_a_training_that_ends_before_the_warm_up_is_told(
     ]
 
 
-def test_what_cannot_be_used_is_refused_before_the_corpus_is_read(
+def test_unusable_settings_are_refused_before_the_corpus_is_read(
     tmp_path: Path, preset: Preset, corpus: Corpus
 ) -> None:
     never_read = dataclasses.replace(corpus, train=_Unreadable())
@@ -129,16 +118,7 @@ def test_a_finished_run_is_not_trained_again(
     assert folder.model_file.stat().st_mtime_ns == before
 
 
-def test_a_finished_run_can_be_trained_further(
-    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
-) -> None:
-    start_run(folder, preset, corpus)
-    continue_run(folder, corpus, CPU, console)
-    assert continue_run(folder, corpus, CPU, console, {"max_steps": 25}).steps == 25
-    assert folder.read_config().training.max_steps == 25
-
-
-def test_a_run_that_stopped_early_goes_on_where_it_may_and_else_stays_as_it_was(
+def test_a_run_that_stopped_early_resumes_only_with_settings_that_allow_more_steps(
     folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
 ) -> None:
     start_run(folder, preset.changed({"eval_interval_steps": 2, "patience": 1, "max_steps": 50}), corpus)
@@ -155,7 +135,7 @@ def test_a_run_that_stopped_early_goes_on_where_it_may_and_else_stays_as_it_was(
         continue_run(folder, corpus, CPU, console, {"cooldown_share": 0.5})
 
 
-def test_the_commits_of_all_that_trained_a_run_are_told(
+def test_a_run_records_the_commits_that_trained_it(
     folder: RunFolder, preset: Preset, corpus: Corpus, console: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commits = []
@@ -188,15 +168,6 @@ def test_checkpoints_of_another_model_are_refused_on_resume(
         continue_run(folder, corpus, CPU, console, {"max_steps": 25})
 
 
-def test_another_corpus_is_refused_on_resume(
-    folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
-) -> None:
-    start_run(folder, preset, corpus)
-    other = dataclasses.replace(corpus, train=corpus.train[1:])
-    with pytest.raises(ValueError, match=r"toy is not the corpus that .* was started with"):
-        continue_run(folder, other, CPU, console)
-
-
 def test_a_run_of_an_older_commit_or_without_its_encoded_corpus_goes_on(
     folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
 ) -> None:
@@ -226,7 +197,7 @@ def test_a_run_goes_on_without_the_files_that_it_was_started_with(
         continue_run(folder, None, CPU, console, {"max_steps": 25})
 
 
-def test_copies_are_dropped_where_the_recipe_says_so(
+def test_drop_copies_drops_pairs_of_equal_sides(
     folder: RunFolder, preset: Preset, corpus: Corpus, caplog: pytest.LogCaptureFixture
 ) -> None:
     copies = (*corpus.train, SentencePair("same", "same"))
@@ -239,7 +210,7 @@ def test_copies_are_dropped_where_the_recipe_says_so(
     assert re.search(r"dropped: copies +1\n", caplog.text)
 
 
-def test_resume_falls_back_to_the_newest_whole_checkpoint_and_says_so(
+def test_resume_falls_back_to_the_newest_whole_checkpoint_with_a_log_line(
     folder: RunFolder, preset: Preset, corpus: Corpus, console: Console, caplog: pytest.LogCaptureFixture
 ) -> None:
     start_run(folder, preset, corpus)
@@ -380,7 +351,7 @@ def test_a_run_starts_as_the_one_it_is_given(
     assert torch.equal(load_run(child.path).model.embedding.weight, parent.model.embedding.weight)
 
 
-def test_nothing_of_an_interrupted_start_is_left_to_another(
+def test_a_start_removes_files_of_an_interrupted_one(
     folder: RunFolder, preset: Preset, corpus: Corpus, console: Console
 ) -> None:
     folder.path.mkdir()

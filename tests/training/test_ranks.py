@@ -285,7 +285,7 @@ def test_a_restart_on_several_machines_that_would_wait_in_vain_is_refused(
         pass
 
 
-def test_what_the_first_process_refuses_ends_all(tmp_path: Path, start_ranks) -> None:
+def test_an_error_of_the_first_process_ends_all(tmp_path: Path, start_ranks) -> None:
     ranks = start_ranks(2, "demo", "--out", str(tmp_path), "--tsv", str(tmp_path / "none"), "--device", "cpu")
     assert [rank.wait() for rank in ranks] == [1, 1]
     assert "none: No such file or directory" in ranks[0].stderr

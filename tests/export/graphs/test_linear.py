@@ -50,7 +50,7 @@ def test_only_a_map_after_a_relu_clamps_by_itself(layers):
     assert Int8Factory()(layers, follows_relu=True).clamps_negative
 
 
-def test_a_column_of_zeros_is_no_division_by_zero(layers):
+def test_a_column_of_zeros_has_a_finite_scale(layers):
     with torch.no_grad():
         layers[0].weight[1] = 0
     made = Int8Factory()(layers)

@@ -16,7 +16,7 @@ def greedy() -> ort.InferenceSession:
     return session("greedy")
 
 
-def test_the_committed_graphs_are_those_made_anew(tmp_path, monkeypatch):
+def test_the_committed_graphs_equal_those_that_the_exporter_makes(tmp_path, monkeypatch):
     committed = {path.name: path.read_bytes() for path in weightless.FOLDER.iterdir()}
     monkeypatch.setattr(weightless, "FOLDER", tmp_path / "new")
     weightless.main()
@@ -336,18 +336,6 @@ def test_few_candidates_draw_what_all_do_bit_for_bit_where_they_cover_a_row(sett
             assert drawn[:, is_covered[:, 0]].tobytes() == expected[:, is_covered[:, 0]].tobytes()
 
 
-@pytest.mark.parametrize("V", [6, 300])
-@pytest.mark.parametrize("settings", [{}, {"temperature": 0.5}, {"min_p": 0.05}, {"top_p": 0.8}])
-def test_tokens_are_drawn_as_often_as_they_are_probable(draw, V, settings):
-    n = 4000
-    row = random_logits(np.random.default_rng(6), 1, V, forbidden=0.1)
-    token_ids, _ = draw(np.repeat(row, n, axis=0), (np.arange(n) + 0.5) / n, **settings)
-    ids, p = draw.probabilities(row[0], **settings)
-    counts = np.bincount(token_ids, minlength=V)[ids]
-    assert np.all(abs(counts - n * p) <= 1 + n * 2e-6)  # the CDF in float32
-    assert not counts[p == 0].any()
-
-
 @pytest.mark.parametrize("V", [5, 128, 129, 300, 4097])
 @pytest.mark.parametrize("min_p", [0.0, 0.05])
 def test_the_extremes_of_the_uniform_draw_the_first_and_the_last_of_those_that_remain(draw, V, min_p):
@@ -429,13 +417,6 @@ def test_a_cold_draw_is_the_best_token_and_a_hot_one_any_that_is_not_forbidden(d
         assert np.all(abs(counts[allowed] - n / allowed.sum()) <= 1)
 
 
-def test_equals_share_a_cold_draw(draw):
-    row = np.full((1, 200), -1, np.float32)
-    row[0, [3, 130, 131, 199]] = 2
-    token_ids, _ = draw(np.repeat(row, 8, axis=0), (np.arange(8) + 0.5) / 8, temperature=1e-30)
-    np.testing.assert_array_equal(token_ids, [3, 3, 130, 130, 131, 131, 199, 199])
-
-
 @pytest.mark.parametrize("settings", [{"min_p": 1.0}, {"min_p": 1.0, "temperature": 50.0}, {"min_p": 1.5}])
 def test_min_p_one_keeps_the_best_and_its_equals(draw, settings):
     n = 400
@@ -451,18 +432,6 @@ def test_a_tiny_top_p_keeps_the_best_token(draw_sorted, top_p):
     for uniform in (0.0, 0.5, BELOW_ONE):
         token_ids, _ = draw_sorted(logits, uniform, top_p=top_p)
         np.testing.assert_array_equal(token_ids, logits.argmax(axis=1))
-
-
-def test_top_p_one_keeps_all_candidates(draw_sorted):
-    n, V = 3000, 300
-    row = random_logits(np.random.default_rng(12), 1, V)
-    for K in (V, 20):
-        ids, p = draw_sorted.probabilities(row[0], num_candidates=K)
-        middles = np.cumsum(p) - p / 2
-        token_ids, _ = draw_sorted(np.repeat(row, K, axis=0), middles, num_candidates=K)
-        assert np.mean(token_ids == ids) > 0.95  # the middles of the least probable are within rounding
-        token_ids, _ = draw_sorted(np.repeat(row, n, axis=0), (np.arange(n) + 0.5) / n, num_candidates=K)
-        assert set(token_ids) <= set(ids)
 
 
 @pytest.mark.parametrize("V", [5, 127, 128, 1001, 4097])

@@ -38,7 +38,7 @@ def test_tokens_that_come_while_the_reader_is_busy_are_taken_together():
     assert first.result is second.result is None
 
 
-def test_whoever_stops_reading_cancels_the_request():
+def test_a_stream_that_is_no_longer_read_cancels_its_request():
     request = make_request((20, 5), stream=True)
 
     async def run():
@@ -142,7 +142,7 @@ def test_a_request_that_would_get_no_slot_before_its_deadline_is_refused_at_once
         engine.submit(make_request((10, 8)))  # without a deadline it may wait
 
 
-def test_deadlines_that_nobody_can_meet_are_refused_once_the_first_have_passed():
+def test_deadlines_that_cannot_be_met_are_refused_once_the_first_have_passed():
     """Only requests that succeeded taught how long one has its slots: without any, all were accepted."""
     num_accepted = 0
     with DrivenEngine(FakeRunner(1)).started() as engine:
@@ -182,7 +182,7 @@ def test_a_caller_beside_a_flood_is_accepted_and_answered_soon():
     assert latest <= 9.0  # two others' three turns, and its own
 
 
-def test_draining_refuses_newcomers_and_finishes_who_is_in():
+def test_draining_refuses_new_requests_and_finishes_accepted_ones():
     with DrivenEngine(FakeRunner(1)).started() as engine:
         inside = engine.submit(make_request((10, 5)), make_request((10, 6)), make_request((10, 7)))
         engine.engine.drain()
@@ -192,7 +192,7 @@ def test_draining_refuses_newcomers_and_finishes_who_is_in():
         assert all(stream.result.error is None for stream in inside)
 
 
-def test_what_is_unfinished_when_the_engine_stops_is_told_so():
+def test_requests_unfinished_when_the_engine_stops_end_with_unavailable():
     async def run():
         engine = DrivenEngine(FakeRunner(1))
         await engine.engine.start()

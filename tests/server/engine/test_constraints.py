@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from seq2seq_serve.bundle.manifest import Timestamps
 from seq2seq_serve.server.engine import constraints as module
-from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Constraints
+from seq2seq_serve.server.engine.request import Constraints
 from seq2seq_serve.server.engine.state import Search, Sequence
 from tests.server.fakes import make_request
 
@@ -27,10 +27,6 @@ def adjustments(constraints, target_ids, vocab_size=100, num_prefix=0):
         is_forbidden = bias - penalty == -math.inf
         changes[token_id] = FORBIDDEN if is_forbidden else (factor, bias - penalty)
     return changes
-
-
-def test_without_constraints_nothing_changes():
-    assert adjustments(NO_CONSTRAINTS, [5, 5, 5]) == {}
 
 
 def test_the_end_is_forbidden_until_there_are_enough_tokens():
@@ -86,25 +82,6 @@ def test_tokens_are_forbidden_after_beginnings_of_any_length():
         assert adjustments(constraints, target_ids) == dict.fromkeys(forbidden, FORBIDDEN)
 
 
-@pytest.mark.parametrize(
-    ("size", "target_ids", "forbidden"),
-    [
-        (1, [], set()),
-        (1, [5, 6], {5, 6}),
-        (2, [5], set()),
-        (2, [5, 6, 5], {6}),
-        (2, [5, 6, 5, 7, 5], {6, 7}),
-        (3, [5, 6, 7, 5, 6], {7}),
-        (3, [5, 6, 7, 6, 5], set()),
-        (3, [5, 5, 5], {5}),
-        (9, [5, 6, 7], set()),
-    ],
-)
-def test_no_ngram_comes_twice(size, target_ids, forbidden):
-    changed = adjustments(Constraints(no_repeat_ngram_size=size), target_ids)
-    assert changed == dict.fromkeys(forbidden, FORBIDDEN)
-
-
 @given(st.lists(st.integers(3, 6), max_size=12), st.integers(1, 5))
 def test_a_token_is_forbidden_just_when_it_would_repeat_an_ngram(target_ids, size):
     def ngrams(ids):
@@ -135,10 +112,6 @@ FIRST = 90  # of the times in a vocabulary of 100
 def test_times_are_in_pairs_around_what_is_said_and_never_decrease(target_ids, max_first, bounds):
     row = Sequence(Search(make_request((7,)), start_ids=(1,)), next_token_id=1, token_ids=target_ids)
     assert module.time_bounds(row, Timestamps(FIRST, 0.02, FIRST - 1, max_first), (EOS,), 100) == bounds
-
-
-def test_times_change_logits():
-    assert Constraints(times=Timestamps(FIRST, 0.02, FIRST - 1)).change_logits
 
 
 def test_every_rule_of_constraints_changes_logits():

@@ -55,7 +55,7 @@ def drafted_ids(drafter: Drafter, row: Sequence) -> list[int]:
         ([10, 11, 12, 7, 8, 9, 6, 7, 8], [9, 6, 7]),  # a repetition
     ],
 )
-def test_what_follows_is_taken_from_the_source_or_from_the_target(target, following):
+def test_drafts_are_looked_up_in_the_source_or_in_the_target(target, following):
     rates = (0.5, 0.9) if target[-1:] == [8] else (0.5, 0.1)
     lookup = Lookup(SOURCE_IDS, rates)
     lookup.read(target)

@@ -48,7 +48,7 @@ def test_a_caller_alone_gets_every_slot_in_the_order_of_arrival():
     assert not queue.num_requests
 
 
-def test_a_caller_who_comes_after_a_crowd_gets_every_other_slot():
+def test_a_caller_that_comes_after_a_crowd_gets_every_other_slot():
     queue = make_queue(*requests_of("crowd", 500))
     assert set(served(queue, 100)) == {"crowd"}
     for request in requests_of("late", 10):
@@ -87,7 +87,7 @@ def test_a_prefix_costs_a_step_a_token_where_steps_read_it(feeds_prefix, times):
     assert callers.count("short") / callers.count("long") == pytest.approx(times, rel=0.2)
 
 
-def test_nobody_saves_up_a_share_by_asking_for_nothing():
+def test_an_idle_caller_does_not_save_up_a_share():
     queue = make_queue(*requests_of("busy", 200), *requests_of("idle", 1))
     served(queue, 100)
     for request in requests_of("idle", 50):
@@ -145,7 +145,7 @@ def test_calls_of_many_requests_leave_as_much_room():
     assert accepted(queue, requests_of("new", 100), at_once=100) == 100
 
 
-def test_where_nobody_waits_a_call_may_take_the_whole_queue():
+def test_a_call_may_take_the_whole_of_an_empty_queue():
     queue = make_queue(max_waiting_requests=90)
     assert accepted(queue, requests_of("a", 90), at_once=90) == 90
 
@@ -232,9 +232,6 @@ def test_the_expected_wait_is_by_what_waiting_requests_take():
 def test_a_deadline_that_has_passed_is_refused():
     with pytest.raises(DeadlineExceeded):
         make_queue(make_request(SOURCE, deadline=0.0))
-
-
-PRIORITIES = st.integers(MOST_URGENT, LEAST_URGENT)
 
 
 @given(st.integers(0, 2**32), st.integers(1, 12), st.integers(1, 4))

@@ -3,180 +3,23 @@
 import dataclasses
 import random
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.server.engine.plan import Branches
-from seq2seq_serve.server.engine.request import Beam, Constraints, Request, Sampling
+from seq2seq_serve.server.engine.request import Beam, Request, Sampling
 from seq2seq_serve.server.engine.result import FinishReason
-from seq2seq_serve.server.engine.search import length_penalty
 from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.errors import EngineFailed, Overloaded
-from seq2seq_serve.server.runner.selection import uniform
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, TransformerConfig
 from seq2seq_serve.training.data.sources import TOKENS
-from seq2seq_serve.training.evaluation import search, selection
+from seq2seq_serve.training.evaluation import search
 from tests.server.driver import Driver
 from tests.server.engine.test_core import sources
 from tests.server.fakes import EOS_ID as FAKE_EOS_ID
 from tests.server.fakes import FakeRunner, make_request, selected
-from tests.server.runner.test_selection import (
-    LIMIT,
-    VOCAB_SIZE,
-    oracles_constraints,
-    random_constraints,
-    random_request,
-    run,
-)
-
-
-def random_branching(chance: random.Random) -> Request:
-    """Any source with a beam or several hypotheses, and any options beside."""
-    source = np.array([*(chance.randrange(3, VOCAB_SIZE) for _ in range(chance.randint(1, 20))), EOS_ID])
-    request = Request(
-        "r",
-        {SOURCE_IDS: source},
-        len(source),
-        chance.randint(1, LIMIT),
-        arrival=0.0,
-        # Without a bias a random model hardly ever ends.
-        constraints=Constraints(logit_bias={EOS_ID: chance.uniform(2, 6)}),
-        log_probabilities=chance.random() < 0.5,
-        stream=chance.random() < 0.5,
-        prefix_ids=tuple(chance.randrange(3, VOCAB_SIZE) for _ in range(chance.choice([0, 0, 1, 9]))),
-    )
-    if chance.random() < 0.5:
-        request = dataclasses.replace(request, constraints=random_constraints(chance))
-    kind = chance.random()
-    if kind < 0.6:
-        size = chance.randint(1, 6)
-        beam = Beam(
-            size,
-            alpha=chance.choice([0.0, 0.6, 1.0, -0.5]),
-            formula=chance.choice(["wu", "power"]),
-            early_stopping=chance.choice([True, False, "never"]),
-        )
-        return dataclasses.replace(request, beam=beam, num_hypotheses=chance.randint(1, size))
-    sampling = Sampling(1.0, chance.choice([0, 9]), chance.choice([1.0, 0.9]), 0.0, chance.getrandbits(64))
-    return dataclasses.replace(
-        request, sampling=sampling if kind < 0.8 else None, num_hypotheses=chance.randint(2, 5)
-    )
-
-
-@pytest.fixture(scope="module")
-def requests() -> list[Request]:
-    chance = random.Random(5)
-    return [random_branching(chance) for _ in range(60)]
-
-
-def oracle(trained, request) -> list[search.Hypothesis]:
-    source = request.sources[SOURCE_IDS].tolist()
-    constraints = oracles_constraints(request)
-    common = {"bos_id": BOS_ID, "eos_id": EOS_ID, "max_new_tokens": request.max_new_tokens}
-    if request.beam is not None:
-        found = search.beam_search(
-            trained.model,
-            source,
-            beam_size=request.beam.size,
-            alpha=request.beam.alpha,
-            early_stopping=request.beam.early_stopping,
-            formula=request.beam.formula,
-            constraints=constraints,
-            **common,
-        )
-        return found[: request.num_hypotheses]
-    if request.sampling is not None:
-        options = dict(vars(request.sampling))
-        seed = options.pop("seed")
-        return [
-            search.sample_search(
-                trained.model,
-                source,
-                sampling=selection.Sampling(**options),
-                uniforms=lambda position, sample=sample: uniform(seed, sample, position),
-                constraints=constraints,
-                **common,
-            )
-            for sample in range(request.num_hypotheses)
-        ]
-    # Several greedy ones: a beam of one token says with which tokens they begin.
-    firsts = search.beam_search(
-        trained.model,
-        source,
-        beam_size=request.num_hypotheses,
-        alpha=0,
-        constraints=constraints,
-        **(common | {"max_new_tokens": 1}),
-    )
-    found = []
-    for first in firsts:
-        if first.is_finished or request.max_new_tokens == 1:
-            found.append(first)
-            continue
-        forced = dataclasses.replace(
-            constraints,
-            prefix_ids=tuple(first.token_ids),
-            min_new_tokens=max(constraints.min_new_tokens - 1, 0),
-        )
-        rest = search.greedy_hypothesis(
-            trained.model,
-            source,
-            constraints=forced,
-            **(common | {"max_new_tokens": request.max_new_tokens - 1}),
-        )
-        log_probabilities = first.log_probabilities + rest.log_probabilities
-        found.append(
-            dataclasses.replace(rest, log_probabilities=log_probabilities, score=sum(log_probabilities))
-        )
-    return found
-
-
-def test_hypotheses_their_order_and_scores_are_the_oracles(random_trained, random_bundle, requests):
-    chance = random.Random(2)
-    others = [random_request(chance) for _ in range(20)]
-    results = run(random_bundle, [*requests, *others], num_slots=13)
-    reasons, num_several = set(), 0
-    for request, result in zip(requests, results, strict=False):
-        expected = oracle(random_trained, request)
-        assert [list(one.token_ids) for one in result.hypotheses] == [one.token_ids for one in expected]
-        num_several += len(expected) > 1
-        assert result.num_target_tokens == sum(len(one.log_probabilities) for one in expected)
-        for one, other in zip(result.hypotheses, expected, strict=True):
-            assert one.score == pytest.approx(other.score, abs=1e-4)
-            assert (one.finish_reason is FinishReason.EOS) == other.is_finished
-            reasons.add(one.finish_reason)
-            given = [choice.log_probability for choice in one.choices]
-            if request.log_probabilities:
-                np.testing.assert_allclose(given, other.log_probabilities, atol=1e-4)
-            else:
-                assert given == []
-    assert reasons == {FinishReason.EOS, FinishReason.LENGTH}
-    assert num_several > 20
-
-
-@pytest.mark.parametrize("precision", [Precision.FP32, pytest.param(Precision.INT8, marks=pytest.mark.slow)])
-def test_several_hypotheses_are_the_same_alone_and_in_any_batch(precision, random_bundle, requests):
-    alone = run(random_bundle, requests, num_slots=6, precision=precision)
-    chance = random.Random(4)
-    others = [random_request(chance) for _ in range(30)]
-    together = run(random_bundle, [*others, *requests], 17, precision, seed=1)[len(others) :]
-    for one, other in zip(alone, together, strict=True):
-        assert [h.token_ids for h in other.hypotheses] == [h.token_ids for h in one.hypotheses]
-        scores = [hypothesis.score for hypothesis in one.hypotheses]
-        assert [h.score for h in other.hypotheses] == pytest.approx(scores, abs=1e-5)
-
-
-def test_a_beam_of_one_is_greedy_search(random_trained, random_bundle, requests):
-    plain = [
-        dataclasses.replace(request, beam=None, sampling=None, num_hypotheses=1) for request in requests[:10]
-    ]
-    beams = run(random_bundle, [dataclasses.replace(request, beam=Beam(1)) for request in plain], num_slots=2)
-    for beam, greedy in zip(beams, run(random_bundle, plain, num_slots=2), strict=True):
-        assert beam.best.token_ids == greedy.best.token_ids
 
 
 def several(chance: random.Random, source: tuple[int, ...], most: int, now: float) -> Request:
@@ -194,7 +37,7 @@ def several(chance: random.Random, source: tuple[int, ...], most: int, now: floa
 
 
 @given(sources, st.integers(1, 9), st.integers(0, 2**32))
-def test_over_any_arrivals_each_gets_what_it_gets_alone_and_nothing_told_is_taken_back(
+def test_over_any_arrivals_hypotheses_are_those_of_a_request_alone_and_streams_take_nothing_back(
     sources, num_slots, seed
 ):
     chance = random.Random(seed)
@@ -246,7 +89,7 @@ def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_sl
             assert driver.results[request].hypotheses == alone.results[request].hypotheses
 
 
-def test_who_needs_more_slots_than_are_free_waits_for_them_and_is_not_overtaken():
+def test_a_request_for_more_slots_than_are_free_waits_and_is_not_overtaken():
     driver = Driver(FakeRunner(4))
     first = make_request((20, 5), max_new_tokens=3)
     wide = make_request((20, 6), beam=Beam(4), max_new_tokens=3)
@@ -284,27 +127,6 @@ def test_a_stop_sequence_ends_a_hypothesis_of_a_beam_and_all_of_several(seed):
             assert is_stopped == (hypothesis.finish_reason is FinishReason.STOP)
             assert "ab" not in text[:-1]
             assert "cc" not in text[:-1]
-
-
-def test_every_hypothesis_has_an_alignment_of_its_own():
-    driver = Driver(FakeRunner(4))
-    request = make_request((20, 6, 9), beam=Beam(4), num_hypotheses=3, max_new_tokens=5, attention=True)
-    driver.submit(make_request((20, 3), max_new_tokens=2), request)
-    driver.finish()
-    runner = FakeRunner(1)
-    runner.memory[0] = (20, 6, 9)
-    for hypothesis in driver.results[request].hypotheses:
-        fed = [1, *hypothesis.token_ids]
-        fed = fed if hypothesis.finish_reason is FinishReason.EOS else fed[:-1]
-        np.testing.assert_array_equal(hypothesis.attention, runner.align(0, 0, tuple(fed), 3))
-
-
-def test_the_length_penalty_is_that_of_wu_et_al():
-    assert length_penalty(1, 0.6, "wu") == 1
-    assert length_penalty(7, 1.0, "wu") == 2
-    assert length_penalty(19, 0.5, "wu") == 2
-    assert length_penalty(100, 0.0, "wu") == 1
-    assert length_penalty(16, 0.5, "power") == 4
 
 
 class TableModel:

@@ -122,7 +122,7 @@ def test_instances_complain_once(bundle_path, caplog):
     assert sum("runs on the CPU" in message for message in caplog.messages) == 1
 
 
-def test_what_has_no_room_beside_the_others_is_refused_with_both_numbers(bundle_path):
+def test_a_model_without_room_beside_the_others_is_refused_with_both_numbers(bundle_path):
     bundle = load_bundle(bundle_path)
     num_bytes = size_up(bundle, CONFIG.runner).total_bytes
     assert num_bytes > bundle.manifest.variants["int8"].weights.size_bytes
@@ -201,7 +201,7 @@ def test_a_file_that_changes_between_check_and_load_is_refused(bundle_path, tmp_
 
 
 @CHANGES
-def test_what_was_read_is_what_runs(bundle_path, tmp_path, change):
+def test_graphs_run_from_the_bytes_that_were_checked(bundle_path, tmp_path, change):
     bundle = load_bundle(Path(shutil.copytree(bundle_path, tmp_path / "changing")))
     files = bundle.read_variant(Precision.INT8)
     for file in [file for file in bundle.path.rglob("*") if file.is_file()]:

@@ -172,7 +172,7 @@ def test_stop_sequences_and_scores_are_those_of_one_engine(servers, double):
     assert answers[0] == answers[1]
 
 
-def test_held_processes_hold_nobody_up_accept_no_more_than_the_bound_and_lose_nothing(double, monkeypatch):
+def test_stopped_processes_block_no_caller_respect_the_queues_bound_and_lose_no_request(double, monkeypatch):
     """A stopped instance accepted 20,000 requests at a limit of 1,024."""
     for instance in instances_of(double):
         monkeypatch.setattr(instance, "is_hung", lambda: False)

@@ -122,7 +122,7 @@ def test_the_newest_version_is_served_and_numbers_count_as_numbers(folders):
     asyncio.run(run())
 
 
-def test_a_version_that_was_never_loaded_says_so(folders):
+def test_a_version_that_was_never_loaded_has_that_reason(folders):
     """It was listed as unavailable without a reason, a damaged bundle like a sound one."""
     for version in "12":
         folders.add("demo", version)
@@ -304,7 +304,7 @@ def test_at_the_start_an_older_version_stands_in_for_a_broken_one(folders, caplo
     assert "version 2 is tried instead of: three is broken" in caplog.text
 
 
-def test_a_version_that_is_loaded_anew_is_served_meanwhile_and_a_deleted_one_is_forgotten(folders):
+def test_a_version_that_is_reloaded_stays_ready_and_a_deleted_one_is_forgotten(folders):
     folders.add("demo", "1")
     folders.add("demo", "2")
 
@@ -325,7 +325,7 @@ def test_a_version_that_is_loaded_anew_is_served_meanwhile_and_a_deleted_one_is_
     asyncio.run(run())
 
 
-def test_what_is_loaded_again_while_it_ends_is_served(folders):
+def test_a_version_that_is_loaded_again_while_it_ends_is_served(folders):
     folders.add("demo", "1")
     folders.add("demo", "2")
 

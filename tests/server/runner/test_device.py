@@ -114,7 +114,9 @@ def test_where_cuda_is_preferred_the_log_says_why_it_is_the_cpu_and_warns_if_the
         (True, "fp32 int8", "prefer", "fp16", "the bundle has no fp16 graphs; it has fp32, int8"),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(cuda, held, policy, precision, message, random_bundle, works):
+def test_a_precision_that_cannot_run_is_refused_by_name(
+    cuda, held, policy, precision, message, random_bundle, works
+):
     works(cuda)
     wanted = precision and Precision(precision)
     with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
@@ -133,7 +135,9 @@ def test_a_build_without_cuda_runs_the_graphs_of_the_cpu(random_bundle, monkeypa
         choose(holding(random_bundle, "fp16"), ProviderPolicy.REQUIRE, None)
 
 
-def test_a_cuda_build_without_a_device_falls_back_to_the_cpu_and_says_so(random_bundle, monkeypatch, caplog):
+def test_a_cuda_build_without_a_device_falls_back_to_the_cpu_with_a_log_line(
+    random_bundle, monkeypatch, caplog
+):
     """The CPU build stands in: it too cannot allocate on CUDA."""
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("CUDA may work here")

@@ -1,8 +1,9 @@
-"""Other families under the real engine: the oracle's answers in every mode, alone and in any batch."""
+"""Families under the real engine: the oracle's answers in every mode, alone and in any batch."""
 
 import dataclasses
 import math
 import random
+from itertools import product
 
 import numpy as np
 import pytest
@@ -19,22 +20,69 @@ from seq2seq_serve.server.errors import NO_NUMBERS
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.service.read.inputs import MAX_MAGNITUDE
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
-from seq2seq_serve.training.evaluation.search import score_target
+from seq2seq_serve.training.evaluation import search
 from seq2seq_serve.training.models.captioner import CaptionerConfig
-from tests.models import random_model
+from tests.models import RECURRENT, random_model
 from tests.server.driver import Driver
-from tests.server.engine import test_search
-from tests.server.engine.test_search import random_branching
-from tests.server.runner import test_selection
-from tests.server.runner.test_selection import VOCAB_SIZE, random_request, run
+from tests.server.runner.test_selection import (
+    LIMIT,
+    VOCAB_SIZE,
+    oracle,
+    random_constraints,
+    random_request,
+    run,
+)
 
-QUICK = "additive"
-NAMES = [QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in ("dot", "none", "one-way"))]
+# The Transformer has a cache, and a graph that reads prefixes and given targets; the others go by steps.
+QUICK = "transformer", "additive"
+FAMILIES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in RECURRENT if name not in QUICK)]
+PRECISIONS = Precision.FP32, Precision.INT8
+BATCHES = [("transformer", Precision.FP32), ("transformer", Precision.INT8), ("additive", Precision.INT8)]
+BATCHES += [
+    pytest.param(*case, marks=pytest.mark.slow)
+    for case in product(RECURRENT, PRECISIONS)
+    if case not in BATCHES
+]
 
 
-@pytest.fixture(params=NAMES)
-def family(request, random_recurrent):
-    return random_recurrent(request.param)
+@pytest.fixture
+def family(name, request, random_recurrent):
+    if name == "transformer":
+        return request.getfixturevalue("random_trained"), request.getfixturevalue("random_bundle")
+    return random_recurrent(name)
+
+
+def random_branching(chance: random.Random) -> Request:
+    """Any source with a beam or several hypotheses, and any options beside."""
+    source = np.array([*(chance.randrange(3, VOCAB_SIZE) for _ in range(chance.randint(1, 20))), EOS_ID])
+    request = Request(
+        "r",
+        {SOURCE_IDS: source},
+        len(source),
+        chance.randint(1, LIMIT),
+        arrival=0.0,
+        # Without a bias a random model hardly ever ends.
+        constraints=Constraints(logit_bias={EOS_ID: chance.uniform(2, 6)}),
+        log_probabilities=chance.random() < 0.5,
+        stream=chance.random() < 0.5,
+        prefix_ids=tuple(chance.randrange(3, VOCAB_SIZE) for _ in range(chance.choice([0, 0, 1, 9]))),
+    )
+    if chance.random() < 0.5:
+        request = dataclasses.replace(request, constraints=random_constraints(chance))
+    kind = chance.random()
+    if kind < 0.6:
+        size = chance.randint(1, 6)
+        beam = Beam(
+            size,
+            alpha=chance.choice([0.0, 0.6, 1.0, -0.5]),
+            formula=chance.choice(["wu", "power"]),
+            early_stopping=chance.choice([True, False, "never"]),
+        )
+        return dataclasses.replace(request, beam=beam, num_hypotheses=chance.randint(1, size))
+    sampling = Sampling(1.0, chance.choice([0, 9]), chance.choice([1.0, 0.9]), 0.0, chance.getrandbits(64))
+    return dataclasses.replace(
+        request, sampling=sampling if kind < 0.8 else None, num_hypotheses=chance.randint(2, 5)
+    )
 
 
 def scored(chance: random.Random) -> Request:
@@ -50,41 +98,53 @@ def everything(seed: int) -> list[Request]:
     return [makers[i % 3](chance) for i in range(60)]
 
 
-def test_every_mode_in_one_batch_gives_what_the_oracle_gives(family):
+def check_score(trained, request, result) -> None:
+    source, target = request.sources[SOURCE_IDS].tolist(), list(request.prefix_ids)
+    expected = search.score_target(trained.model, source, target, bos_id=BOS_ID, eos_id=EOS_ID)
+    given = [choice.log_probability for choice in result.best.choices]
+    np.testing.assert_allclose(given, expected, atol=1e-4)
+    assert (result.best.token_ids, result.num_target_tokens) == (request.prefix_ids, 0)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_mode_in_one_batch_gives_what_the_oracle_gives(name, family):
     trained, bundle = family
-    requests = everything(seed=1)
+    requests, reasons = everything(seed=1), set()
     for request, result in zip(requests, run(bundle, requests, num_slots=9), strict=True):
-        source = request.sources[SOURCE_IDS].tolist()
         if request.is_score:
-            target = list(request.prefix_ids)
-            expected = score_target(trained.model, source, target, bos_id=BOS_ID, eos_id=EOS_ID)
-            given = [choice.log_probability for choice in result.best.choices]
-            np.testing.assert_allclose(given, expected, atol=1e-4)
-            assert result.best.token_ids == request.prefix_ids
-        elif request.beam is not None or request.num_hypotheses > 1:
-            found = test_search.oracle(trained, request)
-            assert [list(each.token_ids) for each in result.hypotheses] == [each.token_ids for each in found]
-            scores = [each.score for each in found]
-            assert [each.score for each in result.hypotheses] == pytest.approx(scores, abs=1e-4)
-        else:
-            assert list(result.best.token_ids) == test_selection.oracle(trained, request).token_ids
+            check_score(trained, request, result)
+            continue
+        expected = oracle(trained, request)
+        assert [list(one.token_ids) for one in result.hypotheses] == [one.token_ids for one in expected]
+        assert result.num_target_tokens == sum(len(one.log_probabilities) for one in expected)
+        for one, other in zip(result.hypotheses, expected, strict=True):
+            reasons.add(one.finish_reason)
+            assert (one.finish_reason is FinishReason.EOS) == other.is_finished
+            if request.beam is not None or request.num_hypotheses > 1:
+                assert one.score == pytest.approx(other.score, abs=1e-4)
+            wanted = other.log_probabilities if request.log_probabilities else []
+            np.testing.assert_allclose([each.log_probability for each in one.choices], wanted, atol=1e-4)
+    assert reasons == {FinishReason.EOS, FinishReason.LENGTH}
 
 
-@pytest.mark.parametrize("precision", [Precision.INT8, pytest.param(Precision.FP32, marks=pytest.mark.slow)])
-def test_a_request_gets_the_same_alone_and_in_any_batch(precision, family):
+@pytest.mark.parametrize(("name", "precision"), BATCHES)
+def test_a_request_gets_the_same_alone_and_in_any_batch(name, precision, family):
     _, bundle = family
     requests = everything(seed=2)
     alone = run(bundle, requests, num_slots=6, precision=precision)
     together = run(bundle, requests, num_slots=17, precision=precision, seed=1)
     for one, other in zip(alone, together, strict=True):
         assert [each.token_ids for each in other.hypotheses] == [each.token_ids for each in one.hypotheses]
-        scores = [each.score for each in one.hypotheses]
-        assert [each.score for each in other.hypotheses] == pytest.approx(scores, abs=1e-5)
+        for ours, theirs in zip(other.hypotheses, one.hypotheses, strict=True):
+            assert ours.score == pytest.approx(theirs.score, abs=1e-5)
+            for choice, expected in zip(ours.choices, theirs.choices, strict=True):
+                assert choice.log_probability == pytest.approx(expected.log_probability, abs=1e-5)
+                assert [i for i, _ in choice.alternatives] == [i for i, _ in expected.alternatives]
 
 
 def test_the_room_for_memory_follows_the_longest_source_that_runs(random_recurrent):
     """Attention computes over the whole room: a long source must not slow the others when it has left."""
-    _, bundle = random_recurrent(QUICK)
+    _, bundle = random_recurrent("additive")
     runner = OnnxRunner(bundle, RunnerConfig(provider="cpu", num_threads=1, max_slots=3))
     constraints = Constraints(min_new_tokens=12)
     short, long = (
@@ -107,7 +167,7 @@ def test_the_room_for_memory_follows_the_longest_source_that_runs(random_recurre
     assert driver.results[short].best.token_ids == alone.results[short].best.token_ids
 
 
-@pytest.mark.parametrize("name", [QUICK, pytest.param("dot", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["additive", pytest.param("dot", marks=pytest.mark.slow)])
 def test_the_attention_of_an_answer_is_that_of_torch(name, random_recurrent):
     """Also of the hypotheses of a beam, which fork, and after a prefix, which steps read."""
     trained, bundle = random_recurrent(name)
@@ -166,7 +226,7 @@ with_and_without_operators = pytest.mark.parametrize("has_operators", [True, Fal
         ("merged_bundle", Precision.FP32),
     ],
 )
-def test_what_earlier_requests_left_in_the_buffers_reaches_nobody(
+def test_values_that_earlier_requests_left_in_the_buffers_change_no_answer(
     name, precision, has_operators, request, monkeypatch
 ):
     """NaN of a caller's features came to the next owner of its slot: a weight of zero does not remove it."""

@@ -12,15 +12,13 @@ from seq2seq_serve.bundle.names import SOURCE_IDS, Form, Precision
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.constraints import adjustments
 from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Beam, Constraints, Request, Sampling
-from seq2seq_serve.server.engine.result import FinishReason
 from seq2seq_serve.server.errors import EngineFailed
 from seq2seq_serve.server.runner import runner as runner_module
 from seq2seq_serve.server.runner.buffers import Columns
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.selection import Selector, uniform
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
-from seq2seq_serve.training.evaluation import selection
-from seq2seq_serve.training.evaluation.search import greedy_hypothesis, sample_search, score_target
+from seq2seq_serve.training.evaluation import search, selection
 from tests.server.driver import Driver
 from tests.server.runner.test_runner import FarDevice
 
@@ -96,60 +94,69 @@ def oracles_constraints(request: Request) -> selection.Constraints:
     return selection.Constraints(**given, prefix_ids=request.prefix_ids)
 
 
-def oracle(trained, request):
-    common = {
-        "bos_id": BOS_ID,
-        "eos_id": EOS_ID,
-        "max_new_tokens": request.max_new_tokens,
-        "constraints": oracles_constraints(request),
-    }
+def oracle(trained, request) -> list[search.Hypothesis]:
+    """The hypotheses of a request by the searches of training."""
     source = request.sources[SOURCE_IDS].tolist()
-    if request.sampling is None:
-        return greedy_hypothesis(trained.model, source, **common)
-    options = dict(vars(request.sampling))
-    seed = options.pop("seed")
-    return sample_search(
+    constraints = oracles_constraints(request)
+    common = {"bos_id": BOS_ID, "eos_id": EOS_ID, "max_new_tokens": request.max_new_tokens}
+    if request.beam is not None:
+        found = search.beam_search(
+            trained.model,
+            source,
+            beam_size=request.beam.size,
+            alpha=request.beam.alpha,
+            early_stopping=request.beam.early_stopping,
+            formula=request.beam.formula,
+            constraints=constraints,
+            **common,
+        )
+        return found[: request.num_hypotheses]
+    if request.sampling is not None:
+        options = dict(vars(request.sampling))
+        seed = options.pop("seed")
+        return [
+            search.sample_search(
+                trained.model,
+                source,
+                sampling=selection.Sampling(**options),
+                uniforms=lambda position, sample=sample: uniform(seed, sample, position),
+                constraints=constraints,
+                **common,
+            )
+            for sample in range(request.num_hypotheses)
+        ]
+    if request.num_hypotheses == 1:
+        return [search.greedy_hypothesis(trained.model, source, constraints=constraints, **common)]
+    # Several greedy ones: a beam of one token says with which tokens they begin.
+    firsts = search.beam_search(
         trained.model,
         source,
-        sampling=selection.Sampling(**options),
-        uniforms=lambda position: uniform(seed, 0, position),
-        **common,
+        beam_size=request.num_hypotheses,
+        alpha=0,
+        constraints=constraints,
+        **(common | {"max_new_tokens": 1}),
     )
-
-
-def test_every_mode_in_one_batch_gives_what_the_oracle_gives(random_trained, random_bundle, requests):
-    reasons = set()
-    for request, result in zip(requests, run(random_bundle, requests, num_slots=7), strict=True):
-        expected = oracle(random_trained, request)
-        assert list(result.best.token_ids) == expected.token_ids
-        reasons.add(result.finish_reason)
-        if request.log_probabilities:
-            given = [choice.log_probability for choice in result.best.choices]
-            np.testing.assert_allclose(given, expected.log_probabilities, atol=1e-4)
-            assert len(given) == result.num_target_tokens
-        else:
-            assert result.best.choices == ()
-    assert reasons == {FinishReason.EOS, FinishReason.LENGTH}
-
-
-@pytest.mark.parametrize(
-    ("num_slots", "precision"),
-    [
-        (2, Precision.INT8),
-        (16, Precision.FP32),
-        pytest.param(2, Precision.FP32, marks=pytest.mark.slow),
-        pytest.param(16, Precision.INT8, marks=pytest.mark.slow),
-    ],
-)
-def test_a_request_gets_the_same_alone_and_in_any_batch(num_slots, precision, random_bundle, requests):
-    alone = run(random_bundle, requests, num_slots=1, precision=precision)
-    for seed in (1, 2):
-        for one, other in zip(alone, run(random_bundle, requests, num_slots, precision, seed), strict=True):
-            assert other.best.token_ids == one.best.token_ids
-            assert len(other.best.choices) == len(one.best.choices)
-            for a, b in zip(one.best.choices, other.best.choices, strict=True):
-                assert b.log_probability == pytest.approx(a.log_probability, abs=1e-5)
-                assert [token_id for token_id, _ in b.alternatives] == [i for i, _ in a.alternatives]
+    found = []
+    for first in firsts:
+        if first.is_finished or request.max_new_tokens == 1:
+            found.append(first)
+            continue
+        forced = dataclasses.replace(
+            constraints,
+            prefix_ids=tuple(first.token_ids),
+            min_new_tokens=max(constraints.min_new_tokens - 1, 0),
+        )
+        rest = search.greedy_hypothesis(
+            trained.model,
+            source,
+            constraints=forced,
+            **(common | {"max_new_tokens": request.max_new_tokens - 1}),
+        )
+        log_probabilities = first.log_probabilities + rest.log_probabilities
+        found.append(
+            dataclasses.replace(rest, log_probabilities=log_probabilities, score=sum(log_probabilities))
+        )
+    return found
 
 
 def test_alternatives_are_the_best_tokens_and_the_greedy_one_is_the_first(random_bundle, requests):
@@ -188,36 +195,11 @@ def test_a_plain_request_with_a_prefix_goes_on_as_the_oracle_does(random_trained
             )
         )
     for request, result in zip(requests, run(random_bundle, requests, num_slots=8), strict=True):
-        expected = oracle(random_trained, request)
+        [expected] = oracle(random_trained, request)
         assert list(result.best.token_ids) == expected.token_ids
         assert result.best.token_ids[: len(request.prefix_ids)] == request.prefix_ids
         assert result.num_target_tokens == len(expected.log_probabilities)
         assert len(result.best.attention) == len(request.prefix_ids) + result.num_target_tokens
-
-
-def test_given_targets_are_scored_as_the_oracle_does_in_any_batch(random_trained, random_bundle, requests):
-    chance = random.Random(8)
-    scored = []
-    for length in (0, 1, 2, 30, 47, 5, 11, 3):
-        source = np.array([*(chance.randrange(3, VOCAB_SIZE) for _ in range(chance.randint(1, 30))), EOS_ID])
-        target = tuple(chance.randrange(3, VOCAB_SIZE) for _ in range(length))
-        scored.append(
-            Request("r", {SOURCE_IDS: source}, len(source), 1, 0.0, prefix_ids=target, is_score=True)
-        )
-    alone = run(random_bundle, scored, num_slots=1)
-    together = run(random_bundle, [*scored, *requests], num_slots=9)
-    for request, one, other in zip(scored, alone, together, strict=False):
-        source = request.sources[SOURCE_IDS].tolist()
-        expected = score_target(
-            random_trained.model, source, list(request.prefix_ids), bos_id=BOS_ID, eos_id=EOS_ID
-        )
-        given = [choice.log_probability for choice in other.best.choices]
-        np.testing.assert_allclose(given, expected, atol=1e-4)
-        np.testing.assert_allclose([choice.log_probability for choice in one.best.choices], given, atol=1e-5)
-        assert other.best.token_ids == request.prefix_ids
-        assert other.num_target_tokens == 0
-    for request, result in zip(requests, together[len(scored) :], strict=True):
-        assert list(result.best.token_ids) == oracle(random_trained, request).token_ids
 
 
 def test_on_a_device_that_is_not_the_host_penalties_are_written_there(random_bundle, requests, monkeypatch):
@@ -290,7 +272,7 @@ def test_tokens_that_the_model_never_selects_are_forbidden_in_every_mode(
         request = dataclasses.replace(
             request, constraints=dataclasses.replace(constraints, suppressed_token_ids=suppressed)
         )
-        expected = oracle(random_trained, request)
+        [expected] = oracle(random_trained, request)
         assert list(result.best.token_ids) == expected.token_ids
         if request.log_probabilities:
             given = [choice.log_probability for choice in result.best.choices]
@@ -342,7 +324,9 @@ def test_a_device_whose_step_does_not_select_tokens_refuses_to_suppress_some(ran
         OnnxRunner(suppressing(random_bundle, [7]), RunnerConfig(provider="cpu", num_threads=1, max_slots=1))
 
 
-def test_what_a_request_always_forbids_is_written_once_and_its_place_is_given_on(random_bundle, monkeypatch):
+def test_constant_penalties_of_a_request_are_written_once_and_their_place_is_reused(
+    random_bundle, monkeypatch
+):
     written = []
     write = Columns.write_penalties
     monkeypatch.setattr(

@@ -96,7 +96,7 @@ def test_json_is_an_object_a_line_with_the_traceback_inside(capsys):
     assert "안녕" in line
 
 
-def test_a_log_that_nobody_reads_drops_lines_counts_them_and_stops_nobody(monkeypatch):
+def test_an_unread_log_drops_and_counts_lines_and_blocks_no_caller(monkeypatch):
     monkeypatch.setattr(logs, "_MAX_LINES", 5)
     monkeypatch.setattr(logs, "_FLUSH_SECONDS", 0.05)
     reader, writer = os.pipe()

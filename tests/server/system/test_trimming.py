@@ -55,7 +55,7 @@ def test_memory_that_a_long_attack_needed_is_given_back_soon_after_it(library):
     assert counts[123] == counts[119] + 1
 
 
-def test_a_look_that_cannot_read_is_no_look(library):
+def test_a_failed_reading_of_memory_is_ignored(library):
     """For want of a file descriptor, memory seemed to be 0, and everything more than before."""
     assert trims(library, [0, 300, 0, *[310] * 9])[-1] == 0
 

@@ -68,12 +68,6 @@ def test_training_has_every_word(captioned, scenes):
     assert 30 <= len(words) <= 40
 
 
-def test_one_two_and_three_figures_occur_in_each_split(scenes):
-    for examples in scenes.values():
-        for count in (1, 2, 3):
-            assert sum(len(scene.figures) == count for scene in examples) >= len(examples) / 25
-
-
 def test_every_drawn_caption_is_right(captioned):
     assert [text for scene, text in captioned if not shapes.is_right(scene, text)] == []
 

@@ -61,7 +61,7 @@ def test_broken_characters_are_dropped_on_either_side(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["tab\t", "\x0b\x0c\x85 white space", "soft\u00adhyphen", "\u200bzero"])
-def test_white_space_and_what_is_only_invisible_is_no_reason(text: str) -> None:
+def test_white_space_and_invisible_characters_are_not_broken_ones(text: str) -> None:
     assert CorpusFilters(100, 100).text_reason(SentencePair(text, text)) is None
 
 

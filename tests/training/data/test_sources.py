@@ -190,14 +190,6 @@ def test_a_clip_with_too_many_frames_is_refused_when_it_is_read(folder, monkeypa
         Clips(8).in_folder(folder).inputs(list(b"a.png"))
 
 
-@pytest.mark.parametrize(("shape", "text"), [((2, 4), "2 x 4"), ((0, 3), "0 x 3"), ((3,), "3")])
-def test_features_of_another_shape_are_refused(shape, text, tmp_path):
-    np.save(tmp_path / "bad.npy", np.zeros(shape))
-    kind = Features(3).in_folder(tmp_path)
-    with pytest.raises(ValueError, match=rf"/bad\.npy: the array is {text}, and must be annotations x 3"):
-        kind.inputs(list(b"bad.npy"))
-
-
 def test_features_that_are_python_objects_are_refused(tmp_path):
     np.save(tmp_path / "bad.npy", np.array([[{}]]), allow_pickle=True)
     with pytest.raises(ValueError, match=r"/bad\.npy: Array can.t be memory-mapped"):

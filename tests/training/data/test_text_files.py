@@ -38,7 +38,7 @@ def test_only_a_line_feed_ends_a_line(tmp_path: Path) -> None:
     assert read_lines(tmp_path / "a") == lines
 
 
-def test_a_byte_order_mark_is_no_text(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_text(tmp_path: Path) -> None:
     assert read_lines(write(tmp_path / "a", b"\xef\xbb\xbfa\nb")) == ["a", "b"]
 
 
@@ -75,7 +75,7 @@ def test_a_broken_gzip_file_is_reported(tmp_path: Path, content: bytes, message:
     ],
     ids=["gzip", "utf-16", "png"],
 )
-def test_what_is_no_text_is_guessed(tmp_path: Path, content: bytes, guess: str) -> None:
+def test_the_format_of_a_binary_file_is_guessed(tmp_path: Path, content: bytes, guess: str) -> None:
     (tmp_path / "a").write_bytes(content)
     with pytest.raises(ValueError, match=r"a, line 1: not UTF-8 \(byte .* at column .\): " + guess):
         read_lines(tmp_path / "a")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from seq2seq_serve.bundle.normalization import Normalization, is_blank
 from seq2seq_serve.bundle.tokenizer import Tokenizer
-from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID, check_special_ids
+from seq2seq_serve.training.config import EOS_ID, UNK_ID, check_special_ids
 from seq2seq_serve.training.data.tokenizer import train_tokenizer
 
 TEXTS = ["나는 학생이다", "I am a student.", "오늘은 금요일입니다", "Today is Friday."] * 3
@@ -71,14 +71,6 @@ def test_characters_that_words_are_spelled_with_stay(text: str) -> None:
     assert TOKENIZER.normalize(text) == text
 
 
-@pytest.mark.parametrize("special", ["<pad>", "<bos>", "<eos>", "<unk>"])
-def test_a_special_token_that_a_user_typed_is_text(special: str) -> None:
-    text = f"a {special} b{special}"
-    ids = TOKENIZER.encode(text)
-    assert not {PAD_ID, BOS_ID, EOS_ID, UNK_ID} & set(ids)
-    assert TOKENIZER.decode(ids) == text
-
-
 def test_a_source_is_framed_by_eos() -> None:
     assert TOKENIZER.encode_source("I am") == [*TOKENIZER.encode("I am"), EOS_ID]
     assert TOKENIZER.encode_source("") == [EOS_ID]
@@ -94,13 +86,6 @@ def test_the_same_texts_give_the_same_file(tmp_path: Path) -> None:
     for file in files:
         train_tokenizer(TEXTS, 320).save(file)
     assert files[0].read_bytes() == files[1].read_bytes()
-
-
-def test_a_loaded_tokenizer_cuts_alike(tmp_path: Path) -> None:
-    TOKENIZER.save(tmp_path / "tokenizer.json")
-    loaded = Tokenizer.load(tmp_path / "tokenizer.json")
-    text = "나는 <eos> 학생이다 Ω"
-    assert loaded.encode_source(text) == TOKENIZER.encode_source(text)
 
 
 def test_the_vocabulary_holds_what_was_asked_and_frequent_words_are_one_token() -> None:

@@ -74,7 +74,7 @@ def test_without_a_bootstrap_there_is_the_score_alone() -> None:
     assert "bs:" not in bleu.signature
 
 
-def test_a_difference_is_told_from_none() -> None:
+def test_a_real_difference_is_significant_and_no_difference_is_not() -> None:
     settings = MetricSettings(num_resamples=200)
     _, (better, _), (same, _) = compare([BASELINE, SYSTEM, BASELINE], REFERENCES, settings)
     assert better.p_value is not None

@@ -96,19 +96,6 @@ def test_of_equal_tokens_the_lowest_id_is_taken(tiny_vocabulary_model: Transform
     assert greedy(tiny_vocabulary_model, [[4, EOS_ID]], max_new_tokens=3) == [[PAD_ID] * 3]
 
 
-def test_beam_of_one_is_greedy(model: Transformer, tiny_vocabulary_model: Transformer) -> None:
-    num_finished = 0
-    for searched in (model, tiny_vocabulary_model):
-        sources = random_sources(searched, 20)
-        for source, expected in zip(sources, greedy(searched, sources), strict=True):
-            (hypothesis,) = beam_search(
-                searched, source, bos_id=BOS_ID, eos_id=EOS_ID, beam_size=1, alpha=0.6, max_new_tokens=8
-            )
-            assert hypothesis.token_ids == expected
-            num_finished += hypothesis.is_finished
-    assert num_finished > 0
-
-
 @pytest.mark.parametrize("alpha", [0.0, 0.6, 2.0])
 def test_a_beam_that_holds_everything_is_exhaustive_search(
     tiny_vocabulary_model: Transformer, alpha: float
@@ -137,52 +124,6 @@ def test_a_beam_that_holds_everything_is_exhaustive_search(
     for hypothesis in found:
         assert hypothesis.score == pytest.approx(every[tuple(hypothesis.token_ids)], abs=1e-5)
         assert hypothesis.is_finished == (len(hypothesis.token_ids) < limit)
-
-
-@pytest.mark.parametrize("early_stopping", [True, False, "never"])
-def test_hypotheses_come_best_first_and_are_distinct(
-    tiny_vocabulary_model: Transformer, early_stopping: EarlyStopping
-) -> None:
-    for source in random_sources(tiny_vocabulary_model, 6):
-        found = beam_search(
-            tiny_vocabulary_model,
-            source,
-            bos_id=BOS_ID,
-            eos_id=EOS_ID,
-            beam_size=4,
-            alpha=0.6,
-            max_new_tokens=10,
-            early_stopping=early_stopping,
-        )
-        scores = [hypothesis.score for hypothesis in found]
-        assert scores == sorted(scores, reverse=True)
-        assert len({(tuple(each.token_ids), each.is_finished) for each in found}) == len(found) == 4
-        for hypothesis in found:
-            num_tokens = len(hypothesis.token_ids) + hypothesis.is_finished
-            assert hypothesis.score == hypothesis.log_probability / length_penalty(num_tokens, 0.6)
-
-
-def test_searching_on_never_gives_a_worse_best_than_stopping_early(
-    tiny_vocabulary_model: Transformer,
-) -> None:
-    differences = []
-    for source in random_sources(tiny_vocabulary_model, 20):
-        early, late = (
-            beam_search(
-                tiny_vocabulary_model,
-                source,
-                bos_id=BOS_ID,
-                eos_id=EOS_ID,
-                beam_size=2,
-                alpha=1.0,
-                max_new_tokens=12,
-                early_stopping=early_stopping,
-            )[0].score
-            for early_stopping in (True, "never")
-        )
-        differences.append(late - early)
-    assert min(differences) >= 0
-    assert max(differences) > 0
 
 
 def test_length_penalty_is_the_published_formula() -> None:
@@ -400,51 +341,6 @@ def test_a_beam_is_the_definition_under_every_constraint(
     assert [each.score for each in found] == pytest.approx([each[2] for each in expected], abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    "constraints",
-    [
-        Constraints(min_new_tokens=2, prefix_ids=(3, 5)),
-        Constraints(repetition_penalty=2.0, logit_bias={EOS_ID: -1.5, 4: 0.5}, prefix_ids=(5,)),
-        Constraints(no_repeat_ngram_size=2, suppressed_token_ids=(0, 5), prefix_ids=(3, 3, 4)),
-        Constraints(no_repeat_ngram_size=1, suppressed_token_ids=(0, 1, 5)),
-    ],
-)
-def test_a_beam_that_holds_everything_is_exhaustive_search_under_constraints(
-    constraints: Constraints,
-) -> None:
-    model, limit, alpha = random_model(1), 3, 0.6
-    every = {}
-
-    def extend(target: tuple[int, ...], log_probs: list[float]) -> None:
-        if len(log_probs) == limit:
-            every[target, False] = sum(log_probs) / length_penalty(limit, alpha)
-            return
-        allowed = log_softmax(adjusted_by_definition(model.logits(target), target, constraints))
-        for token_id, log_probability in allowed.items():
-            longer = [*log_probs, log_probability]
-            if token_id == EOS_ID:
-                every[target, True] = sum(longer) / length_penalty(len(longer), alpha)
-            else:
-                extend((*target, token_id), longer)
-
-    extend(constraints.prefix_ids, [])
-    found = beam_search(
-        model,
-        [4, EOS_ID],
-        **SEARCH,
-        beam_size=200,
-        alpha=alpha,
-        max_new_tokens=limit,
-        constraints=constraints,
-    )
-    assert len(found) == len(every)
-    assert [each.score for each in found] == pytest.approx(sorted(every.values(), reverse=True), abs=1e-12)
-    for each in found:
-        assert each.score == pytest.approx(every[tuple(each.token_ids), each.is_finished], abs=1e-12)
-        num_generated = len(each.token_ids) - len(constraints.prefix_ids) + each.is_finished
-        assert len(each.log_probabilities) == num_generated
-
-
 def test_adjusted_logits_worked_by_hand() -> None:
     constraints = Constraints(
         min_new_tokens=2,
@@ -462,30 +358,6 @@ def test_adjusted_logits_worked_by_hand() -> None:
     found = constraints.adjust(logits, [3, 4, 5, 1], EOS_ID)
     assert found.tolist() == [-math.inf, 0.5, -math.inf, 11.5, -1.75, 0.25]
     assert logits.tolist() == [9.0, 1.0, 2.0, 3.0, -1.0, 0.5]
-
-
-def test_the_defaults_change_no_logit() -> None:
-    logits = torch.randn(6, dtype=torch.float64)
-    assert torch.equal(Constraints().adjust(logits, [3, 3, 3], EOS_ID), logits)
-
-
-def test_where_every_token_is_forbidden_the_target_ends() -> None:
-    constraints = Constraints(suppressed_token_ids=(0, 1, 3), no_repeat_ngram_size=1, min_new_tokens=5)
-    model = PrescribedModel(lambda _: [0.0, 0.0, -50.0, 0.0, 2.0, 1.0])
-    expected = [-math.log1p(math.exp(-1)), 0.0, 0.0]  # 4, then 5 alone, then eos alone
-    greedy = greedy_hypothesis(model, [4, EOS_ID], **SEARCH, max_new_tokens=8, constraints=constraints)
-    sample = sample_search(
-        model,
-        [4, EOS_ID],
-        **SEARCH,
-        max_new_tokens=8,
-        sampling=Sampling(),
-        uniforms=lambda _: 0.0,
-        constraints=constraints,
-    )
-    for found in (greedy, sample):
-        assert (found.token_ids, found.is_finished) == ([4, 5], True)
-        assert found.log_probabilities == pytest.approx(expected)
 
 
 def test_greedy_with_log_probabilities_takes_the_tokens_of_greedy_without(
@@ -555,11 +427,6 @@ LOGITS = torch.tensor(PROBABILITIES, dtype=torch.float64).log()
 )
 def test_draws_worked_by_hand(sampling: Sampling, draws: dict[float, int]) -> None:
     assert {uniform: sampling.draw(LOGITS, uniform) for uniform in draws} == draws
-
-
-def test_a_token_with_exactly_top_p_before_it_is_left_out() -> None:
-    equal = torch.zeros(4, dtype=torch.float64)
-    assert [Sampling(top_p=0.5).draw(equal, uniform) for uniform in (0.0, 0.49, 0.51, 0.999)] == [0, 0, 1, 1]
 
 
 @given(

@@ -33,21 +33,6 @@ def test_hand_worked_example_has_the_known_values() -> None:
     torch.testing.assert_close(context, expected, atol=6e-5, rtol=0)
 
 
-def test_context_is_the_weighted_sum_of_the_encoder_states() -> None:
-    states = torch.tensor([[1.0, 0, 0, 1], [1, 0, 0, 2], [1, 1, 2, 0], [1, 1, 0, 0]])
-    weights = torch.tensor([0.1, 0.055, 0.8, 0.045])
-    # Keys that are the identity make the scores whatever is asked for: here the logarithms of the weights.
-    context, found = scaled_dot_product_attention(weights.log()[None], torch.eye(4), states, scale=1.0)
-    torch.testing.assert_close(found[0], weights)
-    torch.testing.assert_close(context[0], torch.tensor([1.0, 0.845, 1.6, 0.21]))
-
-
-def test_scores_are_divided_by_the_root_of_the_key_width() -> None:
-    query, key = torch.randn(2, 5, 16), torch.randn(2, 7, 16)
-    _, weights = scaled_dot_product_attention(query, key, torch.randn(2, 7, 3))
-    torch.testing.assert_close(weights, (query @ key.mT / 4.0).softmax(-1))
-
-
 def test_masked_positions_get_no_weight_and_the_others_share_it() -> None:
     query, key, value = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5, 4)
     mask = torch.tensor([True, False, True, True, False])
@@ -91,20 +76,6 @@ def test_a_gain_makes_only_the_steps_of_training_larger() -> None:
         steps.append(attention.v.detach() - before)
     torch.testing.assert_close(contexts[1], contexts[0])
     torch.testing.assert_close(steps[1], 10 * steps[0])
-
-
-def test_additive_attention_scores_each_pair_by_itself() -> None:
-    torch.manual_seed(0)
-    attention = AdditiveAttention(6)
-    x, memory = torch.randn(2, 3, 6), torch.randn(2, 5, 6)
-    mask = torch.tensor([[True] * 5, [True] * 2 + [False] * 3])
-    context, weights = attention(x, attention.key(memory), memory, mask[:, None])
-    for row, num_real in enumerate((5, 2)):
-        for t in range(3):
-            hidden = [attention.query(x[row, t]) + attention.key(memory[row, j]) for j in range(num_real)]
-            expected = torch.stack([attention.score @ each.tanh() for each in hidden]).softmax(0)
-            torch.testing.assert_close(weights[row, t, :num_real], expected)
-            torch.testing.assert_close(context[row, t], expected @ memory[row, :num_real])
 
 
 def test_causal_mask_lets_each_position_see_itself_and_what_is_before() -> None:
@@ -165,16 +136,6 @@ def test_dropout_leaves_out_weights_of_the_sum_and_not_those_returned() -> None:
 
 def double(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
-
-
-def test_gradients_of_attention_are_finite_differences() -> None:
-    torch.manual_seed(0)
-    mask = causal_mask(4) & torch.tensor([True, True, True, False])
-    for each in (None, mask):
-        inputs = double(2, 4, 3), double(2, 4, 3), double(2, 4, 5)
-        assert torch.autograd.gradcheck(
-            lambda query, key, value, mask=each: scaled_dot_product_attention(query, key, value, mask), inputs
-        )
 
 
 @pytest.mark.parametrize("is_fused", [True, False])

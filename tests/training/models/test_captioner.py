@@ -9,7 +9,6 @@ from torch import Tensor
 
 from seq2seq_serve.training.config import PAD_ID
 from seq2seq_serve.training.data.sources import Clips, Features, Pictures
-from seq2seq_serve.training.models.base import select_rows
 from seq2seq_serve.training.models.captioner import Captioner, CaptionerConfig
 from seq2seq_serve.training.models.vision import PictureFeatures
 
@@ -95,44 +94,6 @@ def test_decoding_follows_the_equations(model: Captioner, batch: tuple[Tensor, T
             torch.testing.assert_close(weights[0][row, 0][:, mask[row]], alphas)
             assert weights[0][row, 0][:, ~mask[row]].abs().sum() == 0
     assert (model.alignment(weights) is None) == (model.config.attention == "mean")
-
-
-def test_step_repeated_is_decode_once(model: Captioner, batch: tuple[Tensor, Tensor, Tensor]) -> None:
-    x, mask, target = batch
-    memory = model.encode(x, mask)
-    state = model.start(memory, mask)
-    assert {len(tensor) for tensor in (*memory, *state)} == {B}
-    states = []
-    for token_ids in target.unbind(1):
-        output, state = model.step(token_ids, state, memory, mask)
-        states.append(output)
-    torch.testing.assert_close(torch.stack(states, 1), model.decode_states(target, memory, mask))
-    torch.testing.assert_close(model.project(torch.stack(states, 1)), model(x, mask, target))
-
-
-def test_a_row_is_the_same_without_padding_and_without_the_others(
-    model: Captioner, batch: tuple[Tensor, Tensor, Tensor]
-) -> None:
-    x, mask, target = batch
-    together = model(x, mask, target)
-    for row, length in enumerate(LENGTHS[model.config.source]):
-        one = slice(row, row + 1)
-        own = x[one] if model.config.source == "picture" else x[one, :length]
-        torch.testing.assert_close(model(own, mask[one, :length], target[one]), together[one])
-    kept = [2, 0]
-    memory = select_rows(model.encode(x, mask), kept)
-    torch.testing.assert_close(model.decode(target[kept], memory, mask[kept]), together[kept])
-
-
-def test_every_weight_is_trained(model: Captioner, batch: tuple[Tensor, Tensor, Tensor]) -> None:
-    model.train()
-    x, mask, target = batch
-    states, trace = model.decode_and_trace(target, model.encode(x, mask), mask)
-    extra = model.extra_loss(trace, states, target)
-    assert (extra is None) == (model.config.attention != "hard")
-    (model.project(states).square().sum() + (0 if extra is None else extra)).backward()
-    for name, weight in model.named_parameters():
-        assert weight.grad.abs().max() > 0, name
 
 
 @pytest.mark.parametrize("is_local", [False, True])

@@ -47,3 +47,12 @@ def test_self_attention_is_each_heads_softmax_over_the_layers_input(run: Trained
         part = slice(16 * head, 16 * head + 16)
         expected = (query[:, part] @ key[:, part].T / 4).softmax(dim=-1)
         torch.testing.assert_close(found[0, head], expected)
+
+
+def test_a_model_without_attention_cannot_be_shown() -> None:
+    model = Recurrent(RecurrentConfig(300, 16, 16, 1, 1, attention="none")).eval()
+    run = TrainedModel(model, train_tokenizer([], 260), model.config, {}, [], 0.0)
+    with pytest.raises(ValueError, match="this model has no attention"):
+        alignment(run, [5, EOS_ID], [6])
+    with pytest.raises(ValueError, match="this model's encoder has no self-attention"):
+        encoder_self_attention(run, [5, EOS_ID])

@@ -28,7 +28,7 @@ def test_means_are_of_the_steps_that_were_not_skipped() -> None:
     assert found.tokens_per_second > 0
 
 
-def test_where_every_step_was_skipped_there_is_no_mean() -> None:
+def test_the_mean_is_nan_where_every_step_was_skipped() -> None:
     meter = Meter()
     meter.add(torch.tensor(1.0), torch.tensor(math.nan), num_tokens=10)
     found = meter.read(Ranks())

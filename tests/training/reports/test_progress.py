@@ -20,7 +20,7 @@ def steps(folder: RunFolder) -> list[int]:
     return [json.loads(line)["step"] for line in folder.metrics_file.read_text().splitlines()]
 
 
-def test_what_an_earlier_session_recorded_after_the_resumed_step_is_removed(folder: RunFolder) -> None:
+def test_metrics_after_the_resumed_step_are_removed(folder: RunFolder) -> None:
     with Reporter(folder, Console(file=StringIO()), 0, 100) as reporter:
         for step in (20, 40, 60):
             reporter.record(step, "train", {"loss": 1.0})

@@ -75,7 +75,7 @@ def test_a_long_curve_has_the_means_of_equal_stretches():
     assert curve[-1][0] == 1000
 
 
-def test_what_is_no_run_is_refused_in_one_line(tmp_path, caplog):
+def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path, caplog):
     assert main(["show", str(tmp_path)]) == 1
     assert caplog.messages[-1] == f"{tmp_path} is not a training run: there is no config.json in it"
 
