@@ -40,6 +40,24 @@ INLINE float sum(Vector x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x
 
 INLINE Vector larger(Vector a, Vector b) { return a > b ? a : b; }
 
+INLINE Vector repeated(float x) { return Vector{x, x, x, x, x, x, x, x}; }
+
+// a b + c, rounded once. Compilers are forbidden to fuse (-ffp-contract=off), because each chooses other products for it: a
+// row would have other numbers in a library of another compiler.
+INLINE Vector fused(Vector a, Vector b, Vector c) {
+#if defined(__x86_64__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  float32x4_t x[2], y[2], sum[2];
+  memcpy(x, &a, sizeof x), memcpy(y, &b, sizeof y), memcpy(sum, &c, sizeof sum);
+  for (int half = 0; half < 2; half++) sum[half] = vfmaq_f32(sum[half], x[half], y[half]);
+  memcpy(&c, sum, sizeof c);
+  return c;
+#endif
+}
+
+INLINE Vector fused(Vector a, float b, Vector c) { return fused(a, repeated(b), c); }
+
 INLINE float largest(Vector x) {
   x = larger(x, SHUFFLE(x, x, 4, 5, 6, 7, 0, 1, 2, 3));
   x = larger(x, SHUFFLE(x, x, 2, 3, 0, 1, 6, 7, 4, 5));
@@ -61,14 +79,14 @@ INLINE Vector sums(const Vector *x) {
 // e to the power of x <= 0, with a relative error below 3e-7. It is 2^n e^r with |r| <= ln(2) / 2, where a polynomial of
 // degree 5 gives e^r: the one whose largest relative error is least, 9e-8. Below -87 the result is that of -87, about 1e-38.
 INLINE Vector exponential(Vector x) {
-  const Vector least = Vector{} - 87.0f, rounding = Vector{} + 12582912.0f; // 1.5 * 2^23: n in the last bits of a sum
+  const Vector least = repeated(-87.0f), rounding = repeated(12582912.0f); // 1.5 * 2^23: n in the last bits of a sum
   x = x < least ? least : x;
-  const Vector shifted = x * 1.44269504f + rounding;
-  const Vector r = x - (shifted - rounding) * 0.693147182f;
-  Vector power = Vector{} + 8.290314115583897e-3f;
+  const Vector shifted = fused(x, 1.44269504f, rounding);
+  const Vector r = fused(shifted - rounding, -0.693147182f, x);
+  Vector power = repeated(8.290314115583897e-3f);
   for (const float coefficient :
        {4.189793020486832e-2f, 0.1666763573884964f, 0.4999915063381195f, 0.9999997019767761f, 1.0f})
-    power = power * r + coefficient;
+    power = fused(power, r, repeated(coefficient));
   return (Vector)((Integers)power + ((Integers)shifted << 23)); // n is added to the exponent
 }
 
@@ -118,14 +136,14 @@ INLINE void attend(const float *query, const float *keys, const float *values, s
     for (size_t j = 0; j < 8; j++) { // after the last position, that one again
       const float *key = keys + std::min(first + j, length - 1) * K;
       products[j] = q[0] * load(key);
-      for (size_t i = 1; i < W; i++) products[j] += q[i] * load(key + 8 * i);
+      for (size_t i = 1; i < W; i++) products[j] = fused(q[i], load(key + 8 * i), products[j]);
     }
     store(scores + first, sums(products));
   }
   const float total = weigh(scores, length, scale, cap);
   for (size_t position = 0; position < length; position++) {
-    const Vector weight = Vector{} + scores[position];
-    for (size_t i = 0; i < W; i++) mean[i] += weight * load(values + position * K + 8 * i);
+    const float weight = scores[position];
+    for (size_t i = 0; i < W; i++) mean[i] = fused(load(values + position * K + 8 * i), weight, mean[i]);
   }
   for (size_t i = 0; i < W; i++) store(output + 8 * i, mean[i] / total);
 }
@@ -188,7 +206,7 @@ INLINE void multiply(const float *a, size_t a_stride, const float *panel, size_t
   for (size_t d = 0; d < depth; d++)
     for (int v = 0; v < VECTORS; v++) {
       const Vector eight = load(panel + d * PANEL + 8 * v);
-      for (int r = 0; r < ROWS; r++) total[r][v] += a[r * a_stride + d] * eight;
+      for (int r = 0; r < ROWS; r++) total[r][v] = fused(eight, a[r * a_stride + d], total[r][v]);
     }
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < VECTORS; v++) store(c + r * c_stride + 8 * v, total[r][v]);
@@ -286,11 +304,13 @@ struct Norm {
       const float mean = sum(totals) / D;
       for (size_t i = 0; i < D; i += 8) {
         const Vector centred = load(sum_of_row + i) - mean;
-        squares += centred * centred;
+        squares = fused(centred, centred, squares);
       }
       const float factor = 1 / sqrtf(sum(squares) / D + epsilon);
-      for (size_t i = 0; i < D; i += 8)
-        store(normalized + place + i, (load(sum_of_row + i) - mean) * factor * load(weight + i) + load(bias + i));
+      for (size_t i = 0; i < D; i += 8) {
+        const Vector divided = (load(sum_of_row + i) - mean) * factor;
+        store(normalized + place + i, fused(divided, load(weight + i), load(bias + i)));
+      }
     }
   }
 };
@@ -338,10 +358,11 @@ INLINE void normalize(float *best, size_t count, const float *largest_of_blocks,
   while (i + 8 <= num_blocks) {
     Vector sums = {};
     for (const size_t stop = std::min(i + 1024, num_blocks & ~size_t{7}); i < stop; i += 8)
-      sums += load(powers + i) * exponential(load(largest_of_blocks + i) - most);
+      sums = fused(load(powers + i), exponential(load(largest_of_blocks + i) - most), sums);
     total += sum(sums);
   }
-  for (; i < num_blocks; i++) total += powers[i] * std::exp(static_cast<double>(largest_of_blocks[i] - most));
+  for (; i < num_blocks; i++)
+    total = std::fma(powers[i], std::exp(static_cast<double>(largest_of_blocks[i] - most)), total);
   const double normalizer = most + std::log(total);
   for (i = 0; i < count; i++) best[i] = static_cast<float>(best[i] - normalizer);
 }

@@ -86,8 +86,8 @@ template <class Tile> void multiply_by(const Work &work, size_t num_rows) {
 // Writes eight outputs of a row.
 INLINE void finish(const Work &work, Integers sums, size_t row, size_t column) {
   const Vector sum = __builtin_convertvector(sums - load(work.column_sums + column) * work.shifts[row], Vector);
-  store(work.to + row * work.distance + column,
-        (sum * work.row_scales[row]) * load(work.scales + column) + load(work.bias + column));
+  const Vector of_levels = sum * work.row_scales[row];
+  store(work.to + row * work.distance + column, fused(of_levels, load(work.scales + column), load(work.bias + column)));
 }
 
 // ---- AVX-512 VNNI: unsigned by signed bytes, four products in a sum ----
@@ -383,11 +383,11 @@ struct Quantization {
         for (int half = 0; half < 2; half++) {
           const Vector eight = counted((i < whole ? inputs + i : rest) + 8 * half);
           high = larger(eight, high), low = eight < low ? eight : low;
-          zeros += eight * 0.0f;
+          zeros = fused(eight, 0.0f, zeros);
         }
       const float least = -::largest(-low), range = std::max(::largest(high) - least, LEAST_RANGE) + sum(zeros);
       const float per_unit = MOST / range;
-      const int32_t zero_point = -whole_number(least * per_unit + ROUNDING);
+      const int32_t zero_point = -whole_number(std::fma(least, per_unit, ROUNDING));
       // Levels of 16 bits are those whose zero is 0; the others are shifted.
       const int32_t shift = how.has_wide_levels ? 0 : zero_point + how.least_level;
       const Integers offset = Integers{} + (shift - bits_of(ROUNDING)), most = Integers{} + (255 - zero_point + shift);
@@ -395,7 +395,8 @@ struct Quantization {
       for (size_t i = 0; i < map->depth; i += DEPTH) {
         Integers numbers[2];
         for (int half = 0; half < 2; half++) {
-          const Vector rounded = counted((i < whole ? inputs + i : rest) + 8 * half) * per_unit + ROUNDING;
+          const Vector eight = counted((i < whole ? inputs + i : rest) + 8 * half);
+          const Vector rounded = fused(eight, per_unit, repeated(ROUNDING));
           const Integers level = reinterpret_cast<Integers>(rounded) + offset;
           numbers[half] = level < most ? level : most;
         }
