@@ -97,7 +97,7 @@ class Harness:
 
     async def until_ended(self) -> None:
         while self.repository._ending:
-            await asyncio.gather(*self.repository._ending)
+            await asyncio.sleep(0.001)
 
 
 @pytest.fixture
