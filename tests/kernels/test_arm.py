@@ -52,7 +52,7 @@ def programs(tmp_path_factory) -> dict[str, Path]:
         "arm": compiled(folder / "arm", COMPILER),
         "native": compiled(folder / "native", "g++"),
         # It gives the same only if the sources leave no rounding to the compiler.
-        "fusing": compiled(folder / "fusing", "g++", "-ffp-contract=fast"),
+        "fusing": compiled(folder / "fusing", "g++", "-O1", "-ffp-contract=fast"),
     }
 
 
