@@ -61,12 +61,17 @@ int main(int count, char **given) {
     const size_t I = sizes[0], O = sizes[1], N = sizes[3];
     const auto weights = read<uint8_t>(I * O);
     const auto scales = read(O), biases = read(O), x = read(N * I);
-    const Int8Map map(instructions_here(), weights.data(), I, O, sizes[2] != 0, scales.data(), biases.data());
+    const Instructions &how = *instructions_here();
+    std::vector<int8_t> packed(Packing(how, depth_of(I), O).size());
+    pack(how, weights.data(), I, O, packed.data());
+    std::vector<int32_t> sums(O);
+    for (size_t i = 0; i < I * O; i++) sums[i % O] += weights[i] - 128;
+    const Int8Map map(&how, packed.data(), depth_of(I), O, sizes[2] != 0, sums.data(), scales.data(), biases.data());
     std::vector<uint8_t> levels(N * map.row_bytes());
     std::vector<float> row_scales(N), outputs(N * O);
     std::vector<int32_t> shifts(N);
     const Levels to{levels.data(), row_scales.data(), shifts.data()};
-    run(Quantization{&map, x.data(), to, N});
+    run(Quantization{&map, x.data(), to, N, I});
     run(Product{&map, to, outputs.data(), N});
     write(outputs);
   } else if (name == "attention") {
