@@ -54,7 +54,7 @@ class Sizing:
     weight_bytes: int
     vocab_size: int
     num_hops: int
-    has_alignment_heads: bool
+    has_alignment_heads: bool = False
 
     @property
     def num_staged_rows(self) -> int:
