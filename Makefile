@@ -167,6 +167,7 @@ $(RUNTIME_INSTALLED): pyproject.toml setup.py kernels/sources.py $(wildcard kern
 # All extras, because what `dev` needs may need older versions of what the others have.
 $(INSTALLED): $(RUNTIME_INSTALLED)
 	$(PY) -m pip install --quiet 'seq2seq-serve[training,export,server,$(RUNTIME),dev]'
+	$(PY) -m pip install --quiet --no-deps 'faster-whisper>=1.2,<2' # the model of voice activity, without another ONNX Runtime
 	touch $@
 
 $(DEPLOY_INSTALLED): $(INSTALLED)

@@ -1,40 +1,39 @@
 """Reads sounds into log-mel spectrograms, as speech models read them, for export and for the server alike.
 
-Files are WAV or FLAC, of usual rates, with one or several channels: the formats whose headers have the length
-of a sound, so that no part gets lost. Files may be hostile: the header is compared with the limits, and only
-samples at `SAMPLE_RATE` are kept.
+Files are those of `bundle.sound_files`, of usual rates, with one or several channels. Only samples at
+`SAMPLE_RATE` are kept.
 """
 
 from __future__ import annotations
 
 import functools
-import io
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from seq2seq_serve.bundle.sound_files import (
+    SoundError as SoundError,
+)
+from seq2seq_serve.bundle.sound_files import (
+    SoundTooLongError as SoundTooLongError,
+)
+from seq2seq_serve.bundle.sound_files import (
+    opened,
+)
+
 Samples = NDArray[np.float32]  # of one channel; full loudness is -1 and 1
+Span = tuple[int, int]  # of a sound: its first sample, and the one after its last
 
 SAMPLE_RATE = 16_000  # samples a second of a spectrogram's sound
 HOP = 160  # samples from one frame of a spectrogram to the next
 WINDOW = 400  # samples of the Fourier transform
-_MAX_CHANNELS = 8
-_MAX_RATE = 192_000
 _CUT_SHARE = 6  # the end of a piece is in its last sixth
 _CUT_BLOCK = SAMPLE_RATE // 10  # samples whose mean power says how quiet a place is
 _BLOCK = 65_536  # samples of each channel that are decoded at once
 _FRAMES = 3_000  # of a spectrogram that are computed at once
-# Sizes in the header of a WAV file that was written before its size was known: GStreamer's 0, SoX's 7ffff000
-# and more, ALSA's 7fffffff and less, ffmpeg's ffffffff
-_LEAST_UNKNOWN_SIZE = 0x7FFF_F000
-_MAX_CHUNKS = 32  # before the samples
-_UNKNOWN = 2**63 - 1  # frames of a file whose header does not have their number
-_CUT = "the sound ends before its header says: the file is damaged"
-_BEGINNINGS = (b"RIFF", b"RF64", b"fLaC")
 # The mel scale of Slaney (1998, "Auditory Toolbox"): linear up to 1,000 Hz, logarithmic above
 _LINEAR_HERTZ, _MELS_PER_HERTZ = 1000.0, 3 / 200
 _MELS_PER_OCTAVE = 27 * math.log(2) / math.log(6.4)
@@ -42,14 +41,6 @@ _FLOOR, _DYNAMIC_RANGE = 1e-10, 8.0  # of power, and of its logarithm
 _PIXELS_PER_SAMPLE = 2  # of a picture, which take as long to decode as a sample of each channel
 _PIXELS_PER_SECOND = 50_000  # of a picture, which take as long to decode as a second's spectrogram to compute
 _LOUDEST = 1e4  # of a sample; 1 is the usual limit, which files of floats may exceed
-
-
-class SoundError(ValueError):
-    """A file is not a sound that can be read."""
-
-
-class SoundTooLongError(SoundError):
-    """A sound is longer than the limit."""
 
 
 def read_sound(content: bytes, max_seconds: float, after_block: Callable[[], None] = lambda: None) -> Samples:
@@ -66,12 +57,10 @@ def read_sound(content: bytes, max_seconds: float, after_block: Callable[[], Non
     """
     import soxr  # not by servers of other models
 
-    pieces, num_left = [], 0
-    with _opened(content, max_seconds) as file:
-        resample = soxr.ResampleStream(file.samplerate, SAMPLE_RATE, num_channels=1).resample_chunk
-        num_left = file.frames
-        while num_left and len(block := file.read(min(_BLOCK, num_left), dtype="float32", always_2d=True)):
-            num_left -= len(block)
+    pieces = []
+    with opened(content, max_seconds, _BLOCK) as file:
+        resample = soxr.ResampleStream(file.rate, SAMPLE_RATE, num_channels=1).resample_chunk
+        for block in file.blocks:
             if not (np.abs(block) <= _LOUDEST).all():  # NaN is not
                 raise SoundError(
                     f"the sound has samples that are not numbers from -{_LOUDEST:g} to {_LOUDEST:g}"
@@ -79,8 +68,6 @@ def read_sound(content: bytes, max_seconds: float, after_block: Callable[[], Non
             pieces.append(resample(block.mean(axis=1)))
             after_block()
         pieces.append(resample(np.zeros(0, np.float32), last=True))
-    if num_left:
-        raise SoundError(_CUT)
     samples: Samples = np.concatenate(pieces)
     if not len(samples):
         raise SoundError("the sound has no samples")
@@ -102,14 +89,27 @@ def split_sound(samples: Samples, longest: int) -> list[Samples]:
     return [*pieces, samples]
 
 
+def pieces_of(samples: Samples, spans: Iterable[Span], longest: int) -> list[Span]:
+    """Returns pieces of at most `longest` samples with all spans of a sound: several, or parts of one."""
+    pieces: list[Span] = []
+    for begin, end in spans:
+        if pieces and end - pieces[-1][0] <= longest:
+            pieces[-1] = pieces[-1][0], end
+            continue
+        for part in split_sound(samples[begin:end], longest):
+            pieces.append((begin, begin + len(part)))
+            begin += len(part)
+    return pieces
+
+
 def cost_in_pixels(content: bytes, max_seconds: float) -> int:
     """Returns the number of a picture's pixels that take as long to decode as the sound, by its header.
 
     Raises:
         SoundError: As `read_sound`, as far as the header tells.
     """
-    with _opened(content, max_seconds) as file:
-        num_samples, seconds = file.frames * file.channels, file.frames / file.samplerate
+    with opened(content, max_seconds, _BLOCK) as file:
+        num_samples, seconds = file.num_samples * file.num_channels, file.num_samples / file.rate
         return int(num_samples * _PIXELS_PER_SAMPLE + seconds * _PIXELS_PER_SECOND)
 
 
@@ -177,57 +177,3 @@ def _hertz(mels: NDArray[np.float64]) -> NDArray[np.float64]:
     corner = _LINEAR_HERTZ * _MELS_PER_HERTZ
     above = _LINEAR_HERTZ * 2 ** ((mels - corner) / _MELS_PER_OCTAVE)
     return np.where(mels < corner, mels / _MELS_PER_HERTZ, above)
-
-
-class _WavStream(io.BytesIO):
-    """A WAV file whose size of samples is read as ffffffff if it is 0, without a copy of the file."""
-
-    def __init__(self, content: bytes) -> None:
-        super().__init__(content)
-        self._size_place, place = len(content), 12
-        for _ in range(_MAX_CHUNKS):
-            size = content[place + 4 : place + 8]
-            if content[place : place + 4] == b"data":
-                if size == bytes(4):
-                    self._size_place = place + 4
-                break
-            num_bytes = int.from_bytes(size, "little")
-            place += 8 + num_bytes + num_bytes % 2
-
-    def readinto(self, buffer: Any, /) -> int:
-        start, num_bytes = self.tell(), super().readinto(buffer)
-        for place in range(max(start, self._size_place), min(start + num_bytes, self._size_place + 4)):
-            memoryview(buffer)[place - start] = 0xFF
-        return num_bytes
-
-
-@contextmanager
-def _opened(content: bytes, max_seconds: float) -> Iterator[Any]:
-    """Opens a file whose header fits; errors of the library become SoundErrors."""
-    import soundfile  # not by servers of other models
-
-    if not content.startswith(_BEGINNINGS):
-        raise SoundError("the file is not a WAV or FLAC file")
-    is_riff, num_bytes = content.startswith(b"RIFF"), int.from_bytes(content[4:8], "little")
-    is_streamed = is_riff and (num_bytes == 0 or num_bytes >= _LEAST_UNKNOWN_SIZE)
-    if is_riff and not is_streamed and num_bytes > len(content) - 8:
-        raise SoundError(_CUT)
-    try:
-        with soundfile.SoundFile(_WavStream(content) if is_streamed else io.BytesIO(content)) as file:
-            if file.channels > _MAX_CHANNELS or not SAMPLE_RATE / 4 <= file.samplerate <= _MAX_RATE:
-                raise SoundError(
-                    f"the sound has {file.channels} channels of {file.samplerate} samples a second, and 1 to "
-                    f"{_MAX_CHANNELS} channels of {SAMPLE_RATE // 4} to {_MAX_RATE} can be read"
-                )
-            if file.frames == _UNKNOWN:
-                raise SoundError(
-                    "the header does not have the sound's length: save it as a file, not as a stream"
-                )
-            if file.frames > max_seconds * file.samplerate:
-                seconds = file.frames / file.samplerate
-                raise SoundTooLongError(
-                    f"the sound has {seconds:.2f} seconds, and {max_seconds:g} is the limit"
-                )
-            yield file
-    except soundfile.LibsndfileError as error:
-        raise SoundError(f"the file is damaged: {error.error_string}") from error

@@ -108,7 +108,7 @@ FIRST_POSITION = "first_position"  # () int32 on the host: positions already in 
 LABEL_IDS = "label_ids"  # (B, P) int64: the tokens to score at the first P of the T positions; P may be 0
 LOG_PROBABILITIES = "log_probabilities"  # (B, P) float32; from a step (B, candidates), if there are several
 CANDIDATE_IDS = "candidate_ids"  # (B, candidates) int64: the most probable tokens, best first
-ATTENTION = "attention"  # (B, T, memory capacity) float32
+ATTENTION = "attention"  # (B, T, memory capacity) float32; (B, T, heads, memory capacity) of alignment heads
 
 
 # The graphs that select tokens, each over m rows of a step

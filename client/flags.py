@@ -36,6 +36,8 @@ _ONLY_IN_JSON = ("log_probabilities", "num_alternatives", "word_alignment")
 _ONLY_FOR_TEXTS = ("long_source", "source_language", "word_alignment")
 _ONLY_FOR_SOUNDS = (
     "timestamps",
+    "word_timestamps",
+    "voice_activity",
     "prompt",
     "condition_on_previous",
     "compression_ratio_threshold",
@@ -308,8 +310,9 @@ def _add_transcribe(command: Callable[..., argparse.ArgumentParser]) -> None:
     sound = command(
         "transcribe",
         "write down what is said in a sound",
-        description="Print what is said in a sound file (WAV, FLAC), with --task translate in "
-        "English, with --timestamps one line for each part with its times, with --format as subtitles. The "
+        description="Print what is said in a sound file (WAV, FLAC, OGG, MP3), with --task translate in "
+        "English, with --timestamps or --word-timestamps one line for each part or word with its times, with "
+        "--format as subtitles. The "
         "server reads a sound that is longer than the model takes in windows, unless --long-source says "
         "otherwise. It refuses such a sound with --num-hypotheses, --stop-sequences or --target-prefix, "
         "which are for a whole target.",

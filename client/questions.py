@@ -101,7 +101,7 @@ def caption(client: Client, options: argparse.Namespace, generate_options: Gener
 
 
 def transcribe(client: Client, options: argparse.Namespace, generate_options: GenerateOptions) -> None:
-    """Prints what is said in a sound; with --timestamps or --format, in parts with their times.
+    """Prints what is said in a sound; with --timestamps, --word-timestamps or --format, with times.
 
     Raises:
         ClientError: The server refuses the file, or does not have a model for it.
@@ -112,7 +112,8 @@ def transcribe(client: Client, options: argparse.Namespace, generate_options: Ge
         if options.json:
             options.parser.error("--format and --json are both given: give one of them")
         generate_options.timestamps = True
-    if has_several and generate_options.timestamps and not options.json:
+    has_times = generate_options.timestamps or generate_options.word_timestamps
+    if has_several and has_times and not options.json:
         options.parser.error(
             "--num-hypotheses needs --json with --timestamps or --format: they list one hypothesis"
         )
@@ -131,10 +132,12 @@ def transcribe(client: Client, options: argparse.Namespace, generate_options: Ge
         _print(to_json(message_dict(response)))
     elif options.format:
         sys.stdout.write(subtitles(response.hypotheses[0].segments, options.format))
-    elif generate_options.timestamps:
-        for segment in response.hypotheses[0].segments:
-            times = f"{_clock(segment.begin_seconds)} --> {_clock(segment.end_seconds)}"
-            _print(f"[{times}] {one_line(segment.text).strip()}")
+    elif has_times:
+        segments = response.hypotheses[0].segments
+        words = [word for segment in segments for word in segment.words]
+        for part in words if generate_options.word_timestamps else segments:
+            times = f"{_clock(part.begin_seconds)} --> {_clock(part.end_seconds)}"
+            _print(f"[{times}] {one_line(part.text).strip()}")
     else:
         _print("\n".join(one_line(hypothesis.text).strip() for hypothesis in response.hypotheses))
     _warn_of_limit("transcript", response, generate_options)

@@ -52,7 +52,7 @@ def worst_difference(
             scores, attention = _decoded(graphs, memory, source_lengths, target_ids, label_ids)
             labels = np.take_along_axis(expected, label_ids[:, :, None], axis=2)[:, :, 0]
             assert alignment is not None
-            worst = max(worst, _distance(scores, labels), _distance(attention[:, :, :S], alignment))
+            worst = max(worst, _distance(scores, labels), _distance(attention[..., :S], alignment))
     return worst
 
 

@@ -157,7 +157,7 @@ class Graphs:
         *,
         first_position: int = 0,
     ) -> tuple[Array, Array]:
-        """Log-probabilities `(B, P)` of labels `(B, P)`, and the alignment `(B, T, memory capacity)`."""
+        """Log-probabilities `(B, P)` of labels `(B, P)`, and the alignment `(B, T, …, memory capacity)`."""
         feeds = {
             names.TARGET_IDS: target_ids,
             names.LABEL_IDS: label_ids,

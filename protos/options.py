@@ -272,6 +272,11 @@ _ALL = (
     Option("target_language", "the language of the target, for models that write several", "the model's"),
     Option("task", "what to do, for models with several tasks", "the model's"),
     Option("timestamps", "answer with the times of what was said, for models that read sounds"),
+    Option("word_timestamps", "answer with the times of every word, for models that read sounds"),
+    Option(
+        "voice_activity",
+        "leave out the places of a sound where nobody speaks; `long_source` split cuts it between them",
+    ),
     Option(
         "prompt", "read a sound as if this text stood before, such as names that are hard to spell", "none"
     ),

@@ -96,7 +96,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., options: _Optional[_Union[GenerateOptions, _Mapping]] = ...) -> None: ...
 
 class GenerateOptions(_message.Message):
-    __slots__ = ("max_new_tokens", "attention", "priority", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_token_ids", "logit_bias", "temperature", "top_k", "top_p", "min_p", "seed", "log_probabilities", "num_alternatives", "target_prefix", "stop_sequences", "beam_size", "length_penalty", "early_stopping", "num_hypotheses", "word_alignment", "long_source", "max_length_ratio", "source_language", "target_language", "task", "length_penalty_formula", "encoder_no_repeat_ngram_size", "exhaustive_search", "timestamps", "prompt", "condition_on_previous", "compression_ratio_threshold", "log_probability_threshold", "no_speech_threshold")
+    __slots__ = ("max_new_tokens", "attention", "priority", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_token_ids", "logit_bias", "temperature", "top_k", "top_p", "min_p", "seed", "log_probabilities", "num_alternatives", "target_prefix", "stop_sequences", "beam_size", "length_penalty", "early_stopping", "num_hypotheses", "word_alignment", "long_source", "max_length_ratio", "source_language", "target_language", "task", "length_penalty_formula", "encoder_no_repeat_ngram_size", "exhaustive_search", "timestamps", "prompt", "condition_on_previous", "compression_ratio_threshold", "log_probability_threshold", "no_speech_threshold", "word_timestamps", "voice_activity")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -140,6 +140,8 @@ class GenerateOptions(_message.Message):
     COMPRESSION_RATIO_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     LOG_PROBABILITY_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     NO_SPEECH_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    WORD_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
+    VOICE_ACTIVITY_FIELD_NUMBER: _ClassVar[int]
     max_new_tokens: int
     attention: bool
     priority: int
@@ -176,7 +178,9 @@ class GenerateOptions(_message.Message):
     compression_ratio_threshold: float
     log_probability_threshold: float
     no_speech_threshold: float
-    def __init__(self, max_new_tokens: _Optional[int] = ..., attention: _Optional[bool] = ..., priority: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., log_probabilities: _Optional[bool] = ..., num_alternatives: _Optional[int] = ..., target_prefix: _Optional[_Union[Target, _Mapping]] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., num_hypotheses: _Optional[int] = ..., word_alignment: _Optional[bool] = ..., long_source: _Optional[_Union[LongSource, str]] = ..., max_length_ratio: _Optional[float] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., task: _Optional[str] = ..., length_penalty_formula: _Optional[_Union[LengthPenaltyFormula, str]] = ..., encoder_no_repeat_ngram_size: _Optional[int] = ..., exhaustive_search: _Optional[bool] = ..., timestamps: _Optional[bool] = ..., prompt: _Optional[str] = ..., condition_on_previous: _Optional[bool] = ..., compression_ratio_threshold: _Optional[float] = ..., log_probability_threshold: _Optional[float] = ..., no_speech_threshold: _Optional[float] = ...) -> None: ...
+    word_timestamps: bool
+    voice_activity: bool
+    def __init__(self, max_new_tokens: _Optional[int] = ..., attention: _Optional[bool] = ..., priority: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., log_probabilities: _Optional[bool] = ..., num_alternatives: _Optional[int] = ..., target_prefix: _Optional[_Union[Target, _Mapping]] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., num_hypotheses: _Optional[int] = ..., word_alignment: _Optional[bool] = ..., long_source: _Optional[_Union[LongSource, str]] = ..., max_length_ratio: _Optional[float] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., task: _Optional[str] = ..., length_penalty_formula: _Optional[_Union[LengthPenaltyFormula, str]] = ..., encoder_no_repeat_ngram_size: _Optional[int] = ..., exhaustive_search: _Optional[bool] = ..., timestamps: _Optional[bool] = ..., prompt: _Optional[str] = ..., condition_on_previous: _Optional[bool] = ..., compression_ratio_threshold: _Optional[float] = ..., log_probability_threshold: _Optional[float] = ..., no_speech_threshold: _Optional[float] = ..., word_timestamps: _Optional[bool] = ..., voice_activity: _Optional[bool] = ...) -> None: ...
 
 class Target(_message.Message):
     __slots__ = ("text", "token_ids")
@@ -247,18 +251,30 @@ class Hypothesis(_message.Message):
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., attention: _Optional[_Union[Attention, _Mapping]] = ..., score: _Optional[float] = ..., log_probabilities: _Optional[_Iterable[float]] = ..., alternatives: _Optional[_Iterable[_Union[Alternatives, _Mapping]]] = ..., word_alignment: _Optional[_Union[WordAlignment, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ...) -> None: ...
 
 class Segment(_message.Message):
-    __slots__ = ("begin_seconds", "end_seconds", "text", "token_ids", "window")
+    __slots__ = ("begin_seconds", "end_seconds", "text", "token_ids", "window", "words")
     BEGIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     END_SECONDS_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     WINDOW_FIELD_NUMBER: _ClassVar[int]
+    WORDS_FIELD_NUMBER: _ClassVar[int]
     begin_seconds: float
     end_seconds: float
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     window: Window
-    def __init__(self, begin_seconds: _Optional[float] = ..., end_seconds: _Optional[float] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., window: _Optional[_Union[Window, _Mapping]] = ...) -> None: ...
+    words: _containers.RepeatedCompositeFieldContainer[Word]
+    def __init__(self, begin_seconds: _Optional[float] = ..., end_seconds: _Optional[float] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., window: _Optional[_Union[Window, _Mapping]] = ..., words: _Optional[_Iterable[_Union[Word, _Mapping]]] = ...) -> None: ...
+
+class Word(_message.Message):
+    __slots__ = ("begin_seconds", "end_seconds", "text")
+    BEGIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    END_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    begin_seconds: float
+    end_seconds: float
+    text: str
+    def __init__(self, begin_seconds: _Optional[float] = ..., end_seconds: _Optional[float] = ..., text: _Optional[str] = ...) -> None: ...
 
 class Window(_message.Message):
     __slots__ = ("begin_seconds", "temperature", "mean_log_probability", "compression_ratio", "no_speech_probability")

@@ -10,17 +10,30 @@ FORMATS = ("srt", "vtt")
 
 
 def subtitles(segments: Iterable[Segment], form: str) -> str:
-    """Returns a whole file of one of `FORMATS`; segments without a visible text are left out."""
+    """Returns a whole file of one of `FORMATS`; segments without a visible text are left out.
+
+    With the times of words, a segment is shown from its first word to its last, and WebVTT has the time of
+    each word, at which players can show that it is said.
+    """
     point = "," if form == "srt" else "."
     cues = []
     for segment in segments:
-        text = " ".join(segment.text.split()).replace("-->", "->")  # which would look like times
+        text, words = _line(segment.text), segment.words
         if text:
-            times = f"{_clock(segment.begin_seconds, point)} --> {_clock(segment.end_seconds, point)}"
-            cues.append(f"{times}\n{text}\n\n")
+            begin, end = segment.begin_seconds, segment.end_seconds
+            if words:
+                begin, end = words[0].begin_seconds, words[-1].end_seconds
+            if words and form == "vtt":
+                timed = [f"<{_clock(word.begin_seconds, point)}>{word.text}" for word in words[1:]]
+                text = _line("".join([words[0].text, *timed]))
+            cues.append(f"{_clock(begin, point)} --> {_clock(end, point)}\n{text}\n\n")
     if form == "srt":
         return "".join(f"{number}\n{cue}" for number, cue in enumerate(cues, start=1))
     return "WEBVTT\n\n" + "".join(cues)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split()).replace("-->", "->")  # which would look like times
 
 
 def _clock(seconds: float, point: str) -> str:

@@ -40,6 +40,7 @@ from seq2seq_serve.server.service.write.responses import (
     model_message,
     pieces,
     score_response,
+    timed_window,
     window_piece,
 )
 from seq2seq_serve.server.settings import override, settings_of, values_of
@@ -103,9 +104,9 @@ class AsyncModel:
         """
         readings = await self._read(sources, decoding)
         if decoding.windows is not None:
-            pairs = [pair async for pair in decode_windows(readings[0], decoding, self._decode)]
-            windows, decoded = [window for window, _ in pairs], [result for _, result in pairs]
-            return generate_response(windows, decoded, decoding, readings[0].num_seconds)
+            windows = decode_windows(readings[0], decoding, self._decode)
+            pairs = [timed_window(*pair, decoding) async for pair in windows]
+            return generate_response([one for one, _ in pairs], [result for _, result in pairs], decoding)
         with self._model.engine.submitted([reading.request for reading in readings]) as streams:
             results = [checked(await stream.wait()) for stream in streams]
         return generate_response(readings, results, decoding)

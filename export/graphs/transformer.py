@@ -152,7 +152,9 @@ def make_graphs(
     return {
         Verb.ENCODE: EncodeGraph(model, linear),
         Verb.STEP: step(model, linear, decoder, suppressed_token_ids),
-        Verb.DECODE: DecodeGraph(model, linear, decoder, alignment_layer=layer),
+        Verb.DECODE: DecodeGraph(
+            model, linear, decoder, alignment_layer=layer, heads=model.architecture.alignment_heads
+        ),
     }
 
 
@@ -504,11 +506,17 @@ class DecodeGraph(TransformerGraph):
     """
 
     def __init__(
-        self, model: Transformer, linear: LinearFactory, decoder: Decoder, *, alignment_layer: int
+        self,
+        model: Transformer,
+        linear: LinearFactory,
+        decoder: Decoder,
+        *,
+        alignment_layer: int,
+        heads: Sequence[tuple[int, int]] = (),
     ) -> None:
         super().__init__(model, model.decoder, linear)
         self.decoder = decoder
-        self.alignment_layer = alignment_layer
+        self.alignment_layer, self.alignment_heads = alignment_layer, heads
         positions, labels = (Axis.BATCH, Axis.TARGET_LENGTH), (Axis.BATCH, Axis.LABEL_LENGTH)
         cache = self._cache_specs()
         self.inputs = (
@@ -521,7 +529,12 @@ class DecodeGraph(TransformerGraph):
         )
         self.outputs = (
             TensorSpec(names.LOG_PROBABILITIES, "float32", labels, Role.SCORE),
-            TensorSpec(names.ATTENTION, "float32", (*positions, Axis.MEMORY_CAPACITY), Role.ATTENTION),
+            TensorSpec(
+                names.ATTENTION,
+                "float32",
+                (*positions, *([len(heads)] if heads else []), Axis.MEMORY_CAPACITY),
+                Role.ATTENTION,
+            ),
             *outs(cache),
         )
 
@@ -548,7 +561,7 @@ class DecodeGraph(TransformerGraph):
         norms = iter(self.decoder.norms)
         hidden, residual = self.enter(x, norms)
         new_cache: list[Tensor] = []
-        alignment = x
+        alignment, heads = x, list[Tensor]()
         for layer, block in enumerate(self.decoder.blocks):
             output, key, value = block.attend(
                 hidden,
@@ -566,8 +579,11 @@ class DecodeGraph(TransformerGraph):
             )
             if layer == self.alignment_layer:
                 alignment = weights.to(torch.float32).mean(dim=1)  # (B, T, C)
+            heads += [weights[:, head] for one, head in self.alignment_heads if one == layer]
             hidden, residual = next(norms)(output, residual)
             hidden, residual = next(norms)(block.feed_forward(hidden), residual)
+        if heads:
+            alignment = torch.stack(heads, dim=2).to(torch.float32)  # (B, T, heads, C)
         return (self._scores(hidden, label_ids, B, T), alignment, *new_cache)
 
     def _scores(self, hidden: Tensor, label_ids: Tensor, B: int, T: int) -> Tensor:

@@ -54,7 +54,7 @@ class Hypothesis(NamedTuple):
 
     @property
     def attention(self) -> Array | None:
-        """`(T, memory_length)` or `(T, hops, memory_length)`; None if not requested.
+        """`(T, memory_length)` or `(T, hops or heads, memory_length)`; None if not requested.
 
         T counts the prefix and the end of sequence, too.
         """

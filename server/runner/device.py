@@ -249,6 +249,15 @@ def read_files(bundle: Bundle, precision: Precision, provider: str) -> VariantFi
     return pack_int8_maps(files) if has_operators else files
 
 
+def small_session(file: Path) -> Session:
+    """Load a graph that is too small for several threads, with its weights, on the CPU."""
+    options = ort.SessionOptions()
+    options.use_per_session_threads = not share_threads.cache_info().currsize
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 4
+    return Session(file.read_bytes(), options, providers=[_FULL_NAMES[CPU]])
+
+
 @functools.cache
 def share_threads(num_threads: int) -> None:
     """Create the pool of threads that the graphs of all sessions share.

@@ -386,7 +386,9 @@ class OnnxRunner:
         return sum(buffers.move_all(moves) for buffers in self._groups_of_buffers)
 
     def align(self, row: int, first_position: int, target_ids: tuple[int, ...], memory_length: int) -> Array:
-        """Returns the attention `(T, memory_length)` of some positions of a row whose memory is filled.
+        """Returns the attention of some positions of a row whose memory is filled.
+
+        It is `(T, memory_length)`, or `(T, heads, memory_length)` of a model with alignment heads.
 
         Args:
             row: The row's slot.
@@ -399,7 +401,7 @@ class OnnxRunner:
             names.LABEL_IDS: np.empty((1, 0), np.int64),
             names.SOURCE_LENGTHS: np.array([memory_length], np.int32),
         }
-        return self._decode(row, 1, first_position, feeds, names.ATTENTION)[0, :, :memory_length].copy()
+        return self._decode(row, 1, first_position, feeds, names.ATTENTION)[0, ..., :memory_length].copy()
 
     def close(self) -> None:
         """Free all memory of the device and end its threads; the runner cannot be used afterwards."""

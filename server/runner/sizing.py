@@ -39,6 +39,7 @@ class Sizing:
         vocab_size: V.
         num_hops: The number of times that it attends to each position of memory for one token; 0 if it does
             not report its attention.
+        has_alignment_heads: Whether that is of single heads, which align targets with sounds.
     """
 
     provider: str
@@ -53,6 +54,7 @@ class Sizing:
     weight_bytes: int
     vocab_size: int
     num_hops: int
+    has_alignment_heads: bool = False
 
     @property
     def num_staged_rows(self) -> int:
@@ -133,6 +135,7 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
             f"{config.memory_budget_bytes}: raise the budget, or lower max_source_length and "
             "max_target_length"
         )
+    num_hops, has_alignment_heads = _reported_attention(variant)
     return Sizing(
         provider=provider,
         precision=precision,
@@ -145,7 +148,8 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
         num_slots=num_slots,
         weight_bytes=variant.weights.size_bytes,
         vocab_size=manifest.target_vocab_size,
-        num_hops=_num_hops(variant),
+        num_hops=num_hops,
+        has_alignment_heads=has_alignment_heads,
     )
 
 
@@ -160,16 +164,14 @@ def row_shape(spec: TensorSpec, sizes: dict[str, int]) -> tuple[int, ...]:
     return replace(spec, axes=spec.axes[1:]).shape(sizes)
 
 
-def _num_hops(variant: Variant) -> int:
-    specs = [spec for graph in variant.graphs.values() for spec in graph.outputs]
-    return next(
-        (
-            math.prod(axis for axis in spec.axes if isinstance(axis, int))
-            for spec in specs
-            if spec.role is Role.ATTENTION
-        ),
-        0,
-    )
+def _reported_attention(variant: Variant) -> tuple[int, bool]:
+    """Returns `num_hops` and `has_alignment_heads`: steps report hops, and `decode` reports heads."""
+    for verb, graph in variant.graphs.items():
+        for spec in graph.outputs:
+            if spec.role is Role.ATTENTION:
+                sizes = [axis for axis in spec.axes if isinstance(axis, int)]
+                return (1, bool(sizes)) if verb is Verb.DECODE else (math.prod(sizes), False)
+    return 0, False
 
 
 def _limit(name: str, asked: int | None, manifest_limit: int) -> int:

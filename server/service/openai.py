@@ -6,7 +6,7 @@ said in docs/speech.md.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import BYTES_PER_TEXT_BYTE, Call
 from seq2seq_serve.server.service.forms import Form, read_form, text_of
 from seq2seq_serve.server.service.read.languages import name_of
-from seq2seq_serve.server.service.seq2seq.generation import generate_windows, read_decoding
+from seq2seq_serve.server.service.seq2seq.generation import generate, generate_pieces, read_decoding
 from seq2seq_serve.server.service.status import reason_of, status_of
 
 MAX_FILE_BYTES = 25 * 2**20  # OpenAI's limit
@@ -33,9 +33,15 @@ _MAX_TEXT_BYTES = 2**16  # of a field other than the file
 
 _ANY_MODEL = "whisper-1"  # the name of OpenAI's model, which many programs send
 _FORMATS = ("json", "text", "verbose_json", *FORMATS)
-_OPTIONS = {"language": SOURCE_LANGUAGE, "prompt": "prompt", "temperature": "temperature"}
+_OPTIONS = {
+    "language": SOURCE_LANGUAGE,
+    "prompt": "prompt",
+    "temperature": "temperature",
+    "voice_activity": "voice_activity",
+}
+_CHUNKING = "chunking_strategy"
 _GRANULARITIES = "timestamp_granularities[]"
-_FIELDS = ("file", "model", "response_format", "stream", _GRANULARITIES, *_OPTIONS)
+_FIELDS = ("file", "model", "response_format", "stream", _GRANULARITIES, _CHUNKING, *_OPTIONS)
 
 Write = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -77,20 +83,38 @@ async def transcribe(form: Form, task: str, call: Call, write: Write) -> Respons
         raise InvalidRequest(
             f"stream is {texts['stream'][:100]!r}, and must be false or true", field="stream"
         )
-    if any(value != b"segment" for value in granularities):
-        raise InvalidRequest("the server has times of segments only", field=_GRANULARITIES)
+    if wrong := [value for value in granularities if value not in (b"segment", b"word")]:
+        raise InvalidRequest(
+            f"{_GRANULARITIES} is {wrong[0][:100].decode(errors='replace')!r}, and must be segment or word",
+            field=_GRANULARITIES,
+        )
+    has_words = b"word" in granularities
+    if has_words and form_of_answer not in ("verbose_json", *FORMATS):
+        raise InvalidRequest(
+            f"the times of words need the response_format verbose_json or {' or '.join(FORMATS)}",
+            field=_GRANULARITIES,
+        )
+    if texts.get(_CHUNKING, "auto") != "auto":
+        raise InvalidRequest(f"{_CHUNKING} is {texts[_CHUNKING][:100]!r}, and must be auto", field=_CHUNKING)
+    if _CHUNKING in texts and form_of_answer == "verbose_json":
+        raise InvalidRequest(
+            f"verbose_json describes windows, of which a sound has none with a {_CHUNKING}: leave that out",
+            field=_CHUNKING,
+        )
     with call.use_model(_named(texts.get("model", ""), call)) as model:
         options = _options(texts, task, model)
-        decoding = await read_decoding(options, model, call)
-        assert decoding.windows is not None
+        options.word_timestamps = has_words
+        is_streamed = texts.get("stream") == "true"
+        decoding = await read_decoding(options, model, call, stream=is_streamed)
         if form_of_answer == "verbose_json":
+            assert decoding.windows is not None
             decoding = replace(decoding, windows=replace(decoding.windows, always_listens=True))
         sources = [pb.Source(file=content)]
         del content, form
-        if texts.get("stream") == "true":
-            await _stream(sources, partial(generate_windows, decoding=decoding, call=call), write)
+        if is_streamed:
+            await _stream(partial(generate_pieces, [sources], decoding, call), write)
             return None
-        answer = await generate_windows(sources, decoding, call)
+        [answer] = await generate([sources], decoding, call)
         return await call.build(answer.ByteSize(), partial(_response, answer, form_of_answer, task, options))
 
 
@@ -137,6 +161,8 @@ def _named(name: str, call: Call) -> str:
 
 def _options(texts: dict[str, str], task: str, model: ServedModel) -> pb.GenerateOptions:
     options = pb.GenerateOptions(long_source=pb.LONG_SOURCE_SEQUENTIAL)
+    if _CHUNKING in texts:
+        options = pb.GenerateOptions(long_source=pb.LONG_SOURCE_SPLIT, timestamps=True, voice_activity=True)
     if TASK in model.manifest.choices or task != "transcribe":
         options.task = task
     for field, name in _OPTIONS.items():
@@ -148,14 +174,12 @@ def _options(texts: dict[str, str], task: str, model: ServedModel) -> pb.Generat
     return options
 
 
-async def _stream(
-    sources: Sequence[pb.Source], generate: Callable[..., Awaitable[pb.GenerateResponse]], write: Write
-) -> None:
+async def _stream(generate: Callable[..., Awaitable[pb.GenerateResponse]], write: Write) -> None:
     async def write_piece(piece: pb.Piece) -> None:
         if piece.text:
             await write({"type": "transcript.text.delta", "delta": piece.text})
 
-    answer = await generate(sources, write=write_piece)
+    answer = await generate(write_piece)
     done = {
         "type": "transcript.text.done",
         "text": answer.hypotheses[0].text.strip(),
@@ -179,6 +203,8 @@ def _response(answer: pb.GenerateResponse, form: str, task: str, options: pb.Gen
             "duration": answer.usage.source_seconds,
             "segments": [_segment(place, segment) for place, segment in enumerate(hypothesis.segments)],
         }
+        if options.word_timestamps:
+            content["words"] = [_word(word) for segment in hypothesis.segments for word in segment.words]
     return JSONResponse(content)
 
 
@@ -196,6 +222,10 @@ def _segment(place: int, segment: pb.Segment) -> dict[str, Any]:
         "compression_ratio": window.compression_ratio,
         "no_speech_prob": window.no_speech_probability,
     }
+
+
+def _word(word: pb.Word) -> dict[str, Any]:
+    return {"word": word.text.strip(), "start": word.begin_seconds, "end": word.end_seconds}
 
 
 def _usage(answer: pb.GenerateResponse) -> dict[str, Any]:

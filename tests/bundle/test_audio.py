@@ -2,6 +2,7 @@
 
 import io
 import struct
+import sys
 import tracemalloc
 
 import numpy as np
@@ -17,6 +18,7 @@ from seq2seq_serve.bundle.audio import (
     SoundTooLongError,
     cost_in_pixels,
     log_mel,
+    pieces_of,
     read_sound,
     split_sound,
 )
@@ -92,6 +94,80 @@ def test_a_file_of_any_form_has_its_samples(form, subtype, tolerance):
     np.testing.assert_allclose(read, samples, rtol=0, atol=tolerance)
 
 
+def packed(samples: np.ndarray, rate: int = SAMPLE_RATE, form: str = "mp4", codec: str = "aac") -> bytes:
+    """A file that FFmpeg's libraries write, with one channel."""
+    av = pytest.importorskip("av", reason="needs the extra speech")
+    stream = io.BytesIO()
+    with av.open(stream, "w", format=form) as file:
+        track = file.add_stream(codec, rate=rate, layout="mono")
+        given = np.ascontiguousarray(samples[None], np.float32)
+        frame = av.AudioFrame.from_ndarray(given, format="fltp", layout="mono")
+        frame.sample_rate = rate
+        resampler = av.AudioResampler(
+            format=track.format, layout="mono", rate=rate, frame_size=track.frame_size
+        )
+        for part in (*resampler.resample(frame), *resampler.resample(None)):
+            file.mux(track.encode(part))
+        file.mux(track.encode(None))
+    return stream.getvalue()
+
+
+LOSSY = {
+    "mp3": lambda samples, rate: encoded(samples, rate, "MP3"),
+    "vorbis": lambda samples, rate: encoded(samples, rate, "OGG", "VORBIS"),
+    "opus": lambda samples, rate: encoded(samples, rate, "OGG", "OPUS"),
+    "m4a": lambda samples, rate: packed(samples, rate),
+    "webm": lambda samples, rate: packed(samples, rate, "webm", "libopus"),
+}
+
+
+@pytest.mark.parametrize("rate", [16_000, 48_000])
+@pytest.mark.parametrize("form", LOSSY)
+def test_a_lossy_file_has_nearly_its_samples(form, rate):
+    read = read_sound(LOSSY[form](tone(3, rate), rate), 3.2)
+    assert abs(len(read) - 3 * SAMPLE_RATE) <= 0.1 * SAMPLE_RATE  # encoders fill their last frame
+    power = np.abs(np.fft.rfft(read[SAMPLE_RATE : 2 * SAMPLE_RATE])) ** 2  # of a second: by whole hertz
+    assert power[435:446].sum() > 0.95 * power.sum()
+    assert np.sqrt(2 * power.sum()) / SAMPLE_RATE == pytest.approx(0.5 / np.sqrt(2), rel=0.1)
+
+
+@pytest.mark.parametrize("form", LOSSY)
+def test_a_lossy_file_of_more_than_the_limit_is_refused(form):
+    with pytest.raises(SoundTooLongError, match="and 2 is the limit"):
+        read_sound(LOSSY[form](tone(3, 48_000), 48_000), 2)
+
+
+@pytest.mark.parametrize("form", LOSSY)
+def test_damage_of_a_lossy_file_is_an_error_or_noise(form):
+    content, chance = LOSSY[form](tone(1, 48_000), 48_000), np.random.default_rng(0)
+    for _ in range(20):
+        damaged = bytearray(content)
+        for place in chance.integers(4, len(content), 30):
+            damaged[place] = chance.integers(256)
+        num_samples, message = 0, ""
+        try:
+            num_samples = len(read_sound(bytes(damaged[: chance.integers(50, len(content))]), 2))
+        except SoundError as error:
+            message = str(error)
+        assert num_samples <= 2.1 * SAMPLE_RATE
+        assert (num_samples == 0) == bool(message)
+        assert "\n" not in message
+
+
+def test_an_mp4_file_that_claims_many_packets_is_refused_before_they_take_memory():
+    content = bytearray(packed(tone(1)))
+    place = content.index(b"stsz")
+    content[place + 12 : place + 16] = (2**30).to_bytes(4, "big")
+    with pytest.raises(SoundError, match=r"claims 1073741824 packets"):
+        read_sound(bytes(content), 2)
+
+
+def test_files_of_ffmpeg_need_an_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "av", None)
+    with pytest.raises(SoundError, match="MP4 and WebM files need the extra speech"):
+        read_sound(b"\0\0\0\x18ftypM4A \0\0\0\0", 1)
+
+
 @pytest.mark.parametrize("rate", [4_000, 8_000, 11_025, 15_999, 22_050, 44_100, 48_000, 96_000, 192_000])
 def test_a_sound_of_any_rate_is_the_same_and_as_long(rate):
     read = read_sound(encoded(tone(SECONDS, rate), rate, subtype="FLOAT"), SECONDS)
@@ -161,13 +237,13 @@ def test_a_damaged_file_is_a_sound_or_refused(form):
     "content", [b"", b"\0", b"RIFF", b"a text\n" * 50, wav()[:40], b"\x89PNG\r\n\x1a\n" + bytes(50)]
 )
 def test_what_is_not_a_sound_is_refused(content):
-    with pytest.raises(SoundError, match=r"the file is not a WAV or FLAC file|the file is damaged"):
+    with pytest.raises(SoundError, match=r"the file is not a WAV, FLAC|the file is damaged"):
         read_sound(content, 1)
 
 
-@pytest.mark.parametrize("form", ["AIFF", "OGG", "MP3"])
+@pytest.mark.parametrize("form", ["AIFF", "CAF"])
 def test_other_forms_are_refused(form):
-    with pytest.raises(SoundError, match="the file is not a WAV or FLAC file"):
+    with pytest.raises(SoundError, match="the file is not a WAV, FLAC"):
         read_sound(encoded(tone(0.1), form=form), 1)
 
 
@@ -304,3 +380,16 @@ def test_a_sound_is_cut_where_it_is_quiet():
     samples[pause] *= 0.01
     first, *_ = split_sound(samples, longest)
     assert pause.start < len(first) < pause.stop
+
+
+def test_pieces_have_several_spans_or_parts_of_one():
+    samples = np.random.default_rng(0).uniform(-1, 1, 100_000)
+    spans = [(0, 300), (900, 1_000), (1_100, 1_101), (5_000, 8_500), (8_600, 8_900), (99_999, 100_000)]
+    pieces = pieces_of(samples, spans, 1_000)
+    assert pieces[:2] == [(0, 1_000), (1_100, 1_101)]
+    assert (pieces[2][0], pieces[-1]) == (5_000, (99_999, 100_000))
+    *cut, rest = pieces[2:-1]
+    assert [end for _, end in cut] == [*(begin for begin, _ in cut[1:]), 8_500]
+    assert rest == (8_600, 8_900)
+    assert all(0 < end - begin <= 1_000 for begin, end in pieces)
+    assert pieces_of(samples, [], 1_000) == []

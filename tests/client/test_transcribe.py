@@ -75,6 +75,16 @@ def test_a_sound_becomes_subtitles(run, form):
     assert cues[-1][-2].endswith({"srt": "00:00:01,500", "vtt": "00:00:01.500"}[form])
 
 
+def test_words_are_lines_with_their_times(run):
+    answer = json.loads(run("speech.wav", "--word-timestamps", "--json")[1])
+    words = [word for one in answer["hypotheses"][0]["segments"] for word in one["words"]]
+    lines = run("speech.wav", "--word-timestamps")[1].splitlines()
+    assert len(lines) == len(words) > 2
+    for line, word in zip(lines, words, strict=True):
+        begin, end = (_clock(word.get(f"{name}_seconds", 0)) for name in ("begin", "end"))
+        assert line == f"[{begin} --> {end}] {one_line(word['text']).strip()}"
+
+
 def test_subtitles_have_one_form(run, capsys):
     with pytest.raises(SystemExit):
         run("speech.wav", "--format", "srt", "--json")
@@ -127,4 +137,4 @@ def test_a_file_that_is_not_a_sound_is_named(run, tmp_path):
     (tmp_path / "text.wav").write_text("not a sound")
     code, out, err = run("text.wav")
     assert (code, out) == (1, "")
-    assert err.startswith("error: INVALID_ARGUMENT: sound: the file is not a WAV or FLAC file")
+    assert err.startswith("error: INVALID_ARGUMENT: sound: the file is not a WAV, FLAC")

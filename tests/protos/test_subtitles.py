@@ -1,6 +1,6 @@
 """Subtitles of segments."""
 
-from seq2seq_serve.protos.seq2seq_v1_pb2 import Segment
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Segment, Word
 from seq2seq_serve.protos.subtitles import subtitles
 
 SEGMENTS = [
@@ -22,3 +22,15 @@ def test_vtt_has_a_header_and_points_in_times():
         "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nAnd so -> my fellow\n\n"
     )
     assert subtitles([], "vtt") == "WEBVTT\n\n"
+
+
+def test_times_of_words_bound_a_cue_and_are_in_vtt():
+    words = [
+        Word(begin_seconds=0.3, end_seconds=0.5, text=" And"),
+        Word(begin_seconds=0.5, end_seconds=1.25, text=" so,"),
+    ]
+    segments = [Segment(begin_seconds=0, end_seconds=2, text=" And so,", words=words)]
+    assert subtitles(segments, "srt") == "1\n00:00:00,300 --> 00:00:01,250\nAnd so,\n\n"
+    assert subtitles(segments, "vtt") == (
+        "WEBVTT\n\n00:00:00.300 --> 00:00:01.250\nAnd<00:00:00.500> so,\n\n"
+    )

@@ -221,6 +221,8 @@ class Architecture:
     Attributes:
         source_vocab_size: The number of source tokens; 0 for a model that does not read texts.
         media: The sounds or pictures that the model reads; None for a model that reads texts.
+        alignment_heads: The (layer, head) pairs of the decoder whose attention aligns targets with sources,
+            in order; empty for the mean over the heads of one layer.
         has_source_embedding: Whether source tokens have a matrix of their own.
         has_output: Whether the projection to logits has a matrix of its own.
         has_output_bias: Whether a bias is added to logits.
@@ -241,6 +243,7 @@ class Architecture:
     logits_cap: float | None = None
     is_merged: bool = False
     media: Media | None = None
+    alignment_heads: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -275,7 +278,8 @@ class PublishedConfig(Architecture, ModelConfig):
             stacks = {name: StackConfig.from_json(content[name]) for name in ("encoder", "decoder")}
             start_ids, eos_id = content["target_frame"]
             frame = TargetFrame(tuple(start_ids), eos_id)
-            return super().from_json(content | stacks | {"target_frame": frame})
+            known = {"target_frame": frame, "alignment_heads": ()}  # models of sounds are not written
+            return super().from_json(content | stacks | known)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{cls.__name__}: a field is missing or wrong: {error}") from error
 

@@ -405,7 +405,12 @@ class Transformer(EncoderDecoder):
         return torch.cat([states, ones], dim=-1), torch.cat([weight, self.output_bias[:, None]], dim=1)
 
     def alignment(self, weights: Sequence[Tensor]) -> Tensor | None:
-        """The mean over the heads of the layer that aligns best, see `alignment_layer`."""
+        """The mean over the heads of the layer that aligns best, see `alignment_layer`, `(B, T, S)`.
+
+        Of a model with `alignment_heads`, the attention of these, `(B, T, heads, S)`.
+        """
+        if heads := self.architecture.alignment_heads:
+            return torch.stack([weights[layer][:, head] for layer, head in heads], dim=2)
         return weights[alignment_layer(len(self.decoder_layers))].mean(dim=1)
 
     def start(self, memory: Memory, source_mask: Tensor) -> State:  # noqa: ARG002

@@ -56,7 +56,7 @@ _SHARED_MEMORY = "shared_memory"  # how the names of its parameters begin
 _MICROSECONDS = 1e-6
 
 # All options except those whose answers do not fit into tensors.
-_WITHOUT_TENSORS = ("attention", "word_alignment", "num_alternatives", "timestamps")
+_WITHOUT_TENSORS = ("attention", "word_alignment", "num_alternatives", "timestamps", "word_timestamps")
 PARAMETERS = [name for name in OPTIONS if name not in _WITHOUT_TENSORS]
 _Tensor: TypeAlias = pb.ModelInferRequest.InferInputTensor | pb.ModelInferRequest.InferRequestedOutputTensor
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string"}

@@ -74,6 +74,22 @@ _REFUSALS: tuple[tuple[str, _Case, str], ...] = (
         lambda _, model: model.manifest.timestamps is None,
         "{model.name} does not write {name}: leave them out",
     ),
+    (
+        "voice_activity",
+        lambda _, model: not model.reads_sound,
+        "{name} is for sounds, and {model.name} reads {sources}: leave it out",
+    ),
+    (
+        "word_timestamps",
+        lambda _, model: not model.sizing.has_alignment_heads,
+        "{model.name} does not report the attention of single heads, by which words get their times: leave "
+        "{name} out, or export the model again if it reads sounds",
+    ),
+    (
+        "word_timestamps",
+        lambda options, _: options.num_hypotheses > 1,
+        "{name} apply to one target: leave num_hypotheses out",
+    ),
     ("attention", lambda _, model: not model.sizing.num_hops, _NO_ATTENTION),
     ("word_alignment", lambda _, model: not model.sizing.num_hops, _NO_ATTENTION),
     (
@@ -137,6 +153,8 @@ class Decoding:
         attention: Whether answers have the attention.
         word_alignment: Whether they have the words that belong together.
         timestamps: Whether they have the times of what was said.
+        word_timestamps: Whether they have the times of words.
+        voice_activity: Whether places of a sound where nobody speaks are left out.
         windows: How the windows of a sound are decoded; None decodes sources at once.
     """
 
@@ -152,6 +170,8 @@ class Decoding:
     attention: bool = False
     word_alignment: bool = False
     timestamps: bool = False
+    word_timestamps: bool = False
+    voice_activity: bool = False
     windows: WindowRules | None = None
 
 
@@ -182,9 +202,8 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
     if options.min_new_tokens > max_new_tokens and not given.HasField("min_new_tokens"):
         options.min_new_tokens = max_new_tokens
     _check(options, model, max_new_tokens)
-    windows = None
-    if options.long_source == LONG_SOURCE_SEQUENTIAL:
-        windows, options.timestamps = window_rules(options), True
+    windows = window_rules(options) if options.long_source == LONG_SOURCE_SEQUENTIAL else None
+    options.timestamps |= windows is not None or options.word_timestamps
     if options.source_language or options.long_source in SPLITTING:
         language = _source_language(options, model)
     bound = None if options.HasField("max_new_tokens") else model.manifest.length_bound
@@ -199,7 +218,7 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         memory_length=0,
         max_new_tokens=max_new_tokens,
         arrival=0.0,
-        attention=options.attention or options.word_alignment,
+        attention=options.attention or options.word_alignment or options.word_timestamps,
         stream=stream,
         priority=_priority(options.priority, caller, "options.priority") if options.priority else 0,
         caller=caller.name,
@@ -230,6 +249,8 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         attention=options.attention,
         word_alignment=options.word_alignment,
         timestamps=options.timestamps,
+        word_timestamps=options.word_timestamps,
+        voice_activity=options.voice_activity,
         windows=windows,
     )
 

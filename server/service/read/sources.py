@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, islice
@@ -11,13 +11,15 @@ from itertools import count, islice
 import numpy as np
 
 from seq2seq_serve.bundle import audio
+from seq2seq_serve.commands import install_command
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SPLIT,
     LONG_SOURCE_TRUNCATE,
     Window,
 )
-from seq2seq_serve.server.engine.request import Array, Request, Sampling
+from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Array, Request, Sampling
 from seq2seq_serve.server.errors import InvalidRequest
+from seq2seq_serve.server.runner.voice_activity import MissingVoiceActivityError, speech
 from seq2seq_serve.server.service.access import Origin
 from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.read.inputs import (
@@ -57,7 +59,11 @@ class Reading:
             sentences follow each other without any.
         begin_seconds: Where a piece or window of a sound begins.
         num_seconds: The length of a sound, or of its piece or window.
+        sound_seconds: The length of the whole sound.
+        speech: Where somebody speaks in a sound that is decoded in windows; empty if this is not known.
         window: Describes the target of a window.
+        token_times: When the tokens of a window's target begin and end, by their places, if the request asks
+            for the times of words.
     """
 
     request: Request
@@ -68,7 +74,10 @@ class Reading:
     separator: str | None = ""
     begin_seconds: float = 0.0
     num_seconds: float = 0.0
+    sound_seconds: float = 0.0
+    speech: tuple[audio.Span, ...] = ()
     window: Window | None = None
+    token_times: Mapping[int, tuple[float, float]] | None = None
 
 
 def read_sources(
@@ -142,35 +151,74 @@ def _read_sound(
     assert isinstance(num_bands, int)
     assert isinstance(num_frames, int)
     if given.kind == "tensor":
+        if decoding.voice_activity:
+            raise InvalidRequest(
+                "voice_activity needs the samples of a file: send one, or leave the option out",
+                field="options.voice_activity",
+            )
         spectrogram, _ = read_input(given, checkpoint)
-        return [Reading(request_of({given.name: spectrogram}), num_seconds=seconds)]
+        return [Reading(request_of({given.name: spectrogram}), num_seconds=seconds, sound_seconds=seconds)]
+    is_split, spans = decoding.long_source in SPLITTING, list[audio.Span]()
     if decoding.windows is not None:
         samples = read_samples(given, seconds * MAX_WINDOWS, checkpoint, hint="")
+        if decoding.voice_activity:
+            spans = _speech(samples, checkpoint)
+            samples = _only_speech(samples, spans)
         whole = audio.log_mel(samples, num_bands, -(-len(samples) // audio.HOP), checkpoint)
-        return [Reading(request_of({given.name: whole}), num_seconds=len(samples) / audio.SAMPLE_RATE)]
-    if decoding.long_source in _FITTING:
-        samples = read_samples(given, seconds * MAX_TIMES_TOO_LONG, checkpoint, hint="")
+        length = len(samples) / audio.SAMPLE_RATE
+        request = request_of({given.name: whole})
+        return [Reading(request, num_seconds=length, sound_seconds=length, speech=tuple(spans))]
+    if is_split or decoding.long_source == LONG_SOURCE_TRUNCATE:
+        most = MAX_WINDOWS if is_split else MAX_TIMES_TOO_LONG
+        samples = read_samples(given, seconds * most, checkpoint, hint="")
     else:
         samples = read_samples(given, seconds, checkpoint, hint=_hint(decoding))
     longest, num_truncated = num_frames * audio.HOP, 0
     if decoding.long_source == LONG_SOURCE_TRUNCATE and len(samples) > longest:
         num_truncated = -(-(len(samples) - longest) * given.model.max_memory_length // longest)
         samples = samples[:longest]
+    spans = [(0, len(samples))]
+    if decoding.voice_activity:
+        spans = _speech(samples, checkpoint)
+        samples = _only_speech(samples, spans)
+    is_silent = not spans
+    pieces = [(0, min(len(samples), longest))]
+    if is_split and spans:
+        pieces = audio.pieces_of(samples, spans, longest)
     readings: list[Reading] = []
-    begin = 0
-    for piece in audio.split_sound(samples, longest):
+    for begin, end in pieces:
         checkpoint()
-        array = audio.log_mel(piece, num_bands, num_frames)
+        request = request_of({given.name: audio.log_mel(samples[begin:end], num_bands, num_frames)})
+        if is_silent:  # the target is the end of sequence
+            request = replace(request, max_new_tokens=1, ends_forced=True, constraints=NO_CONSTRAINTS)
         readings.append(
             Reading(
-                request_of({given.name: array}),
+                request,
                 num_truncated=num_truncated,
                 begin_seconds=begin / audio.SAMPLE_RATE,
-                num_seconds=len(piece) / audio.SAMPLE_RATE,
+                num_seconds=(end - begin) / audio.SAMPLE_RATE,
+                sound_seconds=len(samples) / audio.SAMPLE_RATE,
             )
         )
-        begin += len(piece)
     return readings
+
+
+def _speech(samples: audio.Samples, checkpoint: Checkpoint) -> list[audio.Span]:
+    try:
+        return speech(samples, checkpoint)
+    except MissingVoiceActivityError:
+        raise InvalidRequest(
+            f"the server cannot find speech: leave voice_activity out, or {install_command('speech')} there",
+            field="options.voice_activity",
+        ) from None
+
+
+def _only_speech(samples: audio.Samples, spans: Sequence[audio.Span]) -> audio.Samples:
+    """Returns the samples with silence between the spans."""
+    result = np.zeros_like(samples)
+    for begin, end in spans:
+        result[begin:end] = samples[begin:end]
+    return result
 
 
 def _read_text(

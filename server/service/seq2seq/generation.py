@@ -22,10 +22,12 @@ from seq2seq_serve.server.service.read.options import Decoding, read_options, re
 from seq2seq_serve.server.service.read.sources import Reading, read_sources
 from seq2seq_serve.server.service.seq2seq.windows import decode_windows
 from seq2seq_serve.server.service.write.responses import (
+    attention_bytes,
     checked,
     estimated_bytes,
     generate_response,
     pieces,
+    timed_window,
     window_piece,
 )
 
@@ -125,6 +127,9 @@ async def generate(
             [await succeeded(next(following), call) for _ in readings] for readings in readings_of_all
         ]
 
+    if decoding.word_timestamps:
+        num_bytes += sum(attention_bytes(result) for results in results_of_all for result in results)
+
     def build() -> list[pb.GenerateResponse]:
         return [
             generate_response(readings, results, decoding)
@@ -164,6 +169,8 @@ async def generate_pieces(
                 if piece.hypothesis == 0 or len(readings) == 1:  # a split source streams the best ones only
                     await write(piece)
             results.append(await succeeded(stream, call))
+    if decoding.word_timestamps:
+        num_bytes += sum(map(attention_bytes, results))
     return await call.build(num_bytes, partial(generate_response, readings, results, decoding))
 
 
@@ -211,15 +218,16 @@ async def generate_windows(
         await with_patience(call, hold)
         async with aclosing(decode_windows(whole, decoding, decode)) as windows:
             async for window, result in windows:
+                timed = partial(timed_window, window, result, decoding)
+                window, result = await call.build(attention_bytes(result), timed)
                 readings.append(window)
                 results.append(result)
                 num_bytes += estimated_bytes(window, decoding)
                 check_answer_bytes(num_bytes)
                 if write is not None:
                     await write(window_piece(result, decoding))
-    seconds = whole.num_seconds
     del whole
-    return await call.build(num_bytes, partial(generate_response, readings, results, decoding, seconds))
+    return await call.build(num_bytes, partial(generate_response, readings, results, decoding))
 
 
 async def with_patience(call: Call, attempt: Callable[[], Awaitable[_Attempted]]) -> _Attempted:

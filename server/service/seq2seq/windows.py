@@ -8,6 +8,7 @@ repeats itself or the model is not sure of it. A window in which probably nobody
 from __future__ import annotations
 
 import math
+import sys
 import time
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -16,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE
+from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, Span
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Window
 from seq2seq_serve.server.engine.request import Array, Request, Sampling
 from seq2seq_serve.server.engine.result import FinishReason, Result
@@ -73,7 +74,7 @@ async def decode_windows(
     said = [token_id for token_id in whole.request.start_ids[1:num_prompt] if token_id is not None]
     start_ids, detected_ids = whole.request.start_ids[num_prompt:], whole.request.detected_ids
     arrival, begin, has_begun = whole.request.arrival, 0, False
-    while begin < num_frames:
+    while (begin := _next_speech(begin, whole.speech)) < num_frames:
         heard = sound[:, begin : begin + width]
         is_flat = heard.min() == heard.max()  # nothing is within the spectrogram's range of the loudest place
         if is_flat and (has_begun or begin + width < num_frames):
@@ -101,6 +102,7 @@ async def decode_windows(
                 replace(request, sources={}),
                 begin_seconds=window.begin_seconds,
                 num_seconds=num_seconds,
+                sound_seconds=whole.sound_seconds,
                 window=window,
             ),
             _cut(result, num_kept, time.monotonic() - whole.request.arrival),
@@ -110,6 +112,14 @@ async def decode_windows(
             said = []
         begin += width if num_steps is None else num_steps * frames_per_step
         arrival, has_begun = time.monotonic(), True
+
+
+def _next_speech(begin: int, speech: Sequence[Span]) -> int:
+    """Returns the first frame from `begin` on at which somebody speaks, as far as that is known."""
+    for first, after in speech:
+        if after > begin * HOP:
+            return max(begin, first // HOP)
+    return sys.maxsize if speech else begin
 
 
 def whole_segments(token_ids: Sequence[int], first_id: int, least_steps: int) -> tuple[int, int | None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -14,9 +15,11 @@ from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.result import Choice, FinishReason, Hypothesis, Result
 from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.service.read.inputs import max_seconds
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.sentences import space_after
 from seq2seq_serve.server.service.read.sources import Reading
+from seq2seq_serve.server.service.write.word_times import Times, token_times, words_of
 
 _FINISH_REASONS = {
     FinishReason.EOS: pb.FINISH_REASON_EOS,
@@ -27,7 +30,7 @@ _FINISH_REASONS = {
 # Bytes in an answer: of a token's text, id and log-probability, and of those of an alternative token.
 _TOKEN_BYTES, _ALTERNATIVE_BYTES = 16, 24
 _WEIGHT_BYTES = 4  # of one attention weight
-_SEGMENT_BYTES = 40  # of a segment with the text of one token
+_SEGMENT_BYTES = 40  # of a segment or word with the text of one token
 
 
 class StoppedText:
@@ -90,7 +93,7 @@ def estimated_bytes(reading: Reading, decoding: Decoding) -> int:
         each += num_weights * (1 + num_hops if num_hops > 1 else 1) * _WEIGHT_BYTES
         each += sum(len(sentence.encode()) for sentence in reading.sentences)
     if decoding.timestamps:
-        each += target_length * _SEGMENT_BYTES
+        each += target_length * _SEGMENT_BYTES * (1 + decoding.word_timestamps)
     if request.attention:
         each += (target_length + request.memory_length) * _TOKEN_BYTES
     return request.num_hypotheses * each
@@ -136,10 +139,7 @@ def window_piece(result: Result, decoding: Decoding) -> pb.Piece:
 
 
 def generate_response(
-    readings: Sequence[Reading],
-    results: Sequence[Result],
-    decoding: Decoding,
-    source_seconds: float | None = None,
+    readings: Sequence[Reading], results: Sequence[Result], decoding: Decoding
 ) -> pb.GenerateResponse:
     """Returns the answer of a call from the results of its requests.
 
@@ -147,7 +147,6 @@ def generate_response(
         readings: Its sources.
         results: The result of each.
         decoding: How they were decoded.
-        source_seconds: The length of a sound whose windows are the sources; None takes the last one's end.
     """
     answers = [
         pb.Sentence(
@@ -171,7 +170,7 @@ def generate_response(
             source_tokens=sum(answer.usage.source_tokens for answer in answers),
             target_tokens=sum(answer.usage.target_tokens for answer in answers),
             truncated_source_tokens=sum(answer.usage.truncated_source_tokens for answer in answers),
-            source_seconds=answers[-1].usage.source_seconds if source_seconds is None else source_seconds,
+            source_seconds=readings[-1].sound_seconds,
         ),
         timings=pb.Timings(
             queue_seconds=max(result.timings.queue_seconds for result in results),
@@ -232,7 +231,10 @@ def _hypothesis(reading: Reading, hypothesis: Hypothesis, decoding: Decoding) ->
     if decoding.attention:
         message.attention.CopyFrom(_attention(reading, hypothesis, decoding.model))
     if decoding.timestamps:
-        message.segments.extend(_segments(reading, hypothesis, decoding.model))
+        times = reading.token_times
+        if times is None and decoding.word_timestamps:
+            times = _token_times(reading, hypothesis, decoding.model)
+        message.segments.extend(_segments(reading, hypothesis, decoding.model, times))
         if reading.window is not None:
             for segment in message.segments:
                 segment.window.CopyFrom(reading.window)
@@ -241,14 +243,40 @@ def _hypothesis(reading: Reading, hypothesis: Hypothesis, decoding: Decoding) ->
     return message
 
 
-def _segments(reading: Reading, hypothesis: Hypothesis, model: ServedModel) -> list[pb.Segment]:
+def timed_window(reading: Reading, result: Result, decoding: Decoding) -> tuple[Reading, Result]:
+    """Returns a window with the times of its tokens, and a result without attention, if words have times."""
+    if not decoding.word_timestamps:
+        return reading, result
+    times = _token_times(reading, result.best, decoding.model)
+    return replace(reading, token_times=times), result._replace(
+        hypotheses=(result.best._replace(attended=[]),)
+    )
+
+
+def attention_bytes(result: Result) -> int:
+    """Returns the size of a result's attention."""
+    return sum(weights.nbytes for hypothesis in result.hypotheses for weights in hypothesis.attended)
+
+
+def _token_times(reading: Reading, hypothesis: Hypothesis, model: ServedModel) -> Times:
+    [spec] = model.sources.values()
+    step = max_seconds(spec) / reading.request.memory_length
+    assert hypothesis.attention is not None
+    assert model.manifest.timestamps is not None
+    first_id = model.manifest.timestamps.first_id
+    return token_times(hypothesis.attention, hypothesis.token_ids, first_id, reading.num_seconds, step)
+
+
+def _segments(
+    reading: Reading, hypothesis: Hypothesis, model: ServedModel, spoken: Times | None = None
+) -> list[pb.Segment]:
     """Returns what was said between the times of a target, none of them after the end of the sound."""
     times = model.manifest.timestamps
     assert times is not None
     segments: list[pb.Segment] = []
     begin, said = 0.0, list[int]()
 
-    def end_at(seconds: float) -> None:
+    def end_at(seconds: float, place: int) -> None:
         if said:
             segments.append(
                 pb.Segment(
@@ -256,19 +284,35 @@ def _segments(reading: Reading, hypothesis: Hypothesis, model: ServedModel) -> l
                     end_seconds=reading.begin_seconds + seconds,
                     text=model.target_tokenizer.decode(said),
                     token_ids=said,
+                    words=_words(reading, said, place - len(said), model, spoken),
                 )
             )
             said.clear()
 
-    for token_id in hypothesis.token_ids:
+    for place, token_id in enumerate(hypothesis.token_ids):
         if token_id < times.first_id:
             said.append(token_id)
             continue
         seconds = min((token_id - times.first_id) * times.step_seconds, reading.num_seconds)
-        end_at(seconds)
+        end_at(seconds, place)
         begin = seconds
-    end_at(reading.num_seconds)
+    end_at(reading.num_seconds, len(hypothesis.token_ids))
     return segments
+
+
+def _words(
+    reading: Reading, said: Sequence[int], first_place: int, model: ServedModel, spoken: Times | None
+) -> list[pb.Word]:
+    if spoken is None:
+        return []
+    return [
+        pb.Word(
+            begin_seconds=reading.begin_seconds + spoken[first_place + word.first][0],
+            end_seconds=reading.begin_seconds + spoken[first_place + word.last][1],
+            text=word.text,
+        )
+        for word in words_of(said, model.target_tokenizer)
+    ]
 
 
 def score_response(reading: Reading, result: Result, decoding: Decoding) -> pb.ScoreResponse:
@@ -294,8 +338,10 @@ def _add_alternatives(message: pb.Hypothesis, choices: Sequence[Choice], model: 
 
 
 def _attention(reading: Reading, hypothesis: Hypothesis, model: ServedModel) -> pb.Attention:
-    attention = hypothesis.attention  # (T, S), or (T, hops, S)
+    attention = hypothesis.attention  # (T, S), or (T, hops or heads, S)
     assert attention is not None
+    if model.sizing.has_alignment_heads:
+        attention = attention.mean(axis=1)
     target_ids = list(hypothesis.token_ids)
     if hypothesis.finish_reason is FinishReason.EOS:
         target_ids.append(model.eos_id)

@@ -72,6 +72,40 @@ def test_the_imported_model_equals_transformers(checkpoint, case):
         torch.testing.assert_close(stepped, decoded, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("named", "found"),
+    [
+        ([[1, 3], [0, 2], [1, 3]], [(0, 2), (1, 3)]),
+        (None, [(layer, head) for layer in (1, 2) for head in range(4)]),
+    ],
+)
+def test_heads_that_align_are_those_of_the_checkpoint_or_of_the_upper_layers(
+    checkpoint, tmp_path, named, found
+):
+    folder, theirs = checkpoint("whisper")
+    shutil.copytree(folder, tmp_path / "copy")
+    edit(tmp_path / "copy" / "generation_config.json", alignment_heads=named)
+    ours = imported(tmp_path / "copy")
+    assert list(ours.architecture.alignment_heads) == found
+    theirs.set_attn_implementation("eager")
+    source, mask = ours.config.media.tensors([ours.config.media.random(np.random.default_rng(0), 0, 0)])
+    target_ids = torch.randint(3, 90, (1, 7))
+    with torch.inference_mode():
+        expected = theirs(source, decoder_input_ids=target_ids, output_attentions=True).cross_attentions
+        _, weights = ours.decode_with_attention(target_ids, ours.encode(source, mask), mask)
+    heads = torch.stack([expected[layer][:, head] for layer, head in found], dim=2)
+    torch.testing.assert_close(ours.alignment(weights), heads, atol=TOLERANCE, rtol=0)
+
+
+def test_a_head_that_the_model_does_not_have_is_refused(checkpoint, tmp_path):
+    shutil.copytree(checkpoint("whisper")[0], tmp_path / "copy")
+    edit(tmp_path / "copy" / "generation_config.json", alignment_heads=[[0, 1], [3, 0]])
+    with pytest.raises(
+        CheckpointError, match=r"alignment_heads has \(3, 0\), and there are 3 layers of 4 heads"
+    ):
+        imported(tmp_path / "copy")
+
+
 def test_m2m100_has_as_many_positions_as_one_asks_for(checkpoint):
     folder, theirs = checkpoint("m2m100")
     ours = imported(folder, Limits(200, 150))

@@ -12,6 +12,7 @@ import pytest
 from seq2seq_serve.client import Client
 from seq2seq_serve.protos.subtitles import subtitles
 from tests.bundle.test_audio import encoded
+from tests.server.runner.test_voice_activity import needs_model, quiet, vowels
 from tests.server.service.harness import on_a_thread, serving, serving_bundles
 from tests.server.service.seq2seq.test_windows import noise
 
@@ -85,6 +86,37 @@ def test_verbose_json_has_the_segments(client, expected):
         assert 0 < one.no_speech_prob < 1  # of every window, not only of those that need it
 
 
+def test_times_of_words_are_those_of_grpc(client, served):
+    options = {"long_source": "sequential", "source_language": "ko", "word_timestamps": True}
+    with Client(served.address) as own:
+        segments = own.generate(SOUND, options=options).hypotheses[0].segments
+    given = {"timestamp_granularities": ["word", "segment"]}
+    answer = ask(client, response_format="verbose_json", **given)
+    words = [
+        (one.text.strip(), one.begin_seconds, one.end_seconds) for each in segments for one in each.words
+    ]
+    assert [(one.word, one.start, one.end) for one in answer.words] == words != []
+    assert len(answer.segments) == len(segments)
+    assert ask(client, response_format="vtt", **given) == subtitles(segments, "vtt")
+
+
+@needs_model
+def test_a_strategy_of_chunks_splits_the_sound_where_nobody_speaks(client, served):
+    sound = encoded(np.concatenate([quiet(1), vowels(0), quiet(2), vowels(0)]))
+    given = {"long_source": "split", "voice_activity": True, "timestamps": True, "source_language": "ko"}
+    with Client(served.address) as own:
+        [hypothesis] = own.generate(sound, options=given).hypotheses
+    chunks = {"file": ("speech.wav", sound), "chunking_strategy": "auto"}
+    assert ask(client, **chunks).text == hypothesis.text.strip() != ""
+    assert ask(client, response_format="srt", **chunks) == subtitles(hypothesis.segments, "srt")
+    *deltas, done = ask(client, stream=True, **chunks)
+    assert "".join(event.delta for event in deltas).strip() == done.text == hypothesis.text.strip()
+    windows = {"file": ("speech.wav", sound), "extra_body": {"voice_activity": "true"}}
+    with Client(served.address) as own:
+        given |= {"long_source": "sequential"}
+        assert ask(client, **windows).text == own.generate(sound, options=given).hypotheses[0].text.strip()
+
+
 def test_a_language_that_is_not_given_is_detected(client):
     assert ask(client, response_format="verbose_json", language=openai.omit).language in NAMES
 
@@ -120,19 +152,30 @@ def test_it_translates_with_the_task_and_the_options_of_a_request(client, served
     ("options", "param", "match"),
     [
         ({"file": b""}, "file", "the file is missing or empty"),
-        ({"file": b"not a sound"}, "sources[0].file", "the file is not a WAV or FLAC file"),
+        ({"file": b"not a sound"}, "sources[0].file", "the file is not a WAV, FLAC"),
         ({"language": "fr"}, "options.source_language", "source_language is 'fr', and bundle has de, en, ko"),
         ({"response_format": "diarized_json"}, "response_format", "must be one of json, text, verbose_json"),
         ({"temperature": 101}, "options.temperature", "must be from 0.01 to 100"),
         ({"extra_body": {"temperature": "hot"}}, "temperature", "must be a number"),
         ({"extra_body": {"stream": "True"}}, "stream", "stream is 'True', and must be false or true"),
         (
-            {"timestamp_granularities": ["word", "segment"]},
+            {"timestamp_granularities": ["character"]},
             "timestamp_granularities[]",
-            "the server has times of segments only",
+            r"is 'character', and must be segment or word",
+        ),
+        (
+            {"timestamp_granularities": ["word"]},
+            "timestamp_granularities[]",
+            "the times of words need the response_format verbose_json or srt or vtt",
         ),
         ({"prompt": "a" * 70_000}, "prompt", "prompt has 70000 bytes: send at most 65536"),
-        ({"chunking_strategy": "auto"}, "chunking_strategy", "there is no field 'chunking_strategy'"),
+        ({"include": ["logprobs"]}, "include[]", r"there is no field 'include\[\]'"),
+        ({"extra_body": {"chunking_strategy": "fixed"}}, "chunking_strategy", "'fixed', and must be auto"),
+        (
+            {"chunking_strategy": "auto", "response_format": "verbose_json"},
+            "chunking_strategy",
+            "verbose_json describes windows",
+        ),
     ],
 )
 def test_a_wrong_request_is_its_error(client, options, param, match):

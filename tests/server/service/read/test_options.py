@@ -403,6 +403,13 @@ REFUSED = {
     "num_hypotheses": ({"beam_size": 2}, 3, "num_hypotheses is 3, and a beam of size 2 has no more"),
     "temperature": ({"beam_size": 2}, 1.0, "beam_size and temperature are both set: leave one of them out"),
     "timestamps": ({}, True, "pictures does not write timestamps: leave them out"),
+    "voice_activity": ({}, True, "voice_activity is for sounds, and pictures reads picture: leave it out"),
+    "word_timestamps": (
+        {},
+        True,
+        "pictures does not report the attention of single heads, by which words get their times: leave "
+        "word_timestamps out, or export the model again if it reads sounds",
+    ),
     "attention": ({}, True, "pictures is a model without attention: leave attention out"),
     "word_alignment": ({}, True, "pictures is a model without attention: leave word_alignment out"),
     "long_source": (
@@ -440,7 +447,7 @@ def test_an_option_that_does_not_go_with_the_model_or_with_others_is_refused(nam
         reads_text="long_source" in others,
         reads_sound=False,
         manifest=SimpleNamespace(timestamps=None),
-        sizing=SimpleNamespace(num_hops=0, num_slots=4, vocab_size=100),
+        sizing=SimpleNamespace(num_hops=0, has_alignment_heads=False, num_slots=4, vocab_size=100),
         max_target_length=64,
     )
     with pytest.raises(InvalidRequest, match=f"^{re.escape(message)}$") as caught:

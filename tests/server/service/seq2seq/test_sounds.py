@@ -10,13 +10,16 @@ import transformers
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 
-from seq2seq_serve.bundle.audio import SAMPLE_RATE, log_mel, read_sound, split_sound
+from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, log_mel, pieces_of, read_sound, split_sound
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import FinishReason, Hypothesis
+from seq2seq_serve.server.runner import voice_activity
+from seq2seq_serve.server.runner.voice_activity import speech
 from seq2seq_serve.server.service.read.sources import Reading
 from seq2seq_serve.server.service.write import responses as answers
 from tests.bundle.test_audio import encoded
+from tests.server.runner.test_voice_activity import needs_model, quiet, vowels
 from tests.server.service.harness import serving, serving_bundles
 
 SECONDS, NUM_MELS, NUM_FRAMES, NUM_POSITIONS = 0.64, 12, 64, 32
@@ -102,7 +105,7 @@ GOOD = np.zeros((NUM_MELS, NUM_FRAMES), np.float32)
         (tensor(GOOD, data=b"1234"), "sound has 4 bytes of data, and FP32 of the shape [12, 64] has 3072"),
         (tensor(np.full_like(GOOD, np.nan)), "sound is nan at [0, 0], and must be from -65504 to 65504"),
         (tensor(np.full_like(GOOD, 3e38)), "sound is 3e+38 at [0, 0], and must be from -65504 to 65504"),
-        (b"not a sound", "sound: the file is not a WAV or FLAC file"),
+        (b"not a sound", "sound: the file is not a WAV, FLAC"),
         (encoded(np.zeros(0)), "sound: the sound has no samples"),
         (
             encoded(np.full(99, np.nan), subtype="FLOAT"),
@@ -226,6 +229,78 @@ def test_a_short_sound_is_not_split(whisper_path):
             for kind in (pb.LONG_SOURCE_SPLIT, pb.LONG_SOURCE_SPLIT_ALWAYS):
                 answer = await served.stub.Generate(message(encoded(noise(LONGEST)), long_source=kind))
                 assert not answer.sentences
+
+    asyncio.run(run())
+
+
+@needs_model
+def test_voice_activity_cuts_between_speech_and_times_stay_those_of_the_sound(whisper_path):
+    samples = np.concatenate([quiet(2), vowels(0), quiet(3), vowels(0), quiet(1)])
+    content = encoded(samples)
+    spans = speech(read_sound(content, 99))
+    muted = np.zeros(len(samples), np.float32)
+    for begin, end in spans:
+        muted[begin:end] = read_sound(content, 99)[begin:end]
+    pieces = pieces_of(muted, spans, LONGEST)
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            given = {"long_source": pb.LONG_SOURCE_SPLIT, "timestamps": True}
+            answer = await served.stub.Generate(message(content, voice_activity=True, **given))
+            assert answer.usage.source_seconds == pytest.approx(len(samples) / SAMPLE_RATE)
+            assert len(answer.sentences) == len(pieces) < len(samples) / LONGEST
+            for sentence, (begin, end) in zip(answer.sentences, pieces, strict=True):
+                alone = await served.stub.Generate(
+                    message(tensor(spectrogram(muted[begin:end])), timestamps=True)
+                )
+                assert sentence.hypotheses[0].token_ids == alone.hypotheses[0].token_ids
+                for segment in sentence.hypotheses[0].segments:
+                    assert begin <= round(segment.begin_seconds * SAMPLE_RATE) <= end
+            windows = await served.stub.Generate(
+                message(content, long_source=pb.LONG_SOURCE_SEQUENTIAL, voice_activity=True)
+            )
+            assert windows.usage.source_seconds == answer.usage.source_seconds
+            begins = [one.window.begin_seconds for one in windows.hypotheses[0].segments]
+            assert begins[0] == pytest.approx(spans[0][0] // HOP / 100)
+            assert all(
+                any(first - HOP <= begin * SAMPLE_RATE < after for first, after in spans) for begin in begins
+            )
+
+    asyncio.run(run())
+
+
+@needs_model
+@pytest.mark.parametrize(
+    "long_source", [pb.LONG_SOURCE_SPLIT, pb.LONG_SOURCE_SEQUENTIAL, pb.LONG_SOURCE_TRUNCATE]
+)
+def test_silence_has_no_text_with_voice_activity(whisper_path, long_source):
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            content = encoded(quiet(3))
+            request = message(
+                content, long_source=long_source, voice_activity=True, word_timestamps=True, min_new_tokens=3
+            )
+            answer = await served.stub.Generate(request)
+            assert answer.hypotheses[0].text == ""
+            assert not answer.hypotheses[0].segments
+            request = message(content, long_source=long_source, min_new_tokens=3)
+            assert (await served.stub.Generate(request)).hypotheses[0].token_ids
+
+    asyncio.run(run())
+
+
+def test_voice_activity_needs_samples_and_the_file_of_the_model(whisper_path, monkeypatch):
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            details = await refusal(
+                served.stub.Generate(message(tensor(spectrogram(quiet(0.1))), voice_activity=True))
+            )
+            assert details.startswith("voice_activity needs the samples of a file")
+            monkeypatch.setattr(voice_activity, "_FILES", ())
+            voice_activity._session.cache_clear()
+            details = await refusal(served.stub.Generate(message(encoded(quiet(0.1)), voice_activity=True)))
+            assert details.startswith("the server cannot find speech: leave voice_activity out, or")
+            voice_activity._session.cache_clear()
 
     asyncio.run(run())
 

@@ -18,6 +18,8 @@ from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStu
 from seq2seq_serve.server.errors import Overloaded
 from seq2seq_serve.server.service import calls
 from seq2seq_serve.server.service.seq2seq.windows import whole_segments
+from seq2seq_serve.server.service.write import responses
+from seq2seq_serve.server.service.write.word_times import token_times, words_of
 from tests.bundle.test_audio import encoded
 from tests.server.service.harness import serving, serving_bundles
 
@@ -329,6 +331,84 @@ def test_a_prompt_is_read_before_the_target(whisper_path):
     asyncio.run(run())
 
 
+def test_words_have_the_times_of_the_attention_of_transformers_heads(whisper_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(responses, "token_times", lambda *args: read.append(args) or token_times(*args))
+    content = encoded(noise(SECONDS))
+    theirs = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(
+        whisper_path / "checkpoint", attn_implementation="eager"
+    ).eval()
+    features = torch.tensor(log_mel(read_sound(content, 9), NUM_MELS, NUM_FRAMES))[None]
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            model = served.model
+            start_ids = [
+                model.manifest.choices[one].ids["ko" if one == "source_language" else "transcribe"]
+                if isinstance(one, str)
+                else one
+                for one in model.manifest.frames.start[:-1]
+            ]
+            options = {"long_source": pb.LONG_SOURCE_REFUSE, "word_timestamps": True, "attention": True}
+            answer = await served.stub.Generate(message(content, **options))
+            [hypothesis] = answer.hypotheses
+            fed = torch.tensor([[*start_ids, *hypothesis.token_ids]])
+            with torch.inference_mode():
+                weights = theirs(features, decoder_input_ids=fed, output_attentions=True).cross_attentions
+            # The checkpoint does not name its heads, and has one layer.
+            attention = weights[0][0, :, len(start_ids) - 1 :].transpose(0, 1).numpy()  # (T, H, S)
+            [(found, *others)] = read
+            np.testing.assert_allclose(found, attention[: len(found)], atol=1e-5)
+            shown = np.reshape(hypothesis.attention.weights, (-1, attention.shape[2]))
+            np.testing.assert_allclose(shown, found.mean(axis=1), atol=1e-6)
+            first_id = model.manifest.timestamps.first_id
+            assert others == [tuple(hypothesis.token_ids), first_id, SECONDS, SECONDS / attention.shape[2]]
+            times = token_times(found, *others)
+            place, num_words = 0, 0
+            for segment in hypothesis.segments:
+                while hypothesis.token_ids[place] >= first_id:
+                    place += 1
+                words = words_of(segment.token_ids, model.target_tokenizer)
+                assert [word.text for word in segment.words] == [word.text for word in words]
+                for word, expected in zip(segment.words, words, strict=True):
+                    assert word.begin_seconds == pytest.approx(times[place + expected.first][0])
+                    assert word.end_seconds == pytest.approx(times[place + expected.last][1])
+                place, num_words = place + len(segment.token_ids), num_words + len(words)
+            assert num_words > 2
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("long_source", [pb.LONG_SOURCE_SEQUENTIAL, pb.LONG_SOURCE_SPLIT])
+def test_words_of_a_long_sound_do_not_change_its_target_and_have_its_times(whisper_path, long_source):
+    content = encoded(noise(2.5))
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            given = {"long_source": long_source, "timestamps": True}
+            without = await served.stub.Generate(message(content, **given))
+            answer = await served.stub.Generate(message(content, word_timestamps=True, **given))
+            assert answer.hypotheses[0].text == without.hypotheses[0].text
+            assert len(answer.sentences) > 3
+            num_words = 0
+            for sentence in answer.sentences:
+                end = sentence.usage.source_seconds
+                for segment in sentence.hypotheses[0].segments:
+                    assert "".join(word.text for word in segment.words) == segment.text
+                    times = [
+                        time for word in segment.words for time in (word.begin_seconds, word.end_seconds)
+                    ]
+                    assert times == sorted(times)
+                    assert end - SECONDS - 1e-9 <= times[0]
+                    assert times[-1] <= end + 1e-9
+                    num_words += len(segment.words)
+            assert num_words > 5
+            joined = answer.hypotheses[0].segments
+            assert [one for each in answer.sentences for one in each.hypotheses[0].segments] == list(joined)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize(
     ("options", "match"),
     [
@@ -342,6 +422,10 @@ def test_a_prompt_is_read_before_the_target(whisper_path):
         ),
         ({"no_speech_threshold": 1.5}, "no_speech_threshold is 1.5, and must be from 0 to 1"),
         ({"prompt": "a" * 9999}, "the prompt has 9999 bytes"),
+        (
+            {"long_source": pb.LONG_SOURCE_SPLIT, "word_timestamps": True, "num_hypotheses": 2},
+            "word_timestamps apply to one target",
+        ),
     ],
 )
 def test_an_option_that_does_not_fit_is_refused_with_the_reason(whisper_path, options, match):

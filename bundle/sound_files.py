@@ -1,0 +1,223 @@
+"""Opens files of sounds, which may be hostile, and reads them in blocks after their headers fit the limits.
+
+libsndfile reads WAV, FLAC, OGG and MP3. FFmpeg's libraries (PyAV, the optional extra `speech`) read the sound
+of MP4 and WebM, each with the one demuxer and the few decoders that such files need.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MAX_CHANNELS = 8
+_MIN_RATE, _MAX_RATE = 4_000, 192_000
+# Sizes in the header of a WAV file that was written before its size was known: GStreamer's 0, SoX's 7ffff000
+# and more, ALSA's 7fffffff and less, ffmpeg's ffffffff
+_LEAST_UNKNOWN_SIZE = 0x7FFF_F000
+_MAX_CHUNKS = 32  # before the samples
+_UNKNOWN = 2**63 - 1  # frames of a file whose header does not have their number
+_CUT = "the sound ends before its header says: the file is damaged"
+_FORMS = "WAV, FLAC, OGG, MP3, MP4 (M4A) or WebM"
+_MAX_PACKETS = 2**20  # of an MP4 file, whose header can claim any number of them and takes memory for each
+# Where the header of an MP4 file has numbers of packets: after the name of a box
+_PACKET_COUNTS = {b"stsz": 12, b"stz2": 12, b"trun": 8}
+_PLAIN_BOXES = (b"mdat", b"free", b"skip", b"wide")
+_CODECS = ("aac", "alac", "flac", "mp3", "mp3float", "opus", "libopus", "vorbis")
+
+
+class SoundError(ValueError):
+    """A file is not a sound that can be read."""
+
+
+class SoundTooLongError(SoundError):
+    """A sound is longer than the limit."""
+
+
+class SoundFile(NamedTuple):
+    """An open file.
+
+    Attributes:
+        rate: Samples of each channel a second.
+        num_channels: At most 8.
+        num_samples: Of each channel, by the header.
+        is_exact: Whether it has exactly `num_samples`; otherwise they are an estimate.
+        blocks: Blocks `(samples, channels)` of at most about the size that was asked for.
+    """
+
+    rate: int
+    num_channels: int
+    num_samples: int
+    is_exact: bool
+    blocks: Iterator[NDArray[np.float32]]
+
+
+@contextmanager
+def opened(content: bytes, max_seconds: float, block_size: int) -> Iterator[SoundFile]:
+    """Opens a file whose header fits.
+
+    Args:
+        content: The file.
+        max_seconds: The limit.
+        block_size: Samples of each channel that are decoded at once.
+
+    Raises:
+        SoundError: The bytes are not a whole sound, also in the block that reads it.
+        SoundTooLongError: The sound is longer than `max_seconds`.
+    """
+    if content.startswith((b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")) or _is_mp3(content):
+        open_file = _opened_by_sndfile
+    elif content[4:8] == b"ftyp" or content.startswith(b"\x1a\x45\xdf\xa3"):
+        open_file = _opened_by_ffmpeg
+    else:
+        raise SoundError(f"the file is not a {_FORMS} file")
+    with open_file(content, block_size) as file:
+        if not (1 <= file.num_channels <= _MAX_CHANNELS and _MIN_RATE <= file.rate <= _MAX_RATE):
+            raise SoundError(
+                f"the sound has {file.num_channels} channels of {file.rate} samples a second, and 1 to "
+                f"{_MAX_CHANNELS} channels of {_MIN_RATE} to {_MAX_RATE} can be read"
+            )
+        if file.num_samples == _UNKNOWN:
+            raise SoundError(
+                "the header does not have the sound's length: save it as a file, not as a stream"
+            )
+        _check_length(file.num_samples, file.rate, max_seconds)
+        yield file._replace(blocks=_counted(file, max_seconds))
+
+
+def _is_mp3(content: bytes) -> bool:
+    """Returns whether a file begins with the header of a frame of MPEG audio."""
+    return len(content) > 1 and content[0] == 0xFF and content[1] & 0xE6 in (0xE2, 0xE4, 0xE6)
+
+
+def _counted(file: SoundFile, max_seconds: float) -> Iterator[NDArray[np.float32]]:
+    """Yields the blocks, at most the samples that the header or the limit allows."""
+    num_read = 0
+    for block in file.blocks:
+        kept = block[: file.num_samples - num_read] if file.is_exact else block
+        num_read += len(kept)
+        _check_length(num_read, file.rate, max_seconds)
+        if len(kept):
+            yield kept
+        if file.is_exact and num_read == file.num_samples:
+            return
+    if file.is_exact and num_read < file.num_samples:
+        raise SoundError(_CUT)
+
+
+def _check_length(num_samples: int, rate: int, max_seconds: float) -> None:
+    if num_samples > max_seconds * rate:
+        raise SoundTooLongError(
+            f"the sound has {num_samples / rate:.2f} seconds, and {max_seconds:g} is the limit"
+        )
+
+
+@contextmanager
+def _opened_by_sndfile(content: bytes, block_size: int) -> Iterator[SoundFile]:
+    import soundfile  # not by servers of other models
+
+    is_riff, num_bytes = content.startswith(b"RIFF"), int.from_bytes(content[4:8], "little")
+    is_streamed = is_riff and (num_bytes == 0 or num_bytes >= _LEAST_UNKNOWN_SIZE)
+    if is_riff and not is_streamed and num_bytes > len(content) - 8:
+        raise SoundError(_CUT)
+
+    def blocks(file: Any) -> Iterator[NDArray[np.float32]]:
+        while len(block := file.read(block_size, dtype="float32", always_2d=True)):
+            yield block
+
+    try:
+        with soundfile.SoundFile(_WavStream(content) if is_streamed else io.BytesIO(content)) as file:
+            is_exact = content.startswith((b"RIFF", b"RF64", b"fLaC"))
+            yield SoundFile(file.samplerate, file.channels, file.frames, is_exact, blocks(file))
+    except soundfile.LibsndfileError as error:
+        raise SoundError(f"the file is damaged: {error.error_string}") from error
+
+
+@contextmanager
+def _opened_by_ffmpeg(content: bytes, block_size: int) -> Iterator[SoundFile]:
+    try:
+        import av  # optional
+    except ImportError:
+        raise SoundError(
+            "MP4 and WebM files need the extra speech where the server runs: send WAV, FLAC, OGG or MP3"
+        ) from None
+    is_mp4 = content[4:8] == b"ftyp"
+    if is_mp4:
+        _check_packets(content)
+
+    def blocks(container: Any, rate: int, layout: str) -> Iterator[NDArray[np.float32]]:
+        resampler = av.AudioResampler(format="fltp", layout=layout, rate=rate, frame_size=block_size)
+        for frame in container.decode(audio=0):
+            frame.pts = None  # gaps between packets are not filled
+            yield from (part.to_ndarray().T for part in resampler.resample(frame))
+        yield from (part.to_ndarray().T for part in resampler.resample(None))
+
+    try:
+        with av.open(
+            io.BytesIO(content), format="mov" if is_mp4 else "matroska", metadata_errors="ignore"
+        ) as file:
+            if not file.streams.audio:
+                raise SoundError("the file has no sound")
+            stream = file.streams.audio[0]
+            codec = stream.codec_context
+            if codec is None or codec.name not in _CODECS:
+                name = "unknown" if codec is None else codec.name
+                raise SoundError(f"the codec of the sound is {name}, and {', '.join(_CODECS)} can be read")
+            num_samples = int((file.duration or 0) * codec.sample_rate / av.time_base)
+            layout = codec.layout.name
+            yield SoundFile(
+                codec.sample_rate,
+                codec.layout.nb_channels,
+                num_samples,
+                False,
+                blocks(file, codec.sample_rate, layout),
+            )
+    except av.FFmpegError as error:
+        raise SoundError(f"the file is damaged: {error.strerror}") from error
+
+
+def _check_packets(content: bytes) -> None:
+    """Refuses an MP4 file whose header claims more packets than a sound within the limits has."""
+    place, num_packets = 0, 0
+    while place + 8 <= len(content):
+        size, name = int.from_bytes(content[place : place + 4], "big"), content[place + 4 : place + 8]
+        if size == 1:
+            size = int.from_bytes(content[place + 8 : place + 16], "big")
+        end = min(place + size, len(content)) if size >= 8 else len(content)
+        if name not in _PLAIN_BOXES:
+            if content.find(b"cmov", place, end) >= 0:
+                raise SoundError("the header of the MP4 file is compressed: save it without that")
+            for box, offset in _PACKET_COUNTS.items():
+                found = content.find(box, place, end)
+                while found >= 0:
+                    num_packets += int.from_bytes(content[found + offset : found + offset + 4], "big")
+                    found = content.find(box, found + 4, end)
+        place = end
+    if num_packets > _MAX_PACKETS:
+        raise SoundError(f"the header of the MP4 file claims {num_packets} packets: the file is damaged")
+
+
+class _WavStream(io.BytesIO):
+    """A WAV file whose size of samples is read as ffffffff if it is 0, without a copy of the file."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(content)
+        self._size_place, place = len(content), 12
+        for _ in range(_MAX_CHUNKS):
+            size = content[place + 4 : place + 8]
+            if content[place : place + 4] == b"data":
+                if size == bytes(4):
+                    self._size_place = place + 4
+                break
+            num_bytes = int.from_bytes(size, "little")
+            place += 8 + num_bytes + num_bytes % 2
+
+    def readinto(self, buffer: Any, /) -> int:
+        start, num_bytes = self.tell(), super().readinto(buffer)
+        for place in range(max(start, self._size_place), min(start + num_bytes, self._size_place + 4)):
+            memoryview(buffer)[place - start] = 0xFF
+        return num_bytes

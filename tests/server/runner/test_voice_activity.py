@@ -1,0 +1,94 @@
+"""Silero's model of voice activity, as a package ships it, and the rules by which speech is found."""
+
+import math
+import sys
+from importlib.util import find_spec
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from seq2seq_serve.bundle.audio import SAMPLE_RATE
+from seq2seq_serve.server.runner import voice_activity
+from seq2seq_serve.server.runner.voice_activity import MissingVoiceActivityError, _speech, speech
+from seq2seq_serve.training.huggingface.sounds import Sounds
+
+needs_model = pytest.mark.skipif(
+    not (find_spec("faster_whisper") or find_spec("silero_vad")), reason="needs the extra speech"
+)
+
+
+def vowels(number: int = 1) -> np.ndarray:
+    """Sounds that resemble speech: of 2.3, 5.3, 8.1 and 12.5 seconds."""
+    return np.asarray(Sounds(80, 3_000).make()[number], np.float32) / np.float32(2**15)
+
+
+def quiet(seconds: float) -> np.ndarray:
+    noise = 0.002 * np.random.default_rng(0).standard_normal(int(seconds * SAMPLE_RATE))
+    return noise.astype(np.float32)
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "spans"),
+    [
+        ([], []),
+        ([0.4] * 9, []),
+        ([0.5], [(0, 1)]),
+        ([0.1, 0.6, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.4, 0.6], [(1, 10)]),  # neither speech nor silence
+        ([0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.9], [(0, 7)]),  # a pause of less than 160 milliseconds
+        ([0.9, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.9], [(0, 1), (7, 8)]),
+        ([0.9, 0.9, 0.1, 0.1], [(0, 2)]),  # it ends before the last silence
+    ],
+)
+def test_speech_begins_and_ends_at_two_probabilities(probabilities, spans):
+    found = list(_speech(np.array(probabilities, np.float32)))
+    assert found == [(512 * begin, 512 * end) for begin, end in spans]
+
+
+@needs_model
+def test_speech_between_silences_is_found_with_a_margin():
+    parts = [quiet(3), vowels(0), quiet(4), vowels(1), quiet(2.5)]
+    samples = np.concatenate(parts)
+    spans = speech(samples)
+    bounds = np.cumsum([len(part) for part in parts]) / SAMPLE_RATE
+    seconds = [(begin / SAMPLE_RATE, end / SAMPLE_RATE) for begin, end in spans]
+    assert all(begin < end for begin, end in seconds)
+    assert all(before[1] <= after[0] for before, after in pairwise(seconds))
+    first = [one for one in seconds if one[1] < bounds[1] + 1]
+    last = seconds[len(first) :]
+    assert first[0][0] == pytest.approx(bounds[0], abs=0.6)
+    assert first[-1][1] == pytest.approx(bounds[1], abs=0.6)
+    assert last[0][0] == pytest.approx(bounds[2], abs=0.6)
+    assert last[-1][1] == pytest.approx(bounds[3], abs=0.6)
+
+
+@needs_model
+def test_nobody_speaks_in_silence_and_noise():
+    for samples in (np.zeros(1, np.float32), np.zeros(70_000, np.float32), quiet(5)):
+        assert speech(samples) == []
+
+
+@needs_model
+def test_blocks_do_not_change_what_is_found_and_an_error_after_one_ends_the_work(monkeypatch):
+    samples, num_blocks = vowels(2), []
+    whole = speech(samples)
+    monkeypatch.setattr(voice_activity, "_BLOCK", 7)
+    assert speech(samples, lambda: num_blocks.append(1)) == whole != []
+    assert len(num_blocks) == math.ceil(len(samples) / 512 / 7)
+
+    def stop() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        speech(samples, stop)
+
+
+def test_without_the_file_of_the_model_the_error_is_our_own(monkeypatch):
+    voice_activity._session.cache_clear()
+    monkeypatch.setattr(voice_activity, "_FILES", (("numpy", "no.onnx"), ("no_such_package", "no.onnx")))
+    try:
+        with pytest.raises(MissingVoiceActivityError):
+            speech(vowels(0))
+    finally:
+        voice_activity._session.cache_clear()
+    assert "faster_whisper" not in sys.modules
