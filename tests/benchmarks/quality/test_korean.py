@@ -67,10 +67,9 @@ def test_where_a_sentence_goes_does_not_depend_on_the_others(korean_data: Path, 
     split(korean_data, tmp_path / "before")
     write(korean_data / "tatoeba" / "kor-eng.2023-02-20.txt.gz", ["Sentence 2!\t문장의 2.\tCC-BY"])
     split(korean_data, tmp_path / "after")
-    before, after = parts(tmp_path / "before"), parts(tmp_path / "after")
-    assert before["KSS"] == after["KSS"]
-    assert before["KSS"]
-    assert before["Tatoeba"]
+    before, after = (read_lines(tmp_path / part / "KSS.ko") for part in ("before", "after"))
+    assert before == after
+    assert before
 
 
 def test_a_line_with_other_columns_is_named(korean_data: Path, tmp_path: Path) -> None:
