@@ -8,12 +8,9 @@ JSON object.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.hardware import describe_hardware
+from benchmarks.report import command, publish, table
 from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.client import Client, ClientError, GenerateOptions
@@ -50,16 +48,9 @@ _TIMEOUT_SECONDS = 300.0  # long, so that quality can be measured on a slow mach
 
 def main() -> int:
     """Run the demonstration; returns 0 if done, 1 if it failed, 130 if it was interrupted."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.demo",
-        allow_abbrev=False,
-        description="Demonstrate a bundle: translations, alignments, latencies, and the test score.",
-        epilog="example:\n  python -m benchmarks.demo bundles/demo --run runs/demo",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = command("demo", __doc__, "bundles/demo --run runs/demo")
     parser.add_argument("bundle", type=Path, help="folder of the bundle, written by `python -m export`")
     parser.add_argument("--run", type=Path, help="folder of the bundle's training run, for its test set")
-    parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
     options = parser.parse_args()
     console = Console(stderr=True)
     try:
@@ -69,9 +60,7 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report), flush=True)
+    publish(report, options.out)
     console.print(
         f"to see it in a browser: {sys.executable} -m server {options.bundle}, and in another terminal "
         f"{sys.executable} -m client web",
@@ -103,29 +92,25 @@ def demonstrate(bundle: Path, run: Path | None, console: Console) -> dict[str, A
 
 def show_translations(server: RunningServer, console: Console) -> None:
     """Translate a few sentences, and show the source token that each target token attends to most."""
-    table = Table(title="translated through gRPC")
-    for column in ("Korean", "English", "alignment"):
-        table.add_column(column)
+    shown = Table("Korean", "English", "alignment", title="translated through gRPC")
     with Client(server.address) as client:
         for sentence in _SENTENCES:
             answer = client.generate(sentence, options=GenerateOptions(attention=True))
             best = answer.hypotheses[0]
-            table.add_row(sentence, best.text, _alignment(best.attention))
-    console.print(table)
+            shown.add_row(sentence, best.text, _alignment(best.attention))
+    console.print(shown)
 
 
 def show_latencies(server: RunningServer, console: Console) -> dict[str, Any]:
     """Show and return the quantiles of the latencies that the server has measured since it started."""
-    table = Table(title=f"latencies from {server.metrics_url}/metrics")
-    for column in ("", "count", "p50 ms", "p99 ms"):
-        table.add_column(column, justify="right")
-    report = {}
+    report, rows = {}, []
     for label, name in _LATENCIES.items():
         histogram = server.histogram(name)
         p50, p99 = histogram.quantile(0.5), histogram.quantile(0.99)
-        table.add_row(label, str(histogram.count), f"{1e3 * p50:.2f}", f"{1e3 * p99:.2f}")
+        rows.append((label, str(histogram.count), f"{1e3 * p50:.2f}", f"{1e3 * p99:.2f}"))
         report[name] = {"count": histogram.count, "p50": p50, "p99": p99}
-    console.print(table)
+    title = f"latencies from {server.metrics_url}/metrics"
+    console.print(table(title, ("", "count", "p50 ms", "p99 ms"), rows))
     return report
 
 
@@ -134,7 +119,10 @@ def score(server: RunningServer, run: Path, precision: str, console: Console) ->
     sources = (run / "test.source.txt").read_text(encoding="utf-8").splitlines()
     references = (run / "test.target.txt").read_text(encoding="utf-8").splitlines()
     started = time.perf_counter()
-    hypotheses = translate_all(server, sources, f"test set, {precision}", console)
+    with Client(server.address, timeout_seconds=_TIMEOUT_SECONDS) as client:
+        results = client.translate_many(sources)
+        label = f"test set, {precision}"
+        hypotheses = [result.text for result in track(results, label, total=len(sources), console=console)]
     seconds = time.perf_counter() - started
     result = scoring.score(hypotheses, references)
     rate = len(sources) / seconds
@@ -149,19 +137,6 @@ def score(server: RunningServer, run: Path, precision: str, console: Console) ->
         "sentences": len(sources),
         "sentences_per_second": rate,
     }
-
-
-def translate_all(
-    server: RunningServer,
-    sources: Sequence[str],
-    label: str,
-    console: Console,
-    options: GenerateOptions | None = None,
-) -> list[str]:
-    """Returns all translations in the order of the sources."""
-    with Client(server.address, timeout_seconds=_TIMEOUT_SECONDS) as client:
-        results = client.translate_many(sources, options=options)
-        return [result.text for result in track(results, label, total=len(sources), console=console)]
 
 
 def _alignment(attention: Attention) -> str:

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from PIL import Image
 from rich.console import Console
-from rich.progress import Progress
 
 from benchmarks.hardware import describe_hardware
 from benchmarks.serving import serving
@@ -30,7 +29,6 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import Hypothesis
 from seq2seq_serve.protos.sources import Sources
 from seq2seq_serve.training.run import RunFolder
 
-_POLL_SECONDS, _TRAINING_SHARE = 1.0, 0.95
 _MOST_PIXELS, _COLORS = 900, 128  # of a drawing
 _SENTENCE = "오늘은 금요일 입니다"
 _STORIES = (
@@ -127,25 +125,22 @@ def make_bundles(folder: Path, console: Console) -> None:
     Raises:
         RuntimeError: A training or an export failed.
     """
-    children: list[subprocess.Popen[bytes]] = []
-    with Progress(console=console) as progress, ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
-        bars = {exhibit.name: progress.add_task(exhibit.name, total=1.0) for exhibit in EXHIBITS}
+    made: dict[str, Future[None]] = {}
 
-        made: dict[str, Future[None]] = {}
+    def make(exhibit: Exhibit) -> None:
+        if exhibit.parent:  # submitted before
+            made[exhibit.parent].result()
+        run, bundle = folder / "runs" / exhibit.name, folder / "bundles" / exhibit.name
+        if not RunFolder(run).is_finished:
+            console.print(f"training {exhibit.name}, {exhibit.max_steps:,} steps")
+            run_command(training_command(run, exhibit), log_of(run))
+        if RunFolder(run).is_finished and not (bundle / MANIFEST_FILE).is_file():
+            run_command(["export", str(run), str(bundle), "--precision", "fp32"], log_of(run))
+        if not (bundle / MANIFEST_FILE).is_file():
+            raise RuntimeError(f"{exhibit.name} failed; its log is {log_of(run)}")
+        console.print(f"{exhibit.name} is ready")
 
-        def make(exhibit: Exhibit) -> None:
-            if exhibit.parent:  # submitted before
-                made[exhibit.parent].result()
-            run, bundle = folder / "runs" / exhibit.name, folder / "bundles" / exhibit.name
-            if not RunFolder(run).is_finished:
-                for share in _steps(run, exhibit, children):
-                    progress.update(bars[exhibit.name], completed=share)
-            if RunFolder(run).is_finished and not (bundle / MANIFEST_FILE).is_file():
-                _run(["export", str(run), str(bundle), "--precision", "fp32"], run, children).wait()
-            progress.update(bars[exhibit.name], completed=1.0)
-            if not (bundle / MANIFEST_FILE).is_file():
-                raise RuntimeError(f"{exhibit.name} failed; its log is {_log_of(run)}")
-
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as threads:
         try:
             for exhibit in EXHIBITS:
                 made[exhibit.name] = threads.submit(make, exhibit)
@@ -153,40 +148,31 @@ def make_bundles(folder: Path, console: Console) -> None:
                 one.result()
         except BaseException:
             threads.shutdown(wait=False, cancel_futures=True)
-            for child in children:
-                child.terminate()
             raise
 
 
-def _steps(run: Path, exhibit: Exhibit, children: list[subprocess.Popen[bytes]]) -> Iterator[float]:
-    """Trains an exhibit, and yields the finished share of it from time to time."""
+def training_command(run: Path, exhibit: Exhibit) -> list[str]:
+    """Returns the command that starts or continues a run."""
+    command = ["training", "train", exhibit.preset, "--out", str(run), "--resume"]
+    if RunFolder(run).is_run:
+        return command
+    if exhibit.parent:
+        command += ["--from", str(run.with_name(exhibit.parent))]
     settings = [f"{name}={value}" for name, value in exhibit.settings.items()]
-    command = ["training", "train", exhibit.preset, "--out", str(run)]
-    parent = ["--from", str(run.with_name(exhibit.parent))] if exhibit.parent else []
-    new = [*parent, "--max-steps", str(exhibit.max_steps), *(["--set", *settings] if settings else [])]
-    child = _run([*command, *(["--resume"] if RunFolder(run).is_run else new)], run, children)
-    while child.poll() is None:
-        time.sleep(_POLL_SECONDS)
-        if RunFolder(run).metrics_file.is_file():
-            steps = [line["step"] for line in RunFolder(run).read_metrics()]
-            yield _TRAINING_SHARE * max(steps, default=0) / exhibit.max_steps
+    return [*command, "--max-steps", str(exhibit.max_steps), *(["--set", *settings] if settings else [])]
 
 
-def _run(arguments: list[str], run: Path, children: list[subprocess.Popen[bytes]]) -> subprocess.Popen[bytes]:
-    """Starts a command of this project on one core; its output goes to a log beside the run."""
-    run.parent.mkdir(parents=True, exist_ok=True)
-    with _log_of(run).open("ab") as log:
-        child = subprocess.Popen(
-            [sys.executable, "-m", *arguments],
-            stdout=log,
-            stderr=log,
-            env=os.environ | {"OMP_NUM_THREADS": "1"},
-        )
-    children.append(child)
-    return child
+def run_command(arguments: list[str], log: Path) -> None:
+    """Run a command of this project on one core; its output is added to a log."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as stream:
+        command = [sys.executable, "-m", *arguments]
+        environment = os.environ | {"OMP_NUM_THREADS": "1"}
+        subprocess.run(command, stdout=stream, stderr=stream, env=environment, check=False)
 
 
-def _log_of(run: Path) -> Path:
+def log_of(run: Path) -> Path:
+    """Returns the log of a run, which lies beside it."""
     return run.with_name(f"{run.name}.log")
 
 

@@ -30,7 +30,8 @@ def describe_hardware() -> dict[str, object]:
 def _command() -> str:
     """Returns the command line, with absolute paths shortened to their last names."""
     module = sys.modules["__main__"].__spec__
-    words = ["python", "-m", module.name, *sys.argv[1:]] if module else sys.orig_argv
+    name = module.name.removesuffix(".__main__") if module else ""
+    words = ["python", "-m", name, *sys.argv[1:]] if module else sys.orig_argv
     return shlex.join(Path(word).name if Path(word).is_absolute() else word for word in words)
 
 

@@ -16,21 +16,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
-import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
+from operator import ne, truediv
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from rich.table import Table
 
 from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
+from benchmarks.report import command, median, publish, table
 from seq2seq_serve.bulk.engine import Job, start_worker
 from seq2seq_serve.client.files.formats import Writer, split_into_shards
 from seq2seq_serve.client.files.plan import TEXT, Shard, state_of
@@ -51,16 +51,13 @@ def main() -> int:
     console = Console(stderr=True)
     with tempfile.TemporaryDirectory() as name, Progress(console=console) as progress:
         figures = asyncio.run(_measure(options, texts, Path(name), progress))
-    report = {"benchmark": "bulk", "hardware": describe_hardware(), **figures}
-    table = Table(title=f"{options.lines} lines, medians of {options.rounds} rounds")
-    for column in ("", "lines/s", "to direct"):
-        table.add_column(column, justify="right")
-    for name, row in figures["contenders"].items():
-        table.add_row(name, f"{row['lines_per_second']:.0f}", f"{row['to_direct']:.3f}")
-    console.print(table)
-    if options.out:
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report))
+    rows = [
+        (name, f"{row['lines_per_second']:.0f}", f"{row['to_direct']:.3f}")
+        for name, row in figures["contenders"].items()
+    ]
+    title = f"{options.lines} lines, medians of {options.rounds} rounds"
+    console.print(table(title, ("", "lines/s", "to direct"), rows))
+    publish({"benchmark": "bulk", "hardware": describe_hardware(), **figures}, options.out)
     return 0 if figures["different_lines"] == 0 else 1
 
 
@@ -71,48 +68,36 @@ async def _measure(
     shards = split_into_shards(folder / "input.txt", "input", options.shard_lines)
     inputs = {str(folder / "input.txt"): state_of(folder / "input.txt")}
     runner = override(_RUNNER, vars(options))
-    rates: dict[str, list[float]] = {}
+    contenders: dict[str, Callable[[Job], Awaitable[float]]] = {"bulk": lambda job: _bulk(job, shards)}
+    if options.nodes:
+        contenders["ray"] = lambda job: _ray(job, shards, options.nodes, is_killed=False)
+    if options.kill:
+        contenders["ray, a node killed"] = lambda job: _ray(job, shards, options.nodes, is_killed=True)
+    rates: dict[str, list[float]] = {name: [] for name in ("direct", *contenders)}
     outputs: list[list[str]] = []
-    names = [
-        "direct",
-        "bulk",
-        *(["ray"] if options.nodes else []),
-        *(["ray, a node killed"] if options.kill else []),
-    ]
-    task = progress.add_task("rounds", total=options.rounds * len(names))
-    for number in range(options.rounds):
-        for name in names:
-            output = folder / f"{name}-{number}"
-            writer = Writer(output, TEXT, "target")
+    for number in progress.track(range(options.rounds), description="rounds"):
+        for name in rates:
+            writer = Writer(folder / f"{name}-{number}", TEXT, "target")
             files = Files("text", writer, inputs)
             job = Job(options.bundle.absolute(), runner, GenerateOptions(), files)
             if name == "direct":
                 seconds, targets = await _direct(job, texts)
             else:
-                seconds = await (
-                    _bulk(job, shards)
-                    if name == "bulk"
-                    else _ray(job, shards, options.nodes, "killed" in name)
-                )
+                seconds = await contenders[name](job)
                 targets = [line for shard in shards for line in writer.path(shard).read_text().splitlines()]
-            rates.setdefault(name, []).append(len(texts) / seconds)
+            rates[name].append(len(texts) / seconds)
             outputs.append(targets)
-            progress.advance(task)
     return {
         "lines": len(texts),
         "shard_lines": options.shard_lines,
         "contenders": {
             name: {
-                "lines_per_second": statistics.median(found),
-                "to_direct": statistics.median(
-                    rate / direct for rate, direct in zip(found, rates["direct"], strict=True)
-                ),
+                "lines_per_second": median(found),
+                "to_direct": median(map(truediv, found, rates["direct"])),
             }
             for name, found in rates.items()
         },
-        "different_lines": sum(
-            sum(one != other for one, other in zip(outputs[0], each, strict=True)) for each in outputs
-        ),
+        "different_lines": sum(sum(map(ne, outputs[0], each)) for each in outputs),
     }
 
 
@@ -172,12 +157,7 @@ async def _ray(job: Job, shards: list[Shard], num_nodes: int, is_killed: bool) -
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.bulk",
-        allow_abbrev=False,
-        description=(__doc__ or "").splitlines()[0],
-        epilog="example: python -m benchmarks.bulk bundles/demo --input runs/demo/test.source.txt --nodes 3",
-    )
+    parser = command("bulk", __doc__, "bundles/demo --input runs/demo/test.source.txt --nodes 3")
     add = parser.add_argument
     add("bundle", type=Path, metavar="BUNDLE", help="a folder written by `python -m export`")
     add("--input", type=Path, required=True, metavar="FILE", help="lines of text, repeated up to --lines")
@@ -186,7 +166,6 @@ def _parser() -> argparse.ArgumentParser:
     add("--rounds", type=positive, default=5, help="default %(default)s")
     add("--nodes", type=positive, help="also measure a Ray cluster of N simulated nodes")
     add("--kill", action="store_true", help="with --nodes: also kill a node of such a cluster")
-    add("--out", type=Path, metavar="FILE", help="also write the JSON object to this file")
     add_flags(parser, _RUNNER)
     return parser
 

@@ -17,8 +17,6 @@ recurrent layer most), and GPUs. The last line on standard output is one JSON ob
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import statistics
@@ -38,6 +36,7 @@ from benchmarks.complexity.layers import LAYER_TYPES, LayerType, count_multiply_
 from benchmarks.complexity.report import save_plot, table
 from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
+from benchmarks.report import command, publish
 
 _LENGTHS = (256, 512, 1024, 2048, 4096, 8192)
 _WIDTHS_OF_THE_MODEL = (128, 256, 512, 1024)
@@ -67,7 +66,11 @@ class Case:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the table, and print one JSON object as the last line."""
-    options = _parser().parse_args(arguments)
+    parser = command("complexity", __doc__, "--plot docs/complexity.png --out X.json")
+    rounds = "timed rounds; medians are reported (default: %(default)s)"
+    parser.add_argument("--rounds", type=positive, default=9, help=rounds)
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot time by size into this file")
+    options = parser.parse_args(arguments)
     core = min(os.sched_getaffinity(0))
     os.sched_setaffinity(0, {core})
     torch.set_num_threads(1)
@@ -80,14 +83,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "rounds": options.rounds,
         "layers": [summarise(kind, cases) for kind in LAYER_TYPES],
     }
-    for line in table(report):
-        sys.stderr.write(line + "\n")
+    sys.stderr.write(table(report) + "\n")
     if options.plot:
         save_plot(report, options.plot)
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n")
-    print(json.dumps(report, ensure_ascii=False))
+    publish(report, options.out)
     return 0
 
 
@@ -154,21 +153,6 @@ def summarise(kind: LayerType, cases: Sequence[Case]) -> dict[str, Any]:
 def exponent(sizes: Sequence[float], values: Sequence[float]) -> float:
     """Returns the exponent a of values ~ sizes^a, by least squares of the logarithms."""
     return float(np.polyfit(np.log(sizes), np.log(values), 1)[0])
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.complexity",
-        allow_abbrev=False,
-        description="Measure how the time of layers grows with their sizes.",
-        epilog="example: python -m benchmarks.complexity --plot docs/complexity.png --out X.json",
-    )
-    parser.add_argument(
-        "--rounds", type=positive, default=9, help="timed rounds; medians are reported (default: %(default)s)"
-    )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot time by size into this file")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON object to this file")
-    return parser
 
 
 if __name__ == "__main__":

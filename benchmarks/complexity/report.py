@@ -7,28 +7,31 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
+from benchmarks.report import markdown
+
 _HEAD = ("layer", "operations", "sequential", "path", "layers", "n", "d", "k or r", "ms at n = 1024, d = 256")
 
 
-def table(report: dict[str, Any]) -> list[str]:
-    """Returns the lines of a Markdown table.
+def table(report: dict[str, Any]) -> str:
+    """Returns a Markdown table.
 
     An exponent cell has the counted exponent, then the measured ones: over all sizes, and of the two largest.
     """
-    lines = ["| " + " | ".join(_HEAD) + " |", "|---|---|---|---|" + "--:|" * (len(_HEAD) - 4)]
+    rows = []
     for layer in report["layers"]:
         growth = layer["growth"]
         lengths = growth["n"]
-        cells = [
-            layer["name"],
-            *(f"O({layer[key]})" for key in ("operations", "sequential", "path")),
-            str(layer["layers_to_cross_65_positions"]),
-            *(_exponents(growth.get(axis)) for axis in ("n", "d")),
-            _exponents(growth.get("k") or growth.get("r")),
-            f"{1e3 * lengths['seconds'][lengths['sizes'].index(1024)]:.2f}",
-        ]
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        rows.append(
+            (
+                layer["name"],
+                *(f"O({layer[key]})" for key in ("operations", "sequential", "path")),
+                layer["layers_to_cross_65_positions"],
+                *(_exponents(growth.get(axis)) for axis in ("n", "d")),
+                _exponents(growth.get("k") or growth.get("r")),
+                f"{1e3 * lengths['seconds'][lengths['sizes'].index(1024)]:.2f}",
+            )
+        )
+    return markdown(_HEAD, rows, num_left=4)
 
 
 def _exponents(growth: dict[str, Any] | None) -> str:

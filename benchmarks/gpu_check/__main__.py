@@ -15,27 +15,27 @@ tests the check itself, and its times are meaningless.
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 from pathlib import Path
 
-_PREPARED = Path(".gpu")
-_SECONDS = 480.0
+_EXAMPLES = "prepare\n--out benchmarks/results/2026-12-01-gpu-h200.json"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; returns 0 if every part passed, 1 if one failed, 2 if something is missing."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu_check",
-        allow_abbrev=False,
-        description="Check and measure everything that needs a CUDA device.",
-        epilog="examples:\n"
-        "  python -m benchmarks.gpu_check prepare\n"
-        "  python -m benchmarks.gpu_check --out benchmarks/results/2026-12-01-gpu-h200.json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
+    try:
+        # They import packages that may be missing.
+        from benchmarks.gpu_check import prepare
+        from benchmarks.gpu_check.place import SCALES
+        from benchmarks.gpu_check.run import PARTS, run
+        from benchmarks.report import command
+    except ImportError as error:
+        print(f"gpu_check: {error}; `prepare` packs what machines seldom have", file=sys.stderr)
+        return 2
+    parser = command("gpu_check", __doc__, _EXAMPLES)
+    add = parser.add_argument
+    add(
         "command",
         nargs="?",
         choices=("check", "prepare"),
@@ -43,36 +43,23 @@ def main(arguments: list[str] | None = None) -> int:
         help="check (default): run the parts; prepare: export the bundles and pack the packages that a "
         "machine with torch usually lacks",
     )
-    parser.add_argument("--parts", help="comma-separated names of the parts to check (default: all)")
-    parser.add_argument("--out", type=Path, help="also write the JSON object to this file, after each part")
-    parser.add_argument(
+    add("--parts", help=f"comma-separated names of the parts to check (default: {','.join(PARTS)})")
+    add(
         "--device",
-        choices=("cuda", "cpu"),
+        choices=tuple(SCALES),
         default="cuda",
         help="cpu runs tiny sizes, to test the check itself (default: %(default)s)",
     )
-    parser.add_argument(
-        "--folder", type=Path, default=_PREPARED, help="folder of the prepared bundles (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--seconds", type=float, default=_SECONDS, help="no part runs after that time (default: %(default)s)"
-    )
-    parser.add_argument(
+    folder = "folder of the prepared bundles (default: %(default)s)"
+    add("--folder", type=Path, default=Path(".gpu"), help=folder)
+    add("--seconds", type=float, default=480, help="no part runs after that time (default: %(default)s)")
+    add(
         "--python-version",
         default="3.12",
         metavar="VERSION",
         help="prepare: Python of the machine with the GPU, an x86-64 Linux (default: %(default)s)",
     )
     options = parser.parse_args(arguments)
-    try:
-        # They import packages that may be missing.
-        from benchmarks.gpu_check import prepare
-        from benchmarks.gpu_check.parts import PARTS
-        from benchmarks.gpu_check.place import SCALES
-        from benchmarks.gpu_check.run import run
-    except ImportError as error:
-        print(f"gpu_check: {error}; `prepare` packs what machines seldom have", file=sys.stderr)
-        return 2
     if options.command == "prepare":
         try:
             prepare.prepare(options.folder, SCALES[options.device])

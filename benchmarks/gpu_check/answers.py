@@ -14,7 +14,7 @@ import onnxruntime as ort
 import torch
 
 from benchmarks.gpu_check.place import BASE, DTYPES, Findings, Place, greedy, requests_for
-from benchmarks.load.inprocess import InProcessEngine
+from benchmarks.load.engine import DrivenEngine, settings_of, thread_engine
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.cuda_libraries import load_cuda_libraries
 from seq2seq_serve.bundle.manifest import Manifest, load_bundle
@@ -161,10 +161,6 @@ def _compare_with_torch(place: Place, found: dict[str, Any], precision: Precisio
     return "; ".join(problems)
 
 
-def _num_equal(ours: list[list[int]], others: list[list[int]]) -> int:
-    return sum(a == b for a, b in zip(ours, others, strict=True))
-
-
 def _scores(runner: OnnxRunner, sources: list[list[int]], targets: list[list[int]]) -> Array:
     """Returns the log-probability of every target token, `(B, T)`."""
     requests = [replace(request, is_score=True) for request in requests_for(sources, 1)]
@@ -177,31 +173,32 @@ def _scores(runner: OnnxRunner, sources: list[list[int]], targets: list[list[int
 
 
 @torch.inference_mode()
-def _torch_scores(model: Transformer, sources: list[list[int]], targets: list[list[int]]) -> Array:
+def _logits(model: Transformer, source: list[int], fed: list[int]) -> torch.Tensor:
+    """Returns torch's logits after the start token and each token that is fed but the last, `(T, V)`."""
     device = model.embedding.weight.device
+    source_ids = torch.tensor([source], device=device)
+    fed_ids = torch.tensor([[BOS_ID, *fed[:-1]]], device=device)
+    logits: torch.Tensor = model(source_ids, torch.ones_like(source_ids, dtype=torch.bool), fed_ids)[0]
+    return logits.float().cpu()
+
+
+def _torch_scores(model: Transformer, sources: list[list[int]], targets: list[list[int]]) -> Array:
     rows = []
     for source, target in zip(sources, targets, strict=True):
-        source_ids = torch.tensor([source], device=device)
-        fed, labels = (torch.tensor([ids], device=device) for ids in ([BOS_ID, *target[:-1]], target))
-        logits = model(source_ids, torch.ones_like(source_ids, dtype=torch.bool), fed)  # (1, T, V)
-        scores = logits.float().log_softmax(-1).gather(2, labels[:, :, None])[0, :, 0]
-        rows.append(scores.cpu().numpy())
+        scores = _logits(model, source, target).log_softmax(-1)
+        rows.append(scores.gather(1, torch.tensor(target)[:, None])[:, 0].numpy())
     return np.stack(rows)
 
 
-@torch.inference_mode()
 def _gaps(
     model: Transformer, sources: list[list[int]], fed: list[list[int]], targets: list[list[int]]
 ) -> Array:
     """Returns the largest logit of torch minus that of the selected token, `(B, T)`; 0 where they agree."""
-    device = model.embedding.weight.device
     gaps = []
     for source, context, target in zip(sources, fed, targets, strict=True):
-        source_ids = torch.tensor([source], device=device)
-        fed_ids = torch.tensor([[BOS_ID, *context[:-1]]], device=device)
-        logits = model(source_ids, torch.ones_like(source_ids, dtype=torch.bool), fed_ids)[0]  # (T, V)
-        chosen = logits.gather(1, torch.tensor(target, device=device)[:, None])[:, 0]
-        gaps.append((logits.amax(1) - chosen).cpu().numpy())
+        logits = _logits(model, source, context)
+        chosen = logits.gather(1, torch.tensor(target)[:, None])[:, 0]
+        gaps.append((logits.amax(1) - chosen).numpy())
     return np.stack(gaps)
 
 
@@ -226,22 +223,16 @@ def families(place: Place, found: Findings) -> str:
         ]
         on_cpu = _answers(place, name, Precision.FP32, ProviderPolicy.CPU, {"score": scored})["score"]
         here = _answers(place, name, precision, None, {"score": scored})["score"]
-        errors = {"score": _worst(here, on_cpu), "step": _worst(served["greedy"], reference["greedy"])}
-        found[name] = (
-            {
-                "worst difference of scores from float32": errors["score"],
-                "worst difference of steps from float32": errors["step"],
-                "tolerance": tolerance,
-            }
-            | {
-                f"{mode}: equal targets": _num_equal(
-                    [list(one.best.token_ids) for one in served[mode]],
-                    [list(one.best.token_ids) for one in reference[mode]],
-                )
-                for mode in asked
-            }
-            | {"of": len(asked["greedy"])}
-        )
+        errors = {"scores": _worst(here, on_cpu), "steps": _worst(served["greedy"], reference["greedy"])}
+        equal = {
+            f"{mode}: equal targets": sum(
+                one.best.token_ids == other.best.token_ids
+                for one, other in zip(served[mode], reference[mode], strict=True)
+            )
+            for mode in asked
+        }
+        worst = {f"worst difference of {kind} from float32": error for kind, error in errors.items()}
+        found[name] = worst | {"tolerance": tolerance} | equal | {"of": len(asked["greedy"])}
         problems += [
             f"{name}: {kind} differs by {error:.2g}"
             for kind, error in errors.items()
@@ -262,12 +253,8 @@ def _family_requests(manifest: Manifest) -> dict[str, list[Request]]:
             [spec] = source_specs(manifest, Precision.FP32)
             source = rng.uniform(-1, 1.5, spec.shape({Axis.BATCH: 1})[1:]).astype(np.float32)
         memory_length = manifest.memory.memory_length({name: len(source)})
-        starts = tuple(
-            next(iter(manifest.choices[one].ids.values())) if isinstance(one, str) else one
-            for one in manifest.frames.start
-        )
         request = Request(
-            str(i), {name: source}, memory_length, _FAMILY_TOKENS, time.monotonic(), start_ids=starts
+            str(i), {name: source}, memory_length, _FAMILY_TOKENS, time.monotonic(), **settings_of(manifest)
         )
         greedy.append(replace(request, log_probabilities=True))
     return {
@@ -287,26 +274,12 @@ def _answers(
 ) -> dict[str, list[Result]]:
     """Decode all requests at once, as they share a running batch."""
     runner = place.runner(precision, 4 * _FAMILY_REQUESTS, name=name, policy=policy)
-    results = decode(runner, [request for requests in asked.values() for request in requests])
-    answers = iter(results)
-    return {mode: [next(answers) for _ in requests] for mode, requests in asked.items()}
-
-
-def decode(runner: OnnxRunner, requests: list[Request]) -> list[Result]:
-    """Decode requests with an engine of their own.
-
-    Raises:
-        RuntimeError: A request failed.
-    """
+    engine = DrivenEngine(thread_engine(runner))
     # A runner forgets the sounds and pictures of a request once it has encoded them.
-    requests = [replace(request, sources=dict(request.sources)) for request in requests]
-    engine = InProcessEngine(runner)
-    results = [decoded.result for decoded in engine.decode(requests, len(requests))]
+    requests = [replace(one, sources=dict(one.sources)) for requests in asked.values() for one in requests]
+    answers = iter(engine.decode(requests))
     engine.stop()
-    done = [result for result in results if result is not None and result.error is None]
-    if len(done) < len(results):
-        raise RuntimeError(f"{len(results) - len(done)} of {len(results)} requests failed")
-    return done
+    return {mode: [next(answers) for _ in requests] for mode, requests in asked.items()}
 
 
 def _worst(ours: list[Result], others: list[Result]) -> float:

@@ -1,25 +1,21 @@
-"""The other parts of `benchmarks.gpu_check`: memory, other kernels, the tests marked `gpu`, training."""
+"""The other parts of `benchmarks.gpu_check`: memory, training, and the tests marked `gpu`."""
 
 from __future__ import annotations
 
 import json
 import os
 import resource
-import statistics
 import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.gpu_check.place import BASE, Findings, Place, requests_for
-from benchmarks.load.inprocess import InProcessEngine
-from seq2seq_serve.bundle import names
-from seq2seq_serve.bundle.names import Verb
+from benchmarks.gpu_check.place import Findings, Place, requests_for
+from benchmarks.load.engine import DrivenEngine, thread_engine
 from seq2seq_serve.server.engine.request import Beam
 from seq2seq_serve.server.engine.result import Turn
 
@@ -27,10 +23,6 @@ _ROOT = Path(__file__).parents[2]
 _SETTLED_SHARE = 0.3  # share of the requests after which memory must not grow
 _MAX_GROWTH_BYTES = 64 << 20  # less than the size of one more row for every slot
 _BEAM_SIZE, _BEAM_SHARE = 4, 5  # every fifth request of the memory check is a beam
-_FAST = names.CUDA_PROVIDER_OPTIONS["sdpa_kernel"]
-_SDPA_KERNELS = {"cudnn": "8", "flash": _FAST}
-_XQA = {"xqa": "1", "flash": "0"}
-_PROCESS_SECONDS = 30.0
 
 
 def memory(place: Place, found: Findings) -> str:
@@ -60,9 +52,9 @@ def memory(place: Place, found: Findings) -> str:
         if num_done // interval > num_before // interval:
             used_bytes.append(_used_bytes(scale.on_cuda))
 
-    engine = InProcessEngine(runner, note)
+    engine = DrivenEngine(thread_engine(runner, note))
     started = time.perf_counter()
-    engine.decode(requests, len(requests))
+    engine.decode(requests)
     found["seconds"] = time.perf_counter() - started
     engine.stop()
     settled = used_bytes[int(_SETTLED_SHARE * len(used_bytes)) :]
@@ -80,61 +72,6 @@ def _used_bytes(on_cuda: bool) -> int:
         free, total = torch.cuda.mem_get_info()
         return total - free
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10
-
-
-def alternatives(place: Place, found: Findings) -> str:
-    """Time kernels of attention: cuDNN's when a source has a new shape, and XQA's in steps.
-
-    Each choice has a process of its own, because ONNX Runtime reads its environment once, and cuDNN keeps its
-    plans.
-    """
-    shapes = tuple((rows, place.scale.source_length) for rows in place.scale.rows)
-    problems = []
-    choices: list[tuple[str, Verb, tuple[tuple[int, int], ...], str, dict[str, str]]] = [
-        *((name, Verb.STEP, shapes, _FAST, {"ORT_ENABLE_XQA": used}) for name, used in _XQA.items()),
-        *((name, Verb.ENCODE, place.scale.encode_shapes, bits, {}) for name, bits in _SDPA_KERNELS.items()),
-    ]
-    for name, verb, measured, kernels, environment in choices:
-        try:
-            times = _timed(place, verb, measured, kernels, environment)
-        except (subprocess.SubprocessError, ValueError) as error:
-            problems.append(f"{verb} with {name}: {error}"[:300])
-            continue
-        found[f"{verb} with {name}"] = [
-            {key: value for key, value in time.items() if not key.endswith("token_ids")} for time in times
-        ]
-        if verb is Verb.ENCODE:
-            found[f"{verb} with {name}, medians"] = {
-                key: statistics.median(time[key] for time in times) for key in ("first_ms", "second_ms")
-            }
-        else:
-            found[f"tokens with {name}"] = [time["token_ids"][:8] for time in times]
-    return "; ".join(problems)
-
-
-def _timed(
-    place: Place, verb: Verb, shapes: tuple[tuple[int, int], ...], kernels: str, environment: dict[str, str]
-) -> list[dict[str, Any]]:
-    """Time a graph in a separate process; returns a record for each shape.
-
-    Raises:
-        subprocess.SubprocessError: The process failed, or took too long.
-        ValueError: Its output is not JSON.
-    """
-    graph = place.folder / BASE / place.scale.precisions[0] / f"{verb}.onnx"
-    command = [sys.executable, "-m", "benchmarks.gpu_check.kernels", str(graph)]
-    command += ["--device", place.scale.device, "--sdpa-kernel", kernels]
-    command += ["--shapes", ",".join(f"{rows}x{length}" for rows, length in shapes)]
-    done = subprocess.run(
-        command,
-        stdout=subprocess.PIPE,
-        check=True,
-        timeout=_PROCESS_SECONDS,
-        cwd=_ROOT,
-        env=os.environ | environment,
-    )
-    records: list[dict[str, Any]] = json.loads(done.stdout)
-    return records
 
 
 def training(place: Place, found: Findings) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.load.figures import IN_FLIGHT, SERVICE_LOAD, Plan
+from benchmarks.load.mix import VOCAB_SIZE
 from benchmarks.random_models import random_trained
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
@@ -44,9 +46,7 @@ class Scale:
         num_tokens: Target tokens of every timed request.
         num_requests: Number of requests in the memory check.
         num_rounds: Number of timed rounds.
-        encode_shapes: Rows and source lengths at which the first encoding is timed.
-        load_seconds: Duration of an open loop.
-        num_jobs: Requests of a closed loop.
+        plan: Extent of the measurements of load.
     """
 
     device: str
@@ -57,9 +57,7 @@ class Scale:
     num_tokens: int
     num_requests: int
     num_rounds: int
-    encode_shapes: tuple[tuple[int, int], ...]
-    load_seconds: float
-    num_jobs: int
+    plan: Plan
 
     @property
     def on_cuda(self) -> bool:
@@ -76,31 +74,25 @@ _BASE = base().model
 assert isinstance(_BASE, TransformerConfig)
 CUDA_SCALE = Scale(
     device="cuda",
-    model=dataclasses.replace(_BASE, vocab_size=32_000),
+    model=dataclasses.replace(_BASE, vocab_size=VOCAB_SIZE),
     precisions=(Precision.FP16, Precision.BF16),
     rows=(1, 8, 64, 256),
     source_length=20,
     num_tokens=32,
     num_requests=5_000,
     num_rounds=3,
-    encode_shapes=(
-        *((1, 5), (1, 12), (1, 33), (3, 9), (7, 17), (8, 24), (16, 11), (33, 30), (64, 20), (64, 63)),
-    ),
-    load_seconds=5.0,
-    num_jobs=1024,
+    plan=Plan(num_rounds=2, open_seconds=5.0, loads=(SERVICE_LOAD,), num_jobs=8 * IN_FLIGHT),
 )
 CPU_SCALE = Scale(
     device="cpu",
-    model=TransformerConfig(300, 32, 64, 4, 1, 1, max_source_length=64, max_target_length=80),
+    model=TransformerConfig(VOCAB_SIZE, 32, 64, 4, 1, 1, max_source_length=64, max_target_length=80),
     precisions=(Precision.FP32,),
     rows=(1, 3),
     source_length=8,
     num_tokens=6,
     num_requests=60,
     num_rounds=1,
-    encode_shapes=((1, 3), (3, 8)),
-    load_seconds=0.5,
-    num_jobs=16,
+    plan=Plan(num_rounds=1, open_seconds=0.5, loads=(SERVICE_LOAD,)),
 )
 SCALES = {scale.device: scale for scale in (CUDA_SCALE, CPU_SCALE)}
 
@@ -159,18 +151,9 @@ class Place:
             max_slots=num_slots,
         )
 
-    def runner(
-        self,
-        precision: Precision,
-        num_slots: int,
-        *,
-        name: str = BASE,
-        cuda_graphs: bool = True,
-        policy: ProviderPolicy | None = None,
-    ) -> OnnxRunner:
-        """Create a runner and warm it up; without a policy, it runs on the device."""
-        config = self.config(precision, num_slots, cuda_graphs=cuda_graphs, policy=policy)
-        runner = OnnxRunner(load_bundle(self.folder / name), config)
+    def runner(self, precision: Precision, num_slots: int, *, name: str = BASE, **options: Any) -> OnnxRunner:
+        """Create a runner and warm it up; the options are those of `config`."""
+        runner = OnnxRunner(load_bundle(self.folder / name), self.config(precision, num_slots, **options))
         runner.warm_up()
         return runner
 

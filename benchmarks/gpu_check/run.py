@@ -1,4 +1,4 @@
-"""Runs the parts of `benchmarks.gpu_check`, each in a process of its own with a time limit."""
+"""The parts of `benchmarks.gpu_check`; runs each in a process of its own with a time limit."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +19,29 @@ import numpy as np
 import onnxruntime as ort
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.gpu_check.parts import PARTS
+from benchmarks.gpu_check import answers, more, service, steps
 from benchmarks.gpu_check.place import SCALES, Findings, Place, write_json
 from benchmarks.gpu_check.prepare import restore
-from benchmarks.gpu_check.steps import bars
 from benchmarks.hardware import describe_hardware
+from benchmarks.report import bars_table, table
 
+# In the order of what they are worth, with limits in seconds. A part fills the findings, and returns what
+# is wrong, or an empty text.
+PARTS: dict[str, tuple[Callable[[Place, Findings], str], float]] = {
+    "device": (answers.device, 60),
+    "tokens": (answers.tokens, 60),
+    "server": (service.server, 60),
+    "speed": (steps.speed, 70),
+    "load": (service.load, 70),
+    "profile": (steps.profile, 40),
+    "memory": (more.memory, 60),
+    "precisions": (answers.other_precisions, 40),
+    "families": (answers.families, 60),
+    "training": (more.training, 60),
+    "static": (steps.static, 60),
+    "tests": (more.tests, 120),
+}
 _CUDA = "CUDAExecutionProvider"
 _LEAST_SECONDS = 5.0
 _COLUMNS = 110  # a pipe has 80, which cuts the names of columns
@@ -52,8 +68,8 @@ def run(device: str, prepared: Path, names: list[str], seconds: float, out: Path
         console.print(f"bundles: restored in {time.monotonic() - started:.1f} s")
         report["parts"] = parts = {}
         for part in names:
-            parts[part] = _run(part, place, deadline)
-            report["bars"] = bars(parts)
+            parts[part] = run_part(part, place, deadline)
+            report["bars"] = steps.bars({name: each["found"] for name, each in parts.items()})
             _show(console, part, parts[part])
             if out:
                 out.parent.mkdir(parents=True, exist_ok=True)
@@ -61,16 +77,15 @@ def run(device: str, prepared: Path, names: list[str], seconds: float, out: Path
             if part == "device" and "captured" not in parts[part]["found"]:
                 console.print("gpu_check: without a step on the device, the other parts cannot run")
                 return 2
-    for bar in report["bars"]:
-        console.print(_describe(bar))
+    console.print(bars_table(report["bars"]))
     print(json.dumps(report))
     return int(any(part["status"] != "passed" for part in parts.values()))
 
 
-def _run(name: str, place: Place, deadline: float) -> dict[str, Any]:
+def run_part(name: str, place: Place, deadline: float) -> dict[str, Any]:
     """Run a part in a process; returns its record, with what it had found when it crashed or was killed."""
     started = time.monotonic()
-    limit = min(PARTS[name].seconds, deadline - started)
+    limit = min(PARTS[name][1], deadline - started)
     if limit < _LEAST_SECONDS:
         return {"status": "no time was left", "seconds": 0.0, "problem": "", "found": {}}
     process = multiprocessing.get_context("fork").Process(target=_run_here, args=(name, place))
@@ -98,7 +113,8 @@ def _run_here(name: str, place: Place) -> None:
     torch.set_num_threads(os.cpu_count() or 1)
     found = Findings(place.folder / f"{name}.json")
     try:
-        found["problem"] = PARTS[name].run(place, found)
+        part, _ = PARTS[name]
+        found["problem"] = part(place, found)
     except Exception as error:
         found["problem"] = f"{type(error).__name__}: {error}"
         traceback.print_exc()
@@ -109,23 +125,12 @@ def _show(console: Console, name: str, part: dict[str, Any]) -> None:
     console.print(f"{name}: {part['status']} in {part['seconds']} s {part['problem']}".rstrip())
     for key, value in part["found"].items():
         if key == "results" and value:
-            console.print(_table(value))
+            columns = list(dict.fromkeys(column for result in value for column in result))
+            rows = [[_cell(result.get(column, "")) for column in columns] for result in value]
+            console.print(table("", columns, rows))
         else:
             console.print(f"  {key}: {json.dumps(value)}"[:_MAX_SHOWN])
 
 
-def _table(results: list[dict[str, Any]]) -> Table:
-    columns = list(dict.fromkeys(column for result in results for column in result))
-    table = Table(*columns)
-    for result in results:
-        cells = (result.get(column, "") for column in columns)
-        table.add_row(*(f"{cell:,.3f}" if isinstance(cell, float) else str(cell) for cell in cells))
-    return table
-
-
-def _describe(bar: dict[str, Any]) -> str:
-    if bar["is_met"] is None:
-        return f"not measured: {bar['bar']}"
-    side = "at most" if "at most" in bar else "at least"
-    met = "met" if bar["is_met"] else "NOT MET"
-    return f"{met}: {bar['bar']} is {bar['measured']:.2f}, {side} {bar[side]}"
+def _cell(value: float | str) -> str:
+    return f"{value:,.3f}" if isinstance(value, float) else str(value)

@@ -5,23 +5,22 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import statistics
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
+from rich.progress import Progress
+
 from benchmarks.gpu_check.place import BASE, Findings, Place
+from benchmarks.load.engine import DrivenEngine, server_engine
+from benchmarks.load.figures import Bench, measure_closed_loops, measure_sweep
 from benchmarks.load.generator import Generator
-from benchmarks.load.inprocess import InProcessEngine
-from benchmarks.load.mix import MIX, ONLY_GREEDY, VOCAB_SIZE, Job, Mode, draw_jobs, quantile, throughput
 from benchmarks.serving import RunningServer, serving
-from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.client import Client, ClientError
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, Target, TokenIds
-from seq2seq_serve.server.runner.runner import OnnxRunner
 
 _PREFIX = Target(token_ids=TokenIds(values=range(5, 25)))
 _OPTIONS = {
@@ -36,17 +35,16 @@ _OPTIONS = {
 }
 _NUM_TOKENS = 24
 _LONG = GenerateOptions(max_length_ratio=0, max_new_tokens=60)
-_SERVICE_LOAD = 0.7
 _SLOTS = 256
 
 
 @contextmanager
-def _server(place: Place, bundle: Path, flags: list[str], log: Path) -> Iterator[RunningServer]:
+def _server(place: Place, bundle: Path, flags: list[str], log: str) -> Iterator[RunningServer]:
     provider = "require" if place.scale.on_cuda else "cpu"
     precision = place.scale.precisions[0].value
     flags = ["--provider", provider, "--precision", precision, *flags, "--log-level", "info"]
     # Without torch and its CUDA libraries in the way, like in the container.
-    with log.open("wb") as stderr, serving(bundle, flags, stderr=stderr) as server:
+    with (place.folder / log).open("wb") as stderr, serving(bundle, flags, stderr=stderr) as server:
         yield server
 
 
@@ -55,13 +53,14 @@ def server(place: Place, found: Findings) -> str:
     folder = place.folder / "repository"
     for version in ("1", "2"):
         shutil.copytree(place.folder / BASE, folder / "model" / version)
-    log = place.folder / "server.log"
     problems: list[str] = []
     source, *others = place.sources(9)
     started = time.perf_counter()
     try:
         with (
-            _server(place, folder / "model", ["--open-repository", "--max-slots", "64"], log) as running,
+            _server(
+                place, folder / "model", ["--open-repository", "--max-slots", "64"], "server.log"
+            ) as running,
             Client(running.address, timeout_seconds=30) as client,
         ):
             found["seconds until ready"] = round(time.perf_counter() - started, 1)
@@ -92,7 +91,8 @@ def server(place: Place, found: Findings) -> str:
             if code or not last.result.hypotheses:
                 problems.append(f"SIGTERM beside a stream: exit code {code}")
     finally:
-        found["log"] = log.read_text(errors="replace").splitlines()[-60:]
+        log = (place.folder / "server.log").read_text(errors="replace")
+        found["log"] = log.splitlines()[-60:]
     problems += [line for line in found["log"] if "Traceback" in line or "not captured" in line]
     return "; ".join(problems)
 
@@ -121,9 +121,9 @@ def _cancel(client: Client, source: list[int]) -> str:
     return outcome.code if isinstance(outcome, ClientError) else "it was complete"
 
 
-def _reload_beside_traffic(client: Client, sources: list[list[int]]) -> dict[str, int]:
+def _reload_beside_traffic(client: Client, sources: list[list[int]]) -> Counter[str]:
     """Returns how often calls beside reloads ended in each way."""
-    outcomes: dict[str, int] = {}
+    outcomes = Counter[str]()
     stopping = threading.Event()
 
     def call(source: list[int]) -> None:
@@ -133,7 +133,7 @@ def _reload_beside_traffic(client: Client, sources: list[list[int]]) -> dict[str
                 outcome = "answered"
             except ClientError as error:
                 outcome = str(error)
-            outcomes[outcome] = outcomes.get(outcome, 0) + 1
+            outcomes[outcome] += 1
 
     callers = [threading.Thread(target=call, args=(source,)) for source in sources]
     for caller in callers:
@@ -141,7 +141,7 @@ def _reload_beside_traffic(client: Client, sources: list[list[int]]) -> dict[str
     try:
         for version in ("1", "2"):
             loaded = client.load("model", version, timeout_seconds=40)
-            outcomes["loaded"] = outcomes.get("loaded", 0) + (loaded.version == version)
+            outcomes["loaded"] += loaded.version == version
     finally:
         stopping.set()
         for caller in callers:
@@ -150,92 +150,18 @@ def _reload_beside_traffic(client: Client, sources: list[list[int]]) -> dict[str
 
 
 def load(place: Place, found: Findings) -> str:
-    """Measure tokens per second through gRPC beside the engine's, and latencies at 70 % of the capacity."""
-    scale = place.scale
-    in_flight = 64 if scale.on_cuda else 4
-    jobs = _jobs(scale.num_jobs, scale.model.vocab_size)
+    """Measure closed loops and an open loop as `benchmarks.load` does, without CTranslate2."""
     cores = sorted(os.sched_getaffinity(0))
     half = max(1, len(cores) // 2)
-    config = place.config(scale.precisions[0], _SLOTS)
-    engine = InProcessEngine(OnnxRunner(load_bundle(place.folder / BASE), config))
-    for mix_name, mix in (("greedy", ONLY_GREEDY), ("mix", MIX)):
-        chosen = _jobs(scale.num_jobs // 2, scale.model.vocab_size, mix)
-        for _ in range(2):  # the first one is warm-up
-            engine.totals.clear()
-            started = time.perf_counter()
-            outcomes = engine.closed_loop(chosen, in_flight)
-            seconds = time.perf_counter() - started
-        num_tokens = sum(one.num_tokens for one in outcomes)
-        found[f"engine, {mix_name}"] = dict(engine.totals) | {
-            "seconds": seconds,
-            "tokens_per_second": num_tokens / seconds,
-            "turn_ms": 1e3 * seconds / engine.totals["turns"],
-            "encode_ms": 1e3 * engine.totals["encode_seconds"] / max(1, engine.totals["encodes"]),
-            "step_ms": 1e3 * engine.totals["step_seconds"] / engine.totals["turns"],
-        }
-    log = place.folder / "load.log"
+    config = place.config(place.scale.precisions[0], _SLOTS)
     with (
-        _server(place, place.folder / BASE, ["--max-slots", str(_SLOTS)], log) as running,
+        _server(place, place.folder / BASE, ["--max-slots", str(_SLOTS)], "load.log") as server,
         Generator(cores[half:] or cores) as generator,
+        Progress(disable=True) as progress,
     ):
-        rates: dict[str, list[float]] = {"engine": [], "unary": [], "stream": []}
-        for number in range(scale.num_rounds):
-            measured = {"engine": engine.closed_loop(jobs, in_flight)}
-            for name in ("unary", "stream"):
-                run = generator.closed_loop(
-                    running.address, jobs, in_flight=in_flight, stream=name == "stream"
-                )
-                measured[name] = run.outcomes
-                found[f"{name}: client's cores, lag p99"] = [run.cpu_share, run.lag_seconds]
-            for name, outcomes in measured.items():
-                failed = [one.code for one in outcomes if one.code != "OK"]
-                if failed:
-                    return f"{name}: {failed[:3]} failed"
-                if number or scale.num_rounds == 1:  # the first one is warm-up
-                    rates[name].append(throughput(outcomes, in_flight).tokens_per_second)
-            found["rates"] = rates
-        found["tokens per second"] = medians = {name: statistics.median(of) for name, of in rates.items()}
-        found["of the engine's"] = {name: rate / medians["engine"] for name, rate in medians.items()}
-        mean_tokens = sum(job.num_tokens for job in jobs) / len(jobs)
-        capacity = medians["stream"] / mean_tokens
-        for mix_name, mix in (("greedy", ONLY_GREEDY), ("mix", MIX)):
-            share = found["engine, mix"]["tokens_per_second"] / found["engine, greedy"]["tokens_per_second"]
-            rate = _SERVICE_LOAD * capacity * (1 if mix is ONLY_GREEDY else share)
-            count = max(4, round(rate * scale.load_seconds))
-            run = generator.open_loop(
-                running.address, _jobs(count, scale.model.vocab_size, mix), rate=rate, stream=True
-            )
-            done = [one for one in run.outcomes if one.code == "OK"]
-            found[f"open loop, {mix_name}"] = {
-                "requests_per_second": rate,
-                "requests": len(run.outcomes),
-                "not_ok": len(run.outcomes) - len(done),
-                "client_cpu_share": run.cpu_share,
-                "client_lag_p99_ms": 1e3 * run.lag_seconds,
-            } | {
-                f"{kind}_p{round(100 * q)}_ms": 1e3 * quantile(values, q)
-                for kind, values in {
-                    "latency": [one.end - one.arrival for one in done],
-                    "first_token": [one.first - one.arrival for one in done],
-                    "inter_token": [gap for one in done for gap in one.gaps],
-                }.items()
-                for q in (0.5, 0.99)
-            }
-        steps = running.histogram("seq2seq_decode_step_seconds")
-        rows = running.histogram("seq2seq_step_batch_size")
-        found["server's median step ms, rows"] = [1e3 * steps.quantile(0.5), rows.quantile(0.5)]
-    engine.stop()
+        bench = Bench(place.scale.plan, server, generator, progress)
+        engine = DrivenEngine(server_engine(place.folder / BASE, config))
+        found["closed loops"] = measure_closed_loops(bench, engine)
+        engine.stop()
+        found["open loop"] = measure_sweep(bench)
     return ""
-
-
-def _jobs(count: int, vocab_size: int, mix: Mapping[Mode, float] = ONLY_GREEDY) -> list[Job]:
-    """Returns jobs of the load benchmark; a smaller vocabulary keeps its own ids."""
-    jobs = draw_jobs(count, mix, seed=1)
-    if vocab_size >= VOCAB_SIZE:
-        return jobs
-    return [
-        replace(
-            job, source_ids=(*(4 + i % (vocab_size - 4) for i in job.source_ids[:-1]), job.source_ids[-1])
-        )
-        for job in jobs
-    ]

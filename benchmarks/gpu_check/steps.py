@@ -13,6 +13,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -29,11 +30,13 @@ from benchmarks.gpu_check.place import (
     requests_for,
 )
 from benchmarks.peers.work import Search
+from benchmarks.report import bar
 from seq2seq_serve import kernels
 from seq2seq_serve.server.engine.state import Sequence
 from seq2seq_serve.server.runner.runner import OnnxRunner
 
-_Contender = Callable[[list[list[int]], int], list[list[int]]]
+# Decodes sources to some tokens; returns the seconds of its steps, if it knows them.
+_Contender = Callable[[list[list[int]], int], list[float]]
 _KERNELS_OF_A_LAYER, _OTHER_KERNELS = 12, 7
 _NUM_LAUNCHES = 1000
 _STATIC_ROWS = (64,)  # transformers compiles for each number, which takes tens of seconds
@@ -43,7 +46,6 @@ _MAX_KERNELS = 40
 
 def speed(place: Place, found: Findings) -> str:
     """Measure our steps and requests beside `generate`, and the floors."""
-    steps: dict[tuple[str, int], list[float]] = defaultdict(list)
     contenders: dict[str, _Contender] = {}
     problems = []
     for precision in place.scale.precisions:
@@ -52,27 +54,27 @@ def speed(place: Place, found: Findings) -> str:
             runner = place.runner(precision, max(place.scale.rows), cuda_graphs=is_captured)
             if is_captured and place.scale.on_cuda and not runner.captures_steps:
                 problems.append(f"{name} is not captured")
-            contenders[name] = _ours(runner, name, steps)
+            contenders[name] = _ours(runner)
+    precision = place.scale.precisions[0]
     with _without_own_operators():
-        name = f"ours {place.scale.precisions[0]} without own operators"
-        runner = place.runner(place.scale.precisions[0], max(place.scale.rows))
-        contenders[name] = _ours(runner, name, steps)
+        runner = place.runner(precision, max(place.scale.rows))
+        contenders[f"ours {precision} without own operators"] = _ours(runner)
     try:
         contenders["generate"] = _transformers(place, is_static=False)
     except Exception as error:  # the others continue
         problems.append(f"generate: {error!r}"[:300])
-    _measure(place, found, contenders, steps)
+    _measure(place, found, contenders, place.scale.rows)
     return "; ".join(problems)
 
 
 def static(place: Place, found: Findings) -> str:
     """Measure `generate` with a static cache, which transformers compiles, beside our first precision."""
-    steps: dict[tuple[str, int], list[float]] = defaultdict(list)
     precision = place.scale.precisions[0]
-    name = f"ours {precision}"
-    runner = place.runner(precision, max(place.scale.rows))
-    contenders = {name: _ours(runner, name, steps), "generate static": _transformers(place, is_static=True)}
-    _measure(place, found, contenders, steps, _STATIC_ROWS)
+    contenders = {
+        f"ours {precision}": _ours(place.runner(precision, max(place.scale.rows))),
+        "generate static": _transformers(place, is_static=True),
+    }
+    _measure(place, found, contenders, tuple(rows for rows in place.scale.rows if rows in _STATIC_ROWS))
     return ""
 
 
@@ -87,9 +89,11 @@ def _without_own_operators() -> Iterator[None]:
         kernels.register = own
 
 
-def _ours(runner: OnnxRunner, name: str, steps: dict[tuple[str, int], list[float]]) -> _Contender:
-    def run(sources: list[list[int]], num_tokens: int) -> list[list[int]]:
-        return greedy(runner, sources, num_tokens, steps[name, len(sources)])
+def _ours(runner: OnnxRunner) -> _Contender:
+    def run(sources: list[list[int]], num_tokens: int) -> list[float]:
+        seconds: list[float] = []
+        greedy(runner, sources, num_tokens, seconds)
+        return seconds
 
     return run
 
@@ -105,43 +109,43 @@ def _transformers(place: Place, *, is_static: bool) -> _Contender:
     marian.generation_config.eos_token_id = None
     marian.generation_config.pad_token_id = 0
     peer = TransformersPeer(marian, is_static=is_static)
-    return lambda sources, num_tokens: peer.generate(sources, Search(1, num_tokens, 0))
+
+    def run(sources: list[list[int]], num_tokens: int) -> list[float]:
+        peer.generate(sources, Search(1, num_tokens, 0))
+        return []
+
+    return run
 
 
 def _measure(
-    place: Place,
-    found: Findings,
-    contenders: dict[str, _Contender],
-    steps: dict[tuple[str, int], list[float]],
-    all_rows: tuple[int, ...] | None = None,
+    place: Place, found: Findings, contenders: dict[str, _Contender], all_rows: tuple[int, ...]
 ) -> None:
-    """Run the contenders in alternation, and write a table of medians."""
+    """Run the contenders in alternation, and write a table of medians; the first round is warm-up."""
     scale, device = place.scale, torch.device(place.scale.device)
     found["bandwidth_bytes_per_second"] = bandwidth = read_bandwidth(device)
     found["launch_microseconds"] = 1e6 * launch_seconds(device)
     launches_seconds = step_kernels(scale.model.num_decoder_layers) * found["launch_microseconds"] / 1e6
     sources = place.sources(max(scale.rows), scale.source_length)
-    results = []
-    for num_rows in scale.rows:
-        seconds: dict[str, list[float]] = defaultdict(list)
+    results: list[dict[str, Any]] = []
+    for num_rows in all_rows:
+        seconds, steps = defaultdict[str, list[float]](list), defaultdict[str, list[float]](list)
         for round_number in range(scale.num_rounds + 1):
             for name, contender in contenders.items():
-                if all_rows and num_rows not in all_rows:
-                    continue
-                if round_number == 1 and (name, num_rows) in steps:
-                    steps[name, num_rows].clear()  # the first one is warm-up
                 started = time.perf_counter()
-                contender(sources[:num_rows], scale.num_tokens)
+                step_seconds = contender(sources[:num_rows], scale.num_tokens)
                 if round_number:
                     seconds[name].append(time.perf_counter() - started)
+                    steps[name] += step_seconds
         for name, taken in seconds.items():
-            row: dict[str, Any] = {"contender": name, "rows": num_rows}
-            row["tokens_per_second"] = round(num_rows * scale.num_tokens / statistics.median(taken))
-            if (name, num_rows) in steps:
+            rate = num_rows * scale.num_tokens / statistics.median(taken)
+            row = {"contender": name, "rows": num_rows, "tokens_per_second": round(rate)}
+            if steps[name]:
                 precision = next(p for p in scale.precisions if p in name.split())
                 reading = step_bytes(scale, DTYPES[precision].itemsize, num_rows) / bandwidth
-                row["step_ms"] = 1e3 * statistics.median(steps[name, num_rows])
-                row["floor_ms"] = 1e3 * (launches_seconds + reading)
+                row |= {
+                    "step_ms": 1e3 * statistics.median(steps[name]),
+                    "floor_ms": 1e3 * (launches_seconds + reading),
+                }
             results.append(row)
         found["results"] = results
 
@@ -160,10 +164,10 @@ def profile(place: Place, found: Findings) -> str:
         def step(rows: tuple[Sequence, ...] = rows) -> None:
             feed(rows, runner.step(rows).token_ids)
 
-        def encode(requests: list[Any] = requests) -> None:
-            runner.encode(0, requests[:ENCODED_AT_ONCE])
-
-        runs: dict[str, Callable[[], None]] = {"step": step, "encode": encode}
+        runs: dict[str, Callable[[], None]] = {
+            "step": step,
+            "encode": partial(runner.encode, 0, requests[:ENCODED_AT_ONCE]),
+        }
         for name, run in runs.items():
             run()
             with torch.profiler.profile(activities=[ProfilerActivity.CUDA]) as profiled:
@@ -171,13 +175,13 @@ def profile(place: Place, found: Findings) -> str:
                 for _ in range(_PROFILED_STEPS):
                     run()
                 seconds = time.perf_counter() - started
-            kernels = sorted(profiled.key_averages(), key=lambda e: -e.self_device_time_total)
+            launched = sorted(profiled.key_averages(), key=lambda e: -e.self_device_time_total)
             found[f"{name} of {num_rows}"] = {
                 "wall_microseconds": 1e6 * seconds / _PROFILED_STEPS,
-                "device_microseconds": sum(e.self_device_time_total for e in kernels) / _PROFILED_STEPS,
+                "device_microseconds": sum(e.self_device_time_total for e in launched) / _PROFILED_STEPS,
                 "kernels": [
                     [e.key[:110], e.count / _PROFILED_STEPS, e.self_device_time_total / _PROFILED_STEPS]
-                    for e in kernels[:_MAX_KERNELS]
+                    for e in launched[:_MAX_KERNELS]
                 ],
             }
     return ""
@@ -228,41 +232,26 @@ def read_bandwidth(device: torch.device) -> float:
     return array.nbytes / min(seconds)
 
 
-def bars(parts: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns each bar with its measured value; `is_met` is None if there is no value."""
-    results = [
-        row for part in ("speed", "static") for row in parts.get(part, {}).get("found", {}).get("results", [])
-    ]
+def bars(found: dict[str, dict[str, Any]]) -> list[dict[str, Any]]:
+    """Returns each bar with its measured value, given the findings of each part."""
+    results = [row for part in ("speed", "static") for row in found.get(part, {}).get("results", [])]
     ours = {row["rows"]: row for row in results if row["contender"] == "ours fp16"}
     theirs = [
         row["tokens_per_second"] for row in results if row["rows"] == 64 and "generate" in row["contender"]
     ]
-    one, many, largest = (ours.get(rows, {}) for rows in (1, 64, 256))
-    through = parts.get("load", {}).get("found", {}).get("of the engine's", {})
-    growth = parts.get("memory", {}).get("found", {}).get("growth_bytes")
-    measured = (
-        ("ms of a captured step at 1 row", "at most", 0.35, one.get("step_ms")),
-        (
-            "times its floor that a step takes at 256 rows",
-            "at most",
-            2.0,
-            largest["step_ms"] / largest["floor_ms"] if largest else None,
-        ),
-        (
-            "times the tokens/s of the faster `generate` at 64 rows",
-            "at least",
-            5.0,
-            many["tokens_per_second"] / max(theirs) if many and theirs else None,
-        ),
-        ("share of the engine's tokens/s through gRPC", "at least", 0.85, through.get("unary")),
-        ("MiB by which memory grew", "at most", 64, None if growth is None else growth / 2**20),
-    )
+    one, many, largest = (ours.get(rows) for rows in (1, 64, 256))
+    times_floor = largest["step_ms"] / largest["floor_ms"] if largest else None
+    times_generate = many["tokens_per_second"] / max(theirs) if many and theirs else None
+    loops = found.get("load", {}).get("closed loops")
+    growth = found.get("memory", {}).get("growth_bytes")
     return [
-        {
-            "bar": what,
-            side: limit,
-            "measured": value,
-            "is_met": None if value is None else value <= limit if side == "at most" else value >= limit,
-        }
-        for what, side, limit, value in measured
+        bar("ms of a captured step at 1 row", one and one["step_ms"], 0.35, is_least=False),
+        bar("times its floor that a step takes at 256 rows", times_floor, 2.0, is_least=False),
+        bar("times the tokens/s of the faster `generate` at 64 rows", times_generate, 5.0),
+        bar(
+            "share of the engine's tokens/s through gRPC",
+            loops and loops["greedy"]["unary"]["to_engine"],
+            0.85,
+        ),
+        bar("MiB by which memory grew", None if growth is None else growth / 2**20, 64, is_least=False),
     ]

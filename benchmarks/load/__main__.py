@@ -31,9 +31,7 @@ standard output is one JSON object.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import os
 import sys
 import tempfile
@@ -44,7 +42,9 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
+from benchmarks.flags import cores
 from benchmarks.hardware import describe_hardware
+from benchmarks.load.engine import DrivenEngine, server_engine, server_flags
 from benchmarks.load.figures import (
     IN_FLIGHT,
     SERVICE_LOAD,
@@ -56,19 +56,16 @@ from benchmarks.load.figures import (
     measure_sweep,
 )
 from benchmarks.load.generator import Generator
-from benchmarks.load.inprocess import InProcessEngine
 from benchmarks.load.mix import MAX_TARGET_LENGTH
 from benchmarks.load.peer import PeerQueue
 from benchmarks.load.plot import save_plot
+from benchmarks.report import bar, bars_table, command, publish, table
 from benchmarks.serving import serving
-from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig, Speculation
-from seq2seq_serve.server.runner.runner import OnnxRunner
 
 _FULL = Plan(
     num_rounds=5,
-    num_jobs=4 * IN_FLIGHT,
     open_seconds=6.0,
     loads=(0.3, 0.5, SERVICE_LOAD, 0.95),
     batch_sizes=(16, 32),
@@ -76,7 +73,6 @@ _FULL = Plan(
 )
 _QUICK = Plan(
     num_rounds=1,
-    num_jobs=4 * IN_FLIGHT,
     open_seconds=5.0,
     loads=(0.3, SERVICE_LOAD, 0.95),
     batch_sizes=(16,),
@@ -88,31 +84,17 @@ _MAX_SLOTS = 208
 
 
 def main() -> int:
-    """Measure, print the tables and one JSON object.
-
-    Returns:
-        0 if done, even if a bar is not met; 1 if it failed.
-    """
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.load",
-        allow_abbrev=False,
-        description=__doc__.splitlines()[0],
-        epilog="example:\n  python -m benchmarks.load --server-cores 0,1 --client-cores 2,3 --plot load.png",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--quick", action="store_true", help="one short round, in about three minutes instead of ten"
-    )
-    parser.add_argument(
-        "--server-cores", type=_cores, help="CPUs of server, engine and CTranslate2 (default: the first 2)"
-    )
-    parser.add_argument(
+    """Measure, print the tables and one JSON object; returns 0 if done, 1 if it failed."""
+    parser = command("load", __doc__, "--server-cores 0,1 --client-cores 2,3 --plot load.png")
+    add = parser.add_argument
+    add("--quick", action="store_true", help="one short round, in about three minutes instead of ten")
+    add("--server-cores", type=cores, help="CPUs of server, engine and CTranslate2 (default: the first 2)")
+    add(
         "--client-cores",
-        type=_cores,
+        type=cores,
         help="CPUs of the load generator (default: the others; if there are none, the same)",
     )
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="plot the sweep into this file")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON object to this file")
+    add("--plot", type=Path, metavar="FILE", help="plot the sweep into this file")
     options = parser.parse_args()
     usable = sorted(os.sched_getaffinity(0))
     server_cores = options.server_cores or usable[:_NUM_SERVER_CORES]
@@ -122,24 +104,21 @@ def main() -> int:
         console.print("the load generator shares cores with the server, so the server gets less CPU time")
     hardware = describe_hardware()  # before the affinity changes: it counts all usable CPUs
     os.sched_setaffinity(0, server_cores)  # the server inherits the affinity
+    report: Figures = {"benchmark": "load", "hardware": hardware}
     try:
         with tempfile.TemporaryDirectory() as name:
             plan = _QUICK if options.quick else _FULL
-            report: Figures = {"benchmark": "load", "hardware": hardware}
             report |= measure(Path(name), plan, server_cores, client_cores, console)
     except (OSError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    for table in render(report):
-        console.print(table)
+    for shown in render(report):
+        console.print(shown)
     if any(row["client_lateness_p99"] > row["step_median"] for row in report["sweep"]):
         console.print("the load generator sent requests more than a step late: its cores were busy")
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
     if options.plot:
         save_plot(report, options.plot)
-    print(json.dumps(report))
+    publish(report, options.out)
     return 0
 
 
@@ -159,18 +138,13 @@ def measure(
         max_target_length=MAX_TARGET_LENGTH,
         speculative=Speculation.OFF,  # random weights repeat themselves
     )
-    flags = ["--provider", config.provider.value, "--precision", Precision.INT8.value]
-    flags += ["--speculative", config.speculative.value]
-    for name in ("max_slots", "max_source_length", "max_target_length"):
-        flags += [f"--{name.replace('_', '-')}", str(getattr(config, name))]
-    flags += ["--threads", str(config.num_threads)]
     with (
-        serving(bundle, flags) as server,
+        serving(bundle, server_flags(config)) as server,
         Generator(client_cores) as generator,
         Progress(console=console) as progress,
     ):
         bench = Bench(plan, server, generator, progress)
-        engine = InProcessEngine(OnnxRunner(load_bundle(bundle), config))
+        engine = DrivenEngine(server_engine(bundle, config))
         try:
             closed = measure_closed_loops(bench, engine)
         finally:
@@ -208,73 +182,54 @@ def prepare(folder: Path, num_cores: int, plan: Plan) -> tuple[Path, dict[tuple[
 def bars(closed: Figures, sweep: Sequence[Figures], against: Figures) -> list[Figures]:
     """Returns the bars with the measured values, and whether each is met."""
     served = next(row for row in sweep if row["load"] == SERVICE_LOAD)
-    found = []
-
-    def add(name: str, value: float, bar: float, *, is_least: bool = True) -> None:
-        is_met = value >= bar if is_least else value <= bar
-        found.append(
-            {"name": name, "value": value, "bar": bar, "is": "least" if is_least else "most", "met": is_met}
-        )
-
-    for mix, figures in closed.items():
-        add(f"unary to engine, tokens/s, {mix}", figures["unary"]["to_engine"], 0.85)
-        add(f"stream to engine, tokens/s, {mix}", figures["stream"]["to_engine"], 0.85)
     step = served["step_median"]
-    add("first token p99 in median steps", served["first_token_p99"] / step, 8.0, is_least=False)
-    add("between tokens p99 in median steps", served["inter_token_p99"] / step, 4.0, is_least=False)
-    add("requests/s to CTranslate2's at the same p99", against["rate_ratio_at_same_p99"], 2.0)
+    found = [
+        bar(f"{way} to engine, tokens/s, {mix}", figures[way]["to_engine"], 0.85)
+        for mix, figures in closed.items()
+        for way in ("unary", "stream")
+    ]
+    for name, key, limit in (("first token", "first_token", 8.0), ("between tokens", "inter_token", 4.0)):
+        found.append(bar(f"{name} p99 in median steps", served[f"{key}_p99"] / step, limit, is_least=False))
+    found.append(bar("requests/s to CTranslate2's at the same p99", against["rate_ratio_at_same_p99"], 2.0))
     for mix, figures in closed.items():
         for name, label in (("static", "rows leave"), ("static_padded", "padded")):
-            value = 1 / figures[name]["to_engine"]
-            add(f"engine to static batching, tokens/s, {label}, {mix}", value, 1.6)
+            ratio = 1 / figures[name]["to_engine"]
+            found.append(bar(f"engine to static batching, tokens/s, {label}, {mix}", ratio, 1.6))
     return found
 
 
 def render(report: Figures) -> list[Table]:
     """Returns the report as tables for the terminal."""
-    closed = Table(title=f"tokens/s at {IN_FLIGHT} in flight, and their share of the engine's")
-    for column in ("", *next(iter(report["closed_loops"].values()))):
-        closed.add_column(column, justify="right")
-    for mix, figures in report["closed_loops"].items():
-        cells = (f"{one['tokens_per_second']:.0f}  {one['to_engine']:.0%}" for one in figures.values())
-        closed.add_row(mix, *cells)
-    sweep = Table(title="streams by arrival rate; milliseconds, p50 and p99")
+
+    def milliseconds(row: Figures, name: str) -> str:
+        return f"{1e3 * row[f'{name}_p50']:.1f}  {1e3 * row[f'{name}_p99']:.1f}"
+
+    closed = table(
+        f"tokens/s at {IN_FLIGHT} in flight, and their share of the engine's",
+        ("", *next(iter(report["closed_loops"].values()))),
+        (
+            (mix, *(f"{one['tokens_per_second']:.0f}  {one['to_engine']:.0%}" for one in figures.values()))
+            for mix, figures in report["closed_loops"].items()
+        ),
+    )
     columns = ("load", "requests/s", "step", "latency", "first token", "between tokens", "refused")
-    for column in (*columns, "client CPU", "server CPU"):
-        sweep.add_column(column, justify="right")
-    for row in report["sweep"]:
-        sweep.add_row(
-            f"{row['load']:.0%}",
-            f"{row['requests_per_second']:.1f}",
-            f"{1e3 * row['step_median']:.1f}",
-            *(
-                f"{1e3 * row[f'{name}_p50']:.1f}  {1e3 * row[f'{name}_p99']:.1f}"
-                for name in ("latency", "first_token", "inter_token")
-            ),
-            f"{row['refused']:.0f}",
-            f"{row['client_cpu_share']:.0%}",
-            f"{row['server_cpu_share']:.0%}",
-        )
-    judged = Table(title="bars")
-    for column in ("", "value", "bar", "met"):
-        judged.add_column(column, justify="right")
-    for bar in report["bars"]:
-        sign = "≥" if bar["is"] == "least" else "≤"
-        judged.add_row(
-            bar["name"], f"{bar['value']:.2f}", f"{sign} {bar['bar']:g}", "yes" if bar["met"] else "no"
-        )
-    return [closed, sweep, judged]
-
-
-def _cores(text: str) -> list[int]:
-    try:
-        cores = sorted({int(number) for number in text.split(",")})
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a list of CPU numbers, such as 0,1") from None
-    missing = set(cores) - os.sched_getaffinity(0)
-    if missing:
-        raise argparse.ArgumentTypeError(f"this process may not use CPU {min(missing)}")
-    return cores
+    sweep = table(
+        "streams by arrival rate; milliseconds, p50 and p99",
+        (*columns, "client CPU", "server CPU"),
+        (
+            (
+                f"{row['load']:.0%}",
+                f"{row['requests_per_second']:.1f}",
+                f"{1e3 * row['step_median']:.1f}",
+                *(milliseconds(row, name) for name in ("latency", "first_token", "inter_token")),
+                f"{row['refused']:.0f}",
+                f"{row['client_cpu_share']:.0%}",
+                f"{row['server_cpu_share']:.0%}",
+            )
+            for row in report["sweep"]
+        ),
+    )
+    return [closed, sweep, bars_table(report["bars"])]
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,8 +10,8 @@ from typing import Any
 
 from rich.progress import Progress
 
+from benchmarks.load.engine import DrivenEngine
 from benchmarks.load.generator import Generator, Run
-from benchmarks.load.inprocess import InProcessEngine
 from benchmarks.load.mix import (
     MIX,
     ONLY_GREEDY,
@@ -26,6 +25,7 @@ from benchmarks.load.mix import (
     throughput,
 )
 from benchmarks.load.peer import PeerQueue
+from benchmarks.report import median
 from benchmarks.serving import RunningServer
 
 IN_FLIGHT = 64
@@ -42,19 +42,19 @@ class Plan:
 
     Attributes:
         num_rounds: Number of timed rounds.
-        num_jobs: Jobs of a closed loop; a multiple of `IN_FLIGHT`.
         open_seconds: Duration of the arrivals in an open loop.
         loads: Arrival rates of the sweep, as shares of the capacity; includes `SERVICE_LOAD`.
         batch_sizes: Largest batches to try with CTranslate2.
         rate_ratios: Rising ratios of our rate to CTranslate2's, at which latencies are compared.
+        num_jobs: Jobs of a closed loop; a multiple of `IN_FLIGHT`.
     """
 
     num_rounds: int
-    num_jobs: int
     open_seconds: float
     loads: tuple[float, ...]
-    batch_sizes: tuple[int, ...]
-    rate_ratios: tuple[float, ...]
+    batch_sizes: tuple[int, ...] = ()
+    rate_ratios: tuple[float, ...] = ()
+    num_jobs: int = 4 * IN_FLIGHT
 
 
 @dataclass(frozen=True)
@@ -66,64 +66,73 @@ class Bench:
     generator: Generator
     progress: Progress
 
-    def closed_loop(self, jobs: list[Job], *, stream: bool) -> Run:
+    def rounds(self, label: str) -> Iterable[int]:
+        """Returns the round numbers; the first one, 0, is the warm-up."""
+        return self.progress.track(range(self.plan.num_rounds + 1), description=label)
+
+    def closed_loop(self, jobs: list[Job], *, stream: bool) -> Throughput:
         """Run a closed loop through gRPC that is always full."""
-        return self.generator.closed_loop(self.server.address, jobs, in_flight=IN_FLIGHT, stream=stream)
+        run = self.generator.closed_loop(self.server.address, jobs, in_flight=IN_FLIGHT, stream=stream)
+        return throughput(run.outcomes, IN_FLIGHT)
 
     def open_loop(self, shares: Mapping[Mode, float], rate: float, seed: int, *, stream: bool) -> Run:
         """Run an open loop through gRPC, at a rate that does not depend on the answers."""
-        jobs = draw_jobs(round(rate * self.plan.open_seconds), shares, seed)
+        jobs = self.jobs(shares, rate, seed)
         return self.generator.open_loop(self.server.address, jobs, rate=rate, stream=stream)
+
+    def jobs(self, shares: Mapping[Mode, float], rate: float, seed: int) -> list[Job]:
+        """Draw the jobs of an open loop."""
+        return draw_jobs(round(rate * self.plan.open_seconds), shares, seed)
 
     def capacity(self, shares: Mapping[Mode, float], seed: int, *, stream: bool) -> float:
         """Measure the requests per second of a closed loop that is always full."""
-        run = self.closed_loop(draw_jobs(self.plan.num_jobs, shares, seed), stream=stream)
-        return throughput(run.outcomes, IN_FLIGHT).requests_per_second
+        return self.closed_loop(
+            draw_jobs(self.plan.num_jobs, shares, seed), stream=stream
+        ).requests_per_second
 
 
-def measure_closed_loops(bench: Bench, engine: InProcessEngine) -> Figures:
+def measure_closed_loops(bench: Bench, engine: DrivenEngine) -> Figures:
     """Measure tokens per second through gRPC, in process, and in static batches."""
     contenders: dict[str, Callable[[list[Job]], Throughput]] = {
         "engine": lambda jobs: throughput(engine.closed_loop(jobs, IN_FLIGHT), IN_FLIGHT),
-        "unary": lambda jobs: throughput(bench.closed_loop(jobs, stream=False).outcomes, IN_FLIGHT),
-        "stream": lambda jobs: throughput(bench.closed_loop(jobs, stream=True).outcomes, IN_FLIGHT),
+        "unary": lambda jobs: bench.closed_loop(jobs, stream=False),
+        "stream": lambda jobs: bench.closed_loop(jobs, stream=True),
         "static": lambda jobs: _batch_rate(engine.static_batches(jobs, IN_FLIGHT, is_padded=False)),
         "static_padded": lambda jobs: _batch_rate(engine.static_batches(jobs, IN_FLIGHT, is_padded=True)),
     }
     rates: dict[tuple[str, str], list[Throughput]] = defaultdict(list)
-    for seed in _rounds(bench, "closed loops"):
+    for seed in bench.rounds("closed loops"):
         for mix, shares in _MIXES.items():
             jobs = draw_jobs(bench.plan.num_jobs, shares, seed)
             for name, run in contenders.items():
                 rate = run(jobs)
-                if seed:  # round 0 is the warm-up
+                if seed:
                     rates[mix, name].append(rate)
-    figures: Figures = {}
-    for mix in _MIXES:
-        of_engine = [rate.tokens_per_second for rate in rates[mix, "engine"]]
-        figures[mix] = {
+    return {
+        mix: {
             name: {
-                "tokens_per_second": _median(rate.tokens_per_second for rate in rates[mix, name]),
-                "requests_per_second": _median(rate.requests_per_second for rate in rates[mix, name]),
-                "to_engine": _median(
-                    rate.tokens_per_second / base
-                    for rate, base in zip(rates[mix, name], of_engine, strict=True)
+                "tokens_per_second": median(rate.tokens_per_second for rate in rates[mix, name]),
+                "requests_per_second": median(rate.requests_per_second for rate in rates[mix, name]),
+                "to_engine": median(
+                    rate.tokens_per_second / base.tokens_per_second
+                    for rate, base in zip(rates[mix, name], rates[mix, "engine"], strict=True)
                 ),
             }
             for name in contenders
         }
-    return figures
+        for mix in _MIXES
+    }
 
 
 def measure_sweep(bench: Bench) -> list[Figures]:
     """Measure latencies of streams at rising arrival rates; each round first measures the capacity."""
     rows: dict[float, list[Figures]] = defaultdict(list)
-    for seed in _rounds(bench, "arrival rates"):
+    for seed in bench.rounds("arrival rates"):
         capacity = bench.capacity(MIX, seed, stream=True)
         for load in bench.plan.loads if seed else ():
             rows[load].append(_open_figures(bench, load * capacity, seed))
     return [
-        {"load": load} | {name: _median(row[name] for row in found) for name in found[0]}
+        {"load": load} | {name: median(row[name] for row in found) for name in found[0]}
         for load, found in rows.items()
     ]
 
@@ -134,31 +143,35 @@ def _open_figures(bench: Bench, rate: float, seed: int) -> Figures:
     cpu_before = bench.server.cpu_seconds()
     run = bench.open_loop(MIX, rate, seed, stream=True)
     seconds = max(outcome.end for outcome in run.outcomes)
-    steps = bench.server.histogram(_STEP_SECONDS).since(steps)
-    done = [outcome for outcome in run.outcomes if outcome.code == "OK"]
-    # A step of greedy search or sampling yields a token. A step of beam search yields the tokens on which all
-    # hypotheses agree, and there may be none for a long time.
+    return latencies(run.outcomes) | {
+        "requests_per_second": rate,
+        "step_median": bench.server.histogram(_STEP_SECONDS).since(steps).quantile(0.5),
+        "step_rows_median": bench.server.histogram(_STEP_ROWS).since(rows).quantile(0.5),
+        "client_cpu_share": run.cpu_share,
+        "client_lateness_p99": run.lateness_seconds,
+        "server_cpu_share": (bench.server.cpu_seconds() - cpu_before) / seconds,
+    }
+
+
+def latencies(outcomes: Sequence[Outcome]) -> Figures:
+    """Returns counts and quantiles of an open loop of streams.
+
+    A step of greedy search or sampling yields a token. A step of beam search yields the tokens on which all
+    hypotheses agree, and there may be none for a long time: so first tokens and gaps are those of the others.
+    """
+    done = [outcome for outcome in outcomes if outcome.code == "OK"]
     steady = [outcome for outcome in done if outcome.job.mode is not Mode.BEAM]
-    beams = [outcome for outcome in done if outcome.job.mode is Mode.BEAM]
-    return (
-        {
-            "requests_per_second": rate,
-            "requests": len(run.outcomes),
-            "refused": sum(outcome.code == "RESOURCE_EXHAUSTED" for outcome in run.outcomes),
-            "failed": sum(outcome.code not in ("OK", "RESOURCE_EXHAUSTED") for outcome in run.outcomes),
-            "ended_early": sum(outcome.num_tokens < outcome.job.num_tokens for outcome in done),
-            "step_median": steps.quantile(0.5),
-            "step_rows_median": bench.server.histogram(_STEP_ROWS).since(rows).quantile(0.5),
-            "client_cpu_share": run.cpu_share,
-            "client_lateness_p99": run.lateness_seconds,
-            "server_cpu_share": (bench.server.cpu_seconds() - cpu_before) / seconds,
-        }
-        | _quantiles("latency", [outcome.end - outcome.arrival for outcome in done])
-        | _quantiles("first_token", [outcome.first - outcome.arrival for outcome in steady])
-        | _quantiles("inter_token", [gap for outcome in steady for gap in outcome.gaps])
-        | _quantiles("beam_first_token", [outcome.first - outcome.arrival for outcome in beams])
-        | _quantiles("beam_inter_piece", [gap for outcome in beams for gap in outcome.gaps])
-    )
+    values = {
+        "latency": [outcome.end - outcome.arrival for outcome in done],
+        "first_token": [outcome.first - outcome.arrival for outcome in steady],
+        "inter_token": [gap for outcome in steady for gap in outcome.gaps],
+    }
+    return {
+        "requests": len(outcomes),
+        "refused": sum(outcome.code == "RESOURCE_EXHAUSTED" for outcome in outcomes),
+        "failed": sum(outcome.code not in ("OK", "RESOURCE_EXHAUSTED") for outcome in outcomes),
+        "ended_early": sum(outcome.num_tokens < outcome.job.num_tokens for outcome in done),
+    } | {f"{name}_p{q}": quantile(found, q / 100) for name, found in values.items() for q in (50, 99)}
 
 
 def measure_against_peer(bench: Bench, queues: Mapping[tuple[str, int], PeerQueue]) -> Figures:
@@ -168,38 +181,35 @@ def measure_against_peer(bench: Bench, queues: Mapping[tuple[str, int], PeerQueu
         bench: The server, the load generator and the plan.
         queues: CTranslate2 by its thread setting and largest batch; the best one is selected first.
     """
-    capacity = bench.capacity(WITHOUT_SAMPLING, 0, stream=False)
-    tried = {}
-    ratio = bench.plan.rate_ratios[len(bench.plan.rate_ratios) // 2]
-    for setting, queue in bench.progress.track(queues.items(), description="CTranslate2's settings"):
-        tried[setting] = _peer_p99(bench, queue, SERVICE_LOAD * capacity / ratio, seed=0)
+    ratios = bench.plan.rate_ratios
+
+    def peer_p99(queue: PeerQueue, rate: float, seed: int) -> float:
+        return _p99(queue.open_loop(bench.jobs(WITHOUT_SAMPLING, rate, seed), rate))
+
+    rate = SERVICE_LOAD * bench.capacity(WITHOUT_SAMPLING, 0, stream=False) / ratios[len(ratios) // 2]
+    settings = bench.progress.track(queues, description="CTranslate2's settings")
+    tried = {setting: peer_p99(queues[setting], rate, seed=0) for setting in settings}
     best = min(tried, key=tried.__getitem__)
-    ours: list[float] = []
-    rates: list[float] = []
+    rates, ours = list[float](), list[float]()
     theirs: dict[float, list[float]] = defaultdict(list)
-    for seed in _rounds(bench, "beside CTranslate2"):
+    for seed in bench.rounds("beside CTranslate2"):
         rate = SERVICE_LOAD * bench.capacity(WITHOUT_SAMPLING, seed, stream=False)
         run = bench.open_loop(WITHOUT_SAMPLING, rate, seed, stream=False)
         if not seed:
             continue
         rates.append(rate)
         ours.append(_p99(run.outcomes))
-        for ratio in bench.plan.rate_ratios:
-            theirs[ratio].append(_peer_p99(bench, queues[best], rate / ratio, seed))
-    by_ratio = {ratio: _median(found) for ratio, found in theirs.items()}
+        for ratio in ratios:
+            theirs[ratio].append(peer_p99(queues[best], rate / ratio, seed))
+    by_ratio = {ratio: median(found) for ratio, found in theirs.items()}
     return {
-        "requests_per_second": _median(rates),
-        "latency_p99": _median(ours),
+        "requests_per_second": median(rates),
+        "latency_p99": median(ours),
         "ctranslate2_setting": {"threads": best[0], "max_batch_size": best[1]},
         "ctranslate2_tried_p99": {f"{threads} {size}": p99 for (threads, size), p99 in tried.items()},
         "ctranslate2_latency_p99_by_rate_ratio": by_ratio,
-        "rate_ratio_at_same_p99": _ratio_at(_median(ours), by_ratio),
+        "rate_ratio_at_same_p99": _ratio_at(median(ours), by_ratio),
     }
-
-
-def _peer_p99(bench: Bench, queue: PeerQueue, rate: float, seed: int) -> float:
-    jobs = draw_jobs(round(rate * bench.plan.open_seconds), WITHOUT_SAMPLING, seed)
-    return _p99(queue.open_loop(jobs, rate))
 
 
 def _ratio_at(p99: float, theirs: Mapping[float, float]) -> float:
@@ -220,11 +230,6 @@ def _ratio_at(p99: float, theirs: Mapping[float, float]) -> float:
     return points[-1][0]
 
 
-def _rounds(bench: Bench, label: str) -> Iterable[int]:
-    """Returns the round numbers; the first one, 0, is the warm-up."""
-    return bench.progress.track(range(bench.plan.num_rounds + 1), description=label)
-
-
 def _batch_rate(outcomes: Sequence[Outcome]) -> Throughput:
     seconds = max(outcome.end for outcome in outcomes)
     return Throughput(sum(outcome.num_tokens for outcome in outcomes) / seconds, len(outcomes) / seconds)
@@ -232,11 +237,3 @@ def _batch_rate(outcomes: Sequence[Outcome]) -> Throughput:
 
 def _p99(outcomes: Sequence[Outcome]) -> float:
     return quantile([outcome.end - outcome.arrival for outcome in outcomes], 0.99)
-
-
-def _quantiles(name: str, values: Sequence[float]) -> Figures:
-    return {f"{name}_p50": quantile(values, 0.5), f"{name}_p99": quantile(values, 0.99)}
-
-
-def _median(values: Iterable[float]) -> float:
-    return float(statistics.median(values))

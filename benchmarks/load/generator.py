@@ -11,13 +11,15 @@ import gc
 import multiprocessing
 import os
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
+from benchmarks.load import drive
 from benchmarks.load.mix import Job, Outcome, poisson_arrivals, quantile
 from seq2seq_serve.client import AsyncClient, ClientError
 
@@ -56,11 +58,14 @@ class Generator:
 
     def closed_loop(self, address: str, jobs: list[Job], *, in_flight: int, stream: bool) -> Run:
         """Send `jobs`, with `in_flight` of them unanswered at any time."""
-        return self._pool.submit(_run, _closed_loop, address, jobs, stream, float(in_flight)).result()
+        loop = partial(drive.closed_loop, jobs=jobs, in_flight=in_flight)
+        return self._pool.submit(_run, loop, address, stream).result()
 
     def open_loop(self, address: str, jobs: list[Job], *, rate: float, stream: bool) -> Run:
         """Send `jobs` as a Poisson process of `rate` per second, without waiting for answers."""
-        return self._pool.submit(_run, _open_loop, address, jobs, stream, rate).result()
+        arrivals = list(zip(poisson_arrivals(rate, seed=jobs[0].seed), jobs, strict=False))
+        loop = partial(drive.open_loop, arrivals=arrivals)
+        return self._pool.submit(_run, loop, address, stream).result()
 
     def __enter__(self) -> Self:
         return self
@@ -71,62 +76,26 @@ class Generator:
         self._pool.shutdown()
 
 
-class _Caller:
-    """Makes calls, and records the outcome of each."""
-
-    def __init__(self, client: AsyncClient, stream: bool) -> None:
-        self._client = client
-        self._call = self._stream if stream else self._unary
-        self._started = time.perf_counter()
-        self.outcomes: list[Outcome] = []
-
-    def now(self) -> float:
-        return time.perf_counter() - self._started
-
-    async def call(self, job: Job, arrival: float) -> None:
-        outcome = Outcome(job, arrival, sent=self.now())
-        self.outcomes.append(outcome)
-        try:
-            await self._call(job, outcome)
-        except ClientError as error:
-            outcome.code, outcome.retry_after_seconds = error.code, error.retry_after_seconds
-        outcome.end = self.now()
-
-    async def _unary(self, job: Job, outcome: Outcome) -> None:
-        answer = await self._client.generate(job.source_ids, options=job.options())
-        outcome.num_tokens = len(answer.hypotheses[0].token_ids)
-        outcome.queue_seconds = answer.timings.queue_seconds
-        outcome.first_token_seconds = answer.timings.first_token_seconds
-
-    async def _stream(self, job: Job, outcome: Outcome) -> None:
+async def _answer(client: AsyncClient, stream: bool, outcome: Outcome, now: drive.Clock) -> None:
+    """Call the server with the job of an outcome."""
+    job = outcome.job
+    try:
+        if not stream:
+            answer = await client.generate(job.source_ids, options=job.options())
+            outcome.num_tokens = len(answer.hypotheses[0].token_ids)
+            outcome.queue_seconds = answer.timings.queue_seconds
+            outcome.first_token_seconds = answer.timings.first_token_seconds
+            return
         times = []
-        async for event in self._client.stream(job.source_ids, options=job.options()):
+        async for event in client.stream(job.source_ids, options=job.options()):
             if event.WhichOneof("event") == "piece":
-                times.append(self.now())
+                times.append(now())
             else:
                 outcome.num_tokens = len(event.result.hypotheses[0].token_ids)
-        outcome.first = times[0] if times else self.now()  # a target that ends at once has no pieces
+        outcome.first = times[0] if times else now()  # a target that ends at once has no pieces
         outcome.gaps = tuple(after - before for before, after in pairwise(times))
-
-
-_Loop = Callable[[_Caller, list[Job], float], Awaitable[None]]
-
-
-async def _closed_loop(caller: _Caller, jobs: list[Job], in_flight: float) -> None:
-    waiting = iter(jobs)
-
-    async def worker() -> None:
-        for job in waiting:
-            await caller.call(job, caller.now())
-
-    await asyncio.gather(*(worker() for _ in range(int(in_flight))))
-
-
-async def _open_loop(caller: _Caller, jobs: list[Job], rate: float) -> None:
-    async with asyncio.TaskGroup() as group:
-        for job, arrival in zip(jobs, poisson_arrivals(rate, seed=jobs[0].seed), strict=False):
-            await asyncio.sleep(arrival - caller.now())
-            group.create_task(caller.call(job, arrival))
+    except ClientError as error:
+        outcome.code, outcome.retry_after_seconds = error.code, error.retry_after_seconds
 
 
 def _settle(cores: Sequence[int]) -> None:
@@ -135,20 +104,22 @@ def _settle(cores: Sequence[int]) -> None:
     gc.freeze()  # otherwise the collector scans all imported objects while answers wait
 
 
-def _run(loop: _Loop, address: str, jobs: list[Job], stream: bool, load: float) -> Run:
-    return asyncio.run(_measure(loop, address, jobs, stream, load))
+def _run(loop: Callable[..., Coroutine[Any, Any, list[Outcome]]], address: str, stream: bool) -> Run:
+    return asyncio.run(_measure(loop, address, stream))
 
 
-async def _measure(loop: _Loop, address: str, jobs: list[Job], stream: bool, load: float) -> Run:
+async def _measure(
+    loop: Callable[..., Coroutine[Any, Any, list[Outcome]]], address: str, stream: bool
+) -> Run:
     async with AsyncClient(address, timeout_seconds=_TIMEOUT_SECONDS) as client:
         await client.health()  # connects before the clock starts
-        caller, cpu_before, lags = _Caller(client, stream), time.process_time(), list[float]()
+        cpu_before, began, lags = time.process_time(), time.perf_counter(), list[float]()
         watching = asyncio.create_task(_watch_lag(lags))
-        await loop(caller, jobs, load)
-        cpu_share = (time.process_time() - cpu_before) / caller.now()
+        outcomes = await loop(partial(_answer, client, stream))
+        cpu_share = (time.process_time() - cpu_before) / (time.perf_counter() - began)
         watching.cancel()
-    lateness = [outcome.sent - outcome.arrival for outcome in caller.outcomes]
-    return Run(caller.outcomes, cpu_share, quantile(lateness, 0.99), quantile(lags, 0.99))
+    lateness = [outcome.sent - outcome.arrival for outcome in outcomes]
+    return Run(outcomes, cpu_share, quantile(lateness, 0.99), quantile(lags, 0.99))
 
 
 async def _watch_lag(lags: list[float]) -> None:

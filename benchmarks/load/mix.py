@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.client import GenerateOptions
+from seq2seq_serve.server.engine.request import Beam, Request, Sampling
 
 VOCAB_SIZE = 32_000
 MAX_TARGET_LENGTH = 64
@@ -81,6 +83,19 @@ def poisson_arrivals(rate: float, seed: int) -> Iterator[float]:
     while True:
         now += chance.expovariate(rate)
         yield now
+
+
+def engine_request(job: Job, arrival: float) -> Request:
+    """Returns the engine's record of a job, the same as the service creates from `Job.options`."""
+    return Request(
+        request_id="",
+        sources={SOURCE_IDS: np.array(job.source_ids)},
+        memory_length=len(job.source_ids),
+        max_new_tokens=job.num_tokens,
+        arrival=arrival,
+        beam=Beam(BEAM_SIZE) if job.mode is Mode.BEAM else None,
+        sampling=Sampling(1.0, 0, 1.0, 0.0, job.seed) if job.mode is Mode.SAMPLING else None,
+    )
 
 
 @dataclass(slots=True)

@@ -6,13 +6,12 @@ greedy requests and beams cannot share a batch; the kind of the oldest waiting r
 
 from __future__ import annotations
 
-import threading
-import time
+import asyncio
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
 
+from benchmarks.load.drive import Clock, open_loop
 from benchmarks.load.mix import BEAM_SIZE, Job, Mode, Outcome, poisson_arrivals
 
 _BEAM_SIZES = {Mode.GREEDY: 1, Mode.BEAM: BEAM_SIZE}
@@ -40,52 +39,47 @@ class PeerQueue:
         self._peer = peer
         self._num_workers = num_workers
         self._max_batch_size = max_batch_size
-        self._waiting: dict[Mode, deque[Outcome]] = {mode: deque() for mode in _BEAM_SIZES}
-        self._changed = threading.Condition()
-        self._is_over = False
-        self._started = 0.0
+        self._waiting = {mode: deque[tuple[Outcome, asyncio.Event]]() for mode in _BEAM_SIZES}
 
-    def open_loop(self, jobs: list[Job], rate: float) -> list[Outcome]:
+    def open_loop(self, jobs: Sequence[Job], rate: float) -> list[Outcome]:
         """Run `jobs` that arrive as a Poisson process of `rate` per second, like the load generator's."""
-        outcomes = []
-        self._is_over, self._started = False, time.perf_counter()
-        with ThreadPoolExecutor(self._num_workers) as pool:
-            workers = [pool.submit(self._work) for _ in range(self._num_workers)]
-            for job, arrival in zip(jobs, poisson_arrivals(rate, seed=len(jobs)), strict=False):
-                time.sleep(max(arrival - self._now(), 0.0))
-                outcomes.append(Outcome(job, arrival, sent=self._now()))
-                with self._changed:
-                    self._waiting[job.mode].append(outcomes[-1])
-                    self._changed.notify()
-            with self._changed:
-                self._is_over = True
-                self._changed.notify_all()
-            for worker in workers:
-                worker.result()
-        return outcomes
+        return asyncio.run(self._open_loop(jobs, rate))
 
-    def _work(self) -> None:
-        while batch := self._take():
-            jobs = [outcome.job for outcome in batch]
-            targets = self._peer.translate_to_lengths(
+    async def _open_loop(self, jobs: Sequence[Job], rate: float) -> list[Outcome]:
+        self._changed = asyncio.Condition()
+        workers = [asyncio.create_task(self._work()) for _ in range(self._num_workers)]
+        arrivals = zip(poisson_arrivals(rate, seed=len(jobs)), jobs, strict=False)
+        outcomes = asyncio.create_task(open_loop(self._answer, arrivals))
+        # A worker ends only with an error.
+        await asyncio.wait({outcomes, *workers}, return_when=asyncio.FIRST_COMPLETED)
+        for worker in workers:
+            if worker.done():
+                outcomes.cancel()
+                worker.result()
+            worker.cancel()
+        return await outcomes
+
+    async def _answer(self, outcome: Outcome, _now: Clock) -> None:
+        is_done = asyncio.Event()
+        async with self._changed:
+            self._waiting[outcome.job.mode].append((outcome, is_done))
+            self._changed.notify()
+        await is_done.wait()
+
+    async def _work(self) -> None:
+        while True:
+            async with self._changed:
+                await self._changed.wait_for(lambda: any(self._waiting.values()))
+                filled = [queue for queue in self._waiting.values() if queue]
+                queue = min(filled, key=lambda queue: queue[0][0].arrival)
+                batch = [queue.popleft() for _ in range(min(len(queue), self._max_batch_size))]
+            jobs = [outcome.job for outcome, _ in batch]
+            targets = await asyncio.to_thread(
+                self._peer.translate_to_lengths,
                 [job.source_ids for job in jobs],
                 [job.num_tokens for job in jobs],
                 _BEAM_SIZES[jobs[0].mode],
             )
-            for outcome, target in zip(batch, targets, strict=True):
-                outcome.end = self._now()
+            for (outcome, is_done), target in zip(batch, targets, strict=True):
                 outcome.num_tokens = len(target)
-
-    def _take(self) -> list[Outcome]:
-        """Wait for the next batch; returns an empty one when no more requests will arrive."""
-        with self._changed:
-            while not any(self._waiting.values()):
-                if self._is_over:
-                    return []
-                self._changed.wait()
-            filled = [queue for queue in self._waiting.values() if queue]
-            queue = min(filled, key=lambda queue: queue[0].arrival)
-            return [queue.popleft() for _ in range(min(len(queue), self._max_batch_size))]
-
-    def _now(self) -> float:
-        return time.perf_counter() - self._started
+                is_done.set()

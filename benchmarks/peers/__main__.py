@@ -34,16 +34,13 @@ Not measured: tokenization, gRPC, waiting. The last line on standard output is o
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import importlib.util
-import json
 import os
-import shlex
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import product
@@ -57,8 +54,9 @@ from rich.progress import Progress
 from benchmarks.flags import positive
 from benchmarks.floors import Machine, measure_machine, step_floor
 from benchmarks.hardware import describe_hardware
+from benchmarks.load.engine import settings_of
 from benchmarks.peers import optimum_peer
-from benchmarks.peers.our_engine import EngineProcess, settings_of
+from benchmarks.peers.our_engine import EngineProcess
 from benchmarks.peers.report import (
     Turns,
     agreement_table,
@@ -81,25 +79,27 @@ from benchmarks.peers.work import (
     recurrent_suites,
     sentences_suite,
 )
+from benchmarks.report import command, publish
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 from seq2seq_serve.training.huggingface.dialect import Limits
 from seq2seq_serve.training.models.transformer import Transformer
-from seq2seq_serve.training.run import TrainedModel
 
 _PAUSE_SECONDS = 0.3  # the previous contender's threads still spin for a while
 _WIDTH = 160  # columns of the tables in a file
 _COMPUTE_TYPES = {Precision.FP32: "float32", Precision.INT8: "int8"}  # CTranslate2's names
+_EXAMPLES = """--rounds 7
+--only 'greedy x 1'
+--imported --only opus-mt
+--multi30k multi30k/ --run runs/multi30k"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, print the tables, and print one JSON object as the last line."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    if options.rounds < 1 or options.cores < 1:
-        parser.error("--rounds and --cores must be at least 1")
     cores = sorted(os.sched_getaffinity(0))[: options.cores]
     if len(cores) < options.cores:
         parser.error(f"--cores is {options.cores}, but this process may use only {len(cores)}")
@@ -112,22 +112,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     if not suites:
         parser.error(f"--only is {options.only!r}, but no work's name contains it")
-    head = {
-        "benchmark": "peers",
-        "command": _command(options),
-        "hardware": describe_hardware(),
-    }
-    suites = [replace(suite, one_batch=options.one_batch) for suite in suites]
-    report = head | compare(suites, options.precision, options.rounds, len(cores), console)
-    if options.imported:
-        report["medians"] = medians(report["results"])
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
+    report: dict[str, Any] = {"benchmark": "peers", "hardware": describe_hardware()}
+    report |= compare(suites, options.precision, options.rounds, len(cores), console)
     console.print(speed_table(report))
     if options.imported:
+        report["medians"] = medians(report["results"])
         console.print(medians_table(report["medians"]))
-    print(json.dumps(report))
+    publish(report, options.out)
     return 0
 
 
@@ -173,7 +164,7 @@ def _take_all_turns(
 ) -> list[tuple[Work, dict[Contender, Turns]]]:
     """Run one turn of every contender to compare their targets, then the timed rounds."""
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack, Progress(console=console) as progress:
-        contenders = _contenders(suite, precisions, Path(folder), num_cores, console, stack)
+        contenders = list(_contenders(suite, precisions, Path(folder), num_cores, console, stack))
         all_turns: list[tuple[Work, dict[Contender, Turns]]] = [(work, {}) for work in suite.works]
         task = progress.add_task(suite.name, total=(num_rounds + 1) * len(suite.works) * len(contenders))
         for round_number in range(num_rounds + 1):
@@ -209,118 +200,64 @@ def _contenders(
     num_cores: int,
     console: Console,
     stack: ExitStack,
-) -> list[Contender]:
-    """Create the installed contenders, ready to translate; the stack stops their processes."""
+) -> Iterator[Contender]:
+    """Yields the installed contenders, ready to translate; the stack stops their processes."""
     model = suite.model
     console.print(f"{suite.name}: exporting the model, and the same weights for the peers")
     if isinstance(model, Checkpoint):
         from benchmarks.peers.checkpoints import make_checkpoint
 
         make_checkpoint(model, folder / "checkpoint")
-        max_source_length = 0 if _has_sounds(model) else model.sizes.max_source_length
+        max_source_length = 0 if model.num_bands else model.sizes.max_source_length
         limits = Limits(max_source_length, model.sizes.max_target_length)
         export_checkpoint(folder / "checkpoint", folder / "bundle", precisions, limits=limits)
     else:
         export_bundle(model, folder / "bundle", precisions)
+    settings = settings_of(load_bundle(folder / "bundle").manifest)
     num_slots = min(max(work.num_rows for work in suite.works), suite.max_slots)
-    contenders = []
-    settings = [(1, num_cores)] if suite.one_batch else _thread_settings(num_cores)
-    for precision, (num_instances, num_threads) in product(precisions, settings):
-        engine = EngineProcess(folder / "bundle", precision, num_cores, num_slots, num_instances)
+    # One batch on all cores, and one batch per core: batches at once, and threads per batch.
+    threads = [(1, num_cores)] if suite.one_batch else sorted({(1, num_cores), (num_cores, 1)})
+    for precision, setting in product(precisions, threads):
+        engine = EngineProcess(folder / "bundle", precision, num_cores, num_slots, num_instances=setting[0])
         stack.callback(engine.stop)
-        setting = f"{num_instances}x{num_threads}"
-        contenders.append(Contender("ours", precision, setting, engine.translate, engine.clock))
-    if isinstance(model, TrainedModel) and not isinstance(model.model, Transformer):
+        yield Contender("ours", precision, "{}x{}".format(*setting), engine.translate, engine.clock)
+    if not isinstance(model, Checkpoint) and not isinstance(model.model, Transformer):
         for num_threads in sorted({1, num_cores}):  # no library decodes it
             torch_peer = TorchPeer(model.model, num_threads)
-            contenders.append(Contender("torch", Precision.FP32, f"{num_threads}", torch_peer.translate))
-        return contenders
+            yield Contender("torch", Precision.FP32, f"{num_threads}", torch_peer.translate)
+        return
     if _is_installed("ctranslate2", console):
-        contenders += _with_ctranslate2(model, folder, precisions, settings)
+        from benchmarks.peers.ctranslate2_peer import converted
+
+        load = converted(model, folder, settings)
+        for precision, setting in product(precisions, threads):
+            peer = load(_COMPUTE_TYPES[precision], *setting)
+            yield Contender("ctranslate2", precision, "{}x{}".format(*setting), peer.translate)
     if not any(work.is_long for work in suite.works) and _is_installed("transformers", console):
-        generate = _generate(model, folder)
-        contenders.append(Contender("transformers", Precision.FP32, "", generate.translate))
-    if isinstance(model, Checkpoint) and not _has_sounds(model):
+        generate = _generate(model, folder, settings["start_ids"])
+        yield Contender("transformers", Precision.FP32, "", generate.translate)
+    if isinstance(model, Checkpoint) and not model.num_bands:
         if optimum_peer.PYTHON.exists():
             optimum = optimum_peer.OptimumPeer(folder / "checkpoint", num_cores)
             stack.callback(optimum.stop)
-            contenders.append(Contender("optimum", Precision.FP32, "", optimum.translate))
+            yield Contender("optimum", Precision.FP32, "", optimum.translate)
         else:
             console.print("optimum is skipped: its environment .venv-optimum is missing", markup=False)
-    return contenders
 
 
-def _with_ctranslate2(
-    model: TrainedModel | Checkpoint,
-    folder: Path,
-    precisions: Sequence[Precision],
-    settings: Sequence[tuple[int, int]],
-) -> list[Contender]:
-    """Returns CTranslate2 with each precision and thread setting."""
-    from benchmarks.peers import ctranslate2_peer
-
-    path = folder / "ctranslate2"
-    if _has_sounds(model):
-        ctranslate2_peer.convert_checkpoint(folder / "checkpoint", path)
-        start_ids = _start_ids(folder)
-        return [
-            Contender(
-                "ctranslate2",
-                precision,
-                "x".join(map(str, threads)),
-                ctranslate2_peer.CTranslate2Whisper(
-                    path, start_ids, _COMPUTE_TYPES[precision], *threads
-                ).translate,
-            )
-            for precision, threads in product(precisions, settings)
-        ]
-    forced_ids: list[int] = []
-    if isinstance(model, Checkpoint):
-        tokens = ctranslate2_peer.convert_checkpoint(folder / "checkpoint", path)
-        generation = json.loads((folder / "checkpoint/generation_config.json").read_text())
-        forced_ids = [generation["forced_bos_token_id"]] if "forced_bos_token_id" in generation else []
-    else:
-        tokens = ctranslate2_peer.convert(model.model, path)
-    contenders = []
-    for precision, threads in product(precisions, settings):
-        peer = ctranslate2_peer.CTranslate2Peer(
-            path, tokens, _COMPUTE_TYPES[precision], *threads, forced_ids=forced_ids
-        )
-        contenders.append(Contender("ctranslate2", precision, "x".join(map(str, threads)), peer.translate))
-    return contenders
-
-
-def _generate(model: TrainedModel | Checkpoint, folder: Path) -> TransformersPeer:
+def _generate(model: Any, folder: Path, start_ids: Sequence[int]) -> TransformersPeer:
     """Returns `generate` of the checkpoint, or of a converted model of this project."""
     import transformers
 
-    if _has_sounds(model):
+    if not isinstance(model, Checkpoint):
+        from benchmarks.peers.marian import as_marian
+
+        return TransformersPeer(as_marian(model.model, torch.device("cpu"), torch.float32))
+    if model.num_bands:
         loaded = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(folder / "checkpoint")
-        return TransformersPeer(loaded.eval(), start_ids=_start_ids(folder))
-    if isinstance(model, Checkpoint):
-        loaded = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / "checkpoint")
-        return TransformersPeer(loaded.eval())
-    from benchmarks.peers.marian import as_marian
-
-    return TransformersPeer(as_marian(model.model, torch.device("cpu"), torch.float32))
-
-
-def _start_ids(folder: Path) -> tuple[int, ...]:
-    """Returns the tokens before every target, as the bundle has them."""
-    start_ids: tuple[int, ...] = settings_of(load_bundle(folder / "bundle").manifest)["start_ids"]
-    return start_ids
-
-
-def _has_sounds(model: TrainedModel | Checkpoint) -> bool:
-    return isinstance(model, Checkpoint) and model.num_bands > 0
-
-
-def _thread_settings(num_cores: int) -> list[tuple[int, int]]:
-    """Returns the settings, as pairs of batches at once and threads per batch.
-
-    They are one batch on all cores, and one batch per core.
-    """
-    return sorted({(1, num_cores), (num_cores, 1)})
+        return TransformersPeer(loaded.eval(), start_ids=start_ids)
+    loaded = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / "checkpoint")
+    return TransformersPeer(loaded.eval())
 
 
 def _is_installed(package: str, console: Console) -> bool:
@@ -334,13 +271,14 @@ def _floor(suite: Suite, work: Work, precision: Precision, machine: Machine) -> 
     """Returns the floor of a step with all requests; empty if they do not all run in every step."""
     if not work.is_exact or work.search.max_new_tokens is None:
         return {}
+    has_sounds = isinstance(suite.model, Checkpoint) and suite.model.num_bands
     floor = step_floor(
         suite.sizes,
         precision,
         num_requests=len(work.sources),
         beam_size=work.search.beam_size,
         source_tokens=suite.sizes.max_source_length
-        if _has_sounds(suite.model)
+        if has_sounds
         else statistics.mean(map(len, work.sources)),
         target_tokens=work.search.max_new_tokens / 2,
         machine=machine,
@@ -357,11 +295,8 @@ def _provenance(suite: Suite) -> dict[str, Any]:
     if isinstance(suite.model, Checkpoint):
         return {"family": suite.model.family, "weights": "random"} | sizes
     known = suite.model.provenance
-    return (
-        {key: known[key] for key in ("preset", "commit", "steps", "weights") if key in known}
-        | sizes
-        | {"dev_bleu": suite.model.dev_score}
-    )
+    kept = {key: known[key] for key in ("preset", "commit", "steps", "weights") if key in known}
+    return kept | sizes | {"dev_bleu": suite.model.dev_score}
 
 
 def _suites(options: argparse.Namespace, console: Console) -> list[Suite]:
@@ -371,58 +306,30 @@ def _suites(options: argparse.Namespace, console: Console) -> list[Suite]:
         suites.append(multi30k_suite(options.multi30k, options.run))
     elif not options.imported:
         console.print("Multi30k is skipped: it needs --multi30k DIR and --run RUN")
-    chosen = [
-        dataclasses.replace(
-            suite, works=tuple(work for work in suite.works if options.only.lower() in work.name.lower())
-        )
-        for suite in suites
-    ]
-    return [suite for suite in chosen if suite.works]
-
-
-def _command(options: argparse.Namespace) -> str:
-    """Returns the command line, with folders shortened to their last names."""
-    words = ["python", "-m", "benchmarks.peers"]
-    for name, value in vars(options).items():
-        if value and name != "out":
-            words.append(f"--{name.replace('_', '-')}")
-            if isinstance(value, list):
-                words.append(",".join(value))
-            elif value is not True:
-                words.append(value.resolve().name if isinstance(value, Path) else str(value))
-    return shlex.join(words)
+    chosen = []
+    for suite in suites:
+        works = tuple(work for work in suite.works if options.only.lower() in work.name.lower())
+        if works:
+            chosen.append(replace(suite, works=works, one_batch=options.one_batch))
+    return chosen
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.peers",
-        allow_abbrev=False,
-        description=(__doc__ or "").splitlines()[0],
-        epilog="examples:\n"
-        "  python -m benchmarks.peers --rounds 7\n"
-        "  python -m benchmarks.peers --only 'greedy x 1'\n"
-        "  python -m benchmarks.peers --imported --only opus-mt\n"
-        "  python -m benchmarks.peers --multi30k multi30k/ --run runs/multi30k",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--rounds", type=positive, default=5, help="timed turns of every contender (default: 5)"
-    )
-    parser.add_argument("--cores", type=positive, default=2, help="number of CPUs to use (default: 2)")
-    parser.add_argument("--only", default="", help="run only works whose name contains this (default: all)")
-    parser.add_argument(
+    parser = command("peers", __doc__, _EXAMPLES)
+    add = parser.add_argument
+    add("--rounds", type=positive, default=5, help="timed turns of every contender (default: 5)")
+    add("--cores", type=positive, default=2, help="number of CPUs to use (default: 2)")
+    add("--only", default="", help="run only works whose name contains this (default: all)")
+    add(
         "--precision",
         type=_precisions,
         default="fp32,int8",
         help="precisions of the engine and of CTranslate2; one alone takes less memory (default: fp32,int8)",
     )
-    parser.add_argument("--imported", action="store_true", help="compare imported checkpoints instead")
-    parser.add_argument(
-        "--one-batch", action="store_true", help="only one batch on all cores, which takes less memory"
-    )
-    parser.add_argument("--multi30k", type=Path, metavar="DIR", help="folder of Multi30k, with its tok/")
-    parser.add_argument("--run", type=Path, help="a run trained on Multi30k's tok/ folder, English to German")
-    parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
+    add("--imported", action="store_true", help="compare imported checkpoints instead")
+    add("--one-batch", action="store_true", help="only one batch on all cores, which takes less memory")
+    add("--multi30k", type=Path, metavar="DIR", help="folder of Multi30k, with its tok/")
+    add("--run", type=Path, help="a run trained on Multi30k's tok/ folder, English to German")
     return parser
 
 
@@ -439,7 +346,7 @@ def _start_again_on(num_cores: int) -> None:
     OpenMP counts the CPUs when it is loaded, and its threads spin longer if there are more CPUs than threads.
     """
     cores = sorted(os.sched_getaffinity(0))
-    if len(cores) > num_cores > 0:
+    if len(cores) > num_cores:
         os.sched_setaffinity(0, cores[:num_cores])
         os.execv(sys.executable, [sys.executable, "-m", "benchmarks.peers", *sys.argv[1:]])
 

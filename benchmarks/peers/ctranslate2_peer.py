@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ import numpy as np
 from ctranslate2.converters import TransformersConverter
 from ctranslate2.specs import TransformerSpec
 
-from benchmarks.peers.work import Search
+from benchmarks.peers.work import Checkpoint, Search
 from seq2seq_serve.training.config import BOS, EOS, PAD, UNK, TransformerConfig
 from seq2seq_serve.training.models.base import EncoderDecoder
 from seq2seq_serve.training.models.transformer import Transformer
+from seq2seq_serve.training.run import TrainedModel
 
 # At 0, a beam would end as soon as its best hypothesis ends. This small value leaves the scores unchanged.
 _NO_PENALTY = 1e-9
@@ -66,12 +68,25 @@ def convert(model: EncoderDecoder, path: Path) -> list[str]:
     return tokens
 
 
-def convert_checkpoint(checkpoint: Path, path: Path) -> list[str]:
-    """Write a checkpoint of Hugging Face in CTranslate2's format; returns the token string of each id."""
-    TransformersConverter(str(checkpoint)).convert(str(path))
+def converted(
+    model: TrainedModel | Checkpoint, folder: Path, settings: dict[str, Any]
+) -> Callable[..., CTranslate2Peer | CTranslate2Whisper]:
+    """Convert a model, or the checkpoint in `folder/checkpoint`; returns what loads it with its threads.
+
+    Args:
+        model: Decides which class loads it.
+        folder: Receives the converted model.
+        settings: Fields of every request, as `benchmarks.load.engine.settings_of` returns them.
+    """
+    path = folder / "ctranslate2"
+    if not isinstance(model, Checkpoint):
+        return partial(CTranslate2Peer, path, convert(model.model, path))
+    TransformersConverter(str(folder / "checkpoint")).convert(str(path))
+    if model.num_bands:
+        return partial(CTranslate2Whisper, path, settings["start_ids"])
     (vocabulary,) = path.glob("*vocabulary.json")
     tokens: list[str] = json.loads(vocabulary.read_text(encoding="utf-8"))
-    return tokens
+    return partial(CTranslate2Peer, path, tokens, forced_ids=settings["prefix_ids"])
 
 
 class CTranslate2Peer:
@@ -83,7 +98,6 @@ class CTranslate2Peer:
         compute_type: CTranslate2's name, such as `float32` or `int8`; it converts the weights itself.
         inter_threads: Number of batches at once.
         intra_threads: Number of threads per batch.
-        device: CTranslate2's name, `cpu` or `cuda`.
         forced_ids: The first tokens of every target, which are not returned.
     """
 
@@ -94,17 +108,14 @@ class CTranslate2Peer:
         compute_type: str,
         inter_threads: int,
         intra_threads: int,
-        device: str = "cpu",
         forced_ids: Sequence[int] = (),
     ) -> None:
         self._tokens = tokens
         self._forced = [tokens[token_id] for token_id in forced_ids]
         self._ids = {token: token_id for token_id, token in enumerate(tokens)}
         self._inter_threads = inter_threads
-        self._is_cpu = device == "cpu"
         self._translator = ctranslate2.Translator(
             str(path),
-            device=device,
             compute_type=compute_type,
             inter_threads=inter_threads,
             intra_threads=intra_threads,
@@ -114,7 +125,7 @@ class CTranslate2Peer:
         """Returns the best target of each source; includes encoding."""
         num_forced = len(self._forced)
         max_batch_size = -(-len(sources) // self._inter_threads)
-        if self._is_cpu and len(sources) > _FEW_REQUESTS:
+        if len(sources) > _FEW_REQUESTS:
             max_batch_size = min(max_batch_size, _BATCH_ROWS // search.beam_size)
         answers: dict[int, Any] = {}
         for most, numbers in search.groups(sources).items():
@@ -132,11 +143,6 @@ class CTranslate2Peer:
             answers |= zip(numbers, results, strict=True)
         best = [answers[number].result().hypotheses[0][num_forced:] for number in range(len(sources))]
         return [[self._ids[token] for token in tokens] for tokens in best]
-
-    def greedy(self, sources: Sequence[Sequence[int]], num_tokens: int) -> list[list[int]]:
-        """Returns exactly `num_tokens` target tokens of each source; includes encoding."""
-        search = Search(beam_size=1, max_new_tokens=num_tokens, min_new_tokens=num_tokens)
-        return self.translate(sources, search)
 
     def translate_to_lengths(
         self, sources: Sequence[Sequence[int]], lengths: Sequence[int], beam_size: int

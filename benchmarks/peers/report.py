@@ -12,6 +12,7 @@ from rich.table import Table
 from sacrebleu.metrics.bleu import BLEU
 
 from benchmarks.peers.work import Checkpoint, Contender, Suite, Work
+from benchmarks.report import table
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.training.run import TrainedModel
 
@@ -140,51 +141,45 @@ def medians(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def medians_table(found: Mapping[str, Mapping[str, float]]) -> Table:
     """Returns the result of `medians` as a table for the terminal."""
-    table = Table(title="medians of the ratios")
-    for column in ("", "fp32", "int8", "both / bar"):
-        table.add_column(column, justify="right")
+    rows = []
     for library, its in found.items():
         shown = (f"{its[name]:.2f}" if name in its else "" for name in (Precision.FP32, Precision.INT8))
-        table.add_row(_PEERS[library], *shown, _with_bar(its["both"], its["bar"]))
-    return table
+        rows.append((_PEERS[library], *shown, _with_bar(its["both"], its["bar"])))
+    return table("medians of the ratios", ("", "fp32", "int8", "both / bar"), rows)
 
 
-def agreement_table(rows: Sequence[dict[str, Any]]) -> Table:
+def agreement_table(agreement: Sequence[dict[str, Any]]) -> Table:
     """Returns the results of `equal_targets` as a table for the terminal."""
-    names = list(dict.fromkeys(name for row in rows for name in row["equal"]))
-    table = Table(title="equal targets: fp32 with ours in fp32, int8 with the same library's fp32")
-    for column in ("", "of", *names):
-        table.add_column(column, justify="right")
-    for row in rows:
-        equal = (str(row["equal"].get(name, "")) for name in names)
-        table.add_row(row["work"], str(row["requests"]), *equal)
-    return table
+    names = list(dict.fromkeys(name for row in agreement for name in row["equal"]))
+    title = "equal targets: fp32 with ours in fp32, int8 with the same library's fp32"
+    rows = [
+        (row["work"], str(row["requests"]), *(str(row["equal"].get(name, "")) for name in names))
+        for row in agreement
+    ]
+    return table(title, ("", "of", *names), rows)
 
 
 def speed_table(report: dict[str, Any]) -> Table:
     """Returns speeds, ratios, bars and quality as a table for the terminal."""
-    table = Table(title="tokens/s with encoding; how many times as fast as the peer, and the bar")
     columns = ["", "type", "ms/step", "floor", "python", "ours"]
     for name in _PEERS.values():
         columns += [name, "ratio / bar"]
-    for column in (*columns, f"BLEU: ours, {', '.join(_PEERS.values())}"):
-        table.add_column(column, justify="right")
+    columns.append(f"BLEU: ours, {', '.join(_PEERS.values())}")
+    rows = []
     for row in report["results"]:
         cells = [row["work"], row["precision"], f"{row['step_ms']:.2f}"]
         cells += [f"{row['floor_ms']:.2f}" if "floor_ms" in row else "", f"{row['python_share']:.1%}"]
-        cells.append(f"{row['tokens_per_second']:.0f} {row['setting']}".strip())
+        cells.append(_speed(row))
         for library in _PEERS:
-            cells += _peer_cells(row["peers"].get(library))
+            peer = row["peers"].get(library)
+            cells += [_speed(peer), _with_bar(peer["ratio"], peer["bar"])] if peer else ["", ""]
         cells.append(" ".join(f"{bleu['score']:.2f}" for bleu in row.get("bleu", {}).values()))
-        table.add_row(*cells)
-    return table
+        rows.append(cells)
+    return table("tokens/s with encoding; how many times as fast as the peer, and the bar", columns, rows)
 
 
-def _peer_cells(peer: dict[str, Any] | None) -> list[str]:
-    if peer is None:
-        return ["", ""]
-    speed = f"{peer['tokens_per_second']:.0f} {peer['setting']}".strip()
-    return [speed, _with_bar(peer["ratio"], peer["bar"])]
+def _speed(row: dict[str, Any]) -> str:
+    return f"{row['tokens_per_second']:.0f} {row['setting']}".strip()
 
 
 def _with_bar(ratio: float, bar: float | None) -> str:

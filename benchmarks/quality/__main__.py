@@ -1,240 +1,205 @@
-"""Measures quality through the server: `python -m benchmarks.quality multi30k --data DIR`.
+"""Scores a translation run on test sets, through the server: `python -m benchmarks.quality RUN --test ...`.
 
-This file has the translation tasks; `babi`, `captions` and `published` have their own files.
-
-Trains a preset, by default `tiny`; an interrupted run is resumed, and a finished run is reused. Chooses
-averaging and length penalty on dev, exports fp32 and int8, starts the real server, translates the test sets
-through the gRPC client with beams of 5, and scores them. The test sets are translated once, after every
-choice is made. Speed is not measured. The table goes to standard output; the last line is one JSON object.
+Chooses averaging and length penalty on dev, exports fp32 and int8, starts the real server, translates the
+test sets through the gRPC client with beams of 5, and scores them with sacreBLEU. Every candidate on dev is
+scored in the same way. The test sets are translated once, after every choice is made. Speed is not measured.
+`RUN/bundle` and `RUN/NAME.PRECISION.txt` keep what was served and translated. `multi30k.sh` and `korean.sh`
+beside this file train the runs. The table goes to standard output; the last line is one JSON object.
 """
 
 from __future__ import annotations
 
-import seq2seq_serve.training.spin  # noqa: F401  # isort: skip
-
 import argparse
 import dataclasses
 import sys
+import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from benchmarks.demo import translate_all
-from benchmarks.hardware import describe_hardware
-from benchmarks.quality import babi, captions, published
-from benchmarks.quality.choice import BEAM_SIZE, Choice, choose, search_options, server_flags
-from benchmarks.quality.corpora import Detokenised, ScoredSet, Task, korean, multi30k
-from benchmarks.quality.recipe import Recipe, add_run_flags, describe_run, run, train
-from benchmarks.serving import RunningServer, serving
+from benchmarks.quality import published
+from benchmarks.quality.recipe import PRECISIONS, ask, describe_run, export, report_scores
+from benchmarks.report import command, markdown
 from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.client import GenerateOptions
 from seq2seq_serve.export.exporter import export_bundle
-from seq2seq_serve.training.config import TransformerConfig
+from seq2seq_serve.training.checkpoint import checkpoint_step, list_checkpoints, load_checkpoint
+from seq2seq_serve.training.data.text_files import read_lines, read_parallel, write_lines
 from seq2seq_serve.training.evaluation.comparison import MetricScore, MetricSettings, compare
-from seq2seq_serve.training.presets import PRESETS
 from seq2seq_serve.training.run import RunFolder, load_checkpoints
 
-_PRECISIONS = Precision.FP32, Precision.INT8
-_DETOKENISED = MetricSettings(is_lower_cased=True)
-_OTHER_TASKS = {
-    "babi": babi.main,
-    "captions": captions.main,
-    "clips": captions.main,
-    "published": published.main,
-}
+BEAM_SIZE = 5
+NUM_AVERAGED = 1, 5, 10
+# Exponents of the length penalty of Wu et al. 2016, ((5 + |Y|) / 6)^alpha: 0 is none, a large one prefers
+# long targets.
+ALPHAS = 0.0, 1.0, 2.0, 3.0, 4.0
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A candidate and its BLEU on dev.
+
+    Attributes:
+        steps: Training steps of the averaged checkpoints.
+        alpha: Exponent of the length penalty.
+    """
+
+    steps: tuple[int, ...]
+    alpha: float
+    bleu: float
+
+    @property
+    def search(self) -> GenerateOptions:
+        """The search options of the candidate's translations."""
+        return GenerateOptions(beam_size=BEAM_SIZE, length_penalty=self.alpha)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Train, choose, serve and score.
-
-    Returns:
-        0 if done, 1 if it failed, 130 or 143 if it was interrupted; the same command resumes it.
-    """
+    """Choose, serve and score; returns 0 if done, 1 if it failed."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments and arguments[0] in _OTHER_TASKS:
-        return _OTHER_TASKS[arguments[0]](arguments)
-    parser = _parser()
-    options = parser.parse_args(arguments)
-    if options.task == "korean" and options.direction:
-        parser.error("--direction applies to multi30k only: omit it")
-    direction = options.direction or "en-de"
-    settings = dict(options.set)
-    name = f"multi30k-{direction}" if options.task == "multi30k" else options.task
-    if options.seed is not None:
-        settings["seed"] = options.seed
-        name += f"-seed-{options.seed}"
-    if options.preset != "tiny":
-        name += f"-{options.preset}"
-    recipe = Recipe(options.preset, settings, options.max_steps)
-    path = options.run or Path("runs") / f"quality-{name}"
-
-    def measured(console: Console) -> dict[str, Any]:
-        if options.task == "multi30k":
-            task = multi30k(options.data, direction)
-        else:
-            task = korean(options.data, path / "corpus")
-        return measure(task, path, recipe, console)
-
-    return run(measured, table, options.data, options.out)
+    if arguments and arguments[0] == "published":
+        return published.main(arguments)
+    options = _parser().parse_args(arguments)
+    metric = MetricSettings(tokenization="none" if options.moses else None)
+    return report_scores(
+        options.task or options.run.name,
+        lambda console: measure(options.run, options.test, metric, options.moses, console),
+        table,
+        options.out,
+    )
 
 
-def measure(task: Task, path: Path, recipe: Recipe, console: Console) -> dict[str, Any]:
-    """Train or resume the run, choose, export, serve and score; returns the report.
+def measure(
+    run: Path,
+    test_sets: Sequence[tuple[str, str, str]],
+    metric: MetricSettings,
+    moses: Sequence[str] | None,
+    console: Console,
+) -> dict[str, Any]:
+    """Choose, export, serve and score; returns the report.
 
     Args:
-        task: The corpus and its test sets.
-        path: Folder of the run. A new run is started, an interrupted one resumed, a finished one reused.
-        recipe: Settings of the training run.
+        run: Folder of a finished run.
+        test_sets: Name, file of sources, and file of references of each.
+        metric: Settings of the first score; the same metric chooses on dev.
+        moses: Language and plain references of a test set whose files hold Moses tokens.
         console: Shows progress.
     """
-    train(task.files, path, recipe, console)
-    if not isinstance(RunFolder(path).read_config().model, TransformerConfig):
-        task = dataclasses.replace(task, published=None)  # the published scores are of Transformers
-    bundle, choice, candidates = export_chosen(path, task.metric, _PRECISIONS, console)
-    texts: dict[Precision, dict[str, list[str]]] = {}
-    for precision in _PRECISIONS:
-        with serving(bundle, server_flags(precision)) as server:
-            texts[precision] = translate_sets(server, task, choice.alpha, precision, console)
+    pairs = {
+        name: read_parallel(Path(source), Path(reference)) for name, source, reference in test_sets
+    }  # before the long work
+    candidates = choose(run, metric, console)
+    best = max(candidates, key=lambda candidate: candidate.bleu)
+    bundle = export(load_checkpoints(run, best.steps), run, console)
+    texts: dict[tuple[str, Precision], list[str]] = {}
+    for precision in PRECISIONS:
+        questions = [([pair.source for pair in its], best.search) for its in pairs.values()]
+        for name, answers in zip(pairs, ask(bundle, precision, questions, console), strict=True):
+            texts[name, precision] = [answer.text for answer in answers]
+            write_lines(run / f"{name}.{precision}.txt", texts[name, precision])
+    test = {}
+    for name, its in pairs.items():
+        systems = [texts[name, precision] for precision in PRECISIONS]
+        scores = compare(systems, [[pair.target for pair in its]], metric)
+        test[name] = {"sentences": len(its), "scores": _by_precision(scores)}
+        if moses:
+            language, plain = moses
+            undone = [detokenise(system, language) for system in systems]
+            settings = dataclasses.replace(metric, tokenization=None, is_lower_cased=True)
+            test[name]["detokenised"] = _by_precision(compare(undone, [read_lines(Path(plain))], settings))
     return {
-        "benchmark": "quality",
-        "task": task.name,
-        "hardware": describe_hardware(),
-        "run": describe_run(path),
-        "search": {"beam_size": BEAM_SIZE, "alpha": choice.alpha, "steps": choice.steps},
+        "run": describe_run(run),
+        "search": {"beam_size": BEAM_SIZE, "alpha": best.alpha, "steps": best.steps},
         "dev": [dataclasses.asdict(candidate) for candidate in candidates],
-        "test": {scored.name: score_set(task, scored, texts) for scored in task.scored_sets},
-        "translations": [
-            dict(zip(("source", *_PRECISIONS), row, strict=True))
-            for row in zip(task.sentences, *(texts[each][""] for each in _PRECISIONS), strict=True)
-        ],
+        "test": test,
     }
 
 
-def export_chosen(
-    path: Path, metric: MetricSettings, precisions: Sequence[Precision], console: Console
-) -> tuple[Path, Choice, list[Choice]]:
-    """Choose on dev and export the best candidate; returns the bundle, the choice, and all candidates."""
-    choice, candidates = choose(path, metric, console)
-    bundle = path / "bundle"
-    trained = load_checkpoints(path, choice.steps)
-    export_bundle(trained, bundle, list(precisions), overwrite=True, report=console.log)
-    return bundle, choice, candidates
+def choose(run: Path, metric: MetricSettings, console: Console) -> list[Choice]:
+    """Returns every candidate with its BLEU on the run's dev pairs, through the server in fp32."""
+    dev = RunFolder(run).read_pairs("dev")
+    sources, references = [pair.source for pair in dev], [pair.target for pair in dev]
+    settings = dataclasses.replace(metric, num_resamples=0)
+    found = []
+    for steps in step_choices(run):
+        candidates = [Choice(steps, alpha, 0.0) for alpha in ALPHAS]
+        with tempfile.TemporaryDirectory() as folder:
+            export_bundle(load_checkpoints(run, steps), Path(folder) / "bundle", [Precision.FP32])
+            questions = [(sources, candidate.search) for candidate in candidates]
+            answers = ask(Path(folder) / "bundle", Precision.FP32, questions, console)
+            for candidate, results in zip(candidates, answers, strict=True):
+                texts = [result.text for result in results]
+                bleu = compare([texts], [references], settings)[0][0].score
+                found.append(dataclasses.replace(candidate, bleu=bleu))
+                console.log(f"dev: {found[-1]}", highlight=False)
+    return found
 
 
-def translate_sets(
-    server: RunningServer, task: Task, alpha: float, precision: Precision, console: Console
-) -> dict[str, list[str]]:
-    """Returns the translations of each test set by its name; "" is the key of the task's sentences."""
-    sources = {scored.name: [pair.source for pair in scored.pairs] for scored in task.scored_sets}
-    sources[""] = list(task.sentences)
-    options = search_options(alpha)
-    return {
-        name: translate_all(server, texts, f"{name or 'sentences'}, {precision}", console, options)
-        for name, texts in sources.items()
-    }
+def step_choices(run: Path) -> list[tuple[int, ...]]:
+    """Returns the candidates' steps: the checkpoint with training's best dev score, and the newest ones."""
+    paths = list_checkpoints(RunFolder(run).checkpoints)
+    steps = [checkpoint_step(path) for path in paths]
+    best = load_checkpoint(paths[-1]).best
+    newest = [tuple(steps[-number:]) for number in NUM_AVERAGED]
+    return list(dict.fromkeys([(best.step,), *newest] if best else newest))
 
 
-def score_set(task: Task, scored: ScoredSet, texts: dict[Precision, dict[str, list[str]]]) -> dict[str, Any]:
-    """Returns the scores by precision, with int8 tested against fp32, and those of detokenised texts."""
-    systems = [texts[precision][scored.name] for precision in _PRECISIONS]
-    references = [pair.target for pair in scored.pairs]
-    report: dict[str, Any] = {
-        "sentences": len(scored.pairs),
-        "published": (task.published or {}).get(scored.name),
-        "scores": _by_precision(compare(systems, [references], task.metric)),
-    }
-    if scored.detokenised is not None:
-        undone = [detokenise(system, scored.detokenised) for system in systems]
-        scores = compare(undone, [scored.detokenised.references], _DETOKENISED)
-        report["detokenised"] = _by_precision(scores)
-    return report
-
-
-def detokenise(texts: Sequence[str], detokenised: Detokenised) -> list[str]:
+def detokenise(texts: Sequence[str], language: str) -> list[str]:
     """Join Moses tokens to texts: remove spaces before punctuation, and undo escapes such as &apos;."""
     from sacremoses import MosesDetokenizer  # takes long to import
 
-    detokenizer = MosesDetokenizer(lang=detokenised.language)
+    detokenizer = MosesDetokenizer(lang=language)
     return [detokenizer.detokenize(text.split()) for text in texts]
 
 
 def table(report: dict[str, Any]) -> str:
-    """Returns the scores and the translations as Markdown tables."""
-    lines = [
+    """Returns the scores as a Markdown table."""
+    rows = []
+    for name, result in report["test"].items():
+        for kind, label in (("scores", ""), ("detokenised", ", detokenised, lower case")):
+            for metric in result.get(kind, {}).get(Precision.FP32, {}):
+                scores = [result[kind][precision][metric] for precision in PRECISIONS]
+                cells = (f"{score['score']:.2f} ± {score['half_interval']:.2f}" for score in scores)
+                rows.append((name, f"{metric}{label}", *cells))
+    return (
         f"{report['task']}: {report['run']['parameters']:,} parameters, {report['run']['steps']:,} steps, "
         f"{len(report['search']['steps'])} checkpoints averaged, beam {report['search']['beam_size']}, "
-        f"alpha {report['search']['alpha']}",
-        "",
-        "| test set | metric | fp32 | int8 | published |",
-        "|---|---|--:|--:|--:|",
-    ]
-    for name, result in report["test"].items():
-        for kind in ("scores", "detokenised"):
-            for metric in result.get(kind, {}).get(Precision.FP32, {}):
-                cells = [_cell(result[kind][precision][metric]) for precision in _PRECISIONS]
-                label = metric + (", detokenised, lower case" if kind == "detokenised" else "")
-                published = result["published"] if kind == "scores" and metric == "BLEU" else None
-                lines.append(f"| {name} | {label} | {' | '.join(cells)} | {published or '–'} |")
-    lines += ["", *_differences(report)]
-    if report["translations"]:
-        lines += ["", "| source | fp32 | int8 |", "|---|---|---|"]
-        lines += [f"| {' | '.join(row.values())} |" for row in report["translations"]]
-    return "\n".join(lines)
-
-
-def _differences(report: dict[str, Any]) -> list[str]:
-    """Returns one line per test set with the BLEU difference of int8 and fp32."""
-    bleus = {
-        name: [result["scores"][precision]["BLEU"]["score"] for precision in _PRECISIONS]
-        for name, result in report["test"].items()
-    }
-    return [f"{name}: int8 − fp32 = {int8 - fp32:+.2f} BLEU" for name, (fp32, int8) in bleus.items()]
-
-
-def _cell(score: dict[str, Any]) -> str:
-    return f"{score['score']:.2f} ± {score['half_interval']:.2f}"
+        f"alpha {report['search']['alpha']}\n\n"
+    ) + markdown(("test set", "metric", *PRECISIONS), rows, num_left=2)
 
 
 def _by_precision(scores: list[list[MetricScore]]) -> dict[str, dict[str, Any]]:
     return {
         precision: {score.metric: dataclasses.asdict(score) for score in row}
-        for precision, row in zip(_PRECISIONS, scores, strict=True)
+        for precision, row in zip(PRECISIONS, scores, strict=True)
     }
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quality",
-        allow_abbrev=False,
-        description="Train on a published corpus, and score the model through the server.",
-        epilog="examples:\n"
-        "  python -m benchmarks.quality multi30k --data multi30k/ --direction en-de\n"
-        "  python -m benchmarks.quality multi30k --data multi30k/ --seed 1 --set d_ff=256\n"
-        "  python -m benchmarks.quality korean --data corpora/ --max-steps 8000\n"
-        "  python -m benchmarks.quality babi --help",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command(
+        "quality", __doc__, "runs/mine --test test2016 test.en test.de\npublished --models models/"
     )
-    parser.add_argument(
-        "task",
-        choices=("multi30k", "korean", *_OTHER_TASKS),
-        help="the corpus; for the last three see the help of each",
-    )
-    parser.add_argument(
-        "--data",
-        type=Path,
+    add = parser.add_argument
+    add("run", type=Path, help="folder of a finished run; or `published`, which has a --help of its own")
+    add(
+        "--test",
+        nargs=3,
+        action="append",
         required=True,
-        help="folder of the corpus; benchmarks/README.md lists its files",
+        metavar=("NAME", "SOURCES", "REFERENCES"),
+        help="a test set: its name and its files, one text a line; repeat the flag for each",
     )
-    parser.add_argument(
-        "--direction",
-        choices=("en-de", "de-en", "en-fr"),
-        help="source and target language of multi30k (default: en-de)",
+    add(
+        "--moses",
+        nargs=2,
+        metavar=("LANGUAGE", "PLAIN"),
+        help="the files hold Moses tokens: score them as they are, and once more joined to texts of this "
+        "language, beside the plain references of this file",
     )
-    parser.add_argument(
-        "--preset", choices=PRESETS, default="tiny", help="preset of a new run (default: %(default)s)"
-    )
-    add_run_flags(parser)
+    add("--task", help="what the report calls the corpus (default: the run's name)")
     return parser
 
 

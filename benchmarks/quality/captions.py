@@ -1,14 +1,14 @@
-"""Captions of built-in pictures and clips: `python -m benchmarks.quality captions`, `... clips`.
+"""Captions of built-in pictures and clips: `python -m benchmarks.quality.captions RUN...`.
 
-Trains the systems of "Show, Attend and Tell" (soft and hard attention) on pictures, or the four of Yao et al.
-2015 on clips; exports each in fp32 and int8, starts the real server, and sends it the files of the test set,
-which have combinations that training never has. Scored are the share of captions that are entirely right,
-and where the model looked as it wrote a word that names an object or an event.
+Exports each run in fp32 and int8, starts the real server, and sends it the files of the test set, which have
+combinations that training never has. Scored are the share of captions that are entirely right, and where the
+model looked as it wrote a word that names an object or an event. `pictures.sh` trains the systems of "Show,
+Attend and Tell" (soft and hard attention), and `clips.sh` the four of Yao et al. 2015.
 """
 
 from __future__ import annotations
 
-import argparse
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +18,14 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from benchmarks.hardware import describe_hardware
-from benchmarks.quality.recipe import PRECISIONS, Recipe, add_run_flags, ask, describe_run, run, train
+from benchmarks.quality.recipe import PRECISIONS, ask, describe_run, export, report_scores
+from benchmarks.report import command, markdown
 from seq2seq_serve.client import GenerateOptions
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_EOS, Hypothesis
 from seq2seq_serve.training.builtin import moving_shapes, shapes
-from seq2seq_serve.training.data.corpus import CorpusFiles
-from seq2seq_serve.training.run import RunFolder
+from seq2seq_serve.training.run import RunFolder, load_run
+
+SCORES = "right_percent", "events_percent", "pointing_percent"
 
 
 @dataclass(frozen=True)
@@ -44,35 +45,6 @@ class Example:
     places: Callable[[int], NDArray[np.bool_]]
     num_events: int = 0
     num_told: Callable[[str], int] = lambda _: 0
-
-
-@dataclass(frozen=True)
-class System:
-    """One of the models that a benchmark compares.
-
-    Attributes:
-        settings: Fields that replace those of the preset.
-        parent: The name of the system whose weights it starts with.
-        max_steps: The number of training steps; None means the preset's.
-    """
-
-    settings: dict[str, Any]
-    parent: str = ""
-    max_steps: int | None = None
-
-
-@dataclass(frozen=True)
-class Task:
-    """One of the two benchmarks.
-
-    Attributes:
-        systems: Each by its name; a parent comes first.
-        examples: Returns the examples of the test set, by their number.
-    """
-
-    preset: str
-    systems: dict[str, System]
-    examples: Callable[[int], list[Example]]
 
 
 def _pictures(number: int) -> list[Example]:
@@ -107,67 +79,31 @@ def _of_clip(clip: moving_shapes.Clip) -> Example:
     )
 
 
-SCORES = "right_percent", "events_percent", "pointing_percent"
-_FROM_SOFT = {"learning_rate_scale": 0.2, "warmup_steps": 200, "cooldown_share": 0.5}
-TASKS = {
-    "captions": Task(
-        "captioner",
-        {
-            "soft": System({}),
-            # Sampled places teach little as long as they are random, so hard attention starts from soft.
-            "hard": System({"attention": "hard", **_FROM_SOFT}, parent="soft", max_steps=1500),
-        },
-        _pictures,
-    ),
-    "clips": Task(
-        "clip-captioner",
-        {
-            "basic": System({"attention": "mean", "is_local": False}),
-            "local": System({"attention": "mean", "is_local": True}),
-            "global": System({"attention": "soft", "is_local": False}),
-            "both": System({"attention": "soft", "is_local": True}),
-        },
-        _clips,
-    ),
-}
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Serve and score; returns 0 if done, 1 if it failed."""
+    parser = command("quality.captions", __doc__, "runs/pictures/soft runs/pictures/hard")
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="finished runs of captioners")
+    parser.add_argument("--task", default="captions", help="what the report calls it (default: %(default)s)")
+    options = parser.parse_args(arguments)
+
+    def score(console: Console) -> dict[str, Any]:
+        return {"systems": {run.name: caption_all(run, console) for run in options.runs}}
+
+    return report_scores(options.task, score, table, options.out)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Train, serve and score; returns the exit code of `benchmarks.quality.recipe.run`."""
-    options = _parser(arguments[0]).parse_args(arguments)
-    task = TASKS[options.task]
-    path = options.run or Path("runs") / f"quality-{options.task}"
-    seed = {} if options.seed is None else {"seed": options.seed}
-
-    def measured(console: Console) -> dict[str, Any]:
-        systems = {}
-        for name in options.systems or task.systems:
-            console.rule(name)
-            system = task.systems[name]
-            settings = {**system.settings, **seed, **dict(options.set)}
-            recipe = Recipe(task.preset, settings, options.max_steps or system.max_steps)
-            parent = path / system.parent if system.parent else None
-            train(CorpusFiles(), path / name, recipe, console, parent)
-            systems[name] = describe_run(path / name) | caption_all(path / name, task, console)
-        return {
-            "benchmark": "quality",
-            "task": options.task,
-            "hardware": describe_hardware(),
-            "systems": systems,
-        }
-
-    return run(measured, table, None, options.out)
-
-
-def caption_all(path: Path, task: Task, console: Console) -> dict[str, Any]:
+def caption_all(run: Path, console: Console) -> dict[str, Any]:
     """Export the run, and caption the files of its test set through the server; returns the scores."""
-    folder = RunFolder(path)
+    folder = RunFolder(run)
+    make = _clips if folder.read_config().preset == "clip-captioner" else _pictures
     files = [Path(pair.source) for pair in folder.read_pairs("test")]
-    examples = task.examples(1 + max(int(file.stem) for file in files))
+    examples = make(1 + max(int(file.stem) for file in files))
     has_attention = getattr(folder.read_config().model, "attention", None) != "mean"
     options = GenerateOptions(attention=has_attention)
-    report: dict[str, Any] = {"test": len(files)} | {score: {} for score in SCORES}
-    for precision, results in ask(path, files, console, options):
+    report: dict[str, Any] = describe_run(run) | {"test": len(files)} | {score: {} for score in SCORES}
+    bundle = export(load_run(run), run, console)
+    for precision in PRECISIONS:
+        [results] = ask(bundle, precision, [(files, options)], console)
         rights, hits = [], list[bool]()
         num_told = num_events = 0
         for file, result in zip(files, results, strict=True):
@@ -205,33 +141,18 @@ def pointing(example: Example, hypothesis: Hypothesis) -> list[bool]:
 
 def table(report: dict[str, Any]) -> str:
     """Returns the scores as a Markdown table."""
-    lines = [
-        "| system | parameters | steps | right in %, fp32 | int8 | events in %, fp32 | int8 "
-        "| pointing in %, fp32 | int8 |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|--:|",
-    ]
+    columns = ["system", "parameters", "steps"]
+    columns += [f"{name} in %, {each}" for name in ("right", "events", "pointing") for each in PRECISIONS]
+    rows = []
     for name, system in report["systems"].items():
-        cells = [
+        cells = (
             f"{system[score][precision]:.1f}" if precision in system[score] else "–"
             for score in SCORES
             for precision in PRECISIONS
-        ]
-        lines.append(f"| {name} | {system['parameters']:,} | {system['steps']:,} | {' | '.join(cells)} |")
-    return "\n".join(lines)
+        )
+        rows.append((name, f"{system['parameters']:,}", f"{system['steps']:,}", *cells))
+    return markdown(columns, rows)
 
 
-def _parser(task: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog=f"python -m benchmarks.quality {task}",
-        allow_abbrev=False,
-        description="Train captioners on built-in data, and score them through the server.",
-    )
-    parser.add_argument("task", choices=TASKS)
-    parser.add_argument(
-        "--systems",
-        nargs="+",
-        choices=TASKS[task].systems if task in TASKS else None,
-        help="train and score only these (default: all)",
-    )
-    add_run_flags(parser)
-    return parser
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,20 +1,17 @@
-"""Measures BLEU by source length for several models: Bahdanau et al. 2015, figure 2, arXiv:1409.0473.
+"""Scores translations by source length: `python -m benchmarks.quality.lengths`.
 
-The input is, for each model, the bundle and the result file that `benchmarks.quality` wrote for Multi30k. The
-script serves each bundle in fp32 and translates the test set through the gRPC client, with the beam size of
-`benchmarks.quality` and the length penalty of the result file. Then it computes corpus BLEU for bins of more
-than 100 sentences each. Lengths are in tokens of the corpus (words and punctuation marks), not in the model's
-subword pieces. Speed is not measured. The table goes to standard output; the last line is one JSON object.
+Bahdanau et al. 2015, figure 2 (arXiv:1409.0473), for the translations that `benchmarks.quality` wrote of
+several runs. BLEU of a corpus is computed for bins of more than 100 sentences each of Multi30k's test2016.
+Lengths are in tokens of the corpus (words and punctuation marks), not in the model's subword pieces. The
+table goes to standard output; the last line is one JSON object.
 """
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
 import sys
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,34 +19,13 @@ from typing import Any
 from matplotlib.figure import Figure
 from rich.console import Console
 
-from benchmarks.demo import translate_all
-from benchmarks.hardware import describe_hardware
-from benchmarks.quality.choice import search_options, server_flags
-from benchmarks.quality.corpora import ScoredSet, multi30k
-from benchmarks.quality.recipe import run
-from benchmarks.serving import serving
-from seq2seq_serve.bundle.names import Precision
+from benchmarks.quality.recipe import report_scores
+from benchmarks.report import command, markdown
+from seq2seq_serve.training.data.text_files import SentencePair, read_lines, read_parallel
 from seq2seq_serve.training.evaluation.comparison import MetricSettings, compare
 
 # The greatest length of each bin except the last one. Every bin has more than 100 sentences of test2016.
 LAST_LENGTHS = 9, 11, 13, 16
-
-
-@dataclass(frozen=True)
-class System:
-    """A model to compare.
-
-    Attributes:
-        name: Label in the table and the plot.
-        bundle: Folder of its bundle.
-        task: Corpus and direction of its training, such as "Multi30k de-en".
-        alpha: Exponent of the length penalty, chosen on dev.
-    """
-
-    name: str
-    bundle: Path
-    task: str
-    alpha: float
 
 
 @dataclass(frozen=True)
@@ -66,49 +42,39 @@ class Bin:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Translate, score by length, and plot; returns 0 if done, 1 if it failed."""
-    options = _parser().parse_args(arguments)
+    """Score by length, and plot; returns 0 if done, 1 if it failed."""
+    examples = (
+        "--source test.de --reference test.en --system dot runs/dot/test2016.fp32.txt \\\n"
+        "    --system additive runs/additive/test2016.fp32.txt --plot lengths.png"
+    )
+    parser = command("quality.lengths", __doc__, examples)
+    parser.epilog = f"example:\n  {parser.prog} {examples}"
+    add = parser.add_argument
+    add(
+        "--system",
+        nargs=2,
+        action="append",
+        required=True,
+        metavar=("NAME", "TRANSLATIONS"),
+        help="a model: its name in the table and its translations; repeat the flag for each model",
+    )
+    add("--source", type=Path, required=True, help="the sources, Moses tokens")
+    add("--reference", type=Path, required=True, help="their references, Moses tokens")
+    add("--task", default="Multi30k de-en", help="corpus and direction (default: %(default)s)")
+    add("--plot", type=Path, help="also plot BLEU over length into this file")
+    options = parser.parse_args(arguments)
 
-    def measured(console: Console) -> dict[str, Any]:
-        systems = [read_system(*system) for system in options.system]
-        tasks = {system.task for system in systems}
-        if len(tasks) > 1:
-            raise ValueError(f"all systems need the same task, but these have {', '.join(sorted(tasks))}")
-        task = multi30k(options.data, tasks.pop().rpartition(" ")[2])
-        (test,) = task.scored_sets
-        texts = [translate(system, test, console) for system in systems]
-        report = {
-            "benchmark": "quality by source length",
-            "task": task.name,
-            "test_set": test.name,
-            "hardware": describe_hardware(),
-            **score_by_length(systems, texts, test, task.metric),
-        }
+    def score(_: Console) -> dict[str, Any]:
+        pairs = read_parallel(options.source, options.reference)
+        texts = {name: read_lines(Path(file)) for name, file in options.system}
+        return {"test_set": "test2016"} | score_by_length(texts, pairs, MetricSettings(tokenization="none"))
+
+    def shown(report: dict[str, Any]) -> str:
         if options.plot:
             save_plot(report, options.plot)
-        return report
+        return table(report)
 
-    return run(measured, table, options.data, options.out)
-
-
-def read_system(name: str, bundle: str, results: str) -> System:
-    """Read a system's task and length penalty from its result file of `benchmarks.quality`.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: The file is not a result of `benchmarks.quality`, or not for Multi30k.
-    """
-    content = json.loads(Path(results).read_text(encoding="utf-8"))
-    if content.get("benchmark") != "quality" or not content["task"].startswith("Multi30k "):
-        raise ValueError(f"{results} is not a result of `benchmarks.quality multi30k`: give its --out file")
-    return System(name, Path(bundle), content["task"], content["search"]["alpha"])
-
-
-def translate(system: System, test: ScoredSet, console: Console) -> list[str]:
-    """Returns the system's translations of the test set, made by a server."""
-    with serving(system.bundle, server_flags(Precision.FP32)) as server:
-        sources = [pair.source for pair in test.pairs]
-        return translate_all(server, sources, system.name, console, search_options(system.alpha))
+    return report_scores(options.task, score, shown, options.out)
 
 
 def bins_of(lengths: Sequence[int]) -> list[Bin]:
@@ -128,52 +94,42 @@ def bins_of(lengths: Sequence[int]) -> list[Bin]:
 
 
 def score_by_length(
-    systems: Sequence[System], texts: Sequence[Sequence[str]], test: ScoredSet, metric: MetricSettings
+    texts: Mapping[str, Sequence[str]], pairs: Sequence[SentencePair], metric: MetricSettings
 ) -> dict[str, Any]:
     """Returns the scores of the report: BLEU over all sentences, and in each bin.
 
     Args:
-        systems: The systems to compare; the first is the baseline of the p-values.
-        texts: Each system's translations of the test set.
-        test: The sources, as tokens separated by spaces, and the references.
+        texts: Each system's translations of the test set; the first one is the baseline of the p-values.
+        pairs: The sources, as tokens separated by spaces, and the references.
         metric: Settings of BLEU.
     """
-    bins = bins_of([len(pair.source.split()) for pair in test.pairs])
+    bins = bins_of([len(pair.source.split()) for pair in pairs])
 
     def bleus(rows: Sequence[int]) -> list[dict[str, Any]]:
-        chosen = [[system_texts[row] for row in rows] for system_texts in texts]
-        scores = compare(chosen, [[test.pairs[row].target for row in rows]], metric)
+        chosen = [[its[row] for row in rows] for its in texts.values()]
+        scores = compare(chosen, [[pairs[row].target for row in rows]], metric)
         return [dataclasses.asdict(score) for score, *_ in scores]
 
-    over_all = bleus(range(len(test.pairs)))
+    over_all = bleus(range(len(pairs)))
     by_bin = [bleus(each.rows) for each in bins]
     return {
         "bins": [{"source_tokens": each.label, "sentences": len(each.rows)} for each in bins],
         "systems": [
-            {
-                "name": system.name,
-                "alpha": system.alpha,
-                "all": over_all[number],
-                "by_bin": [scores[number] for scores in by_bin],
-            }
-            for number, system in enumerate(systems)
+            {"name": name, "all": over_all[number], "by_bin": [scores[number] for scores in by_bin]}
+            for number, name in enumerate(texts)
         ],
     }
 
 
 def table(report: dict[str, Any]) -> str:
     """Returns BLEU as a Markdown table with one row per system and one column per bin."""
-    labels = [f"{each['source_tokens']} ({each['sentences']})" for each in report["bins"]]
-    lines = [
-        f"{report['task']}, {report['test_set']}: BLEU by source tokens (sentences)",
-        "",
-        f"| | {' | '.join(labels)} | all |",
-        "|---|" + "--:|" * (len(labels) + 1),
-    ]
+    columns = ["", *(f"{each['source_tokens']} ({each['sentences']})" for each in report["bins"]), "all"]
+    rows = []
     for system in report["systems"]:
-        cells = [f"{bleu['score']:.1f} ± {bleu['half_interval']:.1f}" for bleu in system["by_bin"]]
-        lines.append(f"| {system['name']} | {' | '.join(cells)} | {system['all']['score']:.2f} |")
-    return "\n".join(lines)
+        cells = (f"{bleu['score']:.1f} ± {bleu['half_interval']:.1f}" for bleu in system["by_bin"])
+        rows.append((system["name"], *cells, f"{system['all']['score']:.2f}"))
+    title = f"{report['task']}, {report['test_set']}: BLEU by source tokens (sentences)"
+    return f"{title}\n\n{markdown(columns, rows)}"
 
 
 def save_plot(report: dict[str, Any], path: Path) -> None:
@@ -189,32 +145,6 @@ def save_plot(report: dict[str, Any], path: Path) -> None:
     hardware = report["hardware"]
     figure.suptitle(f"{report['task']}, {report['test_set']}, {hardware['date']}, {hardware['commit']}")
     figure.savefig(path, dpi=120)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.quality.lengths",
-        allow_abbrev=False,
-        description="Measure BLEU by source length for models that benchmarks.quality has scored.",
-        epilog="example:\n"
-        "  python -m benchmarks.quality.lengths --data multi30k/ --plot lengths.png \\\n"
-        "    --system 'no attention' runs/recurrent/bundle recurrent.json \\\n"
-        "    --system additive runs/recurrent-additive/bundle recurrent-additive.json",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument(
-        "--system",
-        nargs=3,
-        action="append",
-        required=True,
-        metavar=("NAME", "BUNDLE", "RESULTS"),
-        help="a model: its name in the table, its bundle, and its result file from "
-        "benchmarks.quality --out; repeat the flag for each model",
-    )
-    parser.add_argument("--data", type=Path, required=True, help="the folder of Multi30k")
-    parser.add_argument("--plot", type=Path, help="also plot BLEU over length into this file")
-    parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
-    return parser
 
 
 if __name__ == "__main__":

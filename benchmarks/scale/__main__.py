@@ -18,6 +18,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import math
 import os
 import sys
 import tempfile
@@ -33,20 +34,23 @@ from rich.table import Table
 from benchmarks.flags import positive, seconds
 from benchmarks.hardware import describe_hardware
 from benchmarks.load.mix import BEAM_SIZE
-from benchmarks.scale.answers import Objective, answer
+from benchmarks.report import command, publish, table
 from benchmarks.scale.fit import measure
-from benchmarks.scale.simulation import Group, Policy
-from benchmarks.scale.times import EngineTimes
+from benchmarks.scale.model import EngineTimes, Group, Policy, best_rate
 
 Figures = dict[str, Any]
+
+_NUM_CALLS = 3000  # whose figures count in each simulation
 
 
 def main() -> int:
     """Run one command, print its table and one JSON object; returns 0 if done, 1 if it failed."""
     parser = _parser()
     options = parser.parse_args()
-    if options.command == "answers" and min(options.slots) < BEAM_SIZE:
+    if min(options.slots) < BEAM_SIZE:
         parser.error(f"--slots {min(options.slots)}: at least {BEAM_SIZE}, which a beam takes")
+    if options.command == "answers" and not options.times:
+        parser.error("answers needs --times, the JSON object of fit")
     console = Console(stderr=True)
     report: Figures = {"benchmark": f"scale {options.command}", "hardware": describe_hardware()}
     try:
@@ -54,113 +58,81 @@ def main() -> int:
     except (OSError, RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    console.print((render_answers if options.command == "answers" else _render_times)(report))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(report, indent=2) + "\n")
-    print(json.dumps(report))
+    if options.command == "answers":
+        console.print(render_answers(report))
+    else:
+        console.print(f"explains {report['explained']:.0%} of {report['num_turns']} turns")
+    publish(report, options.out)
     return 0
 
 
 def _measure(options: argparse.Namespace, console: Console) -> Figures:
-    with tempfile.TemporaryDirectory() as folder:
-        bundle = options.bundle
-        if bundle is None:
-            # Imports torch, which the measured processes and --help do not need.
-            from benchmarks.load.bundles import export_random
+    if options.bundle:
+        return measure(options.bundle)
+    # Imports torch, which the measured processes and --help do not need.
+    from benchmarks.load.bundles import export_random
 
-            console.print("exporting a random `base` model")
-            export_random("base", bundle := Path(folder) / "bundle")
-        return dataclasses.asdict(measure(bundle, num_rounds=1 if options.quick else 5))
+    console.print("exporting a random `base` model")
+    with tempfile.TemporaryDirectory() as folder:
+        export_random("base", Path(folder) / "bundle")
+        return measure(Path(folder) / "bundle")
 
 
 def answer_all(options: argparse.Namespace, console: Console) -> Figures:
     """Simulates each number of slots with each policy, on all cores side by side."""
     fitted = json.loads(options.times.read_text())
-    group = Group(
-        EngineTimes.of(fitted.get("times", {})), BEAM_SIZE, options.servers, num_clients=options.clients
-    )
-    objective = Objective(options.latency, options.wait)
-    num_calls = 1000 if options.quick else 3000
-    cells = list(itertools.product(options.slots, Policy))
+    times = EngineTimes.of(fitted.get("times", {}))
+    groups = [
+        Group(times, slots, options.servers, policy, options.clients)
+        for slots, policy in itertools.product(options.slots, Policy)
+    ]
+    objective = {"latency_seconds": options.latency, "wait_seconds": options.wait}
     # Not forked, as other threads run here.
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("spawn")) as pool:
-        futures = [
-            pool.submit(answer, group, objective, policy, slots, options.rate, num_calls)
-            for slots, policy in cells
-        ]
+        futures = [pool.submit(best_rate, group, _NUM_CALLS, **objective) for group in groups]
         rows = [future.result() for future in track(futures, description="simulating", console=console)]
+    for row in rows:  # without a rate within the objective, no number of servers would do
+        row["servers"] = math.ceil(options.rate / row["rate"]) if row["rate"] else None
     hardware = fitted.get("hardware", {})
     return {
-        "times": dataclasses.asdict(group.times),
+        "times": dataclasses.asdict(times),
         "times_of": " ".join(str(hardware.get(name, "")) for name in ("cpu", "date", "commit")),
         "group": options.servers,
         "clients": options.clients,
-        "objective": dataclasses.asdict(objective),
+        "objective": objective,
         "needed_rate": options.rate,
         "rows": rows,
     }
-
-
-def _render_times(report: Figures) -> Table:
-    table = _table(f"explains {report['explained']:.0%} of {report['num_turns']} turns", "", "microseconds")
-    for num_rows, turn_seconds in report["times"]["rows_seconds"]:
-        table.add_row(f"a turn of {num_rows} rows", f"{1e6 * turn_seconds:.0f}")
-    for name, value in report["times"].items():
-        if name != "rows_seconds":
-            table.add_row(name.removesuffix("_seconds"), f"{1e6 * value:.1f}")
-    return table
 
 
 def render_answers(report: Figures) -> Table:
     """Returns the table of `answers` for the terminal."""
     columns = ("slots", "policy", "capacity", "rate", "slots_in_use", "wait_p99", "latency_p99", "servers")
     title = f"requests/s of each of {report['group']} servers; servers for {report['needed_rate']} requests/s"
-    table = _table(title, *(column.replace("_", " ") for column in columns))
+    rows = []
     for row in report["rows"]:
         cells = (row.get(column, "–") for column in columns)
-        table.add_row(*(f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in cells))
-    return table
-
-
-def _table(title: str, *columns: str) -> Table:
-    table = Table(title=title)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
+        rows.append([f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in cells])
+    return table(title, [column.replace("_", " ") for column in columns], rows)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.scale",
-        allow_abbrev=False,
-        description=(__doc__ or "").splitlines()[0],
-        epilog="example:\n  python -m benchmarks.scale fit --out times.json\n"
-        "  python -m benchmarks.scale answers --times times.json --rate 300",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = command("scale", __doc__, "fit --out times.json\nanswers --times times.json --rate 300")
+    add = parser.add_argument
+    add(
+        "command",
+        choices=("fit", "answers"),
+        help="fit: measure the times of an engine on one core; answers: simulate many servers",
     )
-    commands = parser.add_subparsers(dest="command", required=True)
-    fit, answers = (
-        commands.add_parser(name, help=text, description=text, allow_abbrev=False)
-        for name, text in (
-            ("fit", "measure the times of an engine on one core"),
-            ("answers", "simulate many servers"),
-        )
-    )
-    for command in (fit, answers):
-        command.add_argument("--quick", action="store_true", help="less of everything")
-        command.add_argument(
-            "--out", type=Path, metavar="FILE", help="also write the JSON object to this file"
-        )
-    fit.add_argument(
+    add(
         "--bundle",
         type=Path,
         metavar="FOLDER",
-        help="an int8 bundle (default: exports `base` with random weights first)",
+        help="fit: an int8 bundle (default: exports `base` with random weights first)",
     )
-    add = answers.add_argument
-    add("--times", type=Path, metavar="FILE", required=True, help="the JSON object of `fit`")
-    add(
+    group = parser.add_argument_group("answers")
+    group.add_argument("--times", type=Path, metavar="FILE", help="the JSON object of `fit`")
+    group.add_argument(
         "--slots",
         type=positive,
         nargs="+",
@@ -172,10 +144,10 @@ def _parser() -> argparse.ArgumentParser:
         ("--rate", positive, 300, "requests per second that have to be served"),
         ("--servers", positive, 4, "servers of the simulated group"),
         ("--clients", positive, Group.num_clients, "clients that balance by themselves, in turn"),
-        ("--latency", seconds, Objective.latency_seconds, "objective: p99 of the answer in seconds"),
-        ("--wait", seconds, Objective.wait_seconds, "objective: p99 of the wait for a slot in seconds"),
+        ("--latency", seconds, 1.0, "objective: p99 of the answer in seconds"),
+        ("--wait", seconds, 0.1, "objective: p99 of the wait for a slot in seconds"),
     ):
-        add(flag, type=kind, default=default, metavar="N", help=f"{text} (default: %(default)s)")
+        group.add_argument(flag, type=kind, default=default, metavar="N", help=f"{text} (default: {default})")
     return parser
 
 

@@ -8,16 +8,16 @@ import statistics
 import time
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
+from benchmarks.load.engine import DrivenEngine, server_flags, thread_engine
 from benchmarks.load.generator import Generator
-from benchmarks.load.inprocess import InProcessEngine
-from benchmarks.load.mix import MAX_TARGET_LENGTH, MIX, ONLY_GREEDY, Mode, draw_jobs
-from benchmarks.scale.times import EngineTimes, blend
+from benchmarks.load.mix import MAX_TARGET_LENGTH, MIX, ONLY_GREEDY, draw_jobs
+from benchmarks.scale.model import EngineTimes, blend
 from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
@@ -29,16 +29,16 @@ from seq2seq_serve.server.engine.state import Sequence as Row
 from seq2seq_serve.server.runner.runner import OnnxRunner
 
 # What is counted of a turn: its rows, and what each further term of `EngineTimes` is multiplied with.
-_ROWS = "rows"
-_TERMS = (
+COLUMNS = (
+    "rows",
     "sampling_row_seconds",
     "beam_row_seconds",
     "position_seconds",
     "encode_seconds",
     "token_seconds",
 )
-_COLUMNS = (_ROWS, *_TERMS)
-_SIGNED = ("sampling_row_seconds", "beam_row_seconds")  # beside a greedy row; the others cannot be negative
+TERMS = COLUMNS[1:]
+SIGNED = TERMS[:2]  # beside a greedy row; the others cannot be negative
 # Numbers of rows between which a turn's time is a straight line, where enough turns were measured.
 _KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 256)
 _LEAST_TURNS = 10
@@ -59,82 +59,50 @@ _CONFIG = RunnerConfig(
 )
 
 
-@dataclass(frozen=True)
-class Fit:
-    """The fitted times, and how well they describe the turns that they were fitted to.
-
-    Attributes:
-        num_turns: Number of measured turns.
-        explained: Share of the variance of the turns' times that the fit explains.
-        total_error: Predicted by measured time of all turns of a level, less 1; the worst level.
-    """
-
-    times: EngineTimes
-    num_turns: int
-    explained: float
-    total_error: float
-
-
 class _MeasuredRunner(OnnxRunner):
-    """Counts what each turn runs: rows, those of some modes, positions, encode calls and their tokens."""
-
-    counts: np.ndarray
-
-    def encode(self, first_row: int, requests: list[Request]) -> None:
-        self.counts[_COLUMNS.index("encode_seconds")] += 1
-        self.counts[_COLUMNS.index("token_seconds")] += sum(request.encode_tokens for request in requests)
-        super().encode(first_row, requests)
-
-    def step(self, rows: tuple[Row, ...]) -> Selected:
-        self.counts[_COLUMNS.index(_ROWS)] += len(rows)
-        for row in rows:
-            if (mode := _mode(row.request)) is not Mode.GREEDY:
-                self.counts[_COLUMNS.index(f"{mode.value}_row_seconds")] += 1
-        self.counts[_COLUMNS.index("position_seconds")] += sum(
-            row.memory_length + row.cache_length for row in rows
-        )
-        return super().step(rows)
-
-
-class _Meter:
-    """Takes the processor time of each turn of an engine in this process, and what it ran."""
-
-    def __init__(self, runner: _MeasuredRunner) -> None:
-        self._runner = runner
-        self.reset()
+    """Counts what each turn runs, in the order of `COLUMNS`, and takes the processor time of its thread."""
 
     def reset(self) -> None:
         """Forget all turns so far."""
-        self._runner.counts = np.zeros(len(_COLUMNS))
+        self._counts = np.zeros(len(COLUMNS))
+        self._began = 0.0
         self.turns: list[np.ndarray] = []
         self.seconds: list[float] = []
-        self._began = time.process_time()  # others may share the core, so wall time would not do
 
-    def note(self, _: Turn) -> None:
-        """End a turn, and begin the next one."""
-        now = time.process_time()
-        self.seconds.append(now - self._began)
-        self.turns.append(self._runner.counts)
-        self._runner.counts = np.zeros(len(_COLUMNS))
-        self._began = now
+    def encode(self, first_row: int, requests: list[Request]) -> None:
+        self._counts[COLUMNS.index("encode_seconds")] += 1
+        self._counts[COLUMNS.index("token_seconds")] += sum(request.encode_tokens for request in requests)
+        super().encode(first_row, requests)
+
+    def step(self, rows: tuple[Row, ...]) -> Selected:
+        num_sampling = sum(row.request.sampling is not None for row in rows)
+        num_beam = sum(row.request.beam is not None for row in rows)
+        num_positions = sum(row.memory_length + row.cache_length for row in rows)
+        self._counts += (len(rows), num_sampling, num_beam, num_positions, 0, 0)
+        return super().step(rows)
+
+    def end_turn(self, _: Turn) -> None:
+        """End a turn, and begin the next one; the time of the first one is not known."""
+        now = time.thread_time()  # others may share the core, so wall time would not do
+        if self._began:
+            self.seconds.append(now - self._began)
+            self.turns.append(self._counts)
+        self._counts, self._began = np.zeros(len(COLUMNS)), now
 
 
-def measure(bundle: Path, num_rounds: int) -> Fit:
-    """Fit an engine and a server, both on the first core, with the client on the last."""
-    cores = sorted(os.sched_getaffinity(0))
-    os.sched_setaffinity(0, cores[:1])  # the processes that start from now on inherit it
-    flags = ["--provider", "cpu", "--precision", "int8", "--threads", "1"]
-    for name in ("max_slots", "max_source_length", "max_target_length"):
-        flags += [f"--{name.replace('_', '-')}", str(getattr(_CONFIG, name))]
-    with serving(bundle, flags) as server, Generator(cores[-1:]) as generator:
-        # In a process of its own, whose processor time is that of the turns.
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            found = fit(pool.submit(measure_turns, bundle, _CONFIG, _LEVELS, num_rounds).result())
-        return dataclasses.replace(found, times=_with_grpc(found.times, server, generator))
+def measure(bundle: Path) -> dict[str, Any]:
+    """Fit an engine and a server, both on the first core, with the client on the last; as `fit`."""
+    usable = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, usable[:1])  # the processes that start from now on inherit it
+    with serving(bundle, server_flags(_CONFIG)) as server, Generator(usable[-1:]) as generator:
+        with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # its OpenMP counts one core
+            found = fit(pool.submit(measure_turns, bundle, _CONFIG, _LEVELS).result())
+        times = _with_grpc(found["times"], server, generator)
+        return found | {"times": dataclasses.asdict(times)}
 
 
 def measure_turns(
-    bundle: Path, config: RunnerConfig, levels: Sequence[int], num_rounds: int
+    bundle: Path, config: RunnerConfig, levels: Sequence[int], num_rounds: int = 5
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Decode the mix in closed loops with few and with many requests in flight.
 
@@ -142,14 +110,14 @@ def measure_turns(
         For each loop what each turn ran `(turns, columns)`, and its seconds `(turns,)`.
     """
     runner = _MeasuredRunner(load_bundle(bundle), config)
-    meter = _Meter(runner)
-    engine = InProcessEngine(runner, meter.note)
+    runner.reset()
+    engine = DrivenEngine(thread_engine(runner, runner.end_turn))
     found = []
     for number in range(num_rounds):
         for level in levels:
-            meter.reset()
+            runner.reset()
             engine.closed_loop(draw_jobs(40 + 3 * level, MIX, seed=100 * number + level), level)
-            found.append((np.array(meter.turns), np.array(meter.seconds)))
+            found.append((np.array(runner.turns), np.array(runner.seconds)))
     engine.stop()
     return found
 
@@ -172,11 +140,16 @@ def _graph_seconds(server: RunningServer) -> float:
     return sum(sample.value for sample in server.samples() if sample.name in names)
 
 
-def fit(measured: Sequence[tuple[np.ndarray, np.ndarray]]) -> Fit:
+def fit(measured: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
     """Fit the times to the turns of several levels, by least squares of their relative errors.
 
     Turns that took more than three times the fitted time, in which the machine did something else, are left
     out of a second fit.
+
+    Returns:
+        The `times`; the `num_turns` that were measured; the share of the variance of their times that is
+        `explained`; and `total_error`, of the
+        worst level: predicted by measured time of all its turns, less 1.
 
     Raises:
         ValueError: There are not enough turns.
@@ -191,12 +164,12 @@ def fit(measured: Sequence[tuple[np.ndarray, np.ndarray]]) -> Fit:
     errors = [(_design(ran, knots) @ found).sum() / took.sum() - 1 for ran, took in measured]
     residual = seconds[usual] - design[usual] @ found
     curve, terms = found[: len(knots)].tolist(), found[len(knots) :].tolist()
-    return Fit(
-        EngineTimes(tuple(zip(knots, curve, strict=True)), **dict(zip(_TERMS, terms, strict=True))),
-        num_turns=len(seconds),
-        explained=float(1 - residual.var() / seconds[usual].var()),
-        total_error=float(max(errors, key=abs)),
-    )
+    return {
+        "times": EngineTimes(tuple(zip(knots, curve, strict=True)), **dict(zip(TERMS, terms, strict=True))),
+        "num_turns": len(seconds),
+        "explained": float(1 - residual.var() / seconds[usual].var()),
+        "total_error": float(max(errors, key=abs)),
+    }
 
 
 def _knots(rows: np.ndarray) -> list[int]:
@@ -230,7 +203,7 @@ def _solve(design: np.ndarray, seconds: np.ndarray) -> np.ndarray:
     num_terms = design.shape[1]
     kept = np.asarray(design.any(axis=0))
     least = np.full(num_terms, -np.inf)  # a knot stands for enough turns
-    least[num_terms - len(_TERMS) :] = [-np.inf if name in _SIGNED else 0.0 for name in _TERMS]
+    least[num_terms - len(TERMS) :] = [-np.inf if name in SIGNED else 0.0 for name in TERMS]
     weights = 1 / seconds
     for number in range(_ROUNDS):
         found = np.zeros(num_terms)
@@ -240,9 +213,3 @@ def _solve(design: np.ndarray, seconds: np.ndarray) -> np.ndarray:
         found = found.clip(least)
         weights = 1 / np.maximum(design @ found, seconds.min())
     return found
-
-
-def _mode(request: Request) -> Mode:
-    if request.beam is not None:
-        return Mode.BEAM
-    return Mode.GREEDY if request.sampling is None else Mode.SAMPLING

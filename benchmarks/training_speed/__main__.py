@@ -16,11 +16,8 @@ from __future__ import annotations
 
 import seq2seq_serve.training.spin  # noqa: F401  # isort: skip
 
-import argparse
-import json
 import os
 import random
-import statistics
 import sys
 import tempfile
 import time
@@ -32,6 +29,7 @@ import torch
 
 from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
+from benchmarks.report import command, markdown, median, publish
 from benchmarks.training_speed.plain_trainer import PlainTrainer
 from seq2seq_serve.training.config import EOS_ID, UNK_ID, ModelConfig, Precision, TransformerConfig
 from seq2seq_serve.training.data.batches import Batch, BatchShare, BatchStream
@@ -115,8 +113,8 @@ class Contender:
     stream: BatchStream
     products: str | None = None
 
-    def run(self, work: Work) -> Turn:
-        """Run the steps of one round, and return their speed."""
+    def run(self, work: Work) -> tuple[float, float]:
+        """Run the steps of one round; returns tokens and FLOPs per second."""
         with fast_matmul(work.device):
             if self.products:
                 torch.set_float32_matmul_precision(self.products)
@@ -130,15 +128,7 @@ class Contender:
             if work.device.type == "cuda":
                 torch.cuda.synchronize()
             seconds = time.perf_counter() - start
-        return Turn(num_tokens / seconds, flops / seconds)
-
-
-@dataclass(frozen=True)
-class Turn:
-    """A contender's speed in one round: tokens and FLOPs per second."""
-
-    tokens: float
-    flops: float
+        return num_tokens / seconds, flops / seconds
 
 
 def model_flops(model: ModelConfig, batch: Batch) -> int:
@@ -190,22 +180,23 @@ def contenders(work: Work, folder: Path) -> dict[str, Contender]:
 
 def measure(work: Work, num_rounds: int) -> dict[str, object]:
     """Measure one row of the table."""
-    rounds, peaks = [], []
+    nominal = None
+    if work.device.type == "cuda":
+        nominal = _NOMINAL_TERAFLOPS.get(torch.cuda.get_device_name(work.device))
+    rounds, utilisations = [], []
     with tempfile.TemporaryDirectory() as folder:
         all_contenders = contenders(work, Path(folder))
         for contender in all_contenders.values():
             contender.run(work)  # warm-up
         for number in range(num_rounds):
             names = sorted(all_contenders, reverse=number % 2 == 1)
-            rounds.append({name: all_contenders[name].run(work) for name in names})
+            speeds = {name: all_contenders[name].run(work) for name in names}
             with fast_matmul(work.device):
-                peaks.append(peak_flops(work.device, work.dtype))
-    medians = {name: statistics.median(turns[name].tokens for turns in rounds) for name in all_contenders}
+                peak = peak_flops(work.device, work.dtype)
+            rounds.append({name: tokens for name, (tokens, _) in speeds.items()})
+            utilisations.append(speeds["ours"][1] / (1e12 * nominal if nominal else peak))
+    medians = {name: median(turn[name] for turn in rounds) for name in all_contenders}
     best = max(medians.keys() - {"ours"}, key=medians.__getitem__)
-    nominal = _nominal_flops(work.device)
-    utilisations = [
-        turns["ours"].flops / (nominal or peak) for turns, peak in zip(rounds, peaks, strict=True)
-    ]
     return {
         "preset": work.preset.name,
         "dropout": work.preset.model.dropout,
@@ -215,63 +206,51 @@ def measure(work: Work, num_rounds: int) -> dict[str, object]:
         "tokens_per_second": round(medians["ours"]),
         "plain_tokens_per_second": round(medians[best]),
         "plain": best,
-        "ratio": round(statistics.median(turns["ours"].tokens / turns[best].tokens for turns in rounds), 3),
-        "model_flops_utilisation": round(statistics.median(utilisations), 3),
+        "ratio": round(median(turn["ours"] / turn[best] for turn in rounds), 3),
+        "model_flops_utilisation": round(median(utilisations), 3),
         "utilisation_of": "the maker's number" if nominal else "one large product",
-        "rounds": [{name: round(turn.tokens) for name, turn in turns.items()} for turns in rounds],
+        "rounds": [{name: round(tokens) for name, tokens in turn.items()} for turn in rounds],
     }
-
-
-def _nominal_flops(device: torch.device) -> float | None:
-    if device.type != "cuda" or (name := torch.cuda.get_device_name(device)) not in _NOMINAL_TERAFLOPS:
-        return None
-    return _NOMINAL_TERAFLOPS[name] * 1e12
 
 
 def table(rows: list[dict[str, object]]) -> str:
     """Returns the rows as a Markdown table for `benchmarks/README.md`."""
-    lines = [
-        "| preset | precision | dropout | tokens a batch | tokens/s | plain loop | ratio | FLOPs used |",
-        "|---|---|--:|--:|--:|--:|--:|--:|",
-    ]
+    columns = {
+        "preset": "preset",
+        "precision": "dtype",
+        "dropout": "dropout",
+        "tokens a batch": "batch_tokens",
+        "tokens/s": "tokens_per_second",
+        "plain loop": "plain_tokens_per_second",
+        "ratio": "ratio",
+    }
+    shown = []
     for row in rows:
-        cells = [row["preset"], _PRECISIONS[str(row["dtype"])], row["dropout"], row["batch_tokens"]]
-        cells += [row["tokens_per_second"], row["plain_tokens_per_second"], row["ratio"]]
-        cells.append(f"{row['model_flops_utilisation']:.0%}")
-        lines.append(f"| {' | '.join(map(str, cells))} |")
-    return "\n".join(lines)
+        cells = [_PRECISIONS[str(row[key])] if key == "dtype" else row[key] for key in columns.values()]
+        shown.append([*cells, f"{row['model_flops_utilisation']:.0%}"])
+    return markdown((*columns, "FLOPs used"), shown, num_left=2)
 
 
 def main() -> int:
     """Measure, print and write the results; returns 0 if every ratio meets the bar, otherwise 1."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.training_speed",
-        allow_abbrev=False,
-        description=(__doc__ or "").splitlines()[0],
-        epilog="example: taskset -c 0,1 python -m benchmarks.training_speed --presets tiny --threads 2",
-    )
-    parser.add_argument(
-        "--presets",
-        nargs="+",
-        choices=tuple(PRESETS),
-        default=["tiny", "base"],
-        help="presets to measure (default: tiny base)",
-    )
-    parser.add_argument("--rounds", type=positive, default=7, help="rounds of every loop (default: 7)")
-    parser.add_argument("--steps", type=positive, default=3, help="steps per round (default: 3)")
-    parser.add_argument(
+    parser = command("training_speed", __doc__, "--presets tiny --threads 2")
+    add = parser.add_argument
+    presets = tuple(PRESETS)
+    add("--presets", nargs="+", choices=presets, default=["tiny", "base"], help="(default: tiny base)")
+    add("--rounds", type=positive, default=7, help="rounds of every loop (default: 7)")
+    add("--steps", type=positive, default=3, help="steps per round (default: 3)")
+    add(
         "--batch-tokens",
         type=positive,
         help=f"tokens per batch (default: the preset's, on a CPU at most {_CPU_BATCH_TOKENS})",
     )
-    parser.add_argument(
+    add(
         "--precision",
         choices=tuple(_PRECISIONS.values()),
         help="precision of the matrix products (default: bf16 on CUDA, fp32 on a CPU)",
     )
-    parser.add_argument("--threads", type=positive, help="threads of torch on a CPU")
-    parser.add_argument("--compile", action="store_true", help="use torch.compile in our loop")
-    parser.add_argument("--out", type=Path, help="also write the JSON object to this file")
+    add("--threads", type=positive, help="threads of torch on a CPU")
+    add("--compile", action="store_true", help="use torch.compile in our loop")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -286,7 +265,8 @@ def main() -> int:
             changed = preset.changed({**recipe, "dropout": dropout})
             rows.append(measure(Work(changed, options.steps, device, options.compile), options.rounds))
             print(table(rows[-1:]).splitlines()[-1], file=sys.stderr)
-    result = {
+    print(table(rows))
+    report = {
         "benchmark": "training_speed",
         "hardware": describe_hardware(),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
@@ -297,10 +277,7 @@ def main() -> int:
         "bar": _BAR,
         "rows": rows,
     }
-    print(table(rows))
-    print(json.dumps(result))
-    if options.out:
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    publish(report, options.out)
     return int(any(float(str(row["ratio"])) < _BAR for row in rows))
 
 

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 import torch
@@ -16,25 +15,10 @@ _COMMANDS = {"export": export, "training": train}
 _SIZES = {"train": 40, "dev": 4, "test": 6}
 
 
-class Child:
-    """A process of a command, with the methods of `Popen` that the gallery calls."""
-
-    def __init__(self, process: BaseProcess) -> None:
-        self._process = process
-
-    def poll(self) -> int | None:
-        return self._process.exitcode
-
-    def wait(self) -> None:
-        self._process.join()
-
-    def terminate(self) -> None:
-        self._process.terminate()
-
-
-def start(arguments: list[str], log: Path) -> Child:
-    """Start `python -m ARGUMENTS`; what it prints is added to a log."""
-    return Child(start_copy(_run, arguments, log))
+def run(arguments: list[str], log: Path) -> None:
+    """Run `python -m ARGUMENTS`; what it prints is added to a log."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    start_copy(_run, arguments, log).join()
 
 
 def _run(arguments: list[str], log: Path) -> None:

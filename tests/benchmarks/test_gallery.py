@@ -14,7 +14,7 @@ from benchmarks import gallery
 from benchmarks.gallery import EXHIBITS, Exhibit, main, make_bundles
 from seq2seq_serve.bundle.names import MANIFEST_FILE
 from seq2seq_serve.training.run import RunFolder
-from tests.benchmarks.few_examples import Child, start
+from tests.benchmarks import few_examples
 
 HEADINGS = [
     "# A gallery of attention",
@@ -64,14 +64,8 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
         dataclasses.replace(exhibit, max_steps=2, settings=exhibit.settings | short) for exhibit in EXHIBITS
     ]
 
-    def run(arguments: list[str], run: Path, children: list[Child]) -> Child:
-        run.parent.mkdir(parents=True, exist_ok=True)
-        children.append(start(arguments, gallery._log_of(run)))
-        return children[-1]
-
     monkeypatch.setattr(gallery, "EXHIBITS", exhibits)
-    monkeypatch.setattr(gallery, "_run", run)
-    monkeypatch.setattr(gallery, "_POLL_SECONDS", 0.1)
+    monkeypatch.setattr(gallery, "run_command", few_examples.run)
 
 
 @pytest.mark.slow  # eight trainings and exports
@@ -91,7 +85,7 @@ def test_every_model_is_trained_once_and_the_page_shows_all_of_them(few_steps, t
     assert "steps: 2;" in hard.parent
     assert soft.corpus_sha256 in hard.parent
 
-    monkeypatch.setattr(gallery, "_run", lambda *_: pytest.fail("a finished step is repeated"))
+    monkeypatch.setattr(gallery, "run_command", lambda *_: pytest.fail("a finished step is repeated"))
     other = tmp_path / "other"
     monkeypatch.setattr(sys, "argv", ["gallery", "--runs", str(tmp_path), "--out", str(other)])
     assert main() == 0, capsys.readouterr().err
@@ -100,9 +94,8 @@ def test_every_model_is_trained_once_and_the_page_shows_all_of_them(few_steps, t
 
 
 @pytest.fixture
-def echoed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def echoed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each command only prints itself, so that nothing is trained or exported."""
-    monkeypatch.setattr(gallery, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(sys, "executable", "/bin/echo")
 
 
@@ -117,7 +110,7 @@ def test_a_failed_training_names_its_log(settings, flags, tmp_path, capsys, monk
     assert captured.out == ""
     assert captured.err.splitlines()[-1] == f"error: short failed; its log is {log}"
     # It ends with the training's own error: nothing is exported.
-    assert log.read_text() == f"-m training train demo --out {run} --max-steps 7{flags}\n"
+    assert log.read_text() == f"-m training train demo --out {run} --resume --max-steps 7{flags}\n"
 
 
 @pytest.mark.usefixtures("echoed")
@@ -156,13 +149,3 @@ def test_a_model_starts_with_the_weights_of_its_parent_or_not_at_all(tmp_path, c
     with pytest.raises(RuntimeError, match="child failed"):
         make_bundles(tmp_path, console)
     assert f"--from {run} --max-steps 3" in log.read_text()
-
-
-def test_an_interruption_says_how_to_go_on(tmp_path, capsys, monkeypatch):
-    def interrupted(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(gallery, "make_bundles", interrupted)
-    monkeypatch.setattr(sys, "argv", ["gallery", "--runs", str(tmp_path)])
-    assert main() == 130
-    assert "run the same command again" in capsys.readouterr().err

@@ -1,4 +1,3 @@
-import dataclasses
 import json
 from io import StringIO
 
@@ -38,14 +37,6 @@ def test_every_case_is_timed_once_a_round_and_its_median_is_told():
     assert growth["n"]["counted_exponent"] == pytest.approx(2)
     assert growth["n"]["measured_exponent"] == pytest.approx(1)
     assert growth["n"]["measured_exponent_at_the_end"] == pytest.approx(1)
-
-
-def test_a_sum_of_two_orders_has_no_order_of_its_own():
-    kind = LAYER_TYPES[1]
-    case = Case(kind, "n", 8, 8, 64, 0, [1.0])
-    growth = summarise(kind, [case, dataclasses.replace(case, size=16, n=16)])["growth"]
-    assert growth["n"]["order"] is None
-    assert 1 < growth["n"]["counted_exponent"] < 2
 
 
 @pytest.mark.slow

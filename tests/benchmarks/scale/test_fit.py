@@ -3,8 +3,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from benchmarks.scale.fit import _COLUMNS, _SIGNED, _TERMS, fit
-from benchmarks.scale.times import EngineTimes
+from benchmarks.scale.fit import COLUMNS, SIGNED, TERMS, fit
+from benchmarks.scale.model import EngineTimes
 
 # A kernel for blocks of rows: a sixth row costs a block.
 CURVE = ((1, 2e-3), (5, 2.1e-3), (6, 3.4e-3), (10, 4e-3), (32, 1e-2))
@@ -27,7 +27,7 @@ def draw_turns(count: int, seed: int, most_rows: int = 32) -> tuple[np.ndarray, 
     tokens = encodes * chance.integers(10, 130, count)
     positions = rows * chance.integers(10, 100, count)
     turns = np.stack([rows, sampling, beams, positions, encodes, tokens], axis=1)
-    seconds = turns[:, 1:] @ np.array([getattr(TIMES, name) for name in _TERMS])
+    seconds = turns[:, 1:] @ np.array([getattr(TIMES, name) for name in TERMS])
     return turns, seconds + [TIMES.turn_seconds(int(each)) for each in rows]
 
 
@@ -42,17 +42,17 @@ def test_the_terms_are_found_again_despite_noise_and_interruptions():
     found = fit(measured)
     for num_rows in (1, 3, 5, 6, 8, 10, 12, 24, 32):
         expected = TIMES.turn_seconds(num_rows)
-        assert found.times.turn_seconds(num_rows) == pytest.approx(expected, rel=0.05), num_rows
-    for name in _TERMS:
-        bound = 3e-5 if name in _SIGNED else 0.0
-        assert getattr(found.times, name) == pytest.approx(getattr(TIMES, name), rel=0.15, abs=bound), name
-    assert found.num_turns == 4000
-    assert found.explained > 0.95
+        assert found["times"].turn_seconds(num_rows) == pytest.approx(expected, rel=0.05), num_rows
+    for name in TERMS:
+        bound = 3e-5 if name in SIGNED else 0.0
+        assert getattr(found["times"], name) == pytest.approx(getattr(TIMES, name), rel=0.15, abs=bound), name
+    assert found["num_turns"] == 4000
+    assert found["explained"] > 0.95
 
 
 def test_a_term_is_never_negative_except_what_a_mode_saves():
     turns, seconds = draw_turns(2000, 0)
-    found = fit([(turns, seconds - 2e-6 * turns[:, _COLUMNS.index("position_seconds")])]).times
+    found = fit([(turns, seconds - 2e-6 * turns[:, COLUMNS.index("position_seconds")])])["times"]
     assert found.position_seconds == 0
     assert found.beam_row_seconds < 0
     assert min(found.encode_seconds, found.token_seconds) > 0
@@ -60,12 +60,12 @@ def test_a_term_is_never_negative_except_what_a_mode_saves():
 
 def test_what_never_ran_has_no_time():
     turns, seconds = draw_turns(200, 0)
-    turns[:, _COLUMNS.index("beam_row_seconds")] = 0
-    assert fit([(turns, seconds)]).times.beam_row_seconds == 0
+    turns[:, COLUMNS.index("beam_row_seconds")] = 0
+    assert fit([(turns, seconds)])["times"].beam_row_seconds == 0
 
 
 def test_rows_that_were_not_measured_continue_the_curve():
-    found = fit([draw_turns(2000, 0, most_rows=10)]).times
+    found = fit([draw_turns(2000, 0, most_rows=10)])["times"]
     assert max(rows for rows, _ in found.rows_seconds) == 10
     assert found.turn_seconds(12) == pytest.approx(4.3e-3, rel=0.03)
 

@@ -1,0 +1,85 @@
+"""What the commands of the benchmarks share: their parsers, tables and bars, and the end of each."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+
+def command(name: str, doc: str | None, examples: str) -> argparse.ArgumentParser:
+    """Returns the parser of `python -m benchmarks.NAME`, with the flag --out.
+
+    Args:
+        name: Module below `benchmarks`.
+        doc: Docstring of the module; its first line describes the command.
+        examples: Flags of a call, one example a line.
+    """
+    prog = f"python -m benchmarks.{name}"
+    parser = argparse.ArgumentParser(
+        prog=prog,
+        allow_abbrev=False,
+        description=(doc or "").partition("\n")[0],
+        epilog="examples:\n" + "\n".join(f"  {prog} {line}" for line in examples.splitlines()),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON object to this file")
+    return parser
+
+
+def publish(report: dict[str, Any], out: Path | None) -> None:
+    """Print the report as the last line of standard output, and write it to a file, if one is given."""
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(json.dumps(report, ensure_ascii=False), flush=True)
+
+
+def median(values: Iterable[float]) -> float:
+    """Returns the median as a float."""
+    return float(statistics.median(values))
+
+
+def bar(name: str, value: float | None, limit: float, *, is_least: bool = True) -> dict[str, Any]:
+    """Returns a measured value beside its bar; without a value, `met` is None.
+
+    Args:
+        name: What was measured.
+        value: The measured value.
+        limit: The bar.
+        is_least: Whether the value must be at least the limit; otherwise, at most.
+    """
+    met = None if value is None else value >= limit if is_least else value <= limit
+    return {"name": name, "value": value, "bar": limit, "is": "least" if is_least else "most", "met": met}
+
+
+def bars_table(bars: Sequence[dict[str, Any]]) -> Table:
+    """Returns bars and their values as a table for the terminal."""
+    signs, words = {"least": "≥", "most": "≤"}, {True: "met", False: "NOT MET", None: "not measured"}
+    rows = []
+    for one in bars:
+        value = "–" if one["value"] is None else f"{one['value']:.2f}"
+        rows.append((one["name"], value, f"{signs[one['is']]} {one['bar']:g}", words[one["met"]]))
+    return table("bars", ("", "value", "bar", ""), rows)
+
+
+def table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
+    """Returns a table for the terminal, with its first column on the left and the others on the right."""
+    shown = Table(title=title)
+    for number, column in enumerate(columns):
+        shown.add_column(column, justify="right" if number else "left")
+    for row in rows:
+        shown.add_row(*row)
+    return shown
+
+
+def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]], num_left: int = 1) -> str:
+    """Returns a Markdown table; the first `num_left` columns are on the left, the others on the right."""
+    lines = ["| " + " | ".join(columns) + " |", "|" + "---|" * num_left + "--:|" * (len(columns) - num_left)]
+    lines += ["| " + " | ".join(map(str, row)) + " |" for row in rows]
+    return "\n".join(lines)
