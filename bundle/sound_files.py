@@ -153,12 +153,12 @@ def _opened_by_ffmpeg(content: bytes, block_size: int) -> Iterator[SoundFile]:
         resampler = av.AudioResampler(format="fltp", layout=layout, rate=rate, frame_size=block_size)
         for frame in container.decode(audio=0):
             frame.pts = None  # gaps between packets are not filled
-            yield from (part.to_ndarray().T for part in resampler.resample(frame))
-        yield from (part.to_ndarray().T for part in resampler.resample(None))
+            yield from map(_samples_of, resampler.resample(frame))
+        yield from map(_samples_of, resampler.resample(None))
 
     try:
         with av.open(
-            io.BytesIO(content), format="mov" if is_mp4 else "matroska", metadata_errors="ignore"
+            io.BytesIO(content), "r", format="mov" if is_mp4 else "matroska", metadata_errors="ignore"
         ) as file:
             if not file.streams.audio:
                 raise SoundError("the file has no sound")
@@ -178,6 +178,12 @@ def _opened_by_ffmpeg(content: bytes, block_size: int) -> Iterator[SoundFile]:
             )
     except av.FFmpegError as error:
         raise SoundError(f"the file is damaged: {error.strerror}") from error
+
+
+def _samples_of(frame: Any) -> NDArray[np.float32]:
+    """The samples (N, channels) of a frame of planes."""
+    samples: NDArray[np.float32] = frame.to_ndarray().T
+    return samples
 
 
 def _check_packets(content: bytes) -> None:
