@@ -363,7 +363,8 @@ def test_marian_chooses_its_target_language_in_the_source(tmp_path):
     choice = ours.choices["target_language"]
     assert not set(choice.ids.values()) & set(ours.source.encode(">>ron<< a b"))
     frame = ((choice.ids["fra"],), (files.theirs.eos_token_id,))
-    decoding = Decoding(SimpleNamespace(frames=ours.frames), None, frame)
+    model = SimpleNamespace(manifest=SimpleNamespace(frames=ours.frames))
+    decoding = Decoding(model, None, frame)
     for text in (">>ron<< a b", ">>cmn_Hans<<a  b", ">>fra<<"):
         rest, marked = with_mark(text, decoding, choice, "")
         assert ours.source.encode_truncated(rest, 99, *marked.frame)[0] == files.theirs(text).input_ids
