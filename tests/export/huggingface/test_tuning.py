@@ -78,8 +78,9 @@ def test_a_tuned_model_learns_resumes_exactly_and_is_served_as_transformers_gene
     write_published(whole.published, trained.model.state_dict(), trained.config, tmp_path / "written")
     theirs = AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "written").eval()
     texts = [source for source, _ in trained.dev]
+    options = {"max_new_tokens": NUM_NEW_TOKENS, "long_source": "refuse"}  # `generate` reads a text as one
     with load(bundle, provider="cpu", precision="fp32", threads=1, max_slots=8) as model:
-        answers = [answer.hypotheses[0] for answer in model.generate(texts, max_new_tokens=NUM_NEW_TOKENS)]
+        answers = [answer.hypotheses[0] for answer in model.generate(texts, **options)]
     for answer, source_ids in zip(answers, trained.tokenizer.encode_sources(texts), strict=True):
         (found,) = theirs.generate(torch.tensor([source_ids]), max_new_tokens=NUM_NEW_TOKENS, do_sample=False)
         start, *target = found.tolist()
