@@ -123,18 +123,6 @@ async def pieces(reading: Reading, stream: Stream, decoding: Decoding) -> AsyncG
                     yield pb.Piece(text=rest, hypothesis=place)
 
 
-def _timings(results: Sequence[Result]) -> pb.Timings:
-    """Returns the timings of an answer from those of its requests."""
-    return pb.Timings(
-        queue_seconds=max(result.timings.queue_seconds for result in results),
-        encode_seconds=max(result.timings.encode_seconds for result in results),
-        first_token_seconds=results[0].timings.first_token_seconds,
-        total_seconds=max(result.timings.total_seconds for result in results),
-        draft_tokens=sum(result.timings.draft_tokens for result in results),
-        accepted_tokens=sum(result.timings.accepted_tokens for result in results),
-    )
-
-
 def _target_text(decoding: Decoding) -> StoppedText:
     """Creates the decoder of a target's text, which ends before the first stop sequence of the request."""
     request = decoding.request
@@ -184,7 +172,14 @@ def generate_response(
             truncated_source_tokens=sum(answer.usage.truncated_source_tokens for answer in answers),
             source_seconds=readings[-1].sound_seconds,
         ),
-        timings=_timings(results),
+        timings=pb.Timings(
+            queue_seconds=max(result.timings.queue_seconds for result in results),
+            encode_seconds=max(result.timings.encode_seconds for result in results),
+            first_token_seconds=results[0].timings.first_token_seconds,
+            total_seconds=max(result.timings.total_seconds for result in results),
+            draft_tokens=sum(result.timings.draft_tokens for result in results),
+            accepted_tokens=sum(result.timings.accepted_tokens for result in results),
+        ),
         sentences=answers if is_split else (),
         unknown_words=readings[0].unknown_words,
         detected_language=_detected_language(results[0], decoding) if decoding.request.detected_ids else "",
@@ -330,7 +325,12 @@ def score_response(reading: Reading, result: Result, decoding: Decoding) -> pb.S
         score=sum(log_probabilities),
         log_probabilities=log_probabilities,
         target_tokens=model.target_tokenizer.pieces([*request.prefix_ids, model.eos_id]),
-        timings=_timings([result]),
+        timings=pb.Timings(
+            queue_seconds=result.timings.queue_seconds,
+            encode_seconds=result.timings.encode_seconds,
+            first_token_seconds=result.timings.first_token_seconds,
+            total_seconds=result.timings.total_seconds,
+        ),
     )
 
 
