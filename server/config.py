@@ -53,6 +53,7 @@ class ProviderPolicy(enum.StrEnum):
 class Speculation(enum.StrEnum):
     """What drafts tokens, which a step checks together."""
 
+    AUTO = "auto"  # n-grams, and the bundle's draft model where there is one
     NGRAM = "ngram"  # n-grams of the source and of the target
     OFF = "off"
 
@@ -92,8 +93,8 @@ class RunnerConfig:
         num_instances: Engines per model, which share its threads, memory and slots: on the CPU several
             engines with few threads decode a small model faster than one engine with all threads.
         speculative: What drafts the next tokens of a target, which a step then checks together where that is
-            faster: n-grams of its source and of itself, or nothing. The targets are the same. On the CPU
-            only.
+            faster: n-grams of its source and of itself, these and the draft model of the bundle if it has
+            one, or nothing. The targets are the same. On the CPU only.
         cuda_graphs: Steps on CUDA are captured and replayed, instead of launching each kernel separately.
         cuda_libraries: Folder with the libraries of CUDA and cuDNN, also in its subfolders (default: the
             nvidia-* packages of this Python, then the system's library path).
@@ -110,7 +111,7 @@ class RunnerConfig:
     num_threads: Annotated[int | None, Setting(COUNT, flag="--threads")] = None
     shares_threads: bool = False
     num_instances: Annotated[int, Setting(COUNT, flag="--instances")] = 1
-    speculative: Annotated[Speculation, Setting(_SPECULATION, is_per_model=True)] = Speculation.NGRAM
+    speculative: Annotated[Speculation, Setting(_SPECULATION, is_per_model=True)] = Speculation.AUTO
     cuda_graphs: Annotated[bool, Setting(SWITCH, flag="--no-cuda-graphs")] = True
     cuda_libraries: Annotated[Path | None, Setting(_FOLDER)] = None
     memory_budget_bytes: Annotated[int, Setting(SIZE, flag="--memory-budget", is_per_model=True)] = 1 << 30

@@ -71,16 +71,24 @@ def pack_int8_maps(files: VariantFiles) -> VariantFiles:
         ValueError: A weight lies outside of the file's content.
     """
     models = {verb: Model.FromString(graph) for verb, graph in files.graphs.items()}
-    nodes = [node for model in models.values() for node in model.graph.node]
-    maps = {node.input[1] for node in nodes if node.op_type in _INT8_MAPS}
+    # A name is that of one weight in each graph: a draft's int8 maps are named as the model's own in fp32.
+    maps = {
+        (verb, node.input[1])
+        for verb, model in models.items()
+        for node in model.graph.node
+        if node.op_type in _INT8_MAPS
+    }
     tensors = [
         tensor for model in models.values() for tensor in model.graph.initializer if tensor.external_data
     ]
     # By the place in the file, which graphs share
     shapes = {
         _place(tensor)[0]: shape
-        for tensor in tensors
-        if tensor.name in maps and (shape := kernels.packed_shape((tensor.dims[0], tensor.dims[1])))
+        for verb, model in models.items()
+        for tensor in model.graph.initializer
+        if tensor.external_data
+        and (verb, tensor.name) in maps
+        and (shape := kernels.packed_shape((tensor.dims[0], tensor.dims[1])))
     }
     if not shapes:
         return files
