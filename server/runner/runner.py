@@ -245,7 +245,8 @@ class OnnxRunner:
     def encode(self, first_row: int, requests: list[Request]) -> None:
         longest = max(request.memory_length for request in requests)
         if not first_row:
-            self._fit_memory(longest, 0)
+            # Drafts bind steps of several sizes, which each change of the room binds anew.
+            self._fit_memory(self._rounded(longest) if self.num_proposed else longest, 0)
         elif longest > self._memory_capacity:
             self._fit_memory(self._rounded(longest), first_row)
         if self._device.is_host:

@@ -120,7 +120,7 @@ def test_a_fine_tuning_resumes_with_its_command_and_refuses_another_parent(
 
 
 def test_a_draft_learns_from_its_run_and_shares_all_but_its_layers_with_it(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], failed: Failed
 ) -> None:
     out = tmp_path / "draft"
     flags = ["--out", str(out), "--max-steps", "2", "--max-sources", "30"]
@@ -144,7 +144,7 @@ def test_a_draft_learns_from_its_run_and_shares_all_but_its_layers_with_it(
     with pytest.raises(ValueError, match="it was not distilled from this run"):
         check_draft(teacher, draft)
     capsys.readouterr()
-    message = failed(capsys, caplog, "distill", str(run), "--out", str(tmp_path / "deep"), "--layers", "9")
+    message = failed("distill", str(run), "--out", str(tmp_path / "deep"), "--layers", "9")
     assert message.startswith("a draft of 9 layers needs a decoder with more")
 
 
