@@ -126,7 +126,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("texts", type=Path, metavar="TEXTS", help="file of sources, one in a line")
     parser.add_argument("--precision", type=Precision, choices=list(Precision), help="default: the fastest")
     kinds = [kind for kind in Speculation if kind is not Speculation.OFF]
-    parser.add_argument("--speculative", type=Speculation, choices=kinds, default=Speculation.AUTO)
+    parser.add_argument("--speculative", type=Speculation, choices=kinds, default=Speculation.MODEL)
     parser.add_argument("--simulate", type=float, metavar="CHANCE", help="chance of a right proposal")
     parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--in-flight", type=positive, default=1, help="requests at once (default 1)")

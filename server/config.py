@@ -53,8 +53,8 @@ class ProviderPolicy(enum.StrEnum):
 class Speculation(enum.StrEnum):
     """What drafts tokens, which a step checks together."""
 
-    AUTO = "auto"  # n-grams, and the bundle's draft model where there is one
     NGRAM = "ngram"  # n-grams of the source and of the target
+    MODEL = "model"  # n-grams, and the draft model of a bundle that has one
     OFF = "off"
 
 
@@ -111,7 +111,7 @@ class RunnerConfig:
     num_threads: Annotated[int | None, Setting(COUNT, flag="--threads")] = None
     shares_threads: bool = False
     num_instances: Annotated[int, Setting(COUNT, flag="--instances")] = 1
-    speculative: Annotated[Speculation, Setting(_SPECULATION, is_per_model=True)] = Speculation.AUTO
+    speculative: Annotated[Speculation, Setting(_SPECULATION, is_per_model=True)] = Speculation.NGRAM
     cuda_graphs: Annotated[bool, Setting(SWITCH, flag="--no-cuda-graphs")] = True
     cuda_libraries: Annotated[Path | None, Setting(_FOLDER)] = None
     memory_budget_bytes: Annotated[int, Setting(SIZE, flag="--memory-budget", is_per_model=True)] = 1 << 30

@@ -153,7 +153,7 @@ class OnnxRunner:
             if spec.role is Role.ATTENTION
         }
         self.takes_drafts = names.CACHE_ROWS in inputs and self._device.is_host and self._device.has_operators
-        drafts = self.takes_drafts and config.speculative is Speculation.AUTO and Verb.DRAFT in self._graphs
+        drafts = self.takes_drafts and config.speculative is Speculation.MODEL and Verb.DRAFT in self._graphs
         self._drafting: dict[tuple[int, int], tuple[Any, dict[str, Array]]] = {}  # by positions and rows
         self.num_proposed = int(self._graphs[Verb.DRAFT].outputs[0].axes[1]) if drafts else 0
         self._columns = Columns(

@@ -118,7 +118,7 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
             )
     groups: dict[tuple[Any, ...], dict[str, TensorSpec]] = {}
     for verb, graph in variant.graphs.items():
-        if verb is Verb.DRAFT and config.speculative is not Speculation.AUTO:
+        if verb is Verb.DRAFT and config.speculative is not Speculation.MODEL:
             continue
         for spec in (*graph.inputs, *graph.outputs):
             if spec.role in ROW_ROLES:
