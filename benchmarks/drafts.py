@@ -6,9 +6,7 @@ of whole requests without gRPC, and the median over all pairs is reported, with 
 must be equal. The first round is not counted: in it the averages of times and of right predictions settle.
 
 Acceptance is the share of drafted tokens that were selected; of the target's tokens, the rest took a step
-each. With `--simulate 0.7` the bundle's draft model proposes each token right with that chance, in the time
-that it takes, so that models of any size can have random weights; the result names the chance. The last line
-on standard output is one JSON object.
+each. The last line on standard output is one JSON object.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import random
 import statistics
 import sys
 import time
@@ -28,9 +25,7 @@ from benchmarks.hardware import describe_hardware
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig, Speculation
-from seq2seq_serve.server.engine.state import Sequence
 from seq2seq_serve.server.library import AsyncModel
-from seq2seq_serve.server.runner.runner import OnnxRunner
 
 
 def main() -> int:
@@ -51,65 +46,40 @@ async def _measure(options: argparse.Namespace) -> dict[str, object]:
         max_slots=options.in_flight,
     )
     texts = itertools.cycle(options.texts.read_text().split("\n")[:-1])
-    kinds, targets = (Speculation.OFF, options.speculative), list[list[int]]()
-    if options.simulate is not None:
-        _simulate(options.simulate, targets)
     models = {}
-    for speculative in kinds:
+    for speculative in Speculation:
         models[speculative] = AsyncModel(
             options.bundle, RunnerConfig(**vars(config) | {"speculative": speculative})
         )
         await models[speculative].start()
-    order, ratios, are_equal = list(kinds), list[float](), True
+    order, ratios, are_equal = list(Speculation), list[float](), True
     num_tokens = num_drafted = num_accepted = 0
     for number in range(options.pairs + options.warm_up):
         group = list(itertools.islice(texts, options.in_flight))
         seconds, answers = dict[Speculation, float](), dict[Speculation, list[pb.GenerateResponse]]()
         order.reverse()
-        if options.simulate is not None:
-            given = await _decode(models[Speculation.OFF], group)
-            targets[:] = [list(answer.hypotheses[0].token_ids) for answer in given]
         for speculative in order:
             began = time.perf_counter()
             answers[speculative] = await _decode(models[speculative], group)
             seconds[speculative] = time.perf_counter() - began
-        ids = [[list(answer.hypotheses[0].token_ids) for answer in answers[each]] for each in kinds]
+        ids = [[list(answer.hypotheses[0].token_ids) for answer in answers[each]] for each in Speculation]
         are_equal &= ids[0] == ids[1]
         if number < options.warm_up:
             continue
-        ratios.append(seconds[Speculation.OFF] / seconds[options.speculative])
-        for answer in answers[options.speculative]:
+        ratios.append(seconds[Speculation.OFF] / seconds[Speculation.NGRAM])
+        for answer in answers[Speculation.NGRAM]:
             num_tokens += answer.usage.target_tokens
             num_drafted += answer.timings.draft_tokens
             num_accepted += answer.timings.accepted_tokens
     for model in models.values():
         await model.stop()
     return {
-        "speculative": options.speculative.value,
-        "simulated_acceptance": options.simulate,
         "ratio": statistics.median(ratios),
         "quartiles": statistics.quantiles(ratios, n=4),
         "acceptance": num_accepted / max(num_drafted, 1),
         "accepted_share_of_targets": num_accepted / num_tokens,
         "are_equal": are_equal,
     }
-
-
-def _simulate(acceptance: float, targets: list[list[int]]) -> None:
-    """Replace each token that a draft model proposes: by the target's with this chance, else by another."""
-    chance, propose = random.Random(0), OnnxRunner.draft
-
-    def draft(runner: OnnxRunner, rows: tuple[Sequence, ...]) -> list[list[int]]:
-        proposals = propose(runner, rows)
-        for row, token_ids in zip(rows, proposals, strict=True):
-            length = len(row.token_ids)
-            known = next((each for each in targets if each[:length] == row.token_ids), [])
-            for place, right_id in enumerate(known[length : length + len(token_ids)]):
-                is_right = chance.random() < acceptance
-                token_ids[place] = right_id if is_right else (right_id + 1) % runner.vocab_size
-        return proposals
-
-    OnnxRunner.draft = draft  # type: ignore[method-assign, assignment]
 
 
 async def _decode(model: AsyncModel, texts: list[str]) -> list[pb.GenerateResponse]:
@@ -125,9 +95,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("bundle", type=Path, metavar="BUNDLE")
     parser.add_argument("texts", type=Path, metavar="TEXTS", help="file of sources, one in a line")
     parser.add_argument("--precision", type=Precision, choices=list(Precision), help="default: the fastest")
-    kinds = [kind for kind in Speculation if kind is not Speculation.OFF]
-    parser.add_argument("--speculative", type=Speculation, choices=kinds, default=Speculation.MODEL)
-    parser.add_argument("--simulate", type=float, metavar="CHANCE", help="chance of a right proposal")
     parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--in-flight", type=positive, default=1, help="requests at once (default 1)")
     parser.add_argument("--pairs", type=positive, default=100, help="groups of requests (default 100)")

@@ -22,7 +22,6 @@ class Verb(enum.StrEnum):
     ENCODE = "encode"  # source to memory, for a batch of new requests
     STEP = "step"  # one target position for all running rows, in place
     DECODE = "decode"  # T target positions at once: scoring, filling a cache, alignment
-    DRAFT = "draft"  # the next tokens of some rows, by a shallow decoder: a step checks them
 
 
 class Role(enum.StrEnum):
@@ -63,7 +62,6 @@ class Axis(enum.StrEnum):
     CACHE_CAPACITY = "cache_capacity"
     MEMORY_CAPACITY = "memory_capacity"
     CANDIDATES = "candidates"
-    DRAFTS = "drafts"  # rows that are drafted
 
 
 class Precision(enum.StrEnum):
@@ -102,8 +100,6 @@ CACHE_LENGTHS = "cache_lengths"  # (B,) int32: positions of each row already in 
 PREVIOUS_LENGTHS = "previous_lengths"  # (B,) int32: the same minus one; the step adds one to it, in place
 OWNERS = "owners"  # (B,) int64: for each row the row of its request that holds the memory
 CACHE_ROWS = "cache_rows"  # (B,) int64: the row of the cache; a step that has it takes several of one row
-ENDS = "ends"  # (R,) int64: the last position of each row among those that a draft reads
-DRAFTED_IDS = "drafted_ids"  # (R, drafted) int64: the tokens that probably come next
 CACHE_CAPACITY = "cache_capacity"  # () int32
 MEMORY_CAPACITY = "memory_capacity"  # () int32
 LOGITS = "logits"  # (B, V) float32
@@ -170,16 +166,6 @@ def cache_key(layer: int) -> str:
 def cache_value(layer: int) -> str:
     """Self-attention values of a decoder layer, `(B, H, C, K)`."""
     return f"cache_value_{layer}"
-
-
-def draft_key(layer: int) -> str:
-    """Self-attention keys of a layer of the draft, `(B, H, C, K)`."""
-    return f"draft_key_{layer}"
-
-
-def draft_value(layer: int) -> str:
-    """Self-attention values of a layer of the draft, `(B, H, C, K)`."""
-    return f"draft_value_{layer}"
 
 
 def memory(name: str) -> str:

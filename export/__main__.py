@@ -8,7 +8,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -80,12 +79,6 @@ def _parser(*, is_checkpoint: bool) -> argparse.ArgumentParser:
         parser.add_argument("folder", type=Path, help="folder that save_pretrained wrote")
     else:
         parser.add_argument("run", type=Path, help="folder of a finished `python -m training train`")
-        parser.add_argument(
-            "--draft",
-            type=Path,
-            metavar="RUN",
-            help="folder of a `python -m training distill` of the run, which drafts tokens on a CPU",
-        )
     parser.add_argument("bundle", type=Path, help="folder to create")
     parser.add_argument(
         "--precision",
@@ -146,15 +139,12 @@ def _export(options: argparse.Namespace, interrupts: list[int]) -> Manifest:
         )
     with _blocked_interrupts():
         from seq2seq_serve.export.exporter import export_bundle
-        from seq2seq_serve.training.distill import load_draft
         from seq2seq_serve.training.run import load_run
 
     with _reporting("reading the run", interrupts) as report:
         trained = load_run(options.run)
         export = export_bundle
-        if options.draft is not None:
-            export = partial(export_bundle, draft=load_draft(options.draft))
-        elif trained.published:
+        if trained.published:
             from seq2seq_serve.export.huggingface.exporter import export_tuned as export
         return export(
             trained,

@@ -35,19 +35,16 @@ from seq2seq_serve.bundle.names import (
 )
 from seq2seq_serve.export import convert, parity
 from seq2seq_serve.export.graphs.base import Graph, sizes_of
-from seq2seq_serve.export.graphs.draft import DraftGraph
 from seq2seq_serve.export.graphs.families import make_modules
 from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Factory, LinearFactory
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID
 from seq2seq_serve.training.data.lengths import target_limits
 from seq2seq_serve.training.data.text_files import SentencePair
-from seq2seq_serve.training.distill import Draft, check_draft
 from seq2seq_serve.training.evaluation.scoring import by_source, score
 from seq2seq_serve.training.evaluation.search import greedy_search
 from seq2seq_serve.training.models.base import EncoderDecoder
 from seq2seq_serve.training.models.registry import kind_of
-from seq2seq_serve.training.models.transformer import Transformer
 from seq2seq_serve.training.run import TrainedModel
 
 TOLERANCES = {  # differences of a log-probability
@@ -92,7 +89,6 @@ def export_bundle(
     path: Path,
     precisions: Sequence[Precision],
     *,
-    draft: Draft | None = None,
     overwrite: bool = False,
     is_strict: bool = False,
     proves: bool = True,
@@ -104,7 +100,6 @@ def export_bundle(
         trained: The model.
         path: The bundle.
         precisions: Those of the bundle.
-        draft: A draft that was distilled from the model; in the bundle it drafts tokens on a CPU.
         overwrite: Whether an older bundle is replaced.
         is_strict: Whether no bundle is written if the proof of any precision fails; by default the bundle has
             the other precisions.
@@ -114,16 +109,13 @@ def export_bundle(
 
     Raises:
         ExportError: `path` exists or cannot be written, or proofs failed. No bundle is written.
-        ValueError: The draft was not distilled from the model.
     """
-    if draft is not None:
-        check_draft(trained, draft.trained)
     if not trained.model.source_kind.forms:
         raise ExportError("a model without a source cannot be asked: train a captioner that starts --from it")
     prove = _prove if proves else None
     return write_bundle(
         path,
-        lambda folder: _write(trained, draft, folder, precisions, prove, report, is_strict=is_strict),
+        lambda folder: _write(trained, folder, precisions, prove, report, is_strict=is_strict),
         overwrite=overwrite,
     )
 
@@ -185,7 +177,6 @@ def _may_be_replaced(path: Path) -> bool:
 
 def _write(
     trained: TrainedModel,
-    draft: Draft | None,
     folder: Path,
     precisions: Sequence[Precision],
     prove: _Prove | None,
@@ -199,14 +190,11 @@ def _write(
     variants = write_variants(
         folder,
         precisions,
-        lambda precision: _export_variant(trained, draft, folder, precision, prove, report),
+        lambda precision: _export_variant(trained, folder, precision, prove, report),
         report,
         is_strict=is_strict,
     )
-    facts = {} if trained.dev_score is None else {"dev_score": f"{trained.dev_score:.2f}"}
-    if draft is not None:
-        num_layers = sizes_of(draft.trained.config)["num_decoder_layers"]
-        facts["draft"] = f"layers: {num_layers}; tokens: {len(draft.token_ids)}"
+    score = {} if trained.dev_score is None else {"dev_score": f"{trained.dev_score:.2f}"}
     manifest = Manifest(
         format_version=FORMAT_VERSION,
         kind=kind_of(config),
@@ -226,7 +214,7 @@ def _write(
         source_language=trained.source_language,
         target_language=trained.target_language,
         length_bound=trained.length_bound,
-        provenance=trained.provenance | facts,
+        provenance=trained.provenance | score,
     )
     write_manifest(folder, manifest)
     return manifest
@@ -264,19 +252,12 @@ def write_variants(
 
 def _export_variant(
     trained: TrainedModel,
-    draft: Draft | None,
     folder: Path,
     precision: Precision,
     prove: _Prove | None,
     report: Callable[[str], None],
 ) -> Variant:
     modules = make_graphs(trained, precision)
-    if draft is not None and precision in (Precision.FP32, Precision.INT8):
-        assert isinstance(trained.model, Transformer)
-        assert isinstance(draft.trained.model, Transformer)
-        modules[Verb.DRAFT] = DraftGraph(
-            draft.trained.model, len(trained.model.decoder_layers), draft.token_ids
-        )
     variant = write_variant(
         folder,
         precision,

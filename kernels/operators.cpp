@@ -108,8 +108,8 @@ struct Attention : Heads {
 
 // Inputs: queries, keys and values (B, (H + 2G)K); the cache's keys and values (N, G, C, K); the new position of each
 // row (B,); the row of the cache that it is written to (B,); and C, which only the definition reads. Outputs: (B, HK), and
-// the cache, in place if it is bound so, or if nothing reads it. All new positions are written before any is read, so that
-// several of one cache see those before them.
+// the cache, in place if it is bound so. All new positions are written before any is read, so that several of one cache
+// see those before them.
 struct CacheAttention : Attention {
   static constexpr const char *NAME = "CacheAttention";
   static constexpr int INPUTS[] = {FLOAT, FLOAT, FLOAT, INT32, INT64, INT32}, OUTPUTS[] = {FLOAT, FLOAT, FLOAT};
@@ -125,7 +125,7 @@ struct CacheAttention : Attention {
     float *cache[2];
     for (size_t i = 0; i < 2; i++) {
       cache[i] = output(context, 1 + i, {keys.shape[0], keys.shape[1], keys.shape[2], keys.shape[3]});
-      if (!cache[i]) cache[i] = const_cast<float *>(given[i]);
+      require(cache[i] || work.num_rows == 0, "the cache must be read");
       if (cache[i] != given[i]) memcpy(cache[i], given[i], keys.shape[0] * G * C * K * sizeof(float));
       for (size_t row = 0; row < work.num_rows; row++)
         for (size_t group = 0; group < G; group++) {
@@ -224,6 +224,7 @@ struct QuantizedLinear {
   static constexpr int INPUTS[] = {FLOAT, UINT8, FLOAT, INT32, FLOAT}, OUTPUTS[] = {FLOAT};
   std::unique_ptr<Aligned<int8_t>> own;
   std::unique_ptr<const Int8Map> map;
+  int64_t num_inputs = 0; // 0 if packed weights do not tell
 
   explicit QuantizedLinear(const void *info) {
     const auto weight = constant<uint8_t>(info, 1);
@@ -233,6 +234,7 @@ struct QuantizedLinear {
     check(call<85>(info, "least_input", &least_input));
     require(weight.num_axes == 2 || weight.num_axes == 5, "the weights must have 2 axes, or 5 if they are packed");
     require(scales.num_axes == 1, "the scales must have 1 axis");
+    require(instructions_here(), "this processor does not have the instructions of SEQ2SEQ_ISA");
     const Instructions &how = *instructions_here();
     const size_t O = scales.shape[0];
     require(sums.has_shape(O) && bias.has_shape(O), "the columns differ in number");
@@ -244,6 +246,7 @@ struct QuantizedLinear {
       require(std::equal(packing.shape, packing.shape + 5, weight.shape), "the weights are packed for other instructions");
     } else {
       require(weight.shape[1] == static_cast<int64_t>(O), "the columns differ in number");
+      num_inputs = weight.shape[0];
       own = std::make_unique<Aligned<int8_t>>(packing.size());
       pack(how, weight.data, weight.shape[0], O, &(*own)[0]);
       weights = own->data();
@@ -258,7 +261,8 @@ struct QuantizedLinear {
 
   Tensor<float> given(void *context) const {
     const auto x = input<float>(context, 0);
-    require(x.num_axes == 2 && depth_of(x.shape[1]) == map->depth, "x has another width");
+    require(x.num_axes == 2 && depth_of(x.shape[1]) == map->depth && (!num_inputs || x.shape[1] == num_inputs),
+            "x has another width");
     return x;
   }
 

@@ -54,7 +54,6 @@ class Speculation(enum.StrEnum):
     """What drafts tokens, which a step checks together."""
 
     NGRAM = "ngram"  # n-grams of the source and of the target
-    MODEL = "model"  # n-grams, and the draft model of a bundle that has one
     OFF = "off"
 
 
@@ -93,8 +92,8 @@ class RunnerConfig:
         num_instances: Engines per model, which share its threads, memory and slots: on the CPU several
             engines with few threads decode a small model faster than one engine with all threads.
         speculative: What drafts the next tokens of a target, which a step then checks together where that is
-            faster: n-grams of its source and of itself, these and the draft model of the bundle if it has
-            one, or nothing. The targets are the same. On the CPU only.
+            faster: n-grams of its source and of itself, or nothing. The targets are the same. On the CPU
+            only.
         cuda_graphs: Steps on CUDA are captured and replayed, instead of launching each kernel separately.
         cuda_libraries: Folder with the libraries of CUDA and cuDNN, also in its subfolders (default: the
             nvidia-* packages of this Python, then the system's library path).

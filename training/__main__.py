@@ -1,4 +1,4 @@
-"""The command line of training: `python -m training train|distill|score|corpus|attention|show`."""
+"""The command line of training: `python -m training train|score|corpus|attention|show`."""
 
 from __future__ import annotations
 
@@ -63,9 +63,6 @@ _EXAMPLES = {
   %(prog)s tiny --out runs/few --tsv few.tsv.gz --set bpe_dropout=0.2 tied=none
   %(prog)s captioner --out runs/photos --tsv photos.tsv --dev-tsv dev.tsv --vocab-size 4000
   %(prog)s memory-network --out runs/stories --tsv stories.tsv""",
-    "distill": """example:
-  %(prog)s runs/mine --layers 1 --out runs/mine-draft
-  python -m export runs/mine bundles/mine --draft runs/mine-draft""",
     "score": """examples:
   %(prog)s runs/demo --part test
   %(prog)s runs/mine --source test.ko --reference test.en --beam-size 5
@@ -119,9 +116,6 @@ def parser() -> argparse.ArgumentParser:
         return command
 
     _add_train_flags(add("train", "Train a preset on a corpus; without files, on the built-in one."))
-    _add_distill_flags(
-        add("distill", "Train a shallow decoder that drafts tokens for a run, from the run's own targets.")
-    )
     score = add("score", "Score a run on its own dev or test pairs or on files, or one file against another.")
     score.add_argument("run", type=Path, nargs="?", help="the folder of a run")
     _add_step_flag(score)
@@ -164,8 +158,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "train":
             _train(options, console)
-        elif options.command == "distill":
-            _distill(options, console)
         elif options.command == "score":
             _score(options)
         elif options.command == "corpus":
@@ -261,36 +253,10 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         help="language of the targets; programs for LibreTranslate ask for a model by both languages",
     )
     add_set_flag(train)
-    _add_machine_flags(train)
-
-
-def _add_distill_flags(distill: argparse.ArgumentParser) -> None:
-    distill.add_argument("run", type=Path, help="the folder of a finished run of a Transformer")
-    distill.add_argument(
-        "--out", type=Path, required=True, help="the draft's folder, such as runs/NAME-draft"
-    )
-    distill.add_argument(
-        "--layers",
-        type=_at_least(1),
-        default=1,
-        help="the draft's decoder layers; they start as the run's last ones (default: %(default)s)",
-    )
-    distill.add_argument(
-        "--max-sources",
-        type=_at_least(1),
-        default=100_000,
-        help="the most sources of the run's corpus that it translates for the draft (default: %(default)s)",
-    )
-    distill.add_argument("--max-steps", type=_at_least(1), help="the last step (default: the run's)")
-    add_set_flag(distill)
-    _add_machine_flags(distill)
-
-
-def _add_machine_flags(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
+    train.add_argument(
         "--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
-    command.add_argument(
+    train.add_argument(
         "--threads", type=_at_least(1), help="CPU threads (default: the CPUs that this process may use)"
     )
 
@@ -357,24 +323,6 @@ def _show(options: argparse.Namespace) -> None:
         server.serve_forever()
 
 
-def _set_threads(options: argparse.Namespace) -> None:
-    # torch starts a thread for each CPU of the machine. In a process tied to a few CPUs that is many times
-    # slower.
-    has_affinity = hasattr(os, "sched_getaffinity")  # Linux only
-    num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    torch.set_num_threads(options.threads or max(num_cpus // num_local_ranks(), 1))
-
-
-def _distill(options: argparse.Namespace, console: Console) -> None:
-    settings = dict(options.set)
-    if options.max_steps is not None:
-        settings["max_steps"] = options.max_steps
-    _set_threads(options)
-    request = commands.distillation(options.run, options.out, options.layers, options.max_sources, settings)
-    with joined_ranks() as ranks:
-        commands.train(request, options.device, ranks, console)
-
-
 def _train(options: argparse.Namespace, console: Console) -> None:
     flags = {name: value for name in _SETTING_FLAGS if (value := getattr(options, name)) is not None}
     settings = dict(options.set)
@@ -382,7 +330,11 @@ def _train(options: argparse.Namespace, console: Console) -> None:
         options.parser.error(f"{name} is given twice: by --{name.replace('_', '-')} and by --set")
     settings |= flags
     changes = {name: settings.pop(name) for name in CHANGEABLE if name in settings}
-    _set_threads(options)
+    # torch starts a thread for each CPU of the machine. In a process tied to a few CPUs that is many times
+    # slower.
+    has_affinity = hasattr(os, "sched_getaffinity")  # Linux only
+    num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
+    torch.set_num_threads(options.threads or max(num_cpus // num_local_ranks(), 1))
     try:
         files = CorpusFiles(**{field.name: getattr(options, field.name) for field in fields(CorpusFiles)})
     except ValueError as error:

@@ -17,7 +17,6 @@ from rich.console import Console
 from torch import Tensor
 
 from seq2seq_serve.bundle.manifest import is_checkpoint
-from seq2seq_serve.training import distill
 from seq2seq_serve.training.builtin import grammar
 from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, load_corpus
 from seq2seq_serve.training.data.encoded import encode_pairs
@@ -31,7 +30,7 @@ from seq2seq_serve.training.interrupt import TrainingInterrupted
 from seq2seq_serve.training.loop import fast_matmul
 from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.registry import FAMILIES, kind_of, source_kind_of
-from seq2seq_serve.training.prepare import CHANGEABLE, check_can_continue, continue_run, start_run
+from seq2seq_serve.training.prepare import check_can_continue, continue_run, start_run
 from seq2seq_serve.training.presets import preset_named
 from seq2seq_serve.training.ranks import Ranks, num_ranks
 from seq2seq_serve.training.reports.attention_maps import alignment, encoder_self_attention
@@ -60,8 +59,6 @@ class TrainRequest:
         is_compiled: Whether `torch.compile` compiles the model.
         parent: The finished run, or the folder of a published model, whose model, weights and tokenizer a new
             run starts with.
-        draft_layers: The number of the parent's last decoder layers that the new run starts with, as a draft
-            of the parent; None takes all.
     """
 
     preset: str
@@ -72,7 +69,6 @@ class TrainRequest:
     changes: Mapping[str, Any]
     is_compiled: bool
     parent: Path | None = None
-    draft_layers: int | None = None
 
     @property
     def resume_command(self) -> str:
@@ -84,8 +80,7 @@ class TrainRequest:
         """Read the parent, if there is one; raise ValueError as `load_run` and `load_published` do."""
         if self.parent is None:
             return None
-        parent = load_published(self.parent) if is_checkpoint(self.parent) else load_run(self.parent)
-        return parent if self.draft_layers is None else distill.shallow(parent, self.draft_layers)
+        return load_published(self.parent) if is_checkpoint(self.parent) else load_run(self.parent)
 
 
 def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Console) -> None:
@@ -121,36 +116,6 @@ def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Co
     if ranks.is_first:
         print(f"{request.out}: {summary}")
         print(f"{summary.steps} steps, {summary.seconds:.0f} seconds; weights: {summary.weights}")
-
-
-def distillation(
-    run: Path, out: Path, num_layers: int, max_sources: int, settings: Mapping[str, Any]
-) -> TrainRequest:
-    """Write the targets from which a draft of a finished run learns; returns the request that trains it.
-
-    The settings replace those of `distill.recipe`.
-
-    Raises:
-        ValueError: The run cannot have such a draft, lacks its corpus, or `out` holds a run already.
-    """
-    source, folder, trained = RunFolder(run), RunFolder(out), load_run(run)
-    draft = distill.shallow(trained, num_layers)
-    settings = distill.recipe(source, draft) | dict(settings)
-    files = distill.target_files(out)
-    request = TrainRequest(
-        preset=source.read_config().preset,
-        out=out,
-        files=files,
-        is_resumed=False,
-        settings={name: value for name, value in settings.items() if name not in CHANGEABLE},
-        changes={name: value for name, value in settings.items() if name in CHANGEABLE},
-        is_compiled=False,
-        parent=run,
-        draft_layers=num_layers,
-    )
-    folder.check_is_free(f"continue it with `{request.resume_command}`, or give another --out")
-    distill.write_targets(source, trained, files, max_sources)
-    return request
 
 
 def _prepare(request: TrainRequest, folder: RunFolder) -> Corpus | None:

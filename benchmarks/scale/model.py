@@ -219,9 +219,6 @@ class _TimedRunner:
     def prefill(self, first_row: int, sequences: tuple[Row, ...]) -> list[list[float]]:
         raise NotImplementedError  # no request has a prefix
 
-    def draft(self, rows: tuple[Row, ...]) -> list[list[int]]:
-        raise NotImplementedError  # there is no draft model
-
     def align(self, row: int, first_position: int, target_ids: tuple[int, ...], memory_length: int) -> Array:
         raise NotImplementedError  # no request wants attention
 

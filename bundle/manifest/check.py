@@ -161,15 +161,6 @@ def _graph_problems(manifest: Manifest, variant: Variant) -> list[str]:
         written = {buffer_of(spec.name) for spec in graph.outputs if spec.role is Role.STATE}
         if written != state:
             problems.append(f"{verb} writes the state {sorted(written)}, and step reads {sorted(state)}")
-    draft = variant.graphs.get(Verb.DRAFT)
-    if draft is not None:
-        unknown = [spec.name for spec in draft.inputs if spec.role is Role.MEMORY and spec not in step.inputs]
-        if unknown:
-            problems.append(
-                f"draft reads the memory {', '.join(unknown)}, and step does not: it is of another model"
-            )
-        if len(draft.outputs) != 1 or not isinstance(draft.outputs[0].axes[-1], int):
-            problems.append("draft must have one output, with a fixed number of tokens for each row")
     has_cache = any(spec.role is Role.CACHE for spec in step.inputs)
     if has_cache and Verb.DECODE not in variant.graphs:
         problems.append("step has a cache, and there is no decode graph to fill it")

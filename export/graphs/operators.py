@@ -460,7 +460,7 @@ def quantized_choice(
         [x, weight, weight_scale, weight_sum, bias, added, num_candidates],
         {"least_input": -math.inf},
         dtypes=(torch.float32, torch.int64, torch.float32),
-        shapes=((x.shape[0], weight.shape[1]), (x.shape[0], 1), x.shape),  # ids as of one candidate
+        shapes=((x.shape[0], weight.shape[1]), x.shape, x.shape),
         version=1,
     )
     return logits, token_ids, log_probabilities

@@ -70,9 +70,6 @@ class Runner(Protocol):
         With a `Drafter`, further positions of the rows follow the rows.
         """
 
-    def draft(self, rows: tuple[Sequence, ...]) -> list[list[int]]:
-        """Returns the tokens that a draft model proposes for each row, if the `Drafter` knows of one."""
-
     def move(self, moves: Iterable[Move]) -> int:
         """Copies rows in order; returns the number of bytes copied."""
 
@@ -285,10 +282,6 @@ class Core:
                 encode_seconds = self._clock() - started
             if not plan.rows:
                 return plan, None, failed
-            if plan.asking:
-                started = self._clock()
-                proposals = self._runner.draft(plan.asking)
-                plan = self._scheduler.propose(plan, proposals, self._clock() - started)
             started = self._clock()
             # Other rows only keep their memory, or `prefill` has scored them.
             num_rows = sum(
@@ -374,8 +367,6 @@ class Core:
                 total_seconds=self._clock() - request.arrival,
                 draft_tokens=search.num_draft_tokens,
                 accepted_tokens=search.num_accepted_tokens,
-                modelled_tokens=search.num_modelled_tokens,
-                accepted_modelled_tokens=search.num_accepted_modelled_tokens,
             ),
             start_ids=search.start_ids,
             error=error,

@@ -95,8 +95,8 @@ class Alignment:
 class StepPlan:
     """The work of the next turn, which the scheduler decides and the engine runs.
 
-    The order is: the moves, the alignments, one encode of `admitted` into the last rows, proposals for the
-    rows that are `asking`, one step of all `rows` and `drafts`.
+    The order is: the moves, the alignments, one encode of `admitted` into the last rows, one step of all
+    `rows` and `drafts`.
 
     Attributes:
         moves: Rows to copy, in order.
@@ -104,7 +104,6 @@ class StepPlan:
         rows: All running sequences; the sequence at index i is in slot i.
         alignments: In order.
         drafts: Further positions of some of the rows, each row's in order.
-        asking: The rows for which a draft model proposes tokens, which then become drafts.
     """
 
     moves: tuple[Move, ...]
@@ -112,7 +111,6 @@ class StepPlan:
     rows: tuple[Sequence, ...]
     alignments: tuple[Alignment, ...] = ()
     drafts: tuple[Sequence, ...] = ()
-    asking: tuple[Sequence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

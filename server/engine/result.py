@@ -83,8 +83,6 @@ class Timings(NamedTuple):
     Attributes:
         draft_tokens: The number of tokens that were drafted, which makes a request fast if they are accepted.
         accepted_tokens: The number of drafted tokens that it selected, too.
-        modelled_tokens: The drafted tokens of a draft model; the others are of n-grams.
-        accepted_modelled_tokens: Those of them that it selected, too.
     """
 
     queue_seconds: float
@@ -93,8 +91,6 @@ class Timings(NamedTuple):
     total_seconds: float
     draft_tokens: int = 0
     accepted_tokens: int = 0
-    modelled_tokens: int = 0
-    accepted_modelled_tokens: int = 0
 
 
 class Result(NamedTuple):

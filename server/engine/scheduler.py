@@ -7,7 +7,7 @@ clock.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from seq2seq_serve.server.engine.drafts import Drafter
@@ -158,13 +158,8 @@ class Scheduler:
         self.slots.add(admitted)
         moves, self._moves = self._moves, ()
         alignments = tuple(self._plan_alignments()) if self._aligning else ()
-        drafts, asking = ((), ()) if self._drafter is None else self._drafter.draft(self.slots.rows)
-        return StepPlan(moves, tuple(admitted), self.slots.rows, alignments, drafts, asking)
-
-    def propose(self, plan: StepPlan, proposals: list[list[int]], seconds: float) -> StepPlan:
-        """Returns the plan with the tokens that a draft model has proposed, in some seconds, as drafts."""
-        assert self._drafter is not None
-        return replace(plan, drafts=plan.drafts + self._drafter.propose(plan.asking, proposals, seconds))
+        drafts = () if self._drafter is None else self._drafter.draft(self.slots.rows)
+        return StepPlan(moves, tuple(admitted), self.slots.rows, alignments, drafts)
 
     def _newcomers(self) -> list[Request]:
         """Returns the waiting requests that the next turn admits, the oldest first.
@@ -200,12 +195,14 @@ class Scheduler:
             sequence.search.encode_seconds = result.encode_seconds
         selected = result.selected
         positions, num_rows = plan.rows + plan.drafts, len(plan.rows)
+        if self._drafter is not None and result.num_rows:
+            self._drafter.times.add(len(positions), result.step_seconds)
         failed = {positions[row].search: error for row, error in selected.failures.items() if row < num_rows}
         ends = self._record_alignments(plan, result.attention, failed) if plan.alignments else []
         leavers = [self._aligning.pop(search).row for search, _, _ in ends]
         for row, attended in selected.attention.items():
             plan.rows[row].attended.append(attended)
-        forking, num_accepted = dict[Search, None](), 0
+        forking: dict[Search, None] = {}
         for row, (position, token_id) in enumerate(zip(positions, selected.token_ids, strict=True)):
             search = position.search
             if search in failed or not position.num_branches:
@@ -215,12 +212,9 @@ class Scheduler:
                 assert position.row is not None
                 sequence = plan.rows[position.row]
                 search.num_draft_tokens += 1
-                search.num_modelled_tokens += position.is_modelled
                 if position.token_ids != sequence.token_ids or sequence not in search.rows:
                     continue
-                num_accepted += 1
                 search.num_accepted_tokens += 1
-                search.num_accepted_modelled_tokens += position.is_modelled
                 if row in selected.failures:
                     failed[search] = selected.failures[row]
                     continue
@@ -237,8 +231,6 @@ class Scheduler:
                     leavers.append(sequence)
             except Exception as error:
                 failed[search] = error
-        if self._drafter is not None and result.num_rows:
-            self._drafter.measure(len(positions), result.step_seconds, result.num_rows + num_accepted)
         forks: list[Fork] = []
         ranked = rank(forking, selected.candidates) if selected.candidates else {}
         for search in forking:

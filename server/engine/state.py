@@ -24,8 +24,6 @@ class Search:
         num_slots: Number of slots that it holds.
         num_draft_tokens: Tokens that were drafted for it.
         num_accepted_tokens: Those of them that it selected, too.
-        num_modelled_tokens: Tokens that a draft model drafted for it.
-        num_accepted_modelled_tokens: Those of them that it selected, too.
         finish_reason: None until the request has ended.
     """
 
@@ -38,30 +36,11 @@ class Search:
     num_slots: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
-    num_modelled_tokens: int = 0
-    num_accepted_modelled_tokens: int = 0
     finish_reason: FinishReason | None = None
     admitted_at: float = 0.0
     encode_seconds: float = 0.0
     first_token_at: float = 0.0
     last_token_at: float = 0.0
-
-
-@dataclass(eq=False, slots=True)
-class Proposal:
-    """The next tokens of a row by a draft model.
-
-    Attributes:
-        rate: The share of right ones, a running average.
-        num_read: Positions of the target that the draft had read.
-        token_ids: The tokens after them; the draft has read all of these but the last.
-        is_compared: Whether `rate` counts them.
-    """
-
-    rate: float
-    num_read: int = 0
-    token_ids: list[int] = field(default_factory=list)
-    is_compared: bool = True
 
 
 @dataclass(eq=False, slots=True)
@@ -87,8 +66,6 @@ class Sequence:
         attended: The attention of each of its steps, as in `Selected`, if the step computes it and the
             request wants it.
         lookup: Predicts its next tokens; None before the first draft.
-        proposal: The last one of a draft model; None before the first.
-        is_modelled: Whether a draft model drafted this position.
         request: The request that it decodes for.
         memory_length: Positions in memory.
     """
@@ -107,8 +84,6 @@ class Sequence:
     detects: bool = False
     attended: list[Array] = field(default_factory=list)
     lookup: Lookup | None = None
-    proposal: Proposal | None = None
-    is_modelled: bool = False
 
     request: Request = field(init=False)
     memory_length: int = field(init=False)

@@ -59,14 +59,14 @@ def started_core(
         runner = OnnxRunner(spec.bundle, spec.runner, spec.sizing, VariantFiles(spec.graphs, weights))
     except Exception as error:  # ONNX Runtime's errors do not have a common class
         raise ValueError(f"{path}: {error}") from error
-    drafts = spec.runner.speculative is not Speculation.OFF and runner.takes_drafts
+    drafts = spec.runner.speculative is Speculation.NGRAM and runner.takes_drafts
     core = Core(
         runner,
         model_name=spec.model_name,
         deliver=deliver,
         died=died,
         limits=spec.limits,
-        drafter=Drafter(runner.eos_ids, spec.copied_source, runner.num_proposed) if drafts else None,
+        drafter=Drafter(runner.eos_ids, spec.copied_source) if drafts else None,
     )
     try:
         core.start()

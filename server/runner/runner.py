@@ -22,11 +22,11 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.cuda_libraries import load_cuda_libraries
 from seq2seq_serve.bundle.manifest import Bundle, Timestamps, VariantFiles
 from seq2seq_serve.bundle.names import Axis, Role, Verb
-from seq2seq_serve.server.config import RunnerConfig, Speculation
+from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.drafts import MAX_DRAFTED
 from seq2seq_serve.server.engine.plan import Move, Selected
 from seq2seq_serve.server.engine.request import Array, Beam, Constraints, Request, Sampling
-from seq2seq_serve.server.engine.state import Proposal, Search, Sequence
+from seq2seq_serve.server.engine.state import Search, Sequence
 from seq2seq_serve.server.errors import NO_NUMBERS, EngineFailed
 from seq2seq_serve.server.runner import selection
 from seq2seq_serve.server.runner.buffers import Buffers, Columns
@@ -43,16 +43,6 @@ _FIRST_BETWEEN = 16  # from here on there is a bucket between two powers of two
 _ENCODE_ROWS, _ENCODE_LENGTHS = (1, 2, 4, 8, 16, 32, 64), (16, 32, 64, 128, 256, 512, 1024)
 _MOST_ENCODED = 8192
 _NOT_CAPTURED = -1  # the graph id of a run of a captured session that is neither captured nor replayed
-# The inputs of a draft with an element for each position, in the order of `draft`, and the ends of the rows
-_DRAFT_COLUMNS = {
-    names.TOKEN_IDS: np.int64,
-    names.CACHE_LENGTHS: np.int32,
-    names.LAST_SOURCE_POSITIONS: np.int32,
-    names.OWNERS: np.int64,
-    names.CACHE_ROWS: np.int64,
-    names.ENDS: np.int64,
-}
-_MOST_DRAFTING = 256  # bindings of a draft
 _CANDIDATES = (names.CANDIDATE_IDS, names.LOG_PROBABILITIES)
 _STATE = attrgetter("num_branches", "num_forced", "is_plain")  # of a row before a step
 
@@ -153,9 +143,6 @@ class OnnxRunner:
             if spec.role is Role.ATTENTION
         }
         self.takes_drafts = names.CACHE_ROWS in inputs and self._device.is_host and self._device.has_operators
-        drafts = self.takes_drafts and config.speculative is Speculation.MODEL and Verb.DRAFT in self._graphs
-        self._drafting: dict[tuple[int, int], tuple[Any, dict[str, Array]]] = {}  # by positions and rows
-        self.num_proposed = int(self._graphs[Verb.DRAFT].outputs[0].axes[1]) if drafts else 0
         self._columns = Columns(
             inputs,
             self.num_slots + (MAX_DRAFTED if self.takes_drafts else 0),
@@ -178,9 +165,8 @@ class OnnxRunner:
             names.MEMORY_CAPACITY: np.array(self._max_memory_length, np.int32),
         }
         self._files: VariantFiles | None = files or read_files(bundle, self.precision, self.provider)
-        further = (Verb.DECODE, Verb.DRAFT) if drafts else (Verb.DECODE,)
         self._sessions: dict[Verb, Session] = {
-            verb: self._load(verb) for verb in further if verb in self._graphs
+            verb: self._load(verb) for verb in self._graphs if verb not in (Verb.ENCODE, Verb.STEP)
         }
         self._times = manifest.timestamps
         self._detects = manifest.detects_language
@@ -231,8 +217,6 @@ class OnnxRunner:
         for detailed in _requests_of_every_selection(request, self._times, detects=self._detects):
             search, detects = Search(detailed, (start_id,)), bool(detailed.detected_ids)
             self.step((Sequence(search, start_id, row=0, is_plain=False, detects=detects),))
-        if self.num_proposed:
-            self.draft((Sequence(Search(request, (start_id,)), start_id, row=0, proposal=Proposal(0.0)),))
         self.move((Move(0, 0, cache_length=1, memory_length=request.memory_length),))
         # With an empty cache and with a filled one, which may use other kernels.
         for first_position, length in ((0, 1), (1, 2)):
@@ -245,8 +229,7 @@ class OnnxRunner:
     def encode(self, first_row: int, requests: list[Request]) -> None:
         longest = max(request.memory_length for request in requests)
         if not first_row:
-            # Drafts bind steps of several sizes, which each change of the room binds anew.
-            self._fit_memory(self._rounded(longest) if self.num_proposed else longest, 0)
+            self._fit_memory(longest, 0)
         elif longest > self._memory_capacity:
             self._fit_memory(self._rounded(longest), first_row)
         if self._device.is_host:
@@ -398,40 +381,6 @@ class OnnxRunner:
         selected = self._selector.select(rows, token_ids)
         return replace(selected, failures={**failures, **selected.failures}, attention=attention)
 
-    def draft(self, rows: tuple[Sequence, ...]) -> list[list[int]]:
-        """Returns the tokens that the draft model proposes for each row, the next one first.
-
-        It first reads what it has not read of the rows. Where they were moved since, it may take what lies in
-        its cache for a proposal, and then only proposes worse.
-        """
-        positions, ends = list[tuple[int, ...]](), list[int]()
-        for row in rows:
-            last, keeper, proposal = row.cache_length, row.search.keeper, row.proposal
-            assert keeper is not None
-            assert keeper.row is not None
-            assert row.row is not None
-            assert proposal is not None
-            fed_ids, place = [*row.search.start_ids, *row.token_ids], proposal.num_read
-            for token_id in proposal.token_ids[:-1]:
-                if place >= last or fed_ids[place] != token_id:
-                    break
-                place += 1
-            places = row.memory_length - 1, keeper.row, row.row
-            positions += [(fed_ids[place], place, *places) for place in range(min(place, last), last + 1)]
-            ends.append(len(positions) - 1)
-        key = len(positions), len(rows)
-        if key not in self._drafting:
-            if len(self._drafting) >= _MOST_DRAFTING:
-                self._drafting.clear()
-            feeds = {name: np.zeros(key[name == names.ENDS], dtype) for name, dtype in _DRAFT_COLUMNS.items()}
-            self._drafting[key] = self._bind(Verb.DRAFT, 0, self.num_slots, feeds), feeds
-        binding, feeds = self._drafting[key]
-        for array, values in zip(feeds.values(), (*zip(*positions, strict=True), ends), strict=True):
-            array[:] = values
-        self._sessions[Verb.DRAFT].run_with_iobinding(binding)
-        proposed: list[list[int]] = binding.get_outputs()[0].numpy().tolist()
-        return proposed
-
     def move(self, moves: Iterable[Move]) -> int:
         moves = tuple(moves)
         return sum(buffers.move_all(moves) for buffers in self._groups_of_buffers)
@@ -458,7 +407,6 @@ class OnnxRunner:
         """Free all memory of the device and end its threads; the runner cannot be used afterwards."""
         self._device.pool.shutdown()
         self._bindings.clear()
-        self._drafting.clear()
         self._staged.clear()
         self._sessions.clear()
         self._buffers.clear()
@@ -503,7 +451,6 @@ class OnnxRunner:
             return
         self._capacities[names.MEMORY_CAPACITY] = np.array(capacity, np.int32)
         self._bindings.clear()
-        self._drafting.clear()
         for buffers in self._fitted:
             buffers.fit(capacity, num_rows)
 

@@ -11,7 +11,7 @@ import numpy as np
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import Bundle, Manifest, TensorSpec, Variant
 from seq2seq_serve.bundle.names import Axis, Precision, Role, Verb
-from seq2seq_serve.server.config import RunnerConfig, Speculation
+from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, num_copies
 from seq2seq_serve.server.runner.device import CPU, choose
 from seq2seq_serve.server.system.machine import usable_cpus
@@ -117,9 +117,7 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
                 f"{', '.join(COLUMNS)}: export the run and serve it with the same version"
             )
     groups: dict[tuple[Any, ...], dict[str, TensorSpec]] = {}
-    for verb, graph in variant.graphs.items():
-        if verb is Verb.DRAFT and config.speculative is not Speculation.MODEL:
-            continue
+    for graph in variant.graphs.values():
         for spec in (*graph.inputs, *graph.outputs):
             if spec.role in ROW_ROLES:
                 twin = replace(spec, name=names.buffer_of(spec.name))

@@ -68,63 +68,64 @@ def pack_int8_maps(files: VariantFiles) -> VariantFiles:
         Graphs and weights that only this processor can run; the files themselves if nothing would be packed.
 
     Raises:
-        ValueError: A weight lies outside of the file's content.
+        ValueError: A weight lies outside of the content, or two of different shapes begin at one place.
     """
     models = {verb: Model.FromString(graph) for verb, graph in files.graphs.items()}
-    # A name is that of one weight in each graph: a draft's int8 maps are named as the model's own in fp32.
-    maps = {
-        (verb, node.input[1])
-        for verb, model in models.items()
-        for node in model.graph.node
-        if node.op_type in _INT8_MAPS
-    }
-    tensors = [
-        tensor for model in models.values() for tensor in model.graph.initializer if tensor.external_data
-    ]
-    # By the place in the file, which graphs share
-    shapes = {
-        _place(tensor)[0]: shape
-        for verb, model in models.items()
-        for tensor in model.graph.initializer
-        if tensor.external_data
-        and (verb, tensor.name) in maps
-        and (shape := kernels.packed_shape((tensor.dims[0], tensor.dims[1])))
-    }
+    stored: dict[int, Weight] = {}  # by the place in the file, which graphs share
+    maps: set[int] = set()
+    for model in models.values():
+        int8_names = {node.input[1] for node in model.graph.node if node.op_type in _INT8_MAPS}
+        for tensor in filter(_is_external, model.graph.initializer):
+            start, weight = _place(tensor)[0], _weight(tensor, files.weights)
+            other = stored.setdefault(start, weight)
+            if (other.bits.shape, other.bits.dtype) != (weight.bits.shape, weight.bits.dtype):
+                raise ValueError(f"the weights {other.name} and {weight.name} both begin at byte {start}")
+            if tensor.name in int8_names and weight.bits.ndim == 2:
+                maps.add(start)
+    shapes = {start: shape for start in maps if (shape := kernels.packed_shape(stored[start].bits.shape))}
     if not shapes:
         return files
     sizes = {
-        start: math.prod(shapes[start]) if start in shapes else length
-        for start, length in map(_place, tensors)
+        start: math.prod(shapes[start]) if start in shapes else weight.bits.nbytes
+        for start, weight in stored.items()
     }
     ends = list(accumulate(-(-size // _LINE_BYTES) * _LINE_BYTES for size in sizes.values()))
     places = dict(zip(sizes, [0, *ends], strict=False))
     content = memoryview(mmap.mmap(-1, ends[-1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    for start, tensor in {_place(tensor)[0]: tensor for tensor in tensors}.items():
-        bits = _weight(tensor, files.weights).bits
+    for start, weight in stored.items():
         to = np.frombuffer(content[places[start] :][: sizes[start]], np.uint8)
         if start in shapes:
-            kernels.pack(bits, to)
+            kernels.pack(weight.bits, to)
         else:
-            to[:] = bits.reshape(-1).view(np.uint8)
-    for tensor in tensors:
-        start, _ = _place(tensor)
-        now = {_OFFSET: places[start], _LENGTH: sizes[start]}
-        for entry in tensor.external_data:
-            entry.value = str(now.get(entry.key, entry.value))
-        tensor.dims[:] = shapes.get(start, tensor.dims)
+            to[:] = weight.bits.reshape(-1).view(np.uint8)
+    for model in models.values():
+        for tensor in filter(_is_external, model.graph.initializer):
+            start, _ = _place(tensor)
+            now = {_OFFSET: places[start], _LENGTH: sizes[start]}
+            for entry in tensor.external_data:
+                entry.value = str(now.get(entry.key, entry.value))
+            tensor.dims[:] = shapes.get(start, tensor.dims)
     return VariantFiles({verb: model.SerializeToString() for verb, model in models.items()}, content)
+
+
+def _is_external(tensor: Tensor) -> bool:
+    return bool(tensor.external_data)
 
 
 def _place(tensor: Tensor) -> tuple[int, int]:
     """Returns where a weight begins in the file, and the number of its bytes."""
     entries = {entry.key: entry.value for entry in tensor.external_data}
-    return int(entries[_OFFSET]), int(entries[_LENGTH])
+    try:
+        return int(entries[_OFFSET]), int(entries[_LENGTH])
+    except (KeyError, ValueError):
+        raise ValueError(f"the weight {tensor.name} has no place in the file of weights") from None
 
 
 def _weight(tensor: Tensor, content: memoryview) -> Weight:
     start, length = _place(tensor)
     end, num_elements = start + length, math.prod(tensor.dims)
-    if not (num_elements > 0 and 0 <= start < end <= len(content)) or length % num_elements:
+    is_inside = min(tensor.dims, default=1) > 0 and 0 <= start < end <= len(content)
+    if not is_inside or length % num_elements or length // num_elements not in (1, 2, 4, 8):
         raise ValueError(
             f"the weight {tensor.name} is bytes {start} to {end} of a file of {len(content)}, "
             f"and has {num_elements} values"

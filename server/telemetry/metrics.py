@@ -142,16 +142,12 @@ class Metrics:
         self._generation_tokens = self._counter(
             "seq2seq_generation_tokens", "Target tokens generated, counted when a request ends."
         )
-        kinds = "ngram", "model"
         self._draft_tokens = self._counter(
-            "seq2seq_spec_decode_num_draft_tokens",
-            "Tokens drafted, by n-grams or the draft model, counted when a request ends.",
-            kind=kinds,
+            "seq2seq_spec_decode_num_draft_tokens", "Tokens drafted, counted when a request ends."
         )
         self._accepted_tokens = self._counter(
             "seq2seq_spec_decode_num_accepted_tokens",
             "Drafted tokens that the model selected, too, counted when a request ends.",
-            kind=kinds,
         )
         self._success = self._counter(
             "seq2seq_request_success",
@@ -283,11 +279,8 @@ class Metrics:
             self._target_length(name, mode).observe(result.num_target_tokens)
             self._prompt_tokens(name).inc(result.num_source_tokens)
             self._generation_tokens(name).inc(result.num_target_tokens)
-            times = result.timings
-            self._draft_tokens(name, "model").inc(times.modelled_tokens)
-            self._draft_tokens(name, "ngram").inc(times.draft_tokens - times.modelled_tokens)
-            self._accepted_tokens(name, "model").inc(times.accepted_modelled_tokens)
-            self._accepted_tokens(name, "ngram").inc(times.accepted_tokens - times.accepted_modelled_tokens)
+            self._draft_tokens(name).inc(result.timings.draft_tokens)
+            self._accepted_tokens(name).inc(result.timings.accepted_tokens)
             self._success(name, _FINISHED.get(reason, "abort"), mode).inc()
             self._bounded(name).inc(result.num_bounded)
             if reason in _WASTED_REASONS:

@@ -45,7 +45,7 @@ def _exported(trained: TrainedModel, precision: Precision, folder: Path) -> Expo
 
 def _over(trained: TrainedModel, modules: dict[Verb, Graph], folder: Path) -> Exported:
     """The modules with sessions over the files that they were converted to."""
-    paths = {verb: folder / f"{verb}.onnx" for verb in modules}
+    paths = {verb: folder / f"{verb}.onnx" for verb in Verb}
     return Exported(trained, modules, folder, Graphs(paths, modules, "CPUExecutionProvider"))
 
 

@@ -21,9 +21,6 @@ from seq2seq_serve.export.runtime import Graphs
 PRECISIONS = [Precision.FP32, Precision.INT8]
 
 
-_VERBS = Verb.ENCODE, Verb.STEP, Verb.DECODE  # of a bundle without a draft
-
-
 def graph_of(bundle: Bundle, precision: Precision, verb: Verb) -> onnx.GraphProto:
     path = bundle.path / bundle.manifest.variants[precision].graphs[verb].file.file
     return onnx.load(path, load_external_data=False).graph
@@ -36,7 +33,7 @@ def described(value: onnx.ValueInfoProto) -> tuple[str, str, tuple[int | str, ..
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("verb", _VERBS)
+@pytest.mark.parametrize("verb", Verb)
 def test_the_graphs_have_the_names_types_and_axes_of_the_manifest(precision, verb, random_bundle):
     graph = graph_of(random_bundle, precision, verb)
     spec = random_bundle.manifest.variants[precision].graphs[verb]
@@ -58,7 +55,7 @@ def test_the_graphs_have_the_names_types_and_axes_of_the_manifest(precision, ver
 def external(bundle: Bundle, precision: Precision) -> list[tuple[int, int]]:
     """Offset and length of every weight in the file of weights, by every graph that has it."""
     places = []
-    for verb in bundle.manifest.variants[precision].graphs:
+    for verb in Verb:
         for tensor in graph_of(bundle, precision, verb).initializer:
             entries = {entry.key: entry.value for entry in tensor.external_data}
             if entries:
@@ -79,7 +76,7 @@ def test_every_weight_is_stored_once(precision, random_bundle):
     blobs = [content[offset : offset + length] for offset, length in places]
     assert len(set(blobs)) == len(blobs)
     assert max(places.values()) == 3  # the embedding belongs to all graphs
-    for verb in random_bundle.manifest.variants[precision].graphs:
+    for verb in Verb:
         file = random_bundle.manifest.variants[precision].graphs[verb].file
         assert file.size_bytes < 100_000, "large weights are not in the graph itself"
 
@@ -92,7 +89,7 @@ def test_the_embedding_is_the_output_projection(random_bundle, random_trained):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-@pytest.mark.parametrize("verb", _VERBS)
+@pytest.mark.parametrize("verb", Verb)
 def test_nothing_of_the_exporting_machine_is_in_a_graph(precision, verb, random_bundle):
     file = random_bundle.path / precision / f"{verb}.onnx"
     content = file.read_bytes()
@@ -103,7 +100,7 @@ def test_nothing_of_the_exporting_machine_is_in_a_graph(precision, verb, random_
     assert not any(node.doc_string or node.metadata_props for node in graph.node)
 
 
-@pytest.mark.parametrize("verb", _VERBS)
+@pytest.mark.parametrize("verb", Verb)
 def test_the_graphs_are_valid_by_the_checker_of_onnx(verb, random_bundle):
     onnx.checker.check_model(str(random_bundle.path / "fp32" / f"{verb}.onnx"))
 

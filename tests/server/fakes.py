@@ -241,20 +241,6 @@ class FakeRunner:
                 branches[row] = Branches(ways.token_ids[:count], ways.log_probabilities[:count], wanted)
         return selected(rows, tokens, branches, attention)
 
-    def draft(self, rows: tuple[Sequence, ...]) -> list[list[int]]:
-        """Three tokens for each row: those of a greedy search, with some wrong ones."""
-        proposals = []
-        for sequence in rows:
-            keeper = sequence.search.keeper if self.shares_memory else sequence
-            assert keeper is not None
-            assert keeper.row is not None
-            memory, fed = self.memory[keeper.row], [*sequence.search.start_ids, *sequence.token_ids]
-            assert memory is not None
-            for place in range(3):
-                fed.append(next_token(memory, fed) if (len(fed) + place) % 4 else 3)
-            proposals.append(fed[-3:])
-        return proposals
-
     def move(self, moves: Iterable[Move]) -> int:
         num_bytes = 0
         for move in moves:

@@ -13,7 +13,6 @@ import torch
 from seq2seq_serve.training.__main__ import main
 from seq2seq_serve.training.config import EOS_ID
 from seq2seq_serve.training.data.batches import BatchShare
-from seq2seq_serve.training.distill import check_draft, load_draft, shallow
 from seq2seq_serve.training.evaluation.scoring import translate
 from seq2seq_serve.training.loop import Trainer
 from seq2seq_serve.training.presets import PRESETS, Preset
@@ -117,35 +116,6 @@ def test_a_fine_tuning_resumes_with_its_command_and_refuses_another_parent(
     assert main(["train", "toy", "--out", str(tmp_path / "further"), "--resume", "--max-steps", "21"]) == 0
     message = failed("train", "demo", *flags, str(tmp_path / "further"))
     assert message == f"{out} was not started with the weights of --from: leave it out"
-
-
-def test_a_draft_learns_from_its_run_and_shares_all_but_its_layers_with_it(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], failed: Failed
-) -> None:
-    out = tmp_path / "draft"
-    flags = ["--out", str(out), "--max-steps", "2", "--max-sources", "30"]
-    assert main(["distill", str(run), *flags]) == 0
-    assert capsys.readouterr().out.startswith(f"{out}: dev BLEU ")
-    teacher, draft = load_run(run), load_run(out)
-    check_draft(teacher, draft)
-    frequent = load_draft(out).token_ids
-    assert EOS_ID in frequent
-    assert len(frequent) < teacher.config.vocab_size
-    assert (out / "distilled" / "train.target.txt").read_text().count("\n") == 30
-    sources, targets = zip(*draft.dev, strict=True)
-    bound = teacher.length_bound
-    assert list(targets) == translate(teacher.model, teacher.tokenizer, sources, length_bound=bound)
-    first, last = draft.model.state_dict(), shallow(teacher, 1).model.state_dict()
-    changed = {name.partition(".")[0] for name in first if not first[name].equal(last[name])}
-    assert "decoder_layers" in changed <= {"decoder_layers", "decoder_norm"}
-    assert main(["train", "toy", "--out", str(out), "--resume", "--max-steps", "3"]) == 0
-    with torch.no_grad():
-        draft.model.encoder_layers[0].feed_forward.inner.weight += 1  # type: ignore[operator]
-    with pytest.raises(ValueError, match="it was not distilled from this run"):
-        check_draft(teacher, draft)
-    capsys.readouterr()
-    message = failed("distill", str(run), "--out", str(tmp_path / "deep"), "--layers", "9")
-    assert message.startswith("a draft of 9 layers needs a decoder with more")
 
 
 @pytest.fixture

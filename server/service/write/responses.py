@@ -325,12 +325,7 @@ def score_response(reading: Reading, result: Result, decoding: Decoding) -> pb.S
         score=sum(log_probabilities),
         log_probabilities=log_probabilities,
         target_tokens=model.target_tokenizer.pieces([*request.prefix_ids, model.eos_id]),
-        timings=pb.Timings(
-            queue_seconds=result.timings.queue_seconds,
-            encode_seconds=result.timings.encode_seconds,
-            first_token_seconds=result.timings.first_token_seconds,
-            total_seconds=result.timings.total_seconds,
-        ),
+        timings=pb.Timings(**result.timings._asdict()),
     )
 
 

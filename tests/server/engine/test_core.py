@@ -14,7 +14,6 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from seq2seq_serve.server.engine.core import Admit, Core
-from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.request import Beam, Request, Sampling
 from seq2seq_serve.server.engine.result import FinishReason, Result, Turn
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
@@ -105,8 +104,7 @@ def test_drafts_right_or_wrong_change_no_result(sources, num_slots, seed):
     results: list[list[Any]] = []
     accepted = 0
     targets: dict[Request, list[tuple[int, ...]]] = {}
-    modelled = Drafter((EOS_ID,), None, num_proposed=3)
-    for drafter in (None, KnowingDrafter(targets, vocab_size=97, seed=seed), modelled):
+    for drafter in (None, KnowingDrafter(targets, vocab_size=97, seed=seed)):
         driver = Driver(FakeRunner(num_slots, shares_memory=chance.random() < 0.5), drafter=drafter)
         waiting = list(requests)
         while waiting:
@@ -124,7 +122,7 @@ def test_drafts_right_or_wrong_change_no_result(sources, num_slots, seed):
             accepted += result.timings.accepted_tokens
             assert result.timings.accepted_tokens <= result.timings.draft_tokens
             assert drafter is not None or not result.timings.draft_tokens
-    assert results[0] == results[1] == results[2]
+    assert results[0] == results[1]
     event("drafts accepted" if accepted else "nothing drafted")
 
 

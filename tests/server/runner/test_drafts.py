@@ -5,19 +5,12 @@ import random
 
 import numpy as np
 import pytest
-import torch
 
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import SOUND, SOURCE_IDS, Precision
-from seq2seq_serve.export.exporter import export_bundle
-from seq2seq_serve.export.graphs.draft import NUM_DRAFTED
-from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.runner.sizing import source_specs
-from seq2seq_serve.training.config import EOS_ID
-from seq2seq_serve.training.distill import Draft, shallow
-from tests.models import make_random_trained
 from tests.server.fakes import KnowingDrafter
 from tests.server.runner.test_families import everything
 from tests.server.runner.test_selection import run
@@ -25,15 +18,15 @@ from tests.server.runner.test_selection import run
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason="the operators are not compiled")
 
 
-def check_drafts(bundle, requests, num_slots, precision=Precision.FP32, drafter=None):
-    """Right and wrong drafts give the tokens that no drafts give. Returns the share of right ones."""
+def check_drafts(bundle, requests, num_slots, precision=Precision.FP32):
+    """Right and wrong drafts give the tokens that no drafts give."""
     copies = [dataclasses.replace(request, sources=dict(request.sources)) for request in requests]
     alone = run(bundle, copies, num_slots, precision=precision)
     targets = {
         request: [each.token_ids for each in result.hypotheses]
         for request, result in zip(requests, alone, strict=True)
     }
-    drafter = drafter or KnowingDrafter(targets, bundle.manifest.target_vocab_size, seed=7)
+    drafter = KnowingDrafter(targets, bundle.manifest.target_vocab_size, seed=7)
     drafted = run(bundle, requests, num_slots, precision=precision, seed=1, drafter=drafter)
     for one, other in zip(alone, drafted, strict=True):
         assert other._replace(timings=one.timings, hypotheses=one.hypotheses) == one
@@ -44,48 +37,12 @@ def check_drafts(bundle, requests, num_slots, precision=Precision.FP32, drafter=
                 assert choice.log_probability == pytest.approx(expected.log_probability, abs=1e-5)
     num_drafted = sum(result.timings.draft_tokens for result in drafted)
     num_accepted = sum(result.timings.accepted_tokens for result in drafted)
-    assert num_drafted / 4 < num_accepted <= num_drafted
-    return num_accepted / num_drafted
+    assert num_drafted / 4 < num_accepted < num_drafted
 
 
 @pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
 def test_drafts_change_no_answer(precision, random_bundle):
-    assert check_drafts(random_bundle, everything(seed=4), num_slots=9, precision=precision) < 1
-
-
-@pytest.fixture(scope="module")
-def modelled_bundle(made_once):
-    """A model whose last decoder layer alone decides, with a copy of this layer as its draft."""
-
-    def make(folder):
-        trained = make_random_trained(norm="pre")
-        with torch.no_grad():
-            first = trained.model.decoder_layers[0]
-            for module in (
-                first.self_attention.output,
-                first.cross_attention.output,
-                first.feed_forward.outer,
-            ):
-                module.weight.zero_()
-                module.bias.zero_()
-        precisions = [Precision.FP32, Precision.INT8]
-        draft = Draft(shallow(trained, 1), range(trained.config.vocab_size))
-        export_bundle(trained, folder / "modelled", precisions, draft=draft)
-
-    return load_bundle(made_once("modelled", make) / "modelled")
-
-
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
-def test_proposals_of_a_draft_model_change_no_answer_and_are_those_of_its_own_cache(
-    precision, modelled_bundle
-):
-    """Rows come and go, are moved and branch; the draft knows what the model knows, but for int8."""
-    drafter = Drafter((EOS_ID,), None, NUM_DRAFTED)
-    requests = everything(seed=5)
-    plain = [request for request in requests if request.is_plain and not request.is_score]
-    check_drafts(modelled_bundle, requests, 9, precision, drafter)  # many tokens are drawn or constrained
-    exact = [dataclasses.replace(each, sources=dict(each.sources), max_new_tokens=12) for each in plain]
-    assert check_drafts(modelled_bundle, exact, 5, precision, Drafter((EOS_ID,), None, NUM_DRAFTED)) > 0.9
+    check_drafts(random_bundle, everything(seed=4), num_slots=9, precision=precision)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import Choice, Timestamps
 from seq2seq_serve.bundle.names import SOURCE_IDS, Form, Precision
-from seq2seq_serve.server.config import RunnerConfig, Speculation
+from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.constraints import adjustments
 from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Beam, Constraints, Request, Sampling
 from seq2seq_serve.server.errors import EngineFailed
@@ -66,13 +66,7 @@ def random_request(chance: random.Random) -> Request:
 
 def run(bundle, requests, num_slots, precision=Precision.FP32, seed=0, drafter=None):
     """The result of each, who come in any order."""
-    config = RunnerConfig(
-        provider="cpu",
-        precision=precision,
-        num_threads=1,
-        max_slots=num_slots,
-        speculative=Speculation.MODEL,  # where there is a drafter
-    )
+    config = RunnerConfig(provider="cpu", precision=precision, num_threads=1, max_slots=num_slots)
     driver = Driver(OnnxRunner(bundle, config), drafter=drafter)
     chance, waiting = random.Random(seed), list(requests)
     chance.shuffle(waiting)

@@ -1,10 +1,15 @@
 """A graph's weights are found in memory, and the graph forgets its file."""
 
+import math
+
+import numpy as np
 import pytest
 
-from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.protos.onnx_weights_pb2 import ExternalData, Graph, Model, Tensor
-from seq2seq_serve.server.runner.weights import take_weights
+from seq2seq_serve import kernels
+from seq2seq_serve.bundle.manifest import VariantFiles
+from seq2seq_serve.bundle.names import Precision, Verb
+from seq2seq_serve.protos.onnx_weights_pb2 import ExternalData, Graph, Model, Node, Tensor
+from seq2seq_serve.server.runner.weights import pack_int8_maps, take_weights
 
 
 def graph_of(*, start: int, length: int, dims: list[int]) -> bytes:
@@ -16,7 +21,7 @@ def graph_of(*, start: int, length: int, dims: list[int]) -> bytes:
 
 def test_only_the_name_of_the_file_changes(random_bundle):
     files = random_bundle.read_variant(Precision.FP32)
-    for verb in files.graphs:
+    for verb in Verb:
         graph, weights = take_weights(files.graphs[verb], files.weights, "wherever.it")
         assert weights
         assert b"weights.bin" not in graph
@@ -40,3 +45,52 @@ def test_a_weight_is_a_view_of_its_bytes():
 def test_a_weight_outside_of_its_file_is_refused(start, length, dims):
     with pytest.raises(ValueError, match=r"the weight w is bytes .* of a file of 64, and has . values"):
         take_weights(graph_of(start=start, length=length, dims=dims), memoryview(bytes(64)), "")
+
+
+def graph_of_maps(*places: tuple[int, list[int]]) -> bytes:
+    """A graph of int8 maps, whose weights (I, O) begin at these places."""
+    model = Model()
+    for number, (start, dims) in enumerate(places):
+        entries = {"location": "weights.bin", "offset": str(start), "length": str(math.prod(dims))}
+        data = [ExternalData(key=key, value=value) for key, value in entries.items()]
+        model.graph.initializer.append(Tensor(name=f"w{number}", data_type=2, dims=dims, external_data=data))
+        model.graph.node.append(Node(op_type="QuantizedLinear", input=["x", f"w{number}"]))
+    return model.SerializeToString()
+
+
+def test_packed_weights_lie_apart_and_once_for_all_graphs():
+    content = memoryview(bytes(range(256)) * 8)
+    graphs = {
+        Verb.ENCODE: graph_of_maps((0, [16, 32])),
+        Verb.STEP: graph_of_maps((0, [16, 32]), (512, [20, 40])),
+    }
+    files = VariantFiles(graphs, content)
+    packed = pack_int8_maps(files)
+    if not kernels.instructions():
+        assert packed is files
+        return
+    found = {verb: take_weights(graph, packed.weights, "")[1] for verb, graph in packed.graphs.items()}
+    one, other = found[Verb.STEP]
+    assert (one.bits == found[Verb.ENCODE][0].bits).all()
+    assert one.bits.ctypes.data == found[Verb.ENCODE][0].bits.ctypes.data
+    for weight, dims, start in ((one, (16, 32), 0), (other, (20, 40), 512)):
+        expected = np.empty(kernels.packed_shape(dims), np.uint8)
+        raw = np.frombuffer(content[start : start + math.prod(dims)], np.uint8).reshape(dims)
+        kernels.pack(raw, expected)
+        np.testing.assert_array_equal(weight.bits, expected)
+
+
+@pytest.mark.skipif(not kernels.instructions(), reason="nothing packs weights here")
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ([(0, [16, 32]), (0, [32, 32])], "w0 and w1 both begin at byte 0"),
+        ([(0, [64, 64])], "bytes 0 to 4096 of a file of 2048"),
+        ([(0, [-16, -32])], "has 512 values"),
+    ],
+)
+def test_weights_that_would_be_packed_over_others_are_refused(places, message):
+    """Eight megabytes were written into 512 bytes."""
+    files = VariantFiles({Verb.STEP: graph_of_maps(*places)}, memoryview(bytes(2048)))
+    with pytest.raises(ValueError, match=message):
+        pack_int8_maps(files)
