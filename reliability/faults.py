@@ -106,10 +106,10 @@ async def _poisoned(client: AsyncClient, request_id: str) -> None:
 
 
 def budget(place: Place) -> tuple[Figures, list[Bar]]:
-    """Exceed a server's limits: memory for four slots, a queue of eight, and room for one version."""
+    """Exceed a server's limits: memory for four slots, a queue of sixteen, and room for one version."""
     number, num_after = place.count(400, 64), place.count(200, 8)
     bundle = place.bundle(TINY)
-    flags = ["--max-waiting-requests", str(2 * _NUM_SLOTS), "--open-repository"]
+    flags = ["--max-waiting-requests", str(4 * _NUM_SLOTS), "--open-repository"]
     config = RunnerConfig(provider=ProviderPolicy.CPU)
     slot_bytes = size_up(load_bundle(bundle), config).slot_bytes
     small = replace(config, memory_budget_bytes=_NUM_SLOTS * slot_bytes)
