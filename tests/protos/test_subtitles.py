@@ -19,7 +19,7 @@ def test_srt_numbers_its_cues_and_has_commas_in_times():
 
 def test_vtt_has_a_header_and_points_in_times():
     assert subtitles(SEGMENTS[:1], "vtt") == (
-        "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nAnd so -> my fellow\n\n"
+        "WEBVTT\n\n00:00:00.000 --> 00:00:01.500\nAnd so --&gt; my fellow\n\n"
     )
     assert subtitles([], "vtt") == "WEBVTT\n\n"
 
@@ -34,3 +34,17 @@ def test_times_of_words_bound_a_cue_and_are_in_vtt():
     assert subtitles(segments, "vtt") == (
         "WEBVTT\n\n00:00:00.300 --> 00:00:01.250\nAnd<00:00:00.500> so,\n\n"
     )
+
+
+def test_what_looks_like_a_tag_is_text_in_vtt():
+    words = [
+        Word(begin_seconds=0, end_seconds=0.5, text=" AT&T"),
+        Word(begin_seconds=0.5, end_seconds=1, text=" <b>x</b>"),
+    ]
+    segment = Segment(begin_seconds=0, end_seconds=1, text=" AT&T <b>x</b>")
+    header = "WEBVTT\n\n00:00:00.000 --> 00:00:01.000\n"
+    assert subtitles([segment], "srt").endswith("\nAT&T <b>x</b>\n\n")
+    assert subtitles([segment], "vtt") == f"{header}AT&amp;T &lt;b&gt;x&lt;/b&gt;\n\n"
+    segment.words.extend(words)
+    timed = "AT&amp;T<00:00:00.500> &lt;b&gt;x&lt;/b&gt;"
+    assert subtitles([segment], "vtt") == f"{header}{timed}\n\n"
