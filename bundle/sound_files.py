@@ -23,10 +23,13 @@ _MAX_CHUNKS = 32  # before the samples
 _UNKNOWN = 2**63 - 1  # frames of a file whose header does not have their number
 _CUT = "the sound ends before its header says: the file is damaged"
 _FORMS = "WAV, FLAC, OGG, MP3, MP4 (M4A) or WebM"
+_LEAST_SHARE = (
+    0.95  # of the samples in the header of an MP3 file, some of which encoders add and players drop
+)
 _MAX_PACKETS = 2**20  # of an MP4 file, whose header can claim any number of them and takes memory for each
 # Where the header of an MP4 file has numbers of packets: after the name of a box
 _PACKET_COUNTS = {b"stsz": 12, b"stz2": 12, b"trun": 8}
-_PLAIN_BOXES = (b"mdat", b"free", b"skip", b"wide")
+_DATA_BOX = b"mdat"  # the one whose content is never read as boxes: FFmpeg reads "free" as "moov" at need
 _CODECS = ("aac", "alac", "flac", "mp3", "mp3float", "opus", "libopus", "vorbis")
 
 
@@ -94,6 +97,20 @@ def _is_mp3(content: bytes) -> bool:
     return len(content) > 1 and content[0] == 0xFF and content[1] & 0xE6 in (0xE2, 0xE4, 0xE6)
 
 
+def _has_mp3_length(content: bytes) -> bool:
+    """Returns whether an MP3 file's first frame has the number of its frames (the header of Xing)."""
+    place = 0
+    if content.startswith(b"ID3"):  # a tag, whose size has 7 bits in each byte
+        place = 10 + sum(octet << shift for octet, shift in zip(content[6:10], (21, 14, 7, 0), strict=False))
+    if not _is_mp3(content[place : place + 2]):
+        return False
+    for name in (b"Xing", b"Info"):
+        found = content.find(name, place, place + 44)
+        if found >= 0:
+            return len(content) > found + 7 and bool(content[found + 7] & 1)
+    return False
+
+
 def _counted(file: SoundFile, max_seconds: float) -> Iterator[NDArray[np.float32]]:
     """Yields the blocks, at most the samples that the header or the limit allows."""
     num_read = 0
@@ -126,8 +143,12 @@ def _opened_by_sndfile(content: bytes, block_size: int) -> Iterator[SoundFile]:
         raise SoundError(_CUT)
 
     def blocks(file: Any) -> Iterator[NDArray[np.float32]]:
+        num_read = 0
         while len(block := file.read(block_size, dtype="float32", always_2d=True)):
+            num_read += len(block)
             yield block
+        if _has_mp3_length(content) and num_read < _LEAST_SHARE * file.frames:
+            raise SoundError(_CUT)
 
     try:
         with soundfile.SoundFile(_WavStream(content) if is_streamed else io.BytesIO(content)) as file:
@@ -153,12 +174,20 @@ def _opened_by_ffmpeg(content: bytes, block_size: int) -> Iterator[SoundFile]:
         resampler = av.AudioResampler(format="fltp", layout=layout, rate=rate, frame_size=block_size)
         for frame in container.decode(audio=0):
             frame.pts = None  # gaps between packets are not filled
-            yield from map(_samples_of, resampler.resample(frame))
+            try:
+                resampled = resampler.resample(frame)
+            except ValueError as error:
+                raise SoundError("the sound changes its rate or its channels") from error
+            yield from map(_samples_of, resampled)
         yield from map(_samples_of, resampler.resample(None))
 
     try:
         with av.open(
-            io.BytesIO(content), "r", format="mov" if is_mp4 else "matroska", metadata_errors="ignore"
+            io.BytesIO(content),
+            "r",
+            format="mov" if is_mp4 else "matroska",
+            options={"codec_whitelist": ",".join(_CODECS)},
+            metadata_errors="ignore",
         ) as file:
             if not file.streams.audio:
                 raise SoundError("the file has no sound")
@@ -194,7 +223,7 @@ def _check_packets(content: bytes) -> None:
         if size == 1:
             size = int.from_bytes(content[place + 8 : place + 16], "big")
         end = min(place + size, len(content)) if size >= 8 else len(content)
-        if name not in _PLAIN_BOXES:
+        if name != _DATA_BOX:
             if content.find(b"cmov", place, end) >= 0:
                 raise SoundError("the header of the MP4 file is compressed: save it without that")
             for box, offset in _PACKET_COUNTS.items():

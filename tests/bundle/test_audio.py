@@ -146,7 +146,7 @@ def test_damage_of_a_lossy_file_is_an_error_or_noise(form):
             damaged[place] = chance.integers(256)
         num_samples, message = 0, ""
         try:
-            num_samples = len(read_sound(bytes(damaged[: chance.integers(50, len(content))]), 2))
+            num_samples = len(read_sound(bytes(damaged), 2))
         except SoundError as error:
             message = str(error)
         assert num_samples <= 2.1 * SAMPLE_RATE
@@ -154,12 +154,77 @@ def test_damage_of_a_lossy_file_is_an_error_or_noise(form):
         assert "\n" not in message
 
 
-def test_an_mp4_file_that_claims_many_packets_is_refused_before_they_take_memory():
-    content = bytearray(packed(tone(1)))
+@pytest.mark.parametrize("tag", [b"", b"ID3\4\0\0\0\0\1\0" + bytes(128)])
+def test_half_of_an_mp3_file_is_refused_and_a_frame_less_is_not(tag):
+    content = tag + encoded(tone(3), form="MP3")
+    assert len(read_sound(content[:-100], 4)) >= 0.95 * 3 * SAMPLE_RATE
+    with pytest.raises(SoundError, match="the sound ends before its header says"):
+        read_sound(content[: len(content) // 2], 4)
+
+
+@pytest.mark.parametrize("form", ["vorbis", "opus", "webm"])
+def test_half_of_a_file_without_a_length_to_compare_is_the_sound_up_to_there(form):
+    content = LOSSY[form](np.random.default_rng(0).uniform(-0.5, 0.5, 3 * SAMPLE_RATE), SAMPLE_RATE)
+    assert 0.2 * 3 * SAMPLE_RATE < len(read_sound(content[: len(content) // 2], 4)) < 0.6 * 3 * SAMPLE_RATE
+
+
+def test_half_of_an_mp4_file_is_refused():
+    content = packed(tone(3))
+    with pytest.raises(SoundError, match="the file is damaged"):
+        read_sound(content[: len(content) // 2], 4)
+
+
+@pytest.mark.parametrize("box", [b"moov", b"free", b"skip"])
+def test_an_mp4_file_that_claims_many_packets_is_refused_before_they_take_memory(box):
+    content = bytearray(packed(tone(1)).replace(b"moov", box, 1))
     place = content.index(b"stsz")
     content[place + 12 : place + 16] = (2**30).to_bytes(4, "big")
     with pytest.raises(SoundError, match=r"claims 1073741824 packets"):
         read_sound(bytes(content), 2)
+
+
+def test_a_sound_whose_channels_change_is_refused():
+    av = pytest.importorskip("av", reason="needs the extra speech")
+    stream, begin = io.BytesIO(), 0
+    with av.open(stream, "w", format="mp4") as file:
+        for num_channels in (1, 2):
+            part = encoded(np.zeros((SAMPLE_RATE, num_channels)), form="MP3")
+            with av.open(io.BytesIO(part)) as source:
+                if not begin:
+                    track = file.add_stream_from_template(source.streams.audio[0])
+                for packet in source.demux(audio=0):
+                    if packet.size:
+                        packet.stream, packet.pts, packet.dts = track, begin, begin
+                        begin += packet.duration
+                        file.mux(packet)
+    with pytest.raises(SoundError, match="the sound changes its rate or its channels"):
+        read_sound(stream.getvalue(), 5)
+
+
+def test_only_the_decoders_of_sounds_are_opened():
+    av = pytest.importorskip("av", reason="needs the extra speech")
+    stream = io.BytesIO()
+    with av.open(stream, "w", format="mp4") as file:
+        pictures = file.add_stream("mpeg4", rate=25, width=64, height=64, pix_fmt="yuv420p")
+        sound = file.add_stream("aac", rate=SAMPLE_RATE, layout="mono")
+        for _ in range(25):
+            file.mux(pictures.encode(av.VideoFrame.from_ndarray(np.zeros((64, 64, 3), np.uint8), "rgb24")))
+        samples = tone(1)[None, : 15 * 1024].astype(np.float32)
+        for first in range(0, samples.shape[1], 1024):
+            part = np.ascontiguousarray(samples[:, first : first + 1024])
+            frame = av.AudioFrame.from_ndarray(part, format="fltp", layout="mono")
+            frame.sample_rate = SAMPLE_RATE
+            file.mux(sound.encode(frame))
+        file.mux([*pictures.encode(None), *sound.encode(None)])
+    level = av.logging.get_level()
+    av.logging.set_level(av.logging.DEBUG)
+    try:
+        with av.logging.Capture(local=False) as lines:
+            num_samples = len(read_sound(stream.getvalue(), 5))
+    finally:
+        av.logging.set_level(level)
+    assert num_samples == pytest.approx(samples.shape[1], abs=2_100)
+    assert not [line for line in lines if "yuv420p" in line[2]]
 
 
 def test_files_of_ffmpeg_need_an_extra(monkeypatch):
