@@ -33,9 +33,13 @@ def _options(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> Pu
 def _alignment_heads(checkpoint: CheckpointFolder, decoder: StackConfig) -> tuple[tuple[int, int], ...]:
     """The heads that the checkpoint names; otherwise those of the upper half of layers, as OpenAI's code."""
     shape = decoder.num_layers, decoder.num_heads
-    heads = sorted(
-        {(int(layer), int(head)) for layer, head in checkpoint.generation.get("alignment_heads") or ()}
-    )
+    named = checkpoint.generation.get("alignment_heads") or ()
+    try:
+        heads = sorted({(int(layer), int(head)) for layer, head in named})
+    except (TypeError, ValueError):
+        raise CheckpointError(
+            f"alignment_heads is {named!r:.80}, and must be pairs of a layer and a head"
+        ) from None
     if wrong := set(heads) - set(product(*map(range, shape))):
         raise CheckpointError(
             f"alignment_heads has {min(wrong)}, and there are {shape[0]} layers of {shape[1]} heads"

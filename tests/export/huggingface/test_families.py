@@ -97,12 +97,19 @@ def test_heads_that_align_are_those_of_the_checkpoint_or_of_the_upper_layers(
     torch.testing.assert_close(ours.alignment(weights), heads, atol=TOLERANCE, rtol=0)
 
 
-def test_a_head_that_the_model_does_not_have_is_refused(checkpoint, tmp_path):
+@pytest.mark.parametrize(
+    ("heads", "match"),
+    [
+        ([[0, 1], [3, 0]], r"alignment_heads has \(3, 0\), and there are 3 layers of 4 heads"),
+        ([[1]], r"alignment_heads is \[\[1\]\], and must be pairs"),
+        ([[0, None]], "must be pairs"),
+        (5, "alignment_heads is 5, and must be pairs"),
+    ],
+)
+def test_a_head_that_the_model_does_not_have_is_refused(checkpoint, tmp_path, heads, match):
     shutil.copytree(checkpoint("whisper")[0], tmp_path / "copy")
-    edit(tmp_path / "copy" / "generation_config.json", alignment_heads=[[0, 1], [3, 0]])
-    with pytest.raises(
-        CheckpointError, match=r"alignment_heads has \(3, 0\), and there are 3 layers of 4 heads"
-    ):
+    edit(tmp_path / "copy" / "generation_config.json", alignment_heads=heads)
+    with pytest.raises(CheckpointError, match=match):
         imported(tmp_path / "copy")
 
 
