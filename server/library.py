@@ -40,8 +40,8 @@ from seq2seq_serve.server.service.write.responses import (
     model_message,
     pieces,
     score_response,
-    timed_window,
     window_piece,
+    with_token_times,
 )
 from seq2seq_serve.server.settings import override, settings_of, values_of
 
@@ -105,11 +105,14 @@ class AsyncModel:
         readings = await self._read(sources, decoding)
         if decoding.windows is not None:
             windows = decode_windows(readings[0], decoding, self._decode)
-            pairs = [timed_window(*pair, decoding) async for pair in windows]
-            return generate_response([one for one, _ in pairs], [result for _, result in pairs], decoding)
+            pairs = [with_token_times(*pair, decoding) async for pair in windows]
+            return generate_response(pairs, decoding)
+        pairs = []
         with self._model.engine.submitted([reading.request for reading in readings]) as streams:
-            results = [checked(await stream.wait()) for stream in streams]
-        return generate_response(readings, results, decoding)
+            for reading in readings:
+                pairs.append(with_token_times(reading, checked(await streams[0].wait()), decoding))
+                del streams[0]  # with its attention
+        return generate_response(pairs, decoding)
 
     async def stream(self, sources: list[pb.Source], decoding: Decoding) -> AsyncGenerator[pb.Piece]:
         """Yields the pieces of a target when they are decoded; raises as `generate`."""

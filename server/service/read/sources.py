@@ -62,8 +62,8 @@ class Reading:
         sound_seconds: The length of the whole sound.
         speech: Where somebody speaks in a sound that is decoded in windows; empty if this is not known.
         window: Describes the target of a window.
-        token_times: When the tokens of a window's target begin and end, by their places, if the request asks
-            for the times of words.
+        token_times: When the tokens of each of its targets begin and end, by their places; empty unless the
+            request asks for the times of words.
     """
 
     request: Request
@@ -77,7 +77,7 @@ class Reading:
     sound_seconds: float = 0.0
     speech: tuple[audio.Span, ...] = ()
     window: Window | None = None
-    token_times: Mapping[int, tuple[float, float]] | None = None
+    token_times: tuple[Mapping[int, tuple[float, float]], ...] = ()
 
 
 def read_sources(

@@ -27,8 +27,8 @@ from seq2seq_serve.server.service.write.responses import (
     estimated_bytes,
     generate_response,
     pieces,
-    timed_window,
     window_piece,
+    with_token_times,
 )
 
 _Attempted = TypeVar("_Attempted")
@@ -122,19 +122,13 @@ async def generate(
         engine.check_size(len(requests), num_tokens)
         await asyncio.sleep(0)  # lets other calls run before the next sources are read
     with engine.submitted(requests, call.is_expired, is_accepted=call.is_accepted) as streams:
-        following = iter(streams)
-        results_of_all = [
-            [await succeeded(next(following), call) for _ in readings] for readings in readings_of_all
+        pairs_of_all = [
+            [await _ended(reading, streams, decoding, call) for reading in readings]
+            for readings in readings_of_all
         ]
-
-    if decoding.word_timestamps:
-        num_bytes += sum(attention_bytes(result) for results in results_of_all for result in results)
 
     def build() -> list[pb.GenerateResponse]:
-        return [
-            generate_response(readings, results, decoding)
-            for readings, results in zip(readings_of_all, results_of_all, strict=True)
-        ]
+        return [generate_response(pairs, decoding) for pairs in pairs_of_all]
 
     return await call.build(num_bytes, build)
 
@@ -161,17 +155,15 @@ async def generate_pieces(
     readings = await read(rows.pop(), decoding, call)
     num_bytes = sum(estimated_bytes(reading, decoding) for reading in readings)
     check_answer_bytes(num_bytes)
-    results = []
+    pairs = []
     requests = [reading.request for reading in readings]
     with decoding.model.engine.submitted(requests, call.is_expired) as streams:
-        for reading, stream in zip(readings, streams, strict=True):
-            async for piece in pieces(reading, stream, decoding):
+        for reading in readings:
+            async for piece in pieces(reading, streams[0], decoding):
                 if piece.hypothesis == 0 or len(readings) == 1:  # a split source streams the best ones only
                     await write(piece)
-            results.append(await succeeded(stream, call))
-    if decoding.word_timestamps:
-        num_bytes += sum(map(attention_bytes, results))
-    return await call.build(num_bytes, partial(generate_response, readings, results, decoding))
+            pairs.append(await _ended(reading, streams, decoding, call))
+    return await call.build(num_bytes, partial(generate_response, pairs, decoding))
 
 
 async def generate_windows(
@@ -196,8 +188,7 @@ async def generate_windows(
     """
     [whole] = await with_patience(call, partial(read, sources, decoding, call))
     del sources
-    readings: list[Reading] = []
-    results: list[Result] = []
+    pairs: list[tuple[Reading, Result]] = []
     num_bytes = 0
 
     async def decode(request: Request, is_repeated: bool) -> Result:
@@ -218,16 +209,30 @@ async def generate_windows(
         await with_patience(call, hold)
         async with aclosing(decode_windows(whole, decoding, decode)) as windows:
             async for window, result in windows:
-                timed = partial(timed_window, window, result, decoding)
-                window, result = await call.build(attention_bytes(result), timed)
-                readings.append(window)
-                results.append(result)
+                pairs.append(await _timed(window, result, decoding, call))
                 num_bytes += estimated_bytes(window, decoding)
                 check_answer_bytes(num_bytes)
                 if write is not None:
                     await write(window_piece(result, decoding))
     del whole
-    return await call.build(num_bytes, partial(generate_response, readings, results, decoding))
+    return await call.build(num_bytes, partial(generate_response, pairs, decoding))
+
+
+async def _ended(
+    reading: Reading, streams: list[Stream], decoding: Decoding, call: Call
+) -> tuple[Reading, Result]:
+    """Returns what `with_token_times` makes of a reading and of the result of the first stream.
+
+    The stream is dropped, because its result has the attention.
+    """
+    result = await succeeded(streams[0], call)
+    del streams[0]
+    return await _timed(reading, result, decoding, call)
+
+
+async def _timed(reading: Reading, result: Result, decoding: Decoding, call: Call) -> tuple[Reading, Result]:
+    num_bytes = attention_bytes(result) if decoding.word_timestamps else 0
+    return await call.build(num_bytes, partial(with_token_times, reading, result, decoding))
 
 
 async def with_patience(call: Call, attempt: Callable[[], Awaitable[_Attempted]]) -> _Attempted:

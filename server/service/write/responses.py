@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 
 import numpy as np
 
@@ -138,20 +139,21 @@ def window_piece(result: Result, decoding: Decoding) -> pb.Piece:
     return pb.Piece(text=text.push(result.best.token_ids) + text.finish(), token_ids=result.best.token_ids)
 
 
-def generate_response(
-    readings: Sequence[Reading], results: Sequence[Result], decoding: Decoding
-) -> pb.GenerateResponse:
+def generate_response(pairs: Sequence[tuple[Reading, Result]], decoding: Decoding) -> pb.GenerateResponse:
     """Returns the answer of a call from the results of its requests.
 
     Args:
-        readings: Its sources.
-        results: The result of each.
+        pairs: Its sources and the result of each, from `with_token_times`.
         decoding: How they were decoded.
     """
+    readings, results = [reading for reading, _ in pairs], [result for _, result in pairs]
     answers = [
         pb.Sentence(
             source_text=reading.text,
-            hypotheses=[_hypothesis(reading, one, decoding) for one in result.hypotheses],
+            hypotheses=[
+                _hypothesis(reading, one, times, decoding)
+                for one, times in zip_longest(result.hypotheses, reading.token_times)
+            ],
             usage=pb.Usage(
                 source_tokens=result.num_source_tokens,
                 target_tokens=result.num_target_tokens,
@@ -159,7 +161,7 @@ def generate_response(
                 source_seconds=reading.begin_seconds + reading.num_seconds,
             ),
         )
-        for reading, result in zip(readings, results, strict=True)
+        for reading, result in pairs
     ]
     is_split = len(answers) > 1
     return pb.GenerateResponse(
@@ -213,7 +215,9 @@ def _separator(target: str, reading: Reading) -> str:
     return space_after(target) if reading.separator is None else reading.separator
 
 
-def _hypothesis(reading: Reading, hypothesis: Hypothesis, decoding: Decoding) -> pb.Hypothesis:
+def _hypothesis(
+    reading: Reading, hypothesis: Hypothesis, token_times: Times | None, decoding: Decoding
+) -> pb.Hypothesis:
     request, text = reading.request, _target_text(decoding)
     text.push(hypothesis.token_ids)
     text.finish()
@@ -231,10 +235,7 @@ def _hypothesis(reading: Reading, hypothesis: Hypothesis, decoding: Decoding) ->
     if decoding.attention:
         message.attention.CopyFrom(_attention(reading, hypothesis, decoding.model))
     if decoding.timestamps:
-        times = reading.token_times
-        if times is None and decoding.word_timestamps:
-            times = _token_times(reading, hypothesis, decoding.model)
-        message.segments.extend(_segments(reading, hypothesis, decoding.model, times))
+        message.segments.extend(_segments(reading, hypothesis, decoding.model, token_times))
         if reading.window is not None:
             for segment in message.segments:
                 segment.window.CopyFrom(reading.window)
@@ -243,14 +244,17 @@ def _hypothesis(reading: Reading, hypothesis: Hypothesis, decoding: Decoding) ->
     return message
 
 
-def timed_window(reading: Reading, result: Result, decoding: Decoding) -> tuple[Reading, Result]:
-    """Returns a window with the times of its tokens, and a result without attention, if words have times."""
+def with_token_times(reading: Reading, result: Result, decoding: Decoding) -> tuple[Reading, Result]:
+    """Returns a reading with the times of its targets' tokens, and a result without what gave them.
+
+    Its attention, which may have hundreds of megabytes, is kept only if the request asks for it.
+    """
     if not decoding.word_timestamps:
         return reading, result
-    times = _token_times(reading, result.best, decoding.model)
-    return replace(reading, token_times=times), result._replace(
-        hypotheses=(result.best._replace(attended=[]),)
-    )
+    times = tuple(_token_times(reading, one, decoding.model) for one in result.hypotheses)
+    if not decoding.attention:
+        result = result._replace(hypotheses=tuple(one._replace(attended=[]) for one in result.hypotheses))
+    return replace(reading, token_times=times), result
 
 
 def attention_bytes(result: Result) -> int:
@@ -268,7 +272,7 @@ def _token_times(reading: Reading, hypothesis: Hypothesis, model: ServedModel) -
 
 
 def _segments(
-    reading: Reading, hypothesis: Hypothesis, model: ServedModel, spoken: Times | None = None
+    reading: Reading, hypothesis: Hypothesis, model: ServedModel, spoken: Times | None
 ) -> list[pb.Segment]:
     """Returns what was said between the times of a target, none of them after the end of the sound."""
     times = model.manifest.timestamps

@@ -78,20 +78,26 @@ def token_starts(attention: NDArray[Any], num_positions: int) -> list[int]:
         attention: `(T, H, S)`, not negative.
         num_positions: Those of the sound; padding follows it.
     """
-    heard = attention[:, :, :num_positions].astype(np.float64)  # (T, H, S)
-    heard /= np.maximum(heard.sum(axis=2, keepdims=True), np.finfo(np.float32).tiny)
-    deviation = heard.std(axis=0)
-    heard = (heard - heard.mean(axis=0)) / np.where(deviation > 0, deviation, 1)
-    smooth = np.mean([_smoothed(heard[:, head]) for head in range(heard.shape[1])], axis=0)  # (T, S)
-    return _cheapest_path(-smooth)
+    num_heads = attention.shape[1]
+    smooth = sum(_smoothed(_normal(attention[:, head, :num_positions])) for head in range(num_heads))
+    return _cheapest_path(np.asarray(smooth, np.float64) / -num_heads)
 
 
-def _smoothed(rows: NDArray[np.float64]) -> NDArray[np.float64]:
+def _normal(heard: NDArray[Any]) -> NDArray[np.float32]:
+    """Returns the attention `(T, S)` of a head, each position beside its mean, in its standard deviations."""
+    shares = heard.astype(np.float32)
+    shares /= np.maximum(shares.sum(axis=1, keepdims=True), np.finfo(np.float32).tiny)
+    deviation = shares.std(axis=0)
+    normal: NDArray[np.float32] = (shares - shares.mean(axis=0)) / np.where(deviation > 0, deviation, 1)
+    return normal
+
+
+def _smoothed(rows: NDArray[np.float32]) -> NDArray[np.float32]:
     """Returns the median of the positions around each one; the rows `(T, S)` are mirrored at their ends."""
     beside = min(_SMOOTHED // 2, rows.shape[1] - 1)
     padded = np.pad(rows, ((0, 0), (beside, beside)), mode="reflect")
     near = np.lib.stride_tricks.sliding_window_view(padded, 2 * beside + 1, axis=1)
-    median: NDArray[np.float64] = np.partition(near, beside, axis=2)[..., beside]
+    median: NDArray[np.float32] = np.partition(near, beside, axis=2)[..., beside]
     return median
 
 

@@ -1,6 +1,7 @@
 """Long sounds in windows, each from where the times of the one before end, as `generate` decodes them."""
 
 import asyncio
+import gc
 import logging
 from contextlib import contextmanager
 
@@ -15,8 +16,10 @@ from seq2seq_serve.bundle.audio import SAMPLE_RATE, log_mel, read_sound
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2 import ModelInferRequest
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from seq2seq_serve.server.engine.async_engine import Stream
 from seq2seq_serve.server.errors import Overloaded
 from seq2seq_serve.server.service import calls
+from seq2seq_serve.server.service.seq2seq import generation
 from seq2seq_serve.server.service.seq2seq.windows import whole_segments
 from seq2seq_serve.server.service.write import responses
 from seq2seq_serve.server.service.write.word_times import token_times, words_of
@@ -377,6 +380,39 @@ def test_words_have_the_times_of_the_attention_of_transformers_heads(whisper_pat
             assert num_words > 2
 
     asyncio.run(run())
+
+
+def test_the_attention_of_pieces_is_dropped_before_the_answer_is_built(whisper_path, monkeypatch):
+    answered, waiting = [], []
+
+    def build(pairs, decoding):
+        answered.append([len(pairs), sum(responses.attention_bytes(result) for _, result in pairs)])
+        return responses.generate_response(pairs, decoding)
+
+    def times_of(reading, result, decoding):
+        kept = [one for one in gc.get_objects() if isinstance(one, Stream) and one.result is not None]
+        waiting.append(
+            (responses.attention_bytes(result), len([one for one in kept if one.result is result]))
+        )
+        return responses.with_token_times(reading, result, decoding)
+
+    monkeypatch.setattr(generation, "generate_response", build)
+    monkeypatch.setattr(generation, "with_token_times", times_of)
+    given = {"long_source": pb.LONG_SOURCE_SPLIT, "word_timestamps": True}
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            whole = await served.stub.Generate(message(encoded(noise(2.5)), **given))
+            streamed = [
+                one async for one in served.stub.GenerateStream(message(encoded(noise(2.5)), **given))
+            ]
+            assert streamed[-1].result.sentences == whole.sentences
+            return len(whole.sentences)
+
+    num_pieces = asyncio.run(run())
+    assert answered == [[num_pieces, 0]] * 2
+    assert len(waiting) == 2 * num_pieces
+    assert all(num_bytes > 0 and not num_streams for num_bytes, num_streams in waiting)
 
 
 @pytest.mark.parametrize("long_source", [pb.LONG_SOURCE_SEQUENTIAL, pb.LONG_SOURCE_SPLIT])
