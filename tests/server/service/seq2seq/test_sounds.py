@@ -326,7 +326,7 @@ def test_segments_are_what_was_said_between_times(whisper_path):
                 ([first, *one, first + 32, first + 32, *other], [(10, 10.6, one), (10.6, 10.6, other)]),
             ):
                 hypothesis = Hypothesis(tuple(token_ids), FinishReason.EOS, [])
-                found = answers._segments(reading, hypothesis, model)
+                found = answers._segments(reading, hypothesis, model, None)
                 assert [each.text for each in found] == [decode(ids) for *_, ids in expected]
                 np.testing.assert_allclose(
                     [(each.begin_seconds, each.end_seconds) for each in found],
