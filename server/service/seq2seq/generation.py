@@ -122,10 +122,14 @@ async def generate(
         engine.check_size(len(requests), num_tokens)
         await asyncio.sleep(0)  # lets other calls run before the next sources are read
     with engine.submitted(requests, call.is_expired, is_accepted=call.is_accepted) as streams:
-        pairs_of_all = [
-            [await _ended(reading, streams, decoding, call) for reading in readings]
-            for readings in readings_of_all
-        ]
+        pairs_of_all: list[list[tuple[Reading, Result]]] = []
+        for readings in readings_of_all:
+            pairs_of_all.append([])
+            for reading in readings:
+                result = await succeeded(streams[0], call)
+                del streams[0]  # its result has the attention
+                timed = await _timed(reading, result, decoding, call) if decoding.word_timestamps else None
+                pairs_of_all[-1].append(timed or (reading, result))
 
     def build() -> list[pb.GenerateResponse]:
         return [generate_response(pairs, decoding) for pairs in pairs_of_all]
@@ -162,7 +166,10 @@ async def generate_pieces(
             async for piece in pieces(reading, streams[0], decoding):
                 if piece.hypothesis == 0 or len(readings) == 1:  # a split source streams the best ones only
                     await write(piece)
-            pairs.append(await _ended(reading, streams, decoding, call))
+            result = await succeeded(streams[0], call)
+            del streams[0]
+            timed = await _timed(reading, result, decoding, call) if decoding.word_timestamps else None
+            pairs.append(timed or (reading, result))
     return await call.build(num_bytes, partial(generate_response, pairs, decoding))
 
 
@@ -218,21 +225,9 @@ async def generate_windows(
     return await call.build(num_bytes, partial(generate_response, pairs, decoding))
 
 
-async def _ended(
-    reading: Reading, streams: list[Stream], decoding: Decoding, call: Call
-) -> tuple[Reading, Result]:
-    """Returns what `with_token_times` makes of a reading and of the result of the first stream.
-
-    The stream is dropped, because its result has the attention.
-    """
-    result = await succeeded(streams[0], call)
-    del streams[0]
-    return await _timed(reading, result, decoding, call)
-
-
 async def _timed(reading: Reading, result: Result, decoding: Decoding, call: Call) -> tuple[Reading, Result]:
-    num_bytes = attention_bytes(result) if decoding.word_timestamps else 0
-    return await call.build(num_bytes, partial(with_token_times, reading, result, decoding))
+    """Returns what `with_token_times` does, which takes long if words have times."""
+    return await call.build(attention_bytes(result), partial(with_token_times, reading, result, decoding))
 
 
 async def with_patience(call: Call, attempt: Callable[[], Awaitable[_Attempted]]) -> _Attempted:
