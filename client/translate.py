@@ -101,6 +101,19 @@ def parts_folder(output: Path) -> Path:
     return output.with_name(f"{output.name}.parts")
 
 
+def _remove(folder: Path) -> None:
+    """Removes a folder. After a kill, either all of it is left under its name, or nothing."""
+    removed = _removed(folder)
+    folder.replace(removed)
+    sync_folder(folder.parent)
+    shutil.rmtree(removed)
+
+
+def _removed(folder: Path) -> Path:
+    """Returns the name of a folder while it is removed."""
+    return folder.with_name(f".{folder.name}{TEMPORARY}")
+
+
 def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translation) -> int:
     """Translates the texts, writes the answers, and returns the exit code.
 
@@ -116,7 +129,10 @@ def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translat
     """
     if plan.is_to_file:
         plan = replace(plan, output=plan.output.resolve())
-        if plan.resume and plan.output.exists() and not parts_folder(plan.output).exists():
+        folder = parts_folder(plan.output)
+        if _removed(folder).exists():  # a command was killed
+            shutil.rmtree(_removed(folder))
+        if plan.resume and plan.output.exists() and not folder.exists():
             _check_complete(plan)
             return 0
         return _FileOutput(plan, _find_model(client, plan)).write(connect)
@@ -239,7 +255,7 @@ class _FileOutput:
                 advice = "continue with the same command and --resume"
                 error.add_note(f"{num_done} of {num_lines} lines are done: {advice}")
             else:
-                shutil.rmtree(self._folder)
+                _remove(self._folder)
             raise
         finally:
             report.close(num_skipped + run.num_lines)
@@ -253,7 +269,7 @@ class _FileOutput:
             if PLAN_FILE not in names and names - {_PIPE}:
                 raise JobError(f"{folder} is in the way, and is not of this command: give another --output")
             if plan.overwrite:
-                shutil.rmtree(folder)
+                _remove(folder)
         options = MessageToDict(plan.options, preserving_proto_field_name=True)
         options.pop("priority", None)  # it does not change any target
         settings = {
@@ -272,7 +288,7 @@ class _FileOutput:
             return plan_run(folder, [source], settings, _SHARD_LINES, "replace it with --overwrite")
         finally:
             if folder.exists() and not (folder / PLAN_FILE).exists():
-                shutil.rmtree(folder)
+                _remove(folder)
 
     def _complete(self, planned: Plan) -> None:
         """Puts the shards together, and removes their folder."""
@@ -283,7 +299,7 @@ class _FileOutput:
                     shutil.copyfileobj(part, file)
         whole.replace(output)
         sync_folder(output.parent)
-        shutil.rmtree(self._folder)
+        _remove(self._folder)
 
 
 class _Report:

@@ -707,6 +707,29 @@ def test_a_command_that_is_killed_and_resumed_writes_every_line_once(server, tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt"]
 
 
+def test_a_kill_while_the_shards_are_removed_costs_nothing(run, server, files, monkeypatch):
+    """The lines were translated anew, although the output was complete."""
+    source, output, expected = files
+    flags = ["--input", str(source), "--output", str(output)]
+
+    class Killed(BaseException):
+        pass
+
+    def remove_shards(folder):
+        for path in folder.glob("in-*"):
+            path.unlink()
+        raise Killed
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr("shutil.rmtree", remove_shards)
+        run("translate", *flags)
+    before = server.turns.num_submitted
+    assert run("translate", *flags, "--resume")[0] == 0
+    assert server.turns.num_submitted == before
+    assert output.read_text(encoding="utf-8") == expected
+    assert sorted(path.name for path in output.parent.iterdir()) == ["in.txt", "out.txt"]
+
+
 def test_records_get_their_targets(run, tmp_path, capsys):
     source, output = tmp_path / "in.jsonl", tmp_path / "out.jsonl"
     source.write_text('{"ko": "가", "id": 1}\n{"ko": 5}\n')
