@@ -240,6 +240,8 @@ class _FileOutput:
         num_lines = sum(shard.num_lines for shard in planned.shards)
         num_skipped = num_lines - sum(shard.num_lines for shard in waiting)
         progress = _logged_progress(num_lines, is_shown=sys.stderr.isatty(), num_skipped=num_skipped)
+        if num_failed := sum(map(self._writer.num_failed, set(planned.shards) - set(waiting))):
+            progress.write(f"warning: lines that failed before and are not tried again: {num_failed}\n")
         report, run = _Report(self._plan, progress), Run()
         files = Files(self._plan.field, self._writer, planned.inputs)
 
@@ -259,8 +261,9 @@ class _FileOutput:
             raise
         finally:
             report.close(num_skipped + run.num_lines)
+        has_failed = any(map(self._writer.num_failed, planned.shards))
         self._complete(planned)
-        return 1 if report.num_failed else 0
+        return 1 if has_failed else 0
 
     def _planned(self) -> Plan:
         plan, folder = self._plan, self._folder

@@ -644,6 +644,16 @@ def test_an_output_is_continued_with_the_options_and_the_input_that_it_was_begun
     assert output.read_text(encoding="utf-8") == expected
 
 
+def test_a_line_that_failed_before_the_interruption_counts_in_the_exit_code(run, files, interrupted):
+    source, output, _ = files
+    lines = source.read_text(encoding="utf-8").split("\n")
+    source.write_text("\n".join(["x" * 100, *lines[1:6], "y", *lines[7:]]), encoding="utf-8")
+    command = interrupted()
+    warning = "warning: lines that failed before and are not tried again: 1"
+    assert run("translate", *command, "--resume") == (1, [], [warning])
+    assert output.read_text(encoding="utf-8").split("\n")[:2] == ["", lines[1]]
+
+
 @pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
 def test_a_folder_of_something_else_is_kept(run, files, flag):
     source, output, _ = files
@@ -720,9 +730,10 @@ def test_a_kill_while_the_shards_are_removed_costs_nothing(run, server, files, m
             path.unlink()
         raise Killed
 
-    with monkeypatch.context() as patch, pytest.raises(Killed):
+    with monkeypatch.context() as patch:
         patch.setattr("shutil.rmtree", remove_shards)
-        run("translate", *flags)
+        with pytest.raises(Killed):
+            run("translate", *flags)
     before = server.turns.num_submitted
     assert run("translate", *flags, "--resume")[0] == 0
     assert server.turns.num_submitted == before
