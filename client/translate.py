@@ -12,6 +12,7 @@ that of bulk work: a plan, and shards.
 from __future__ import annotations
 
 import asyncio
+import filecmp
 import logging
 import shutil
 import sys
@@ -30,8 +31,16 @@ from seq2seq_serve.client.attention import save_alignment
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.documents import FormattedText
 from seq2seq_serve.client.files.formats import ANSWERS, Writer, format_of
-from seq2seq_serve.client.files.lines import STANDARD, count_lines, open_binary, open_input
-from seq2seq_serve.client.files.plan import DOCUMENT, PLAN_FILE, TEMPORARY, JobError, Plan, atomic_write
+from seq2seq_serve.client.files.lines import STANDARD, WrongFile, count_lines, open_binary, open_input
+from seq2seq_serve.client.files.plan import (
+    DOCUMENT,
+    PLAN_FILE,
+    TEMPORARY,
+    JobError,
+    Plan,
+    atomic_write,
+    read_plan,
+)
 from seq2seq_serve.client.files.run import Run, plan_run
 from seq2seq_serve.client.files.worker import Files, Worker
 from seq2seq_serve.client.forms import find_model
@@ -44,7 +53,7 @@ from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse, Model
 
 _SHARD_LINES = 1000  # the most that a kill costs
-_PIPE = "input.txt"  # what a pipe had
+_PIPE_FOLDER = "_pipe"  # has the text of a pipe, which can be read only once
 _SHOWN_CHARACTERS = 60  # of a text that failed
 
 
@@ -231,6 +240,7 @@ class _FileOutput:
         self._plan = plan
         self._model = model
         self._folder = parts_folder(plan.output)
+        self._pipe_copy = self._folder / _PIPE_FOLDER / "input.txt"
         self._writer = Writer(self._folder, plan.format, plan.target_field, plan.num_hypotheses)
 
     def write(self, connect: Callable[[], AsyncClient]) -> int:
@@ -253,9 +263,11 @@ class _FileOutput:
             for reason in run.failed.values():
                 raise JobError(reason)
         except (ClientError, JobError, OSError, KeyboardInterrupt) as error:
+            advice = "continue with the same command and --resume"
             if num_done := num_skipped + run.num_lines:
-                advice = "continue with the same command and --resume"
                 error.add_note(f"{num_done} of {num_lines} lines are done: {advice}")
+            elif self._pipe_copy.exists():
+                error.add_note(f"the input is kept in {self._pipe_copy}: {advice}")
             else:
                 _remove(self._folder)
             raise
@@ -268,9 +280,7 @@ class _FileOutput:
     def _planned(self) -> Plan:
         plan, folder = self._plan, self._folder
         if folder.exists():
-            names = {path.name for path in folder.iterdir() if path.suffix != TEMPORARY}
-            if PLAN_FILE not in names and names - {_PIPE}:
-                raise JobError(f"{folder} is in the way, and is not of this command: give another --output")
+            self._check_folder()
             if plan.overwrite:
                 _remove(folder)
         options = MessageToDict(plan.options, preserving_proto_field_name=True)
@@ -283,15 +293,44 @@ class _FileOutput:
             "target_field": plan.target_field,
         }
         try:
-            source = plan.input.absolute()
-            if not plan.input.is_file():  # a pipe can be read only once
-                source = folder / _PIPE
-                with open_binary(plan.input) as stream, atomic_write(source) as file:
-                    shutil.copyfileobj(stream, file)
+            source = plan.input.absolute() if plan.input.is_file() else self._read_pipe()
             return plan_run(folder, [source], settings, _SHARD_LINES, "replace it with --overwrite")
-        finally:
-            if folder.exists() and not (folder / PLAN_FILE).exists():
+        except BaseException as error:
+            is_kept = self._pipe_copy.exists() and not isinstance(error, WrongFile)
+            if folder.exists() and not (folder / PLAN_FILE).exists() and not is_kept:
                 _remove(folder)
+            raise
+
+    def _check_folder(self) -> None:
+        """Raises JobError if the folder is not of this command, or has the input and is to be replaced."""
+        plan, folder = self._plan, self._folder
+        planned = read_plan(folder)
+        others = [
+            path.name
+            for path in folder.iterdir()
+            if path.name != _PIPE_FOLDER and not path.match(f".*{TEMPORARY}")
+        ]
+        if others if planned is None else "model" not in planned.settings:  # bulk work has a bundle
+            raise JobError(f"{folder} is in the way, and is not of this command: give another --output")
+        if plan.overwrite and plan.input.resolve().is_relative_to(folder):
+            raise JobError(f"--overwrite would remove the input {plan.input}: move it to another folder")
+
+    def _read_pipe(self) -> Path:
+        """Returns the file with the text of a pipe. One that is continued has the same text, or is empty."""
+        kept = self._pipe_copy
+        found = kept.with_name("again.txt") if kept.exists() else kept
+        with open_binary(self._plan.input) as stream, atomic_write(found) as file:
+            shutil.copyfileobj(stream, file)
+        if found == kept:
+            return kept
+        is_same = not found.stat().st_size or filecmp.cmp(found, kept, shallow=False)
+        found.unlink()
+        if not is_same:
+            raise JobError(
+                f"the input is not that of the unfinished output, which is {kept}: give that one again, give "
+                "another --output, or replace it with --overwrite"
+            )
+        return kept
 
     def _complete(self, planned: Plan) -> None:
         """Puts the shards together, and removes their folder."""

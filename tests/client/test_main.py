@@ -1,3 +1,4 @@
+import errno
 import gzip
 import hashlib
 import io
@@ -654,14 +655,20 @@ def test_a_line_that_failed_before_the_interruption_counts_in_the_exit_code(run,
     assert output.read_text(encoding="utf-8").split("\n")[:2] == ["", lines[1]]
 
 
+BULK_PLAN = '{"settings": {"bundle_version": "v1", "inputs": {"/in/a.txt": [5, 9, "a1"]}}, "shards": []}'
+
+
+@pytest.mark.parametrize("names", [["mine"], ["input.txt", "draft.tmp"], ["_plan.json", "news-00000.txt"]])
 @pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
-def test_a_folder_of_something_else_is_kept(run, files, flag):
+def test_a_folder_of_something_else_is_kept(run, files, flag, names):
     source, output, _ = files
-    (output.parent / "out.txt.parts").mkdir()
-    (output.parent / "out.txt.parts" / "mine").touch()
+    folder = output.parent / "out.txt.parts"
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text(BULK_PLAN)
     code, _, [line] = run("translate", "--input", str(source), "--output", str(output), flag)
     assert (code, "out.txt.parts is in the way, and is not of this command" in line) == (1, True)
-    assert (output.parent / "out.txt.parts" / "mine").exists()
+    assert {path.name: path.read_text() for path in folder.iterdir()} == dict.fromkeys(names, BULK_PLAN)
 
 
 def test_an_unfinished_output_is_replaced(run, files, interrupted):
@@ -698,6 +705,30 @@ def test_work_that_stops_before_its_first_shard_leaves_nothing(run, files):
     assert [path.name for path in output.parent.iterdir()] == ["in.txt"]
     assert run("translate", *flags)[0] == 1  # the corrected command
     assert output.read_text(encoding="utf-8") == expected
+
+
+def test_the_text_of_a_pipe_is_kept_when_work_stops_before_its_first_shard(run, files, monkeypatch):
+    source, output, expected = files
+    flags, text = ["--output", str(output)], source.read_bytes()
+    kept = output.with_name("out.txt.parts") / "_pipe" / "input.txt"
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "write", fail)
+        code, _, err = run("translate", *flags, stdin=text)
+    advice = f"the input is kept in {kept}: continue with the same command and --resume"
+    assert (code, err[-1]) == (1, advice)
+    assert (
+        "is not that of the unfinished output"
+        in run("translate", *flags, "--resume", stdin=b"another\n")[2][0]
+    )
+    assert "would remove the input" in run("translate", *flags, "--input", str(kept), "--overwrite")[2][0]
+    assert kept.read_bytes() == text
+    assert run("translate", *flags, "--resume", stdin=b"")[0] == 1  # one line is too long
+    assert output.read_text(encoding="utf-8") == expected
+    assert not kept.parent.parent.exists()
 
 
 def test_a_command_that_is_killed_and_resumed_writes_every_line_once(server, tmp_path):
