@@ -29,7 +29,7 @@ from seq2seq_serve.bundle.files import sync_folder
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.attention import save_alignment
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.files.documents import FormattedText
+from seq2seq_serve.client.files.documents import FormattedText, with_word_alignment
 from seq2seq_serve.client.files.formats import ANSWERS, Writer, format_of
 from seq2seq_serve.client.files.lines import STANDARD, WrongFile, count_lines, open_binary, open_input
 from seq2seq_serve.client.files.plan import (
@@ -208,12 +208,10 @@ class _Server:
     """The server as the decoder of a worker, which owns it; see `Decoder`."""
 
     def __init__(self, client: AsyncClient, plan: Translation, model: Model) -> None:
-        aligned = GenerateOptions()
-        aligned.CopyFrom(plan.options)
-        aligned.word_alignment |= model.has_attention
         self._client = client
         self._generate = partial(generate, client, model=model.name)
-        self._plain, self._aligned = plan.options, aligned
+        self._plain = plan.options
+        self._aligned = with_word_alignment(plan.options, has_attention=model.has_attention)
         self.in_flight, self.give_up_seconds = plan.in_flight, plan.give_up_seconds
 
     def prepare(self, text: str) -> Rpc[GenerateResponse]:
