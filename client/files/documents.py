@@ -56,7 +56,7 @@ class FormattedText(str):
 
 
 def with_word_alignment(options: GenerateOptions, *, has_attention: bool) -> GenerateOptions:
-    """Returns the options of a `FormattedText`: those given, and word alignment if the model has attention."""
+    """Returns the options of a `FormattedText`: those given, and word alignment where there is attention."""
     aligned = GenerateOptions()
     aligned.CopyFrom(options)
     aligned.word_alignment |= has_attention
