@@ -8,7 +8,7 @@ from pathlib import Path
 
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.client.errors import ClientError, FieldViolation
-from seq2seq_serve.client.files.documents import FormattedText
+from seq2seq_serve.client.files.documents import FormattedText, with_word_alignment
 from seq2seq_serve.client.files.plan import JobError
 from seq2seq_serve.client.files.worker import Files, Worker, WorkerLost
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
@@ -51,9 +51,7 @@ class Engine:
     give_up_seconds = _GIVE_UP_SECONDS
 
     def __init__(self, model: AsyncModel, options: pb.GenerateOptions) -> None:
-        aligned = pb.GenerateOptions()
-        aligned.CopyFrom(options)
-        aligned.word_alignment = model.description.has_attention
+        aligned = with_word_alignment(options, has_attention=model.description.has_attention)
         self._model = model
         self._plain, self._aligned = model.read_options(options), model.read_options(aligned)
         self.in_flight = _TEXTS_PER_SLOT * model.num_slots

@@ -12,6 +12,7 @@ that of bulk work: a plan, and shards.
 from __future__ import annotations
 
 import asyncio
+import filecmp
 import logging
 import shutil
 import sys
@@ -28,10 +29,18 @@ from seq2seq_serve.bundle.files import sync_folder
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.attention import save_alignment
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.files.documents import FormattedText
+from seq2seq_serve.client.files.documents import FormattedText, with_word_alignment
 from seq2seq_serve.client.files.formats import ANSWERS, Writer, format_of
-from seq2seq_serve.client.files.lines import STANDARD, count_lines, open_binary, open_input
-from seq2seq_serve.client.files.plan import DOCUMENT, PLAN_FILE, TEMPORARY, JobError, Plan, atomic_write
+from seq2seq_serve.client.files.lines import STANDARD, WrongFile, count_lines, open_binary, open_input
+from seq2seq_serve.client.files.plan import (
+    DOCUMENT,
+    PLAN_FILE,
+    TEMPORARY,
+    JobError,
+    Plan,
+    atomic_write,
+    read_plan,
+)
 from seq2seq_serve.client.files.run import Run, plan_run
 from seq2seq_serve.client.files.worker import Files, Worker
 from seq2seq_serve.client.forms import find_model
@@ -44,7 +53,7 @@ from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse, Model
 
 _SHARD_LINES = 1000  # the most that a kill costs
-_PIPE = "input.txt"  # what a pipe had
+_PIPE_FOLDER = "_pipe"  # has the text of a pipe, which can be read only once
 _SHOWN_CHARACTERS = 60  # of a text that failed
 
 
@@ -101,6 +110,19 @@ def parts_folder(output: Path) -> Path:
     return output.with_name(f"{output.name}.parts")
 
 
+def _remove(folder: Path) -> None:
+    """Removes a folder. After a kill, either all of it is left under its name, or nothing."""
+    removed = _removed(folder)
+    folder.replace(removed)
+    sync_folder(folder.parent)
+    shutil.rmtree(removed)
+
+
+def _removed(folder: Path) -> Path:
+    """Returns the name of a folder while it is removed."""
+    return folder.with_name(f".{folder.name}{TEMPORARY}")
+
+
 def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translation) -> int:
     """Translates the texts, writes the answers, and returns the exit code.
 
@@ -116,7 +138,10 @@ def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translat
     """
     if plan.is_to_file:
         plan = replace(plan, output=plan.output.resolve())
-        if plan.resume and plan.output.exists() and not parts_folder(plan.output).exists():
+        folder = parts_folder(plan.output)
+        if _removed(folder).exists():  # a command was killed
+            shutil.rmtree(_removed(folder))
+        if plan.resume and plan.output.exists() and not folder.exists():
             _check_complete(plan)
             return 0
         return _FileOutput(plan, _find_model(client, plan)).write(connect)
@@ -183,12 +208,10 @@ class _Server:
     """The server as the decoder of a worker, which owns it; see `Decoder`."""
 
     def __init__(self, client: AsyncClient, plan: Translation, model: Model) -> None:
-        aligned = GenerateOptions()
-        aligned.CopyFrom(plan.options)
-        aligned.word_alignment |= model.has_attention
         self._client = client
         self._generate = partial(generate, client, model=model.name)
-        self._plain, self._aligned = plan.options, aligned
+        self._plain = plan.options
+        self._aligned = with_word_alignment(plan.options, has_attention=model.has_attention)
         self.in_flight, self.give_up_seconds = plan.in_flight, plan.give_up_seconds
 
     def prepare(self, text: str) -> Rpc[GenerateResponse]:
@@ -215,6 +238,7 @@ class _FileOutput:
         self._plan = plan
         self._model = model
         self._folder = parts_folder(plan.output)
+        self._pipe_copy = self._folder / _PIPE_FOLDER / "input.txt"
         self._writer = Writer(self._folder, plan.format, plan.target_field, plan.num_hypotheses)
 
     def write(self, connect: Callable[[], AsyncClient]) -> int:
@@ -224,6 +248,8 @@ class _FileOutput:
         num_lines = sum(shard.num_lines for shard in planned.shards)
         num_skipped = num_lines - sum(shard.num_lines for shard in waiting)
         progress = _logged_progress(num_lines, is_shown=sys.stderr.isatty(), num_skipped=num_skipped)
+        if num_failed := sum(map(self._writer.num_failed, set(planned.shards) - set(waiting))):
+            progress.write(f"warning: lines that failed before and are not tried again: {num_failed}\n")
         report, run = _Report(self._plan, progress), Run()
         files = Files(self._plan.field, self._writer, planned.inputs)
 
@@ -235,25 +261,26 @@ class _FileOutput:
             for reason in run.failed.values():
                 raise JobError(reason)
         except (ClientError, JobError, OSError, KeyboardInterrupt) as error:
+            advice = "continue with the same command and --resume"
             if num_done := num_skipped + run.num_lines:
-                advice = "continue with the same command and --resume"
                 error.add_note(f"{num_done} of {num_lines} lines are done: {advice}")
+            elif self._pipe_copy.exists():
+                error.add_note(f"the input is kept in {self._pipe_copy}: {advice}")
             else:
-                shutil.rmtree(self._folder)
+                _remove(self._folder)
             raise
         finally:
             report.close(num_skipped + run.num_lines)
+        has_failed = any(map(self._writer.num_failed, planned.shards))
         self._complete(planned)
-        return 1 if report.num_failed else 0
+        return 1 if has_failed else 0
 
     def _planned(self) -> Plan:
         plan, folder = self._plan, self._folder
         if folder.exists():
-            names = {path.name for path in folder.iterdir() if path.suffix != TEMPORARY}
-            if PLAN_FILE not in names and names - {_PIPE}:
-                raise JobError(f"{folder} is in the way, and is not of this command: give another --output")
+            self._check_folder()
             if plan.overwrite:
-                shutil.rmtree(folder)
+                _remove(folder)
         options = MessageToDict(plan.options, preserving_proto_field_name=True)
         options.pop("priority", None)  # it does not change any target
         settings = {
@@ -264,15 +291,44 @@ class _FileOutput:
             "target_field": plan.target_field,
         }
         try:
-            source = plan.input.absolute()
-            if not plan.input.is_file():  # a pipe can be read only once
-                source = folder / _PIPE
-                with open_binary(plan.input) as stream, atomic_write(source) as file:
-                    shutil.copyfileobj(stream, file)
+            source = plan.input.absolute() if plan.input.is_file() else self._read_pipe()
             return plan_run(folder, [source], settings, _SHARD_LINES, "replace it with --overwrite")
-        finally:
-            if folder.exists() and not (folder / PLAN_FILE).exists():
-                shutil.rmtree(folder)
+        except BaseException as error:
+            is_kept = self._pipe_copy.exists() and not isinstance(error, WrongFile)
+            if folder.exists() and not (folder / PLAN_FILE).exists() and not is_kept:
+                _remove(folder)
+            raise
+
+    def _check_folder(self) -> None:
+        """Raises JobError if the folder is not of this command, or has the input and is to be replaced."""
+        plan, folder = self._plan, self._folder
+        planned = read_plan(folder)
+        others = [
+            path.name
+            for path in folder.iterdir()
+            if path.name != _PIPE_FOLDER and not path.match(f".*{TEMPORARY}")
+        ]
+        if others if planned is None else "model" not in planned.settings:  # bulk work has a bundle
+            raise JobError(f"{folder} is in the way, and is not of this command: give another --output")
+        if plan.overwrite and plan.input.resolve().is_relative_to(folder):
+            raise JobError(f"--overwrite would remove the input {plan.input}: move it to another folder")
+
+    def _read_pipe(self) -> Path:
+        """Returns the file with the text of a pipe. One that is continued has the same text, or is empty."""
+        kept = self._pipe_copy
+        found = kept.with_name("again.txt") if kept.exists() else kept
+        with open_binary(self._plan.input) as stream, atomic_write(found) as file:
+            shutil.copyfileobj(stream, file)
+        if found == kept:
+            return kept
+        is_same = not found.stat().st_size or filecmp.cmp(found, kept, shallow=False)
+        found.unlink()
+        if not is_same:
+            raise JobError(
+                f"the input is not that of the unfinished output, which is {kept}: give that one again, give "
+                "another --output, or replace it with --overwrite"
+            )
+        return kept
 
     def _complete(self, planned: Plan) -> None:
         """Puts the shards together, and removes their folder."""
@@ -283,7 +339,7 @@ class _FileOutput:
                     shutil.copyfileobj(part, file)
         whole.replace(output)
         sync_folder(output.parent)
-        shutil.rmtree(self._folder)
+        _remove(self._folder)
 
 
 class _Report:

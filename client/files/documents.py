@@ -19,7 +19,7 @@ from typing import Any
 
 from seq2seq_serve.client.files.lines import COMPRESSED, read_whole, wrong_file
 from seq2seq_serve.commands import needs_extra
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
 
 Piece = tuple[str, int]  # a text, and the number of its formatting within the segment
 
@@ -53,6 +53,14 @@ _NOTES = re.compile(r"/word/(footnotes|endnotes)\.xml")
 
 class FormattedText(str):
     """A text whose parts have different formattings, for which its answer needs the alignment of words."""
+
+
+def with_word_alignment(options: GenerateOptions, *, has_attention: bool) -> GenerateOptions:
+    """Returns the options of a `FormattedText`: those given, and word alignment where there is attention."""
+    aligned = GenerateOptions()
+    aligned.CopyFrom(options)
+    aligned.word_alignment |= has_attention
+    return aligned
 
 
 @dataclass(frozen=True)

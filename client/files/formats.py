@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.documents import Document, document_suffix, read_document
-from seq2seq_serve.client.files.lines import COMPRESSED, open_binary, read_lines, text_of
+from seq2seq_serve.client.files.lines import COMPRESSED, count_lines, open_binary, read_lines, text_of
 from seq2seq_serve.client.files.plan import (
     DOCUMENT,
     ERRORS_FOLDER,
@@ -277,6 +277,11 @@ class Writer:
         """Whether a shard has been written."""
         return self.path(shard).exists()
 
+    def num_failed(self, shard: Shard) -> int:
+        """Returns the number of lines of a shard that failed when it was written."""
+        path = self._errors_path(shard)
+        return count_lines(path) if path.exists() else 0
+
     def check(self, lines: Lines) -> None:
         """Raises JobError if records already have a field of a new name."""
         for name in self._names:
@@ -295,7 +300,7 @@ class Writer:
             for number, result in enumerate(results, shard.first_line + 1)
             if result.error is not None
         ]
-        errors_path = self.folder / ERRORS_FOLDER / f"{shard.name}.jsonl"
+        errors_path = self._errors_path(shard)
         if errors:
             with atomic_write(errors_path) as file:
                 file.writelines(_json(error) + b"\n" for error in errors)
@@ -321,6 +326,9 @@ class Writer:
                         else answer_lines(result, self.num_hypotheses)
                     )
                     file.writelines(f"{line}\n".encode() for line in shown)
+
+    def _errors_path(self, shard: Shard) -> Path:
+        return self.folder / ERRORS_FOLDER / f"{shard.name}.jsonl"
 
     def _fields(self, result: Translated) -> dict[str, Any]:
         hypotheses = [

@@ -1,3 +1,4 @@
+import errno
 import gzip
 import hashlib
 import io
@@ -644,14 +645,30 @@ def test_an_output_is_continued_with_the_options_and_the_input_that_it_was_begun
     assert output.read_text(encoding="utf-8") == expected
 
 
-@pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
-def test_a_folder_of_something_else_is_kept(run, files, flag):
+def test_a_line_that_failed_before_the_interruption_counts_in_the_exit_code(run, files, interrupted):
     source, output, _ = files
-    (output.parent / "out.txt.parts").mkdir()
-    (output.parent / "out.txt.parts" / "mine").touch()
+    lines = source.read_text(encoding="utf-8").split("\n")
+    source.write_text("\n".join(["x" * 100, *lines[1:6], "y", *lines[7:]]), encoding="utf-8")
+    command = interrupted()
+    warning = "warning: lines that failed before and are not tried again: 1"
+    assert run("translate", *command, "--resume") == (1, [], [warning])
+    assert output.read_text(encoding="utf-8").split("\n")[:2] == ["", lines[1]]
+
+
+BULK_PLAN = '{"settings": {"bundle_version": "v1", "inputs": {"/in/a.txt": [5, 9, "a1"]}}, "shards": []}'
+
+
+@pytest.mark.parametrize("names", [["mine"], ["input.txt", "draft.tmp"], ["_plan.json", "news-00000.txt"]])
+@pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
+def test_a_folder_of_something_else_is_kept(run, files, flag, names):
+    source, output, _ = files
+    folder = output.parent / "out.txt.parts"
+    folder.mkdir()
+    for name in names:
+        (folder / name).write_text(BULK_PLAN)
     code, _, [line] = run("translate", "--input", str(source), "--output", str(output), flag)
     assert (code, "out.txt.parts is in the way, and is not of this command" in line) == (1, True)
-    assert (output.parent / "out.txt.parts" / "mine").exists()
+    assert {path.name: path.read_text() for path in folder.iterdir()} == dict.fromkeys(names, BULK_PLAN)
 
 
 def test_an_unfinished_output_is_replaced(run, files, interrupted):
@@ -690,6 +707,30 @@ def test_work_that_stops_before_its_first_shard_leaves_nothing(run, files):
     assert output.read_text(encoding="utf-8") == expected
 
 
+def test_the_text_of_a_pipe_is_kept_when_work_stops_before_its_first_shard(run, files, monkeypatch):
+    source, output, expected = files
+    flags, text = ["--output", str(output)], source.read_bytes()
+    kept = output.with_name("out.txt.parts") / "_pipe" / "input.txt"
+
+    def fail(*_):
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "write", fail)
+        code, _, err = run("translate", *flags, stdin=text)
+    advice = f"the input is kept in {kept}: continue with the same command and --resume"
+    assert (code, err[-1]) == (1, advice)
+    assert (
+        "is not that of the unfinished output"
+        in run("translate", *flags, "--resume", stdin=b"another\n")[2][0]
+    )
+    assert "would remove the input" in run("translate", *flags, "--input", str(kept), "--overwrite")[2][0]
+    assert kept.read_bytes() == text
+    assert run("translate", *flags, "--resume", stdin=b"")[0] == 1  # one line is too long
+    assert output.read_text(encoding="utf-8") == expected
+    assert not kept.parent.parent.exists()
+
+
 def test_a_command_that_is_killed_and_resumed_writes_every_line_once(server, tmp_path):
     source, output = tmp_path / "in.txt", tmp_path / "out.txt"
     source.write_text("".join(f"line {number}\n" for number in range(3_000)))
@@ -705,6 +746,30 @@ def test_a_command_that_is_killed_and_resumed_writes_every_line_once(server, tmp
     assert main(command[3:]) == 0
     assert output.read_bytes() == source.read_bytes()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt"]
+
+
+def test_a_kill_while_the_shards_are_removed_costs_nothing(run, server, files, monkeypatch):
+    """The lines were translated anew, although the output was complete."""
+    source, output, expected = files
+    flags = ["--input", str(source), "--output", str(output)]
+
+    class Killed(BaseException):
+        pass
+
+    def remove_shards(folder):
+        for path in folder.glob("in-*"):
+            path.unlink()
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", remove_shards)
+        with pytest.raises(Killed):
+            run("translate", *flags)
+    before = server.turns.num_submitted
+    assert run("translate", *flags, "--resume")[0] == 0
+    assert server.turns.num_submitted == before
+    assert output.read_text(encoding="utf-8") == expected
+    assert sorted(path.name for path in output.parent.iterdir()) == ["in.txt", "out.txt"]
 
 
 def test_records_get_their_targets(run, tmp_path, capsys):
