@@ -20,6 +20,7 @@ _INT8_MAPS = (
     "QuantizedChoice",
 )  # operators of `kernels`, whose second input are int8 weights
 _LINE_BYTES = 64
+_Key = tuple[int, int, tuple[int, ...]]  # where a weight begins in the file, its type and its shape
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,44 +69,46 @@ def pack_int8_maps(files: VariantFiles) -> VariantFiles:
         Graphs and weights that only this processor can run; the files themselves if nothing would be packed.
 
     Raises:
-        ValueError: A weight lies outside of the content, or two of different shapes begin at one place.
+        ValueError: A weight lies outside of the file's content.
     """
     models = {verb: Model.FromString(graph) for verb, graph in files.graphs.items()}
-    stored: dict[int, Weight] = {}  # by the place in the file, which graphs share
-    maps: set[int] = set()
+    # By their places and shapes, since equal bytes, such as zeros, are stored once: graphs share both.
+    stored: dict[_Key, Weight] = {}
+    maps: set[_Key] = set()
     for model in models.values():
         int8_names = {node.input[1] for node in model.graph.node if node.op_type in _INT8_MAPS}
         for tensor in filter(_is_external, model.graph.initializer):
-            start, weight = _place(tensor)[0], _weight(tensor, files.weights)
-            other = stored.setdefault(start, weight)
-            if (other.bits.shape, other.bits.dtype) != (weight.bits.shape, weight.bits.dtype):
-                raise ValueError(f"the weights {other.name} and {weight.name} both begin at byte {start}")
-            if tensor.name in int8_names and weight.bits.ndim == 2:
-                maps.add(start)
-    shapes = {start: shape for start in maps if (shape := kernels.packed_shape(stored[start].bits.shape))}
+            key = _key(tensor)
+            stored[key] = _weight(tensor, files.weights)
+            if tensor.name in int8_names and len(tensor.dims) == 2:
+                maps.add(key)
+    shapes = {key: shape for key in maps if (shape := kernels.packed_shape(stored[key].bits.shape))}
     if not shapes:
         return files
     sizes = {
-        start: math.prod(shapes[start]) if start in shapes else weight.bits.nbytes
-        for start, weight in stored.items()
+        key: math.prod(shapes[key]) if key in shapes else weight.bits.nbytes for key, weight in stored.items()
     }
     ends = list(accumulate(-(-size // _LINE_BYTES) * _LINE_BYTES for size in sizes.values()))
     places = dict(zip(sizes, [0, *ends], strict=False))
     content = memoryview(mmap.mmap(-1, ends[-1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    for start, weight in stored.items():
-        to = np.frombuffer(content[places[start] :][: sizes[start]], np.uint8)
-        if start in shapes:
+    for key, weight in stored.items():
+        to = np.frombuffer(content[places[key] :][: sizes[key]], np.uint8)
+        if key in shapes:
             kernels.pack(weight.bits, to)
         else:
             to[:] = weight.bits.reshape(-1).view(np.uint8)
     for model in models.values():
         for tensor in filter(_is_external, model.graph.initializer):
-            start, _ = _place(tensor)
-            now = {_OFFSET: places[start], _LENGTH: sizes[start]}
+            key = _key(tensor)
+            now = {_OFFSET: places[key], _LENGTH: sizes[key]}
             for entry in tensor.external_data:
                 entry.value = str(now.get(entry.key, entry.value))
-            tensor.dims[:] = shapes.get(start, tensor.dims)
+            tensor.dims[:] = shapes.get(key, tensor.dims)
     return VariantFiles({verb: model.SerializeToString() for verb, model in models.items()}, content)
+
+
+def _key(tensor: Tensor) -> _Key:
+    return _place(tensor)[0], tensor.data_type, tuple(tensor.dims)
 
 
 def _is_external(tensor: Tensor) -> bool:
