@@ -1,4 +1,4 @@
-"""What the commands of the benchmarks share: their parsers, tables and bars, and the end of each."""
+"""Parses the commands of the benchmarks, draws their tables and bars, and writes their results."""
 
 from __future__ import annotations
 

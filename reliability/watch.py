@@ -1,4 +1,4 @@
-"""What others notice of a server under attack: the gaps of their streams, their probes, and its memory."""
+"""Watches a server under attack: gaps in the streams of other callers, their probes, and its memory."""
 
 from __future__ import annotations
 

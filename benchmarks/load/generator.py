@@ -92,7 +92,7 @@ async def _answer(client: AsyncClient, stream: bool, outcome: Outcome, now: driv
                 times.append(now())
             else:
                 outcome.num_tokens = len(event.result.hypotheses[0].token_ids)
-        outcome.first = times[0] if times else now()  # a target that ends at once has no pieces
+        outcome.first = times[0] if times else now()  # an empty target has no pieces
         outcome.gaps = tuple(after - before for before, after in pairwise(times))
     except ClientError as error:
         outcome.code, outcome.retry_after_seconds = error.code, error.retry_after_seconds

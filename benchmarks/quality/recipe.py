@@ -1,4 +1,4 @@
-"""What the scorers of finished runs share: a server of the run's bundle, facts about the run, and the end."""
+"""Serves the bundle of a finished run to its scorers, describes the run, and writes the result."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a run does; kept in its output folder.
+    """The plan of a run, which lies in its output folder.
 
     Attributes:
         settings: Everything that the output depends on beside the inputs, by name, as JSON has it. A resume

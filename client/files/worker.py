@@ -25,7 +25,7 @@ class WorkerLost(Exception):
 
 @dataclass(frozen=True)
 class Files:
-    """What all workers of a run read and write.
+    """The inputs and the writer that all workers of a run share.
 
     Attributes:
         text_field: The field or column with the text of a record.

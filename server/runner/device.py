@@ -245,8 +245,12 @@ def read_files(bundle: Bundle, precision: Precision, provider: str) -> VariantFi
         BundleError: A file is not that of the manifest.
     """
     files = bundle.read_variant(precision)
-    has_operators = provider == CPU and kernels.register(ort.SessionOptions())
-    return pack_int8_maps(files) if has_operators else files
+    return pack_int8_maps(files) if provider == CPU and _has_operators() else files
+
+
+def _has_operators() -> bool:
+    """Returns whether sessions of the CPU run the project's own operators."""
+    return kernels.register(ort.SessionOptions())
 
 
 def small_session(file: Path) -> Session:
@@ -278,7 +282,7 @@ def describe_device(provider: str, precision: Precision, cuda_libraries: Path | 
     """
     if provider != CPU:
         remark = _try_cuda(cuda_libraries).description
-    elif not kernels.register(ort.SessionOptions()):
+    elif not _has_operators():
         remark = "without the compiled operators"
     else:
         remark = kernels.instructions() if precision is Precision.INT8 else ""

@@ -1,4 +1,4 @@
-"""What counts as equal stress marks."""
+"""The scorer compares stress marks of words."""
 
 import pytest
 
