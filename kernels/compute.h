@@ -5,10 +5,10 @@
 // Letters: H heads, G heads of keys and values, K width of a head, D width of a model, V vocabulary.
 
 #if defined(__x86_64__) && defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #elif defined(__x86_64__)
 #pragma GCC push_options
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 #endif
 
 typedef float Vector __attribute__((vector_size(32)));
@@ -30,10 +30,41 @@ INLINE Vector load(const float *place) { return *reinterpret_cast<const Unaligne
 
 INLINE void store(float *place, Vector x) { *reinterpret_cast<Unaligned *>(place) = x; }
 
-// Asks for floats that are far away, in the second-level cache: a core can wait for more lines of that than of the first.
+struct Half { // a number of 16 bits (IEEE 754 binary16)
+  uint16_t bits;
+};
+
+INLINE Vector load(const Half *place) {
+#if defined(__x86_64__)
+  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i *>(place)));
+#else
+  const float16x8_t eight = vreinterpretq_f16_u16(vld1q_u16(&place->bits));
+  const float32x4_t halves[] = {vcvt_f32_f16(vget_low_f16(eight)), vcvt_high_f32_f16(eight)};
+  Vector x;
+  memcpy(&x, halves, sizeof x);
+  return x;
+#endif
+}
+
+// Rounds to the nearest number, of two the even one; to infinity from 65,520 on.
+INLINE void store(Half *place, Vector x) {
+#if defined(__x86_64__)
+  _mm_storeu_si128(reinterpret_cast<__m128i *>(place), _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT));
+#else
+  float32x4_t halves[2];
+  memcpy(halves, &x, sizeof x);
+  vst1q_u16(&place->bits, vreinterpretq_u16_f16(vcvt_high_f16_f32(vcvt_f16_f32(halves[0]), halves[1])));
+#endif
+}
+
+template <class Element> static void copy(const float *from, size_t count, Element *to) {
+  for (size_t i = 0; i < count; i += 8) store(to + i, load(from + i));
+}
+
+// Asks for numbers that are far away, in the second-level cache: a core can wait for more lines of that than of the first.
 // On an AMD EPYC (Zen 4, 2026-11-25) keys and values with gaps between them are read at 17 GB/s so, and at 9 otherwise.
-INLINE void prefetch(const float *place, size_t count) {
-  for (size_t i = 0; i < count; i += 16) __builtin_prefetch(place + i, 0, 2);
+template <class Element> INLINE void prefetch(const Element *place, size_t count) {
+  for (size_t i = 0; i < count; i += 64 / sizeof(Element)) __builtin_prefetch(place + i, 0, 2);
 }
 
 INLINE float sum(Vector x) { return ((x[0] + x[4]) + (x[2] + x[6])) + ((x[1] + x[5]) + (x[3] + x[7])); }
@@ -124,8 +155,8 @@ INLINE float weigh(float *scores, size_t length, float scale, float cap) {
 // Attention of one query over the keys and values of one head (Vaswani et al. 2017, equation 1): writes the K numbers of
 // softmax(q k^T scale) v. `scores` has room for `length` floats, rounded up to eight. WIDTH is K / 8, or 0 for any
 // `width` up to MAX_WIDTH.
-template <int WIDTH>
-INLINE void attend(const float *query, const float *keys, const float *values, size_t length, float scale, float cap,
+template <int WIDTH, class Element>
+INLINE void attend(const float *query, const Element *keys, const Element *values, size_t length, float scale, float cap,
                    size_t width, float *scores, float *output) {
   constexpr size_t room = WIDTH ? WIDTH : MAX_WIDTH;
   const size_t W = WIDTH ? WIDTH : width, K = 8 * W;
@@ -134,7 +165,7 @@ INLINE void attend(const float *query, const float *keys, const float *values, s
   for (size_t first = 0; first < length; first += 8) {
     Vector products[8];
     for (size_t j = 0; j < 8; j++) { // after the last position, that one again
-      const float *key = keys + std::min(first + j, length - 1) * K;
+      const Element *key = keys + std::min(first + j, length - 1) * K;
       products[j] = q[0] * load(key);
       for (size_t i = 1; i < W; i++) products[j] = fused(q[i], load(key + 8 * i), products[j]);
     }
@@ -148,7 +179,8 @@ INLINE void attend(const float *query, const float *keys, const float *values, s
   for (size_t i = 0; i < W; i++) store(output + 8 * i, mean[i] / total);
 }
 
-INLINE void attend(const float *query, const float *keys, const float *values, size_t length, float scale, float cap,
+template <class Element>
+INLINE void attend(const float *query, const Element *keys, const Element *values, size_t length, float scale, float cap,
                    size_t K, float *scores, float *output) {
   switch (K) {
   case 32: return attend<4>(query, keys, values, length, scale, cap, 4, scores, output);
@@ -159,10 +191,10 @@ INLINE void attend(const float *query, const float *keys, const float *values, s
 }
 
 // Rows that each attend from one position to keys and values (G, positions, K) of their owner.
-struct Rows {
+template <class Element> struct Rows {
   const float *queries; // a row begins with its queries (H, K)
   size_t query_stride;  // the distance of two rows' queries
-  const float *keys, *values;
+  const Element *keys, *values;
   const int32_t *last_positions; // of the keys that each row attends to
   const int64_t *owners;         // the row whose keys and values each row reads
   float *outputs;                // rows of (H, K)
@@ -180,7 +212,7 @@ struct Rows {
 
   // Computes some heads, counted over all rows.
   void run(size_t begin, size_t end, float *scores) const {
-    constexpr size_t AHEAD = 2, MOST_PREFETCHED = 4096; // more would fill that cache
+    constexpr size_t AHEAD = 2, MOST_PREFETCHED = 16384 / sizeof(Element); // more would fill that cache
     const size_t H = num_heads, K = d_head;
     for (size_t i = begin; i < end; i++) {
       const size_t later = (i + AHEAD) / H;

@@ -5,6 +5,7 @@
 //
 //   CacheAttention   writes positions into caches, and attends from each one to its cache up to itself
 //   MemoryAttention  attends from positions to memories
+//   Half…            do the same with caches and memories in half precision
 //   SourceAttention  attends from every token of a source to all of its tokens
 //   AddNorm          adds a residual, and normalizes the sum
 //   Candidates       finds the most probable tokens of each row
@@ -29,6 +30,7 @@
 #include <memory>
 #include <new>
 #include <thread>
+#include <type_traits>
 #include <vector>
 
 #if defined(__x86_64__)
@@ -69,12 +71,15 @@ template <class Work> void compute(void *context, const Work &work, size_t num_p
 
 // ---- The operators ----
 
+template <class Element> constexpr bool IS_HALF = std::is_same<Element, Half>::value;
+
 struct Attention : Heads {
   using Heads::Heads;
 
   // The work of rows over keys and values (N, G, C, K).
-  Rows rows(const Tensor<float> &queries, const Tensor<float> &keys, const Tensor<float> &values,
-            const Tensor<int32_t> &last_positions, const Tensor<int64_t> &owners) const {
+  template <class Element>
+  Rows<Element> rows(const Tensor<float> &queries, const Tensor<Element> &keys, const Tensor<Element> &values,
+                     const Tensor<int32_t> &last_positions, const Tensor<int64_t> &owners) const {
     require(queries.num_axes == 2 && keys.num_axes == 4 && values.num_axes == 4,
             "queries must have 2 axes, keys and values 4");
     require(std::equal(keys.shape, keys.shape + 4, values.shape), "keys and values differ in shape");
@@ -86,7 +91,7 @@ struct Attention : Heads {
       require(last_positions.data[row] >= 0 && last_positions.data[row] < C, "a last position is outside of the keys");
       require(owners.data[row] >= 0 && owners.data[row] < N, "an owner is not a row");
     }
-    Rows rows{};
+    Rows<Element> rows{};
     rows.queries = queries.data, rows.keys = keys.data, rows.values = values.data;
     rows.last_positions = last_positions.data, rows.owners = owners.data;
     rows.query_stride = queries.shape[1];
@@ -99,7 +104,7 @@ struct Attention : Heads {
     require(K > 0 && K % 8 == 0 && K <= static_cast<int64_t>(8 * MAX_WIDTH), "d_head must be a multiple of 8 up to 1024");
   }
 
-  static void run(void *context, const Rows &rows) {
+  template <class Element> static void run(void *context, const Rows<Element> &rows) {
     size_t num_positions = 0;
     for (size_t row = 0; row < rows.num_rows; row++) num_positions += rows.length(row);
     compute(context, rows, num_positions * rows.num_heads * rows.d_head);
@@ -110,27 +115,29 @@ struct Attention : Heads {
 // row (B,); the row of the cache that it is written to (B,); and C, which only the definition reads. Outputs: (B, HK), and
 // the cache, in place if it is bound so. All new positions are written before any is read, so that several of one cache
 // see those before them.
-struct CacheAttention : Attention {
-  static constexpr const char *NAME = "CacheAttention";
-  static constexpr int INPUTS[] = {FLOAT, FLOAT, FLOAT, INT32, INT64, INT32}, OUTPUTS[] = {FLOAT, FLOAT, FLOAT};
+template <class Element> struct CacheAttention : Attention {
+  static constexpr const char *NAME = IS_HALF<Element> ? "HalfCacheAttention" : "CacheAttention";
+  static constexpr int TYPE = IS_HALF<Element> ? FLOAT16 : FLOAT;
+  static constexpr int INPUTS[] = {FLOAT, TYPE, TYPE, INT32, INT64, INT32}, OUTPUTS[] = {FLOAT, TYPE, TYPE};
   using Attention::Attention;
 
   void operator()(void *context) const {
-    const auto packed = input<float>(context, 0), keys = input<float>(context, 1), values = input<float>(context, 2);
-    Rows work = rows(packed, keys, values, input<int32_t>(context, 3), input<int64_t>(context, 4));
+    const auto packed = input<float>(context, 0);
+    const auto keys = input<Element>(context, 1), values = input<Element>(context, 2);
+    Rows<Element> work = rows(packed, keys, values, input<int32_t>(context, 3), input<int64_t>(context, 4));
     const size_t H = work.num_heads, G = work.num_groups, C = work.num_positions, K = work.d_head;
     require(work.query_stride == (H + 2 * G) * K, "queries, keys and values have another width");
     work.outputs = output(context, 0, {packed.shape[0], static_cast<int64_t>(H * K)});
-    const float *given[] = {keys.data, values.data};
-    float *cache[2];
+    const Element *given[] = {keys.data, values.data};
+    Element *cache[2];
     for (size_t i = 0; i < 2; i++) {
-      cache[i] = output(context, 1 + i, {keys.shape[0], keys.shape[1], keys.shape[2], keys.shape[3]});
+      cache[i] = output<Element>(context, 1 + i, {keys.shape[0], keys.shape[1], keys.shape[2], keys.shape[3]});
       require(cache[i] || work.num_rows == 0, "the cache must be read");
-      if (cache[i] != given[i]) memcpy(cache[i], given[i], keys.shape[0] * G * C * K * sizeof(float));
+      if (cache[i] != given[i]) memcpy(cache[i], given[i], keys.shape[0] * G * C * K * sizeof(Element));
       for (size_t row = 0; row < work.num_rows; row++)
         for (size_t group = 0; group < G; group++) {
           const float *from = packed.data + row * work.query_stride + (H + i * G + group) * K;
-          memcpy(cache[i] + ((work.owners[row] * G + group) * C + work.length(row) - 1) * K, from, K * sizeof(float));
+          copy(from, K, cache[i] + ((work.owners[row] * G + group) * C + work.length(row) - 1) * K);
         }
     }
     work.keys = cache[0], work.values = cache[1];
@@ -140,15 +147,16 @@ struct CacheAttention : Attention {
 
 // Inputs: queries (B, HK); the memory's keys and values (N, G, C, K); each row's last position (B,); the row of the memory
 // that it reads (B,); and C, which only the definition reads. Output: (B, HK).
-struct MemoryAttention : Attention {
-  static constexpr const char *NAME = "MemoryAttention";
-  static constexpr int INPUTS[] = {FLOAT, FLOAT, FLOAT, INT32, INT64, INT32}, OUTPUTS[] = {FLOAT};
+template <class Element> struct MemoryAttention : Attention {
+  static constexpr const char *NAME = IS_HALF<Element> ? "HalfMemoryAttention" : "MemoryAttention";
+  static constexpr int TYPE = IS_HALF<Element> ? FLOAT16 : FLOAT;
+  static constexpr int INPUTS[] = {FLOAT, TYPE, TYPE, INT32, INT64, INT32}, OUTPUTS[] = {FLOAT};
   using Attention::Attention;
 
   void operator()(void *context) const {
     const auto queries = input<float>(context, 0);
-    Rows work = rows(queries, input<float>(context, 1), input<float>(context, 2), input<int32_t>(context, 3),
-                     input<int64_t>(context, 4));
+    Rows<Element> work = rows(queries, input<Element>(context, 1), input<Element>(context, 2), input<int32_t>(context, 3),
+                              input<int64_t>(context, 4));
     require(work.query_stride == work.num_heads * work.d_head, "the queries have another width");
     work.outputs = output(context, 0, {queries.shape[0], queries.shape[1]});
     run(context, work);
@@ -359,8 +367,14 @@ struct Candidates {
 
 // The operators, which live as long as the library, because sessions use them.
 struct Domain {
-  const Operator operators[7] = {described<CacheAttention>(),  described<MemoryAttention>(), described<SourceAttention>(),
-                                 described<AddNorm>(),         described<Candidates>(),      described<QuantizedLinear>(),
+  const Operator operators[9] = {described<CacheAttention<float>>(),
+                                 described<CacheAttention<Half>>(),
+                                 described<MemoryAttention<float>>(),
+                                 described<MemoryAttention<Half>>(),
+                                 described<SourceAttention>(),
+                                 described<AddNorm>(),
+                                 described<Candidates>(),
+                                 described<QuantizedLinear>(),
                                  described<QuantizedChoice>()};
   void *domain = nullptr;
   bool is_complete = false;

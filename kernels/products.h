@@ -9,10 +9,10 @@
 // Letters: I inputs of a map, O outputs.
 
 #if defined(__x86_64__) && defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma"))), apply_to = function)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
 #elif defined(__x86_64__)
 #pragma GCC push_options
-#pragma GCC target("avx2,fma")
+#pragma GCC target("avx2,fma,f16c")
 #endif
 
 #pragma GCC diagnostic push
@@ -58,7 +58,7 @@ struct Instructions {
 };
 
 #if defined(__x86_64__)
-#define AVX512VNNI TARGET("avx2,fma,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
+#define AVX512VNNI TARGET("avx2,fma,f16c,avx512f,avx512bw,avx512vl,avx512dq,avx512vnni")
 #endif
 
 INLINE Integers load(const int32_t *place) {
@@ -136,7 +136,7 @@ struct Avx512Vnni {
 
 struct AvxVnni {
   template <int ROWS>
-  TARGET("avx2,fma,avxvnni") static void run(const Work &work, size_t first) {
+  TARGET("avx2,fma,f16c,avxvnni") static void run(const Work &work, size_t first) {
     const int8_t *weights = work.weights;
     for (size_t strip = 0; strip < COLUMNS; strip += 16) {
       __m256i sums[ROWS][2];
@@ -163,7 +163,7 @@ struct AvxVnni {
 
 struct Avx2 {
   template <int ROWS>
-  TARGET("avx2,fma") static void run(const Work &work, size_t first) {
+  TARGET("avx2,fma,f16c") static void run(const Work &work, size_t first) {
     constexpr size_t STRIPS = ROWS == 1 ? 2 : 1; // at once: a single row is as fast as memory is with several streams
     constexpr size_t AHEAD = 2048;               // bytes after the weights that are being multiplied
     const size_t strip_bytes = 16 * work.depth;
@@ -560,7 +560,10 @@ struct Choice {
 // ---- What this processor has, found by code that needs none of it ----
 
 #if defined(__x86_64__)
-static bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+static bool has_avx2() { // a compiler may have no name for f16c
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
 
 static bool has_avx512vnni() {
   return has_avx2() && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&

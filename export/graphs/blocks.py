@@ -257,7 +257,7 @@ class DecoderBlock(nn.Module):
 
         The bias `(B or 1, H, T, capacity)` is added to the scores.
         """
-        packed = self.query_key_value(x)  # (B*T, (H + 2G)K)
+        packed = self.query_key_value(x).to(cache[0].dtype)  # (B*T, (H + 2G)K)
         packed = packed.view(-1, target_length, packed.shape[1])  # (B, T, (H + 2G)K)
         attended, key, value = operators.group_query_attention(
             packed,
@@ -273,7 +273,7 @@ class DecoderBlock(nn.Module):
             window=None if self.kind.window is None else self.kind.window[0] + 1,
             rotation=rotation,
         )
-        return self.output(attended.reshape(-1, self.num_heads * self.d_head)), key, value
+        return self.output(attended.reshape(-1, self.num_heads * self.d_head).to(x.dtype)), key, value
 
     def attend_once(
         self,
@@ -355,7 +355,7 @@ class DecoderBlock(nn.Module):
         `x` is `(B·T, D)`, key and value are `(B, G, C, K)`. The mask is `(B, 1, 1, C)`, True = may attend.
         """
         query = self.cross_query(x).view(-1, target_length, self.num_heads, self.d_head).transpose(1, 2)
-        source = (key, only_live(value, mask), mask)
+        source = (key.to(x.dtype), only_live(value, mask).to(x.dtype), mask)
         attended, [weights] = attention(query, [source], scale=self.scale, cap=self.cap)
         return self.cross_output(attended), weights
 

@@ -7,6 +7,7 @@ not have its kernel (`kernels/operators.cpp`), so a graph runs everywhere, and f
 from __future__ import annotations
 
 import math
+import re
 
 import onnx
 import onnx.parser
@@ -37,7 +38,7 @@ _CUDA_CACHE_ATTENTION = _ATTENTION_OVER_CACHE.replace("OWNERS ", "")
 # so `owners` is not used.
 _MEMORY_ATTENTION = """
 <domain: "{domain}", opset_import: ["": {opset}, "com.microsoft": 1]>
-MemoryAttention <num_heads, kv_num_heads, scale, softcap>
+{name} <num_heads, kv_num_heads, scale, softcap>
     (query, key, value, last_positions, owners, capacity) => (attended)
 {{
     position = Constant <value_ints = [1]> ()
@@ -197,10 +198,20 @@ QuantizedChoice <least_input> (x, weight, weight_scale, weight_sum, bias, added,
 }}
 """
 )
+
+
+def _of_half(text: str) -> str:
+    """The definition of the same attention of float32 queries, over keys and values in float16."""
+    text = re.sub("row = (Unsqueeze .*)", r"whole = \1\n    row = Cast <to = 10> (whole)", text)
+    return re.sub("attended = (Squeeze .*)", r"half = \1\n    attended = Cast <to = 1> (half)", text)
+
+
 _TEXTS = {
     "CacheAttention": _CACHE_ATTENTION,
+    "HalfCacheAttention": _of_half(_CACHE_ATTENTION),
     "CudaCacheAttention": _CUDA_CACHE_ATTENTION,
     "MemoryAttention": _MEMORY_ATTENTION,
+    "HalfMemoryAttention": _of_half(_MEMORY_ATTENTION),
     "CudaMemoryAttention": _CUDA_MEMORY_ATTENTION,
     "SourceAttention": _SOURCE_ATTENTION,
     "AddNorm": _ADD_NORM,
@@ -211,7 +222,8 @@ _TEXTS = {
 }
 
 
-_WITH_WIDTH = ("MemoryAttention", "SourceAttention")  # whose definitions have a constant of it
+# Operators whose definitions have a constant of it
+_WITH_WIDTH = ("MemoryAttention", "HalfMemoryAttention", "SourceAttention")
 
 
 def definition(name: str, opset: int, width: int = 0) -> onnx.FunctionProto:

@@ -102,7 +102,8 @@ def cache_attention(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """`group_query_attention` of one position per row of the cache, or, on the CPU, of any positions.
 
-    All positions are written before any is read (CacheAttention; CudaCacheAttention without owners).
+    All positions are written before any is read (CacheAttention; HalfCacheAttention for float32 positions and
+    a cache in float16; CudaCacheAttention without owners).
 
     Args:
         packed: Query, key and value of each position, `(B, (H + 2G)K)`.
@@ -120,10 +121,10 @@ def cache_attention(
         The attention output `(B, HK)`, and the cache's keys and values.
     """
     attended, key, value = symbolic_multi_out(
-        f"{DOMAIN}::{'Cuda' if owners is None else ''}CacheAttention",
+        f"{DOMAIN}::{'Cuda' if owners is None else _half(packed, past_key)}CacheAttention",
         [packed, past_key, past_value, last_positions, *([] if owners is None else [owners]), capacity],
         _head_attributes(past_key, num_heads, scale, cap),
-        dtypes=(packed.dtype,) * 3,
+        dtypes=(packed.dtype, past_key.dtype, past_value.dtype),
         shapes=((packed.shape[0], num_heads * past_key.shape[3]), past_key.shape, past_value.shape),
         version=1,
     )
@@ -141,7 +142,7 @@ def memory_attention(
     scale: float,
     cap: float | None,
 ) -> Tensor:
-    """Attention of one position per row over a memory that it only reads (MemoryAttention).
+    """Attention of one position per row over a memory that it only reads (MemoryAttention, or Half…).
 
     Args:
         query: `(B, HK)`.
@@ -157,7 +158,7 @@ def memory_attention(
         `(B, HK)`.
     """
     return symbolic(
-        f"{DOMAIN}::MemoryAttention",
+        f"{DOMAIN}::{_half(query, memory[0])}MemoryAttention",
         [query, *memory, last_positions, owners, capacity],
         _head_attributes(memory[0], num_heads, scale, cap),
         dtype=query.dtype,
@@ -233,6 +234,11 @@ def source_attention(
         shape=(packed.shape[0], packed.shape[1] // 3),
         version=1,
     )
+
+
+def _half(query: Tensor, key: Tensor) -> str:
+    """The beginning of the name of an attention whose keys have half the precision of the queries."""
+    return "Half" if key.dtype is torch.float16 and query.dtype is torch.float32 else ""
 
 
 def _head_attributes(key: Tensor, num_heads: int, scale: float | None, cap: float | None) -> dict[str, Any]:

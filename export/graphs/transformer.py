@@ -53,7 +53,13 @@ _FLOAT16_SCALE = 1 / 64  # a power of two, so that it is exact
 
 
 class TransformerGraph(Graph):
-    """The common part of the three graphs, which begin with the embedding of one stack."""
+    """The common part of the three graphs, which begin with the embedding of one stack.
+
+    Attributes:
+        has_own_operators: Whether a step's self-attention is in the project's own operators.
+        cache_dtype: The type of the cache.
+        memory_dtype: The type of the memory.
+    """
 
     def __init__(self, model: Transformer, stack: Stack, linear: LinearFactory) -> None:
         super().__init__()
@@ -76,6 +82,10 @@ class TransformerGraph(Graph):
                 stack.embedding_norm, None, None, None, pre_norm=False, linear=linear
             )
         decoder = model.decoder.config
+        is_merged = model.architecture.is_merged
+        self.has_own_operators = not is_merged and _takes_own_operators(model.decoder)
+        self.cache_dtype = linear.cache_dtype if self.has_own_operators else linear.dtype
+        self.memory_dtype = linear.dtype if is_merged else linear.cache_dtype
         self.num_layers = decoder.num_layers
         self.num_key_value_heads, self.d_head = decoder.num_key_value_heads, decoder.d_head
         self.d_model = config.d_model
@@ -115,10 +125,12 @@ class TransformerGraph(Graph):
         return None if rotary is None else self.rotations[self.rotaries.index(rotary)]()
 
     def _cache_specs(self) -> list[TensorSpec]:
-        return self._layer_specs(names.cache_key, names.cache_value, Role.CACHE, Axis.CACHE_CAPACITY)
+        key, value = names.cache_key, names.cache_value
+        return self._layer_specs(key, value, Role.CACHE, Axis.CACHE_CAPACITY, self.cache_dtype)
 
     def _memory_specs(self) -> list[TensorSpec]:
-        return self._layer_specs(names.memory_key, names.memory_value, Role.MEMORY, Axis.MEMORY_CAPACITY)
+        key, value = names.memory_key, names.memory_value
+        return self._layer_specs(key, value, Role.MEMORY, Axis.MEMORY_CAPACITY, self.memory_dtype)
 
     def _last_specs(self) -> list[TensorSpec]:
         axes = (Axis.BATCH, 1, self.num_key_value_heads * self.d_head)
@@ -129,11 +141,16 @@ class TransformerGraph(Graph):
         ]
 
     def _layer_specs(
-        self, key_name: Callable[[int], str], value_name: Callable[[int], str], role: Role, capacity: Axis
+        self,
+        key_name: Callable[[int], str],
+        value_name: Callable[[int], str],
+        role: Role,
+        capacity: Axis,
+        dtype: torch.dtype,
     ) -> list[TensorSpec]:
         axes = (Axis.BATCH, self.num_key_value_heads, capacity, self.d_head)
         return [
-            TensorSpec(name(layer), TYPE_NAMES[self.dtype], axes, role)
+            TensorSpec(name(layer), TYPE_NAMES[dtype], axes, role)
             for layer in range(self.num_layers)
             for name in (key_name, value_name)
         ]
@@ -212,10 +229,12 @@ class EncodeGraph(TransformerGraph):
             hidden, residual = next(norms)(output, residual)
             hidden, residual = next(norms)(block.feed_forward(hidden), residual)
         keys_and_values = self.memory(hidden)  # (N, 2L * GK)
+        if not self.key_norms:  # one node for all of them
+            keys_and_values = keys_and_values.to(self.memory_dtype)
         heads = list(layout.heads(keys_and_values, (len(memory), G, K)))
         for layer, norm in enumerate(self.key_norms):
             heads[2 * layer] = norm(heads[2 * layer])
-        written = layout.write(memory, heads)
+        written = layout.write(memory, [head.to(self.memory_dtype) for head in heads])
         if not self.has_last:
             return tuple(written)
         assert isinstance(layout, PaddedLayout)
@@ -322,22 +341,7 @@ class OneStepGraph(TransformerGraph):
 
 
 class StepGraph(OneStepGraph):
-    """One target position for all running rows, with the cache in place.
-
-    Attributes:
-        has_own_operators: Whether self-attention is in the project's own operators.
-    """
-
-    def __init__(
-        self,
-        model: Transformer,
-        linear: LinearFactory,
-        decoder: Decoder,
-        suppressed_token_ids: Sequence[int] = (),
-    ) -> None:
-        super().__init__(model, linear, decoder, suppressed_token_ids)
-        has_windows = any(kind.window is not None for kind in self.kinds)
-        self.has_own_operators = self.relative_bias is None and not self.rotaries and not has_windows
+    """One target position for all running rows, with the cache in place."""
 
     def states(
         self,
@@ -630,6 +634,13 @@ class _Rotation(nn.Module):
 
     def forward(self) -> tuple[Tensor, Tensor]:
         return self.cosines, self.sines
+
+
+def _takes_own_operators(decoder: Stack) -> bool:
+    """Whether a decoder's self-attention has no bias, rotation or window, as in the project's operators."""
+    kinds = decoder.config.layer_kinds
+    is_plain = all(kind.rotary is None and kind.window is None for kind in kinds)
+    return is_plain and decoder.relative_bias is None
 
 
 def _residual_scale(stack: StackConfig, linear: LinearFactory) -> float:

@@ -370,7 +370,7 @@ def _modules(
                 f"{precision}: the encoder stays in float32, because one channel of its output is "
                 f"{ratio:.0f} times as large as the median one (at most {_LARGEST_INT8_CHANNEL:.0f})"
             )
-            modules[Verb.ENCODE] = EncodeGraph(model, FloatFactory(torch.float32))
+            modules[Verb.ENCODE] = EncodeGraph(model, FloatFactory(torch.float32, is_beside_int8=True))
     return modules
 
 

@@ -3,6 +3,7 @@
 //
 //   products I O is_positive N     weights (I, O), their scales, biases, rows x (N, I) -> outputs (N, O)
 //   attention B H G C K            queries (B, H, K), keys, values (B, G, C, K), last positions, owners (B,) -> (B, H, K)
+//   half_attention B H G C K       the same with keys and values in half precision
 //   sources S H K                  packed tokens (S, 3 H K) of one source -> (S, H, K)
 //   norm N D                       x, residual (N, D), weight, bias (D,) -> (N, D)
 //   candidates N V K               logits (N, V) -> log-probabilities (N, K), ids (N, K)
@@ -47,6 +48,24 @@ template <class Work> void run(const Work &work) {
   work.run(0, work.num_items(), scratch.data());
 }
 
+template <class Element> void attend_to(const size_t *sizes) {
+  const size_t B = sizes[0], H = sizes[1], G = sizes[2], C = sizes[3], K = sizes[4], size = B * G * C * K;
+  const auto queries = read(B * H * K), given_keys = read(size), given_values = read(size);
+  const auto last = read<int32_t>(B);
+  const auto owners = read<int64_t>(B);
+  std::vector<Element> keys(size), values(size);
+  copy(given_keys.data(), size, keys.data());
+  copy(given_values.data(), size, values.data());
+  std::vector<float> outputs(B * H * K);
+  Rows<Element> rows{};
+  rows.queries = queries.data(), rows.query_stride = H * K, rows.keys = keys.data(), rows.values = values.data();
+  rows.last_positions = last.data(), rows.owners = owners.data(), rows.outputs = outputs.data();
+  rows.num_rows = B, rows.num_heads = H;
+  rows.num_groups = G, rows.num_positions = C, rows.d_head = K, rows.scale = 0.3f;
+  run(rows);
+  write(outputs);
+}
+
 } // namespace
 
 int main(int count, char **given) {
@@ -75,18 +94,9 @@ int main(int count, char **given) {
     run(Product{&map, to, outputs.data(), N});
     write(outputs);
   } else if (name == "attention") {
-    const size_t B = sizes[0], H = sizes[1], G = sizes[2], C = sizes[3], K = sizes[4];
-    const auto queries = read(B * H * K), keys = read(B * G * C * K), values = read(B * G * C * K);
-    const auto last = read<int32_t>(B);
-    const auto owners = read<int64_t>(B);
-    std::vector<float> outputs(B * H * K);
-    Rows rows{};
-    rows.queries = queries.data(), rows.query_stride = H * K, rows.keys = keys.data(), rows.values = values.data();
-    rows.last_positions = last.data(), rows.owners = owners.data(), rows.outputs = outputs.data();
-    rows.num_rows = B, rows.num_heads = H;
-    rows.num_groups = G, rows.num_positions = C, rows.d_head = K, rows.scale = 0.3f;
-    run(rows);
-    write(outputs);
+    attend_to<float>(sizes.data());
+  } else if (name == "half_attention") {
+    attend_to<Half>(sizes.data());
   } else if (name == "sources") {
     const int64_t length = static_cast<int64_t>(sizes[0]);
     const size_t S = sizes[0], H = sizes[1], K = sizes[2];

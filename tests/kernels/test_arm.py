@@ -84,10 +84,10 @@ def normal(*shape):
     return np.random.default_rng(0).standard_normal(shape).astype(np.float32)
 
 
-def attention(H, G, K, B=5, C=21):
+def attention(H, G, K, B=5, C=21, name="attention"):
     last, owners = np.array([0, 7, 8, 20, 15], np.int32), np.array([0, 1, 2, 3, 0])
     arrays = [normal(B, H, K), normal(B, G, C, K), normal(B, G, C, K)[::-1], last, owners]
-    return ("attention", B, H, G, C, K), arrays
+    return (name, B, H, G, C, K), arrays
 
 
 def candidates(N, V, K):
@@ -103,6 +103,8 @@ def candidates(N, V, K):
         attention(8, 2, 64),
         attention(2, 2, 8),
         attention(6, 3, 24),
+        attention(8, 2, 64, name="half_attention"),
+        attention(6, 3, 24, name="half_attention"),
         (("sources", 23, 2, 24), [normal(23, 3, 2, 24)]),
         (("norm", 5, 128), [normal(5, 128), normal(5, 128)[::-1], normal(128), normal(128)[::-1]]),
         candidates(3, 3001, 7),

@@ -32,18 +32,23 @@ SIZES = [(4, 4, 32), (8, 8, 64), (2, 2, 8), (6, 2, 24), (4, 1, 128), (1, 1, 256)
 C = 21
 LAST_POSITIONS = np.array([0, 7, 8, 20, 15], np.int32)
 B = len(LAST_POSITIONS)
-FLOAT, UINT8, INT32, INT64 = (getattr(ir.DataType, name) for name in ("FLOAT", "UINT8", "INT32", "INT64"))
+FLOAT, FLOAT16, UINT8, INT32, INT64 = (
+    getattr(ir.DataType, name) for name in ("FLOAT", "FLOAT16", "UINT8", "INT32", "INT64")
+)
+ATTENTIONS = ["CacheAttention", "HalfCacheAttention", "MemoryAttention", "HalfMemoryAttention"]
 
 
 def attention_of(name, H, G, K, scale, cap):
     """One attention as a graph with its definition."""
-    width = (H + 2 * G) * K if name == "CacheAttention" else H * K
-    types = {"query": FLOAT, "key": FLOAT, "value": FLOAT, "last_positions": INT32, "owners": INT64}
+    writes, element_type = name.endswith("CacheAttention"), FLOAT16 if name.startswith("Half") else FLOAT
+    width = (H + 2 * G) * K if writes else H * K
+    types = {"query": FLOAT, "key": element_type, "value": element_type}
+    types |= {"last_positions": INT32, "owners": INT64}
     shapes = [["B", width], ["N", G, "C", K], ["N", G, "C", K], ["B"], ["B"]]
     inputs = values_of(types | {"capacity": INT32}, [*shapes, []])
     attributes = {"num_heads": H, "kv_num_heads": G, "scale": scale, "softcap": cap}
-    outputs = ["attended", "key_out", "value_out"] if name == "CacheAttention" else ["attended"]
-    return model_of(name, inputs, attributes, dict.fromkeys(outputs, FLOAT))
+    written = {"key_out": element_type, "value_out": element_type} if writes else {}
+    return model_of(name, inputs, attributes, {"attended": FLOAT} | written)
 
 
 def model_of(name, inputs, attributes, outputs, *, unread=()):
@@ -104,11 +109,12 @@ def run(session, feeds):
 
 def feeds_of(name, H, G, K, rows=B, spread=1.0):
     rng = np.random.default_rng(H * K)
-    width = (H + 2 * G) * K if name == "CacheAttention" else H * K
+    width = (H + 2 * G) * K if name.endswith("CacheAttention") else H * K
+    dtype = np.float16 if name.startswith("Half") else np.float32
     return {
         "query": spread * rng.standard_normal((rows, width), np.float32),
-        "key": rng.standard_normal((rows, G, C, K), np.float32),
-        "value": rng.standard_normal((rows, G, C, K), np.float32),
+        "key": rng.standard_normal((rows, G, C, K), np.float32).astype(dtype),
+        "value": rng.standard_normal((rows, G, C, K), np.float32).astype(dtype),
         "last_positions": np.resize(LAST_POSITIONS, rows),
         "owners": np.arange(rows),
         "capacity": np.array(C, np.int32),
@@ -125,7 +131,7 @@ def expected(feeds, H, scale, cap):
     for row, (owner, last) in enumerate(places):
         if width > H * K:
             new = feeds["query"][row, H * K :].reshape(2, G, K)
-            key[owner, :, last], value[owner, :, last] = new
+            key[owner, :, last], value[owner, :, last] = new.astype(feeds["key"].dtype)
     for row, (owner, last) in enumerate(places):
         for head in range(H):
             group = head * G // H
@@ -139,14 +145,16 @@ def expected(feeds, H, scale, cap):
 
 @pytest.mark.parametrize("cap", [0.0, 5.0])
 @pytest.mark.parametrize(("H", "G", "K"), SIZES)
-@pytest.mark.parametrize("name", ["CacheAttention", "MemoryAttention"])
+@pytest.mark.parametrize("name", ATTENTIONS)
 @pytest.mark.parametrize("has_kernels", [True, False])
 def test_kernel_and_definition_compute_attention(has_kernels, name, H, G, K, cap):
+    """The definitions round queries to half precision, too, where keys have it."""
     scale = 1 / np.sqrt(K)
+    tolerance = 3e-6 if has_kernels or not name.startswith("Half") else 2e-2
     feeds = feeds_of(name, H, G, K, spread=3.0)
     session = session_of(attention_of(name, H, G, K, scale, cap), has_kernels=has_kernels)
     for ours, theirs in zip(run(session, feeds), expected(feeds, H, scale, cap), strict=True):
-        np.testing.assert_allclose(ours, theirs, atol=3e-6)
+        np.testing.assert_allclose(ours, theirs, atol=tolerance)
 
 
 def test_many_rows_are_shared_among_threads():
@@ -174,11 +182,12 @@ def test_a_row_reads_the_memory_of_its_owner():
     assert np.abs(shared[[1, 4]] - separate[[1, 4]]).max(axis=1).min() > 0.01
 
 
+@pytest.mark.parametrize("name", ["CacheAttention", "HalfCacheAttention"])
 @pytest.mark.parametrize(("H", "G", "K"), [(4, 4, 32), (6, 2, 24)])
-def test_positions_of_one_cache_together_are_those_one_after_the_other(H, G, K):
+def test_positions_of_one_cache_together_are_those_one_after_the_other(H, G, K, name):
     """In any order, beside positions of other caches, and over what an earlier draft has left there."""
-    session = session_of(attention_of("CacheAttention", H, G, K, 0.2, 0.0), has_kernels=True)
-    feeds = feeds_of("CacheAttention", H, G, K)
+    session = session_of(attention_of(name, H, G, K, 0.2, 0.0), has_kernels=True)
+    feeds = feeds_of(name, H, G, K)
     feeds["owners"], feeds["last_positions"] = np.array([2, 0, 2, 2, 4]), np.array([7, 20, 9, 8, 0], np.int32)
     attended, key, value = run(session, feeds)
     np.testing.assert_allclose(attended, expected(feeds, H, 0.2, 0.0)[0], atol=3e-6)
@@ -190,20 +199,22 @@ def test_positions_of_one_cache_together_are_those_one_after_the_other(H, G, K):
     np.testing.assert_array_equal(caches, (key, value))
 
 
-def test_positions_after_the_last_one_are_not_read():
+@pytest.mark.parametrize("name", ["MemoryAttention", "HalfMemoryAttention"])
+def test_positions_after_the_last_one_are_not_read(name):
     H, G, K = 4, 4, 32
-    session = session_of(attention_of("MemoryAttention", H, G, K, 0.2, 0.0), has_kernels=True)
-    feeds = feeds_of("MemoryAttention", H, G, K)
+    session = session_of(attention_of(name, H, G, K, 0.2, 0.0), has_kernels=True)
+    feeds = feeds_of(name, H, G, K)
     clean, _, _ = run(session, feeds)
     for row, last in enumerate(LAST_POSITIONS):
         feeds["key"][row, :, last + 1 :] = feeds["value"][row, :, last + 1 :] = np.nan
     np.testing.assert_array_equal(run(session, feeds)[0], clean)
 
 
-def test_keys_and_values_may_be_written_to_other_memory():
+@pytest.mark.parametrize("name", ["CacheAttention", "HalfCacheAttention"])
+def test_keys_and_values_may_be_written_to_other_memory(name):
     H, G, K = 2, 2, 8
-    session = session_of(attention_of("CacheAttention", H, G, K, 0.2, 0.0), has_kernels=True)
-    feeds = feeds_of("CacheAttention", H, G, K)
+    session = session_of(attention_of(name, H, G, K, 0.2, 0.0), has_kernels=True)
+    feeds = feeds_of(name, H, G, K)
     for apart, in_place in zip(session.run(None, feeds), run(session, feeds), strict=True):
         np.testing.assert_array_equal(apart, in_place)
 
@@ -271,6 +282,21 @@ def places_of(lengths):
     starts, longest = np.cumsum(lengths) - lengths, max(lengths)
     row_numbers = starts[:, None] + np.minimum(np.arange(longest), lengths[:, None] - 1)
     return row_numbers, np.argwhere(np.arange(longest) < lengths[:, None])
+
+
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_caches_round_to_half_precision_as_numpy_does(has_kernels):
+    """Numbers between two neighbours, beyond the range and below it, and what is not a number."""
+    H, G, K = 1, 1, 8
+    session = session_of(attention_of("HalfCacheAttention", H, G, K, 0.2, 0.0), has_kernels=has_kernels)
+    feeds = feeds_of("HalfCacheAttention", H, G, K, rows=1)
+    given = [1 + 2**-11, 1 + 3 * 2**-11, 65519.0, -65520.0, 2.9e-8, 3e-8, -0.0, np.nan]
+    feeds["query"][0, K:] = np.array(given * 2, np.float32)
+    _, keys, values = run(session, feeds)
+    with np.errstate(over="ignore"):
+        rounded = np.array(given, np.float32).astype(np.float16)
+    for written in (keys, values):
+        np.testing.assert_array_equal(written[0, 0, LAST_POSITIONS[0]], rounded)
 
 
 def test_no_rows_are_no_error():
