@@ -8,6 +8,7 @@ is certain of its tokens. As draws depend on seed and position alone, this holds
 from __future__ import annotations
 
 from collections.abc import Collection
+from itertools import islice
 
 from seq2seq_serve.server.engine.ngrams import FIRST_RATE, Follower, Lookup
 from seq2seq_serve.server.engine.state import Sequence
@@ -19,6 +20,9 @@ _TIME_NEWS = 1 / 64  # the weight of a step in the averages of times
 _LEAST_GAIN = 1.25  # of the tokens a second that a drafted position must bring
 _LEAST_CHANCE = 0.1  # of a drafted token
 _FIXED_POSITIONS = 8  # the guess: a step takes as long as its own positions and these
+# Where drafts do not pay, the predictions for one row are compared in so many of so many turns, so that their
+# share stays known: in each turn it would take a tenth of the time of a model as small as `tiny`.
+_IDLE_TURNS, _COMPARED_TURNS = 64, 8
 _GUESS_WEIGHT = 2.0  # of the guess, as the variance of the numbers of positions with the same weight
 
 
@@ -74,16 +78,22 @@ class Drafter:
         self._source_name = source_name
         self.times = StepTimes()
         self._rates = [FIRST_RATE, FIRST_RATE]  # of right predictions, from sources and from targets
+        self._share = FIRST_RATE  # of tokens that were predicted
+        self._is_idle = self._rests = False
+        self._num_idle = 0  # turns
 
     def draft(self, rows: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
         """Returns the drafted positions of running rows, each row's in order, as rows of the same slots."""
+        if self._is_idle:
+            self._num_idle += 1
+            self._rests = self._num_idle % _IDLE_TURNS >= _COMPARED_TURNS
+            if self._rests:
+                return ()
         seconds, num_tokens = self.times.expected(len(rows)), float(len(rows))  # both are expectations
         least_gain = _LEAST_GAIN * self.times.seconds_of_position
-        rows = tuple(filter(_may_be_drafted, rows))
-        if max(self._rates) * seconds < least_gain * num_tokens:
-            rows = rows[:1]  # whose predictions are compared, so that the rates stay known
+        self._is_idle = self._share * seconds < least_gain * num_tokens
         drafts: list[Sequence] = []
-        for row in rows:
+        for row in islice(filter(_may_be_drafted, rows), 1 if self._is_idle else None):
             follower, chance, token_ids = self._follow(row), 1.0, row.token_ids
             most = min(
                 _MAX_OF_A_ROW,
@@ -101,12 +111,18 @@ class Drafter:
                 seconds += self.times.seconds_of_position
         return tuple(drafts)
 
+    def record(self, num_positions: int, seconds: float) -> None:
+        """Count the time of a step."""
+        if not self._rests:
+            self.times.add(num_positions, seconds)
+
     def _follow(self, row: Sequence) -> Follower:
         """Read what a row has selected since; returns the best prediction of its next tokens."""
         if row.lookup is None:
             source = row.request.sources.get(self._source_name or "")
             row.lookup = Lookup(() if source is None else source.tolist(), self._rates)
-        row.lookup.read(row.token_ids)
+        for is_predicted in row.lookup.read(row.token_ids):
+            self._share += _SHARED_NEWS * (is_predicted - self._share)
         for i, follower in enumerate(row.lookup.followers):
             self._rates[i] += _SHARED_NEWS * (follower.rate - self._rates[i])
         return row.lookup.best()

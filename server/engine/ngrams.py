@@ -70,13 +70,17 @@ class Lookup:
         self.followers = Follower(source_ids, source_rate), Follower(None, target_rate)
         self._num_read, self._last = 0, -1
 
-    def read(self, token_ids: Sequence[int]) -> None:
-        """Read the tokens of a target since the last call."""
+    def read(self, token_ids: Sequence[int]) -> list[bool]:
+        """Read the tokens of a target since the last call; returns of each whether it was predicted."""
+        are_predicted = []
         for token_id in token_ids[self._num_read :]:
+            best = self.best()
+            are_predicted.append(token_id in best.ids[best.place : best.place + 1])
             for follower in self.followers:
                 follower.read(self._last, token_id)
             self._last = token_id
         self._num_read = len(token_ids)
+        return are_predicted
 
     def best(self) -> Follower:
         """Returns the follower with the best rate among those with a prediction."""

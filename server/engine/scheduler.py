@@ -196,7 +196,7 @@ class Scheduler:
         selected = result.selected
         positions, num_rows = plan.rows + plan.drafts, len(plan.rows)
         if self._drafter is not None and result.num_rows:
-            self._drafter.times.add(len(positions), result.step_seconds)
+            self._drafter.record(len(positions), result.step_seconds)
         failed = {positions[row].search: error for row, error in selected.failures.items() if row < num_rows}
         ends = self._record_alignments(plan, result.attention, failed) if plan.alignments else []
         leavers = [self._aligning.pop(search).row for search, _, _ in ends]

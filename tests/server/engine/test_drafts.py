@@ -71,8 +71,8 @@ def test_a_target_that_copies_is_drafted_far_and_any_other_one_is_not():
         other = [chance.randrange(100, 10_000) for _ in range(40)]
         poor = drafted_ids(drafter, sequence_of(other))
     assert poor == []
-    # A later one that copies is noticed by its own predictions.
-    assert len(drafted_ids(drafter, sequence_of(SOURCE_IDS[:40]))) > 4
+    # A later one that copies is noticed by its own predictions, which are compared at times.
+    assert len(drafted_ids(drafter, sequence_of(SOURCE_IDS[:60]))) > 4
 
 
 def test_positions_that_cost_as_much_as_rows_are_not_drafted():
@@ -91,8 +91,7 @@ def test_fewer_tokens_of_a_row_are_drafted_in_larger_batches():
         assert len(drafts) <= MAX_DRAFTED
         numbers.append(len(drafts) / num_rows)
     assert numbers == sorted(numbers, reverse=True)
-    assert numbers[0] > 4 * numbers[2]
-    assert numbers[3] < 0.1
+    assert numbers[0] > 4 * numbers[3]
 
 
 def test_no_draft_reaches_the_limit_or_the_end_of_a_target():
