@@ -71,7 +71,7 @@ def test_a_model_knows_what_its_bundle_says(bundle_path):
     assert (model.sizing.vocab_size, model.eos_id) == (300, 2)
     assert model.engine.num_slots == model.sizing.num_slots == 3
     assert (model.max_memory_length, model.max_target_length) == (48, 48)
-    assert model.sizing.slot_bytes == 4 * 2 * 2 * 32 * (48 + 48)
+    assert model.sizing.slot_bytes == 2 * 2 * 2 * 32 * (48 + 48)  # two bytes a number in int8
     text = "오늘은 금요일입니다"
     assert model.source_tokenizer.encode_source(text) == bundle.source_tokenizer.encode_source(text)
 
