@@ -11,11 +11,10 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import aclosing, suppress
-from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -25,32 +24,20 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import options_of
 from seq2seq_serve.protos.sources import Sources, TextOrIds, check_texts, sources_of, target_of
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
-from seq2seq_serve.server.engine.request import Request
-from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable
 from seq2seq_serve.server.models.loading import load_model
-from seq2seq_serve.server.service.access import Caller, Origin
-from seq2seq_serve.server.service.read.inputs import named_inputs
+from seq2seq_serve.server.service.call import Call
 from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
-from seq2seq_serve.server.service.read.sources import Reading, read_sources
-from seq2seq_serve.server.service.seq2seq.windows import decode_windows
-from seq2seq_serve.server.service.write.responses import (
-    checked,
-    generate_response,
-    model_message,
-    pieces,
-    score_response,
-    window_piece,
-    with_token_times,
-)
+from seq2seq_serve.server.service.seq2seq.generation import Write, generate, read, score
+from seq2seq_serve.server.service.write.responses import model_message
 from seq2seq_serve.server.settings import override, settings_of, values_of
+from seq2seq_serve.server.telemetry.record import ADMIN, Caller
 
 _Result = TypeVar("_Result")
 
-_INLINE_BYTES = 4096  # a longer source is read on a thread, so that others go on
 _PER_SLOT = 2  # sources that are decoded or wait at once: enough that no slot waits for one
 _UNBOUNDED = QueueLimits(2**40, 2**40)
-_ADMIN = Caller("", is_admin=True)
+_ADMIN = Caller("", frozenset({ADMIN}))
 
 
 class AsyncModel:
@@ -95,57 +82,32 @@ class AsyncModel:
         """Returns how targets are decoded; raises InvalidRequest if an option does not fit."""
         return read_options(options, self._model, _ADMIN, stream=stream)
 
-    async def generate(self, sources: list[pb.Source], decoding: Decoding) -> pb.GenerateResponse:
+    async def generate(
+        self, sources: list[pb.Source], decoding: Decoding, write: Write | None = None
+    ) -> pb.GenerateResponse:
         """Returns the targets of one source; other tasks may decode theirs at the same time.
+
+        Args:
+            sources: The source, in its parts if the model has several.
+            decoding: From `read_options`.
+            write: Is called with each piece of the targets when it is decoded.
 
         Raises:
             InvalidRequest: The source does not fit; the message says what must be.
             ServerError: The engine failed.
         """
-        readings = await self._read(sources, decoding)
-        if decoding.windows is not None:
-            windows = decode_windows(readings[0], decoding, self._decode)
-            pairs = [with_token_times(*pair, decoding) async for pair in windows]
-            return generate_response(pairs, decoding)
-        pairs = []
-        with self._model.engine.submitted([reading.request for reading in readings]) as streams:
-            for reading in readings:
-                pairs.append(with_token_times(reading, checked(await streams[0].wait()), decoding))
-                del streams[0]  # with its attention
-        return generate_response(pairs, decoding)
-
-    async def stream(self, sources: list[pb.Source], decoding: Decoding) -> AsyncGenerator[pb.Piece]:
-        """Yields the pieces of a target when they are decoded; raises as `generate`."""
-        readings = await self._read(sources, decoding)
-        if decoding.windows is not None:
-            async with aclosing(decode_windows(readings[0], decoding, self._decode)) as windows:
-                async for _, result in windows:
-                    yield window_piece(result, decoding)
-            return
-        with self._model.engine.submitted([reading.request for reading in readings]) as streams:
-            for reading, stream in zip(readings, streams, strict=True):
-                async for piece in pieces(reading, stream, decoding):
-                    yield piece
-                checked(await stream.wait())
+        [answer] = await generate([sources], decoding, self._call(), write)
+        return answer
 
     async def score(self, message: pb.ScoreRequest) -> pb.ScoreResponse:
         """Returns the log-probabilities of a given target; raises as `generate`."""
-        decoding = read_target(message, self._model, _ADMIN)
-        (reading,) = await self._read(message.sources, decoding)
-        with self._model.engine.submitted([reading.request]) as (stream,):
-            return score_response(reading, checked(await stream.wait()), decoding)
+        decoding, call = read_target(message, self._model, _ADMIN), self._call()
+        [reading] = await read(message.sources, decoding, call)
+        return await score(reading, decoding, call)
 
-    async def _decode(self, request: Request, _is_repeated: bool) -> Result:
-        with self._model.engine.submitted([request]) as (stream,):
-            return checked(await stream.wait())
-
-    async def _read(self, sources: Sequence[pb.Source], decoding: Decoding) -> list[Reading]:
+    def _call(self) -> Call:
         self._count += 1
-        origin = Origin(request_id=str(self._count), caller=_ADMIN)
-        inputs = named_inputs(sources, self._model)
-        read = partial(read_sources, decoding, origin, inputs, _ignore_time)
-        num_bytes = sum(source.ByteSize() for source in sources)
-        return read() if num_bytes <= _INLINE_BYTES else await asyncio.to_thread(read)
+        return Call(request_id=str(self._count), caller=_ADMIN)
 
 
 class Model:
@@ -201,14 +163,20 @@ class Model:
                 "a stream has one hypothesis: leave num_hypotheses out, or call generate",
                 field="options.num_hypotheses",
             )
-        stream = self._model.stream(sources_of(source), decoding)
+        pieces = SimpleQueue[str | None]()  # and None after the last one
+
+        async def write(piece: pb.Piece) -> None:
+            if piece.hypothesis == 0:
+                pieces.put(piece.text)
+
+        answering = self._run(self._model.generate(sources_of(source), decoding, write))
+        answering.add_done_callback(lambda _: pieces.put(None))
         try:
-            while (piece := self._run(_next(stream)).result()) is not None:
-                if piece.hypothesis == 0:
-                    yield piece.text
+            while (text := pieces.get()) is not None:
+                yield text
+            answering.result()
         finally:
-            with suppress(Unavailable):  # closed before this generator was
-                self._run(_closed(stream)).result()
+            answering.cancel()
 
     def score(self, source: Sources, target: TextOrIds, **options: Any) -> pb.ScoreResponse:
         """Returns the log-probability of each token of a given target, its end included.
@@ -324,20 +292,8 @@ def _answered(number: int, future: Future[pb.GenerateResponse]) -> pb.GenerateRe
         raise type(error)(f"source {number}: {error}", field=error.field) from error
 
 
-async def _closed(stream: AsyncGenerator[pb.Piece]) -> None:
-    await stream.aclose()
-
-
-async def _next(stream: AsyncGenerator[pb.Piece]) -> pb.Piece | None:
-    return await anext(stream, None)
-
-
 def _options(options: Mapping[str, Any]) -> pb.GenerateOptions:
     try:
         return options_of(options)
     except ValueError as error:
         raise InvalidRequest(str(error), field="options") from None
-
-
-def _ignore_time() -> None:
-    """Sources are read to their end: nobody has a deadline."""

@@ -39,7 +39,8 @@ class Sizing:
         vocab_size: V.
         num_hops: The number of times that it attends to each position of memory for one token; 0 if it does
             not report its attention.
-        has_alignment_heads: Whether that is of single heads, which align targets with sounds.
+        num_alignment_heads: The number of heads whose attention it reports one by one, because they align
+            targets with sounds; 0 if it reports their mean.
     """
 
     provider: str
@@ -54,7 +55,7 @@ class Sizing:
     weight_bytes: int
     vocab_size: int
     num_hops: int
-    has_alignment_heads: bool = False
+    num_alignment_heads: int = 0
 
     @property
     def num_staged_rows(self) -> int:
@@ -135,7 +136,7 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
             f"{config.memory_budget_bytes}: raise the budget, or lower max_source_length and "
             "max_target_length"
         )
-    num_hops, has_alignment_heads = _reported_attention(variant)
+    num_hops, num_alignment_heads = _reported_attention(variant)
     return Sizing(
         provider=provider,
         precision=precision,
@@ -149,7 +150,7 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
         weight_bytes=variant.weights.size_bytes,
         vocab_size=manifest.target_vocab_size,
         num_hops=num_hops,
-        has_alignment_heads=has_alignment_heads,
+        num_alignment_heads=num_alignment_heads,
     )
 
 
@@ -164,14 +165,16 @@ def row_shape(spec: TensorSpec, sizes: dict[str, int]) -> tuple[int, ...]:
     return replace(spec, axes=spec.axes[1:]).shape(sizes)
 
 
-def _reported_attention(variant: Variant) -> tuple[int, bool]:
-    """Returns `num_hops` and `has_alignment_heads`: steps report hops, and `decode` reports heads."""
+def _reported_attention(variant: Variant) -> tuple[int, int]:
+    """Returns `num_hops` and `num_alignment_heads`: steps report hops, and `decode` reports heads."""
     for verb, graph in variant.graphs.items():
         for spec in graph.outputs:
             if spec.role is Role.ATTENTION:
                 sizes = [axis for axis in spec.axes if isinstance(axis, int)]
-                return (1, bool(sizes)) if verb is Verb.DECODE else (math.prod(sizes), False)
-    return 0, False
+                if verb is Verb.DECODE:
+                    return 1, math.prod(sizes) if sizes else 0
+                return math.prod(sizes), 0
+    return 0, 0
 
 
 def _limit(name: str, asked: int | None, manifest_limit: int) -> int:

@@ -6,9 +6,7 @@ import asyncio
 import hashlib
 import ipaddress
 import logging
-import time
 import tomllib
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,9 +14,8 @@ from urllib.parse import unquote
 
 from seq2seq_serve.server.errors import Forbidden, Unauthenticated
 from seq2seq_serve.server.service.watched import Watched
-from seq2seq_serve.server.telemetry.record import Metadata
+from seq2seq_serve.server.telemetry.record import ADMIN, PREDICT, Caller, Metadata
 
-PREDICT, ADMIN = "predict", "admin"
 ROLES = (PREDICT, ADMIN)
 
 _NOTHING, _TOKEN = "nothing", "a token"
@@ -51,48 +48,6 @@ _HEX_DIGITS = 64
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Token:
-    """A known token; the server stores its SHA-256 digest, not the token itself."""
-
-    name: str
-    digest: bytes
-    roles: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Caller:
-    """The sender of a call.
-
-    Attributes:
-        name: The name of its token, or its address where the server has no tokens. Callers share the queue
-            fairly by their names.
-        is_admin: Whether the caller may do what needs the role admin.
-        token: Its known token; None without one.
-    """
-
-    name: str
-    is_admin: bool = False
-    token: Token | None = None
-
-
-@dataclass(kw_only=True)
-class Origin:
-    """The sender of a request, and its times by `time.monotonic()`.
-
-    Attributes:
-        request_id: The id that the caller sent, or a new one.
-        caller: The sender.
-        arrival: When the request came.
-        deadline: When the caller stops waiting; None for never.
-    """
-
-    request_id: str
-    caller: Caller
-    arrival: float = field(default_factory=time.monotonic)
-    deadline: float | None = None
-
-
 class Access:
     """The tokens of the access file.
 
@@ -110,7 +65,7 @@ class Access:
     """
 
     def __init__(self, path: Path | None, *, is_repository_open: bool = False) -> None:
-        self._is_repository_open = is_repository_open
+        self._roles_of_all = frozenset(ROLES if is_repository_open else ())
         self._tokens = None if path is None else Watched("the tokens", [path], partial(_parse, path))
 
     async def watch(self) -> None:
@@ -136,19 +91,18 @@ class Access:
         if need == _NOTHING:
             return
         if self._tokens is None:
-            if need == ADMIN and not self._is_repository_open:
+            if need == ADMIN and ADMIN not in caller.roles:
                 raise Forbidden(
                     "listing, loading and unloading versions needs a token with the role admin: start the "
                     "server with --access-file, or with --open-repository to allow it to every caller"
                 )
             return
-        token = caller.token
-        if token is None:
+        if not caller.has_token:
             raise Unauthenticated("the call lacks a known token: send one as `authorization: Bearer …`")
-        if need in ROLES and need not in token.roles:
-            raise Forbidden(f"token {token.name} does not have the role {need}, which {method} needs")
+        if need in ROLES and need not in caller.roles:
+            raise Forbidden(f"token {caller.name} does not have the role {need}, which {method} needs")
         if need == ADMIN:
-            _log.info("%s by token %s", method, token.name)
+            _log.info("%s by token %s", method, caller.name)
 
     def caller_of(self, metadata: Metadata | None, peer: str) -> Caller:
         """Returns the sender of a call, known or not.
@@ -158,19 +112,14 @@ class Access:
             peer: gRPC's name of the other end of the connection.
         """
         if self._tokens is None:
-            return Caller(_address(peer), self._is_repository_open)
-        token = self._token_of(metadata, self._tokens)
-        if token is None:
-            return Caller(_address(peer))
-        return Caller(token.name, ADMIN in token.roles, token)
-
-    def _token_of(self, metadata: Metadata | None, tokens: Watched[dict[bytes, Token]]) -> Token | None:
-        """Returns the known token of a call."""
+            return Caller(_address(peer), self._roles_of_all)
         given = dict(metadata or ()).get(_AUTHORIZATION)
-        if not isinstance(given, str) or not given.lower().startswith(_SCHEME):
-            return None
-        # The time of the search depends on the digest alone, and a caller cannot choose a token's digest.
-        return tokens.content.get(hashlib.sha256(given[len(_SCHEME) :].strip().encode()).digest())
+        if isinstance(given, str) and given.lower().startswith(_SCHEME):
+            digest = hashlib.sha256(given[len(_SCHEME) :].strip().encode()).digest()
+            # The time of the search depends on the digest alone, and a caller cannot choose a token's digest.
+            if (caller := self._tokens.content.get(digest)) is not None:
+                return caller
+        return Caller(_address(peer))
 
 
 def _address(peer: str) -> str:
@@ -186,8 +135,8 @@ def _address(peer: str) -> str:
     return str(address)
 
 
-def _parse(path: Path, contents: list[bytes]) -> dict[bytes, Token]:
-    """Returns the tokens of a file by their digests."""
+def _parse(path: Path, contents: list[bytes]) -> dict[bytes, Caller]:
+    """Returns the callers of a file by the SHA-256 digests of their tokens, which are not in it."""
     [raw] = contents
     if max(map(len, raw.splitlines()), default=0) > _MAX_LINE_BYTES:
         raise ValueError(f"{path} has a line of more than {_MAX_LINE_BYTES} bytes")
@@ -200,14 +149,14 @@ def _parse(path: Path, contents: list[bytes]) -> dict[bytes, Token]:
     tables = content.pop("token", None)
     if content or not isinstance(tables, list) or not tables:
         raise ValueError(f"{path}: write a table [[token]] for each token, and nothing else")
-    tokens = [_token(f"{path}: token {number}", table) for number, table in enumerate(tables, start=1)]
-    by_digest = {token.digest: token for token in tokens}
-    if len(by_digest) < len(tokens):
+    by_digest = dict(_token(f"{path}: token {number}", table) for number, table in enumerate(tables, start=1))
+    if len(by_digest) < len(tables):
         raise ValueError(f"{path}: two tokens have the same sha256: remove one of them")
     return by_digest
 
 
-def _token(where: str, table: Any) -> Token:
+def _token(where: str, table: Any) -> tuple[bytes, Caller]:
+    """Returns the digest of a token, and its caller."""
     if not isinstance(table, dict) or table.keys() != {"name", "sha256", "roles"}:
         raise ValueError(f"{where} needs name, sha256 and roles, and nothing else")
     name, digits, roles = table["name"], table["sha256"], table["roles"]
@@ -226,4 +175,4 @@ def _token(where: str, table: Any) -> Token:
         raise ValueError(f"{where}: sha256 is that of the empty text: was the variable with the token set?")
     if not isinstance(roles, list) or not roles or any(role not in ROLES for role in roles):
         raise ValueError(f"{where}: roles must be a list of {', '.join(ROLES)}")
-    return Token(name, digest, frozenset(roles))
+    return digest, Caller(name, frozenset(roles), has_token=True)

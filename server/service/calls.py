@@ -1,4 +1,4 @@
-"""The record of a call that its handler gets, and the count of the open calls."""
+"""The calls of clients, and the count of those that are open."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ from grpc import aio
 
 from seq2seq_serve.server.errors import InvalidRequest, LoadFailed, ServerError, Unavailable
 from seq2seq_serve.server.models.served import Models, ServedModel
-from seq2seq_serve.server.service.access import Access, Origin
+from seq2seq_serve.server.service.access import Access
+from seq2seq_serve.server.service.call import ON_THE_LOOP_BYTES, SHORT_BYTES, SMALL_ANSWER_BYTES, Call
 from seq2seq_serve.server.service.fair_thread import Checkpoint, FairThread
 from seq2seq_serve.server.service.shares import Shares
 from seq2seq_serve.server.service.status import REQUEST_ID, status_of
@@ -36,20 +37,15 @@ _Item = TypeVar("_Item")
 # The size of a message after decompression: gRPC's own default, far more than a text that can be served.
 MAX_REQUEST_BYTES = 4 * 2**20
 MAX_ANSWER_BYTES = 16 * 2**20
-_SMALL_ANSWER_BYTES = 2**16  # built in about a millisecond
 # A field takes at least two bytes, so a message of this length cannot have too many fields.
 SMALL_REQUEST_BYTES = 2 * MAX_FIELDS
 _MAX_HELD_BYTES = 2**28  # of large requests whose calls are open
-_HELD_RETRY_SECONDS = 1.0
+_MAX_ATTENTION_BYTES = 2**31  # from which words get their times, if targets have their greatest length
 _MOST_READ_AT_ONCE = 24  # messages of unary calls of one caller, of up to 4 MiB each
 _MESSAGE_SECONDS, _DRAINING_SECONDS = 30.0, 1.0  # for a caller to send a message
 _LEAVING_SECONDS = 0.1
 _SHUTTING_DOWN = "the server is shutting down"
 
-_ON_THE_LOOP_BYTES = 2_000  # of text: a millisecond or two
-SHORT_BYTES = 32_000
-# A byte of text takes about as long to read as this many bytes of a file or tensor, and as many pixels.
-BYTES_PER_TEXT_BYTE = 64
 _MAX_WAITING_BYTES = 8 * 2**20
 
 _MAX_ID_LENGTH = 128
@@ -66,11 +62,10 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(kw_only=True)
-class Call(Origin):
-    """One RPC while it is handled; owned by its handler.
+class RemoteCall(Call):
+    """The call of a client, over gRPC or HTTP.
 
     Attributes:
-        record: For the log, the metrics and the spans.
         write: Sends a message of a stream.
         calls: Opened it.
         writing: Is held while a message is written: one after the other.
@@ -79,30 +74,25 @@ class Call(Origin):
         num_held_bytes: The size of its request, if that is large.
         whole: The call that brought it, if it is one of the requests of a call.
         is_recorded_by_item: Whether each request of the call is recorded, in place of the call.
-        is_accepted: Whether those of its requests that are not with an engine yet are finished although the
-            server drains or the queue is full.
         refusal: Why it is refused whatever it asks for: its id cannot be logged and sent back.
     """
 
-    record: CallRecord
     write: Callable[[Message], Awaitable[None]]
     calls: Calls
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_probe: bool = False
     num_held_bytes: int = 0
-    whole: Call | None = None
+    whole: RemoteCall | None = None
     is_recorded_by_item: bool = False
-    is_accepted: bool = False
     refusal: InvalidRequest | None = None
 
-    def item(self, number: int) -> Call:
+    def item(self, number: int) -> RemoteCall:
         """Returns a call for one of the requests that this call brings, which is recorded by itself."""
-        request_id = f"{self.request_id}-{number}"
         return dataclasses.replace(
             self,
-            request_id=request_id,
+            request_id=f"{self.request_id}-{number}",
             arrival=time.monotonic(),
-            record=dataclasses.replace(self.record, request_id=request_id, work=Work()),
+            work=Work(),
             num_held_bytes=0,
             whole=self,
         )
@@ -128,33 +118,56 @@ class Call(Origin):
             Unavailable: The models are still loading.
         """
         with self.calls.models.use(name, version) as model:
-            self.record.model = model.name
+            self.model = model.name
             yield model
 
-    async def build(self, num_bytes: int, build: Callable[[], _Built]) -> _Built:
-        """Returns the result of `build`, about `num_bytes` long. A large one is built on another thread."""
-        if num_bytes <= _SMALL_ANSWER_BYTES:
-            return build()
-        return await self.calls.answers.run(lambda _: build(), num_bytes, self.caller.name, None)
+    def check_answer_bytes(self, num_bytes: int) -> None:
+        """Refuses an answer that is too long for clients.
+
+        Raises:
+            InvalidRequest: The answer has more than `MAX_ANSWER_BYTES`.
+        """
+        if num_bytes > MAX_ANSWER_BYTES:
+            raise InvalidRequest(
+                f"the answer would have up to {num_bytes} bytes, and at most {MAX_ANSWER_BYTES} can be sent: "
+                "lower max_new_tokens, num_hypotheses or num_alternatives, omit attention, or send fewer "
+                "rows",
+                field="options",
+            )
+
+    def sized(self, answer: _Answer) -> _Answer:
+        """Returns the answer, or raises InvalidRequest if it is too long for clients."""
+        self.check_answer_bytes(answer.ByteSize())
+        return answer
+
+    @contextmanager
+    def holding(self, num_bytes: int, num_attention_bytes: int = 0) -> Iterator[None]:
+        """Counts memory that the call takes until the block ends.
+
+        Raises:
+            Overloaded: Too much is held, and the caller would have more than its share of it.
+        """
+        held, attention, name = self.calls.held, self.calls.attention, self.caller.name
+        with held.taken(name, num_bytes), attention.taken(name, num_attention_bytes):
+            yield
 
     async def read(
         self, work: Callable[[Checkpoint], _Built], num_bytes: int, *, has_file: bool = False
     ) -> _Built:
-        """Returns the result of `work`, which reads sources; files and what is large, in a thread.
-
-        Args:
-            work: As for `FairThread.run`.
-            num_bytes: The bytes of text that take as long to read as the sources.
-            has_file: Whether files are decoded, some of which take far longer than their headers say.
-        """
-        if num_bytes <= _ON_THE_LOOP_BYTES and not has_file:
+        """As `Call.read`, with other callers in turn."""
+        if num_bytes <= ON_THE_LOOP_BYTES and not has_file:
             return work(lambda: None)
-        thread = (
-            self.calls.short_texts if num_bytes <= SHORT_BYTES and not has_file else self.calls.long_texts
-        )
+        is_short = num_bytes <= SHORT_BYTES and not has_file
+        thread = self.calls.short_texts if is_short else self.calls.long_texts
         return await thread.run(
             work, num_bytes, self.caller.name, self.deadline, is_accepted=self.is_accepted
         )
+
+    async def build(self, num_bytes: int, work: Callable[[Checkpoint], _Built]) -> _Built:
+        """As `Call.build`, with other callers in turn."""
+        if num_bytes <= SMALL_ANSWER_BYTES:
+            return work(lambda: None)
+        return await self.calls.answers.run(work, num_bytes, self.caller.name, self.deadline)
 
     async def send(self, message: Message) -> None:
         """Writes a message of a stream, as soon as the caller has room for it.
@@ -164,9 +177,8 @@ class Call(Origin):
             InvalidRequest: The message is too long.
         """
         try:
-            check_answer_bytes(message.ByteSize())
             async with self.writing:
-                await self.write(message)
+                await self.write(self.sized(message))
         except aio.InternalError as error:  # gRPC fails a write that waits before it cancels the handler
             raise asyncio.CancelledError from error
 
@@ -186,6 +198,8 @@ class Calls:
         models: The served models.
         access: The callers' rights.
         is_draining: Whether the server drains.
+        held: The bytes of large requests, and of what was read from them, by caller.
+        attention: The bytes of attention from which words get their times, by caller.
         num_open: The number of calls that have not ended, without probes.
         answers: The thread that builds large answers.
         short_texts: The thread that cuts texts of up to `SHORT_BYTES`.
@@ -202,7 +216,8 @@ class Calls:
         self.is_draining = False
         self.num_open = 0
         self._num_opened = 0
-        self._held = Shares(_MAX_HELD_BYTES, "large requests of {} bytes are open")
+        self.held = Shares(_MAX_HELD_BYTES, "large requests of {} bytes are open")
+        self.attention = Shares(_MAX_ATTENTION_BYTES, "words get their times from attention of {} bytes")
         self._idle = asyncio.Event()
         self._idle.set()
         self._places = WeakValueDictionary[str, asyncio.Semaphore]()  # of messages being read, by caller
@@ -220,8 +235,8 @@ class Calls:
         peer: str,
         remaining_seconds: float | None,
         write: Callable[[Message], Awaitable[None]],
-    ) -> Call:
-        """Returns the record of a new call; `close_call` must follow.
+    ) -> RemoteCall:
+        """Returns a new call; `close_call` must follow.
 
         Args:
             service: The full name of the service.
@@ -241,14 +256,14 @@ class Calls:
                 'ASCII characters other than " and =, or no id',
                 field=REQUEST_ID,
             )
-        caller = self.access.caller_of(metadata, peer)
-        has_token = caller.token is not None
-        call = Call(
+        call = RemoteCall(
             request_id=request_id,
-            caller=caller,
+            caller=self.access.caller_of(metadata, peer),
             arrival=arrival,
             deadline=None if remaining_seconds is None else arrival + remaining_seconds,
-            record=CallRecord(request_id, service, method, metadata or (), caller.name, has_token),
+            service=service,
+            method=method,
+            metadata=metadata or (),
             write=write,
             calls=self,
             is_probe=service.startswith(_PROBES),
@@ -260,7 +275,7 @@ class Calls:
             self._idle.clear()
         return call
 
-    def hold(self, call: Call, num_bytes: int) -> None:
+    def hold(self, call: RemoteCall, num_bytes: int) -> None:
         """Counts the bytes of a large request until `close_call`; a small one is not counted.
 
         What it brings may wait as long: parsed, read, or in the engine's queue.
@@ -269,22 +284,13 @@ class Calls:
             Overloaded: Too many are held, and the caller would have more than its share of them.
         """
         if num_bytes > SMALL_REQUEST_BYTES:
-            self._held.take(call.caller.name, num_bytes, _HELD_RETRY_SECONDS)
+            self.held.take(call.caller.name, num_bytes)
             call.num_held_bytes = num_bytes
 
-    @contextmanager
-    def holding(self, call: Call, num_bytes: int) -> Iterator[None]:
-        """Counts the bytes of one of its requests, or of what was read from it, until the block ends."""
-        self._held.take(call.caller.name, num_bytes, _HELD_RETRY_SECONDS)
-        try:
-            yield
-        finally:
-            self._held.give_back(call.caller.name, num_bytes)
-
-    def close_call(self, call: Call) -> None:
+    def close_call(self, call: RemoteCall) -> None:
         """Ends the record of a call that has its answer."""
         if call.num_held_bytes:
-            self._held.give_back(call.caller.name, call.num_held_bytes)
+            self.held.give_back(call.caller.name, call.num_held_bytes)
         if not call.is_probe:
             self.num_open -= 1
             if self.num_open == 0:
@@ -303,7 +309,7 @@ class Calls:
         self.short_texts.drain()
         self.long_texts.drain()
 
-    async def only_message(self, messages: AsyncIterator[bytes], call: Call) -> bytes:
+    async def only_message(self, messages: AsyncIterator[bytes], call: RemoteCall) -> bytes:
         """Returns the one message of a unary call; of one caller, some are read at once, and others wait.
 
         Raises:
@@ -352,10 +358,10 @@ class Calls:
 
     async def answer_items(
         self,
-        call: Call,
+        call: RemoteCall,
         following: Callable[[], Awaitable[_Item | None]],
         most_open: int,
-        answer: Callable[[_Item, Call], Awaitable[None]],
+        answer: Callable[[_Item, RemoteCall], Awaitable[None]],
         *,
         first_number: int = 0,
     ) -> None:
@@ -373,7 +379,7 @@ class Calls:
         """
         room = asyncio.Semaphore(most_open)
 
-        async def answer_one(item: _Item, its: Call) -> None:
+        async def answer_one(item: _Item, its: RemoteCall) -> None:
             answering = answer(item, its)
             del item  # whose memory is not needed while it is decoded
             try:
@@ -423,7 +429,7 @@ class Calls:
 
     async def run(
         self,
-        call: Call,
+        call: RemoteCall,
         answering: Awaitable[_Built],
         ends_whole: Callable[[Exception], bool] = lambda _: False,
     ) -> _Built | Exception:
@@ -459,44 +465,22 @@ class Calls:
         self._record(call, grpc.StatusCode.OK)
         return answered
 
-    def _record(self, call: Call, code: grpc.StatusCode) -> None:
+    def _record(self, call: RemoteCall, code: grpc.StatusCode) -> None:
         """Hands the record of a call to the sinks, unless another one stands for it."""
         is_recorded = not call.is_recorded_by_item if call.whole is None else call.whole.is_recorded_by_item
         if call.is_probe or not is_recorded:
             return
-        record = call.record
-        record.code, record.code_number = code.name, code.value[0]
-        record.seconds = time.monotonic() - call.arrival
-        record.trace_id = trace_id_of(record.metadata) or (uuid.uuid4().hex if self._begins_traces else "")
+        call.code, call.code_number = code.name, code.value[0]
+        call.seconds = time.monotonic() - call.arrival
+        call.trace_id = trace_id_of(call.metadata) or (uuid.uuid4().hex if self._begins_traces else "")
         for sink in self._sinks:
-            sink(record)
+            sink(call)
 
 
-def _log_fault(call: Call, error: Exception) -> None:
+def _log_fault(call: RemoteCall, error: Exception) -> None:
     """Logs a failed load, and with its traceback an error that is not one of the server's own."""
-    method = call.record.method
-    fields = {"request_id": call.request_id, "service": call.record.service, "method": method}
+    extra = {"fields": {"request_id": call.request_id, "service": call.service, "method": call.method}}
     if isinstance(error, LoadFailed):
-        _log.error("%s %s: %s", call.request_id, method, error, extra={"fields": fields})
+        _log.error("%s %s: %s", call.request_id, call.method, error, extra=extra)
     elif not isinstance(error, ServerError):
-        _log.error("%s %s: a bug", call.request_id, method, exc_info=error, extra={"fields": fields})
-
-
-def check_answer_bytes(num_bytes: int) -> None:
-    """Refuses an answer that is too long for clients.
-
-    Raises:
-        InvalidRequest: The answer has more than `MAX_ANSWER_BYTES`.
-    """
-    if num_bytes > MAX_ANSWER_BYTES:
-        raise InvalidRequest(
-            f"the answer would have up to {num_bytes} bytes, and at most {MAX_ANSWER_BYTES} can be sent: "
-            "lower max_new_tokens, num_hypotheses or num_alternatives, omit attention, or send fewer rows",
-            field="options",
-        )
-
-
-def sized(answer: _Answer) -> _Answer:
-    """Returns the answer, or raises InvalidRequest if it is too long for clients."""
-    check_answer_bytes(answer.ByteSize())
-    return answer
+        _log.error("%s %s: a bug", call.request_id, call.method, exc_info=error, extra=extra)

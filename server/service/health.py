@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2  # type: ignore[import-untyped]
 from seq2seq_serve.protos import open_inference_pb2, seq2seq_v1_pb2
 from seq2seq_serve.server.errors import UnknownModel
 from seq2seq_serve.server.models.served import Models, ServedModel
-from seq2seq_serve.server.service.calls import Call
+from seq2seq_serve.server.service.calls import RemoteCall
 
 Status = health_pb2.HealthCheckResponse
 
@@ -119,7 +119,7 @@ class HealthService:
         self._health = health
 
     async def Check(
-        self, message: health_pb2.HealthCheckRequest, _call: Call
+        self, message: health_pb2.HealthCheckRequest, _call: RemoteCall
     ) -> health_pb2.HealthCheckResponse:
         """Answers with the current status; an unknown name is NOT_FOUND."""
         status = self._health.status(message.service)
@@ -127,7 +127,7 @@ class HealthService:
             raise UnknownModel(f"unknown service {message.service[:100]!r}", name=message.service)
         return Status(status=status)
 
-    async def Watch(self, message: health_pb2.HealthCheckRequest, call: Call) -> None:
+    async def Watch(self, message: health_pb2.HealthCheckRequest, call: RemoteCall) -> None:
         """Answers with the current status and every change, until the caller leaves or the server ends."""
         last = None
         while not self._health.is_closed:
@@ -139,7 +139,7 @@ class HealthService:
             await self._health.wait_for_refresh()
 
     async def List(
-        self, _message: health_pb2.HealthListRequest, _call: Call
+        self, _message: health_pb2.HealthListRequest, _call: RemoteCall
     ) -> health_pb2.HealthListResponse:
         """Answers with every status at once; registered by `grpcio-health-checking` from 1.85 on."""
         statuses = {name: Status(status=self._health.status(name)) for name in self._health.names()}

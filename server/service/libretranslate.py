@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache, partial
+from functools import cache
 from typing import Any, NamedTuple
 
 from starlette.requests import Request
@@ -21,7 +21,8 @@ from seq2seq_serve.commands import install_command
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.calls import SHORT_BYTES, Call
+from seq2seq_serve.server.service.call import SHORT_BYTES
+from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.forms import read_form, text_of
 from seq2seq_serve.server.service.open_inference.json import read_json
@@ -47,7 +48,7 @@ class _Pair(NamedTuple):
     target: str
 
 
-async def fields_of(request: Request, body: bytes, call: Call) -> dict[str, Any]:
+async def fields_of(request: Request, body: bytes, call: RemoteCall) -> dict[str, Any]:
     """Returns the fields of a request, whose body is JSON or a form.
 
     Raises:
@@ -75,7 +76,7 @@ async def fields_of(request: Request, body: bytes, call: Call) -> dict[str, Any]
     return await call.read(read, len(body) // _JSON_BYTES)
 
 
-async def translate(fields: Mapping[str, Any], call: Call) -> Response:
+async def translate(fields: Mapping[str, Any], call: RemoteCall) -> Response:
     """Returns the translation of a text, or of each of several.
 
     Raises:
@@ -109,10 +110,10 @@ async def translate(fields: Mapping[str, Any], call: Call) -> Response:
     content: dict[str, Any] = {"translatedText": translated if isinstance(given, list) else translated[0]}
     if detected:
         content["detectedLanguage"] = detected[0]
-    return await call.build(sum(map(len, translated)), partial(JSONResponse, content))
+    return await call.build(sum(map(len, translated)), lambda _: JSONResponse(content))
 
 
-async def detect(fields: Mapping[str, Any], call: Call) -> Response:
+async def detect(fields: Mapping[str, Any], call: RemoteCall) -> Response:
     """Returns the languages that a text may be in, the most probable first, with percentages.
 
     Raises:
@@ -125,13 +126,13 @@ async def detect(fields: Mapping[str, Any], call: Call) -> Response:
     return JSONResponse(await _detected([text], call))
 
 
-async def languages(call: Call) -> Response:
+async def languages(call: RemoteCall) -> Response:
     """Returns the languages from which a model translates, each with those into which one does."""
     targets = _targets(call)
     names = {code: name_of(code) for code in targets}
     numbers = Counter(names.values())
 
-    def build() -> Response:
+    def build(_: Checkpoint) -> Response:
         return JSONResponse(
             [
                 {
@@ -146,7 +147,7 @@ async def languages(call: Call) -> Response:
     return await call.build(_BYTES_PER_CODE * sum(map(len, targets.values())), build)
 
 
-def _targets(call: Call) -> dict[str, dict[str, None]]:
+def _targets(call: RemoteCall) -> dict[str, dict[str, None]]:
     """Returns the languages into which the models translate, by those from which they do."""
     targets: dict[str, dict[str, None]] = {}
     for model in call.calls.models:
@@ -168,7 +169,7 @@ def _languages(model: ServedModel) -> tuple[Collection[str], Collection[str]]:
     return source, target
 
 
-def _pair(source: str, target: str, call: Call) -> _Pair:
+def _pair(source: str, target: str, call: RemoteCall) -> _Pair:
     """Returns the first model that has both languages, also in another spelling, such as ko for ko_KR."""
     for model in call.calls.models:
         names = [
@@ -187,7 +188,7 @@ def _pair(source: str, target: str, call: Call) -> _Pair:
     )
 
 
-async def _detected(texts: Iterable[str], call: Call) -> list[dict[str, Any]]:
+async def _detected(texts: Iterable[str], call: RemoteCall) -> list[dict[str, Any]]:
     """Returns the languages in which texts may be, among those from which a model translates."""
     choices = [
         Choice(dict.fromkeys(sources, 0), "")

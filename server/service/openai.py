@@ -22,10 +22,11 @@ from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.subtitles import FORMATS, subtitles
 from seq2seq_serve.server.errors import InvalidRequest, UnknownModel
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.calls import BYTES_PER_TEXT_BYTE, Call
+from seq2seq_serve.server.service.call import BYTES_PER_TEXT_BYTE
+from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.forms import Form, read_form, text_of
 from seq2seq_serve.server.service.read.languages import name_of
-from seq2seq_serve.server.service.seq2seq.generation import generate, generate_pieces, read_decoding
+from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding
 from seq2seq_serve.server.service.status import reason_of, status_of
 
 MAX_FILE_BYTES = 25 * 2**20  # OpenAI's limit
@@ -46,7 +47,7 @@ _FIELDS = ("file", "model", "response_format", "stream", _GRANULARITIES, _CHUNKI
 Write = Callable[[dict[str, Any]], Awaitable[None]]
 
 
-async def transcribe(form: Form, task: str, call: Call, write: Write) -> Response | None:
+async def transcribe(form: Form, task: str, call: RemoteCall, write: Write) -> Response | None:
     """Returns the answer to a form with a sound; None after it has written the events of a stream.
 
     Args:
@@ -112,24 +113,24 @@ async def transcribe(form: Form, task: str, call: Call, write: Write) -> Respons
         sources = [pb.Source(file=content)]
         del content, form
         if is_streamed:
-            await _stream(partial(generate_pieces, [sources], decoding, call), write)
+            await _stream(partial(generate, [sources], decoding, call), write)
             return None
         [answer] = await generate([sources], decoding, call)
-        return await call.build(answer.ByteSize(), partial(_response, answer, form_of_answer, task, options))
+        return await call.build(answer.ByteSize(), lambda _: _response(answer, form_of_answer, task, options))
 
 
-def models(call: Call) -> Response:
+def models(call: RemoteCall) -> Response:
     """Returns the list of the served models."""
     return JSONResponse({"object": "list", "data": [_model(model.name) for model in call.calls.models]})
 
 
-def model(name: str, call: Call) -> Response:
+def model(name: str, call: RemoteCall) -> Response:
     """Returns one of the served models; raises UnknownModel."""
     with call.use_model(name) as model:
         return JSONResponse(_model(model.name))
 
 
-async def form_of(request: Request, body: bytes, call: Call) -> Form:
+async def form_of(request: Request, body: bytes, call: RemoteCall) -> Form:
     """Returns the fields of a form; raises InvalidRequest as `read_form`."""
     content_type = request.headers.get("content-type", "")
     return await call.read(lambda _: read_form(body, content_type), len(body) // BYTES_PER_TEXT_BYTE)
@@ -148,7 +149,7 @@ def error_content(error: Exception) -> dict[str, Any]:
     return {"error": {"message": text, "type": kind, "param": field, "code": reason_of(error)}}
 
 
-def _named(name: str, call: Call) -> str:
+def _named(name: str, call: RemoteCall) -> str:
     """Returns the name of the model to use: for OpenAI's own name the first that reads sounds."""
     served = list(call.calls.models)
     if name != _ANY_MODEL or any(model.name == name for model in served):
@@ -174,12 +175,12 @@ def _options(texts: dict[str, str], task: str, model: ServedModel) -> pb.Generat
     return options
 
 
-async def _stream(generate: Callable[..., Awaitable[pb.GenerateResponse]], write: Write) -> None:
+async def _stream(generate: Callable[..., Awaitable[list[pb.GenerateResponse]]], write: Write) -> None:
     async def write_piece(piece: pb.Piece) -> None:
         if piece.text:
             await write({"type": "transcript.text.delta", "delta": piece.text})
 
-    answer = await generate(write_piece)
+    [answer] = await generate(write_piece)
     done = {
         "type": "transcript.text.done",
         "text": answer.hypotheses[0].text.strip(),

@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -25,7 +24,7 @@ from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 from seq2seq_serve.server.service import libretranslate, openai
-from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, Call, Calls
+from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, Calls, RemoteCall
 from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.open_inference.json import (
     binary_outputs,
@@ -50,7 +49,6 @@ _JSON_LENGTH = "Inference-Header-Content-Length"
 _BODY_SECONDS = 30.0  # for a caller to send a body, and longer for
 _LEAST_BYTES_PER_SECOND = 2**17  # of a long one
 _MAX_OPEN = 256  # requests, shared by the callers
-_RETRY_SECONDS = 1.0
 _MAX_DIGITS = 12  # of a length
 _JSON_BYTES = 4  # take as long to read as a byte of text
 
@@ -114,7 +112,7 @@ class _Events:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-Answer = Callable[[Request, Call, _Events], Awaitable[Response | None]]
+Answer = Callable[[Request, RemoteCall, _Events], Awaitable[Response | None]]
 
 
 @dataclass(frozen=True)
@@ -152,7 +150,7 @@ class _Page:
             calls.access.check(f"/{_GRPC_SERVICE}/{self.method}", call.caller)
             if call.refusal is not None:
                 raise call.refusal
-            with self.rest.admitted(call):
+            with self.rest.open.taken(call.caller.name, 1):
                 return await self.answer(request, call, events)
 
         try:
@@ -183,12 +181,15 @@ class RestService:
     Args:
         inference: Answers the calls.
         calls: Opens and counts them.
+
+    Attributes:
+        open: The number of open requests by caller.
     """
 
     def __init__(self, inference: InferenceService, calls: Calls) -> None:
         self.calls = calls
         self._inference = inference
-        self._open = Shares(_MAX_OPEN, "{} requests over HTTP are open")
+        self.open = Shares(_MAX_OPEN, "{} requests over HTTP are open")
 
     def routes(self) -> list[Route]:
         """Returns the routes of every page."""
@@ -229,21 +230,8 @@ class RestService:
         ]
         return reads + writes + of_openai + of_libretranslate
 
-    @contextmanager
-    def admitted(self, call: Call) -> Iterator[None]:
-        """Counts a request as open.
-
-        Raises:
-            Overloaded: Too many are open, and the caller would have more than its share of them.
-        """
-        self._open.take(call.caller.name, 1, _RETRY_SECONDS)
-        try:
-            yield
-        finally:
-            self._open.give_back(call.caller.name, 1)
-
     async def _read(
-        self, method: str, message_class: type[Message], request: Request, call: Call, _: _Events
+        self, method: str, message_class: type[Message], request: Request, call: RemoteCall, _: _Events
     ) -> Response:
         if method == "ModelReady":  # over gRPC an unknown model is not ready
             with call.use_model(request.path_params["name"], request.path_params.get("version", "")):
@@ -256,28 +244,28 @@ class RestService:
         is_good = all(content.get(name, True) for name in _STATES)
         return JSONResponse(content, 200 if is_good else 503)
 
-    async def _infer(self, request: Request, call: Call, _: _Events) -> Response:
+    async def _infer(self, request: Request, call: RemoteCall, _: _Events) -> Response:
         body = await self._body(request, call)
         read = partial(_infer_message, body, request.headers.get(_JSON_LENGTH))
         message, binary = await call.read(read, len(body) // _JSON_BYTES)
         del body, read
         _set_model(message, request)
         response = await self._inference.ModelInfer(message, call)
-        return await call.build(response.ByteSize(), partial(_infer_response, response, binary))
+        return await call.build(response.ByteSize(), lambda _: _infer_response(response, binary))
 
-    async def _generate(self, request: Request, call: Call, _: _Events) -> Response:
+    async def _generate(self, request: Request, call: RemoteCall, _: _Events) -> Response:
         message = await self._generate_message(request, call)
         response = await self._inference.ModelInfer(message, call)
         return Response(await _generated(response, call), media_type=_JSON)
 
-    async def _generate_stream(self, request: Request, call: Call, events: _Events) -> None:
+    async def _generate_stream(self, request: Request, call: RemoteCall, events: _Events) -> None:
         async def write(response: pb.ModelStreamInferResponse) -> None:
             await events.write_json(await _generated(response.infer_response, call))
 
         message = await self._generate_message(request, call)
         await self._inference.answer_in_stream(message, call, write)
 
-    async def _generate_message(self, request: Request, call: Call) -> pb.ModelInferRequest:
+    async def _generate_message(self, request: Request, call: RemoteCall) -> pb.ModelInferRequest:
         body = await self._body(request, call)
         with call.use_model(request.path_params["name"], request.path_params.get("version", "")) as model:
 
@@ -288,31 +276,31 @@ class RestService:
         _set_model(message, request)
         return message
 
-    async def _hear(self, task: str, request: Request, call: Call, events: _Events) -> Response | None:
+    async def _hear(self, task: str, request: Request, call: RemoteCall, events: _Events) -> Response | None:
         body = await self._body(request, call, openai.MAX_FILE_BYTES)
         form = await openai.form_of(request, body, call)
         del body
         return await openai.transcribe(form, task, call, events.write)
 
-    async def _models(self, request: Request, call: Call, _: _Events) -> Response:
+    async def _models(self, request: Request, call: RemoteCall, _: _Events) -> Response:
         name = request.path_params.get("name")
         return openai.models(call) if name is None else openai.model(name, call)
 
     async def _libretranslate(
         self,
-        answer: Callable[[dict[str, Any], Call], Awaitable[Response]],
+        answer: Callable[[dict[str, Any], RemoteCall], Awaitable[Response]],
         request: Request,
-        call: Call,
+        call: RemoteCall,
         _: _Events,
     ) -> Response:
         body = await self._body(request, call)
         fields = await libretranslate.fields_of(request, body, call)
         return await answer(fields, call)
 
-    async def _languages(self, _request: Request, call: Call, _: _Events) -> Response:
+    async def _languages(self, _request: Request, call: RemoteCall, _: _Events) -> Response:
         return await libretranslate.languages(call)
 
-    async def _body(self, request: Request, call: Call, most: int = MAX_REQUEST_BYTES) -> bytes:
+    async def _body(self, request: Request, call: RemoteCall, most: int = MAX_REQUEST_BYTES) -> bytes:
         """Reads the body of a request, of `most` bytes, whose length counts as that of a message.
 
         A caller who leaves afterwards cancels the task.
@@ -361,9 +349,9 @@ def _set_model(message: pb.ModelInferRequest, request: Request) -> None:
     message.model_version = request.path_params.get("version", "")
 
 
-async def _generated(response: pb.ModelInferResponse, call: Call) -> bytes:
+async def _generated(response: pb.ModelInferResponse, call: RemoteCall) -> bytes:
     """Returns the JSON of an answer; that of a long one is made on another thread."""
-    return await call.build(response.ByteSize(), lambda: _dumped(generate_answer(response)))
+    return await call.build(response.ByteSize(), lambda _: _dumped(generate_answer(response)))
 
 
 def _infer_message(

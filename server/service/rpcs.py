@@ -18,13 +18,13 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
 from seq2seq_serve.server.errors import InvalidRequest
-from seq2seq_serve.server.service.calls import SMALL_REQUEST_BYTES, Call, Calls
+from seq2seq_serve.server.service.calls import SMALL_REQUEST_BYTES, Calls, RemoteCall
 from seq2seq_serve.server.service.status import abort
 from seq2seq_serve.server.service.wire import TooManyElements, check_elements
 
 
 class Rpcs:
-    """Makes the handlers of services, whose methods get a `Call` in the place of gRPC's context.
+    """Makes the handlers of services, whose methods get a `RemoteCall` in the place of gRPC's context.
 
     Owned by the endpoint. Invariants: a call is counted once and answered with a status of the table in
     `server.service.status`, whatever its method raises; nothing is read of a call without the right to its
@@ -48,12 +48,12 @@ class Rpcs:
         return grpc.method_handlers_generic_handler(service.full_name, handlers)
 
     def _handler(
-        self, method: MethodDescriptor, answer: Callable[[Any, Call], Any]
+        self, method: MethodDescriptor, answer: Callable[[Any, RemoteCall], Any]
     ) -> grpc.RpcMethodHandler[Any, Any]:
         service, name = method.containing_service.full_name, method.name
         message_class = GetMessageClass(method.input_type)
 
-        async def work(raws: AsyncIterator[bytes], call: Call) -> Any:
+        async def work(raws: AsyncIterator[bytes], call: RemoteCall) -> Any:
             self._calls.access.check(f"/{service}/{name}", call.caller)
             if call.refusal is not None:
                 raise call.refusal

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from seq2seq_serve.server.errors import Overloaded
 
@@ -26,7 +28,16 @@ class Shares:
         self.limit = limit
         self._name = name
 
-    def take(self, caller: str, amount: int, retry_after_seconds: float) -> None:
+    @contextmanager
+    def taken(self, caller: str, amount: int) -> Iterator[None]:
+        """Counts an amount until the block ends; raises as `take`."""
+        self.take(caller, amount)
+        try:
+            yield
+        finally:
+            self.give_back(caller, amount)
+
+    def take(self, caller: str, amount: int, retry_after_seconds: float = 1.0) -> None:
         """Counts an amount until `give_back`.
 
         Raises:

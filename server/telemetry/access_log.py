@@ -51,7 +51,7 @@ class AccessLog:
             "method": record.method,
             "code": record.code,
             "model": record.model,
-            "caller": record.caller,
+            "caller": record.caller.name,
             "mode": work.mode,
             "source_tokens": work.source_tokens,
             "target_tokens": work.target_tokens,

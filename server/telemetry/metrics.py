@@ -249,10 +249,11 @@ class Metrics:
     def record_call(self, record: CallRecord) -> None:
         """Count a call that ended; the callers' own texts never become labels."""
         self._requests.labels(record.model, record.method, record.code).inc()
-        if record.has_token:
-            self._caller_requests.labels(record.caller, record.code).inc()
-            self._caller_tokens.labels(record.caller, "source").inc(record.work.source_tokens)
-            self._caller_tokens.labels(record.caller, "target").inc(record.work.target_tokens)
+        if record.caller.has_token:
+            name = record.caller.name
+            self._caller_requests.labels(name, record.code).inc()
+            self._caller_tokens.labels(name, "source").inc(record.work.source_tokens)
+            self._caller_tokens.labels(name, "target").inc(record.work.target_tokens)
 
     def record_turn(self, name: str, turn: Turn) -> None:
         """Count one turn of one of a model's engines."""

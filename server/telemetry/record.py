@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -11,10 +12,28 @@ from seq2seq_serve.server.engine.result import FinishReason, Result
 
 Metadata = Iterable[tuple[str, str | bytes]]
 
+PREDICT, ADMIN = "predict", "admin"  # the roles of callers
+
 # Of the W3C's Trace Context.
 _TRACE_PARENT = "traceparent"
 _PARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _VERSION = "00"  # which has nothing after the flags
+
+
+@dataclass(frozen=True)
+class Caller:
+    """The sender of a call.
+
+    Attributes:
+        name: The name of its token, or its address where the server has no tokens. Callers share the queue
+            fairly by their names.
+        roles: What it may do.
+        has_token: Whether its token is known.
+    """
+
+    name: str
+    roles: frozenset[str] = frozenset()
+    has_token: bool = False
 
 
 @dataclass
@@ -63,17 +82,18 @@ class Work:
             self.finish_reason = result.finish_reason.value
 
 
-@dataclass
+@dataclass(kw_only=True)
 class CallRecord:
-    """A call, or one of the requests that a call brought. Owned by the call, and complete at its end.
+    """A call, or one of the requests that a call brought; complete at its end.
 
     Attributes:
-        request_id: The id that the caller sent, or that the server made.
+        request_id: The id that the caller sent, or a new one.
+        caller: The sender.
+        arrival: When it came, by `time.monotonic()`.
+        deadline: When the caller stops waiting; None for never.
         service: The full name of the service.
         method: The name of the RPC.
         metadata: The metadata that the caller sent.
-        caller: The name of the caller.
-        has_token: Whether that is the name of a token.
         model: The name of the served model; empty if none was found.
         work: The work of the engine for it.
         code: The name of the status in gRPC.
@@ -83,11 +103,12 @@ class CallRecord:
     """
 
     request_id: str
-    service: str
-    method: str
-    metadata: Metadata
-    caller: str
-    has_token: bool
+    caller: Caller
+    arrival: float = field(default_factory=time.monotonic)
+    deadline: float | None = None
+    service: str = ""
+    method: str = ""
+    metadata: Metadata = ()
     model: str = ""
     work: Work = field(default_factory=Work)
     code: str = ""

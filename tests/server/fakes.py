@@ -17,7 +17,7 @@ from seq2seq_serve.server.engine.plan import Branches, Candidates, Move, Selecte
 from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.state import Sequence
 from seq2seq_serve.server.telemetry.metrics import Metrics
-from seq2seq_serve.server.telemetry.record import CallRecord, Work
+from seq2seq_serve.server.telemetry.record import Caller, CallRecord, Work
 
 START_ID, EOS_ID, VOCAB_SIZE = 1, 2, 97
 SOURCE = "source_ids"
@@ -68,8 +68,7 @@ def record_of(**changes) -> CallRecord:
         "service": "seq2seq.v1.Seq2Seq",
         "method": "Generate",
         "metadata": (),
-        "caller": "shop",
-        "has_token": False,
+        "caller": Caller("shop"),
         "model": "echo",
         "code": "OK",
         "code_number": 0,

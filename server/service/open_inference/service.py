@@ -12,7 +12,7 @@ from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Piece
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable, UnknownModel
 from seq2seq_serve.server.models.repository import Repository, State
-from seq2seq_serve.server.service.calls import Call, sized
+from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.health import Health
 from seq2seq_serve.server.service.open_inference.answers import (
     empty_response,
@@ -28,7 +28,7 @@ from seq2seq_serve.server.service.open_inference.models import (
     statistics_message,
 )
 from seq2seq_serve.server.service.open_inference.requests import Inference, own_fields, read_inference
-from seq2seq_serve.server.service.seq2seq.generation import generate, generate_pieces, read_decoding
+from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding
 from seq2seq_serve.server.service.status import status_of
 
 _STRICT_ERRORS = "triton_grpc_error"  # metadata with which an error ends the stream with its status
@@ -38,21 +38,21 @@ Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
 
 
 class InferenceService:
-    """Without state of its own: a call's state is in its `Call` and its streams."""
+    """Without state of its own: a call's state is in its `RemoteCall` and its streams."""
 
     def __init__(self, repository: Repository, health: Health) -> None:
         self._repository = repository
         self._health = health
 
-    async def ServerLive(self, _message: pb.ServerLiveRequest, _call: Call) -> pb.ServerLiveResponse:
+    async def ServerLive(self, _message: pb.ServerLiveRequest, _call: RemoteCall) -> pb.ServerLiveResponse:
         """Answers false if the process should be restarted."""
         return pb.ServerLiveResponse(live=self._health.unhealthy() is None)
 
-    async def ServerReady(self, _message: pb.ServerReadyRequest, _call: Call) -> pb.ServerReadyResponse:
+    async def ServerReady(self, _message: pb.ServerReadyRequest, _call: RemoteCall) -> pb.ServerReadyResponse:
         """Answers whether callers may send requests."""
         return pb.ServerReadyResponse(ready=self._health.unready() is None)
 
-    async def ModelReady(self, message: pb.ModelReadyRequest, call: Call) -> pb.ModelReadyResponse:
+    async def ModelReady(self, message: pb.ModelReadyRequest, call: RemoteCall) -> pb.ModelReadyResponse:
         """Answers whether callers may send requests for a model; an unknown model is not ready."""
         try:
             with call.use_model(message.name, message.version) as model:
@@ -61,23 +61,25 @@ class InferenceService:
             return pb.ModelReadyResponse(ready=False)
 
     async def ServerMetadata(
-        self, _message: pb.ServerMetadataRequest, _call: Call
+        self, _message: pb.ServerMetadataRequest, _call: RemoteCall
     ) -> pb.ServerMetadataResponse:
         """Answers with the server's name, version and extensions."""
         return pb.ServerMetadataResponse(name=SERVER_NAME, version=__version__, extensions=EXTENSIONS)
 
-    async def ModelMetadata(self, message: pb.ModelMetadataRequest, call: Call) -> pb.ModelMetadataResponse:
+    async def ModelMetadata(
+        self, message: pb.ModelMetadataRequest, call: RemoteCall
+    ) -> pb.ModelMetadataResponse:
         """Answers with the tensors of a model."""
         with call.use_model(message.name, message.version) as model:
             return metadata_message(model)
 
-    async def ModelConfig(self, message: pb.ModelConfigRequest, call: Call) -> pb.ModelConfigResponse:
+    async def ModelConfig(self, message: pb.ModelConfigRequest, call: RemoteCall) -> pb.ModelConfigResponse:
         """Answers with the tensors and limits of a model."""
         with call.use_model(message.name, message.version) as model:
             return pb.ModelConfigResponse(config=config_message(model))
 
     async def ModelStatistics(
-        self, message: pb.ModelStatisticsRequest, call: Call
+        self, message: pb.ModelStatisticsRequest, call: RemoteCall
     ) -> pb.ModelStatisticsResponse:
         """Answers with the statistics of one model, or of all."""
         if not message.name:
@@ -86,7 +88,7 @@ class InferenceService:
             return pb.ModelStatisticsResponse(model_stats=[statistics_message(model)])
 
     async def RepositoryIndex(
-        self, message: pb.RepositoryIndexRequest, _call: Call
+        self, message: pb.RepositoryIndexRequest, _call: RemoteCall
     ) -> pb.RepositoryIndexResponse:
         """Answers with every version on disk, its state, and why it is not served."""
         _check_repository(message.repository_name)
@@ -102,7 +104,7 @@ class InferenceService:
         )
 
     async def RepositoryModelLoad(
-        self, message: pb.RepositoryModelLoadRequest, _call: Call
+        self, message: pb.RepositoryModelLoadRequest, _call: RemoteCall
     ) -> pb.RepositoryModelLoadResponse:
         """Serves a model's newest version, or the one that the parameter `version` names."""
         name, parameters = _changed_model(message, ("version",))
@@ -113,14 +115,14 @@ class InferenceService:
         return pb.RepositoryModelLoadResponse(model_name=name, is_loaded=True)
 
     async def RepositoryModelUnload(
-        self, message: pb.RepositoryModelUnloadRequest, _call: Call
+        self, message: pb.RepositoryModelUnloadRequest, _call: RemoteCall
     ) -> pb.RepositoryModelUnloadResponse:
         """Stops serving a model. Accepted requests are finished."""
         name, _ = _changed_model(message, ("unload_dependents",))
         await self._repository.unload(name)
         return pb.RepositoryModelUnloadResponse(model_name=name, is_unloaded=True)
 
-    async def ModelInfer(self, message: pb.ModelInferRequest, call: Call) -> pb.ModelInferResponse:
+    async def ModelInfer(self, message: pb.ModelInferRequest, call: RemoteCall) -> pb.ModelInferResponse:
         """Answers once, with the targets of all rows."""
         with call.use_model(message.model_name, message.model_version) as model, own_fields(model):
             inference = read_inference(message, model)
@@ -129,21 +131,21 @@ class InferenceService:
             decoding = await read_decoding(inference.options, model, limited)
             answers = await generate(inference.rows, decoding, limited)
             num_bytes = sum(answer.ByteSize() for answer in answers)
-            build = partial(inference_response, inference, answers, model)
-            return sized(await call.build(num_bytes, build))
+            response = await call.build(num_bytes, lambda _: inference_response(inference, answers, model))
+            return call.sized(response)
 
-    async def ModelStreamInfer(self, messages: AsyncIterator[pb.ModelInferRequest], call: Call) -> None:
+    async def ModelStreamInfer(self, messages: AsyncIterator[pb.ModelInferRequest], call: RemoteCall) -> None:
         """Answers each request with one response per piece; requests are decoded side by side."""
-        is_strict = (_STRICT_ERRORS, "true") in call.record.metadata
+        is_strict = (_STRICT_ERRORS, "true") in call.metadata
         following = partial(call.calls.next_message, aiter(messages))
 
-        async def answer_whole(message: pb.ModelInferRequest, its: Call) -> None:
-            with call.calls.holding(its, message.ByteSize()):
+        async def answer_whole(message: pb.ModelInferRequest, its: RemoteCall) -> None:
+            with its.holding(message.ByteSize()):
                 answering = self.answer_in_stream(message, its, call.send)
                 del message
                 await answering
 
-        async def answer(message: pb.ModelInferRequest, its: Call) -> None:
+        async def answer(message: pb.ModelInferRequest, its: RemoteCall) -> None:
             failed = pb.ModelInferResponse(model_name=message.model_name, id=message.id)
             answering = answer_whole(message, its)
             del message
@@ -154,7 +156,7 @@ class InferenceService:
 
         await call.calls.answer_items(call, following, _MAX_OPEN_IN_STREAM, answer, first_number=1)
 
-    async def answer_in_stream(self, message: pb.ModelInferRequest, call: Call, write: Write) -> None:
+    async def answer_in_stream(self, message: pb.ModelInferRequest, call: RemoteCall, write: Write) -> None:
         """Answers one request with a response for each piece.
 
         Raises:
@@ -178,9 +180,9 @@ class InferenceService:
 
             limited = _limited(call, inference)
             decoding = await read_decoding(inference.options, model, limited, stream=True)
-            answer = await generate_pieces(inference.rows, decoding, limited, send_piece)
-            build = partial(last_response, inference, answer, model)
-            await send(await call.build(answer.ByteSize(), build))
+            (answer,) = await generate(inference.rows, decoding, limited, send_piece)
+            last = await call.build(answer.ByteSize(), lambda _: last_response(inference, answer, model))
+            await send(last)
             if inference.has_empty_final:
                 await send(empty_response(inference, model, is_final=True))
 
@@ -215,7 +217,7 @@ def _check_repository(name: str) -> None:
         )
 
 
-def _limited(call: Call, inference: Inference) -> Call:
+def _limited(call: RemoteCall, inference: Inference) -> RemoteCall:
     """Returns the call with the timeout of the request as its deadline, if that comes first."""
     if inference.timeout_seconds is None:
         return call

@@ -18,7 +18,6 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SPLIT_ALWAYS,
     GenerateOptions,
     LengthPenaltyFormula,
-    LongSource,
     ScoreRequest,
     Target,
 )
@@ -26,11 +25,11 @@ from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Array, Beam, Con
 from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.access import Caller
 from seq2seq_serve.server.service.read.inputs import check_bytes, check_ids
 from seq2seq_serve.server.service.read.languages import LIKELY_SCRIPTS, MAX_TAG_LENGTH, subtags
 from seq2seq_serve.server.service.read.sentences import DEFAULT_LANGUAGE, known_language
 from seq2seq_serve.server.service.read.windows import WindowRules, prompt_ids, window_rules
+from seq2seq_serve.server.telemetry.record import ADMIN, Caller
 
 SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
 
@@ -81,7 +80,7 @@ _REFUSALS: tuple[tuple[str, _Case, str], ...] = (
     ),
     (
         "word_timestamps",
-        lambda _, model: not model.sizing.has_alignment_heads,
+        lambda _, model: not model.sizing.num_alignment_heads,
         "{model.name} does not report the attention of single heads, by which words get their times: leave "
         "{name} out, or export the model again if it reads sounds",
     ),
@@ -141,37 +140,22 @@ class Decoding:
     Attributes:
         model: The model that the message names.
         request: The engine's request, without what depends on a source.
+        options: Those of the message, with the model's defaults.
         frame: The tokens before and after those of a source text.
         marks: The languages that a text may name at its beginning, as `>>fra<<`; None if the message names
             one, or the model reads none there.
         language: The language by whose rules sentences are split.
-        long_source: What is done with a source that is too long; None refuses it, where a message does not
-            have that option.
         bound: The bound on the length of targets relative to their sources, if there is one.
-        has_seed: Whether the caller sets the seed of sampling; otherwise each source has another one.
-        source_ngram_size: The number of tokens in a row of the source that a target may not have; 0 is off.
-        attention: Whether answers have the attention.
-        word_alignment: Whether they have the words that belong together.
-        timestamps: Whether they have the times of what was said.
-        word_timestamps: Whether they have the times of words.
-        voice_activity: Whether places of a sound where nobody speaks are left out.
         windows: How the windows of a sound are decoded; None decodes sources at once.
     """
 
     model: ServedModel
     request: Request
+    options: GenerateOptions
     frame: tuple[tuple[int, ...], tuple[int, ...]]
     marks: Choice | None = None
     language: str = DEFAULT_LANGUAGE
-    long_source: LongSource | None = None
     bound: LengthBound | None = None
-    has_seed: bool = False
-    source_ngram_size: int = 0
-    attention: bool = False
-    word_alignment: bool = False
-    timestamps: bool = False
-    word_timestamps: bool = False
-    voice_activity: bool = False
     windows: WindowRules | None = None
 
 
@@ -239,18 +223,11 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
     return Decoding(
         model=model,
         request=request,
+        options=options,
         frame=(_placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)),
         marks=model.manifest.choices[TARGET_LANGUAGE] if has_marks else None,
         language=language,
-        long_source=options.long_source,
         bound=bound,
-        has_seed=options.HasField("seed"),
-        source_ngram_size=options.encoder_no_repeat_ngram_size,
-        attention=options.attention,
-        word_alignment=options.word_alignment,
-        timestamps=options.timestamps,
-        word_timestamps=options.word_timestamps,
-        voice_activity=options.voice_activity,
         windows=windows,
     )
 
@@ -274,7 +251,8 @@ def read_target(message: ScoreRequest, model: ServedModel, caller: Caller) -> De
     )
     frame = _placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)
     has_marks = TARGET_LANGUAGE in frames.source_prefix and not message.target_language
-    return Decoding(model, request, frame, model.manifest.choices[TARGET_LANGUAGE] if has_marks else None)
+    marks = model.manifest.choices[TARGET_LANGUAGE] if has_marks else None
+    return Decoding(model, request, GenerateOptions(), frame, marks)
 
 
 def _has_windows(options: GenerateOptions) -> bool:
@@ -457,7 +435,7 @@ def _priority(priority: int, caller: Caller, field: str) -> int:
     bounds = OPTIONS["priority"].bounds
     assert bounds is not None
     _in_range("priority", priority, *bounds, field)
-    if priority < 0 and not caller.is_admin:
+    if priority < 0 and ADMIN not in caller.roles:
         raise Forbidden(f"priority is {priority}, and below 0 it needs the role admin: send 0 to {bounds[1]}")
     return priority
 

@@ -20,7 +20,6 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
 from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Array, Request, Sampling
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.runner.voice_activity import MissingVoiceActivityError, speech
-from seq2seq_serve.server.service.access import Origin
 from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.read.inputs import (
     MAX_BYTES_PER_TOKEN,
@@ -36,6 +35,7 @@ from seq2seq_serve.server.service.read.inputs import (
 )
 from seq2seq_serve.server.service.read.options import SPLITTING, Decoding, with_mark, without_ngrams
 from seq2seq_serve.server.service.read.sentences import lines, sentences
+from seq2seq_serve.server.telemetry.record import CallRecord
 
 MAX_UNKNOWN = 32  # words that an answer lists
 MAX_PARTS = 256  # lines or sentences that a text is split into
@@ -81,13 +81,13 @@ class Reading:
 
 
 def read_sources(
-    decoding: Decoding, origin: Origin, inputs: Sequence[Input], checkpoint: Checkpoint
+    decoding: Decoding, call: CallRecord, inputs: Sequence[Input], checkpoint: Checkpoint
 ) -> list[Reading]:
     """Reads the sources of a request: into one record, or several if a text or sound is split.
 
     Args:
         decoding: How their targets are decoded.
-        origin: Where the request comes from.
+        call: The call that they came with.
         inputs: The sources.
         checkpoint: Is called every few milliseconds; an error that it raises ends the work.
 
@@ -95,9 +95,9 @@ def read_sources(
         InvalidRequest: A source does not fit; the error names the field and what it must be.
     """
     sampling = decoding.request.sampling
-    if sampling is not None and not decoding.has_seed:
+    if sampling is not None and not decoding.options.HasField("seed"):
         sampling = replace(sampling, seed=secrets.randbits(64))
-    request_of = partial(_request, decoding, origin, sampling)
+    request_of = partial(_request, decoding, call, sampling)
     if decoding.model.reads_sound:
         return _read_sound(inputs[0], decoding, request_of, checkpoint)
     if not decoding.model.reads_text:
@@ -116,15 +116,14 @@ def read_sources(
 
 
 def _request(
-    decoding: Decoding, origin: Origin, sampling: Sampling | None, sources: dict[str, Array]
+    decoding: Decoding, call: CallRecord, sampling: Sampling | None, sources: dict[str, Array]
 ) -> Request:
     """Returns the engine's request for the sources of one target."""
     shared, model, bound = decoding.request, decoding.model, decoding.bound
     limit, is_bounded, constraints = shared.max_new_tokens, False, shared.constraints
     memory_length = model.manifest.memory.memory_length_of(sources)
-    if decoding.source_ngram_size:
-        token_ids = sources[model.manifest.memory.source]
-        constraints = without_ngrams(constraints, decoding.source_ngram_size, token_ids)
+    if ngram_size := decoding.options.encoder_no_repeat_ngram_size:
+        constraints = without_ngrams(constraints, ngram_size, sources[model.manifest.memory.source])
     if bound is not None:
         # A caller who sets min_new_tokens gets the usual room after that number of tokens.
         longest = constraints.min_new_tokens + bound.max_new_tokens(memory_length)
@@ -132,11 +131,11 @@ def _request(
         limit = min(limit, longest)
     return replace(
         shared,
-        request_id=origin.request_id,
+        request_id=call.request_id,
         sources=sources,
         memory_length=memory_length,
-        arrival=origin.arrival,
-        deadline=origin.deadline,
+        arrival=call.arrival,
+        deadline=call.deadline,
         max_new_tokens=limit,
         sampling=sampling,
         constraints=constraints,
@@ -151,34 +150,34 @@ def _read_sound(
     assert isinstance(num_bands, int)
     assert isinstance(num_frames, int)
     if given.kind == "tensor":
-        if decoding.voice_activity:
+        if decoding.options.voice_activity:
             raise InvalidRequest(
                 "voice_activity needs the samples of a file: send one, or leave the option out",
                 field="options.voice_activity",
             )
         spectrogram, _ = read_input(given, checkpoint)
         return [Reading(request_of({given.name: spectrogram}), num_seconds=seconds, sound_seconds=seconds)]
-    is_split, spans = decoding.long_source in SPLITTING, list[audio.Span]()
+    is_split, spans = decoding.options.long_source in SPLITTING, list[audio.Span]()
     if decoding.windows is not None:
         samples = read_samples(given, seconds * MAX_WINDOWS, checkpoint, hint="")
-        if decoding.voice_activity:
+        if decoding.options.voice_activity:
             spans = _speech(samples, checkpoint)
             samples = _only_speech(samples, spans)
         whole = audio.log_mel(samples, num_bands, -(-len(samples) // audio.HOP), checkpoint)
         length = len(samples) / audio.SAMPLE_RATE
         request = request_of({given.name: whole})
         return [Reading(request, num_seconds=length, sound_seconds=length, speech=tuple(spans))]
-    if is_split or decoding.long_source == LONG_SOURCE_TRUNCATE:
+    if is_split or decoding.options.long_source == LONG_SOURCE_TRUNCATE:
         most = MAX_WINDOWS if is_split else MAX_TIMES_TOO_LONG
         samples = read_samples(given, seconds * most, checkpoint, hint="")
     else:
         samples = read_samples(given, seconds, checkpoint, hint=_hint(decoding))
     longest, num_truncated = num_frames * audio.HOP, 0
-    if decoding.long_source == LONG_SOURCE_TRUNCATE and len(samples) > longest:
+    if decoding.options.long_source == LONG_SOURCE_TRUNCATE and len(samples) > longest:
         num_truncated = -(-(len(samples) - longest) * given.model.max_memory_length // longest)
         samples = samples[:longest]
     spans = [(0, len(samples))]
-    if decoding.voice_activity:
+    if decoding.options.voice_activity:
         spans = _speech(samples, checkpoint)
         samples = _only_speech(samples, spans)
     is_silent = not spans
@@ -228,9 +227,9 @@ def _read_text(
     if decoding.marks is not None:
         text, decoding = with_mark(text, decoding, decoding.marks, given.field)
     check_visible(text, given.field)
-    max_tokens = limit * (MAX_TIMES_TOO_LONG if decoding.long_source in _FITTING else 1)
+    max_tokens = limit * (MAX_TIMES_TOO_LONG if decoding.options.long_source in _FITTING else 1)
     check_bytes(text, max_tokens, model, given.field)
-    if decoding.long_source in SPLITTING:
+    if decoding.options.long_source in SPLITTING:
         readings = list(islice(_passages(text, given, decoding, request_of, checkpoint), MAX_PARTS + 1))
         if len(readings) > MAX_PARTS:
             raise InvalidRequest(
@@ -240,7 +239,7 @@ def _read_text(
             )
         return readings
     token_ids, num_over = model.source_tokenizer.encode_truncated(text, limit, *decoding.frame)
-    if num_over and decoding.long_source != LONG_SOURCE_TRUNCATE:
+    if num_over and decoding.options.long_source != LONG_SOURCE_TRUNCATE:
         raise _too_long("the source", limit + num_over, given, hint=_hint(decoding))
     return [Reading(request_of({given.name: np.asarray(token_ids, np.int64)}), num_truncated=num_over)]
 
@@ -267,7 +266,7 @@ def _passages(
 
     for line, after_line in lines(text):
         checkpoint()
-        if decoding.long_source == LONG_SOURCE_SPLIT and len(line.encode()) <= max_bytes:
+        if decoding.options.long_source == LONG_SOURCE_SPLIT and len(line.encode()) <= max_bytes:
             token_ids, num_over = encode(line, limit, *decoding.frame)
             if not num_over:
                 next(number)
@@ -292,7 +291,7 @@ def _read_ids(given: Input, decoding: Decoding, request_of: _RequestOf) -> Readi
         raise InvalidRequest("the source has no token ids: send at least one", field=given.field)
     num_truncated = 0
     if len(token_ids) > limit:  # first, so that a long list is refused before each id is checked
-        if decoding.long_source != LONG_SOURCE_TRUNCATE:
+        if decoding.options.long_source != LONG_SOURCE_TRUNCATE:
             raise _too_long("the source", len(token_ids), given)
         num_truncated = len(token_ids) - limit
         num_behind = len(decoding.frame[1])  # the caller's ids end with the frame's
@@ -302,7 +301,7 @@ def _read_ids(given: Input, decoding: Decoding, request_of: _RequestOf) -> Readi
 
 
 def _hint(decoding: Decoding) -> str:
-    return "" if decoding.long_source is None else " or set long_source"
+    return "" if decoding.request.is_score else " or set long_source"
 
 
 def _too_long(what: str, num_tokens: int, given: Input, *, hint: str = "") -> InvalidRequest:

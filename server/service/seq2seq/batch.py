@@ -11,14 +11,14 @@ from seq2seq_serve.server.errors import (
     is_about_all,
 )
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.calls import Call, sized
+from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding, with_patience
 from seq2seq_serve.server.service.status import reason_of, status_of
 
 _LEAST_OPEN = 64  # items that are decoded or wait at once; twice the slots if those are more
 
 
-async def generate_batch(message: pb.GenerateBatchRequest, model: ServedModel, call: Call) -> None:
+async def generate_batch(message: pb.GenerateBatchRequest, model: ServedModel, call: RemoteCall) -> None:
     """Decodes the items of a batch side by side. Each one is recorded as a call.
 
     Args:
@@ -38,12 +38,14 @@ async def generate_batch(message: pb.GenerateBatchRequest, model: ServedModel, c
     async def following() -> tuple[int, pb.BatchItem] | None:
         return next(items, None)
 
-    async def generate_and_send(item: pb.BatchItem, response: pb.GenerateBatchResponse, its: Call) -> None:
+    async def generate_and_send(
+        item: pb.BatchItem, response: pb.GenerateBatchResponse, its: RemoteCall
+    ) -> None:
         (answer,) = await with_patience(its, lambda: generate([item.sources], decoding, its))
-        response.response.CopyFrom(sized(answer))
+        response.response.CopyFrom(answer)
         await call.send(response)
 
-    async def answer(numbered: tuple[int, pb.BatchItem], its: Call) -> None:
+    async def answer(numbered: tuple[int, pb.BatchItem], its: RemoteCall) -> None:
         index, item = numbered
         response = pb.GenerateBatchResponse(index=index, tag=item.tag)
         error = await call.calls.run(its, generate_and_send(item, response, its), _ends_the_batch)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import ExitStack, aclosing, nullcontext
 from functools import partial
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.calls import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Call, check_answer_bytes
+from seq2seq_serve.server.service.call import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Call
 from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.read.inputs import cost_of_file, named_inputs
 from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
@@ -25,13 +25,17 @@ from seq2seq_serve.server.service.write.responses import (
     attention_bytes,
     checked,
     estimated_bytes,
+    estimated_heard_bytes,
     generate_response,
     pieces,
+    score_response,
     window_piece,
     with_token_times,
 )
 
 _Attempted = TypeVar("_Attempted")
+
+Write = Callable[[pb.Piece], Awaitable[None]]
 
 _HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
 
@@ -89,7 +93,7 @@ async def read_scoring(message: pb.ScoreRequest, model: ServedModel, call: Call)
 
 
 async def generate(
-    rows: list[Sequence[pb.Source]], decoding: Decoding, call: Call
+    rows: list[Sequence[pb.Source]], decoding: Decoding, call: Call, write: Write | None = None
 ) -> list[pb.GenerateResponse]:
     """Decodes the targets of some sources together. If one fails, the others are cancelled.
 
@@ -97,16 +101,17 @@ async def generate(
         rows: The sources of each target; emptied, so that they do not take memory while the requests wait.
         decoding: How the targets are decoded.
         call: The call that it came with.
+        write: Is called with each piece of whole characters when it is decoded; None writes none.
 
     Raises:
         ServerError: The error of the first request that is refused or fails; an `InvalidRequest` has its row.
     """
     if decoding.windows is not None:
-        return [await generate_windows(rows.pop(0), decoding, call) for _ in range(len(rows))]
+        return [await _generate_windows(rows.pop(0), decoding, call, write) for _ in range(len(rows))]
     engine = decoding.model.engine
     readings_of_all: list[list[Reading]] = []
     requests: list[Request] = []
-    num_bytes = num_tokens = 0
+    num_bytes = num_tokens = num_heard_bytes = 0
     is_only = len(rows) == 1
     while rows:
         try:
@@ -117,81 +122,39 @@ async def generate(
         readings_of_all.append(readings)
         requests += [reading.request for reading in readings]
         num_bytes += sum(estimated_bytes(reading, decoding) for reading in readings)
+        num_heard_bytes += sum(estimated_heard_bytes(reading, decoding) for reading in readings)
         num_tokens += sum(reading.request.queue_tokens for reading in readings)
-        check_answer_bytes(num_bytes)  # after each row: a refused call is not read further
+        call.check_answer_bytes(num_bytes)  # after each row: a refused call is not read further
         engine.check_size(len(requests), num_tokens)
-        await asyncio.sleep(0)  # lets other calls run before the next sources are read
-    with engine.submitted(requests, call.is_expired, is_accepted=call.is_accepted) as streams:
-        pairs_of_all: list[list[tuple[Reading, Result]]] = []
+        if rows:
+            await asyncio.sleep(0)  # lets other calls run before the next sources are read
+    pairs_of_all: list[list[tuple[Reading, Result]]] = []
+    with (
+        call.holding(0, num_heard_bytes) if num_heard_bytes else nullcontext(),
+        engine.submitted(requests, call.is_expired, is_accepted=call.is_accepted) as streams,
+    ):
         for readings in readings_of_all:
             pairs_of_all.append([])
             for reading in readings:
+                if write is not None:
+                    async for piece in pieces(reading, streams[0], decoding):
+                        if piece.hypothesis == 0 or len(readings) == 1:  # several: the best ones only
+                            await write(piece)
                 result = await succeeded(streams[0], call)
                 del streams[0]  # its result has the attention
-                timed = await _timed(reading, result, decoding, call) if decoding.word_timestamps else None
-                pairs_of_all[-1].append(timed or (reading, result))
-
-    def build() -> list[pb.GenerateResponse]:
-        return [generate_response(pairs, decoding) for pairs in pairs_of_all]
-
-    return await call.build(num_bytes, build)
+                pairs_of_all[-1].append(await _timed(reading, result, decoding, call))
+    return await call.build(
+        num_bytes, lambda _: [generate_response(pairs, decoding) for pairs in pairs_of_all]
+    )
 
 
-async def generate_pieces(
-    rows: list[Sequence[pb.Source]],
-    decoding: Decoding,
-    call: Call,
-    write: Callable[[pb.Piece], Awaitable[None]],
+async def _generate_windows(
+    sources: Sequence[pb.Source], decoding: Decoding, call: Call, write: Write | None
 ) -> pb.GenerateResponse:
-    """Decodes one target, and writes each piece of whole characters when it is decoded.
-
-    Args:
-        rows: The sources of the target alone; emptied as by `generate`.
-        decoding: How it is decoded.
-        call: The call that it came with.
-        write: Is called with each piece.
-
-    Raises:
-        ServerError: The request is refused or fails.
-    """
-    if decoding.windows is not None:
-        return await generate_windows(rows.pop(), decoding, call, write)
-    readings = await read(rows.pop(), decoding, call)
-    num_bytes = sum(estimated_bytes(reading, decoding) for reading in readings)
-    check_answer_bytes(num_bytes)
-    pairs = []
-    requests = [reading.request for reading in readings]
-    with decoding.model.engine.submitted(requests, call.is_expired) as streams:
-        for reading in readings:
-            async for piece in pieces(reading, streams[0], decoding):
-                if piece.hypothesis == 0 or len(readings) == 1:  # a split source streams the best ones only
-                    await write(piece)
-            result = await succeeded(streams[0], call)
-            del streams[0]
-            timed = await _timed(reading, result, decoding, call) if decoding.word_timestamps else None
-            pairs.append(timed or (reading, result))
-    return await call.build(num_bytes, partial(generate_response, pairs, decoding))
-
-
-async def generate_windows(
-    sources: Sequence[pb.Source],
-    decoding: Decoding,
-    call: Call,
-    write: Callable[[pb.Piece], Awaitable[None]] | None = None,
-) -> pb.GenerateResponse:
-    """Decodes a sound in windows, and writes a piece for each of them.
+    """Decodes a sound in windows, and writes a piece for each of them; as `generate`.
 
     Once the engine has accepted a request of the call, the others wait while the queue is full, and are
     decoded although the server drains.
-
-    Args:
-        sources: The sound.
-        decoding: How it is decoded.
-        call: The call that it came with.
-        write: Is called with each piece; None writes none.
-
-    Raises:
-        ServerError: The request is refused or fails.
     """
     [whole] = await with_patience(call, partial(read, sources, decoding, call))
     del sources
@@ -208,9 +171,10 @@ async def generate_windows(
         return await with_patience(call, attempt)
 
     num_held = sum(array.nbytes for array in whole.request.sources.values())
+    num_heard_bytes = estimated_heard_bytes(whole, decoding)
 
     async def hold() -> None:
-        held.enter_context(call.calls.holding(call, num_held))
+        held.enter_context(call.holding(num_held, num_heard_bytes))
 
     with ExitStack() as held:
         await with_patience(call, hold)
@@ -218,15 +182,23 @@ async def generate_windows(
             async for window, result in windows:
                 pairs.append(await _timed(window, result, decoding, call))
                 num_bytes += estimated_bytes(window, decoding)
-                check_answer_bytes(num_bytes)
+                call.check_answer_bytes(num_bytes)
                 if write is not None:
                     await write(window_piece(result, decoding))
     del whole
-    return await call.build(num_bytes, partial(generate_response, pairs, decoding))
+    return await call.build(num_bytes, lambda _: generate_response(pairs, decoding))
+
+
+async def score(reading: Reading, decoding: Decoding, call: Call) -> pb.ScoreResponse:
+    """Returns the log-probabilities of a given target; raises the ServerError of a request that fails."""
+    with decoding.model.engine.submitted([reading.request], call.is_expired) as (stream,):
+        return score_response(reading, await succeeded(stream, call), decoding)
 
 
 async def _timed(reading: Reading, result: Result, decoding: Decoding, call: Call) -> tuple[Reading, Result]:
-    """Returns what `with_token_times` does, which takes long if words have times."""
+    """Returns what `with_token_times` does, if words have times."""
+    if not decoding.options.word_timestamps:
+        return reading, result
     return await call.build(attention_bytes(result), partial(with_token_times, reading, result, decoding))
 
 
@@ -254,5 +226,5 @@ async def succeeded(stream: Stream, call: Call, *, is_repeated: bool = False) ->
         ServerError: The request failed.
     """
     result = await stream.wait()
-    call.record.work.add(stream.request, result, is_repeated=is_repeated)
+    call.work.add(stream.request, result, is_repeated=is_repeated)
     return checked(result)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.errors import InvalidRequest, UnknownModel
 from seq2seq_serve.server.models.repository import Repository
-from seq2seq_serve.server.service.calls import Call
+from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.write.responses import model_message
 
 
@@ -15,7 +15,9 @@ class RepositoryService:
     def __init__(self, repository: Repository) -> None:
         self._repository = repository
 
-    async def ListVersions(self, message: pb.ListVersionsRequest, _call: Call) -> pb.ListVersionsResponse:
+    async def ListVersions(
+        self, message: pb.ListVersionsRequest, _call: RemoteCall
+    ) -> pb.ListVersionsResponse:
         """Answers with every version on disk, its state, and why it is not served."""
         index = await self._repository.index()
         names = {one.model_name for one, _, _ in index}
@@ -32,12 +34,12 @@ class RepositoryService:
             ]
         )
 
-    async def LoadModel(self, message: pb.LoadModelRequest, _call: Call) -> pb.LoadModelResponse:
+    async def LoadModel(self, message: pb.LoadModelRequest, _call: RemoteCall) -> pb.LoadModelResponse:
         """Serves the given version of a model, or the newest, and answers when it is served."""
         model = await self._repository.load(_named(message.model), message.version)
         return pb.LoadModelResponse(model=model_message(model))
 
-    async def UnloadModel(self, message: pb.UnloadModelRequest, _call: Call) -> pb.UnloadModelResponse:
+    async def UnloadModel(self, message: pb.UnloadModelRequest, _call: RemoteCall) -> pb.UnloadModelResponse:
         """Stops serving a model."""
         await self._repository.unload(_named(message.model))
         return pb.UnloadModelResponse()

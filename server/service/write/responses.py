@@ -89,15 +89,27 @@ def estimated_bytes(reading: Reading, decoding: Decoding) -> int:
     request, num_hops = reading.request, decoding.model.sizing.num_hops
     target_length = len(request.prefix_ids) + request.max_new_tokens + 1
     each = target_length * (_TOKEN_BYTES + _ALTERNATIVE_BYTES * request.num_alternatives)
-    if decoding.attention:
+    if decoding.options.attention:
         num_weights = target_length * request.memory_length
         each += num_weights * (1 + num_hops if num_hops > 1 else 1) * _WEIGHT_BYTES
         each += sum(len(sentence.encode()) for sentence in reading.sentences)
-    if decoding.timestamps:
-        each += target_length * _SEGMENT_BYTES * (1 + decoding.word_timestamps)
+    if decoding.options.timestamps:
+        each += target_length * _SEGMENT_BYTES * (1 + decoding.options.word_timestamps)
     if request.attention:
         each += (target_length + request.memory_length) * _TOKEN_BYTES
     return request.num_hypotheses * each
+
+
+def estimated_heard_bytes(reading: Reading, decoding: Decoding) -> int:
+    """Returns the size of the attention from which the words of a reading's targets get their times.
+
+    It is not in the answer, and as large as that of the longest targets.
+    """
+    if not decoding.options.word_timestamps:
+        return 0
+    request, num_heads = reading.request, decoding.model.sizing.num_alignment_heads
+    target_length = len(request.prefix_ids) + request.max_new_tokens + 1
+    return request.num_hypotheses * target_length * num_heads * request.memory_length * _WEIGHT_BYTES
 
 
 def checked(result: Result) -> Result:
@@ -232,14 +244,14 @@ def _hypothesis(
         message.score = hypothesis.score
     if request.num_alternatives:
         _add_alternatives(message, hypothesis.choices, decoding.model)
-    if decoding.attention:
+    if decoding.options.attention:
         message.attention.CopyFrom(_attention(reading, hypothesis, decoding.model))
-    if decoding.timestamps:
+    if decoding.options.timestamps:
         message.segments.extend(_segments(reading, hypothesis, decoding.model, token_times))
         if reading.window is not None:
             for segment in message.segments:
                 segment.window.CopyFrom(reading.window)
-    if decoding.word_alignment:
+    if decoding.options.word_alignment:
         message.word_alignment.CopyFrom(_word_alignment(request, hypothesis, decoding.model))
     return message
 
@@ -249,10 +261,10 @@ def with_token_times(reading: Reading, result: Result, decoding: Decoding) -> tu
 
     Its attention, which may have hundreds of megabytes, is kept only if the request asks for it.
     """
-    if not decoding.word_timestamps:
+    if not decoding.options.word_timestamps:
         return reading, result
     times = tuple(_token_times(reading, one, decoding.model) for one in result.hypotheses)
-    if not decoding.attention:
+    if not decoding.options.attention:
         result = result._replace(hypotheses=tuple(one._replace(attended=[]) for one in result.hypotheses))
     return replace(reading, token_times=times), result
 
@@ -344,7 +356,7 @@ def _add_alternatives(message: pb.Hypothesis, choices: Sequence[Choice], model: 
 def _attention(reading: Reading, hypothesis: Hypothesis, model: ServedModel) -> pb.Attention:
     attention = hypothesis.attention  # (T, S), or (T, hops or heads, S)
     assert attention is not None
-    if model.sizing.has_alignment_heads:
+    if model.sizing.num_alignment_heads:
         attention = attention.mean(axis=1)
     target_ids = list(hypothesis.token_ids)
     if hypothesis.finish_reason is FinishReason.EOS:

@@ -16,7 +16,7 @@ from seq2seq_serve.protos import open_inference_pb2 as oip
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from seq2seq_serve.server.service import calls, rpcs
-from seq2seq_serve.server.service.calls import Call, Calls
+from seq2seq_serve.server.service.calls import Calls, RemoteCall
 from seq2seq_serve.server.service.health import SEQ2SEQ
 from seq2seq_serve.server.service.write import responses as answers
 from seq2seq_serve.server.telemetry.metrics import Metrics
@@ -40,7 +40,7 @@ def test_the_callers_request_id_is_kept_and_else_one_is_made():
     asyncio.run(run())
 
 
-def opened(given_id: str | bytes) -> Call:
+def opened(given_id: str | bytes) -> RemoteCall:
     """A call whose caller sent an id."""
     metadata = (("x-request-id", given_id),)
     return make_rpcs(Metrics())._calls.open(
@@ -124,7 +124,7 @@ def test_a_bug_is_internal_with_a_fixed_text_and_its_traceback_is_in_the_log(met
     assert "RuntimeError: secret customer text" in caplog.text
 
 
-def abandoned(calls: Calls) -> Call:
+def abandoned(calls: Calls) -> RemoteCall:
     """A call whose caller has just left."""
 
     async def write(_message: object) -> None:
@@ -285,7 +285,7 @@ def test_large_requests_are_bounded_while_their_calls_are_open(monkeypatch):
             await asyncio.gather(*waiting)
             await send(small + padding)
             await served.until_calls_are_over()
-            assert not served.app._calls._held.held
+            assert not served.app._calls.held.held
 
     asyncio.run(run())
 

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
-from seq2seq_serve.server.service.calls import Call
+from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.fair_thread import FairThread
 from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.service.harness import make_rpcs
@@ -28,7 +28,7 @@ async def thread_of(max_bytes: int = 8 * LONG) -> AsyncIterator[FairThread]:
 
 
 @asynccontextmanager
-async def a_call() -> AsyncIterator[Call]:
+async def a_call() -> AsyncIterator[RemoteCall]:
     calls = make_rpcs(Metrics())._calls
     try:
         yield calls.open("s", "m", metadata=(), peer="ipv4:1:1", remaining_seconds=None, write=None)

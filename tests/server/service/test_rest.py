@@ -379,7 +379,7 @@ def test_large_requests_are_held_as_those_of_grpc(monkeypatch):
             _, writer = await asyncio.open_connection("127.0.0.1", served.app.http.port)
             writer.write(head)  # its body does not come
             async with asyncio.timeout(20):
-                while not served.app._calls._held.held:
+                while not served.app._calls.held.held:
                     await asyncio.sleep(0)
             body = b" " * 2_000_000
             status, _, answer = await asyncio.to_thread(ask, served.app.http.port, "POST", INFER, body)

@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from seq2seq_serve.server.engine.result import FinishReason, Load, Result, Timings, Turn, Update
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFailed
 from seq2seq_serve.server.telemetry.metrics import LATENCY_BOUNDS, STEP_BOUNDS, Metrics
+from seq2seq_serve.server.telemetry.record import Caller
 from tests.server.fakes import make_request, record_of, sample_value
 
 NAMES = {
@@ -101,7 +102,7 @@ def value(metrics: Metrics, name: str, **labels: str) -> float | None:
 
 def test_the_names_and_types_are_those_of_the_design_and_no_others():
     metrics = metrics_of()
-    metrics.record_call(record_of(has_token=True))
+    metrics.record_call(record_of(caller=Caller("shop", has_token=True)))
     families = list(text_string_to_metric_families(generate_latest(metrics.registry).decode()))
     assert {family.name: family.type for family in families} == NAMES
 

@@ -623,6 +623,6 @@ def test_requests_that_wait_in_streams_are_bounded(monkeypatch):
                 while await stream.read() is not aio.EOF:
                     pass
             await served.until_calls_are_over()
-            assert not served.app._calls._held.held
+            assert not served.app._calls.held.held
 
     asyncio.run(run())

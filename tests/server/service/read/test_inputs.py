@@ -19,7 +19,7 @@ from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.client import ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.runner.runner import OnnxRunner
-from seq2seq_serve.server.service.calls import Call
+from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.read import inputs
 from tests.server.service.harness import byte_tokenizer, serving_bundles, with_manifest
 from tests.server.toys import KINDS, MAX_TARGET_LENGTH
@@ -537,12 +537,12 @@ def test_the_price_of_a_source_is_that_of_what_will_be_decoded(toy_paths, monkey
     """A picture model paid for all frames, and a clip that would be refused kept its caller out for hours."""
     prices = []
 
-    async def noted(self, work, num_bytes, inner=Call.read, **options):
+    async def noted(self, work, num_bytes, inner=RemoteCall.read, **options):
         if num_bytes:  # the options have none
             prices.append(num_bytes)
         return await inner(self, work, num_bytes, **options)
 
-    monkeypatch.setattr(Call, "read", noted)
+    monkeypatch.setattr(RemoteCall, "read", noted)
     large, small = gif(9_999, 2000, 2000), gif(41, 100, 100)
     many = np.zeros((25, 3), np.float32)
     num_headers = 100  # the most bytes of a message besides its contents

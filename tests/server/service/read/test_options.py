@@ -447,7 +447,7 @@ def test_an_option_that_does_not_go_with_the_model_or_with_others_is_refused(nam
         reads_text="long_source" in others,
         reads_sound=False,
         manifest=SimpleNamespace(timestamps=None),
-        sizing=SimpleNamespace(num_hops=0, has_alignment_heads=False, num_slots=4, vocab_size=100),
+        sizing=SimpleNamespace(num_hops=0, num_alignment_heads=0, num_slots=4, vocab_size=100),
         max_target_length=64,
     )
     with pytest.raises(InvalidRequest, match=f"^{re.escape(message)}$") as caught:

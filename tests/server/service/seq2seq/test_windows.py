@@ -536,7 +536,7 @@ def test_the_spectrograms_of_open_sounds_are_bounded(whisper_path, monkeypatch):
             @contextmanager
             def holding_until_the_other_is_refused(call, num_bytes):
                 with holding(call, num_bytes):
-                    held.append(dict(opened._held.held))
+                    held.append(dict(opened.held.held))
                     with pytest.raises(Overloaded, match="the limit is 200000"), holding(call, num_bytes):
                         pass
                     yield
@@ -546,6 +546,6 @@ def test_the_spectrograms_of_open_sounds_are_bounded(whisper_path, monkeypatch):
             assert answer.usage.source_seconds == 30
             [of_callers] = held
             assert sum(of_callers.values()) >= 3_000 * NUM_MELS * 4
-            assert not opened._held.held
+            assert not opened.held.held
 
     asyncio.run(run())
