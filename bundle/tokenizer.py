@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import tokenizers
@@ -21,6 +21,10 @@ from seq2seq_serve.bundle.normalization import Normalization, normalization_of
 # A private-use character: it does not compose with its neighbours, so normalisation leaves them alone.
 _MARK = "\ue000"
 _SPACE = "\u2581"
+
+# A text of more characters is cut before white space. One that fits into a model never is.
+_LEAST_PIECE, _PIECE_PER_TOKEN = 4096, 64
+_WHITE_SPACE = re.compile(r"\s(?=\S)")
 
 
 class Tokenizer:
@@ -147,15 +151,31 @@ class Tokenizer:
         return self.encode_sources([text])[0]
 
     def encode_truncated(
-        self, text: str, max_length: int, prefix: Sequence[int] = (), suffix: Sequence[int] = ()
+        self,
+        text: str,
+        max_length: int,
+        prefix: Sequence[int] = (),
+        suffix: Sequence[int] = (),
+        before_piece: Callable[[], None] = lambda: None,
     ) -> tuple[list[int], int]:
         """`prefix`, the ids of `text`, and `suffix`: at most `max_length` tokens.
+
+        Args:
+            text: The text.
+            max_length: The most tokens, special ones included.
+            prefix: Special tokens.
+            suffix: Special tokens.
+            before_piece: Is called before each piece of a very long text; an error that it raises ends the
+                work.
 
         Returns:
             The ids, and the number of tokens that were cut from the text's end.
         """
         # The library's own truncation is not used: it keeps the cut tokens, and blocks all other threads.
-        token_ids = self.encode(text)
+        token_ids: list[int] = []
+        for piece in _pieces(text, max(_LEAST_PIECE, _PIECE_PER_TOKEN * max_length)):
+            before_piece()
+            token_ids += self.encode(piece)
         num_over = max(len(prefix) + len(token_ids) + len(suffix) - max_length, 0)
         return [*prefix, *token_ids[: len(token_ids) - num_over], *suffix], num_over
 
@@ -272,6 +292,18 @@ class Tokenizer:
             return bytes.fromhex(token[3:5])
         text = self._inner.decode([self._other_id, token_id])
         return text[len(self._inner.decode([self._other_id])) :].encode()
+
+
+def _pieces(text: str, length: int) -> Iterator[str]:
+    """Yields a text in pieces of about this length, which begin with white space where there is some."""
+    begin = 0
+    while begin < len(text):
+        end = begin + length
+        if end < len(text):
+            places = [found.start() for found in _WHITE_SPACE.finditer(text, begin + length // 2, end)]
+            end = places[-1] if places else end
+        yield text[begin:end]
+        begin = end
 
 
 def _decoder_types(inner: tokenizers.Tokenizer) -> set[str]:

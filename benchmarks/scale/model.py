@@ -246,8 +246,8 @@ class _TimedCore(CoreHandle):
     def cancel(self, request: Request, *, is_expired: bool) -> None:
         self._send(Cancel(request, is_expired))
 
-    def is_hung(self) -> bool:
-        return False
+    def turn_seconds(self) -> float:
+        return 0.0
 
     def kill(self) -> None:
         if self._timer is not None:

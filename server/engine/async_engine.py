@@ -33,7 +33,8 @@ _MOST_FAILING_SECONDS = 10.0  # after which a core whose steps fail is started a
 _WATCH_SECONDS = 1.0
 _LONGEST_RESTART_SECONDS = 30.0  # between two tries
 
-LONGEST_TURN_SECONDS = 60.0  # no encode or step of a sound machine takes as long
+# A start runs every graph, and no turn of a sound machine takes several times as long.
+_LEAST_TURN_SECONDS, _TURN_PER_START = 60.0, 5
 
 
 class CoreHandle(ABC):
@@ -52,6 +53,7 @@ class CoreHandle(ABC):
         is_ready: Whether it takes requests.
         failing_since: When its turns began to raise; None while they do not.
         last_turn_at: When it last reported a turn, or was sent a request while it had none.
+        longest_turn_seconds: A turn that takes longer hangs.
         can_be_killed: Whether `kill` also ends it while it hangs.
     """
 
@@ -66,6 +68,7 @@ class CoreHandle(ABC):
         self.is_ready = False
         self.failing_since: float | None = None
         self.last_turn_at = time.monotonic()
+        self.longest_turn_seconds = _LEAST_TURN_SECONDS
 
     @abstractmethod
     async def start(self, turned: Callable[[Turn], None], ended: Callable[[str], None]) -> None:
@@ -88,8 +91,12 @@ class CoreHandle(ABC):
         """End a request that was sent to it."""
 
     @abstractmethod
+    def turn_seconds(self) -> float:
+        """Returns the age of its present turn: 0 while it sleeps, infinite if it does not show any life."""
+
     def is_hung(self) -> bool:
-        """Whether its silence, or its present turn, lasts longer than that of any sound core."""
+        """Whether its present turn lasts longer than that of any sound core."""
+        return self.turn_seconds() > self.longest_turn_seconds
 
     @abstractmethod
     def kill(self) -> None:
@@ -238,7 +245,7 @@ class AsyncEngine:
             self._queue.add(ordered, num_held, self._clock())
         except ServerError as error:
             if not (is_accepted and isinstance(error, Overloaded)):
-                self.statistics.failed.count += len(requests)
+                self.statistics.counts["fail"] += len(requests)
             raise
         streams = [Stream(request) for request in requests]
         loop = asyncio.get_running_loop()
@@ -394,7 +401,9 @@ class AsyncEngine:
         self.statistics.record_turn(turn)
 
     async def _start(self, core: CoreHandle) -> None:
+        began = self._clock()
         await core.start(partial(self._turned, core), partial(self._ended, core))
+        core.longest_turn_seconds = max(_LEAST_TURN_SECONDS, _TURN_PER_START * (self._clock() - began))
         core.is_ready, core.failing_since, core.load = True, None, Load(0, 0, 0, 0)
         core.last_turn_at = self._clock()
 

@@ -11,7 +11,7 @@ from seq2seq_serve.bundle.manifest import Bundle, VariantFiles
 from seq2seq_serve.bundle.names import Verb
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.server.config import RunnerConfig, Speculation
-from seq2seq_serve.server.engine.async_engine import LONGEST_TURN_SECONDS, CoreHandle
+from seq2seq_serve.server.engine.async_engine import CoreHandle
 from seq2seq_serve.server.engine.core import Admit, Cancel, Core, Stop
 from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.request import Request
@@ -122,9 +122,9 @@ class ThreadCore(CoreHandle):
         assert self._core is not None
         self._core.send(Stop())
 
-    def is_hung(self) -> bool:
-        """Whether its turn takes too long."""
-        return self._core is not None and self._core.turn_seconds() > LONGEST_TURN_SECONDS
+    def turn_seconds(self) -> float:
+        """As `CoreHandle.turn_seconds`."""
+        return 0.0 if self._core is None else self._core.turn_seconds()
 
     async def stop(self) -> None:
         """As `CoreHandle.stop`."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import mmap
 import os
 import pickle
@@ -24,7 +25,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, NamedTuple
 
-from seq2seq_serve.server.engine.async_engine import LONGEST_TURN_SECONDS, CoreHandle
+from seq2seq_serve.server.engine.async_engine import CoreHandle
 from seq2seq_serve.server.engine.core import STOP_SECONDS, Admit, Cancel, Core, Stop
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Turn, Update
@@ -129,10 +130,10 @@ class ProcessCore(CoreHandle):
         if request.number in self._by_number:
             self._send(_Cancel(request.number, is_expired))
 
-    def is_hung(self) -> bool:
-        """Whether the process does not run, or its turn takes too long."""
+    def turn_seconds(self) -> float:
+        """As `CoreHandle.turn_seconds`, as the process last reported it."""
         is_silent = time.monotonic() - self._heard_at > _LONGEST_SILENCE_SECONDS
-        return is_silent or self._turn_seconds > LONGEST_TURN_SECONDS
+        return math.inf if is_silent else self._turn_seconds
 
     def kill(self) -> None:
         """End the process."""

@@ -177,8 +177,9 @@ class RemoteCall(Call):
             InvalidRequest: The message is too long.
         """
         try:
+            self.check_answer_bytes(message.ByteSize())
             async with self.writing:
-                await self.write(self.sized(message))
+                await self.write(message)
         except aio.InternalError as error:  # gRPC fails a write that waits before it cancels the handler
             raise asyncio.CancelledError from error
 

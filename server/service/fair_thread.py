@@ -95,7 +95,7 @@ class FairThread:
                     job = self._pool.submit(begin)
                     return await asyncio.wrap_future(job)
         except TimeoutError:
-            raise DeadlineExceeded("the deadline passed before the sources were read") from None
+            raise DeadlineExceeded("the deadline passed before the work was done") from None
         finally:
             has_left.set()
             if job is None or job.cancel():  # the thread will not begin it

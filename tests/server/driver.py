@@ -77,7 +77,7 @@ class DrivenCore(CoreHandle):
     def __init__(self, runner: FakeRunner | OnnxRunner, clock: Callable[[], float]) -> None:
         super().__init__(runner.num_slots)
         self.core = Core(runner, model_name="fake", deliver=lambda turn: self._turned(turn), clock=clock)
-        self.is_silent = False
+        self.age = 0.0  # of its present turn
 
     async def start(self, turned, ended) -> None:
         self._turned, self.ended = turned, ended
@@ -88,8 +88,8 @@ class DrivenCore(CoreHandle):
     def cancel(self, request: Request, *, is_expired: bool) -> None:
         self.core.send(Cancel(request, is_expired))
 
-    def is_hung(self) -> bool:
-        return self.is_silent
+    def turn_seconds(self) -> float:
+        return self.age
 
     def kill(self) -> None:
         self.ended("it was killed")

@@ -12,7 +12,7 @@ from seq2seq_serve.server.service.open_inference.requests import (
     TEXT_INPUT,
 )
 from seq2seq_serve.server.service.open_inference.tensors import BYTES, FP32, INT64, UINT8
-from seq2seq_serve.server.telemetry.statistics import Statistics, Sum
+from seq2seq_serve.server.telemetry.statistics import Statistics
 
 SERVER_NAME = "seq2seq-serve"
 REPOSITORY = "model_repository"
@@ -26,6 +26,7 @@ EXTENSIONS = (
 )
 _PLATFORM = "onnxruntime_seq2seq"
 _NANOSECONDS = 1e9
+_STATISTICS = ("success", "fail", "queue", "compute_input", "compute_infer")
 
 _ANY = -1
 # Name, datatype, and shape: rows x positions for inputs, rows x hypotheses x positions for outputs.
@@ -108,21 +109,15 @@ def statistics_message(model: ServedModel) -> pb.ModelStatistics:
         name=model.name,
         version=model.version,
         last_inference=round(its.last_request * 1000),
-        inference_count=its.succeeded.count,
-        execution_count=its.decoded.count,
-        inference_stats=pb.InferStatistics(
-            success=_duration(its.succeeded),
-            fail=_duration(its.failed),
-            queue=_duration(its.queued),
-            compute_input=_duration(its.encoded),
-            compute_infer=_duration(its.decoded),
-        ),
+        inference_count=its.counts["success"],
+        execution_count=its.counts["compute_infer"],
+        inference_stats=pb.InferStatistics(**{name: _duration(its, name) for name in _STATISTICS}),
         batch_stats=[
-            pb.InferBatchStatistics(batch_size=num_rows, compute_infer=_duration(steps))
-            for num_rows, steps in sorted(its.steps_by_rows.items())
+            pb.InferBatchStatistics(batch_size=num_rows, compute_infer=_duration(its, num_rows))
+            for num_rows in sorted(name for name in its.counts if isinstance(name, int))
         ],
     )
 
 
-def _duration(total: Sum) -> pb.StatisticDuration:
-    return pb.StatisticDuration(count=total.count, ns=round(total.seconds * _NANOSECONDS))
+def _duration(its: Statistics, name: str | int) -> pb.StatisticDuration:
+    return pb.StatisticDuration(count=its.counts[name], ns=round(its.seconds[name] * _NANOSECONDS))

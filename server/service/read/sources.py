@@ -238,7 +238,7 @@ def _read_text(
                 field=given.field,
             )
         return readings
-    token_ids, num_over = model.source_tokenizer.encode_truncated(text, limit, *decoding.frame)
+    token_ids, num_over = model.source_tokenizer.encode_truncated(text, limit, *decoding.frame, checkpoint)
     if num_over and decoding.options.long_source != LONG_SOURCE_TRUNCATE:
         raise _too_long("the source", limit + num_over, given, hint=_hint(decoding))
     return [Reading(request_of({given.name: np.asarray(token_ids, np.int64)}), num_truncated=num_over)]

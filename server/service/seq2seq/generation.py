@@ -122,12 +122,12 @@ async def generate(
         readings_of_all.append(readings)
         requests += [reading.request for reading in readings]
         num_bytes += sum(estimated_bytes(reading, decoding) for reading in readings)
-        num_heard_bytes += sum(estimated_heard_bytes(reading, decoding) for reading in readings)
+        if decoding.options.word_timestamps:
+            num_heard_bytes += sum(estimated_heard_bytes(reading, decoding) for reading in readings)
         num_tokens += sum(reading.request.queue_tokens for reading in readings)
         call.check_answer_bytes(num_bytes)  # after each row: a refused call is not read further
         engine.check_size(len(requests), num_tokens)
-        if rows:
-            await asyncio.sleep(0)  # lets other calls run before the next sources are read
+        await asyncio.sleep(0)  # lets other calls run before the next sources are read
     pairs_of_all: list[list[tuple[Reading, Result]]] = []
     with (
         call.holding(0, num_heard_bytes) if num_heard_bytes else nullcontext(),
@@ -171,7 +171,7 @@ async def _generate_windows(
         return await with_patience(call, attempt)
 
     num_held = sum(array.nbytes for array in whole.request.sources.values())
-    num_heard_bytes = estimated_heard_bytes(whole, decoding)
+    num_heard_bytes = estimated_heard_bytes(whole, decoding) if decoding.options.word_timestamps else 0
 
     async def hold() -> None:
         held.enter_context(call.holding(num_held, num_heard_bytes))
@@ -196,7 +196,7 @@ async def score(reading: Reading, decoding: Decoding, call: Call) -> pb.ScoreRes
 
 
 async def _timed(reading: Reading, result: Result, decoding: Decoding, call: Call) -> tuple[Reading, Result]:
-    """Returns what `with_token_times` does, if words have times."""
+    """Returns what `with_token_times` does, if words have times; it may take a second."""
     if not decoding.options.word_timestamps:
         return reading, result
     return await call.build(attention_bytes(result), partial(with_token_times, reading, result, decoding))

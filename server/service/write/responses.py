@@ -16,6 +16,7 @@ from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.result import Choice, FinishReason, Hypothesis, Result
 from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.read.inputs import max_seconds
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.sentences import space_after
@@ -105,8 +106,6 @@ def estimated_heard_bytes(reading: Reading, decoding: Decoding) -> int:
 
     It is not in the answer, and as large as that of the longest targets.
     """
-    if not decoding.options.word_timestamps:
-        return 0
     request, num_heads = reading.request, decoding.model.sizing.num_alignment_heads
     target_length = len(request.prefix_ids) + request.max_new_tokens + 1
     return request.num_hypotheses * target_length * num_heads * request.memory_length * _WEIGHT_BYTES
@@ -256,14 +255,15 @@ def _hypothesis(
     return message
 
 
-def with_token_times(reading: Reading, result: Result, decoding: Decoding) -> tuple[Reading, Result]:
+def with_token_times(
+    reading: Reading, result: Result, decoding: Decoding, checkpoint: Checkpoint
+) -> tuple[Reading, Result]:
     """Returns a reading with the times of its targets' tokens, and a result without what gave them.
 
-    Its attention, which may have hundreds of megabytes, is kept only if the request asks for it.
+    Its attention, which may have hundreds of megabytes, is kept only if the request asks for it. An error
+    that `checkpoint` raises ends the work.
     """
-    if not decoding.options.word_timestamps:
-        return reading, result
-    times = tuple(_token_times(reading, one, decoding.model) for one in result.hypotheses)
+    times = tuple(_token_times(reading, one, decoding.model, checkpoint) for one in result.hypotheses)
     if not decoding.options.attention:
         result = result._replace(hypotheses=tuple(one._replace(attended=[]) for one in result.hypotheses))
     return replace(reading, token_times=times), result
@@ -274,13 +274,17 @@ def attention_bytes(result: Result) -> int:
     return sum(weights.nbytes for hypothesis in result.hypotheses for weights in hypothesis.attended)
 
 
-def _token_times(reading: Reading, hypothesis: Hypothesis, model: ServedModel) -> Times:
+def _token_times(
+    reading: Reading, hypothesis: Hypothesis, model: ServedModel, checkpoint: Checkpoint
+) -> Times:
     [spec] = model.sources.values()
     step = max_seconds(spec) / reading.request.memory_length
     assert hypothesis.attention is not None
     assert model.manifest.timestamps is not None
     first_id = model.manifest.timestamps.first_id
-    return token_times(hypothesis.attention, hypothesis.token_ids, first_id, reading.num_seconds, step)
+    return token_times(
+        hypothesis.attention, hypothesis.token_ids, first_id, reading.num_seconds, step, checkpoint
+    )
 
 
 def _segments(

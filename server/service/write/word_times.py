@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +47,12 @@ class Word(NamedTuple):
 
 
 def token_times(
-    attention: NDArray[Any], token_ids: Sequence[int], first_time_id: int, sound_seconds: float, step: float
+    attention: NDArray[Any],
+    token_ids: Sequence[int],
+    first_time_id: int,
+    sound_seconds: float,
+    step: float,
+    checkpoint: Callable[[], None],
 ) -> Times:
     """Returns when each token of a target that is not a time begins and ends, in seconds, by its place.
 
@@ -57,13 +62,14 @@ def token_times(
         first_time_id: It and all ids after it are times.
         sound_seconds: The length of the sound; padding follows it.
         step: The seconds of a position.
+        checkpoint: Is called for each head; an error that it raises ends the work.
     """
     places = [place for place, token_id in enumerate(token_ids) if token_id < first_time_id]
     if not places:
         return {}
     num_positions = min(max(math.ceil(sound_seconds / step), 1), attention.shape[2])
     rows = [*places, *range(len(token_ids), len(attention))]
-    starts = [start * step for start in token_starts(attention[rows], num_positions)]
+    starts = [start * step for start in token_starts(attention[rows], num_positions, checkpoint)]
     ends = [*starts[1:], *[sound_seconds] * (len(starts) == len(places))]
     return {
         place: (begin, min(end, sound_seconds))
@@ -71,15 +77,19 @@ def token_times(
     }
 
 
-def token_starts(attention: NDArray[Any], num_positions: int) -> list[int]:
+def token_starts(attention: NDArray[Any], num_positions: int, checkpoint: Callable[[], None]) -> list[int]:
     """Returns the position of a sound at which each token of a target begins; none is before the one before.
 
     Args:
         attention: `(T, H, S)`, not negative.
         num_positions: Those of the sound; padding follows it.
+        checkpoint: As for `token_times`.
     """
     num_heads = attention.shape[1]
-    smooth = sum(_smoothed(_normal(attention[:, head, :num_positions])) for head in range(num_heads))
+    smooth = np.zeros((len(attention), num_positions), np.float32)
+    for head in range(num_heads):
+        checkpoint()
+        smooth += _smoothed(_normal(attention[:, head, :num_positions]))
     return _cheapest_path(np.asarray(smooth, np.float64) / -num_heads)
 
 

@@ -116,8 +116,8 @@ def test_long_events_of_a_stream_are_written_beside_the_event_loop(monkeypatch):
         return generate_answer(response)
 
     monkeypatch.setattr(rest, "generate_answer", answer_and_note)
-    for most, beginning in ((calls._SMALL_ANSWER_BYTES, "MainThread"), (0, "answers")):
-        monkeypatch.setattr(calls, "_SMALL_ANSWER_BYTES", most)
+    for most, beginning in ((calls.SMALL_ANSWER_BYTES, "MainThread"), (0, "answers")):
+        monkeypatch.setattr(calls, "SMALL_ANSWER_BYTES", most)
         names.clear()
         _, _, text = serve_and(lambda port: ask(port, "POST", STREAM, {"text_input": "오늘은 ab"}))
         assert len(names) == len(events_of(text))
@@ -196,7 +196,7 @@ def test_a_reader_who_leaves_in_the_middle_frees_the_slot():
                     await asyncio.sleep(0)
             runner.permits.release()  # for the step that was under way
             await served.until_calls_are_over()
-            assert not served.app._rest._open.held
+            assert not served.app._rest.open.held
 
     asyncio.run(run())
 

@@ -300,7 +300,7 @@ def test_only_the_first_request_of_a_sound_is_refused_by_a_full_queue(whisper_pa
             answer = await served.stub.Generate(request)
             num_windows = max(len(answer.sentences), 1)
             assert len(full) == 2 * num_windows * 7  # six temperatures, and the probability of no speech
-            assert served.model.engine.statistics.failed.count == 1
+            assert served.model.engine.statistics.counts["fail"] == 1
             return answer.usage.source_tokens
 
     num_source_tokens = asyncio.run(run())
@@ -360,13 +360,13 @@ def test_words_have_the_times_of_the_attention_of_transformers_heads(whisper_pat
                 weights = theirs(features, decoder_input_ids=fed, output_attentions=True).cross_attentions
             # The checkpoint does not name its heads, and has one layer.
             attention = weights[0][0, :, len(start_ids) - 1 :].transpose(0, 1).numpy()  # (T, H, S)
-            [(found, *others)] = read
+            [(found, *others, checkpoint)] = read
             np.testing.assert_allclose(found, attention[: len(found)], atol=1e-5)
             shown = np.reshape(hypothesis.attention.weights, (-1, attention.shape[2]))
             np.testing.assert_allclose(shown, found.mean(axis=1), atol=1e-6)
             first_id = model.manifest.timestamps.first_id
             assert others == [tuple(hypothesis.token_ids), first_id, SECONDS, SECONDS / attention.shape[2]]
-            times = token_times(found, *others)
+            times = token_times(found, *others, checkpoint)
             place, num_words = 0, 0
             for segment in hypothesis.segments:
                 while hypothesis.token_ids[place] >= first_id:
@@ -389,11 +389,11 @@ def test_the_attention_of_pieces_is_dropped_before_the_answer_is_built(whisper_p
         answered.append([len(pairs), sum(responses.attention_bytes(result) for _, result in pairs)])
         return responses.generate_response(pairs, decoding)
 
-    def times_of(reading, result, decoding):
+    def times_of(reading, result, decoding, checkpoint):
         assert responses.attention_bytes(result) > 0
         streams = [one for one in gc.get_objects() if isinstance(one, Stream)]
         timed.append([one.result is result for one in streams].count(True))
-        return responses.with_token_times(reading, result, decoding)
+        return responses.with_token_times(reading, result, decoding, checkpoint)
 
     monkeypatch.setattr(generation, "generate_response", build)
     monkeypatch.setattr(generation, "with_token_times", times_of)
@@ -502,15 +502,16 @@ def test_only_the_first_sound_of_a_call_is_refused_for_the_spectrograms_of_other
         async with serving_bundles(whisper_path / "bundle") as served:
             triton = GRPCInferenceServiceStub(served.channel)
             expected = await triton.ModelInfer(two_sounds())
-            holding, tries, refused = served.app._calls.holding, [], [1]
+            held, tries, refused = served.app._calls.held, [], [1]
+            taken = held.taken
 
-            def holding_but(call, num_bytes):
+            def taken_but(caller, num_bytes):
                 tries.append(num_bytes)
                 if len(tries) in refused:
                     raise Overloaded("spectrograms take all room", retry_after_seconds=0.0)
-                return holding(call, num_bytes)
+                return taken(caller, num_bytes)
 
-            served.app._calls.holding = holding_but
+            held.taken = taken_but
             with pytest.raises(AioRpcError, match="spectrograms take all room"):
                 await triton.ModelInfer(two_sounds())
             tries.clear()
@@ -529,23 +530,22 @@ def test_the_spectrograms_of_open_sounds_are_bounded(whisper_path, monkeypatch):
 
     async def run():
         async with serving_bundles(whisper_path / "bundle") as served:
-            opened = served.app._calls
-            held = []
-            holding = opened.holding
+            shares, held = served.app._calls.held, []
+            taken = shares.taken
 
             @contextmanager
-            def holding_until_the_other_is_refused(call, num_bytes):
-                with holding(call, num_bytes):
-                    held.append(dict(opened.held.held))
-                    with pytest.raises(Overloaded, match="the limit is 200000"), holding(call, num_bytes):
+            def taken_until_the_other_is_refused(caller, num_bytes):
+                with taken(caller, num_bytes):
+                    held.append(dict(shares.held))
+                    with pytest.raises(Overloaded, match="the limit is 200000"), taken(caller, num_bytes):
                         pass
                     yield
 
-            monkeypatch.setattr(opened, "holding", holding_until_the_other_is_refused)
+            monkeypatch.setattr(shares, "taken", taken_until_the_other_is_refused)
             answer = await served.stub.Generate(message(silent))
             assert answer.usage.source_seconds == 30
             [of_callers] = held
             assert sum(of_callers.values()) >= 3_000 * NUM_MELS * 4
-            assert not opened.held.held
+            assert not shares.held
 
     asyncio.run(run())

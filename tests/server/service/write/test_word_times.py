@@ -7,8 +7,13 @@ import pytest
 import torch
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
+from seq2seq_serve.server.errors import Cancelled
 from seq2seq_serve.server.service.write.word_times import token_starts, token_times, words_of
 from tests.server.service.harness import byte_tokenizer
+
+
+def go_on() -> None:
+    """Work is not ended."""
 
 
 def random_attention(num_tokens: int, num_heads: int, num_positions: int, seed: int) -> np.ndarray:
@@ -33,23 +38,36 @@ def test_tokens_begin_where_transformers_path_enters_their_rows(shape):
             -_median_filter(weights, min(7, 2 * shape[2] - 1)).mean(0).numpy()
         )
         entered = np.r_[True, np.diff(rows) > 0]
-        assert token_starts(attention, shape[2]) == columns[entered].tolist()
+        assert token_starts(attention, shape[2], go_on) == columns[entered].tolist()
 
 
 def test_padding_after_the_sound_and_times_in_the_target_do_not_count():
     attention = random_attention(8, 2, 50, 0)
     ids = [100, 5, 6, 104, 104, 7, 108]  # the last row is that of the end of sequence
     rows = [1, 2, 5, 7]
-    starts = [0.02 * start for start in token_starts(attention[rows], 30)]
-    times = token_times(attention, ids, 100, sound_seconds=0.59, step=0.02)
+    starts = [0.02 * start for start in token_starts(attention[rows], 30, go_on)]
+    times = token_times(attention, ids, 100, 0.59, 0.02, go_on)
     assert times == {
         1: (starts[0], starts[1]),
         2: (starts[1], starts[2]),
         5: (starts[2], min(starts[3], 0.59)),
     }
-    without_end = token_times(attention[:7], ids, 100, sound_seconds=0.59, step=0.02)
+    without_end = token_times(attention[:7], ids, 100, 0.59, 0.02, go_on)
     assert without_end[5][1] == 0.59
-    assert token_times(attention, [100, 101], 100, 0.59, 0.02) == {}
+    assert token_times(attention, [100, 101], 100, 0.59, 0.02, go_on) == {}
+
+
+def test_the_work_ends_between_two_heads():
+    checks = []
+
+    def end_before_the_second():
+        checks.append(None)
+        if len(checks) == 2:
+            raise Cancelled("the caller has left")
+
+    with pytest.raises(Cancelled):
+        token_times(random_attention(8, 3, 50, 0), range(8), 100, 0.59, 0.02, end_before_the_second)
+    assert len(checks) == 2
 
 
 @pytest.mark.parametrize(
