@@ -28,8 +28,7 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
         ValueError: A model whose own folder was given, every model of the repository, the access file or the
             memory limit is wrong.
     """
-    if config.tls is not None:
-        server_credentials(config.tls)
+    server_credentials(config)
     Access(config.access_file)
     folders, num_used_bytes, is_any = ModelFolders(bundles, config.repository, config.named_bundles), 0, False
     folders.check_names(config.models)

@@ -127,25 +127,6 @@ class RunnerConfig:
 
 
 @dataclass(frozen=True)
-class TlsFiles:
-    """PEM files for TLS.
-
-    Attributes:
-        certificate: The server's certificate chain.
-        key: The certificate's private key.
-        client_ca: The CA that must have signed each client's certificate (mTLS); None does not require one.
-    """
-
-    certificate: Path
-    key: Path
-    client_ca: Path | None = None
-
-    def paths(self) -> list[Path]:
-        """Returns the paths of all given files."""
-        return [self.certificate, self.key, *([self.client_ca] if self.client_ca else [])]
-
-
-@dataclass(frozen=True)
 class ServerConfig:
     """Settings of one server process.
 
@@ -216,7 +197,7 @@ class ServerConfig:
             raise ValueError("--tls-certificate and --tls-key need each other: give both, or none")
         if self.tls_client_ca is not None and self.tls_key is None:
             raise ValueError("--tls-client-ca needs --tls-certificate and --tls-key")
-        if not (self.tls or self.is_insecure or _is_loopback(self.host)):
+        if not (self.tls_key or self.is_insecure or _is_loopback(self.host)):
             raise ValueError(
                 f"host is {self.host}, and without TLS others on the network could read all messages: give "
                 "--tls-certificate and --tls-key, or allow it with --insecure"
@@ -225,16 +206,9 @@ class ServerConfig:
             raise ValueError(f"port and metrics_port are both {self.port}, and must differ")
 
     @property
-    def tls(self) -> TlsFiles | None:
-        """The files that encrypt the gRPC port; None leaves it unencrypted."""
-        if self.tls_certificate is None or self.tls_key is None:
-            return None
-        return TlsFiles(self.tls_certificate, self.tls_key, self.tls_client_ca)
-
-    @property
     def has_rest(self) -> bool:
         """Whether the HTTP port answers callers, because nobody can read there what TLS would encrypt."""
-        return self.tls is None or self.is_insecure or _is_loopback(self.host)
+        return self.tls_key is None or self.is_insecure or _is_loopback(self.host)
 
     def of_model(self, name: str) -> ServerConfig:
         """Returns the settings for one model."""

@@ -93,7 +93,7 @@ class Endpoint:
         health: Health,
         inference: InferenceService,
     ) -> None:
-        host, port, tls = config.host, config.port, config.tls
+        host, port, credentials = config.host, config.port, server_credentials(config)
         # Connections are renewed, so that clients behind a connection balancer spread over new servers.
         age = ("grpc.max_connection_age_ms", round(1000 * config.max_connection_age_seconds))
         # The other files are for probes, metrics and models. gRPC closes further connections at once.
@@ -113,10 +113,10 @@ class Endpoint:
         self._server.add_generic_rpc_handlers([rpcs.handlers(*each) for each in services.items()])
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
-            if tls is None:
+            if credentials is None:
                 self.port = self._server.add_insecure_port(address)
             else:
-                self.port = self._server.add_secure_port(address, server_credentials(tls))
+                self.port = self._server.add_secure_port(address, credentials)
         except RuntimeError as error:
             raise OSError(
                 f"cannot listen on port {port} of {host}: {_reason(host, port)}; choose another --port"

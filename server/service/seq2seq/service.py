@@ -5,16 +5,26 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.errors import (
+    EngineFailed,
+    InvalidRequest,
+    ServerError,
+    Unavailable,
+    is_about_all,
+)
 from seq2seq_serve.server.service.calls import RemoteCall
-from seq2seq_serve.server.service.seq2seq.batch import generate_batch
 from seq2seq_serve.server.service.seq2seq.generation import (
     generate,
     read,
     read_decoding,
     read_scoring,
     score,
+    with_patience,
 )
+from seq2seq_serve.server.service.status import reason_of, status_of
 from seq2seq_serve.server.service.write.responses import model_message
+
+_LEAST_OPEN = 64  # items of a batch that are decoded or wait at once; twice the slots if those are more
 
 
 class Seq2SeqService:
@@ -45,9 +55,37 @@ class Seq2SeqService:
             await call.send(pb.GenerateStreamResponse(result=answer))
 
     async def GenerateBatch(self, message: pb.GenerateBatchRequest, call: RemoteCall) -> None:
-        """Answers for each of many sources when its target is complete."""
+        """Answers for each of many sources when its target is complete; each is recorded as a call.
+
+        An error that every item would have, for example of the options, refuses the whole batch.
+        """
         with call.use_model(message.model) as model:
-            await generate_batch(message, model, call)
+            decoding = await read_decoding(message.options, model, call)
+            if call.calls.is_draining:
+                raise Unavailable("the server is shutting down")
+            call.is_accepted = True
+            items = enumerate(message.items)
+
+            async def following() -> tuple[int, pb.BatchItem] | None:
+                return next(items, None)
+
+            async def generate_and_send(
+                item: pb.BatchItem, response: pb.GenerateBatchResponse, its: RemoteCall
+            ) -> None:
+                (answer,) = await with_patience(its, lambda: generate([item.sources], decoding, its))
+                response.response.CopyFrom(answer)
+                await call.send(response)
+
+            async def answer(numbered: tuple[int, pb.BatchItem], its: RemoteCall) -> None:
+                index, item = numbered
+                response = pb.GenerateBatchResponse(index=index, tag=item.tag)
+                error = await call.calls.run(its, generate_and_send(item, response, its), _ends_the_batch)
+                if error is not None:
+                    response.error.CopyFrom(_batch_error(error, its.request_id))
+                    await call.send(response)
+
+            most_open = max(_LEAST_OPEN, 2 * model.engine.num_slots)
+            await call.calls.answer_items(call, following, most_open, answer)
 
     async def Score(self, message: pb.ScoreRequest, call: RemoteCall) -> pb.ScoreResponse:
         """Answers with the log-probabilities of a given target."""
@@ -65,3 +103,21 @@ class Seq2SeqService:
         """Answers with the named model, or the first one."""
         with call.use_model(message.model) as model:
             return pb.GetModelResponse(model=model_message(model))
+
+
+def _batch_error(error: Exception, request_id: str) -> pb.BatchError:
+    code, text = status_of(error)
+    return pb.BatchError(
+        code=code.name,
+        message=text,
+        reason=reason_of(error),
+        field=error.field if isinstance(error, InvalidRequest) else "",
+        request_id=request_id,
+    )
+
+
+def _ends_the_batch(error: Exception) -> bool:
+    """Whether every item would fail: not if a source is wrong, its answer too long, or a step failed."""
+    if isinstance(error, InvalidRequest):
+        return is_about_all(error)
+    return isinstance(error, ServerError) and not isinstance(error, EngineFailed)

@@ -15,16 +15,16 @@ from grpc import aio
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
-from seq2seq_serve.server.config import ServerConfig, TlsFiles
+from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.service.tls import server_credentials
 from tests.server.service.harness import serving
 
 
-def write_certificate(folder, authority: trustme.CA) -> TlsFiles:
-    files = TlsFiles(folder / "server.pem", folder / "server.key")
+def write_certificate(folder, authority: trustme.CA) -> ServerConfig:
+    files = ServerConfig(tls_certificate=folder / "server.pem", tls_key=folder / "server.key")
     issued = authority.issue_cert("localhost")
-    files.certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
-    files.key.write_bytes(issued.private_key_pem.bytes())
+    files.tls_certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    files.tls_key.write_bytes(issued.private_key_pem.bytes())
     return files
 
 
@@ -45,8 +45,8 @@ async def is_refused(served, **credentials) -> bool:
     return caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def settings(files: TlsFiles) -> dict[str, Path]:
-    return {"tls_certificate": files.certificate, "tls_key": files.key}
+def settings(files: ServerConfig) -> dict[str, Path]:
+    return {"tls_certificate": files.tls_certificate, "tls_key": files.tls_key}
 
 
 def roots(authority: trustme.CA) -> dict[str, bytes]:
@@ -96,11 +96,11 @@ def test_a_new_certificate_is_taken_without_a_restart_and_a_broken_one_is_not(tm
         files = write_certificate(tmp_path, first)
         async with serving(**settings(files)) as served:
             assert await ask(served, **roots(first)) == "ab"
-            files.key.rename(tmp_path / "away")
+            files.tls_key.rename(tmp_path / "away")
             assert await ask(served, **roots(first)) == "ab"
-            os.mkfifo(files.key)  # nobody writes into it: a handshake that reads it would wait for ever
+            os.mkfifo(files.tls_key)  # nobody writes into it: a handshake that reads it would wait for ever
             assert await ask(served, **roots(first)) == "ab"
-            files.key.unlink()
+            files.tls_key.unlink()
             write_certificate(tmp_path, second)
             assert await ask(served, **roots(second)) == "ab"
             assert await is_refused(served, **roots(first))
@@ -122,12 +122,12 @@ def test_what_is_wrong_with_a_file_is_told_with_its_name(tmp_path):
     certificate, key = tmp_path / "certificate.pem", tmp_path / "key.pem"
     certificate.write_bytes(issued.cert_chain_pems[0].bytes())
     with pytest.raises(OSError, match=r"No such file or directory: .*key\.pem"):
-        server_credentials(TlsFiles(certificate, key))
+        server_credentials(ServerConfig(tls_certificate=certificate, tls_key=key))
     key.write_bytes(trustme.CA().issue_cert("localhost").private_key_pem.bytes())
     with pytest.raises(OSError, match=r"key\.pem: not a certificate and its key"):
-        server_credentials(TlsFiles(certificate, key))
+        server_credentials(ServerConfig(tls_certificate=certificate, tls_key=key))
     loaded = load_pem_private_key(issued.private_key_pem.bytes(), None)
     form = (Encoding.PEM, PrivateFormat.PKCS8, BestAvailableEncryption(b"secret"))
     key.write_bytes(loaded.private_bytes(*form))
     with pytest.raises(OSError, match=r"key\.pem: the key is encrypted"):
-        server_credentials(TlsFiles(certificate, key))
+        server_credentials(ServerConfig(tls_certificate=certificate, tls_key=key))

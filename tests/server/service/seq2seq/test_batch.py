@@ -11,7 +11,7 @@ from seq2seq_serve.client.wire import MAX_BATCH
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.service.read.options import read_options
-from seq2seq_serve.server.service.seq2seq import batch, generation
+from seq2seq_serve.server.service.seq2seq import generation, service
 from tests.server.engine.test_steadiness import resident_bytes
 from tests.server.service.harness import EOS, EchoRunner, Served, serving
 
@@ -182,10 +182,10 @@ def test_few_items_are_open_at_once():
             served.runner.gate.clear()
             call = served.stub.GenerateBatch(requests_of(*["abc"] * 200))
             reading = asyncio.create_task(all_of(call))
-            await served.turns.until(lambda: served.turns.num_submitted == batch._LEAST_OPEN)
+            await served.turns.until(lambda: served.turns.num_submitted == service._LEAST_OPEN)
             for _ in range(3):  # the loop has gone on, and takes no more
                 await served.stub.ListModels(pb.ListModelsRequest())
-            assert served.turns.num_submitted == batch._LEAST_OPEN
+            assert served.turns.num_submitted == service._LEAST_OPEN
             served.runner.gate.set()
             assert len(await reading) == 200
 
@@ -199,7 +199,7 @@ def test_a_batch_that_has_begun_is_finished_although_the_server_drains():
         async with serving() as served:
             served.runner.gate.clear()
             reading = asyncio.create_task(all_of(served.stub.GenerateBatch(requests_of(*["abc"] * 200))))
-            await served.turns.until(lambda: served.turns.num_submitted == batch._LEAST_OPEN)
+            await served.turns.until(lambda: served.turns.num_submitted == service._LEAST_OPEN)
             draining = asyncio.create_task(served.app.drain())
             while not served.app._calls.is_draining:
                 await asyncio.sleep(0)
