@@ -25,6 +25,7 @@ _SPACE = "\u2581"
 # A text of more characters is cut before white space. One that fits into a model never is.
 _LEAST_PIECE, _PIECE_PER_TOKEN = 4096, 64
 _WHITE_SPACE = re.compile(r"\s(?=\S)")
+_WORD = "a"  # before a piece, so that its first word has the tokens of one inside a text
 
 
 class Tokenizer:
@@ -175,7 +176,10 @@ class Tokenizer:
         token_ids: list[int] = []
         for piece in _pieces(text, max(_LEAST_PIECE, _PIECE_PER_TOKEN * max_length)):
             before_piece()
-            token_ids += self.encode(piece)
+            if token_ids and piece[0].isspace():
+                token_ids += self.encode(_WORD + piece)[len(self.encode(_WORD)) :]
+            else:
+                token_ids += self.encode(piece)
         num_over = max(len(prefix) + len(token_ids) + len(suffix) - max_length, 0)
         return [*prefix, *token_ids[: len(token_ids) - num_over], *suffix], num_over
 

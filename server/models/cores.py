@@ -100,11 +100,11 @@ class ThreadCore(CoreHandle):
     async def start(self, turned: Callable[[Turn], None], ended: Callable[[str], None]) -> None:
         """Build it on another thread; as `CoreHandle.start`."""
         loop = asyncio.get_running_loop()
+        deliver: Callable[[Turn], object] = partial(
+            loop.call_soon_threadsafe,
+            turned,  # type: ignore[arg-type]  # mypy does not know that the turn follows
+        )
         died = partial(loop.call_soon_threadsafe, ended, "the engine's thread ended")
-
-        def deliver(turn: Turn) -> None:
-            loop.call_soon_threadsafe(turned, turn)
-
         self._core = await asyncio.to_thread(self._build, deliver, died)
 
     def admit(self, requests: tuple[Request, ...]) -> None:

@@ -95,7 +95,8 @@ class FairThread:
                     job = self._pool.submit(begin)
                     return await asyncio.wrap_future(job)
         except TimeoutError:
-            raise DeadlineExceeded("the deadline passed before the work was done") from None
+            text = "the deadline passed before the sources were read, or the answer was built"
+            raise DeadlineExceeded(text) from None
         finally:
             has_left.set()
             if job is None or job.cancel():  # the thread will not begin it

@@ -26,6 +26,7 @@ from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Un
 from seq2seq_serve.server.service import libretranslate, openai
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, Calls, RemoteCall
 from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.open_inference.answers import Answer
 from seq2seq_serve.server.service.open_inference.json import (
     binary_outputs,
     generate_answer,
@@ -112,7 +113,8 @@ class _Events:
         await self._send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-Answer = Callable[[Request, RemoteCall, _Events], Awaitable[Response | None]]
+ErrorContent = Callable[[Exception], dict[str, Any]]
+Handler = Callable[[Request, RemoteCall, _Events], Awaitable[Response | None]]
 
 
 @dataclass(frozen=True)
@@ -130,8 +132,8 @@ class _Page:
 
     rest: RestService
     method: str
-    answer: Answer
-    error_content: Callable[[Exception], dict[str, Any]]
+    answer: Handler
+    error_content: ErrorContent
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -193,42 +195,28 @@ class RestService:
 
     def routes(self) -> list[Route]:
         """Returns the routes of every page."""
-        reads = [
-            Route(
-                path.replace("{model}", model),
-                _Page(self, method, partial(self._read, method, message_class), _error_content),
-                methods=["GET"],
-            )
-            for path, method, message_class in _READS
-            for model in (_MODEL_PATHS if "{model}" in path else ("",))
-        ]
-        writes = [
-            Route(f"{model}/{name}", _Page(self, method, answer, _error_content), methods=["POST"])
-            for name, method, answer in (
-                ("infer", "ModelInfer", self._infer),
-                ("generate", "ModelInfer", self._generate),
-                ("generate_stream", "ModelStreamInfer", self._generate_stream),
-            )
-            for model in _MODEL_PATHS
-        ]
-        of_openai = [
-            Route(path, _Page(self, method, answer, openai.error_content), methods=[verb])
-            for path, verb, method, answer in (
-                ("/v1/audio/transcriptions", "POST", "ModelInfer", partial(self._hear, "transcribe")),
-                ("/v1/audio/translations", "POST", "ModelInfer", partial(self._hear, "translate")),
-                ("/v1/models", "GET", "ServerMetadata", self._models),
-                ("/v1/models/{name}", "GET", "ModelMetadata", self._models),
-            )
-        ]
-        of_libretranslate = [
-            Route(path, _Page(self, method, answer, _error_content), methods=[verb])
-            for path, verb, method, answer in (
-                ("/translate", "POST", "ModelInfer", partial(self._libretranslate, libretranslate.translate)),
-                ("/detect", "POST", "ModelInfer", partial(self._libretranslate, libretranslate.detect)),
-                ("/languages", "GET", "ServerMetadata", self._languages),
-            )
-        ]
-        return reads + writes + of_openai + of_libretranslate
+        routes: list[Route] = []
+
+        def add(
+            verb: str, path: str, method: str, answer: Handler, error_content: ErrorContent = _error_content
+        ) -> None:
+            page = _Page(self, method, answer, error_content)
+            paths = [path.replace("{model}", model) for model in _MODEL_PATHS]
+            routes.extend(Route(one, page, methods=[verb]) for one in dict.fromkeys(paths))
+
+        for path, method, message_class in _READS:
+            add("GET", path, method, partial(self._read, method, message_class))
+        add("POST", "{model}/infer", "ModelInfer", self._infer)
+        add("POST", "{model}/generate", "ModelInfer", self._generate)
+        add("POST", "{model}/generate_stream", "ModelStreamInfer", self._generate_stream)
+        for name, task in (("transcriptions", "transcribe"), ("translations", "translate")):
+            add("POST", f"/v1/audio/{name}", "ModelInfer", partial(self._hear, task), openai.error_content)
+        add("GET", "/v1/models", "ServerMetadata", self._models, openai.error_content)
+        add("GET", "/v1/models/{name}", "ModelMetadata", self._models, openai.error_content)
+        add("POST", "/translate", "ModelInfer", partial(self._libretranslate, libretranslate.translate))
+        add("POST", "/detect", "ModelInfer", partial(self._libretranslate, libretranslate.detect))
+        add("GET", "/languages", "ServerMetadata", self._languages)
+        return routes
 
     async def _read(
         self, method: str, message_class: type[Message], request: Request, call: RemoteCall, _: _Events
@@ -250,20 +238,15 @@ class RestService:
         message, binary = await call.read(read, len(body) // _JSON_BYTES)
         del body, read
         _set_model(message, request)
-        response = await self._inference.ModelInfer(message, call)
-        return await call.build(response.ByteSize(), lambda _: _infer_response(response, binary))
+        return await self._inference.infer(message, call, partial(_infer_response, binary=binary))
 
     async def _generate(self, request: Request, call: RemoteCall, _: _Events) -> Response:
         message = await self._generate_message(request, call)
-        response = await self._inference.ModelInfer(message, call)
-        return Response(await _generated(response, call), media_type=_JSON)
+        return Response(await self._inference.infer(message, call, _generated), media_type=_JSON)
 
     async def _generate_stream(self, request: Request, call: RemoteCall, events: _Events) -> None:
-        async def write(response: pb.ModelStreamInferResponse) -> None:
-            await events.write_json(await _generated(response.infer_response, call))
-
         message = await self._generate_message(request, call)
-        await self._inference.answer_in_stream(message, call, write)
+        await self._inference.infer_in_stream(message, call, _generated, events.write_json)
 
     async def _generate_message(self, request: Request, call: RemoteCall) -> pb.ModelInferRequest:
         body = await self._body(request, call)
@@ -349,9 +332,8 @@ def _set_model(message: pb.ModelInferRequest, request: Request) -> None:
     message.model_version = request.path_params.get("version", "")
 
 
-async def _generated(response: pb.ModelInferResponse, call: RemoteCall) -> bytes:
-    """Returns the JSON of an answer; that of a long one is made on another thread."""
-    return await call.build(response.ByteSize(), lambda _: _dumped(generate_answer(response)))
+def _generated(answer: Answer) -> bytes:
+    return _dumped(generate_answer(answer))
 
 
 def _infer_message(
@@ -368,9 +350,9 @@ def _infer_message(
     return infer_request(content, body[int(length) :]), binary_outputs(content)
 
 
-def _infer_response(response: pb.ModelInferResponse, binary: set[str] | None) -> Response:
-    answer, raw = infer_answer(response, binary)
-    text = _dumped(answer)
+def _infer_response(answer: Answer, binary: set[str] | None) -> Response:
+    content, raw = infer_answer(answer, binary)
+    text = _dumped(content)
     if not raw:
         return Response(text, media_type=_JSON)
     headers = {_JSON_LENGTH: str(len(text))}

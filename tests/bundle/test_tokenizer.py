@@ -214,3 +214,29 @@ def test_a_source_is_left_out_beyond_its_length_and_keeps_its_frame(tokenizer, t
     ids, num_over = tokenizer.encode_truncated(text, max_length, [7], [EOS_ID])
     assert num_over == max(len(inside) - room, 0)
     assert ids == [7, *inside[:room], EOS_ID]
+
+
+def test_a_very_long_text_is_cut_so_that_the_work_can_end(tokenizer):
+    text = " ".join(TEXTS[:2] * 600)
+    num_pieces = 0
+
+    def before_piece():
+        nonlocal num_pieces
+        num_pieces += 1
+
+    ids, num_over = tokenizer.encode_truncated(text, 16, [], [], before_piece)
+    whole = tokenizer.encode(text)
+    assert (ids, num_over) == (whole[:16], len(whole) - 16)
+    assert 4 < num_pieces < 12
+
+    def end_before_the_second():
+        before_piece()
+        if num_pieces == 2:
+            raise InterruptedError
+
+    num_pieces = 0
+    with pytest.raises(InterruptedError):
+        tokenizer.encode_truncated(text, 16, [], [], end_before_the_second)
+    ids, num_over = tokenizer.encode_truncated("x" * 10_000, 16)  # without white space
+    assert ids == tokenizer.encode("x" * 10_000)[:16]
+    assert num_over > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -25,9 +26,10 @@ from seq2seq_serve.server.service.open_inference.tensors import (
     BYTES,
     FP32,
     INT64,
+    TYPED_FIELDS,
     Tensor,
     bytes_array,
-    write_tensors,
+    raw_contents,
 )
 
 _FINAL = "triton_final_response"
@@ -36,56 +38,67 @@ _REASON_PREFIX = "FINISH_REASON_"
 # R rows   N hypotheses   T target length
 
 
-def inference_response(
-    inference: Inference,
-    answers: Sequence[GenerateResponse],
-    model: ServedModel,
-) -> pb.ModelInferResponse:
+@dataclass(frozen=True)
+class Answer:
+    """The answer to a request, or one of those of a stream.
+
+    Attributes:
+        model: Decoded it.
+        inference: The request.
+        tensors: Its outputs.
+        unknown_words: The words of the sources that the model does not have, with a space between two.
+        is_final: In a stream, whether it is the last one; otherwise None.
+    """
+
+    model: ServedModel
+    inference: Inference
+    tensors: list[Tensor] = field(default_factory=list)
+    unknown_words: str = ""
+    is_final: bool | None = None
+
+
+def whole_answer(inference: Inference, answers: Sequence[GenerateResponse], model: ServedModel) -> Answer:
     """Returns the answer to all rows of a request."""
-    response = empty_response(inference, model)
-    _add_unknown_words(response, answers)
-    rows = [answer.hypotheses for answer in answers]
-    write_tensors(response, _tensors(rows, inference.outputs), is_raw=inference.is_raw)
-    return response
+    tensors = _tensors([answer.hypotheses for answer in answers], inference.outputs)
+    return Answer(model, inference, tensors, _unknown_words(answers))
 
 
-def piece_response(inference: Inference, piece: Piece, model: ServedModel) -> pb.ModelInferResponse:
-    """Returns the response for one piece of a stream, with its text and token ids only."""
-    response = empty_response(inference, model, is_final=False)
+def piece_answer(inference: Inference, piece: Piece, model: ServedModel) -> Answer:
+    """Returns the answer for one piece of a stream, with its text and token ids only."""
     outputs = [name for name in inference.outputs if name in (TEXT_OUTPUT, OUTPUT_IDS, OUTPUT_LENGTHS)]
     rows = [[Hypothesis(text=piece.text, token_ids=piece.token_ids)]]
-    write_tensors(response, _tensors(rows, outputs), is_raw=inference.is_raw)
-    return response
+    return Answer(model, inference, _tensors(rows, outputs), is_final=False)
 
 
-def last_response(
-    inference: Inference,
-    answer: GenerateResponse,
-    model: ServedModel,
-) -> pb.ModelInferResponse:
-    """Returns the response that ends a stream: the outputs that are not in its pieces, with an empty text."""
-    response = empty_response(inference, model, is_final=not inference.has_empty_final)
-    _add_unknown_words(response, [answer])
+def last_answer(inference: Inference, answer: GenerateResponse, model: ServedModel) -> Answer:
+    """Returns the answer that ends a stream: the outputs that are not in its pieces, with an empty text."""
     rest = answer.hypotheses[0]
     rest.ClearField("text")
     rest.ClearField("token_ids")
-    write_tensors(response, _tensors([[rest]], inference.outputs), is_raw=inference.is_raw)
+    tensors = _tensors([[rest]], inference.outputs)
+    is_final = not inference.has_empty_final
+    return Answer(model, inference, tensors, _unknown_words([answer]), is_final=is_final)
+
+
+def answer_message(answer: Answer) -> pb.ModelInferResponse:
+    """Returns an answer in the form of gRPC, with raw or typed contents as those of the request."""
+    name, version = answer.model.name, answer.model.version
+    response = pb.ModelInferResponse(model_name=name, model_version=version, id=answer.inference.id)
+    if answer.is_final is not None:
+        response.parameters[_FINAL].bool_param = answer.is_final
+    if answer.unknown_words:
+        response.parameters[UNKNOWN_WORDS].string_param = answer.unknown_words
+    for tensor in answer.tensors:
+        output = response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.array.shape)
+        if answer.inference.is_raw:
+            response.raw_output_contents.append(raw_contents(tensor))
+        else:
+            getattr(output.contents, TYPED_FIELDS[tensor.datatype]).extend(tensor.array.ravel().tolist())
     return response
 
 
-def empty_response(
-    inference: Inference, model: ServedModel, *, is_final: bool | None = None
-) -> pb.ModelInferResponse:
-    """Returns a response without tensors; in a stream, `is_final` marks the last one."""
-    response = pb.ModelInferResponse(model_name=model.name, model_version=model.version, id=inference.id)
-    if is_final is not None:
-        response.parameters[_FINAL].bool_param = is_final
-    return response
-
-
-def _add_unknown_words(response: pb.ModelInferResponse, answers: Sequence[GenerateResponse]) -> None:
-    if words := dict.fromkeys(word for answer in answers for word in answer.unknown_words):
-        response.parameters[UNKNOWN_WORDS].string_param = " ".join(words)
+def _unknown_words(answers: Sequence[GenerateResponse]) -> str:
+    return " ".join(dict.fromkeys(word for answer in answers for word in answer.unknown_words))
 
 
 def _reason(hypothesis: Hypothesis) -> str:

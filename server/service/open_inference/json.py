@@ -16,6 +16,7 @@ from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.service.open_inference.answers import Answer
 from seq2seq_serve.server.service.open_inference.requests import INPUT_IDS, TEXT_INPUT, UNKNOWN_WORDS
 from seq2seq_serve.server.service.open_inference.tensors import (
     BYTES,
@@ -23,7 +24,6 @@ from seq2seq_serve.server.service.open_inference.tensors import (
     TYPED_FIELDS,
     Tensor,
     raw_contents,
-    read_outputs,
 )
 from seq2seq_serve.server.service.wire import MAX_FIELDS, MAX_NUMBERS
 
@@ -149,10 +149,10 @@ def generate_request(content: Mapping[str, Any], model: ServedModel) -> pb.Model
     return message
 
 
-def infer_answer(response: pb.ModelInferResponse, binary: set[str] | None) -> tuple[dict[str, Any], bytes]:
+def infer_answer(answer: Answer, binary: set[str] | None) -> tuple[dict[str, Any], bytes]:
     """Returns the JSON for an answer, and the raw contents of its `binary` outputs, which follow it."""
     outputs, raws = [], []
-    for tensor in read_outputs(response):
+    for tensor in answer.tensors:
         shape = list(tensor.array.shape)
         output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": shape}
         if binary is None or tensor.name in binary:
@@ -161,24 +161,24 @@ def infer_answer(response: pb.ModelInferResponse, binary: set[str] | None) -> tu
         else:
             output["data"] = _elements(tensor)
         outputs.append(output)
-    return _head(response) | {"outputs": outputs}, b"".join(raws)
+    return _head(answer) | {"outputs": outputs}, b"".join(raws)
 
 
-def generate_answer(response: pb.ModelInferResponse) -> dict[str, Any]:
+def generate_answer(answer: Answer) -> dict[str, Any]:
     """Returns the JSON for an answer of one row; a tensor of one element per hypothesis is that element."""
-    answer = _head(response)
-    for tensor in read_outputs(response):
+    content = _head(answer)
+    for tensor in answer.tensors:
         elements = _elements(tensor)
         is_list = tensor.array.ndim > 2 or len(elements) != 1
-        answer[tensor.name] = elements if is_list else elements[0]
-    return answer
+        content[tensor.name] = elements if is_list else elements[0]
+    return content
 
 
-def _head(response: pb.ModelInferResponse) -> dict[str, Any]:
-    head: dict[str, Any] = {"model_name": response.model_name, "model_version": response.model_version}
-    if UNKNOWN_WORDS in response.parameters:
-        head["parameters"] = {UNKNOWN_WORDS: response.parameters[UNKNOWN_WORDS].string_param}
-    return head | ({"id": response.id} if response.id else {})
+def _head(answer: Answer) -> dict[str, Any]:
+    head: dict[str, Any] = {"model_name": answer.model.name, "model_version": answer.model.version}
+    if answer.unknown_words:
+        head["parameters"] = {UNKNOWN_WORDS: answer.unknown_words}
+    return head | ({"id": answer.inference.id} if answer.inference.id else {})
 
 
 def _elements(tensor: Tensor) -> list[Any]:

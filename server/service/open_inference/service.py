@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from seq2seq_serve import __version__
 from seq2seq_serve.protos import open_inference_pb2 as pb
@@ -15,10 +15,11 @@ from seq2seq_serve.server.models.repository import Repository, State
 from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.health import Health
 from seq2seq_serve.server.service.open_inference.answers import (
-    empty_response,
-    inference_response,
-    last_response,
-    piece_response,
+    Answer,
+    answer_message,
+    last_answer,
+    piece_answer,
+    whole_answer,
 )
 from seq2seq_serve.server.service.open_inference.models import (
     EXTENSIONS,
@@ -34,7 +35,7 @@ from seq2seq_serve.server.service.status import status_of
 _STRICT_ERRORS = "triton_grpc_error"  # metadata with which an error ends the stream with its status
 _MAX_OPEN_IN_STREAM = 64  # requests; the next one is read when one of them is answered
 
-Write = Callable[[pb.ModelStreamInferResponse], Awaitable[None]]
+_Made = TypeVar("_Made")
 
 
 class InferenceService:
@@ -124,15 +125,9 @@ class InferenceService:
 
     async def ModelInfer(self, message: pb.ModelInferRequest, call: RemoteCall) -> pb.ModelInferResponse:
         """Answers once, with the targets of all rows."""
-        with call.use_model(message.model_name, message.model_version) as model, own_fields(model):
-            inference = read_inference(message, model)
-            del message  # its inputs would take memory while the requests wait
-            limited = _limited(call, inference)
-            decoding = await read_decoding(inference.options, model, limited)
-            answers = await generate(inference.rows, decoding, limited)
-            num_bytes = sum(answer.ByteSize() for answer in answers)
-            response = await call.build(num_bytes, lambda _: inference_response(inference, answers, model))
-            return call.sized(response)
+        answering = self.infer(message, call, answer_message)
+        del message
+        return call.sized(await answering)
 
     async def ModelStreamInfer(self, messages: AsyncIterator[pb.ModelInferRequest], call: RemoteCall) -> None:
         """Answers each request with one response per piece; requests are decoded side by side."""
@@ -141,7 +136,7 @@ class InferenceService:
 
         async def answer_whole(message: pb.ModelInferRequest, its: RemoteCall) -> None:
             with its.holding(message.ByteSize()):
-                answering = self.answer_in_stream(message, its, call.send)
+                answering = self.infer_in_stream(message, its, _event, call.send)
                 del message
                 await answering
 
@@ -156,12 +151,31 @@ class InferenceService:
 
         await call.calls.answer_items(call, following, _MAX_OPEN_IN_STREAM, answer, first_number=1)
 
-    async def answer_in_stream(self, message: pb.ModelInferRequest, call: RemoteCall, write: Write) -> None:
-        """Answers one request with a response for each piece.
+    async def infer(
+        self, message: pb.ModelInferRequest, call: RemoteCall, make: Callable[[Answer], _Made]
+    ) -> _Made:
+        """Returns what `make` makes of the answer to all rows of a request.
 
         Raises:
             ServerError: The request is refused or fails.
         """
+        with call.use_model(message.model_name, message.model_version) as model, own_fields(model):
+            inference = read_inference(message, model)
+            del message  # its inputs would take memory while the requests wait
+            limited = _limited(call, inference)
+            decoding = await read_decoding(inference.options, model, limited)
+            answers = await generate(inference.rows, decoding, limited)
+            num_bytes = sum(answer.ByteSize() for answer in answers)
+            return await call.build(num_bytes, lambda _: make(whole_answer(inference, answers, model)))
+
+    async def infer_in_stream(
+        self,
+        message: pb.ModelInferRequest,
+        call: RemoteCall,
+        make: Callable[[Answer], _Made],
+        write: Callable[[_Made], Awaitable[None]],
+    ) -> None:
+        """Writes what `make` makes of each piece of an answer, and of its end; raises as `infer`."""
         with call.use_model(message.model_name, message.model_version) as model, own_fields(model):
             inference = read_inference(message, model)
             del message  # its inputs would take memory while the request waits
@@ -172,19 +186,20 @@ class InferenceService:
                     field="inputs",
                 )
 
-            async def send(response: pb.ModelInferResponse) -> None:
-                await write(pb.ModelStreamInferResponse(infer_response=response))
-
-            async def send_piece(piece: Piece) -> None:
-                await send(piece_response(inference, piece, model))
+            async def write_piece(piece: Piece) -> None:
+                await write(make(piece_answer(inference, piece, model)))
 
             limited = _limited(call, inference)
             decoding = await read_decoding(inference.options, model, limited, stream=True)
-            (answer,) = await generate(inference.rows, decoding, limited, send_piece)
-            last = await call.build(answer.ByteSize(), lambda _: last_response(inference, answer, model))
-            await send(last)
+            (answer,) = await generate(inference.rows, decoding, limited, write_piece)
+            last = await call.build(answer.ByteSize(), lambda _: make(last_answer(inference, answer, model)))
+            await write(last)
             if inference.has_empty_final:
-                await send(empty_response(inference, model, is_final=True))
+                await write(make(Answer(model, inference, is_final=True)))
+
+
+def _event(answer: Answer) -> pb.ModelStreamInferResponse:
+    return pb.ModelStreamInferResponse(infer_response=answer_message(answer))
 
 
 def _changed_model(

@@ -7,7 +7,6 @@ import math
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
 
 import numpy as np
 
@@ -29,9 +28,6 @@ _LENGTH = struct.Struct("<I")  # precedes every element of BYTES in raw contents
 _MAX_AXES = 8
 _MAX_RAW, _MAX_TYPED = 2**22, 2**20  # elements of a tensor; each typed one becomes an object
 MAX_ROWS = 256  # rows of a request, and elements of a BYTES tensor
-
-
-_Spec: TypeAlias = pb.ModelInferRequest.InferInputTensor | pb.ModelInferResponse.InferOutputTensor
 
 
 @dataclass(frozen=True)
@@ -90,17 +86,6 @@ def _check_count(count: int, size: int, field: str) -> None:
         raise InvalidRequest(f"the shape holds {size} elements, and {count} came", field=f"{field}.shape")
 
 
-def write_tensors(message: pb.ModelInferResponse, tensors: Sequence[Tensor], *, is_raw: bool) -> None:
-    """Appends outputs, all with raw contents or all with typed contents."""
-    for tensor in tensors:
-        output = message.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.array.shape)
-        elements = tensor.array.ravel()
-        if is_raw:
-            message.raw_output_contents.append(raw_contents(tensor))
-        else:
-            getattr(output.contents, TYPED_FIELDS[tensor.datatype]).extend(elements.tolist())
-
-
 def raw_contents(tensor: Tensor) -> bytes:
     """Returns the elements, little-endian; an element of BYTES follows its length."""
     elements = tensor.array.ravel()
@@ -110,22 +95,12 @@ def raw_contents(tensor: Tensor) -> bytes:
     return raw
 
 
-def read_outputs(message: pb.ModelInferResponse) -> list[Tensor]:
-    """Returns the outputs that `write_tensors` appended."""
-    tensors = []
-    for index, spec in enumerate(message.outputs):
-        size, raw = math.prod(spec.shape), message.raw_output_contents
-        array = _from_raw(raw[index], spec.datatype, size, "") if raw else _from_typed(spec, size, "")
-        tensors.append(Tensor(spec.name, spec.datatype, array.reshape(tuple(spec.shape))))
-    return tensors
-
-
 def bytes_array(texts: Sequence[str], shape: tuple[int, ...]) -> Array:
     """Returns texts as elements of BYTES."""
     return _objects([text.encode() for text in texts]).reshape(shape)
 
 
-def _from_typed(spec: _Spec, size: int, field: str) -> Array:
+def _from_typed(spec: pb.ModelInferRequest.InferInputTensor, size: int, field: str) -> Array:
     name = TYPED_FIELDS[spec.datatype]
     for other, _ in spec.contents.ListFields():
         if other.name != name:

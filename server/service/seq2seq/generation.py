@@ -140,9 +140,11 @@ async def generate(
                     async for piece in pieces(reading, streams[0], decoding):
                         if piece.hypothesis == 0 or len(readings) == 1:  # several: the best ones only
                             await write(piece)
-                result = await succeeded(streams[0], call)
+                pair = reading, await succeeded(streams[0], call)
                 del streams[0]  # its result has the attention
-                pairs_of_all[-1].append(await _timed(reading, result, decoding, call))
+                if decoding.options.word_timestamps:
+                    pair = await _timed(*pair, decoding, call)
+                pairs_of_all[-1].append(pair)
     return await call.build(
         num_bytes, lambda _: [generate_response(pairs, decoding) for pairs in pairs_of_all]
     )
@@ -180,7 +182,10 @@ async def _generate_windows(
         await with_patience(call, hold)
         async with aclosing(decode_windows(whole, decoding, decode)) as windows:
             async for window, result in windows:
-                pairs.append(await _timed(window, result, decoding, call))
+                pair = window, result
+                if decoding.options.word_timestamps:
+                    pair = await _timed(*pair, decoding, call)
+                pairs.append(pair)
                 num_bytes += estimated_bytes(window, decoding)
                 call.check_answer_bytes(num_bytes)
                 if write is not None:
@@ -196,9 +201,7 @@ async def score(reading: Reading, decoding: Decoding, call: Call) -> pb.ScoreRes
 
 
 async def _timed(reading: Reading, result: Result, decoding: Decoding, call: Call) -> tuple[Reading, Result]:
-    """Returns what `with_token_times` does, if words have times; it may take a second."""
-    if not decoding.options.word_timestamps:
-        return reading, result
+    """Returns what `with_token_times` does, which may take a second."""
     return await call.build(attention_bytes(result), partial(with_token_times, reading, result, decoding))
 
 

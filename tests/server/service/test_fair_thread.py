@@ -196,6 +196,22 @@ def test_a_deadline_ends_the_waiting():
     asyncio.run(run())
 
 
+def test_reading_and_building_end_at_the_deadline_of_their_call():
+    """The times of words were computed for up to a second after their caller had left."""
+
+    async def run():
+        async with a_call() as call:
+            for start in (lambda held: call.read(held, 10**6), lambda held: call.build(10**6, held)):
+                held, call.deadline = Held(), time.monotonic() + 0.1
+                with pytest.raises(DeadlineExceeded, match="or the answer was built"):
+                    await start(held)
+                held.go.set()
+                assert await asyncio.to_thread(held.ended.wait, 20)
+                assert isinstance(held.error, Cancelled)
+
+    asyncio.run(run())
+
+
 def test_draining_ends_what_waits_and_what_runs():
     async def run():
         async with thread_of() as thread:

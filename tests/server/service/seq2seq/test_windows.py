@@ -415,6 +415,39 @@ def test_the_attention_of_pieces_is_dropped_before_the_answer_is_built(whisper_p
     assert timed == [*[0] * (num_pieces - 1), of_last] * 2
 
 
+@pytest.mark.parametrize("way", [pb.LONG_SOURCE_SPLIT, pb.LONG_SOURCE_SEQUENTIAL])
+def test_the_attention_from_which_words_get_their_times_is_bounded(whisper_path, monkeypatch, way):
+    """It was not counted: that of 50 pieces can take a gigabyte, and the answer to them a few kilobytes."""
+    sizes, counted = [], []
+
+    def times_of(reading, result, decoding, checkpoint):
+        sizes.append(responses.attention_bytes(result))
+        return responses.with_token_times(reading, result, decoding, checkpoint)
+
+    monkeypatch.setattr(generation, "with_token_times", times_of)
+    given = message(encoded(noise(2.5)), long_source=way, word_timestamps=True, max_new_tokens=12)
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            shares = served.app._calls.attention
+            taken = shares.taken
+            monkeypatch.setattr(shares, "taken", lambda *one: counted.append(one[1]) or taken(*one))
+            await served.stub.Generate(given)
+            assert not shares.held
+            shares.limit = 100
+            shares.take("another caller", 100)
+            with pytest.raises(AioRpcError, match="words get their times from attention") as caught:
+                await served.stub.Generate(given)
+            assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
+            num_heads, num_positions = served.model.sizing.num_alignment_heads, served.model.max_memory_length
+            assert num_heads > 1
+            num_open = len(sizes) if way == pb.LONG_SOURCE_SPLIT else 1  # windows come one after the other
+            assert counted[0] == num_open * (12 + 1) * num_heads * num_positions * 4
+            assert max(sizes) <= counted[0] // num_open
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("long_source", [pb.LONG_SOURCE_SEQUENTIAL, pb.LONG_SOURCE_SPLIT])
 def test_words_of_a_long_sound_do_not_change_its_target_and_have_its_times(whisper_path, long_source):
     content = encoded(noise(2.5))
