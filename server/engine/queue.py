@@ -16,8 +16,6 @@ from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.errors import DeadlineExceeded, Overloaded
 
-MOST_URGENT, LEAST_URGENT = -10, 10
-
 _MOST_OF_ROOM = 8  # how many times the room that is left a caller may have waiting
 _RESIDENCE_WEIGHT = 0.1  # weight of the latest request in the averages
 _LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 30.0
@@ -82,7 +80,6 @@ class FairQueue:
                 pass before the last one gets its slots.
         """
         last = requests[-1]
-        assert MOST_URGENT <= last.priority <= LEAST_URGENT
         if last.deadline is not None:
             if now >= last.deadline:
                 raise DeadlineExceeded("the deadline passed before the request came to the engine")

@@ -204,7 +204,7 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         arrival=0.0,
         attention=options.attention or options.word_alignment or options.word_timestamps,
         stream=stream,
-        priority=_priority(options.priority, caller, "options.priority") if options.priority else 0,
+        priority=_priority(options.priority, caller) if options.priority else 0,
         caller=caller.name,
         constraints=_constraints(options, model),
         sampling=_sampling(options) if options.temperature else None,
@@ -236,6 +236,9 @@ def read_target(message: ScoreRequest, model: ServedModel, caller: Caller) -> De
     """Reads and checks the target of a message that wants its score; raises as `read_options`."""
     if message.target.WhichOneof("value") is None:
         raise InvalidRequest("the target is missing: give it a text or token ids", field="target")
+    bounds = OPTIONS["priority"].bounds
+    assert bounds is not None
+    _in_range("priority", message.priority, *bounds, "priority")
     chosen, frames = _chosen(message, model), model.manifest.frames
     request = Request(
         request_id="",
@@ -243,7 +246,7 @@ def read_target(message: ScoreRequest, model: ServedModel, caller: Caller) -> De
         memory_length=0,
         max_new_tokens=1,
         arrival=0.0,
-        priority=_priority(message.priority, caller, "priority"),
+        priority=_priority(message.priority, caller),
         caller=caller.name,
         prefix_ids=_target_ids(message.target, _placed(frames.forced, chosen), model, "target"),
         start_ids=_placed(frames.start, chosen),
@@ -430,13 +433,10 @@ def _max_new_tokens(options: GenerateOptions, model: ServedModel, num_prefix: in
     return options.max_new_tokens - num_forced
 
 
-def _priority(priority: int, caller: Caller, field: str) -> int:
+def _priority(priority: int, caller: Caller) -> int:
     """Returns the priority, if the role of the caller allows it."""
-    bounds = OPTIONS["priority"].bounds
-    assert bounds is not None
-    _in_range("priority", priority, *bounds, field)
     if priority < 0 and ADMIN not in caller.roles:
-        raise Forbidden(f"priority is {priority}, and below 0 it needs the role admin: send 0 to {bounds[1]}")
+        raise Forbidden(f"priority is {priority}, and below 0 it needs the role admin: send 0 or more")
     return priority
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seq2seq_serve.server.config import QueueLimits
-from seq2seq_serve.server.engine.queue import LEAST_URGENT, MOST_URGENT, FairQueue
+from seq2seq_serve.server.engine.queue import FairQueue
 from seq2seq_serve.server.engine.request import Beam, Request
 from seq2seq_serve.server.errors import DeadlineExceeded, Overloaded
 from tests.server.fakes import make_request
@@ -106,7 +106,7 @@ def test_a_stream_of_ever_new_callers_does_not_starve_one_that_has_much_waiting(
 
 def test_the_more_urgent_goes_first_however_long_the_others_have_waited():
     """A thousand requests of bulk work at priority 10 delayed those at 0 by a minute."""
-    bulk = make_request((3,), priority=LEAST_URGENT, caller="bulk")
+    bulk = make_request((3,), priority=10, caller="bulk")
     first, second = make_request((4,), arrival=100.0), make_request((6,), arrival=101.0)
     urgent = make_request((5,), arrival=102.0, priority=-4, caller="other")
     queue = make_queue(bulk, first, second, urgent)
@@ -248,7 +248,7 @@ def test_at_random_the_next_is_an_oldest_of_the_most_urgent_level_and_nothing_is
                 deadline = now + 9 * chance.random() if chance.random() < 0.3 else None
                 options = {
                     "caller": f"caller {chance.randrange(num_callers)}",
-                    "priority": chance.choice([0, 0, 0, -1, 3, MOST_URGENT]),
+                    "priority": chance.choice([0, 0, 0, -1, 3, -10]),
                     "arrival": now,
                     "deadline": deadline,
                     "beam": Beam(3) if chance.random() < 0.3 else None,
