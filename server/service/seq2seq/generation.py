@@ -24,8 +24,8 @@ from seq2seq_serve.server.service.seq2seq.windows import decode_windows
 from seq2seq_serve.server.service.write.responses import (
     attention_bytes,
     checked,
+    estimated_attention_bytes,
     estimated_bytes,
-    estimated_heard_bytes,
     generate_response,
     pieces,
     score_response,
@@ -111,7 +111,7 @@ async def generate(
     engine = decoding.model.engine
     readings_of_all: list[list[Reading]] = []
     requests: list[Request] = []
-    num_bytes = num_tokens = num_heard_bytes = 0
+    num_bytes = num_tokens = num_attention_bytes = 0
     is_only = len(rows) == 1
     while rows:
         try:
@@ -123,14 +123,14 @@ async def generate(
         requests += [reading.request for reading in readings]
         num_bytes += sum(estimated_bytes(reading, decoding) for reading in readings)
         if decoding.options.word_timestamps:
-            num_heard_bytes += sum(estimated_heard_bytes(reading, decoding) for reading in readings)
+            num_attention_bytes += sum(estimated_attention_bytes(reading, decoding) for reading in readings)
         num_tokens += sum(reading.request.queue_tokens for reading in readings)
         call.check_answer_bytes(num_bytes)  # after each row: a refused call is not read further
         engine.check_size(len(requests), num_tokens)
         await asyncio.sleep(0)  # lets other calls run before the next sources are read
     pairs_of_all: list[list[tuple[Reading, Result]]] = []
     with (
-        call.holding(0, num_heard_bytes) if num_heard_bytes else nullcontext(),
+        call.holding(0, num_attention_bytes) if num_attention_bytes else nullcontext(),
         engine.submitted(requests, call.is_expired, is_accepted=call.is_accepted) as streams,
     ):
         for readings in readings_of_all:
@@ -173,10 +173,12 @@ async def _generate_windows(
         return await with_patience(call, attempt)
 
     num_held = sum(array.nbytes for array in whole.request.sources.values())
-    num_heard_bytes = estimated_heard_bytes(whole, decoding) if decoding.options.word_timestamps else 0
+    num_attention_bytes = (
+        estimated_attention_bytes(whole, decoding) if decoding.options.word_timestamps else 0
+    )
 
     async def hold() -> None:
-        held.enter_context(call.holding(num_held, num_heard_bytes))
+        held.enter_context(call.holding(num_held, num_attention_bytes))
 
     with ExitStack() as held:
         await with_patience(call, hold)

@@ -101,7 +101,7 @@ def estimated_bytes(reading: Reading, decoding: Decoding) -> int:
     return request.num_hypotheses * each
 
 
-def estimated_heard_bytes(reading: Reading, decoding: Decoding) -> int:
+def estimated_attention_bytes(reading: Reading, decoding: Decoding) -> int:
     """Returns the size of the attention from which the words of a reading's targets get their times.
 
     It is not in the answer, and as large as that of the longest targets.
