@@ -17,7 +17,7 @@ from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.errors import InvalidRequest, ServerError, Unavailable, is_about_all
 from seq2seq_serve.server.library import AsyncModel
 from seq2seq_serve.server.service.read.options import Decoding
-from seq2seq_serve.server.service.status import reason_of, status_of
+from seq2seq_serve.server.service.status import status_of
 
 _TEXTS_PER_SLOT = 4  # that are decoded or wait: enough that no slot ever waits for a text
 _GIVE_UP_SECONDS = 3600.0  # while steps fail, and no text is answered
@@ -106,7 +106,6 @@ async def start_worker(job: Job) -> Worker:
 
 def _client_error(error: ServerError) -> ClientError:
     """Returns the error that a client of a server would get."""
-    code, message = status_of(error)
-    field = error.field if isinstance(error, InvalidRequest) else ""
+    code, message, reason, field = status_of(error)
     violations = (FieldViolation(field, message),) if field else ()
-    return ClientError(code.name, message, reason=reason_of(error), field_violations=violations)
+    return ClientError(code.name, message, reason=reason, field_violations=violations)

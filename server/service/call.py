@@ -42,7 +42,7 @@ class Call(CallRecord):
         """Refuses an answer that is too long for the caller; raises InvalidRequest."""
 
     def holding(self, _num_bytes: int, _num_attention_bytes: int = 0) -> AbstractContextManager[None]:
-        """Counts memory that the call takes until the block ends; raises Overloaded if it is too much."""
+        """Counts memory, and that of attention, until the block ends; raises Overloaded if it is too much."""
         return nullcontext()
 
     async def read(

@@ -460,8 +460,9 @@ class Calls:
                 raise
             call.is_recorded_by_item = False
             _log_fault(call, error)
-            code, _ = status_of(error)
-            self._record(call, code)  # before the answer, because the caller may read the metrics next
+            self._record(
+                call, status_of(error).code
+            )  # before the answer, because the caller may read the metrics next
             return error
         self._record(call, grpc.StatusCode.OK)
         return answered

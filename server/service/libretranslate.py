@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -38,14 +38,6 @@ _NEUTRAL = {"format": ("text",), "alternatives": (0, "0")}
 _JSON_BYTES = 4  # take as long to read as a byte of text
 _BYTES_PER_CODE = 12  # of a language in JSON
 _MOST_DETECTED, _MOST_LANGUAGES = 2_000, 5  # characters of a text, and the languages that are listed for it
-
-
-class _Pair(NamedTuple):
-    """A model, and its names of two languages."""
-
-    model: ServedModel
-    source: str
-    target: str
 
 
 async def fields_of(request: Request, body: bytes, call: RemoteCall) -> dict[str, Any]:
@@ -88,12 +80,12 @@ async def translate(fields: Mapping[str, Any], call: RemoteCall) -> Response:
         raise InvalidRequest(f"q must be a text, or a list of at most {_MAX_TEXTS} texts", field="q")
     source, target = (fields.get(name, "") for name in _LANGUAGES)
     detected = await _detected(texts, call) if source == _AUTO else []
-    pair = _pair(detected[0]["language"] if detected else source, target, call)
+    model, *pair = _pair(detected[0]["language"] if detected else source, target, call)
     options = pb.GenerateOptions(long_source=pb.LONG_SOURCE_SPLIT_ALWAYS)
-    for name, language in ((SOURCE_LANGUAGE, pair.source), (TARGET_LANGUAGE, pair.target)):
-        if name in pair.model.manifest.choices:
+    for name, language in zip((SOURCE_LANGUAGE, TARGET_LANGUAGE), pair, strict=True):
+        if name in model.manifest.choices:
             setattr(options, name, language)
-    with call.use_model(pair.model.name) as model:
+    with call.use_model(model.name) as model:
         decoding = await read_decoding(options, model, call)
         places = [place for place, text in enumerate(texts) if not is_blank(text)]
         rows: list[Sequence[pb.Source]] = [[pb.Source(text=texts[place])] for place in places]
@@ -169,15 +161,15 @@ def _languages(model: ServedModel) -> tuple[Collection[str], Collection[str]]:
     return source, target
 
 
-def _pair(source: str, target: str, call: RemoteCall) -> _Pair:
-    """Returns the first model that has both languages, also in another spelling, such as ko for ko_KR."""
+def _pair(source: str, target: str, call: RemoteCall) -> tuple[ServedModel, str, str]:
+    """Returns the first model that has both languages, with its names of them, such as ko for ko_KR."""
     for model in call.calls.models:
         names = [
             named_choice(given, Choice(dict.fromkeys(its_own, 0), ""))
             for given, its_own in zip((source, target), _languages(model), strict=True)
         ]
         if names[0] is not None and names[1] is not None:
-            return _Pair(model, names[0], names[1])
+            return model, names[0], names[1]
     targets = _targets(call)
     known = ", ".join(
         f"{code} to {' '.join(one for one in targets[code] if one != code)}" for code in sorted(targets)[:20]

@@ -27,7 +27,7 @@ from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.forms import Form, read_form, text_of
 from seq2seq_serve.server.service.read.languages import name_of
 from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding
-from seq2seq_serve.server.service.status import reason_of, status_of
+from seq2seq_serve.server.service.status import status_of
 
 MAX_FILE_BYTES = 25 * 2**20  # OpenAI's limit
 _MAX_TEXT_BYTES = 2**16  # of a field other than the file
@@ -138,15 +138,14 @@ async def form_of(request: Request, body: bytes, call: RemoteCall) -> Form:
 
 def error_content(error: Exception) -> dict[str, Any]:
     """Returns the body of a refusal, which OpenAI's clients turn into their exceptions."""
-    code, text = status_of(error)
+    code, text, reason, field = status_of(error)
     is_ours = code in (
         grpc.StatusCode.INTERNAL,
         grpc.StatusCode.UNAVAILABLE,
         grpc.StatusCode.DEADLINE_EXCEEDED,
     )
-    field = error.field if isinstance(error, InvalidRequest) else None
     kind = "server_error" if is_ours else "invalid_request_error"
-    return {"error": {"message": text, "type": kind, "param": field, "code": reason_of(error)}}
+    return {"error": {"message": text, "type": kind, "param": field, "code": reason}}
 
 
 def _named(name: str, call: RemoteCall) -> str:

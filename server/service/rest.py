@@ -40,7 +40,6 @@ from seq2seq_serve.server.service.open_inference.service import InferenceService
 from seq2seq_serve.server.service.shares import Shares
 from seq2seq_serve.server.service.status import (
     REQUEST_ID,
-    reason_of,
     status_of,
 )
 
@@ -376,15 +375,13 @@ def _dumped(content: dict[str, Any]) -> bytes:
 
 
 def _error_content(error: Exception) -> dict[str, Any]:
-    code, text = status_of(error)
-    content = {"error": text, "code": code.name, "reason": reason_of(error)}
-    if isinstance(error, InvalidRequest):
-        content["field"] = error.field
-    return content
+    code, text, reason, field = status_of(error)
+    content = {"error": text, "code": code.name, "reason": reason}
+    return content if field is None else content | {"field": field}
 
 
 def _error_response(error: Exception, content: dict[str, Any]) -> Response:
-    code, _ = status_of(error)
+    code = status_of(error).code
     headers = {}
     if isinstance(error, Overloaded):
         headers["Retry-After"] = str(math.ceil(error.retry_after_seconds))

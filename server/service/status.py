@@ -6,7 +6,7 @@ The details are a `google.rpc.Status` (error_details.proto) in the trailer that 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, NamedTuple
 
 import grpc
 from google.protobuf import duration_pb2
@@ -54,7 +54,23 @@ _STATUSES: dict[type[ServerError], tuple[grpc.StatusCode, str]] = {
 }
 _MAX_NAME = 200  # characters
 _MAX_TEXT = 1000  # characters: headers are limited, and hold the text twice
-_BUG = (grpc.StatusCode.INTERNAL, "INTERNAL")
+
+
+class Status(NamedTuple):
+    """What a caller learns of an error.
+
+    Attributes:
+        code: Its status in gRPC.
+        text: For people.
+        reason: A name that programs can compare.
+        field: The path of the offending field in the request; None for other errors than InvalidRequest.
+    """
+
+    code: grpc.StatusCode
+    text: str
+    reason: str
+    field: str | None = None
+
 
 Trailers = tuple[tuple[str, str | bytes], ...]
 
@@ -66,35 +82,32 @@ async def abort(context: Any, error: Exception, request_id: str) -> None:
         AbortError: Always; gRPC expects it from the handler.
         CancelledError: The caller has left.
     """
-    code, text = status_of(error)
+    code, text, *_ = status_of(error)
     try:
         await context.abort(code, text, trailers_of(error, request_id))
     except aio.InternalError as gone:  # gRPC fails the sending before it cancels the handler
         raise asyncio.CancelledError from gone
 
 
-def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
-    """Returns the status and text for the caller. The text of a bug, an error not of ours, stays here."""
-    if isinstance(error, ServerError):
-        return _STATUSES[type(error)][0], str(error)[:_MAX_TEXT]
-    return _BUG[0], BUG_TEXT
-
-
-def reason_of(error: Exception) -> str:
-    """Returns the name of an error that programs can compare."""
-    return _STATUSES[type(error)][1] if isinstance(error, ServerError) else _BUG[1]
+def status_of(error: Exception) -> Status:
+    """Returns what the caller learns of an error. The text of a bug, an error not of ours, stays here."""
+    if not isinstance(error, ServerError):
+        return Status(grpc.StatusCode.INTERNAL, BUG_TEXT, "INTERNAL")
+    code, reason = _STATUSES[type(error)]
+    field = error.field if isinstance(error, InvalidRequest) else None
+    return Status(code, str(error)[:_MAX_TEXT], reason, field)
 
 
 def trailers_of(error: Exception, request_id: str) -> Trailers:
     """Returns the trailing metadata of a refused call: the request's id, the rich status, and a push-back."""
-    code, text = status_of(error)
+    code, text, reason, field = status_of(error)
     details: list[Message] = [
-        error_details_pb2.ErrorInfo(reason=reason_of(error), domain=ERROR_DOMAIN),
+        error_details_pb2.ErrorInfo(reason=reason, domain=ERROR_DOMAIN),
         error_details_pb2.RequestInfo(request_id=request_id),
     ]
     trailers: Trailers = ((REQUEST_ID, request_id),)
-    if isinstance(error, InvalidRequest):
-        violation = error_details_pb2.BadRequest.FieldViolation(field=error.field, description=text)
+    if field is not None:
+        violation = error_details_pb2.BadRequest.FieldViolation(field=field, description=text)
         details.append(error_details_pb2.BadRequest(field_violations=[violation]))
     if isinstance(error, UnknownModel):
         name = error.name + (f"/{error.version}" if error.version else "")

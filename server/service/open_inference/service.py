@@ -146,7 +146,7 @@ class InferenceService:
             del message
             error = await call.calls.run(its, answering, lambda _: is_strict)
             if error is not None:
-                _, text = status_of(error)
+                text = status_of(error).text
                 await call.send(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
 
         await call.calls.answer_items(call, following, _MAX_OPEN_IN_STREAM, answer, first_number=1)

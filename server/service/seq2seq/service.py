@@ -21,7 +21,7 @@ from seq2seq_serve.server.service.seq2seq.generation import (
     score,
     with_patience,
 )
-from seq2seq_serve.server.service.status import reason_of, status_of
+from seq2seq_serve.server.service.status import status_of
 from seq2seq_serve.server.service.write.responses import model_message
 
 _LEAST_OPEN = 64  # items of a batch that are decoded or wait at once; twice the slots if those are more
@@ -106,13 +106,9 @@ class Seq2SeqService:
 
 
 def _batch_error(error: Exception, request_id: str) -> pb.BatchError:
-    code, text = status_of(error)
+    code, text, reason, field = status_of(error)
     return pb.BatchError(
-        code=code.name,
-        message=text,
-        reason=reason_of(error),
-        field=error.field if isinstance(error, InvalidRequest) else "",
-        request_id=request_id,
+        code=code.name, message=text, reason=reason, field=field or "", request_id=request_id
     )
 
 
