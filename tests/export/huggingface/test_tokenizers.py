@@ -17,6 +17,7 @@ import tokenizers
 
 from seq2seq_serve.bundle.manifest import Timestamps
 from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 from seq2seq_serve.server.service.read.options import Decoding, with_mark
 from seq2seq_serve.training.huggingface.tokenizers import (
     RECIPES,
@@ -364,7 +365,7 @@ def test_marian_chooses_its_target_language_in_the_source(tmp_path):
     assert not set(choice.ids.values()) & set(ours.source.encode(">>ron<< a b"))
     frame = ((choice.ids["fra"],), (files.theirs.eos_token_id,))
     model = SimpleNamespace(manifest=SimpleNamespace(frames=ours.frames))
-    decoding = Decoding(model, None, frame)
+    decoding = Decoding(model, None, GenerateOptions(), frame)
     for text in (">>ron<< a b", ">>cmn_Hans<<a  b", ">>fra<<"):
         rest, marked = with_mark(text, decoding, choice, "")
         assert ours.source.encode_truncated(rest, 99, *marked.frame)[0] == files.theirs(text).input_ids
