@@ -415,8 +415,7 @@ def test_the_attention_of_pieces_is_dropped_before_the_answer_is_built(whisper_p
     assert timed == [*[0] * (num_pieces - 1), of_last] * 2
 
 
-@pytest.mark.parametrize("way", [pb.LONG_SOURCE_SPLIT, pb.LONG_SOURCE_SEQUENTIAL])
-def test_the_attention_from_which_words_get_their_times_is_bounded(whisper_path, monkeypatch, way):
+def test_the_attention_from_which_words_get_their_times_is_bounded(whisper_path, monkeypatch):
     """It was not counted: that of 50 pieces can take a gigabyte, and the answer to them a few kilobytes."""
     sizes, counted = [], []
 
@@ -425,25 +424,27 @@ def test_the_attention_from_which_words_get_their_times_is_bounded(whisper_path,
         return responses.with_token_times(reading, result, decoding, checkpoint)
 
     monkeypatch.setattr(generation, "with_token_times", times_of)
-    given = message(encoded(noise(2.5)), long_source=way, word_timestamps=True, max_new_tokens=12)
 
     async def run():
         async with serving_bundles(whisper_path / "bundle") as served:
-            shares = served.app._calls.attention
+            shares, sizing = served.app._calls.attention, served.model.sizing
             taken = shares.taken
             monkeypatch.setattr(shares, "taken", lambda *one: counted.append(one[1]) or taken(*one))
-            await served.stub.Generate(given)
-            assert not shares.held
-            shares.limit = 100
-            shares.take("another caller", 100)
-            with pytest.raises(AioRpcError, match="words get their times from attention") as caught:
+            of_one = (12 + 1) * sizing.num_alignment_heads * served.model.max_memory_length * 4
+            for way in (pb.LONG_SOURCE_SPLIT, pb.LONG_SOURCE_SEQUENTIAL):
+                sizes.clear()
+                content, shares.limit = encoded(noise(2.5)), of_one
+                given = message(content, long_source=way, word_timestamps=True, max_new_tokens=12)
                 await served.stub.Generate(given)
-            assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
-            num_heads, num_positions = served.model.sizing.num_alignment_heads, served.model.max_memory_length
-            assert num_heads > 1
-            num_open = len(sizes) if way == pb.LONG_SOURCE_SPLIT else 1  # windows come one after the other
-            assert counted[0] == num_open * (12 + 1) * num_heads * num_positions * 4
-            assert max(sizes) <= counted[0] // num_open
+                assert not shares.held
+                num_open = len(sizes) if way == pb.LONG_SOURCE_SPLIT else 1  # windows follow each other
+                assert counted[-1] == num_open * of_one
+                assert 0 < max(sizes) <= of_one
+                shares.take("another caller", of_one)
+                with pytest.raises(AioRpcError, match="words get their times from attention") as caught:
+                    await served.stub.Generate(given)
+                assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
+                shares.give_back("another caller", of_one)
 
     asyncio.run(run())
 
