@@ -8,8 +8,8 @@ import pytest
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.async_engine import AsyncEngine
 from seq2seq_serve.server.engine.result import FinishReason, Load
-from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, InvalidRequest, Overloaded, Unavailable
-from tests.server.driver import DrivenCore, DrivenEngine
+from seq2seq_serve.server.errors import DeadlineExceeded, Overloaded
+from tests.server.driver import DrivenEngine
 from tests.server.fakes import FakeRunner, expected_tokens, make_request
 
 
@@ -38,23 +38,6 @@ def test_tokens_that_come_while_the_reader_is_busy_are_taken_together():
     assert first.result is second.result is None
 
 
-def test_a_stream_that_is_no_longer_read_cancels_its_request():
-    request = make_request((20, 5), stream=True)
-
-    async def run():
-        engine = DrivenEngine(FakeRunner(1))
-        await engine.engine.start()
-        with engine.engine.submitted([request]):
-            engine.turn(1)
-        engine.turn(1)
-        engine.check_empty()
-        await engine.engine.stop()
-        return engine.turns[-1].updates
-
-    [(_, _, result)] = asyncio.run(run())
-    assert isinstance(result.error, Cancelled)
-
-
 @pytest.mark.parametrize(("stream", "lengths"), [(False, [9, 5, 5, 2]), (True, [5, 2, 9, 5])])
 def test_the_longest_sources_of_a_call_come_first_unless_it_streams(stream, lengths):
     runner = FakeRunner(1)
@@ -74,15 +57,6 @@ def test_cores_get_what_they_have_slots_for_and_a_few_ahead():
         assert engine.engine.load() == Load(57 - 32, 32, 32, 32 * 4)
         assert engine.engine.num_slots_wanted() == 57
     assert [len(runner.encoded[0]) for runner in runners] == [16, 16]
-
-
-def test_a_request_gets_the_tokens_that_it_would_get_alone_whichever_core_decodes_it():
-    sources = [(number, 5, 7) for number in range(3, 90)]
-    with DrivenEngine(FakeRunner(3), FakeRunner(3)).started() as engine:
-        streams = engine.submit(*map(make_request, sources))
-        engine.finish()
-    for source, stream in zip(sources, streams, strict=True):
-        assert list(stream.result.best.token_ids) == expected_tokens(source, 8)
 
 
 def test_a_deadline_ends_running_and_waiting_requests():
@@ -111,35 +85,6 @@ def test_cancelling_what_waits_has_ended_or_was_never_there_is_harmless():
         engine.cancel(running)
         reasons = [stream.result.finish_reason for stream in streams]
     assert reasons == [FinishReason.LENGTH, FinishReason.CANCELLED, FinishReason.CANCELLED]
-
-
-def test_a_full_queue_refuses_by_requests_and_by_tokens():
-    with DrivenEngine(FakeRunner(1), max_waiting_requests=3, max_waiting_tokens=5).started() as engine:
-        engine.submit(make_request((3,)))
-        engine.submit(make_request((4,)))  # ahead, at the core
-        engine.submit(make_request((3, 4, 5)))
-        with pytest.raises(Overloaded, match="with this call it would have 6 source tokens"):
-            engine.submit(make_request((3, 4, 5)))
-        engine.submit(make_request((3,)))
-        with pytest.raises(Overloaded, match="with this call it would have 4 requests"):
-            engine.submit(make_request((4,)))
-        assert engine.engine.statistics.counts["fail"] == 2
-        with pytest.raises(InvalidRequest, match="the call has 4 requests, and at most 3 may wait here"):
-            engine.submit(*(make_request((3,)) for _ in range(4)))
-
-
-def test_a_request_that_would_get_no_slot_before_its_deadline_is_refused_at_once():
-    with DrivenEngine(FakeRunner(2)).started() as engine:
-        engine.submit(make_request((13, 4), max_new_tokens=3))
-        engine.finish()  # two tokens and the end: three turns of a second
-        assert engine.engine._queue._residence_seconds == 3.0
-        for number in (5, 6):
-            engine.submit(make_request((10, number), arrival=engine.now))
-        engine.submit(make_request((10, 7), deadline=engine.now + 2.0))  # expected to wait for 1.5 seconds
-        with pytest.raises(Overloaded, match=r"^a slot is expected in 3\.0 s") as caught:
-            engine.submit(make_request((10, 8), deadline=engine.now + 2.0))
-        assert caught.value.retry_after_seconds == 3.0
-        engine.submit(make_request((10, 8)))  # without a deadline it may wait
 
 
 def test_deadlines_that_cannot_be_met_are_refused_once_the_first_have_passed():
@@ -180,61 +125,6 @@ def test_a_caller_beside_a_flood_is_accepted_and_answered_soon():
     assert ended["calm"] == 20
     assert ended["flood"] > 200
     assert latest <= 9.0  # two others' three turns, and its own
-
-
-def test_draining_refuses_new_requests_and_finishes_accepted_ones():
-    with DrivenEngine(FakeRunner(1)).started() as engine:
-        inside = engine.submit(make_request((10, 5)), make_request((10, 6)), make_request((10, 7)))
-        engine.engine.drain()
-        with pytest.raises(Unavailable, match="shutting down"):
-            engine.submit(make_request((10, 8)))
-        engine.finish()
-        assert all(stream.result.error is None for stream in inside)
-
-
-def test_requests_unfinished_when_the_engine_stops_end_with_unavailable():
-    async def run():
-        engine = DrivenEngine(FakeRunner(1))
-        await engine.engine.start()
-        streams = engine.submit(*(make_request((20, number)) for number in (3, 4, 5)))
-        await engine.engine.stop()
-        return [stream.result for stream in streams]
-
-    results = asyncio.run(run())
-    assert all(isinstance(result.error, Unavailable) for result in results)
-
-
-def test_only_the_requests_of_a_core_that_ends_are_lost_and_it_is_started_again(caplog):
-    turns = []
-
-    async def run():
-        engine = DrivenEngine(FakeRunner(2), FakeRunner(2), record=turns.append)
-        await engine.engine.start()
-        streams = engine.submit(*(make_request((20, number)) for number in range(3, 20)))
-        engine.turn(2)
-        lost = set(engine.cores[0].requests)
-        engine.cores[0].core = DrivenCore(FakeRunner(2), lambda: engine.now).core
-        engine.cores[0].core._deliver = lambda turn: engine.cores[0]._turned(turn)
-        engine.cores[0].kill()
-        assert not engine.cores[0].is_ready
-        assert engine.engine.problem() is None  # the other one decodes
-        await asyncio.sleep(0)
-        await asyncio.sleep(0)
-        assert engine.cores[0].is_ready
-        engine.finish()
-        await engine.engine.stop()
-        return lost, {stream.request: stream.result for stream in streams}
-
-    lost, results = asyncio.run(run())
-    assert sum(turn.num_ended_cores for turn in turns) == 1
-    assert len(lost) == 3
-    for request, result in results.items():
-        if request in lost:
-            assert isinstance(result.error, Unavailable)
-        else:
-            source = tuple(request.sources["source_ids"].tolist())
-            assert list(result.best.token_ids) == expected_tokens(source, 8)
-    assert "model fake: it was killed; its 3 requests end, and it is started again" in caplog.text
 
 
 def test_a_core_that_ends_while_the_engine_stops_is_not_started_again():

@@ -3,7 +3,6 @@
 import dataclasses
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -94,24 +93,6 @@ def test_a_token_is_forbidden_just_when_it_would_repeat_an_ngram(target_ids, siz
 
 
 FIRST = 90  # of the times in a vocabulary of 100
-
-
-@pytest.mark.parametrize(
-    ("target_ids", "max_first", "bounds"),
-    [
-        ([], None, (FIRST, FIRST, 99)),  # a target begins with a time
-        ([], 4, (FIRST, FIRST, 94)),
-        ([91], 4, (0, 100, 99)),  # then something is said
-        ([91, 7], 4, (0, 92, 99)),  # which takes time
-        ([91, 7, 95], 4, (EOS, 95, 99)),  # a second time at the same place, a later one, or the end
-        ([91, 7, 95, 95], 4, (0, 100, 99)),
-        ([91, 7, 95, 95, 8, 9], 4, (0, 96, 99)),
-        ([7], 4, (0, FIRST, 99)),  # a prefix without a time
-    ],
-)
-def test_times_are_in_pairs_around_what_is_said_and_never_decrease(target_ids, max_first, bounds):
-    row = Sequence(Search(make_request((7,)), start_ids=(1,)), next_token_id=1, token_ids=target_ids)
-    assert module.time_bounds(row, Timestamps(FIRST, 0.02, FIRST - 1, max_first), (EOS,), 100) == bounds
 
 
 def test_every_rule_of_constraints_changes_logits():

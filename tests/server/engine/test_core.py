@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 
 from seq2seq_serve.server.engine.core import Admit, Core
 from seq2seq_serve.server.engine.request import Beam, Request, Sampling
-from seq2seq_serve.server.engine.result import FinishReason, Result, Turn
+from seq2seq_serve.server.engine.result import FinishReason, Turn
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
-from seq2seq_serve.server.errors import Cancelled, EngineFailed, Unavailable
+from seq2seq_serve.server.errors import EngineFailed
 from tests.server.driver import Driver, assert_empty
 from tests.server.fakes import (
     EOS_ID,
@@ -150,28 +150,6 @@ def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_sl
             assert list(result.best.token_ids) == expected
     ends = [update for turn in driver.turns for update in turn.updates if update.result is not None]
     assert len(ends) == len(requests)
-
-
-@given(sources, st.integers(1, 6), st.integers(0, 2**32))
-def test_a_forced_prefix_is_streamed_first_and_continued(sources, num_slots, seed):
-    chance = random.Random(seed)
-    driver = Driver(FakeRunner(num_slots))
-    requests = []
-    for source in sources:
-        whole = expected_tokens(source, 12)
-        length = chance.randint(0, min(len(whole), 11))
-        request = make_request(
-            source, max_new_tokens=12 - length, prefix_ids=tuple(whole[:length]), stream=True
-        )
-        requests.append((request, whole))
-        driver.submit(request)
-        driver.turn(chance.randint(0, 2))
-    driver.finish()
-    for request, whole in requests:
-        result = driver.results[request]
-        assert list(result.best.token_ids) == driver.told(request) == whole
-        is_eos = result.finish_reason is FinishReason.EOS
-        assert result.num_target_tokens == len(whole) - len(request.prefix_ids) + is_eos
 
 
 def random_options(chance: random.Random) -> dict[str, Any]:
@@ -318,13 +296,6 @@ def test_a_scored_target_ends_after_one_turn_and_leaves_the_others_alone():
     assert list(driver.results[other].best.token_ids) == expected_tokens((10, 5), 8)
 
 
-def test_scored_targets_alone_take_no_step_where_prefill_scores_them():
-    driver = Driver(FakeRunner(2))
-    driver.submit(make_request((13, 4), prefix_ids=(7, 8), is_score=True))
-    driver.finish()
-    assert driver.runner.num_steps == 0
-
-
 @pytest.mark.parametrize("is_score", [False, True])
 def test_prefix_tokens_that_steps_read_do_not_count_as_generated(is_score):
     driver = Driver(FakeRunner(1, is_recurrent=True))
@@ -355,47 +326,6 @@ def test_a_newcomer_joins_the_running_batch_at_the_next_step():
     driver.turn(1)
     assert driver.runner.batch_sizes == [1, 1, 2]
     driver.finish()
-
-
-def test_cancel_frees_the_slot_before_the_next_step():
-    driver = Driver(FakeRunner(1))
-    first, second = make_request((10, 5)), make_request((10, 6))
-    driver.submit(first, second)
-    driver.turn(3)
-    driver.cancel(first)
-    driver.turn(1)
-    assert driver.results[first].finish_reason is FinishReason.CANCELLED
-    assert isinstance(driver.results[first].error, Cancelled)
-    assert driver.core._scheduler.slots.rows[0].request is second
-    driver.finish()
-    assert list(driver.results[second].best.token_ids) == expected_tokens((10, 6), 8)
-
-
-def test_a_step_that_raises_fails_its_sequences_only_and_the_engine_goes_on(caplog):
-    driver = Driver(FakeRunner(2, fail_steps=[1]))
-    running = [make_request((10, 5)), make_request((10, 6))]
-    waiting = make_request((10, 7))
-    driver.submit(*running, waiting)
-    driver.finish()
-    for request in running:
-        assert isinstance(driver.results[request].error, EngineFailed)
-    assert list(driver.results[waiting].best.token_ids) == expected_tokens((10, 7), 8)
-    assert not driver.is_failing
-    assert running[0].request_id in caplog.text
-
-
-def test_an_encode_that_raises_fails_its_newcomers_only():
-    driver = Driver(FakeRunner(3, fail_encode=20))
-    running, broken, later = make_request((10, 5)), make_request((20, 5)), make_request((10, 6))
-    driver.submit(running)
-    driver.turn()
-    driver.submit(broken)
-    driver.turn()
-    driver.submit(later)
-    driver.finish()
-    assert isinstance(driver.results[broken].error, EngineFailed)
-    for request, source in ((running, (10, 5)), (later, (10, 6))):
-        assert list(driver.results[request].best.token_ids) == expected_tokens(source, 8)
 
 
 class BrokenStops:
@@ -431,64 +361,6 @@ def test_an_exception_for_one_request_fails_that_one_only(options, num_tokens, c
     assert broken.request_id in caplog.text
 
 
-def test_a_selection_that_raises_for_one_row_fails_its_request_only():
-    driver = Driver(FakeRunner(3))
-    step = driver.runner.step
-
-    def fail_one(rows):
-        failures = {i: RuntimeError("no") for i, row in enumerate(rows) if row.request is broken}
-        return replace(step(rows), failures=failures)
-
-    driver.runner.step = fail_one
-    before, broken, after = (make_request((10, i)) for i in (5, 6, 7))
-    driver.submit(before, broken, after)
-    driver.finish()
-    assert isinstance(driver.results[broken].error, EngineFailed)
-    for request, i in ((before, 5), (after, 7)):
-        assert list(driver.results[request].best.token_ids) == expected_tokens((10, i), 8)
-
-
-def test_requests_end_at_once_when_the_thread_of_the_core_dies(caplog):
-    results: dict[Request, Result] = {}
-    deaths: list[bool] = []
-    runner = FakeRunner(2)
-    entered, leave = threading.Event(), threading.Event()
-
-    def die(rows):
-        entered.set()
-        assert leave.wait(20)
-        raise SystemExit("the thread was told to end")
-
-    runner.step = die
-    core = Core(
-        runner,
-        model_name="fake",
-        deliver=lambda turn: results.update({u.request: u.result for u in turn.updates if u.result}),
-        died=lambda: deaths.append(True),
-    )
-    core.start()
-    requests = [make_request((10, i)) for i in range(3, 7)]
-    core.send(Admit(tuple(requests)))
-    assert entered.wait(20)
-    leave.set()
-    core._thread.join(20)
-    assert deaths == [True]
-    assert results.keys() == set(requests)
-    assert all(isinstance(result.error, EngineFailed) for result in results.values())
-    assert_empty(core)
-    assert "the engine's thread ends" in caplog.text
-    core.stop()
-
-
-def test_an_engine_that_keeps_failing_says_that_it_is_not_healthy():
-    driver = Driver(FakeRunner(1, fail_steps=range(3)))
-    driver.submit(*(make_request((10, i)) for i in range(3, 7)))
-    driver.turn(3)
-    assert driver.is_failing
-    driver.finish()
-    assert not driver.is_failing
-
-
 def test_encodes_that_keep_failing_show_although_the_steps_beside_them_succeed():
     driver = Driver(FakeRunner(2, fail_encode=20))
     driver.submit(make_request((10, 5), max_new_tokens=30))
@@ -518,22 +390,6 @@ def test_a_failing_delivery_does_not_end_the_engine():
     driver.submit(found)
     driver.finish()
     assert driver.results[found].error is None
-
-
-def test_the_rows_of_two_steps_are_one_object_when_the_batch_did_not_change():
-    """The runner then feeds nothing but lengths."""
-    driver = Driver(FakeRunner(3))
-    seen = []
-    step = driver.runner.step
-    driver.runner.step = lambda rows: (seen.append(rows), step(rows))[1]
-    driver.submit(make_request((30, 5), max_new_tokens=6))
-    driver.turn(3)
-    driver.submit(make_request((30, 6), max_new_tokens=6))
-    driver.turn(2)
-    assert seen[0] is seen[1] is seen[2]
-    assert seen[2] is not seen[3]
-    assert seen[3] is seen[4]
-    driver.finish()
 
 
 def test_an_engine_asleep_has_a_heartbeat_and_one_that_hangs_has_none(monkeypatch):
@@ -595,15 +451,6 @@ def test_one_encode_call_is_bounded_but_a_long_source_is_still_encoded():
     assert [len(batch) for batch in driver.runner.encoded] == [3, 2, 1]
 
 
-def test_an_encode_call_is_bounded_by_memory_in_which_sources_are_counted():
-    requests = [replace(make_request((10, i, 8)), memory_length=4) for i in range(3, 8)]
-    driver = Driver(FakeRunner(8), limits=SchedulerLimits(max_encode_tokens=9, max_encode_tokens_beside=9))
-    driver.submit(*requests)
-    driver.finish()
-    assert [len(batch) for batch in driver.runner.encoded] == [2, 2, 1]
-    assert {driver.results[request].num_source_tokens for request in requests} == {4}
-
-
 @pytest.mark.parametrize(
     ("array", "cost"),
     [
@@ -648,15 +495,6 @@ def test_a_full_engine_admits_several_requests_at_once_in_their_order():
     assert [source for batch in encoded for source in batch] == sources_of_many_lengths
     assert len(encoded[0]) == 10
     assert all(len(batch) >= 2 for batch in encoded[:-1])
-
-
-def test_requests_that_all_fit_are_admitted_one_by_one():
-    driver = Driver(FakeRunner(10))
-    for number in range(9):
-        driver.submit(make_request((10, number)))
-        driver.turn()
-    assert [len(batch) for batch in driver.runner.encoded] == [1] * 9
-    driver.finish()
 
 
 def test_padding_counts_a_part_of_what_it_adds():
@@ -799,28 +637,6 @@ def test_timings_add_up():
     assert driver.turns[1].inter_token_seconds == {1.0: 1}
 
 
-def test_the_thread_sleeps_when_idle_wakes_for_work_and_stops():
-    results: dict[Request, Result] = {}
-    done = threading.Event()
-    requests = [make_request((random.Random(i).randint(3, 90), i + 3)) for i in range(40)]
-
-    def deliver(turn: Turn) -> None:
-        results.update({u.request: u.result for u in turn.updates if u.result is not None})
-        if len(results) == len(requests):
-            done.set()
-
-    core = Core(FakeRunner(5), model_name="fake", deliver=deliver)
-    core.start()
-    core.send(Admit(tuple(requests)))
-    assert done.wait(10)
-    core.stop()
-    for request in requests:
-        assert list(results[request].best.token_ids) == expected_tokens(
-            tuple(request.sources["source_ids"]), 8
-        )
-    assert_empty(core)
-
-
 def test_its_thread_closes_the_runner_at_the_end_also_where_that_cannot_warm_up(caplog):
     """Memory that another thread frees at any time could break a capture on a device."""
     threads: list[threading.Thread] = []
@@ -847,28 +663,3 @@ def test_its_thread_closes_the_runner_at_the_end_also_where_that_cannot_warm_up(
         cold.start()
     assert threads == [core._thread, cold._thread]
     assert "and cannot be closed" in caplog.text
-
-
-def test_requests_unfinished_when_the_engine_stops_end_with_unavailable():
-    results: list[Result] = []
-    entered, leave = threading.Event(), threading.Event()
-
-    class SlowRunner(FakeRunner):
-        def step(self, rows):
-            entered.set()
-            assert leave.wait(10)
-            return super().step(rows)
-
-    def deliver(turn: Turn) -> None:
-        results.extend(u.result for u in turn.updates if u.result is not None)
-
-    core = Core(SlowRunner(1), model_name="fake", deliver=deliver)
-    core.start()
-    core.send(Admit((make_request((10, 5)),)))
-    assert entered.wait(10)
-    stopper = threading.Thread(target=core.stop)
-    stopper.start()
-    leave.set()
-    stopper.join(10)
-    assert isinstance(results[0].error, Unavailable)
-    assert_empty(core)

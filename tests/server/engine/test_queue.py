@@ -40,22 +40,6 @@ def served(queue: FairQueue, count: int) -> list[str]:
     return callers
 
 
-def test_a_caller_alone_gets_every_slot_in_the_order_of_arrival():
-    requests = requests_of("a", 100)
-    queue = make_queue(*requests)
-    for request in requests:
-        assert queue.pop() is request
-    assert not queue.num_requests
-
-
-def test_a_caller_that_comes_after_a_crowd_gets_every_other_slot():
-    queue = make_queue(*requests_of("crowd", 500))
-    assert set(served(queue, 100)) == {"crowd"}
-    for request in requests_of("late", 10):
-        queue.add([request], 1, 0.0)
-    assert served(queue, 20).count("late") == 10
-
-
 def test_what_is_shared_is_slots_times_steps():
     wide = requests_of("wide", 50, beam=Beam(16))
     queue = make_queue(*wide, *requests_of("narrow", 300))
@@ -137,19 +121,6 @@ def test_a_flood_leaves_room_in_the_queue_for_callers_that_have_little_in_it():
     assert queue.num_requests == 90
 
 
-def test_calls_of_many_requests_leave_as_much_room():
-    """Four calls of 256 requests filled the queue, because only those before were compared with the room."""
-    queue = make_queue(max_waiting_requests=1024)
-    assert accepted(queue, requests_of("flood", 4 * 256), at_once=256) == 3 * 256
-    assert accepted(queue, requests_of("flood", 256)) == 911 - 3 * 256
-    assert accepted(queue, requests_of("new", 100), at_once=100) == 100
-
-
-def test_a_call_may_take_the_whole_of_an_empty_queue():
-    queue = make_queue(max_waiting_requests=90)
-    assert accepted(queue, requests_of("a", 90), at_once=90) == 90
-
-
 def test_in_a_queue_that_stays_full_callers_come_to_equal_parts():
     queue = make_queue(max_waiting_requests=90)
     assert accepted(queue, requests_of("a", 90)) == 81
@@ -168,14 +139,6 @@ def test_bulk_work_leaves_room_for_the_urgent_requests_of_its_own_caller():
     assert accepted(queue, requests_of("a", 5)) == 5
     assert accepted(queue, requests_of("a", 1, priority=5)) == 0
     assert accepted(queue, requests_of("a", 4, priority=-1)) == 4
-
-
-def test_long_sources_leave_room_for_those_of_others():
-    queue = make_queue(max_waiting_tokens=900)
-    assert accepted(queue, requests_of("flood", 200)) == 81  # of ten tokens each
-    with pytest.raises(Overloaded, match="would have 910 source tokens, and at most 900 may wait"):
-        queue.add([make_request(SOURCE * 10, caller="new", max_new_tokens=64)], 1, 0.0)
-    assert accepted(queue, requests_of("new", 5)) == 5
 
 
 def test_a_call_of_several_requests_is_taken_whole_or_not_at_all():

@@ -1,6 +1,5 @@
 """Requests with several hypotheses: under the real engine against the oracle, and over the fake runner."""
 
-import dataclasses
 import random
 
 import pytest
@@ -9,84 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seq2seq_serve.server.engine.plan import Branches
-from seq2seq_serve.server.engine.request import Beam, Request, Sampling
+from seq2seq_serve.server.engine.request import Beam
 from seq2seq_serve.server.engine.result import FinishReason
 from seq2seq_serve.server.engine.stops import StopSequences
-from seq2seq_serve.server.errors import EngineFailed, Overloaded
+from seq2seq_serve.server.errors import EngineFailed
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, TransformerConfig
 from seq2seq_serve.training.data.sources import TOKENS
 from seq2seq_serve.training.evaluation import search
 from tests.server.driver import Driver
-from tests.server.engine.test_core import sources
-from tests.server.fakes import EOS_ID as FAKE_EOS_ID
 from tests.server.fakes import FakeRunner, make_request, selected
-
-
-def several(chance: random.Random, source: tuple[int, ...], most: int, now: float) -> Request:
-    """A request for the fake runner with any number of hypotheses."""
-    count, limit = chance.randint(1, most), chance.randint(1, 9)
-    options = {"max_new_tokens": limit, "stream": True, "arrival": now, "num_hypotheses": count}
-    if chance.random() < 0.5:
-        beam = Beam(
-            chance.randint(count, most),
-            chance.choice([0.0, 0.6]),
-            early_stopping=chance.choice([True, "never"]),
-        )
-        return make_request(source, beam=beam, **options)
-    return make_request(source, sampling=Sampling(1.0, 0, 1.0, 0.0, 3), **options)
-
-
-@given(sources, st.integers(1, 9), st.integers(0, 2**32))
-def test_over_any_arrivals_hypotheses_are_those_of_a_request_alone_and_streams_take_nothing_back(
-    sources, num_slots, seed
-):
-    chance = random.Random(seed)
-    driver = Driver(FakeRunner(num_slots))
-    requests = [several(chance, source, min(num_slots, 5), 0.0) for source in sources]
-    for request in requests:
-        driver.submit(request)
-        driver.turn(chance.randint(0, 2))
-    driver.finish()
-    for request in requests:
-        alone = Driver(FakeRunner(request.num_slots))
-        alone.submit(request)
-        alone.finish()
-        result = driver.results[request]
-        assert result.hypotheses == alone.results[request].hypotheses
-        told = result.hypotheses[: 1 if request.beam else None]
-        for place, hypothesis in enumerate(told):
-            assert tuple(driver.told(request, place)) == hypothesis.token_ids
-            assert FAKE_EOS_ID not in hypothesis.token_ids
-        scores = [hypothesis.score for hypothesis in result.hypotheses]
-        assert request.beam is None or scores == sorted(scores, reverse=True)
-
-
-@given(sources, st.integers(1, 9), st.integers(0, 2**32))
-def test_after_cancels_deadlines_and_failures_every_slot_is_back(sources, num_slots, seed):
-    chance = random.Random(seed)
-    driver = Driver(FakeRunner(num_slots, fail_steps=[chance.randint(0, 20)]))
-    requests = []
-    for source in sources:
-        request = several(chance, source, min(num_slots, 5), driver.now)
-        if chance.random() < 0.2:
-            request = dataclasses.replace(request, deadline=driver.now + 5)
-        try:
-            driver.submit(request)
-        except Overloaded:
-            assert request.deadline is not None
-            continue
-        requests.append(request)
-        if chance.random() < 0.3:
-            driver.cancel(chance.choice(requests))
-        driver.turn(chance.randint(0, 2))
-    driver.finish()
-    assert driver.results.keys() == set(requests)
-    for request in requests:
-        if driver.results[request].error is None:
-            alone = Driver(FakeRunner(request.num_slots))
-            alone.submit(request)
-            alone.finish()
-            assert driver.results[request].hypotheses == alone.results[request].hypotheses
 
 
 def test_a_request_for_more_slots_than_are_free_waits_and_is_not_overtaken():
@@ -216,36 +146,6 @@ def test_the_rules_of_the_beam_are_the_oracles_up_to_the_limit(
     found = driver.results[request].hypotheses
     assert [list(one.token_ids) for one in found] == [one.token_ids for one in expected]
     assert [one.score for one in found] == pytest.approx([one.score for one in expected], abs=1e-4)
-
-
-@pytest.mark.parametrize("kind", [{"beam": Beam(3)}, {"num_hypotheses": 3}])
-def test_scores_that_are_no_numbers_fail_their_request_only(kind, caplog):
-    driver = Driver(FakeRunner(6))
-    step = driver.runner.step
-
-    def poisoned(rows):
-        chosen = step(rows)
-        for row, sequence in enumerate(rows):
-            if sequence.request is bad and row in chosen.branches:
-                branches = chosen.branches[row]
-                branches.log_probabilities[:] = [float("nan")] * len(branches.token_ids)
-            elif sequence.request is bad:
-                (candidates,) = chosen.candidates
-                candidates.log_probabilities[candidates.places[row]] = float("nan")
-        return chosen
-
-    driver.runner.step = poisoned
-    bad = make_request((20, 5), stream=True, **kind)
-    good = make_request((20, 6), stream=True, beam=Beam(2), max_new_tokens=4)
-    driver.submit(good, bad)
-    driver.finish()
-    assert isinstance(driver.results[bad].error, EngineFailed)
-    assert driver.told(bad) == []
-    assert driver.results[good].error is None
-    later = make_request((10, 5))
-    driver.submit(later)
-    driver.finish()
-    assert driver.results[later].error is None
 
 
 def test_a_bug_amid_a_search_leaves_no_row_behind(monkeypatch, caplog):

@@ -53,14 +53,6 @@ def test_after_any_history_rows_have_no_hole_and_contents_follow(num_slots, hist
         assert sources <= set(range(len(stayers), num_before)) - left_rows
 
 
-def test_no_row_moves_when_the_last_ones_leave():
-    slots = Slots(4)
-    slots.reserve(4)
-    slots.add(make_sequence(i) for i in range(4))
-    assert slots.remove(slots.rows[2:]) == ()
-    assert [sequence.row for sequence in slots.rows] == [0, 1]
-
-
 def test_removing_no_sequence_keeps_the_rows():
     slots = Slots(2)
     slots.reserve(1)

@@ -71,16 +71,6 @@ def moves_between(num_rows: int) -> st.SearchStrategy[list[Move]]:
     return st.lists(moves, max_size=12)
 
 
-@given(moves_between(5))
-def test_batches_keep_the_order_and_write_no_row_that_another_of_the_batch_touches(moves):
-    batches = independent_batches(moves)
-    assert [move for batch in batches for move in batch] == moves
-    for batch in batches:
-        for i, move in enumerate(batch):
-            others = [*batch[:i], *batch[i + 1 :]]
-            assert move.to_row not in {row for other in others for row in (other.from_row, other.to_row)}
-
-
 @pytest.mark.parametrize(
     ("rows", "sizes"),
     [

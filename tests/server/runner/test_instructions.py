@@ -1,12 +1,10 @@
 """An int8 bundle gives the same bits whatever instructions multiply: the logits of whole models."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
 from seq2seq_serve import kernels
-from seq2seq_serve.bundle.manifest import Bundle, load_bundle
+from seq2seq_serve.bundle.manifest import Bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.request import Request
@@ -69,17 +67,3 @@ def test_a_transformer(random_bundle, monkeypatch):
 
 def test_a_recurrent_model(random_recurrent, monkeypatch):
     check_bits(random_recurrent("additive")[1], monkeypatch)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", ["marian", "whisper"])
-def test_an_imported_model(case, imported, tmp_path: Path, monkeypatch):
-    from seq2seq_serve.export.huggingface.exporter import export_checkpoint  # imports transformers
-
-    export_checkpoint(imported(case) / "checkpoint", tmp_path / "bundle", [Precision.INT8])
-    check_bits(load_bundle(tmp_path / "bundle"), monkeypatch)
-
-
-@pytest.mark.slow
-def test_a_trained_model(trained_run, monkeypatch):
-    check_bits(load_bundle(trained_run.bundle), monkeypatch)

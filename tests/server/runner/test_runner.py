@@ -26,8 +26,7 @@ from seq2seq_serve.server.runner import runner as runner_module
 from seq2seq_serve.server.runner.device import OnnxDevice
 from seq2seq_serve.server.runner.runner import OnnxRunner, buckets_up_to
 from seq2seq_serve.server.runner.selection import Selector
-from seq2seq_serve.training.config import BOS_ID, EOS_ID
-from seq2seq_serve.training.evaluation.search import greedy_search
+from seq2seq_serve.training.config import BOS_ID
 from seq2seq_serve.training.models.transformer import alignment_layer
 from seq2seq_serve.training.run import TrainedModel
 from tests.server.driver import Driver
@@ -169,20 +168,6 @@ def test_the_requests_of_that_test_end_in_both_ways(alone):
     assert reasons == {FinishReason.EOS, FinishReason.LENGTH}
     targets = {result.best.token_ids for result, _ in alone("random", Precision.FP32).values()}
     assert len(targets) > 30, "different sources get different targets"
-
-
-def test_served_greedy_is_the_oracle_up_to_the_last_position_of_cache_and_memory(
-    random_trained, random_bundle
-):
-    chance = random.Random(5)
-    sources = [[chance.randrange(4, 300) for _ in range(length)] for length in (48, 48, 1, 30, 48)]
-    oracle = greedy_search(random_trained.model, sources, bos_id=BOS_ID, eos_id=EOS_ID, max_new_tokens=48)
-    assert max(map(len, oracle)) == 48
-    driver = Driver(make_runner(random_bundle, 3))
-    requests = [make_request(source, 48) for source in sources]
-    driver.submit(*requests)
-    driver.finish()
-    assert [list(driver.results[request].best.token_ids) for request in requests] == oracle
 
 
 def torch_alignment(trained: TrainedModel, source: list[int], fed: list[int], layer: int) -> Array:
@@ -465,19 +450,6 @@ def test_capturing_can_be_switched_off(random_bundle, monkeypatch):
     assert not make_runner(random_bundle, 3, cuda_graphs=False).captures_steps
 
 
-def test_warming_up_leaves_no_trace(random_bundle):
-    cold, warm = make_runner(random_bundle, 2), make_runner(random_bundle, 2)
-    warm.warm_up()
-    targets = []
-    for runner in (cold, warm):
-        driver = Driver(runner)
-        requests = random_requests(random_bundle, 6, seed=6)
-        driver.submit(*requests)
-        driver.finish()
-        targets.append([driver.results[request].best.token_ids for request in requests])
-    assert targets[0] == targets[1]
-
-
 def test_a_closed_runner_ends_its_threads(random_bundle):
     before = set(threading.enumerate())
     runner = make_runner(random_bundle)
@@ -531,36 +503,6 @@ def test_a_cache_without_room_for_the_first_token_is_refused(random_bundle):
     with pytest.raises(ValueError, match=message):
         make_runner(bundle, max_target_length=3)
     assert make_runner(bundle, max_target_length=4).max_target_length == 4
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"provider": "tpu"}, "provider is 'tpu', and must be one of require, prefer, cpu"),
-        ({"num_threads": 0}, "num_threads is 0, and must be a whole number of at least 1"),
-        ({"max_slots": 0}, "max_slots is 0, and must be a whole number of at least 1"),
-        ({"max_source_length": -1}, "max_source_length is -1, and must be a whole number of at least 1"),
-    ],
-)
-def test_a_configuration_that_makes_no_sense_is_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        RunnerConfig(**options)
-
-
-@pytest.mark.parametrize(
-    ("num_slots", "expected"),
-    [
-        (1, (1,)),
-        (2, (1, 2)),
-        (3, (1, 2, 3)),
-        (16, (1, 2, 4, 8, 16)),
-        (25, (1, 2, 4, 8, 16, 24, 25)),
-        (128, (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128)),
-        (250, (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 250)),
-    ],
-)
-def test_buckets_are_powers_of_two_then_also_those_between_and_the_number_of_slots(num_slots, expected):
-    assert buckets_up_to(num_slots) == expected
 
 
 @given(st.integers(1, 5000), st.data())

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from seq2seq_serve import kernels
-from seq2seq_serve.bundle.manifest import Choice, Timestamps
-from seq2seq_serve.bundle.names import SOURCE_IDS, Form, Precision
+from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.constraints import adjustments
 from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Beam, Constraints, Request, Sampling
@@ -233,26 +232,6 @@ def test_a_device_is_asked_for_graphs_and_memory_before_the_first_request_only(
     assert asked == []
 
 
-def test_a_graph_runs_only_where_it_changes_a_logit(random_bundle, monkeypatch):
-    runs = []
-    change = Selector._change
-    monkeypatch.setattr(
-        Selector, "_change", lambda self, *given: (runs.append(given[0]), change(self, *given))[1]
-    )
-
-    def graphs_of(constraints: Constraints) -> list[str]:
-        runs.clear()
-        source = {SOURCE_IDS: np.array([5, 6, EOS_ID])}
-        [result] = run(random_bundle, [Request("r", source, 3, 1, 0.0, constraints=constraints)], num_slots=1)
-        assert result.error is None
-        return runs
-
-    assert graphs_of(Constraints(suppressed_token_ids=frozenset({7}))) == ["penalize"]
-    assert graphs_of(Constraints(min_new_tokens=1)) == ["adjust"]
-    assert graphs_of(Constraints(min_new_tokens=1, logit_bias={7: 1.0})) == ["adjust", "penalize"]
-    assert graphs_of(Constraints(no_repeat_ngram_size=2)) == []
-
-
 def suppressing(bundle, never_ids):
     generation = dataclasses.replace(bundle.manifest.generation, suppressed_token_ids=tuple(never_ids))
     return dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, generation=generation))
@@ -324,50 +303,6 @@ def test_a_device_whose_step_does_not_select_tokens_refuses_to_suppress_some(ran
         OnnxRunner(suppressing(random_bundle, [7]), RunnerConfig(provider="cpu", num_threads=1, max_slots=1))
 
 
-def test_constant_penalties_of_a_request_are_written_once_and_their_place_is_reused(
-    random_bundle, monkeypatch
-):
-    written = []
-    write = Columns.write_penalties
-    monkeypatch.setattr(
-        Columns,
-        "write_penalties",
-        lambda self, row, penalties: (written.append(row), write(self, row, penalties)),
-    )
-    constrained = [
-        Request(
-            "r",
-            {SOURCE_IDS: np.array([5, 6, EOS_ID])},
-            3,
-            LIMIT,
-            arrival=0.0,
-            constraints=Constraints(suppressed_token_ids=frozenset(range(i, 290))),
-        )
-        for i in range(3, 11)
-    ]
-    for i, result in enumerate(run(random_bundle, constrained, num_slots=2), 3):
-        assert result.best.token_ids
-        assert not {*range(i, 290)} & {*result.best.token_ids}
-    assert len(written) == len(constrained)
-    assert set(written) == {1, 2}
-
-
-def test_rows_with_any_top_k_share_few_runs_of_a_graph(random_bundle, monkeypatch):
-    runs = []
-    draw = Selector._draw
-    monkeypatch.setattr(
-        Selector,
-        "_draw",
-        lambda self, kind, *given: (runs.append(kind.num_candidates), draw(self, kind, *given))[1],
-    )
-    sampling = [Sampling(1.0, top_k, 1.0, 0.0, seed=top_k) for top_k in range(1, 41)]
-    source = {SOURCE_IDS: np.array([5, 6, EOS_ID])}
-    driver = Driver(OnnxRunner(random_bundle, RunnerConfig(provider="cpu", num_threads=1, max_slots=40)))
-    driver.submit(*(Request("r", source, 3, 1, arrival=0.0, sampling=each) for each in sampling))
-    driver.finish()
-    assert sorted(runs) == [1, 4, 16, 64]
-
-
 def test_a_row_that_few_candidates_do_not_cover_is_drawn_from_all(random_bundle, requests, monkeypatch):
     sampled = [
         dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, top_k=0, top_p=0.6))
@@ -403,52 +338,6 @@ def test_constraints_that_raise_for_one_row_end_its_request_only(random_bundle, 
     assert isinstance(result.error, EngineFailed)
     for one, other in zip(expected, others, strict=True):
         assert other.best.token_ids == one.best.token_ids
-
-
-FIRST_TIME = 220  # of the random model's tokens
-
-
-def hearing_bundle(bundle):
-    """The bundle as one of a model of sounds, for a runner that never reads them."""
-    manifest = dataclasses.replace(
-        bundle.manifest,
-        sources={SOURCE_IDS: Form.SOUND},
-        choices={"source_language": Choice({"ko": 17})},
-        timestamps=Timestamps(FIRST_TIME, step_seconds=0.02, off_id=9),
-    )
-    return dataclasses.replace(bundle, manifest=manifest)
-
-
-def test_rows_with_times_and_detected_starts_do_not_depend_on_their_neighbours(random_bundle, requests):
-    bundle = hearing_bundle(random_bundle)
-    chance = random.Random(13)
-    hearing = [
-        dataclasses.replace(
-            request,
-            constraints=dataclasses.replace(
-                request.constraints, times=Timestamps(FIRST_TIME, 0.02, FIRST_TIME - 1, 9), min_new_tokens=0
-            ),
-            beam=chance.choice([None, Beam(3)]) if request.sampling is None else None,
-            start_ids=chance.choice([(BOS_ID,), (BOS_ID, None), (BOS_ID, 9, None, 8)]),
-            detected_ids=(17, 40, 41, 90),
-            prefix_ids=(),
-        )
-        for request in requests[:24]
-    ]
-    given = [one for pair in zip(hearing, requests, strict=False) for one in pair]
-    alone = run(bundle, given, num_slots=3)
-    found = set()
-    for request, one, other in zip(given, alone, run(bundle, given, num_slots=9, seed=3), strict=True):
-        assert other.best.token_ids == one.best.token_ids
-        assert other.start_ids == one.start_ids
-        if request in hearing:
-            found |= {*one.start_ids} - {BOS_ID, 9, 8}
-            token_ids = one.best.token_ids
-            assert FIRST_TIME <= token_ids[0] <= FIRST_TIME + 9
-            times = [token_id for token_id in token_ids if token_id >= FIRST_TIME]
-            assert times == sorted(times)
-    assert len(found) > 1
-    assert found <= {17, 40, 41, 90}
 
 
 def test_uniform_numbers_are_spread_evenly_and_depend_on_seed_and_position():
