@@ -9,7 +9,7 @@ import pytest
 from grpc import aio
 
 from seq2seq_serve.client import AsyncClient, ClientError
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, ListModelsRequest, Source
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, Source
 from seq2seq_serve.server.app import App
 from seq2seq_serve.server.models.folders import ModelFolders
 from seq2seq_serve.server.models.loading import load_model
@@ -145,37 +145,10 @@ def test_a_repository_without_a_model_is_worth_a_warning(tmp_path, caplog):
     assert f"there is no model in {tmp_path}: each has a folder" in caplog.text
 
 
-def test_two_bundles_of_one_name_are_refused():
-    bundles = [Path("a/echo"), Path("b/echo")]
-    with pytest.raises(ValueError, match="two bundles have the same name: name one of them by --model-name"):
-        App(bundles, local_config(), loader=load_model)
-
-
 def test_two_names_that_are_equal_are_refused():
     named = (("a", Path("x")), ("a", Path("y")))
     with pytest.raises(ValueError, match="two bundles have the same name"):
         App([], local_config(named_bundles=named), loader=load_model)
-
-
-def test_a_bundle_is_served_under_a_name_of_its_own():
-    async def run():
-        named = (("ko-en", Path("a/echo")),)
-        async with serving(names=("echo", "ko-en"), bundles=[Path("echo")], named_bundles=named) as served:
-            answer = await served.stub.ListModels(ListModelsRequest())
-            assert [model.name for model in answer.models] == ["ko-en", "echo"]
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("which", ["port", "metrics_port"])
-def test_a_port_in_use_is_refused_by_name_and_leaves_no_other_open(which):
-    async def run():
-        async with serving() as served:
-            port = served.app.endpoint.port if which == "port" else served.app.http.port
-            with pytest.raises(OSError, match=rf"port {port}.*in use"):
-                App([Path("echo")], replace(local_config(), **{which: port}), loader_of({}, served.turns, 1))
-
-    asyncio.run(run())
 
 
 def test_memory_is_given_back_beside_the_event_loop(monkeypatch):

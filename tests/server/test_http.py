@@ -42,38 +42,10 @@ def server(problems):
         yield server
 
 
-def test_metrics_page_shows_the_registry(server):
-    status, text = fetch(server.port, "/metrics")
-    assert status == 200
-    assert "apples_total 3.0" in text
-
-
-@pytest.mark.parametrize(("path", "name"), [("/healthz", "unhealthy"), ("/readyz", "unready")])
-def test_probe_says_what_is_wrong_and_recovers(server, problems, path, name):
-    assert fetch(server.port, path) == (200, "ok\n")
-    problems[name] = "the engine hangs"
-    assert fetch(server.port, path) == (503, "the engine hangs\n")
-    problems[name] = None
-    assert fetch(server.port, path) == (200, "ok\n")
-
-
 def test_unknown_page_names_the_known_ones(server):
     status, text = fetch(server.port, "/")
     assert status == 404
     assert text == "try /metrics, /healthz, /readyz or /v2\n"
-
-
-def test_a_port_in_use_is_one_line(server):
-    with pytest.raises(
-        OSError, match=rf"^port {server.port} on 127.0.0.1 is in use: choose another --metrics"
-    ):
-        HttpServer(
-            "127.0.0.1",
-            server.port,
-            registry=CollectorRegistry(),
-            unhealthy=lambda: None,
-            unready=lambda: None,
-        )
 
 
 def test_address_of_another_machine_is_refused():

@@ -177,22 +177,8 @@ def run_main(*arguments: str) -> int:
     return caught.value.code
 
 
-def test_help_has_an_example_and_every_default(capsys):
-    assert run_main("--help") == 0
-    text = " ".join(capsys.readouterr().out.split())
-    assert "example: python -m server bundles/demo --port 50051" in text
-    for default in ("50051", "9464", "prefer", "auto", "1024MiB", "1024", "30"):
-        assert f"(default {default})" in text
-
-
 def test_no_flag_means_the_defaults_of_the_configuration():
     assert parse_command(["bundles/demo"], {}).server == ServerConfig()
-
-
-def test_flags_of_the_provider_reach_the_runner():
-    flags = ["bundles/demo", "--provider", "require", "--precision", "bf16", "--no-cuda-graphs"]
-    runner = parse_command(flags, {}).server.runner
-    assert (runner.provider, runner.precision, runner.cuda_graphs) == ("require", "bf16", False)
 
 
 @pytest.mark.parametrize(

@@ -18,11 +18,11 @@ from onnx import TensorProto
 
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import BundleError, load_bundle
-from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
+from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.server.check import check
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
 from seq2seq_serve.server.engine.request import Request
-from seq2seq_serve.server.engine.result import FinishReason, Result
+from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.runner.runner import OnnxRunner
@@ -64,18 +64,6 @@ async def answers(model: ServedModel, count: int = 1) -> list[Result]:
         return [await asyncio.wait_for(stream.wait(), 20) for stream in streams]
 
 
-def test_a_model_knows_what_its_bundle_says(bundle_path):
-    model, bundle = load(bundle_path, CONFIG), load_bundle(bundle_path)
-    assert (model.name, model.version, model.manifest) == ("random", bundle.version, bundle.manifest)
-    assert (model.sizing.precision, model.sizing.provider) == ("int8", "cpu")
-    assert (model.sizing.vocab_size, model.eos_id) == (300, 2)
-    assert model.engine.num_slots == model.sizing.num_slots == 3
-    assert (model.max_memory_length, model.max_target_length) == (48, 48)
-    assert model.sizing.slot_bytes == 2 * 2 * 2 * 32 * (48 + 48)  # two bytes a number in int8
-    text = "오늘은 금요일입니다"
-    assert model.source_tokenizer.encode_source(text) == bundle.source_tokenizer.encode_source(text)
-
-
 def test_its_engine_starts_warm_and_has_the_limits_of_the_configuration(bundle_path):
     async def run() -> None:
         async with started(bundle_path) as model:
@@ -113,15 +101,6 @@ def test_each_instance_needs_a_thread(bundle_path):
         load(bundle_path, ServerConfig(runner=runner))
 
 
-def test_instances_complain_once(bundle_path, caplog):
-    runner = RunnerConfig(num_threads=2, num_instances=2)
-    with caplog.at_level(logging.INFO, "seq2seq_serve.server.runner.device"):
-        load(bundle_path, ServerConfig(runner=runner))
-    if not caplog.messages:
-        pytest.skip("CUDA works here")
-    assert sum("runs on the CPU" in message for message in caplog.messages) == 1
-
-
 def test_a_model_without_room_beside_the_others_is_refused_with_both_numbers(bundle_path):
     bundle = load_bundle(bundle_path)
     num_bytes = size_up(bundle, CONFIG.runner).total_bytes
@@ -146,16 +125,6 @@ def test_buffers_that_do_not_fit_are_one_clear_error(bundle_path):
     config = ServerConfig(runner=runner, memory_limit_bytes=2**60)
     with pytest.raises(ValueError, match=rf"^{re.escape(str(bundle_path))}: Unable to allocate"):
         start(bundle_path, config)
-
-
-def test_a_started_engine_answers(bundle_path):
-    async def run() -> list[Result]:
-        async with started(bundle_path) as model:
-            return await answers(model)
-
-    [result] = asyncio.run(run())
-    assert result.finish_reason is FinishReason.LENGTH
-    assert len(result.best.token_ids) == 3
 
 
 def overwrite(path: Path) -> None:
@@ -200,15 +169,6 @@ def test_a_file_that_changes_between_check_and_load_is_refused(bundle_path, tmp_
         OnnxRunner(bundle, CONFIG.runner)
 
 
-@CHANGES
-def test_graphs_run_from_the_bytes_that_were_checked(bundle_path, tmp_path, change):
-    bundle = load_bundle(Path(shutil.copytree(bundle_path, tmp_path / "changing")))
-    files = bundle.read_variant(Precision.INT8)
-    for file in [file for file in bundle.path.rglob("*") if file.is_file()]:
-        change(file)
-    OnnxRunner(bundle, CONFIG.runner, None, files).warm_up()
-
-
 def test_a_core_uses_the_weights_where_they_were_read(bundle_path):
     async def run() -> None:
         async with started(bundle_path) as model:
@@ -223,16 +183,6 @@ def test_a_core_uses_the_weights_where_they_were_read(bundle_path):
                 assert {len(value.shape()) for value in maps} == {5}
 
     asyncio.run(run())
-
-
-def test_a_damaged_bundle_is_named(bundle_path, tmp_path):
-    path = shutil.copytree(bundle_path, tmp_path / "damaged")
-    (path / "int8" / "step.onnx").unlink()
-    (path / "fp32" / "weights.bin").write_bytes(b"")
-    with pytest.raises(ValueError, match=re.escape(f"{path} is not a usable bundle:")) as caught:
-        load(path, CONFIG)
-    assert "int8/step.onnx is missing" in str(caught.value)
-    assert "fp32/weights.bin has 0 bytes" in str(caught.value)
 
 
 def test_only_the_files_of_the_precision_that_runs_are_read(bundle_path, tmp_path):
@@ -251,12 +201,6 @@ def test_only_the_files_of_the_precision_that_runs_are_read(bundle_path, tmp_pat
     damage(path / "int8" / "weights.bin")
     with pytest.raises(BundleError, match=rf"^{re.escape(str(path))} is not a .*int8/weights\.bin was"):
         load(path, CONFIG)
-
-
-def test_a_bundle_that_does_not_fit_this_server_is_named(bundle_path):
-    config = ServerConfig(runner=RunnerConfig(provider="cpu", memory_budget_bytes=10))
-    with pytest.raises(ValueError, match=re.escape(f"{bundle_path}: a slot takes ")):
-        load(bundle_path, config)
 
 
 def test_a_column_that_the_server_does_not_fill_is_named(bundle_path, tmp_path):
@@ -290,9 +234,3 @@ def test_one_line_of_the_log_says_what_was_loaded(has_operators, remark, bundle_
     assert caplog.messages == [f"model random: int8 on cpu ({remark}), 3 slots, 2 threads"]
     [line] = check([bundle_path], CONFIG)
     assert f"int8 on cpu ({remark}), 3 slots" in line
-
-
-def test_cuda_that_is_required_and_not_there_is_one_clear_error(bundle_path):
-    config = ServerConfig(runner=RunnerConfig(provider="require"))
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(bundle_path))}: CUDA is required: "):
-        load(bundle_path, config)

@@ -1,35 +1,28 @@
 """Cores in processes of their own, behind a real server."""
 
 import asyncio
-import io
 import os
-import pickle
 import re
 import select
 import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import grpc
-import numpy as np
 import pytest
 
 from benchmarks.serving import RunningServer, serving
-from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.protos import open_inference_pb2, open_inference_pb2_grpc
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
-from seq2seq_serve.server.engine.request import Request
-from seq2seq_serve.server.engine.result import FinishReason, Result, Timings, Turn, Update
 from seq2seq_serve.server.models.loading import load_model
-from seq2seq_serve.server.models.process import ProcessCore, _Process, _Turned
+from seq2seq_serve.server.models.process import ProcessCore
 from tests.server.service.harness import Served, on_a_thread, serving_bundles
 
 TEXTS = ["오늘은 금요일입니다", "나는 학생이다", "비가 온다", "드디어 금요일이다"]
@@ -229,54 +222,6 @@ def test_a_core_that_is_killed_or_stopped_loses_its_own_requests_and_is_back_wit
         aborted = {"model_name": "random", "finished_reason": "abort"}
         assert served.metric("seq2seq_request_success_total", **aborted) == 5
     assert "was killed by SIGKILL; its 5 requests end, and it is started again" in caplog.text
-
-
-class Reporting:
-    """The side of a process that has requests and no core, and what it reports."""
-
-    def __init__(self, requests: Sequence[Request]) -> None:
-        self._connection, its_end = socket.socketpair()
-        self._connection.settimeout(0.0)
-        self.process = _Process(its_end)
-        self.process._by_number = {request.number: request for request in requests}
-
-    def close(self) -> None:
-        for each in (self._connection, self.process._stream, self.process._connection):
-            each.close()
-
-    def reported(self, *updates: Update) -> list[_Turned]:
-        """Take a turn; returns the reports that were sent."""
-        self.process._deliver(Turn(updates))
-        with suppress(BlockingIOError):
-            stream, reports = io.BytesIO(self._connection.recv(1 << 20)), []
-            while header := stream.read(8):
-                reports.append(pickle.loads(stream.read(int.from_bytes(header, "little"))))
-            return reports
-        return []
-
-
-def ended(request: Request) -> Update:
-    return Update(request, {}, Result(FinishReason.EOS, (), 1, 3, Timings(0.0, 0.0, 0.0, 0.0)))
-
-
-def test_a_turn_is_reported_at_once_if_somebody_waits_for_it_or_after_a_while():
-    first, second = (make_request(number) for number in (1, 2))
-    with closing(Reporting([first, second])) as process:
-        assert process.reported() == []
-        [report] = process.reported(Update(first, {0: [5]}, None))
-        assert [turn.updates for turn in report.turns] == [(), ((first.number, {0: [5]}, None),)]
-        assert process.reported() == []
-        [report] = process.reported(ended(second))
-        assert [[update.request for update in turn.updates] for turn in report.turns] == [[], [second.number]]
-        assert process.reported() == []
-        process.process._held_since -= 1.0
-        assert len(process.reported()[0].turns) == 2
-        assert process.process._by_number == {first.number: first}
-
-
-def make_request(number: int, **changes) -> Request:
-    request = Request(str(number), {SOURCE_IDS: np.array([5, 6, 2])}, 3, max_new_tokens=3, arrival=0.0)
-    return replace(request, **changes)
 
 
 def test_the_weights_are_in_memory_once(double):

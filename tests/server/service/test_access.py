@@ -4,7 +4,6 @@ import logging
 import os
 import queue
 import threading
-from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -128,18 +127,6 @@ def test_a_changed_file_holds_and_a_broken_one_changes_nothing(file, caplog):
         assert "the tokens stay as they were" in caplog.text
         for secret in ("sesame", "new", hashlib.sha256(b"new").hexdigest()):
             assert f"{secret}\n" not in caplog.text.replace(" ", "\n")
-
-
-def test_the_token_of_a_call_is_hashed_once(file, monkeypatch):
-    async def run():
-        async with serving(access_file=file) as served:
-            hashed = []
-            sha256 = lambda content: hashed.append(content) or hashlib.sha256(content)  # noqa: E731
-            monkeypatch.setattr(access_module, "hashlib", SimpleNamespace(sha256=sha256))
-            assert await generate(served, bearer("sesame")) is grpc.StatusCode.OK
-            assert hashed == [b"sesame"]
-
-    asyncio.run(run())
 
 
 def test_a_server_reads_a_changed_file_by_itself_on_another_thread(file, monkeypatch):

@@ -84,17 +84,6 @@ def test_a_connection_is_renewed_at_its_age():
     asyncio.run(run())
 
 
-def test_an_unknown_method_is_unimplemented():
-    async def run():
-        async with serving() as served:
-            call = served.channel.unary_unary("/seq2seq.v1.Seq2Seq/Summon")
-            with pytest.raises(aio.AioRpcError) as caught:
-                await call(b"")
-            assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
-
-    asyncio.run(run())
-
-
 def test_an_answer_that_comes_too_late_leaves_no_traceback_and_any_other_error_does(caplog):
     async def run():
         async with serving():

@@ -1,7 +1,6 @@
 """Work beside the event loop: bounded, cancelled with its call, and never in the way of others."""
 
 import asyncio
-import gc
 import threading
 import time
 from collections.abc import AsyncIterator
@@ -85,42 +84,6 @@ def test_short_texts_do_not_wait_for_long_ones():
             assert await call.read(lambda _: "short", SHORT) == "short"
             held.go.set()
             await task
-
-    asyncio.run(run())
-
-
-def test_work_of_a_caller_who_leaves_stops_or_is_not_begun_and_nothing_is_logged(caplog):
-    async def run():
-        async with thread_of() as thread:
-            running, first = await begin(thread)
-            waiting = Held()
-            second = asyncio.ensure_future(thread.run(waiting, LONG, "a", None))
-            await asyncio.sleep(0)
-            for task in (second, first):
-                task.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await task
-            running.go.set()
-            assert await thread.run(lambda _: "next", LONG, "a", None) == "next"
-            assert isinstance(running.error, Cancelled)
-            assert not waiting.begun.is_set()
-            running.error = None
-
-    asyncio.run(run())
-    gc.collect()  # an exception that nobody asked for is logged when its future is freed
-    assert not caplog.records
-
-
-def test_what_waits_is_bounded_and_who_comes_too_late_hears_when_to_come_again():
-    async def run():
-        async with thread_of(LONG + 1) as thread:
-            held, task = await begin(thread, 3 * LONG)  # one is taken, however long
-            with pytest.raises(Overloaded, match="wait to be read") as caught:
-                await thread.run(held, LONG, "a", None)
-            assert caught.value.retry_after_seconds > 1
-            held.go.set()
-            await task
-            await thread.run(held, LONG, "a", None)
 
     asyncio.run(run())
 

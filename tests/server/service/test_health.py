@@ -8,9 +8,6 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.models.served import Models
-from seq2seq_serve.server.service.health import Health
-from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.service.harness import EchoRunner, serving
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -33,16 +30,6 @@ def test_server_service_and_every_model_are_serving():
             with pytest.raises(aio.AioRpcError) as caught:
                 await check(stub, "third")
             assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-
-    asyncio.run(run())
-
-
-def test_before_the_models_are_loaded_nothing_is_ready_and_all_is_well():
-    async def run():
-        health = Health(Models(Metrics()))
-        assert health.unready() == "loading"
-        assert health.unhealthy() is None
-        assert health.status("") == NOT_SERVING
 
     asyncio.run(run())
 
@@ -150,19 +137,6 @@ def test_an_engine_without_a_sign_of_life_is_neither_ready_nor_healthy():
             served.model.engine.cores[0].silent_seconds = lambda: 65.0
             problem = "echo: no sign of life from the engine for 65 seconds\n"
             assert await served.http("/readyz") == await served.http("/healthz") == (503, problem)
-
-    asyncio.run(run())
-
-
-def test_health_answers_while_the_engine_is_busy():
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            served.runner.gate.clear()
-            call = asyncio.ensure_future(client.generate("abc"))
-            await asyncio.to_thread(served.runner.stepping.wait, 20)
-            assert await client.health() == "SERVING"
-            served.runner.gate.set()
-            await call
 
     asyncio.run(run())
 

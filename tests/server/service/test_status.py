@@ -35,11 +35,6 @@ def test_an_error_of_ours_is_told_with_its_text(error, code):
     assert ("grpc-retry-pushback-ms" in trailers) == isinstance(error, errors.Overloaded)
 
 
-def test_push_back_is_in_milliseconds():
-    trailers = dict(trailers_of(errors.Overloaded("m", retry_after_seconds=1.5), "r1"))
-    assert trailers["grpc-retry-pushback-ms"] == "1500"
-
-
 def test_an_unknown_model_is_told_by_its_name():
     status = status_pb2.Status()
     error = errors.UnknownModel("m", name="demo", version="2")

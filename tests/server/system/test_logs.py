@@ -24,16 +24,6 @@ def _restored_logging():
     root.setLevel(level)
 
 
-def test_text_is_a_line_with_time_level_and_message(capsys):
-    configure_logging("info", "text")
-    logging.getLogger("server.x").info("r1 Generate OK")
-    logging.getLogger("server.x").debug("not shown")
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.endswith("Z INFO    r1 Generate OK\n")
-    assert err.count("\n") == 1
-
-
 def test_text_of_callers_cannot_look_like_a_record_or_a_field(capsys):
     """`x-request-id: a caller=root` put a field of its own into the line of a call."""
     configure_logging("info", "text")

@@ -34,10 +34,6 @@ def test_a_quota_of_cgroup_1_bounds_the_cpus(quota, num_cpus, tmp_path):
     assert usable_cpus(tmp_path) == num_cpus
 
 
-def test_without_a_quota_the_affinity_counts(tmp_path):
-    assert usable_cpus(tmp_path) == 8
-
-
 def test_without_an_affinity_the_machine_counts(tmp_path, monkeypatch):
     monkeypatch.delattr(os, "sched_getaffinity")
     monkeypatch.setattr(os, "cpu_count", lambda: 5)

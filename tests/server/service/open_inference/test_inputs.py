@@ -124,23 +124,6 @@ def test_texts_and_files_are_bytes_and_padding_ends_ragged_rows(toy_paths, is_ra
     asyncio.run(run())
 
 
-def test_a_picture_is_answered_in_a_stream(toy_paths):
-    picture = KINDS[PICTURE].draw(np.random.default_rng(2), 1)
-
-    async def run():
-        async with serving_bundles(toy_paths[PICTURE]) as served:
-            stub = GRPCInferenceServiceStub(served.channel)
-            message = infer_request(PICTURE, is_raw=False, **stacked([picture]))
-            ids = []
-            async for answer in stub.ModelStreamInfer(iter([message])):
-                assert not answer.error_message
-                outputs = {output.name: output.contents for output in answer.infer_response.outputs}
-                ids += outputs["output_ids"].int64_contents
-            assert ids == KINDS[PICTURE].tokens(picture, 6)
-
-    asyncio.run(run())
-
-
 def test_metadata_and_config_describe_the_inputs_of_every_form(toy_paths):
     expected = {
         PICTURE: [(PICTURE, "UINT8", [-1, 6, 6, 3])],

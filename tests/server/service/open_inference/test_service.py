@@ -88,21 +88,6 @@ def test_several_rows_of_text_are_answered_in_order():
     asyncio.run(run())
 
 
-def test_raw_contents_are_answered_with_raw_contents():
-    async def run():
-        async with serving() as served:
-            response = await stub_of(served).ModelInfer(
-                infer_request("ab", "c", is_raw=True, outputs=["output_lengths", "text_output"])
-            )
-            assert [output.name for output in response.outputs] == ["output_lengths", "text_output"]
-            assert not any(output.HasField("contents") for output in response.outputs)
-            lengths, texts = response.raw_output_contents
-            assert struct.unpack("<2q", lengths) == (2, 1)
-            assert texts == b"\x02\x00\x00\x00ab\x01\x00\x00\x00c"
-
-    asyncio.run(run())
-
-
 @pytest.mark.parametrize("datatype", ["INT64", "INT32"])
 def test_token_ids_come_padded_with_their_lengths(datatype):
     async def run():
@@ -136,17 +121,6 @@ def test_parameters_are_the_options_of_generation():
             assert asked == {"score": ([1, 1], [-1.5])}
             prefixed = typed(await stub.ModelInfer(infer_request("abc", target_prefix="a")))
             assert prefixed["text_output"][1] == [b"abc"]
-
-    asyncio.run(run())
-
-
-def test_several_hypotheses_are_the_second_axis():
-    async def run():
-        async with serving() as served:
-            request = infer_request("ab", "cd", beam_size=2, num_hypotheses=2, length_penalty=0.0)
-            tensors = typed(await stub_of(served).ModelInfer(request))
-            assert tensors["text_output"][0] == [2, 2]
-            assert len(tensors["score"][1]) == 4
 
     asyncio.run(run())
 

@@ -13,7 +13,6 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError
 from PIL import Image
 
-from seq2seq_serve.bundle.manifest import LengthBound
 from seq2seq_serve.bundle.names import CLIP, FEATURES, PICTURE, QUESTION, SOURCE_IDS, STORY
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.client import ClientError
@@ -21,7 +20,7 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.read import inputs
-from tests.server.service.harness import byte_tokenizer, serving_bundles, with_manifest
+from tests.server.service.harness import byte_tokenizer, serving_bundles
 from tests.server.toys import KINDS, MAX_TARGET_LENGTH
 
 DATATYPES = {"uint8": "UINT8", "int64": "INT64", "float32": "FP32"}
@@ -199,17 +198,6 @@ def test_a_question_may_be_longer_than_its_story(toy_paths):
             given = [pb.Source(name=STORY, text="Go."), pb.Source(name=QUESTION, text="x" * inputs.MAX_WORDS)]
             answer = await served.stub.Generate(message(STORY, *given, max_new_tokens=4))
             assert list(answer.hypotheses[0].token_ids) == KINDS[STORY].tokens(sources, 4)
-
-    asyncio.run(run())
-
-
-def test_the_length_bound_counts_positions_of_memory(toy_paths):
-    async def run():
-        async with serving_bundles(toy_paths[PICTURE]) as served:
-            served.app._models.put(with_manifest(served.model, length_bound=LengthBound(0.5, 0)))
-            given = source(PICTURE, np.zeros((6, 6, 3), np.uint8))
-            answer = await served.stub.Generate(message(PICTURE, given))
-            assert len(answer.hypotheses[0].token_ids) == 4
 
     asyncio.run(run())
 
@@ -586,21 +574,6 @@ def test_the_headers_of_a_large_file_are_read_beside_the_loop(toy_paths, monkeyp
         assert threads[1].startswith("short-texts")
 
     asyncio.run(run())
-
-
-def test_only_a_file_that_the_model_reads_is_measured(toy_paths, monkeypatch):
-    measured = []
-    monkeypatch.setattr(inputs, "cost_in_pixels", lambda *given: measured.append(given) or 1)
-    file = pb.Source(file=gif(1))
-
-    async def run():
-        async with serving_all(toy_paths) as served:
-            for request in (message(PICTURE, file, file), message("text", file), message(FEATURES, file)):
-                with pytest.raises(AioRpcError, match=r"sources|is sent as file"):
-                    await served.stub.Generate(request)
-
-    asyncio.run(run())
-    assert not measured
 
 
 def test_a_clip_is_not_decoded_further_when_its_caller_has_left(toy_paths, monkeypatch):

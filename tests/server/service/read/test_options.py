@@ -14,13 +14,12 @@ from seq2seq_serve.bundle.manifest import Choice, Generation, load_bundle, write
 from seq2seq_serve.client import AsyncClient, ClientError, FieldViolation
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import OPTIONS
-from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Beam, Constraints, Sampling
+from seq2seq_serve.server.engine.request import Beam, Constraints, Sampling
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.service.read.options import (
     _REFUSALS,
     _check,
     _chosen,
-    _constraints,
     _near,
     _with_defaults,
     named_choice,
@@ -276,14 +275,6 @@ def test_the_longest_source_and_target_that_fit_are_served():
         async with serving() as served, AsyncClient(served.address) as client:
             options = pb.GenerateOptions(max_new_tokens=64)
             assert await client.translate("x" * 63, options=options) == "x" * 63
-
-    asyncio.run(run())
-
-
-def test_a_special_token_that_a_user_typed_is_text():
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            assert await client.translate("a</s>b") == "a</s>b"
 
     asyncio.run(run())
 
@@ -565,19 +556,6 @@ def test_the_longest_given_target_leaves_room_for_the_forced_tokens(forcing_path
                 assert error.field_violations == (FieldViolation(field, message),)
 
     asyncio.run(run())
-
-
-@pytest.mark.parametrize(
-    ("settings", "are_kept"),
-    [({}, False), ({"suppressed_token_ids": (7,)}, True), ({"begin_suppressed_token_ids": (7,)}, True)],
-)
-def test_constraints_that_change_nothing_are_dropped(settings, are_kept):
-    """How probabilities change matters also for tokens that are forbidden only at the beginning."""
-    generation = Generation(is_renormalized=False, repeats_start=True, **settings)
-    manifest = SimpleNamespace(generation=generation, timestamps=None)
-    model = SimpleNamespace(manifest=manifest, sizing=SimpleNamespace(vocab_size=100), reads_text=True)
-    expected = Constraints(is_renormalized=False, repeats_start=True) if are_kept else NO_CONSTRAINTS
-    assert _constraints(pb.GenerateOptions(), model) == expected
 
 
 def test_the_ngrams_of_a_source_are_forbidden_beside_the_sequences_of_the_model():

@@ -7,14 +7,11 @@ from contextlib import suppress
 import pytest
 from grpc import StatusCode
 from grpc.aio import AioRpcError
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from seq2seq_serve.bundle.manifest import Generation
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.config import QueueLimits
-from seq2seq_serve.server.service.read.sentences import lines, sentences
 from tests.server.service.harness import EOS, EchoRunner, serving, with_manifest
 
 TRUNCATE, SPLIT = pb.LONG_SOURCE_TRUNCATE, pb.LONG_SOURCE_SPLIT
@@ -89,21 +86,6 @@ def test_a_long_text_is_truncated_only_when_asked_and_the_answer_says_how_much()
             for kind in (pb.LONG_SOURCE_REFUSE, pb.LONG_SOURCE_UNSPECIFIED):
                 message = await refusal(served, request("x" * 70, long_source=kind))
                 assert message.startswith("the source has 71 tokens, and echo takes at most 64")
-
-    asyncio.run(run())
-
-
-def test_only_a_request_that_has_the_option_is_pointed_to_it():
-    """Score does not have it."""
-
-    async def run():
-        async with serving() as served:
-            hint = "send shorter pieces, for example one sentence each"
-            assert (await refusal(served, request("x" * 70))).endswith(f"{hint} or set long_source")
-            target = pb.Target(text="a")
-            with pytest.raises(AioRpcError) as caught:
-                await served.stub.Score(pb.ScoreRequest(sources=[pb.Source(text="x" * 70)], target=target))
-            assert caught.value.details().endswith(hint)
 
     asyncio.run(run())
 
@@ -309,22 +291,6 @@ def test_more_than_can_ever_wait_is_no_matter_of_coming_again():
                 assert caught.value.code().name == "INVALID_ARGUMENT"
 
     asyncio.run(run())
-
-
-@given(
-    st.lists(st.tuples(st.sampled_from(SENTENCES), st.sampled_from(["", " ", "\n\n", " \t "])), max_size=300)
-)
-@settings(max_examples=40)
-def test_sentences_and_what_is_between_them_are_the_text(pieces):
-    """Of any length: the library cuts long texts into chunks of its own."""
-    text = "".join(sentence + space for sentence, space in pieces).strip()
-    found = [
-        (sentence, space or between)
-        for line, between in lines(text)
-        for sentence, space in sentences(line, "en")
-    ]
-    assert "".join(content + space for content, space in found).replace(" ", "") == text.replace(" ", "")
-    assert all(content == content.strip() != "" for content, _ in found)
 
 
 @pytest.mark.parametrize("options", [{}, {"attention": True}, {"beam_size": 2, "num_hypotheses": 2}])

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 from grpc.aio import AioRpcError
 
-from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.client import AsyncClient, ClientError, GenerateOptions
 from seq2seq_serve.client.wire import MAX_BATCH
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
@@ -213,15 +212,6 @@ def test_a_batch_that_has_begun_is_finished_although_the_server_drains():
     asyncio.run(run())
 
 
-def test_a_single_text_is_not_many():
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            with pytest.raises(TypeError, match="the texts must be several"):
-                await answers(client, "abc")
-
-    asyncio.run(run())
-
-
 def test_as_many_texts_as_are_documented_fit_and_more_are_refused_by_their_number():
     """The message was about 8192 fields."""
 
@@ -231,14 +221,5 @@ def test_as_many_texts_as_are_documented_fit_and_more_are_refused_by_their_numbe
             assert len(await answers(client, ["a"] * MAX_BATCH, options=options)) == MAX_BATCH
             with pytest.raises(ValueError, match="2701 sources are too many for one call, which takes at mo"):
                 await answers(client, ["a"] * (MAX_BATCH + 1))
-
-    asyncio.run(run())
-
-
-def test_sources_may_have_names():
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            ids = [[5, 6, 2], [7, 2]]
-            assert len(await answers(client, [{SOURCE_IDS: each} for each in ids])) == 2
 
     asyncio.run(run())

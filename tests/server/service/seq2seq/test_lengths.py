@@ -60,19 +60,6 @@ def test_a_target_ends_at_the_bound_unless_its_request_says_otherwise(options, n
     asyncio.run(run())
 
 
-def test_every_hypothesis_that_ends_at_the_bound_is_counted():
-    async def run():
-        async with serving(bounded()) as served:
-            answer = await served.stub.Generate(request(num_hypotheses=3))
-            reasons = [one.finish_reason for one in answer.hypotheses]
-            assert reasons.count(pb.FINISH_REASON_LENGTH) == 2  # one begins with the end of sequence
-            await served.stub.Generate(request("a"))  # ends by itself
-            await served.until_calls_are_over()
-            assert num_bounded(served) == 2
-
-    asyncio.run(run())
-
-
 def test_a_prefix_leaves_no_more_than_the_models_positions():
     async def run():
         async with serving(bounded(max_source_length=200)) as served:

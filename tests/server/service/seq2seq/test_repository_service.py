@@ -4,24 +4,8 @@ import asyncio
 
 import pytest
 
-from seq2seq_serve.client import AsyncClient, Client, ClientError, VersionState
-from tests.server.service.harness import serving, serving_on_a_thread
-
-
-def test_a_model_is_unloaded_listed_and_loaded_again():
-    with serving_on_a_thread(is_repository_open=True) as served, Client(served.address) as client:
-        (version,) = client.versions()
-        assert version.model == "echo"
-        assert version.state == VersionState.VERSION_STATE_READY
-        client.unload("echo")
-        with pytest.raises(ClientError, match="no model is served"):
-            client.generate("abc")
-        assert client.versions("echo")[0].state != VersionState.VERSION_STATE_READY
-        with pytest.raises(ClientError, match="NOT_FOUND: there is no bundle of a model named 'other'"):
-            client.versions("other")
-        model = client.load("echo")
-        assert (model.name, model.provenance) == ("echo", {"preset": "echo"})
-        assert client.translate("abc") == "abc"
+from seq2seq_serve.client import AsyncClient, ClientError
+from tests.server.service.harness import serving
 
 
 def test_what_cannot_be_loaded_says_why_and_changes_nothing():

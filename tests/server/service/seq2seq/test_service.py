@@ -1,5 +1,4 @@
 import asyncio
-import time
 
 import grpc
 import pytest
@@ -164,18 +163,6 @@ def test_a_target_ends_before_its_stop_sequence_streamed_or_not(stop):
     asyncio.run(run())
 
 
-def test_max_new_tokens_ends_a_target_by_length():
-    async def run():
-        async with serving() as served:
-            answer = await served.stub.Generate(request("abcdef", max_new_tokens=3))
-            [hypothesis] = answer.hypotheses
-            assert hypothesis.text == "abc"
-            assert hypothesis.finish_reason == pb.FINISH_REASON_LENGTH
-            assert answer.usage.target_tokens == 3
-
-    asyncio.run(run())
-
-
 @pytest.mark.parametrize(("max_new_tokens", "target_tokens"), [(3, ["a", "b", "c"]), (9, [*"abcd", "</s>"])])
 def test_attention_has_a_row_for_every_target_token(max_new_tokens, target_tokens):
     async def run():
@@ -188,17 +175,6 @@ def test_attention_has_a_row_for_every_target_token(max_new_tokens, target_token
             assert attention.target_tokens == target_tokens
             assert len(attention.weights) == 5 * len(target_tokens)
             assert attention.weights[:7] == [1, 0, 0, 0, 0, 0, 1]
-
-    asyncio.run(run())
-
-
-def test_token_ids_are_served_like_the_text_they_stand_for():
-    async def run():
-        async with serving() as served:
-            ids = served.model.source_tokenizer.encode_source("abc")
-            source = pb.Source(name="source_ids", token_ids=pb.TokenIds(values=ids))
-            answer = await served.stub.Generate(pb.GenerateRequest(model="echo", sources=[source]))
-            assert answer.hypotheses[0].text == "abc"
 
     asyncio.run(run())
 
@@ -300,22 +276,6 @@ def test_slot_is_returned_when_the_deadline_passes():
             )
             assert served.metric("seq2seq_wasted_tokens_total", model_name="echo", reason="deadline") == 1
             assert served.metric("seq2seq_wasted_tokens_total", model_name="echo", reason="cancelled") == 0
-
-    asyncio.run(run())
-
-
-def test_the_engine_is_told_the_deadline():
-    async def run():
-        async with serving() as served:
-            served.runner.gate.clear()
-            begun = time.monotonic()
-            call = asyncio.ensure_future(_result(served.stub.Generate(request(), timeout=50)))
-            await served.turns.until(lambda: served.turns.num_submitted == 1)
-            [seen] = served.turns.requests
-            # gRPC rounds a timeout up to three digits on the wire.
-            assert begun + 49.5 < seen.deadline <= time.monotonic() + 50.5
-            served.runner.gate.set()
-            await call
 
     asyncio.run(run())
 

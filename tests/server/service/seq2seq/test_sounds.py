@@ -20,7 +20,7 @@ from seq2seq_serve.server.service.read.sources import Reading
 from seq2seq_serve.server.service.write import responses as answers
 from tests.bundle.test_audio import encoded
 from tests.server.runner.test_voice_activity import needs_model, quiet, vowels
-from tests.server.service.harness import serving, serving_bundles
+from tests.server.service.harness import serving_bundles
 
 SECONDS, NUM_MELS, NUM_FRAMES, NUM_POSITIONS = 0.64, 12, 64, 32
 LONGEST = int(SECONDS * SAMPLE_RATE)
@@ -149,18 +149,6 @@ def test_an_option_that_does_not_fit_is_refused_with_the_reason(whisper_path, op
     asyncio.run(run())
 
 
-def test_a_model_that_reads_texts_does_not_write_times():
-    async def run():
-        async with serving() as served:
-            request = pb.GenerateRequest(
-                sources=[pb.Source(text="a")], options=pb.GenerateOptions(timestamps=True)
-            )
-            details = await refusal(served.stub.Generate(request))
-            assert details.startswith("echo does not write timestamps: leave them out")
-
-    asyncio.run(run())
-
-
 def test_a_long_sound_is_truncated_only_when_asked_and_the_answer_says_how_much(whisper_path):
     samples = noise(SAMPLE_RATE)
     beginning = read_sound(encoded(samples[:LONGEST]), SECONDS)
@@ -219,16 +207,6 @@ def test_a_long_sound_is_split_and_its_targets_and_times_are_joined(whisper_path
             assert times == sorted(times)
             assert times[-1] <= 2
             assert joined.usage.source_tokens == NUM_POSITIONS * len(pieces)
-
-    asyncio.run(run())
-
-
-def test_a_short_sound_is_not_split(whisper_path):
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            for kind in (pb.LONG_SOURCE_SPLIT, pb.LONG_SOURCE_SPLIT_ALWAYS):
-                answer = await served.stub.Generate(message(encoded(noise(LONGEST)), long_source=kind))
-                assert not answer.sentences
 
     asyncio.run(run())
 

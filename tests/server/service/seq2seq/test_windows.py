@@ -24,7 +24,7 @@ from seq2seq_serve.server.service.seq2seq.windows import whole_segments
 from seq2seq_serve.server.service.write import responses
 from seq2seq_serve.server.service.write.word_times import token_times, words_of
 from tests.bundle.test_audio import encoded
-from tests.server.service.harness import serving, serving_bundles
+from tests.server.service.harness import serving_bundles
 
 SECONDS, NUM_MELS, NUM_FRAMES = 0.64, 12, 64
 ANYTHING_IS_GOOD = {"compression_ratio_threshold": 1000, "log_probability_threshold": -1000}
@@ -515,18 +515,6 @@ def test_a_sound_has_at_most_fifty_windows(whisper_path):
             content = encoded(np.zeros(int(50.1 * SECONDS * SAMPLE_RATE)))
             with pytest.raises(AioRpcError, match=r"the sound has 32.06 seconds, and 32 is the limit"):
                 await served.stub.Generate(message(content))
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("options", [{"long_source": pb.LONG_SOURCE_SEQUENTIAL}, {"prompt": "a"}])
-def test_a_model_of_texts_does_not_decode_windows(options):
-    async def run():
-        async with serving() as served:
-            request = pb.GenerateRequest(sources=[pb.Source(text="a")], options=pb.GenerateOptions(**options))
-            with pytest.raises(AioRpcError, match="a model that writes times, and echo does not") as caught:
-                await served.stub.Generate(request)
-            assert caught.value.code() is StatusCode.INVALID_ARGUMENT
 
     asyncio.run(run())
 
