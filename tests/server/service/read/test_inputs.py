@@ -283,7 +283,6 @@ def changed(array: np.ndarray, place: tuple[int, ...], value: float) -> np.ndarr
 
 BAD = [
     # names
-    (message(STORY), "sources", "the request has 0 sources, and story takes exactly 2: story, question"),
     (message(STORY, GO), "sources", "the request has 1 sources, and story takes exactly 2"),
     (message(STORY, GO, ASK, ASK), "sources", "the request has 3 sources, and story takes exactly 2"),
     (message(STORY, GO, GO), "sources[1].name", "two sources are named story, and story takes one of each"),
@@ -292,25 +291,19 @@ BAD = [
         "sources[1].name",
         "story has no source named 'query': send story, question",
     ),
-    (message(STORY, pb.Source(text="a"), ASK), "sources[0].name", "story has no source named '': send story"),
     (
         message(PICTURE, ASK),
         "sources[0].name",
         "picture has no source named 'question': its only one is 'pict",
     ),
     # kinds of values
-    (picture(), "sources[0]", "the source picture is empty, and picture reads picture: send file or tensor"),
     (picture(text="a.png"), "sources[0]", "the source picture is sent as text, and picture reads picture"),
-    (message("text", pb.Source(file=b"a")), "sources[0]", "the source source_ids is sent as file"),
     (
         message(FEATURES, pb.Source(file=b"a")),
         "sources[0]",
         "the source features is sent as file, and features",
     ),
-    (question(tensor=tensor(WIDTH_3)), "sources[1]", "the source question is sent as tensor"),
-    (story(token_ids=pb.TokenIds(values=[5])), "sources[0]", "the source story is sent as token_ids"),
     # pictures
-    (picture(file=b""), "sources[0].file", "picture: the file is not PNG, JPEG, WebP or GIF: it is empty"),
     (picture(file=b"%PDF-1.7 " * 9), "sources[0].file", "picture: the file is not PNG, JPEG, WebP or GIF"),
     (
         picture(file=picture_file(PIXELS)[:-20]),
@@ -328,11 +321,6 @@ BAD = [
         "picture has the shape [5, 6, 3], and picture t",
     ),
     (
-        picture(tensor=tensor(PIXELS[0])),
-        "sources[0].tensor.shape",
-        "picture has the shape [6, 3], and picture takes",
-    ),
-    (
         picture(tensor=tensor(PIXELS, shape=[6, 6, -3])),
         "sources[0].tensor.shape",
         "picture has the shape [6, 6, -3], and picture takes [6, 6, 3]",
@@ -341,11 +329,6 @@ BAD = [
         picture(tensor=tensor(PIXELS, datatype="INT64")),
         "sources[0].tensor.datatype",
         "picture has the datatype 'INT64', and picture takes UINT8 or FP32",
-    ),
-    (
-        picture(tensor=tensor(PIXELS, data=bytes(107))),
-        "sources[0].tensor.data",
-        "picture has 107 bytes of data, and UINT8 of the shape [6, 6, 3] has 108",
     ),
     *[
         (
@@ -361,17 +344,11 @@ BAD = [
         )
     ],
     # clips
-    (clip(file=gif(9_999)), "sources[0].file", "clip: the clip has 9999 frames, and at most 41 are read"),
     (clip(file=gif(42)), "sources[0].file", "clip: the clip has 42 frames, and at most 41 are read"),
     (
         clip(tensor=tensor(np.zeros((10_000, 2, 2, 3), np.uint8))),
         "sources[0].tensor.shape",
         "clip has the shape [10000, 2, 2, 3], and clip takes [1 to 41, 2, 2, 3]",
-    ),
-    (
-        clip(tensor=tensor(FRAMES[:0])),
-        "sources[0].tensor.shape",
-        "clip has the shape [0, 2, 2, 3], and clip takes",
     ),
     (
         clip(tensor=tensor(FRAMES, shape=[2**62, 2, 2, 3])),
@@ -380,34 +357,14 @@ BAD = [
     ),
     # features
     (
-        features(np.zeros((4, 5), np.float32)),
-        "sources[0].tensor.shape",
-        "features has the shape [4, 5], and featur",
-    ),
-    (
         features(np.zeros((26, 3), np.float32)),
         "sources[0].tensor.shape",
         "features has the shape [26, 3], and feat",
     ),
     (
-        features(WIDTH_3, datatype="UINT8"),
-        "sources[0].tensor.datatype",
-        "features has the datatype 'UINT8', and",
-    ),
-    (
         features(WIDTH_3, datatype=""),
         "sources[0].tensor.datatype",
         "features has the datatype '', and features tak",
-    ),
-    (
-        features(changed(WIDTH_3, (2, 1), np.nan)),
-        "sources[0].tensor.data",
-        "features is nan at [2, 1], and must be",
-    ),
-    (
-        features(changed(WIDTH_3, (0, 0), np.inf)),
-        "sources[0].tensor.data",
-        "features is inf at [0, 0], and must be",
     ),
     (
         features(changed(WIDTH_3, (1, 2), -3e38)),
@@ -417,12 +374,6 @@ BAD = [
     # stories
     (story(text=""), "sources[0].text", "story has no sentences: send at least one"),
     (story(text=" .. \n ? \u200b"), "sources[0].text", "story has no sentences: send at least one"),
-    (story(text="Go. " * 10_000), "sources[0].text", "story has 10000 sentences, and story takes at most 20"),
-    (
-        story(text="Go. " * 100_000),
-        "sources[0].text",
-        "story has 400000 bytes, and story takes at most 20 sentences of 64 words",
-    ),
     (
         story(text="가" * 40_000),
         "sources[0].text",
@@ -439,49 +390,22 @@ BAD = [
         "story has the shape [21, 4], and story takes [1 to 20, 1 to 64]",
     ),
     (
-        story(tensor=tensor(np.full((2, 65), 5))),
-        "sources[0].tensor.shape",
-        "story has the shape [2, 65], and story t",
-    ),
-    (
         story(tensor=tensor(np.array([[5, 0], [0, 0]]))),
         "sources[0].tensor.data",
         "sentence 2 of story is empty, or ha",
     ),
     (
-        story(tensor=tensor(np.array([[5, 0, 5]]))),
+        story(tensor=tensor(np.array([[5, -1]]))),
         "sources[0].tensor.data",
-        "sentence 1 of story is empty, or has pad",
-    ),
-    (
-        story(tensor=tensor(np.array([[5, 400]]))),
-        "sources[0].tensor.data",
-        "token id 400 at [0, 1] of story is outsi",
-    ),
-    (
-        story(tensor=tensor(np.array([[5], [-1]]))),
-        "sources[0].tensor.data",
-        "token id -1 at [1, 0] of story is outsid",
+        "token id -1 at [0, 1] of story is outsi",
     ),
     # questions
     (question(text=""), "sources[1].text", "question: the text is empty"),
-    (question(text=" \u3000"), "sources[1].text", "question: the text has only white space"),
     (question(text="x" * 65), "sources[1].text", "question has 65 tokens, and story takes at most 64"),
-    (
-        question(text="x" * 5000),
-        "sources[1].text",
-        "question: the text has 5000 bytes, and story takes at most 64 tokens, neve",
-    ),
-    (question(token_ids=pb.TokenIds()), "sources[1].token_ids", "question has no tokens: send at least one"),
     (
         question(token_ids=pb.TokenIds(values=[5, 0])),
         "sources[1].token_ids.values[1]",
         "token id 0 is padding",
-    ),
-    (
-        question(token_ids=pb.TokenIds(values=[400])),
-        "sources[1].token_ids.values[0]",
-        "token id 400 is outside the",
     ),
     # options of texts
     (
