@@ -171,29 +171,6 @@ def test_an_input_that_changes_during_the_run_ends_it(lines, monkeypatch, capsys
     assert len(list(out.glob("*.txt"))) < 60
 
 
-def test_greedy_targets_do_not_have_a_score_and_beams_do(lines):
-    arguments, out = lines
-    for number, flags in enumerate(([], ["--beam-size", "2"])):
-        command = [*arguments[:3], "--output", str(out / str(number)), "--format", "jsonl", *FLAGS, *flags]
-        assert main(command) == 0
-        (path,) = (out / str(number)).glob("*.jsonl")
-        scores = [json.loads(line)["target_score"] for line in path.read_text().splitlines()]
-        assert all((score is None) == (number == 0) for score in scores)
-
-
-def test_the_same_file_with_another_time_is_the_same_input(lines, capsys):
-    """As another machine sees it, or another mount of the same server."""
-    arguments, out = lines
-    assert main([*arguments, "--part", "0/2"]) == 0
-    os.utime(out.parent / "a.txt", (5, 5))
-    assert main([*arguments, "--part", "1/2"]) == 0
-    assert len(list(out.glob("*.txt"))) == 6
-    path = out.parent / "a.txt"
-    path.write_bytes(path.read_bytes()[::-1])
-    assert main(arguments) == 2
-    assert f"inputs {path} has changed" in capsys.readouterr().err
-
-
 def test_a_part_that_fails_leaves_the_plan_to_the_others(lines):
     """It removed the plan, and the shards of the others came to belong to no run."""
     arguments, out = lines
@@ -205,16 +182,6 @@ def test_a_part_that_fails_leaves_the_plan_to_the_others(lines):
         plan = (out / "_plan.json").read_bytes()
         assert before in (None, plan)
         before = plan
-
-
-def test_a_line_that_is_too_long_ends_the_command_with_its_number(lines, capsys, monkeypatch):
-    arguments, out = lines
-    monkeypatch.setattr("seq2seq_serve.client.files.lines.MAX_LINE_BYTES", 100)
-    path = out.parent / "a.txt"
-    path.write_text("one\n" + "x" * 200 + "\n")
-    assert main(arguments) == 2
-    assert f"error: {path}: line 2 has more than 100 bytes" in capsys.readouterr().err
-    assert not out.exists()
 
 
 def test_parts_are_done_by_different_commands(lines):
@@ -269,16 +236,6 @@ def test_files_of_the_output_and_links_are_seen_as_what_they_are(lines):
     for _ in range(2):  # the second time the output matches the pattern, too
         assert main(arguments) == 0
     assert files(out).keys() == {"_plan.json", "a-00000.jsonl"}
-
-
-def test_old_leftovers_of_killed_processes_are_removed(lines):
-    arguments, out = lines
-    out.mkdir()
-    for name, age in ((".a-00001.txt.12345678.tmp", 7200), (".a-00002.txt.12345678.tmp", 0)):
-        (out / name).touch()
-        os.utime(out / name, (time.time() - age, time.time() - age))
-    assert main(arguments) == 0
-    assert [path.name for path in out.glob(".*")] == [".a-00002.txt.12345678.tmp"]
 
 
 @pytest.fixture

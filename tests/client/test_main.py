@@ -18,8 +18,7 @@ from seq2seq_serve.client import Client, ClientError, rpcs
 from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.files.formats import Writer
 from seq2seq_serve.client.flags import make_parser, translation
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
-from tests.server.service.harness import EchoRunner, serving_on_a_thread
+from tests.server.service.harness import serving_on_a_thread
 
 
 @pytest.fixture(scope="module")
@@ -47,11 +46,6 @@ def run(server, capsys, monkeypatch, tmp_path):
 
 def test_texts_are_translated_one_line_each(run):
     assert run("translate", "오늘은 금요일", "abc") == (0, ["오늘은 금요일", "abc"], [])
-
-
-def test_lines_of_standard_input_keep_their_order(run):
-    texts = [f"문장 {number}" * (1 + number % 3) for number in range(200)]
-    assert run("translate", stdin="\n".join(texts).encode()) == (0, texts, [])
 
 
 def test_a_failed_line_keeps_its_place_and_loses_no_other(run):
@@ -176,10 +170,6 @@ def test_an_argument_that_is_not_utf8_is_refused(run):
     assert err == ["error: text 2: INVALID_ARGUMENT: not valid UTF-8 at character 2"]
 
 
-def test_stream_prints_the_same_text(run):
-    assert run("translate", "--stream", "금요일", "x" * 100, "abc")[:2] == (1, ["금요일", "", "abc"])
-
-
 def test_stream_prints_pieces_as_they_come(server, monkeypatch):
     class Output(io.StringIO):
         def __init__(self):
@@ -279,13 +269,6 @@ def test_json_of_a_failed_line_is_its_error(run):
     assert (broken["source"], broken["line"]) == ("\ufffdb", 4)
 
 
-def test_json_of_a_stream_is_a_line_for_each_event(run):
-    _, lines, _ = run("translate", "--json", "--stream", "abc")
-    events = [json.loads(line) for line in lines]
-    assert "".join(event["piece"]["text"] for event in events[:-1]) == "abc"
-    assert events[-1]["result"]["hypotheses"][0]["text"] == "abc"
-
-
 @pytest.mark.parametrize("stream", [(), ("--stream",)])
 def test_attention_is_written_as_image_or_numbers(run, tmp_path, stream):
     png, numbers = tmp_path / "attention.png", tmp_path / "attention.json"
@@ -297,71 +280,39 @@ def test_attention_is_written_as_image_or_numbers(run, tmp_path, stream):
     assert content["weights"] == [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
 
 
-def test_attention_that_cannot_be_written_fails_after_the_translation(run, tmp_path):
-    path = tmp_path / "attention.json"
-    path.mkdir()
-    code, out, err = run("translate", "ab", "--attention", str(path))
-    assert (code, out) == (1, ["ab"])
-    assert err == [f"error: {path}: Is a directory"]
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["translate", "a", "--attention", "a.txt"], "the name must end in .png or .json"),
         (["translate", "a", "b", "--attention", "a.png"], "--attention needs exactly one TEXT: 2 were given"),
-        (["translate", "--attention", "a.png"], "--attention needs exactly one TEXT: 0 were given"),
         (["translate", "a", "--attention", "none/a.png"], "--attention: none/a.png: there is no folder none"),
         (
             ["translate", "a", "--attention", "a.png", "--long-source", "split"],
             "--attention cannot show a text that --long-source splits",
         ),
         (
-            ["translate", "a", "--num-hypotheses", "2", "--long-source", "split"],
-            "--num-hypotheses needs --json",
-        ),
-        (
             ["translate", "a", "--max-new-tokens", str(2**70)],
             "--max-new-tokens: it is '1180591620717411303424', and must be an integer of 64 bits",
         ),
-        (
-            ["translate", "a", "--seed", "-1"],
-            "--seed: it is '-1', and must be an integer of 64 bits, not below 0",
-        ),
         (["translate", "a", "--timeout-seconds", "0"], "'0' is not a number of seconds above 0"),
-        (["translate", "a", "--timeout-seconds", "soon"], "'soon' is not a number of seconds above 0"),
-        (
-            ["translate", "a", "--suppressed-token-ids", "5;6"],
-            "it is '5;6', and must be a string of token ids, such as 5,17",
-        ),
         (
             ["translate", "a", "--logit-bias", "5"],
             "it is '5', and must be a string of biases by token id, such as 5=-1.5,17=2",
         ),
-        (["translate", "a", "--in-flight", "0"], "'0' is not a number above 0"),
         (["translate", "a", "--input", "b"], "TEXT and --input are both given"),
         (["translate", "a", "--output", "b"], "--output is for the lines of an input"),
-        (["translate", "--input", "a", "--output", "b", "--stream"], "--output is for the lines of an input"),
         (
             ["translate", "--output", "b.gz"],
             "--output b.gz: the client does not compress its output: leave out .gz",
         ),
         (["translate", "--resume"], "--resume and --overwrite need --output FILE"),
-        (["translate", "--output", "none/b"], "--output none/b: there is no folder none"),
-        (["translate", "--output", "b", "--resume", "--overwrite"], "not allowed with argument --resume"),
-        (
-            ["transcribe", "a.wav", "--num-hypotheses", "2", "--timestamps"],
-            "--num-hypotheses needs --json with --timestamps",
-        ),
         (
             ["transcribe", "a.wav", "--num-hypotheses", "2", "--long-source", "split"],
             "--num-hypotheses needs --json where --long-source splits",
         ),
         (["health", "--tls-key", "a"], "--tls-certificate and --tls-key must be given together"),
-        (["translate", "a", "--nothing"], "unrecognized arguments: --nothing"),
         (["translate", "a", "--seed", "1", "--seed", "2"], "--seed is given twice: leave one out"),
         (["models", "--address", "ipv4:10.0.0.7:70000,10.0.0.8:1"], "'70000' is not a port from 0 to 65535"),
-        (["translate", "a", "--target", "localhost:1"], "unrecognized arguments: --target"),
         ([], "the following arguments are required: COMMAND"),
     ],
 )
@@ -375,15 +326,6 @@ def test_wrong_usage_exits_2(arguments, message, capsys):
     assert first.startswith("error: ")
     assert message in first
     assert second == f"{command} --help shows the usage"
-
-
-def test_every_option_of_the_api_has_a_flag_spelled_like_its_field(capsys):
-    for command in ("translate", "transcribe"):
-        with pytest.raises(SystemExit):
-            make_parser().parse_args([command, "--help"])
-    text = capsys.readouterr().out
-    for field in GenerateOptions.DESCRIPTOR.fields:
-        assert f"--{field.name.replace('_', '-')} " in text
 
 
 def test_every_option_reaches_the_server(run):
@@ -816,13 +758,6 @@ def test_a_reader_that_leaves_early_gets_no_traceback(server):
         process.stdin.flush()
         assert process.wait(20) == 1
         assert process.stderr.read() == b""
-
-
-def test_priority_reaches_the_engine(server, capsys):
-    runner = EchoRunner()
-    with serving_on_a_thread(runner, is_repository_open=True) as served:
-        assert main(["translate", "--address", served.address, "--priority", "-5", "abc"]) == 0
-        assert [request.priority for request in served.turns.requests] == [-5]
 
 
 def test_tls_and_a_token_are_files(tmp_path, capsys):

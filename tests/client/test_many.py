@@ -226,19 +226,6 @@ def test_what_nothing_mends_stops_at_once(code):
     assert simulation.now < 1003
 
 
-def test_blank_and_unsendable_texts_are_not_sent():
-    simulation = Simulation(lambda text, now: answer(text))
-    results = simulation.run(["a", "", " \t\u3000", "\udcff", "b"])
-    assert outcomes(results) == ["A", "", "", "INVALID_ARGUMENT", "B"]
-    assert results[3].error.message == "not valid UTF-8 at character 1"
-    assert [text for _, text, _ in simulation.sent] == ["a", "b"]
-
-
-def test_what_the_server_takes_for_blank_is_an_empty_target_and_no_failure():
-    simulation = Simulation(lambda text, now: BLANK if text == "\u200b" else answer(text))
-    assert outcomes(simulation.run(["a", *["\u200b"] * 9, "b"])) == ["A", *[""] * 9, "B"]
-
-
 def test_a_blank_text_among_several_sources_is_an_error():
     """It was an empty answer."""
     blank = {"story": "", "question": "Where?"}
@@ -264,21 +251,6 @@ def test_texts_are_read_a_bounded_number_ahead():
 
     assert len(reading.run(texts(), in_flight=4)) == 1000
     assert max(ahead) <= 4 * 4 + 16
-
-
-def test_an_error_of_the_texts_comes_after_the_results_before_it():
-    def texts():
-        yield from numbered(10)
-        raise OSError("torn")
-
-    simulation = Simulation(lambda text, now: answer(text))
-    assert len(simulation.run(texts())) == 10
-    assert str(simulation.error) == "torn"
-
-
-def test_in_flight_is_at_least_one():
-    with pytest.raises(ValueError, match="in_flight is 0, and must be at least 1"):
-        Simulation(lambda text, now: answer(text)).run([], in_flight=0)
 
 
 def test_a_failed_text_raises_where_its_target_is_asked_for():

@@ -1,9 +1,7 @@
-import json
-
 import pytest
 
 from seq2seq_serve.client import ClientError, FieldViolation
-from seq2seq_serve.client.output import attention_dict, error_dict, one_line, to_json
+from seq2seq_serve.client.output import error_dict, one_line
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.dicts import message_dict
 
@@ -39,21 +37,6 @@ def test_a_message_keeps_its_field_names_its_zeros_and_its_numbers():
     }
 
 
-def test_a_map_becomes_an_object():
-    assert message_dict(pb.Model(name="m", provenance={"b": "2"}))["provenance"] == {"b": "2"}
-
-
-def test_an_event_of_a_stream_shows_only_what_it_is():
-    event = pb.GenerateStreamResponse(piece=pb.Piece(text="가", token_ids=[5]))
-    assert message_dict(event) == {"piece": {"text": "가", "token_ids": [5], "hypothesis": 0}}
-
-
-def test_json_is_one_line_that_people_can_read():
-    line = to_json({"text": "가\n나"})
-    assert line == '{"text": "가\\n나"}'
-    assert json.loads(line) == {"text": "가\n나"}
-
-
 def test_an_error_shows_what_is_known_of_it():
     assert error_dict(ClientError("UNAVAILABLE", "gone")) == {"code": "UNAVAILABLE", "message": "gone"}
     error = ClientError(
@@ -70,13 +53,6 @@ def test_an_error_shows_what_is_known_of_it():
         "retry_after_seconds": 1.5,
         "request_id": "r1",
     }
-
-
-def test_attention_has_a_row_for_each_target_token():
-    attention = pb.Attention(
-        source_tokens=["a", "b", "c"], target_tokens=["x", "y"], weights=[0.5, 0.25, 0.25, 0, 0, 1]
-    )
-    assert attention_dict(attention)["weights"] == [[0.5, 0.25, 0.25], [0, 0, 1]]
 
 
 @pytest.mark.parametrize(

@@ -233,12 +233,6 @@ def test_two_models_answer_beside_each_other(browser):
         assert page.is_hidden("#beside")
 
 
-def test_models_that_may_read_more_than_sentences_get_a_text_as_a_whole(browser, toys):
-    with opened(browser, toys) as page:
-        page.select_option("#model", "text")
-        assert page.input_value("#option-long_source") == "refuse"
-
-
 def test_an_end_is_no_alternative_to_go_on_from(page):
     page.click("summary")
     page.fill("#option-max_new_tokens", "2")  # a target that does not end by itself
@@ -356,32 +350,6 @@ def test_the_panel_shows_a_model_at_once(browser, toys):
         assert "ms" in texts[1]
 
 
-@pytest.mark.parametrize("width", [400, 1280])
-def test_numbers_stand_beside_their_labels_and_controls_have_one_height(browser, toys, width):
-    with opened(browser, toys, viewport={"width": width, "height": 800}) as page:
-        page.click("summary")
-        for model in ("text", "picture", "story"):
-            page.select_option("#model", model)
-            heights = page.evaluate("""() => [...document.querySelectorAll(
-                "form :is(select, input, .actions button)")].filter((one) => one.checkVisibility())
-                .map((one) => one.getBoundingClientRect().height)""")
-            assert len(set(heights)) == 1, (model, heights)
-        gaps = page.evaluate("""() => [...document.querySelectorAll(".latencies tr")].map((row) => {
-            const text = (cell) => {
-              const range = document.createRange();
-              range.selectNodeContents(cell);
-              return range.getBoundingClientRect();
-            };
-            const [label, p50, p99] = [...row.cells].map(text);
-            return [label.right, p50.left, p50.right, p99.right];
-        })""")
-        assert len({tuple(gap[2:]) for gap in gaps}) == 1, "heads and numbers end at one line"
-        assert max(gap[1] for gap in gaps[1:]) - max(gap[0] for gap in gaps[1:]) < 80
-        tiles = page.evaluate("""() => [...document.querySelectorAll(".tile, .tiles")].map(
-            (one) => one.getBoundingClientRect().right)""")
-        assert tiles[0] == pytest.approx(tiles[-1], abs=1), "the last row of tiles has no hole"
-
-
 def test_a_heatmap_has_a_legend_and_shows_that_it_goes_on(browser, url):
     with opened(browser, url, viewport={"width": 400, "height": 800}) as page:
         ask(page, "abcdefghijklmnop")
@@ -396,13 +364,6 @@ def test_a_heatmap_has_a_legend_and_shows_that_it_goes_on(browser, url):
         assert box.evaluate("(one) => getComputedStyle(one).maskImage").count("linear-gradient") == 2
         box.evaluate("(one) => { one.scrollLeft = one.scrollWidth }")
         page.wait_for_selector(".heatmap:not(.has-right)")
-
-
-def test_bars_of_alternatives_can_be_compared_at_400_pixels(browser, url):
-    with opened(browser, url, viewport={"width": 400, "height": 800}) as page:
-        ask(page, "abc")
-        page.click("table.grid tbody tr:nth-child(2) th button")
-        assert page.locator(".alternatives .share").first.bounding_box()["width"] > 80
 
 
 @pytest.mark.parametrize("width", [400, 1280])

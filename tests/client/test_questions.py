@@ -205,11 +205,8 @@ def animation(kind: str, num_frames: int = 3) -> bytes:
     ("content", "model"),
     [
         (animation("PNG"), "clip"),
-        (animation("WEBP"), "clip"),
         (animation("GIF"), "clip"),
-        (animation("PNG", 1), "picture"),
         (animation("GIF", 1), "picture"),
-        (picture_file(PICTURE, "WEBP"), "picture"),
         (picture_file(np.full((6, 6, 4), 99, np.uint8), "WEBP"), "picture"),  # VP8X for its alpha
         (picture_file(PICTURE, "JPEG"), "picture"),
     ],
@@ -292,35 +289,14 @@ def test_without_a_name_the_first_model_that_translates_is_asked(run, toy_paths,
         assert float(out("score", "abc", "d").splitlines()[-1]) == pytest.approx(score, abs=1e-3)
 
 
-def test_a_server_without_a_model_for_a_command_is_reported(toy_paths, tmp_path, capsys):
-    (tmp_path / "a.png").write_bytes(picture_file(PICTURE))
-    deeds = {"caption": "describes files", "transcribe": "reads sounds"}
-    with on_a_thread(serving_bundles(toy_paths["text"])) as served:
-        for command, deed in deeds.items():
-            assert main([command, str(tmp_path / "a.png"), "--address", served.address]) == 1
-            expected = f"error: INVALID_ARGUMENT: no model here {deed}: the server has text (text)\n"
-            assert capsys.readouterr().err == expected
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ("answer --story none.txt --question a", "none.txt: No such file or directory"),
-        ("answer --story . --question a", ".: Is a directory"),
-        ("caption none.png", "none.png: No such file or directory"),
-        ("caption .", ".: Is a directory"),
         ("caption picture.png --model nobody", "NOT_FOUND: no model is named 'nobody'"),
         (
             "caption story.txt --model picture",
             "INVALID_ARGUMENT: picture: the file is not PNG, JPEG, WebP or GIF",
-        ),
-        (
-            "caption empty --model picture",
-            "INVALID_ARGUMENT: picture: the file is not PNG, JPEG, WebP or GIF",
-        ),
-        (
-            "caption cut.png --model picture",
-            "INVALID_ARGUMENT: picture: the PNG file is truncated or damaged",
         ),
         ("caption huge --model picture", "huge: the file has more than 4194304 bytes, the most of a request"),
         ("caption picture.png --model features", "picture.png: the file is not a NumPy array (.npy)"),
@@ -329,23 +305,12 @@ def test_a_server_without_a_model_for_a_command_is_reported(toy_paths, tmp_path,
             "INVALID_ARGUMENT: features has the shape [4, 9], and features takes",
         ),
         ("caption picture.png --beam-size 99 --model picture", "INVALID_ARGUMENT: --beam-size is 99"),
-        ("answer --story empty --question a", "INVALID_ARGUMENT: story has no sentences: send at least one"),
         ("answer --story - --question a", "INVALID_ARGUMENT: story has no sentences: send at least one"),
-        ("answer --story story.txt --question=", "INVALID_ARGUMENT: question: the text is empty"),
         ("answer --story bytes --question a", "bytes: the file is not UTF-8: byte 4 is wrong"),
-        ("answer --story wide --question a", "wide: the file is UTF-16: convert it with `iconv"),
-        (
-            "answer --story long --question a",
-            "INVALID_ARGUMENT: story has 10000 sentences, and story takes at most 20",
-        ),
     ],
 )
 def test_bad_input_is_one_clear_line(run, tmp_path, arguments, message):
-    (tmp_path / "empty").touch()
     (tmp_path / "bytes").write_bytes(b"Sam\xff walks.")
-    (tmp_path / "wide").write_text(STORY, encoding="utf-16")
-    (tmp_path / "long").write_text("A.\n" * 10_000)
-    (tmp_path / "cut.png").write_bytes(picture_file(PICTURE)[:-30])
     (tmp_path / "huge").write_bytes(bytes(5 * 2**20))
     np.save(tmp_path / "wide.npy", np.zeros((4, 9)))
     assert failure(run(*arguments.split())).startswith(message)
@@ -367,10 +332,7 @@ def npy_header(shape: str, descr: str = "'<f8'") -> bytes:
     ("content", "message"),
     [
         (npy(np.zeros(8)), "the array is 8, and must be annotations x width"),
-        (npy(np.float64(8)), "the array is a single number, and must be annotations x width"),
-        (npy(np.zeros((4, 3, 2))), "the array is 4 x 3 x 2, and must be annotations x width"),
         (npy(FEATURES + 1j), "the array is of complex128, and must be of real numbers, such as float32"),
-        (npy(FEATURES.astype("U3")), "the array is of <U3, and must be of real numbers, such as float32"),
         (npy(FEATURES.astype(object)), "the array is of object, and must be of real numbers, such as"),
         (npy(np.full((4, 3), -1e99)), "the array has -1e+99 at [0, 0], which is beyond float32: scale it"),
         (
@@ -378,7 +340,6 @@ def npy_header(shape: str, descr: str = "'<f8'") -> bytes:
             "the array is 999999999999 x 8 of float64, 63999999999936 bytes, and the file has 0 bytes for it",
         ),
         (npy(FEATURES)[:-1], "the array is 4 x 3 of float64, 96 bytes, and the file has 95 bytes for it: it"),
-        (npy_header("(-1, -8)") + bytes(64), "the array is -1 x -8 of float64, 64 bytes, and the file has"),
         *(
             (content, "the file is not a NumPy array (.npy)")
             for content in (b"", npy(FEATURES)[:9], npy(FEATURES)[:30], npy_header("(" * 5000))
@@ -404,12 +365,7 @@ def test_an_array_of_any_real_numbers_is_read_as_float32(run, client, tmp_path, 
     ("arguments", "message"),
     [
         ("answer --story story.txt", "the following arguments are required: --question"),
-        ("answer --question a", "the following arguments are required: --story"),
-        ("answer --story a --question b --top 0", "argument --top: '0' is not a number from 1 to 32"),
         ("answer --story a --question b --top 33", "argument --top: '33' is not a number from 1 to 32"),
-        ("answer --story a --question b --attention a.txt", "a.txt: the name must end in .png or .json"),
-        ("caption", "the following arguments are required: FILE"),
-        ("caption a --attention none/a.png", "none/a.png: there is no folder none"),
         ("caption a --log-probabilities", "--log-probabilities needs --json"),
         ("caption a --long-source split", "unrecognized arguments: --long-source split"),
     ],
@@ -420,18 +376,6 @@ def test_wrong_usage_exits_2(arguments, message, capsys):
     first, second = capsys.readouterr().err.splitlines()
     assert message in first
     assert second == f"python -m client {arguments.split()[0]} --help shows the usage"
-
-
-def test_models_are_listed_with_their_forms(run):
-    lines = {line.split(":")[0]: line for line in run("models")[1].splitlines()}
-    assert (
-        "takes question (text), story (sentences) up to 20 sentences, targets up to 10 tokens"
-        in lines["story"]
-    )
-    assert "takes source_ids (text) up to 30 tokens" in lines["text"]
-    assert "takes clip (clip, any x 2 x 2 x 3) up to " in lines["clip"]
-    assert "takes features (features, any x 3) up to 25 annotations" in lines["features"]
-    assert all(line.endswith(", with attention") for line in lines.values())
 
 
 def test_many_sources_of_any_form_are_answered_in_order(client):

@@ -198,15 +198,3 @@ def test_a_client_that_is_closed_meanwhile_is_an_error(server):
     client.close()
     with pytest.raises(ValueError, match="closed"):
         list(results)
-
-
-def test_an_async_client_that_is_closed_meanwhile_is_an_error(server):
-    async def run():
-        client = AsyncClient(server.address)
-        results = client.translate_many(TEXTS)
-        assert (await anext(results)).text == TEXTS[0]
-        await client.close()
-        with pytest.raises(Exception, match="closed"):
-            _ = [result async for result in results]
-
-    asyncio.run(run())

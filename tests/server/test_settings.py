@@ -115,21 +115,9 @@ def test_a_variable_that_is_not_ours_is_left_alone(settings):
             "server.toml: slots: there is no such setting here, only bundles, check, model_name",
         ),
         ("port = 'x'", {}, "server.toml: port is 'x', and must be a whole number from 0 to 65535"),
-        ("port = 70000", {}, "server.toml: port is 70000, and must be a whole number from 0 to 65535"),
-        ("port = [1]", {}, r"server.toml: port is \[1\], and must be a whole number from 0 to 65535"),
-        ("host = true", {}, "server.toml: host is True, and must be an address"),
         ("bundles = 'one'", {}, "server.toml: bundles is 'one', and must be a list"),
-        ("insecure = 'maybe'", {}, "server.toml: insecure is 'maybe', and must be one of true, false"),
-        ("provider = 'tpu'", {}, "server.toml: provider is 'tpu', and must be one of require, prefer, cpu"),
-        (
-            "memory_budget = 'lots'",
-            {},
-            "server.toml: memory_budget is 'lots', and must be a size: bytes, or a",
-        ),
         ("port = ", {}, "server.toml is not valid TOML"),
         ("port = " + "[" * 10_000, {}, "server.toml is not valid TOML"),
-        ("max_slots = 0", {}, "server.toml: max_slots is 0, and must be a whole number of at least 1"),
-        ("models = 3", {}, r"write a table \[models.NAME\] for each model"),
         ("models.a = 3", {}, r"write a table \[models.NAME\] for each model"),
         (
             "[models.a]\nport = 3",
@@ -137,21 +125,10 @@ def test_a_variable_that_is_not_ours_is_left_alone(settings):
             "server.toml: models.a.port: there is no such setting here, only provider, precision",
         ),
         (
-            "[models.a]\nmax_slots = 'x'",
-            {},
-            "server.toml: models.a.max_slots is 'x', and must be a whole number",
-        ),
-        (
             "",
             {"SEQ2SEQ_MAX_SLOT": "1"},
             "SEQ2SEQ_MAX_SLOT: there is no such setting; did you mean SEQ2SEQ_MAX_SLOTS",
         ),
-        (
-            "",
-            {"SEQ2SEQ_CONFIGS": "1"},
-            "SEQ2SEQ_CONFIGS: there is no such setting; did you mean SEQ2SEQ_CONFIG",
-        ),
-        ("", {"SEQ2SEQ_PORT": "x"}, "SEQ2SEQ_PORT is 'x', and must be a whole number from 0 to 65535"),
         ("", {"SEQ2SEQ_CONFIG": "/none.toml"}, "/none.toml: No such file"),
     ],
 )

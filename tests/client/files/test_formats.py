@@ -66,11 +66,6 @@ def test_shards_can_be_read_in_any_order(tmp_path, name):
         assert lines.texts == [f"line {shard.first_line + number}" for number in range(4)]
 
 
-def test_a_line_ends_without_its_carriage_return(tmp_path):
-    (tmp_path / "a.txt").write_bytes(b"one\r\ntwo\r\n")
-    assert read_all(tmp_path / "a.txt", 10) == ["one", "two"]
-
-
 def test_a_line_that_is_not_utf_8_is_kept_apart_from_the_others(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"one\nzw\xf6lf\nthree\n")
     assert read_all(tmp_path / "a.txt", 10) == [
@@ -138,15 +133,6 @@ def test_a_field_that_no_record_has_ends_the_run(tmp_path):
             read(shard, field="ko")
 
 
-def test_a_table_that_became_shorter_is_reported(tmp_path):
-    table_file(tmp_path / "a.parquet", 10, 3)
-    shards = split_into_shards(tmp_path / "a.parquet", "x", 5)
-    table_file(tmp_path / "a.parquet", 4, 3)
-    for shard in shards:
-        with pytest.raises(JobError, match="has changed since the run was planned"):
-            read(shard)
-
-
 def test_files_that_are_not_what_their_name_says_are_reported(tmp_path):
     (tmp_path / "a.parquet").write_text("text")
     with pytest.raises(JobError, match=r"a.parquet is not a file of Parquet"):
@@ -185,12 +171,6 @@ def test_a_line_that_is_too_long_is_named_and_not_read(tmp_path, monkeypatch, na
     (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
     with pytest.raises(WrongFile, match="line 3 has more than 100 bytes"):
         split_into_shards(tmp_path / name, "x", 2)
-
-
-def test_a_file_in_utf_16_is_refused_by_name(tmp_path):
-    (tmp_path / "a.txt").write_text("one\n", encoding="utf-16")
-    with pytest.raises(WrongFile, match="the file is UTF-16: convert it"):
-        split_into_shards(tmp_path / "a.txt", "x", 2)
 
 
 def test_names_of_shards_sort_by_their_numbers(tmp_path):

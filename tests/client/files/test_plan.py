@@ -100,15 +100,6 @@ def test_outputs_have_the_names_of_their_inputs_below_the_folder_that_all_share(
             names_of([Path("/c/a.txt"), Path(name)])
 
 
-def test_a_file_appears_when_it_is_whole(tmp_path):
-    path = tmp_path / "out" / "a"
-    with atomic_write(path) as file:
-        file.write(b"content")
-        assert not path.exists()
-    assert path.read_bytes() == b"content"
-    assert list(path.parent.iterdir()) == [path]
-
-
 def test_a_file_system_that_cannot_link_or_synchronize_a_folder_is_enough(tmp_path, monkeypatch):
     """As SMB and FUSE; a plan needed a hard link."""
 

@@ -76,19 +76,6 @@ def test_every_shard_is_done_once():
     assert office.num_started == 2
 
 
-def test_there_are_no_more_workers_than_shards():
-    office = FakeWorkers()
-    translate(office, num_workers=50)
-    assert office.num_started == len(SHARDS)
-
-
-def test_a_shard_that_fails_is_tried_again():
-    office = FakeWorkers({"a-00003": [OSError("no space"), OSError("no space")]})
-    run = translate(office)
-    assert run.num_lines == 120
-    assert office.tries["a-00003"] == 3
-
-
 def test_a_shard_that_keeps_failing_is_left_out():
     office = FakeWorkers({"a-00003": [OSError("no space")] * 9})
     run = translate(office)
@@ -118,12 +105,6 @@ def test_a_shard_that_always_ends_its_worker_is_left_out_and_no_other(num_worker
     run = translate(office, num_workers)
     assert run.failed == {"a-00003": "it was killed"}
     assert run.num_lines == 110
-
-
-def test_lost_workers_do_not_count_in_the_progress():
-    office = FakeWorkers(lives=[2, 4])
-    run = translate(office, num_workers=1)
-    assert run.num_lines_now == 120
 
 
 def test_a_full_disk_ends_the_run():
