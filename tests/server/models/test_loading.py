@@ -3,7 +3,6 @@
 import asyncio
 import hashlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -64,19 +63,6 @@ async def answers(model: ServedModel, count: int = 1) -> list[Result]:
         return [await asyncio.wait_for(stream.wait(), 20) for stream in streams]
 
 
-def test_its_engine_starts_warm_and_has_the_limits_of_the_configuration(bundle_path):
-    async def run() -> None:
-        async with started(bundle_path) as model:
-            [handle] = model.engine.cores
-            core = handle._core
-            assert core._thread.is_alive()
-            assert [*dict.fromkeys(num_rows for num_rows, *_ in core._runner._bindings)] == [3, 2, 1]
-            assert model.engine._queue._limits == CONFIG.queue
-        assert not core._thread.is_alive()
-
-    asyncio.run(run())
-
-
 def test_instances_share_slots_and_threads(bundle_path):
     runner = RunnerConfig(provider="cpu", num_threads=3, max_slots=7, num_instances=2)
     sizing = size_up(load_bundle(bundle_path), runner)
@@ -118,13 +104,6 @@ def test_graphs_that_do_not_run_are_one_clear_error(bundle_path, monkeypatch):
     monkeypatch.setattr(OnnxRunner, "warm_up", fail)
     with pytest.raises(ValueError, match="the graphs do not run here: no kernel for this node"):
         start(bundle_path)
-
-
-def test_buffers_that_do_not_fit_are_one_clear_error(bundle_path):
-    runner = RunnerConfig(max_slots=10**9, memory_budget_bytes=2**60)
-    config = ServerConfig(runner=runner, memory_limit_bytes=2**60)
-    with pytest.raises(ValueError, match=rf"^{re.escape(str(bundle_path))}: Unable to allocate"):
-        start(bundle_path, config)
 
 
 def overwrite(path: Path) -> None:
@@ -221,16 +200,3 @@ def test_a_column_that_the_server_does_not_fill_is_named(bundle_path, tmp_path):
         load(path, CONFIG)
     with pytest.raises(ValueError, match=re.escape(message)):
         list(check([path], CONFIG))
-
-
-@pytest.mark.parametrize(
-    ("has_operators", "remark"), [(True, "avx512vnni"), (False, "without the compiled operators")]
-)
-def test_one_line_of_the_log_says_what_was_loaded(has_operators, remark, bundle_path, caplog, monkeypatch):
-    monkeypatch.setattr(kernels, "register", lambda _, **__: has_operators)
-    monkeypatch.setattr(kernels, "instructions", lambda: "avx512vnni")
-    with caplog.at_level(logging.INFO, "seq2seq_serve.server.models.loading"):
-        load(bundle_path, CONFIG)
-    assert caplog.messages == [f"model random: int8 on cpu ({remark}), 3 slots, 2 threads"]
-    [line] = check([bundle_path], CONFIG)
-    assert f"int8 on cpu ({remark}), 3 slots" in line

@@ -3,7 +3,6 @@
 import asyncio
 import gc
 import os
-import shutil
 import threading
 from dataclasses import dataclass, field
 
@@ -122,19 +121,6 @@ def test_the_newest_version_is_served_and_numbers_count_as_numbers(folders):
     asyncio.run(run())
 
 
-def test_a_version_that_was_never_loaded_has_that_reason(folders):
-    """It was listed as unavailable without a reason, a damaged bundle like a sound one."""
-    for version in "12":
-        folders.add("demo", version)
-
-    async def run():
-        await folders.repository.load("demo")
-        reasons = {version.version: reason for version, _, reason in await folders.repository.index()}
-        assert reasons == {"1": "not loaded; whether its files are sound shows when it is", "2": ""}
-
-    asyncio.run(run())
-
-
 def test_an_old_version_ends_when_its_last_caller_has_left(folders):
     folders.add("demo", "1")
 
@@ -174,22 +160,6 @@ def test_a_broken_version_leaves_the_served_one_and_says_why(folders, kind):
         assert reasons["2"].endswith("it is broken")
         assert await folders.states() == {"1": State.READY, "2": State.UNAVAILABLE}
         assert folders.stopped == []
-
-    asyncio.run(run())
-
-
-def test_rolling_back_is_loading_the_older_version(folders):
-    folders.add("demo", "1")
-    folders.add("demo", "2")
-
-    async def run():
-        await folders.repository.load("demo")
-        await folders.repository.load("demo", "1")
-        await folders.until_ended()
-        assert folders.version() == "1"
-        assert folders.stopped == ["2"]
-        with pytest.raises(UnknownModel, match="no version '3' on disk: there is 1, 2"):
-            await folders.repository.load("demo", "3")
 
     asyncio.run(run())
 
@@ -250,19 +220,6 @@ def test_a_folder_whose_name_is_not_utf_8_is_skipped_with_one_line_of_the_log(fo
         ModelFolders([folders.folder / os.fsdecode(b"caf\xe9")], None)
 
 
-def test_loads_of_one_model_come_one_after_the_other(folders):
-    for version in "123":
-        folders.add("demo", version)
-
-    async def run():
-        await asyncio.gather(*(folders.repository.load("demo", version) for version in "123"))
-        await folders.until_ended()
-        assert folders.version() == "3"
-        assert sorted(folders.stopped) == ["1", "2"]
-
-    asyncio.run(run())
-
-
 def test_while_the_server_drains_nothing_is_loaded_and_what_was_being_loaded_is_not_served(folders):
     folders.add("demo", "1")
     folders.add("demo", "2")
@@ -302,43 +259,6 @@ def test_at_the_start_an_older_version_stands_in_for_a_broken_one(folders, caplo
 
     asyncio.run(run())
     assert "version 2 is tried instead of: three is broken" in caplog.text
-
-
-def test_a_version_that_is_reloaded_stays_ready_and_a_deleted_one_is_forgotten(folders):
-    folders.add("demo", "1")
-    folders.add("demo", "2")
-
-    async def run():
-        await folders.repository.load("demo", "1")
-        folders.gate.clear()
-        again = asyncio.create_task(folders.repository.load("demo", "1"))
-        while not folders.repository._loading_now:
-            await asyncio.sleep(0)
-        assert (await folders.states())["1"] is State.READY
-        folders.gate.set()
-        await again
-        await folders.repository.load("demo", "2")
-        await folders.until_ended()
-        shutil.rmtree(folders.folder / "demo" / "1")
-        assert await folders.states() == {"2": State.READY}
-
-    asyncio.run(run())
-
-
-def test_a_version_that_is_loaded_again_while_it_ends_is_served(folders):
-    folders.add("demo", "1")
-    folders.add("demo", "2")
-
-    async def run():
-        await folders.repository.load("demo", "1")
-        with folders.models.use("demo"):
-            await folders.repository.load("demo", "2")
-            await folders.repository.load("demo", "1")
-        await folders.until_ended()
-        assert await folders.states() == {"1": State.READY, "2": State.UNAVAILABLE}
-        assert sorted(folders.stopped) == ["1", "2"]
-
-    asyncio.run(run())
 
 
 def test_a_load_goes_on_when_its_caller_leaves_and_is_counted(folders):

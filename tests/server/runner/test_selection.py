@@ -258,20 +258,6 @@ def test_tokens_that_the_model_never_selects_are_forbidden_in_every_mode(
             np.testing.assert_allclose(given, expected.log_probabilities, atol=1e-4)
 
 
-def test_a_plain_row_of_a_model_with_suppressed_tokens_runs_no_selection(random_bundle, monkeypatch):
-    monkeypatch.setattr(Selector, "select", None)
-    source = {SOURCE_IDS: np.array([5, 6, EOS_ID])}
-    bundle = suppressing(random_bundle, range(3, 290))
-    # In int8 the graph itself suppresses them.
-    config = RunnerConfig(provider="cpu", precision=Precision.FP32, num_threads=1, max_slots=1)
-    driver = Driver(OnnxRunner(bundle, config))
-    request = Request("r", source, 3, LIMIT, arrival=0.0)
-    driver.submit(request)
-    driver.finish()
-    assert driver.results[request].best.token_ids
-    assert not {*range(3, 290)} & {*driver.results[request].best.token_ids}
-
-
 @pytest.mark.skipif(kernels.library() is None, reason="the step computes logits")
 @pytest.mark.parametrize("beam", [None, Beam(3), Beam(1, alpha=0.0)])
 def test_a_step_that_chooses_tokens_gives_what_the_choice_from_logits_gives(beam, random_bundle, monkeypatch):

@@ -15,7 +15,7 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as seq2seq
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.service import calls
-from tests.server.service.harness import EOS, EchoRunner, serving
+from tests.server.service.harness import EchoRunner, serving
 
 KOREAN = "오늘은 금요일 입니다"
 
@@ -40,19 +40,6 @@ def infer_request(*texts: str, outputs=(), is_raw=False, **parameters) -> pb.Mod
         message.raw_input_contents.append(raw)
     else:
         tensor.contents.bytes_contents.extend(elements)
-    return message
-
-
-def ids_request(rows, lengths=None, datatype="INT64") -> pb.ModelInferRequest:
-    message = pb.ModelInferRequest(model_name="echo")
-    for name, values, shape in (
-        ("input_ids", [value for row in rows for value in row], [len(rows), len(rows[0])]),
-        ("input_lengths", lengths, [len(rows)]),
-    ):
-        if values is not None:
-            tensor = message.inputs.add(name=name, datatype=datatype, shape=shape)
-            field = "int64_contents" if datatype == "INT64" else "int_contents"
-            getattr(tensor.contents, field).extend(values)
     return message
 
 
@@ -84,19 +71,6 @@ def test_several_rows_of_text_are_answered_in_order():
             assert shape == [3, 1, length]
             assert ids[2:length] == [0] * (length - 2)
             assert tensors.keys() == {"text_output", "output_ids", "output_lengths", "finish_reason"}
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("datatype", ["INT64", "INT32"])
-def test_token_ids_come_padded_with_their_lengths(datatype):
-    async def run():
-        async with serving() as served:
-            stub = stub_of(served)
-            both = await stub.ModelInfer(ids_request([[50, 51, EOS], [60, EOS, 0]], [3, 2], datatype))
-            assert typed(both)["output_ids"] == ([2, 1, 2], [50, 51, 60, 0])
-            one = await stub.ModelInfer(ids_request([[50, 51, EOS]], datatype=datatype))
-            assert typed(one)["output_ids"] == ([1, 1, 2], [50, 51])
 
     asyncio.run(run())
 
@@ -253,41 +227,6 @@ def test_a_stream_answers_with_a_response_a_piece_and_says_which_is_the_last():
             assert finals == [False] * (len(responses) - 1) + [True]
             assert typed(responses[-1].infer_response)["finish_reason"] == ([1, 1], [b"eos"])
             assert all(one.infer_response.id == "mine" for one in responses)
-
-    asyncio.run(run())
-
-
-def test_a_stream_ends_with_an_empty_response_where_that_is_asked_for():
-    async def run():
-        async with serving() as served:
-            message = infer_request("ab", triton_enable_empty_final_response=True)
-            *others, last = await streamed(stub_of(served), message)
-            assert text_of(others) == "ab"
-            assert not last.infer_response.outputs
-            assert last.infer_response.parameters["triton_final_response"].bool_param
-            assert not any(
-                one.infer_response.parameters["triton_final_response"].bool_param for one in others
-            )
-
-    asyncio.run(run())
-
-
-def test_a_refused_request_leaves_the_stream_open():
-    async def run():
-        async with serving() as served:
-            messages = [infer_request("ab", beam_size=99), infer_request("cd"), infer_request("e", "f")]
-            for number, message in enumerate(messages):
-                message.id = str(number)
-            responses = await streamed(stub_of(served), *messages)
-            errors = {one.infer_response.id: one.error_message for one in responses if one.error_message}
-            assert errors.keys() == {"0", "2"}
-            assert "beam_size is 99" in errors["0"]
-            assert "one row" in errors["2"]
-            assert text_of([one for one in responses if one.infer_response.id == "1"]) == "cd"
-            await served.until_calls_are_over()
-            for code, count in (("OK", 1), ("INVALID_ARGUMENT", 2)):
-                labels = {"model_name": "echo", "method": "ModelStreamInfer", "code": code}
-                assert served.metric("seq2seq_requests_total", **labels) == count
 
     asyncio.run(run())
 

@@ -481,25 +481,6 @@ def test_the_price_of_a_source_is_that_of_what_will_be_decoded(toy_paths, monkey
     asyncio.run(run())
 
 
-def test_the_headers_of_a_large_file_are_read_beside_the_loop(toy_paths, monkeypatch):
-    threads = []
-
-    def noted(*given, inner=inputs.cost_in_pixels):
-        threads.append(threading.current_thread().name)
-        return inner(*given)
-
-    monkeypatch.setattr(inputs, "cost_in_pixels", noted)
-
-    async def run():
-        async with serving_all(toy_paths) as served:
-            for num_frames in (1, 9_999):
-                await served.stub.Generate(picture(file=gif(num_frames, 20, 20)))
-        assert threads[0] == threading.current_thread().name
-        assert threads[1].startswith("short-texts")
-
-    asyncio.run(run())
-
-
 def test_a_clip_is_not_decoded_further_when_its_caller_has_left(toy_paths, monkeypatch):
     begun, go, ended = threading.Event(), threading.Event(), threading.Event()
     numbers = []

@@ -279,20 +279,6 @@ def test_when_one_sentence_is_refused_none_is_left_running():
     asyncio.run(run())
 
 
-def test_more_than_can_ever_wait_is_no_matter_of_coming_again():
-    async def run():
-        for limits, text in (
-            (QueueLimits(max_waiting_requests=2), "the call has 4 requests, and at most 2 may wait"),
-            (QueueLimits(max_waiting_tokens=20), "source tokens, and at most 20 may wait"),
-        ):
-            async with serving(queue=limits) as served:
-                with pytest.raises(AioRpcError, match=text) as caught:
-                    await served.stub.Generate(request(TEXT, long_source=SPLIT))
-                assert caught.value.code().name == "INVALID_ARGUMENT"
-
-    asyncio.run(run())
-
-
 @pytest.mark.parametrize("options", [{}, {"attention": True}, {"beam_size": 2, "num_hypotheses": 2}])
 def test_words_that_belong_together_are_linked(options):
     async def run():

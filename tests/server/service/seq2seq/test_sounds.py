@@ -100,13 +100,9 @@ GOOD = np.zeros((NUM_MELS, NUM_FRAMES), np.float32)
     [
         (tensor(GOOD[:, :-1]), "sound has the shape [12, 63], and bundle takes [12, 64]"),
         (tensor(GOOD[:-1]), "sound has the shape [11, 64], and bundle takes [12, 64]"),
-        (tensor(GOOD[None]), "sound has the shape [1, 12, 64], and bundle takes [12, 64]"),
         (tensor(GOOD, datatype="INT64"), "sound has the datatype 'INT64', and bundle takes FP32"),
-        (tensor(GOOD, data=b"1234"), "sound has 4 bytes of data, and FP32 of the shape [12, 64] has 3072"),
         (tensor(np.full_like(GOOD, np.nan)), "sound is nan at [0, 0], and must be from -65504 to 65504"),
-        (tensor(np.full_like(GOOD, 3e38)), "sound is 3e+38 at [0, 0], and must be from -65504 to 65504"),
         (b"not a sound", "sound: the file is not a WAV, FLAC"),
-        (encoded(np.zeros(0)), "sound: the sound has no samples"),
         (
             encoded(np.full(99, np.nan), subtype="FLOAT"),
             "sound: the sound has samples that are not numbers from",
@@ -130,8 +126,6 @@ def test_what_does_not_fit_is_refused_with_the_reason(whisper_path, value, match
     ("options", "match"),
     [
         ({"source_language": "fr"}, "source_language is 'fr', and bundle has de, en, ko"),
-        ({"task": "sing"}, "task is 'sing', and bundle has transcribe, translate"),
-        ({"target_language": "de"}, "bundle does not have a target_language to choose: leave it out"),
         ({"word_alignment": True}, "word_alignment needs the words of a text, and bundle reads sound"),
         ({"max_new_tokens": 38}, "max_new_tokens is 38, and bundle takes 1 to 37"),
         (

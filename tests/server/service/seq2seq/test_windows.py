@@ -483,14 +483,10 @@ def test_words_of_a_long_sound_do_not_change_its_target_and_have_its_times(whisp
     ("options", "match"),
     [
         ({"num_hypotheses": 2}, "num_hypotheses applies to one target"),
-        ({"attention": True}, "attention applies to one target"),
-        ({"stop_sequences": ["a"]}, "stop_sequences applies to one target"),
-        ({"target_prefix": pb.Target(text="a")}, "target_prefix applies to one target"),
         (
             {"long_source": pb.LONG_SOURCE_SPLIT, "no_speech_threshold": 0.5},
             "no_speech_threshold needs the long_source sequential",
         ),
-        ({"no_speech_threshold": 1.5}, "no_speech_threshold is 1.5, and must be from 0 to 1"),
         ({"prompt": "a" * 9999}, "the prompt has 9999 bytes"),
         (
             {"long_source": pb.LONG_SOURCE_SPLIT, "word_timestamps": True, "num_hypotheses": 2},
