@@ -173,19 +173,10 @@ def test_with_byte_fallback_the_text_is_that_of_the_bytes(parts):
 FALLBACK = with_byte_fallback()
 
 
-def test_an_id_that_the_tokenizer_does_not_know_has_no_text(tokenizer):
-    assert tokenizer.decode([tokenizer.vocab_size + 3]) == ""
-
-
 def test_the_id_of_a_token_is_known_or_refused_by_name(tokenizer):
     assert tokenizer.token_id("<eos>") == EOS_ID
     with pytest.raises(ValueError, match="no token '<sep>'"):
         tokenizer.token_id("<sep>")
-
-
-def test_a_missing_file_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"tokenizer\.json: no such tokenizer file"):
-        Tokenizer.load(tmp_path / "tokenizer.json")
 
 
 @given(st.text())
@@ -198,13 +189,6 @@ def test_words_are_what_white_space_separates_and_share_out_the_tokens(tokenizer
     assert len(ids) - 1 not in places  # the end of sequence
     for word, places in words:
         assert word in tokenizer.decode([ids[place] for place in places])
-
-
-def test_words_have_their_tokens(tokenizer):
-    ids = tokenizer.encode_source("오늘은  금요일 입니다")
-    words = tokenizer.words(ids)
-    assert [word for word, _ in words] == ["오늘은", "금요일", "입니다"]
-    assert sorted(place for _, places in words for place in places)[-1] == len(ids) - 2
 
 
 @given(st.text(min_size=1), st.integers(2, 30))
