@@ -151,11 +151,6 @@ def test_an_unpacked_sdist_is_imported_as_a_clone_is(sdist, tmp_path):
         assert output == f"{expected}\n"
 
 
-def test_an_installation_imports_nothing_from_beside_its_folder(client):
-    output = client.run("python", "-c", "import seq2seq_serve.pip", returns=1)
-    assert "No module named 'seq2seq_serve.pip'" in output
-
-
 def test_the_client_alone_is_small(client):
     listing = "from importlib.metadata import distributions; print(*(one.name for one in distributions()))"
     names = set(client.run("python", "-c", listing).split())

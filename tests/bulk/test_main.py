@@ -3,10 +3,8 @@
 import asyncio
 import gzip
 import json
-import os
 import random
 import re
-import signal
 import subprocess
 import sys
 import time
@@ -312,48 +310,6 @@ def start(arguments, **settings):
     )
 
 
-def processes_of(group):
-    """The processes of a group that have not ended."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            fields = path.read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[2]) == group and fields[0] != "Z":
-            found.append(int(path.parent.name))
-    return found
-
-
-@pytest.mark.slow
-def test_a_driver_that_is_killed_again_and_again_writes_every_line_once(lines, tmp_path):
-    arguments, out = lines
-    (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts_of(6000)))
-    arguments = [*arguments, "--shard-lines", "40", "--instances", "2", "--threads", "2"]
-    chance = random.Random(5)
-    for _ in range(4):
-        num_before = len(list(out.glob("*.txt")))
-        process = start(arguments, start_new_session=True)
-        while len(list(out.glob("*.txt"))) == num_before:
-            assert process.poll() is None
-            time.sleep(0.01)
-        time.sleep(chance.uniform(0, 0.2))
-        process.kill()
-        process.communicate()
-        deadline = time.monotonic() + 20
-        while processes_of(process.pid) and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert processes_of(process.pid) == []
-    process = start(arguments, start_new_session=True)
-    _, log = process.communicate(timeout=300)
-    assert process.returncode == 0, log
-    whole = tmp_path / "whole"
-    arguments[arguments.index("--output") + 1] = str(whole)
-    assert main(arguments) == 0
-    found = files(out)
-    assert {name: content for name, content in found.items() if not name.endswith(".tmp")} == files(whole)
-
-
 def test_sigterm_ends_the_command_between_two_shards(lines, tmp_path):
     arguments, out = lines
     (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts_of(20_000)))
@@ -364,23 +320,3 @@ def test_sigterm_ends_the_command_between_two_shards(lines, tmp_path):
     _, log = process.communicate(timeout=30)
     assert process.returncode == 143, log
     assert log.endswith("interrupted: the same command goes on from here\n")
-
-
-@pytest.mark.slow
-def test_an_engine_that_is_killed_is_replaced(lines, tmp_path):
-    arguments, out = lines
-    (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts_of(4000)))
-    arguments = [*arguments, "--shard-lines", "50", "--instances", "2", "--threads", "2"]
-    process = start(arguments, start_new_session=True)
-    while len(list(out.glob("*.txt"))) < 3:
-        time.sleep(0.01)
-    (*_, victim) = sorted(set(processes_of(process.pid)) - {process.pid})
-    os.kill(victim, signal.SIGKILL)
-    _, log = process.communicate(timeout=120)
-    assert process.returncode == 0, log
-    assert "was killed by SIGKILL" in log
-    assert "it is started again" in log
-    whole = tmp_path / "whole"
-    arguments[arguments.index("--output") + 1] = str(whole)
-    assert main(arguments) == 0
-    assert files(out) == files(whole)

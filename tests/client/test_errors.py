@@ -37,40 +37,6 @@ def test_details_that_do_not_fit_the_status_are_left_out():
     assert (error.code, error.message) == ("DEADLINE_EXCEEDED", "Stream removed")
 
 
-@pytest.mark.parametrize(
-    ("address", "details", "message"),
-    [
-        ("host:1", "refused", "no server answers at host:1 (refused)"),
-        (
-            "host",
-            "refused",
-            "no server answers at host (refused); the address has no port, so gRPC uses 443: try host:50051",
-        ),
-        (
-            "host:1",
-            "Socket closed",
-            "no server answers at host:1 (Socket closed); if the server has TLS, it closes connections "
-            "without it: try --tls, or Client(tls=Tls())",
-        ),
-        (
-            "localhost:5",
-            "ipv6:%5B::1%5D:5: refused",
-            "no server answers at localhost:5 (ipv6:%5B::1%5D:5: refused); if the server listens on IPv4 "
-            "only, try 127.0.0.1:5",
-        ),
-        (
-            "host:1",
-            "connections to all backends failing; last error: backend unhealthy",
-            "no server is ready at host:1: its health check reports that it is starting or stopping, has no "
-            "model, or fails",
-        ),
-    ],
-)
-def test_an_unreached_server_is_reported_with_what_may_help(address, details, message):
-    error = ClientError.from_rpc(Failure(grpc.StatusCode.UNAVAILABLE, details), address)
-    assert (error.code, error.message) == ("UNAVAILABLE", message)
-
-
 @asynccontextmanager
 async def proxy_that_loses_servers(error_code):
     """A port that answers a stream with headers, and then resets it, as a proxy whose server dies."""

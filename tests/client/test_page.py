@@ -350,22 +350,6 @@ def test_the_panel_shows_a_model_at_once(browser, toys):
         assert "ms" in texts[1]
 
 
-def test_a_heatmap_has_a_legend_and_shows_that_it_goes_on(browser, url):
-    with opened(browser, url, viewport={"width": 400, "height": 800}) as page:
-        ask(page, "abcdefghijklmnop")
-        assert page.inner_text("#shades").split("\n")[0].startswith("Share of attention")
-        shades = page.locator("#shades i").evaluate_all(
-            "(all) => all.map((one) => getComputedStyle(one).backgroundColor)"
-        )
-        whole = page.locator("table.grid td").first.evaluate("(one) => getComputedStyle(one).backgroundColor")
-        assert len(set(shades)) == 5
-        assert shades[-1] == whole
-        box = page.locator(".heatmap.has-right")
-        assert box.evaluate("(one) => getComputedStyle(one).maskImage").count("linear-gradient") == 2
-        box.evaluate("(one) => { one.scrollLeft = one.scrollWidth }")
-        page.wait_for_selector(".heatmap:not(.has-right)")
-
-
 @pytest.mark.parametrize("width", [400, 1280])
 def test_nothing_sticks_out(browser, url, width):
     with opened(browser, url, viewport={"width": width, "height": 800}) as page:

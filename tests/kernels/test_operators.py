@@ -299,34 +299,6 @@ def test_caches_round_to_half_precision_as_numpy_does(has_kernels):
         np.testing.assert_array_equal(written[0, 0, LAST_POSITIONS[0]], rounded)
 
 
-def test_no_rows_are_no_error():
-    H, G, K = 2, 2, 8
-    session = session_of(attention_of("CacheAttention", H, G, K, 0.2, 0.0), has_kernels=True)
-    attended, keys, _ = session.run(None, feeds_of("CacheAttention", H, G, K, rows=0))
-    assert (attended.shape, keys.shape) == ((0, H * K), (0, G, C, K))
-
-
-def test_a_row_that_is_not_a_number_does_not_change_the_others():
-    H, G, K = 4, 4, 32
-    session = session_of(attention_of("CacheAttention", H, G, K, 0.2, 0.0), has_kernels=True)
-    feeds = feeds_of("CacheAttention", H, G, K)
-    clean, _, _ = run(session, feeds)
-    feeds["query"][2] = np.nan
-    attended, _, _ = run(session, feeds)
-    assert np.isnan(attended[2]).all()
-    others = [0, 1, 3, 4]
-    np.testing.assert_array_equal(attended[others], clean[others])
-
-
-def test_queries_of_another_width_are_refused():
-    G, K = 2, 8
-    session = session_of(attention_of("CacheAttention", 4, G, K, 0.2, 0.0), has_kernels=True)
-    feeds = feeds_of("CacheAttention", 4, G, K) | {"key": np.zeros((B, G, C, 16), np.float32)}
-    feeds["value"] = feeds["key"]
-    with pytest.raises(Exception, match=r"another width|INVALID_ARGUMENT"):
-        session.run(None, feeds)
-
-
 @pytest.mark.parametrize("count", [0, 10])
 def test_a_wrong_number_of_candidates_is_refused(count):
     inputs = values_of({"logits": FLOAT, "num_candidates": INT64}, [["m", "V"], [1]])
