@@ -1,6 +1,8 @@
 """Hooks and fixtures for all tests; `tests.models` makes the models and bundles."""
 
+import asyncio
 import functools
+import inspect
 import logging
 import os
 from collections.abc import Iterator
@@ -53,6 +55,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.pluginmanager.hasplugin("timeout") and config.getoption("timeout") is None:
         for item in items:
             item.add_marker(_time_limit(item))
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest refuses it
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
+    """Runs a test that is a coroutine function, in an event loop of its own."""
+    if not inspect.iscoroutinefunction(pyfuncitem.obj):
+        return None
+    names = pyfuncitem._fixtureinfo.argnames
+    asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in names}))
+    return True
 
 
 def _is_long(item: pytest.Item) -> bool:

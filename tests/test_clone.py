@@ -51,14 +51,6 @@ for name in {MODULES}:
 """)
 
 
-def test_values_are_the_same_by_both_names():
-    run("""
-from bundle.names import Role
-import seq2seq_serve.bundle.names
-assert Role.STATE is seq2seq_serve.bundle.names.Role.STATE
-""")
-
-
 def test_a_command_does_not_load_a_part_twice():
     run("""
 import runpy, sys

@@ -8,20 +8,17 @@ from seq2seq_serve.protos import seq2seq_v1_pb2
 from tests.server.service.harness import EchoRunner, serving
 
 
-def test_the_async_client_does_what_the_sync_one_does():
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            assert await client.translate("금요일") == "금요일"
-            answer = await client.generate("abc", options=GenerateOptions(max_new_tokens=1), request_id="r1")
-            assert (answer.request_id, answer.hypotheses[0].text) == ("r1", "a")
-            events = [event async for event in client.stream("금요일")]
-            assert "".join(event.piece.text for event in events) == "금요일"
-            assert [await client.model()] == await client.models()
-            assert await client.health() == "SERVING"
-            with pytest.raises(ClientError, match="NOT_FOUND"):
-                await client.generate("abc", model="nobody")
-
-    asyncio.run(run())
+async def test_the_async_client_does_what_the_sync_one_does():
+    async with serving() as served, AsyncClient(served.address) as client:
+        assert await client.translate("금요일") == "금요일"
+        answer = await client.generate("abc", options=GenerateOptions(max_new_tokens=1), request_id="r1")
+        assert (answer.request_id, answer.hypotheses[0].text) == ("r1", "a")
+        events = [event async for event in client.stream("금요일")]
+        assert "".join(event.piece.text for event in events) == "금요일"
+        assert [await client.model()] == await client.models()
+        assert await client.health() == "SERVING"
+        with pytest.raises(ClientError, match="NOT_FOUND"):
+            await client.generate("abc", model="nobody")
 
 
 PREPARED = [
@@ -43,45 +40,39 @@ def test_both_clients_take_the_same_arguments(method):
     assert names[0] == names[1]
 
 
-def test_deadline_and_cancelled_task_free_the_slot():
-    async def run():
-        runner = EchoRunner()
-        async with serving(runner) as served, AsyncClient(served.address, timeout_seconds=0.3) as client:
-            runner.gate.clear()
-            with pytest.raises(ClientError, match="DEADLINE_EXCEEDED"):
-                await client.generate("abc")
-            num_before = served.turns.num_submitted  # 0 where the deadline passed while the client connected
-            task = asyncio.create_task(client.generate("abc", timeout_seconds=50))
-            await served.turns.until(lambda: served.turns.num_submitted > num_before)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            runner.gate.set()
-            stream = client.stream("abc", timeout_seconds=50)
-            await anext(stream)
-            await stream.aclose()
-
-    asyncio.run(run())
+async def test_deadline_and_cancelled_task_free_the_slot():
+    runner = EchoRunner()
+    async with serving(runner) as served, AsyncClient(served.address, timeout_seconds=0.3) as client:
+        runner.gate.clear()
+        with pytest.raises(ClientError, match="DEADLINE_EXCEEDED"):
+            await client.generate("abc")
+        num_before = served.turns.num_submitted  # 0 where the deadline passed while the client connected
+        task = asyncio.create_task(client.generate("abc", timeout_seconds=50))
+        await served.turns.until(lambda: served.turns.num_submitted > num_before)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        runner.gate.set()
+        stream = client.stream("abc", timeout_seconds=50)
+        await anext(stream)
+        await stream.aclose()
 
 
-def test_a_refused_call_is_not_retried_and_a_restarting_server_is():
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            with pytest.raises(ClientError, match="INVALID_ARGUMENT"):
-                await client.generate("")
-            labels = {"model_name": "echo", "method": "Generate"}
-            assert served.metric("seq2seq_requests_total", **labels, code="INVALID_ARGUMENT") == 1
-            model = served.app._models._by_name.pop("echo")
+async def test_a_refused_call_is_not_retried_and_a_restarting_server_is():
+    async with serving() as served, AsyncClient(served.address) as client:
+        with pytest.raises(ClientError, match="INVALID_ARGUMENT"):
+            await client.generate("")
+        labels = {"model_name": "echo", "method": "Generate"}
+        assert served.metric("seq2seq_requests_total", **labels, code="INVALID_ARGUMENT") == 1
+        model = served.app._models._by_name.pop("echo")
 
-            def come_back(_):
-                served.app._models._by_name["echo"] = model
+        def come_back(_):
+            served.app._models._by_name["echo"] = model
 
-            served.app._calls._sinks += (come_back,)
-            assert await client.translate("abc") == "abc"
-            refused = {"model_name": "", "method": "Generate", "code": "UNAVAILABLE"}
-            assert served.metric("seq2seq_requests_total", **refused) == 1
-
-    asyncio.run(run())
+        served.app._calls._sinks += (come_back,)
+        assert await client.translate("abc") == "abc"
+        refused = {"model_name": "", "method": "Generate", "code": "UNAVAILABLE"}
+        assert served.metric("seq2seq_requests_total", **refused) == 1
 
 
 def test_a_client_without_an_event_loop_is_refused_at_once():
@@ -90,23 +81,19 @@ def test_a_client_without_an_event_loop_is_refused_at_once():
         AsyncClient("localhost:50051")
 
 
-def test_a_server_that_is_about_to_end_is_called_where_there_is_no_other():
+async def test_a_server_that_is_about_to_end_is_called_where_there_is_no_other():
     """Its health check reports NOT_SERVING, and it still accepts calls: both clients gave up."""
-
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            await client.translate("abc")
-            draining = asyncio.ensure_future(served.app.drain(notice_seconds=3600.0))
-            async with asyncio.timeout(20):
-                while await client.health() == "SERVING":
-                    await asyncio.sleep(0)
-                assert await client.translate("abc") == "abc"
-                *_, last = [event async for event in client.stream("abc")]
-                assert last.result.hypotheses[0].text == "abc"
-                assert await asyncio.to_thread(blocking_answers, served.address) == ["abc", "abc", "abc"]
-            draining.cancel()
-
-    asyncio.run(run())
+    async with serving() as served, AsyncClient(served.address) as client:
+        await client.translate("abc")
+        draining = asyncio.ensure_future(served.app.drain(notice_seconds=3600.0))
+        async with asyncio.timeout(20):
+            while await client.health() == "SERVING":
+                await asyncio.sleep(0)
+            assert await client.translate("abc") == "abc"
+            *_, last = [event async for event in client.stream("abc")]
+            assert last.result.hypotheses[0].text == "abc"
+            assert await asyncio.to_thread(blocking_answers, served.address) == ["abc", "abc", "abc"]
+        draining.cancel()
 
 
 def blocking_answers(address):
@@ -116,22 +103,19 @@ def blocking_answers(address):
         return [client.translate("abc"), last.result.hypotheses[0].text, result.text]
 
 
-def test_a_server_that_is_about_to_end_gets_no_new_calls_where_there_is_another():
-    async def run():
-        async with serving() as one, serving() as other:
-            addresses = ",".join(served.address for served in (one, other))
-            async with AsyncClient(f"ipv4:{addresses}") as client:
-                while not all(served.turns.num_submitted for served in (one, other)):
-                    await client.translate("abc")
-                draining = asyncio.ensure_future(one.app.drain(notice_seconds=3600.0))
-                async with asyncio.timeout(20):
-                    before = -1
-                    while before != one.turns.num_submitted:  # until it has heard
-                        before = one.turns.num_submitted
-                        await asyncio.gather(*(client.translate("abc") for _ in range(20)))
-                streams = [[message async for message in client.stream("abc")] for _ in range(20)]
-                assert all(stream[-1].result.hypotheses[0].text == "abc" for stream in streams)
-                assert one.turns.num_submitted == before
-                draining.cancel()
-
-    asyncio.run(run())
+async def test_a_server_that_is_about_to_end_gets_no_new_calls_where_there_is_another():
+    async with serving() as one, serving() as other:
+        addresses = ",".join(served.address for served in (one, other))
+        async with AsyncClient(f"ipv4:{addresses}") as client:
+            while not all(served.turns.num_submitted for served in (one, other)):
+                await client.translate("abc")
+            draining = asyncio.ensure_future(one.app.drain(notice_seconds=3600.0))
+            async with asyncio.timeout(20):
+                before = -1
+                while before != one.turns.num_submitted:  # until it has heard
+                    before = one.turns.num_submitted
+                    await asyncio.gather(*(client.translate("abc") for _ in range(20)))
+            streams = [[message async for message in client.stream("abc")] for _ in range(20)]
+            assert all(stream[-1].result.hypotheses[0].text == "abc" for stream in streams)
+            assert one.turns.num_submitted == before
+            draining.cancel()

@@ -74,14 +74,11 @@ async def proxy_that_loses_servers(error_code):
         (ErrorCodes.PROTOCOL_ERROR, "INTERNAL", "INTERNAL"),  # a retry would end alike
     ],
 )
-def test_a_stream_whose_server_a_proxy_has_lost_asks_for_a_retry(reset, grpc_code, expected):
-    async def run():
-        async with proxy_that_loses_servers(reset) as address, AsyncClient(address) as client:
-            with pytest.raises(ClientError, match=f"^{expected}: .*error code {reset.value}") as raised:
-                await anext(client.stream("abc"))
-            assert raised.value.__cause__.code().name == grpc_code
-
-    asyncio.run(run())
+async def test_a_stream_whose_server_a_proxy_has_lost_asks_for_a_retry(reset, grpc_code, expected):
+    async with proxy_that_loses_servers(reset) as address, AsyncClient(address) as client:
+        with pytest.raises(ClientError, match=f"^{expected}: .*error code {reset.value}") as raised:
+            await anext(client.stream("abc"))
+        assert raised.value.__cause__.code().name == grpc_code
 
 
 def test_a_reset_that_the_server_itself_explains_keeps_its_status():

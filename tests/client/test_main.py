@@ -14,7 +14,6 @@ import time
 import pytest
 import trustme
 
-from seq2seq_serve.client import Client, ClientError, rpcs
 from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.files.formats import Writer
 from seq2seq_serve.client.flags import make_parser, translation
@@ -221,27 +220,6 @@ def test_targets_that_end_at_a_limit_are_printed_with_one_warning(run, flags):
         "warning: line 2 and 2 more: the target ended at its length limit: it may repeat itself or lack its "
         "end (raise --max-length-ratio)"
     ]
-
-
-@pytest.mark.parametrize(
-    ("flags", "advice"),
-    [
-        ("--max-new-tokens 2", "raise --max-new-tokens"),
-        ("--max-new-tokens 2 --max-length-ratio 0.5", "raise --max-new-tokens or --max-length-ratio"),
-        ("--max-new-tokens 2 --max-length-ratio 0", "raise --max-new-tokens"),
-        ("--max-length-ratio 0.5", "raise --max-length-ratio"),
-        ("--max-length-ratio 0", "--max-new-tokens sets another limit, up to the model's own"),
-        ("--long-source truncate", "--max-new-tokens sets another limit, up to the model's own"),
-    ],
-)
-def test_a_warning_names_the_option_that_set_the_limit(run, server, monkeypatch, flags, advice):
-    monkeypatch.setattr(server.runner, "_next", lambda source, position: 10)  # never ends by itself
-    _, _, err = run("translate", *flags.split(), "abc", "d")
-    assert err == [
-        "warning: text 1 and 1 more: the target ended at its length limit: it may repeat itself or lack its "
-        f"end ({advice})"
-    ]
-    assert run("translate", *flags.split(), "abc")[2][0].startswith("warning: the target ended at its")
 
 
 @pytest.mark.parametrize("flags", [(), ("--stream",)])
@@ -735,15 +713,6 @@ def test_records_get_their_targets(run, tmp_path, capsys):
         assert advice in capsys.readouterr().err
 
 
-def test_progress_is_shown_on_a_terminal_only(run, files, monkeypatch):
-    source, output, _ = files
-    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
-    _, _, err = run("translate", "--input", str(source), "--output", str(output))
-    last = err[-1].split("\r\x1b[K")[-1]
-    assert last.startswith("10 of 10 lines, ")
-    assert last.endswith(" a second, 1 failed")
-
-
 def test_a_reader_that_leaves_early_gets_no_traceback(server):
     command = [sys.executable, "-m", "client", "translate", "--address", server.address]
     with subprocess.Popen(
@@ -796,15 +765,3 @@ def test_a_token_file_of_other_bytes_is_an_error_in_one_line(tmp_path, capsys):
     assert main(["translate", "--token-file", str(tmp_path / "token"), "abc"]) == 1
     [line] = capsys.readouterr().err.splitlines()
     assert line.endswith("token does not hold a token: it has bytes that are not ASCII")
-
-
-@pytest.mark.parametrize("name", ["target_language", "task"])
-def test_the_choices_of_a_score_are_those_given(run, server, name):
-    refused, flag = f"echo does not have a {name} to choose: leave it out", f"--{name.replace('_', '-')}"
-    code, _, err = run("score", flag, "ko", "abc", "d")
-    assert code == 1
-    assert (refused.replace(name, flag) if "_" in name else refused) in err[0]
-    with Client(server.address) as client:
-        with pytest.raises(ClientError, match=refused):
-            client.score("abc", "d", **{name: "ko"})
-        assert rpcs.score(client, "abc", "d", source_language="ko").request.source_language == "ko"

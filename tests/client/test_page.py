@@ -157,16 +157,6 @@ def test_an_alternative_is_gone_on_from(browser, toys):
         page.wait_for_selector("#prefix", state="hidden")
 
 
-def test_escape_closes_the_alternatives(page):
-    ask(page, "abc")
-    button = page.locator("table.grid tbody tr:nth-child(2) th button")
-    button.press("Enter")
-    page.wait_for_selector(".alternatives")
-    page.keyboard.press("Escape")
-    assert page.locator(".alternatives").count() == 0
-    sync_api.expect(button).to_be_focused()
-
-
 def test_sentences_are_split_by_default_and_keep_their_paragraphs(page):
     """A model of single sentences answered the first one, and nothing showed that the others were missing."""
     text = "One. Two.\n\nThree."
@@ -184,21 +174,6 @@ def test_sentences_are_split_by_default_and_keep_their_paragraphs(page):
     assert page.locator("table.grid td.waits").count() == 0
     sync_api.expect(page.locator("#target-sentences .sentence").nth(1)).to_be_focused()
     assert page.locator("#source-sentences .is-linked").all_inner_texts() == ["Two."]
-
-
-def test_a_sentence_has_its_other_answers(page):
-    page.click("summary")
-    page.select_option("#option-search", "beam search")
-    page.fill("#option-num_hypotheses", "2")
-    ask(page, "One. Two.")
-    page.locator("#target-sentences .sentence").nth(1).click()
-    buttons = page.locator("#hypotheses button")
-    assert buttons.count() == 2
-    other = buttons.last.evaluate("(one) => one.firstChild.textContent")
-    buttons.last.click()
-    sentences = page.locator("#target-sentences .sentence")
-    assert sentences.nth(1).inner_text() == other.strip()
-    assert buttons.first.evaluate("(one) => one.firstChild.textContent") != other
 
 
 def test_several_sentences_as_one_text_are_warned_of(page):
@@ -231,15 +206,6 @@ def test_two_models_answer_beside_each_other(browser):
         assert page.is_hidden("#other")
     with serving_on_a_thread() as served, serving_page(served) as url, opened(browser, url) as page:
         assert page.is_hidden("#beside")
-
-
-def test_an_end_is_no_alternative_to_go_on_from(page):
-    page.click("summary")
-    page.fill("#option-max_new_tokens", "2")  # a target that does not end by itself
-    ask(page, "abc")
-    page.click("table.grid tbody tr:nth-child(2) th button")
-    assert page.locator(".alternatives li button").nth(1).inner_text().startswith("</s>")
-    assert page.locator(".alternatives li button").nth(1).is_disabled()
 
 
 def test_several_answers_have_scores_and_can_be_chosen(page):
@@ -348,14 +314,6 @@ def test_the_panel_shows_a_model_at_once(browser, toys):
         }""")
         assert "slots in use" in texts[0]
         assert "ms" in texts[1]
-
-
-@pytest.mark.parametrize("width", [400, 1280])
-def test_nothing_sticks_out(browser, url, width):
-    with opened(browser, url, viewport={"width": width, "height": 800}) as page:
-        ask(page, "아" * 15)
-        page.click("summary")
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
 def test_the_keyboard_alone_reaches_everything(page):

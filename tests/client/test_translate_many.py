@@ -145,22 +145,19 @@ def test_answers_come_while_the_next_text_is_not_there_yet(server):
         assert [result.text for result in results] == ["b"]
 
 
-def test_texts_may_come_asynchronously(server):
-    async def run():
-        answered = asyncio.Event()
+async def test_texts_may_come_asynchronously(server):
+    answered = asyncio.Event()
 
-        async def texts():
-            yield "a"
-            await answered.wait()
-            yield "b"
+    async def texts():
+        yield "a"
+        await answered.wait()
+        yield "b"
 
-        async with AsyncClient(server.address) as client:
-            results = client.translate_many(texts())
-            assert (await anext(results)).text == "a"
-            answered.set()
-            assert [result.text async for result in results] == ["b"]
-
-    asyncio.run(run())
+    async with AsyncClient(server.address) as client:
+        results = client.translate_many(texts())
+        assert (await anext(results)).text == "a"
+        answered.set()
+        assert [result.text async for result in results] == ["b"]
 
 
 @pytest.mark.parametrize("text", ["abc", b"abc"])

@@ -78,27 +78,23 @@ def test_each_sentence_has_its_alignment(page):
     assert shapes == [(5, 5), (10, 10)]
 
 
-def test_the_alignment_grows_with_the_target(server):
+async def test_the_alignment_grows_with_the_target(server):
     """The alignment of the first tokens is the beginning of the whole one."""
     prefix = Target(text="ab")  # which comes with the first piece
     asked = Asked("echo", {"source_ids": "abcdef"}, GenerateOptions(target_prefix=prefix), grows=True)
-
-    async def run():
-        events = asyncio.Queue()
-        async with AsyncClient(server.address) as client:
-            options = GenerateOptions(attention=True, target_prefix=prefix)
-            answer = await client.generate("abcdef", options=options)
-            whole = attention_dict(answer.hypotheses[0].attention)
-            growth = app._Growth(client, asked, events)
-            growing = asyncio.create_task(growth.run())
-            for num_tokens in (2, 5):
-                growth.add(answer.hypotheses[0].token_ids[growth.num_tokens : num_tokens], 0)
-                grown = (await asyncio.wait_for(events.get(), 20))["alignment"]
-                assert grown["target_tokens"] == whole["target_tokens"][:num_tokens]
-                assert grown["weights"] == whole["weights"][:num_tokens]
-            growing.cancel()
-
-    asyncio.run(run())
+    events = asyncio.Queue()
+    async with AsyncClient(server.address) as client:
+        options = GenerateOptions(attention=True, target_prefix=prefix)
+        answer = await client.generate("abcdef", options=options)
+        whole = attention_dict(answer.hypotheses[0].attention)
+        growth = app._Growth(client, asked, events)
+        growing = asyncio.create_task(growth.run())
+        for num_tokens in (2, 5):
+            growth.add(answer.hypotheses[0].token_ids[growth.num_tokens : num_tokens], 0)
+            grown = (await asyncio.wait_for(events.get(), 20))["alignment"]
+            assert grown["target_tokens"] == whole["target_tokens"][:num_tokens]
+            assert grown["weights"] == whole["weights"][:num_tokens]
+        growing.cancel()
 
 
 def test_an_error_of_the_server_is_an_event(page):

@@ -19,124 +19,108 @@ from tests.server.service.harness import EchoRunner, Turns, fetch, loader_of, lo
 REQUEST = GenerateRequest(sources=[Source(text="abc")])
 
 
-def test_drain_finishes_what_was_accepted_and_refuses_the_rest():
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            served.runner.gate.clear()
-            accepted = asyncio.ensure_future(client.generate("abc"))
-            await asyncio.to_thread(served.runner.stepping.wait, 20)
-            draining = asyncio.ensure_future(served.app.drain())
-            while await client.health() == "SERVING":
-                pass
-            assert await served.http("/readyz") == (503, "draining\n")
-            assert await served.http("/healthz") == (200, "ok\n")
-            with pytest.raises(ClientError, match="UNAVAILABLE: model echo is shutting down"):
-                await client.generate("abc")
-            with pytest.raises(aio.AioRpcError, match="model echo is shutting down"):
-                await served.stub.Generate(REQUEST)
-            assert not draining.done()
+async def test_drain_finishes_what_was_accepted_and_refuses_the_rest():
+    async with serving() as served, AsyncClient(served.address) as client:
+        served.runner.gate.clear()
+        accepted = asyncio.ensure_future(client.generate("abc"))
+        await asyncio.to_thread(served.runner.stepping.wait, 20)
+        draining = asyncio.ensure_future(served.app.drain())
+        while await client.health() == "SERVING":
+            pass
+        assert await served.http("/readyz") == (503, "draining\n")
+        assert await served.http("/healthz") == (200, "ok\n")
+        with pytest.raises(ClientError, match="UNAVAILABLE: model echo is shutting down"):
+            await client.generate("abc")
+        with pytest.raises(aio.AioRpcError, match="model echo is shutting down"):
+            await served.stub.Generate(REQUEST)
+        assert not draining.done()
+        served.runner.gate.set()
+        assert (await accepted).hypotheses[0].text == "abc"
+        await draining
+
+
+async def test_after_notice_is_given_newcomers_are_still_answered_for_a_while():
+    async with serving() as served, AsyncClient(served.address) as client:
+        draining = asyncio.ensure_future(served.app.drain(notice_seconds=3600.0))
+        while await client.health() == "SERVING":
+            pass
+        assert await served.http("/readyz") == (503, "draining\n")
+        assert (await served.stub.Generate(REQUEST)).hypotheses[0].text == "abc"
+        assert not draining.done()
+        draining.cancel()
+
+
+async def test_calls_unfinished_when_the_drain_ends_get_unavailable(caplog):
+    async with serving(drain_seconds=0.0) as served, AsyncClient(served.address) as client:
+        served.runner.gate.clear()
+        call = asyncio.ensure_future(client.generate("abc"))
+        await asyncio.to_thread(served.runner.stepping.wait, 20)
+        await served.app.drain()
+        thread = served.model.engine.cores[0]._core._thread
+        join = thread.join
+
+        def let_the_step_end_and_join(timeout):
             served.runner.gate.set()
-            assert (await accepted).hypotheses[0].text == "abc"
-            await draining
+            join(timeout)
 
-    asyncio.run(run())
-
-
-def test_after_notice_is_given_newcomers_are_still_answered_for_a_while():
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            draining = asyncio.ensure_future(served.app.drain(notice_seconds=3600.0))
-            while await client.health() == "SERVING":
-                pass
-            assert await served.http("/readyz") == (503, "draining\n")
-            assert (await served.stub.Generate(REQUEST)).hypotheses[0].text == "abc"
-            assert not draining.done()
-            draining.cancel()
-
-    asyncio.run(run())
-
-
-def test_calls_unfinished_when_the_drain_ends_get_unavailable(caplog):
-    async def run():
-        async with serving(drain_seconds=0.0) as served, AsyncClient(served.address) as client:
-            served.runner.gate.clear()
-            call = asyncio.ensure_future(client.generate("abc"))
-            await asyncio.to_thread(served.runner.stepping.wait, 20)
-            await served.app.drain()
-            thread = served.model.engine.cores[0]._core._thread
-            join = thread.join
-
-            def let_the_step_end_and_join(timeout):
-                served.runner.gate.set()
-                join(timeout)
-
-            thread.join = let_the_step_end_and_join  # by then the core has been told to stop
-            await served.model.engine.stop()
-            with pytest.raises(ClientError, match="UNAVAILABLE"):
-                await call
-
-    asyncio.run(run())
+        thread.join = let_the_step_end_and_join  # by then the core has been told to stop
+        await served.model.engine.stop()
+        with pytest.raises(ClientError, match="UNAVAILABLE"):
+            await call
     assert "1 calls were not finished within 0 seconds" in caplog.text
 
 
-def test_while_models_load_calls_are_refused_and_probes_answer():
-    async def run():
-        turns, runners = Turns(), {"echo": EchoRunner()}
-        loading, go_on = asyncio.Event(), asyncio.Event()
-        load = loader_of(runners, turns, 1)
+async def test_while_models_load_calls_are_refused_and_probes_answer():
+    turns, runners = Turns(), {"echo": EchoRunner()}
+    loading, go_on = asyncio.Event(), asyncio.Event()
+    load = loader_of(runners, turns, 1)
 
-        def slow_loader(*arguments):
-            async def wait():
-                loading.set()
-                await go_on.wait()
+    def slow_loader(*arguments):
+        async def wait():
+            loading.set()
+            await go_on.wait()
 
-            asyncio.run_coroutine_threadsafe(wait(), turns.loop).result(20)
-            return load(*arguments)
+        asyncio.run_coroutine_threadsafe(wait(), turns.loop).result(20)
+        return load(*arguments)
 
-        app = App([Path("echo")], local_config(), slow_loader)
-        starting = asyncio.create_task(app.start())
-        await loading.wait()
-        async with AsyncClient(f"127.0.0.1:{app.endpoint.port}") as client:
-            with pytest.raises(ClientError, match="UNAVAILABLE: no model is served: the server is loading"):
-                await client.generate("abc")
-            assert await client.health() == "NOT_SERVING"
-            assert await asyncio.to_thread(fetch, app.http.port, "/readyz") == (503, "loading\n")
-            assert await asyncio.to_thread(fetch, app.http.port, "/healthz") == (200, "ok\n")
-            go_on.set()
-            await starting
-            assert await client.translate("abc") == "abc"
-        await app.stop()
-
-    asyncio.run(run())
+    app = App([Path("echo")], local_config(), slow_loader)
+    starting = asyncio.create_task(app.start())
+    await loading.wait()
+    async with AsyncClient(f"127.0.0.1:{app.endpoint.port}") as client:
+        with pytest.raises(ClientError, match="UNAVAILABLE: no model is served: the server is loading"):
+            await client.generate("abc")
+        assert await client.health() == "NOT_SERVING"
+        assert await asyncio.to_thread(fetch, app.http.port, "/readyz") == (503, "loading\n")
+        assert await asyncio.to_thread(fetch, app.http.port, "/healthz") == (200, "ok\n")
+        go_on.set()
+        await starting
+        assert await client.translate("abc") == "abc"
+    await app.stop()
 
 
-def test_a_model_of_the_repository_that_cannot_be_served_leaves_the_others_alone(tmp_path, caplog):
+async def test_a_model_of_the_repository_that_cannot_be_served_leaves_the_others_alone(tmp_path, caplog):
     """One damaged copy, and no model was served after the next start."""
     for name in ("bad", "echo"):
         (tmp_path / name / "1").mkdir(parents=True)
         (tmp_path / name / "1" / "manifest.json").touch()
+    turns = Turns()
+    load = loader_of({"echo": EchoRunner()}, turns, 1)
 
-    async def run():
-        turns = Turns()
-        load = loader_of({"echo": EchoRunner()}, turns, 1)
+    def loader(path, *given):
+        if path.parent.name == "bad":
+            raise ValueError("it is damaged")
+        return load(path, *given)
 
-        def loader(path, *given):
-            if path.parent.name == "bad":
-                raise ValueError("it is damaged")
-            return load(path, *given)
-
-        app = App([], replace(local_config(), repository=tmp_path), loader)
-        await app.start()
-        assert [model.name for model in app._models] == ["echo"]
+    app = App([], replace(local_config(), repository=tmp_path), loader)
+    await app.start()
+    assert [model.name for model in app._models] == ["echo"]
+    await app.stop()
+    (tmp_path / "echo" / "1" / "manifest.json").unlink()
+    for bundles, repository in (([], tmp_path), ([tmp_path / "bad"], None)):
+        app = App(bundles, replace(local_config(), repository=repository), loader)
+        with pytest.raises(ValueError, match="it is damaged"):
+            await app.start()
         await app.stop()
-        (tmp_path / "echo" / "1" / "manifest.json").unlink()
-        for bundles, repository in (([], tmp_path), ([tmp_path / "bad"], None)):
-            app = App(bundles, replace(local_config(), repository=repository), loader)
-            with pytest.raises(ValueError, match="it is damaged"):
-                await app.start()
-            await app.stop()
-
-    asyncio.run(run())
     assert "model bad: not served: it is damaged" in caplog.text
 
 
@@ -151,22 +135,18 @@ def test_two_names_that_are_equal_are_refused():
         App([], local_config(named_bundles=named), loader=load_model)
 
 
-def test_memory_is_given_back_beside_the_event_loop(monkeypatch):
+async def test_memory_is_given_back_beside_the_event_loop(monkeypatch):
     """A large heap kept the loop from all calls while it was trimmed."""
     threads = []
     monkeypatch.setattr(Trimmer, "look", lambda self: True)
     monkeypatch.setattr(Trimmer, "trim", lambda self: threads.append(threading.get_ident()))
-
-    async def run():
-        async with serving() as served:
-            stopping = asyncio.Event()
-            running = asyncio.ensure_future(served.app.run_until(stopping))
-            while not threads:
-                await asyncio.sleep(0)
-            stopping.set()
-            await running
-
-    asyncio.run(run())
+    async with serving() as served:
+        stopping = asyncio.Event()
+        running = asyncio.ensure_future(served.app.run_until(stopping))
+        while not threads:
+            await asyncio.sleep(0)
+        stopping.set()
+        await running
     assert threading.get_ident() not in threads
 
 

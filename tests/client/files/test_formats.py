@@ -2,7 +2,6 @@ import dataclasses
 import gzip
 import json
 from contextlib import closing
-from datetime import date
 
 import pyarrow
 import pyarrow.parquet
@@ -75,39 +74,6 @@ def test_a_line_that_is_not_utf_8_is_kept_apart_from_the_others(tmp_path):
     ]
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ('{"text": "one"', "not JSON"),
-        ('["one"]', "not a JSON object"),
-        ('{"ko": "one"}', "there is no field 'text'"),
-        ("[" * 100_000, "not JSON"),
-        ('{"text": 5}', "not a text: 5"),
-        ('{"text": null}', "not a text: None"),
-    ],
-)
-def test_a_record_without_a_text_is_an_error_of_its_line(tmp_path, line, message):
-    (tmp_path / "a.jsonl").write_text(f'{{"text": "zero"}}\n{line}\n')
-    zero, error = read_all(tmp_path / "a.jsonl", 10)
-    assert zero == "zero"
-    assert message in error.message
-
-
-def test_a_file_that_became_shorter_is_reported(tmp_path):
-    path = tmp_path / "a.txt"
-    path.write_text("one\ntwo\nthree\n")
-    (shard,) = split_into_shards(path, "x", 10)
-    path.write_text("one\n")
-    with pytest.raises(JobError, match="has changed since the run was planned"):
-        read(shard)
-
-
-def test_a_compressed_file_without_its_end_is_reported(tmp_path):
-    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"one\n" * 1000)[:-9])
-    with pytest.raises(WrongFile, match="not a whole file of gzip"):
-        split_into_shards(tmp_path / "a.txt.gz", "x", 10)
-
-
 def table_file(path, num_rows, rows_per_group):
     table = pyarrow.table({"id": range(num_rows), "text": [f"row {number}" for number in range(num_rows)]})
     pyarrow.parquet.write_table(table, path, row_group_size=rows_per_group)
@@ -173,27 +139,6 @@ def test_a_line_that_is_too_long_is_named_and_not_read(tmp_path, monkeypatch, na
         split_into_shards(tmp_path / name, "x", 2)
 
 
-def test_names_of_shards_sort_by_their_numbers(tmp_path):
-    (tmp_path / "a.txt").write_text("x\n" * 100_001)
-    names = [shard.name for shard in split_into_shards(tmp_path / "a.txt", "x", 1)]
-    assert names == sorted(names)
-
-
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("a.txt", "text"),
-        ("a.ko", "text"),
-        ("a.jsonl.gz", "jsonl"),
-        ("a.ndjson", "jsonl"),
-        ("A.JSONL.GZ", "jsonl"),
-        ("a.parquet", "parquet"),
-    ],
-)
-def test_the_name_of_a_file_says_its_format(tmp_path, name, expected):
-    assert format_of(tmp_path / name) == expected
-
-
 def test_several_formats_need_a_choice_and_parquet_is_written_from_parquet(tmp_path):
     text, rows = tmp_path / "a.txt", tmp_path / "a.parquet"
     with pytest.raises(JobError, match="parquet and text: choose the output's --format"):
@@ -249,22 +194,6 @@ def test_errors_have_the_lines_number_and_go_with_the_try_that_had_them(tmp_path
     assert not errors.exists()
 
 
-def test_records_keep_their_fields(tmp_path, three_records):
-    path = written(tmp_path, three_records, "jsonl")
-    assert list(map(json.loads, path.read_text().splitlines())) == [
-        {"id": 0, "text": "n0", "target": "eins", "target_score": -0.5},
-        {"id": 1, "text": "n1", "target": None, "target_score": None},
-        {"id": 2, "text": "n2", "target": "", "target_score": None},
-    ]
-
-
-def test_records_have_all_hypotheses_if_there_are_several(tmp_path, three_records):
-    path = written(tmp_path, three_records, "jsonl", several=True)
-    first, second, third = map(json.loads, path.read_text().splitlines())
-    assert first["target_hypotheses"] == HYPOTHESES
-    assert (second["target_hypotheses"], third["target_hypotheses"]) == (None, [])
-
-
 def test_text_has_one_line_for_each_line(tmp_path, three_records):
     answers = [target("one\ntwo\u2028three", -1.0), *ANSWERS[1:]]
     assert written(tmp_path, three_records, "text", answers).read_text() == "one two three\n\n\n"
@@ -293,13 +222,6 @@ def test_a_row_with_a_value_that_json_does_not_have_ends_the_run(tmp_path):
         pyarrow.parquet.write_table(pyarrow.table({"text": ["one"], "x": column}), path)
         with pytest.raises(JobError, match=r"a value that JSON does not have .*: give --format parquet"):
             written(tmp_path, path, "jsonl", ANSWERS[:1])
-
-
-def test_dates_of_rows_are_texts_in_json(tmp_path):
-    path = tmp_path / "a.parquet"
-    pyarrow.parquet.write_table(pyarrow.table({"text": ["one"], "day": [date(2026, 11, 26)]}), path)
-    content = written(tmp_path, path, "jsonl", ANSWERS[:1]).read_text()
-    assert json.loads(content)["day"] == "2026-11-26"
 
 
 def test_rows_get_columns_of_equal_types_in_every_shard(tmp_path):

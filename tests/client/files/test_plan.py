@@ -33,22 +33,6 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
     check_plan(tmp_path, PLAN, dataclasses.replace(PLAN, shards=()), "")
 
 
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("bundle_version", {"settings": SETTINGS | {"bundle_version": "v2"}}),
-        ("options beam_size", {"settings": SETTINGS | {"options": {}}}),
-        ("precision", {"settings": SETTINGS | {"precision": "int8"}}),
-        ("inputs /in/a.jsonl", {"inputs": {"/in/a.jsonl": FileState(5, 9, "b2")}}),
-        ("inputs /in/a.jsonl", {"inputs": {"/in/b.jsonl": FileState(5, 9, "a1")}}),
-    ],
-)
-def test_a_folder_of_another_run_is_refused(tmp_path, name, change):
-    how = "(was .* and is .*|has changed|is new|is missing)"
-    with pytest.raises(JobError, match=rf"other settings: {name}\b.* {how}\. Repeat .*, or start anew$"):
-        check_plan(tmp_path, PLAN, dataclasses.replace(PLAN, **change), "start anew")
-
-
 def test_a_plan_of_the_last_release_is_read(tmp_path):
     content = (
         '{"settings": {"bundle_version": "v1", "options": {"beam_size": 4}, "format": "jsonl", '

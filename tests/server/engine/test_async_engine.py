@@ -13,31 +13,6 @@ from tests.server.driver import DrivenEngine
 from tests.server.fakes import FakeRunner, expected_tokens, make_request
 
 
-def test_tokens_that_come_while_the_reader_is_busy_are_taken_together():
-    request = make_request((20, 5), stream=True)
-
-    async def run():
-        engine = DrivenEngine(FakeRunner(1))
-        await engine.engine.start()
-        with engine.engine.submitted([request]) as (stream,):
-            updates, received = stream.updates(), []
-            for num_turns in (1, 3, 20):
-                engine.turn(num_turns)
-                received.append(await anext(updates))
-        await engine.engine.stop()
-        return received
-
-    first, second, last = asyncio.run(run())
-    told = [update.token_ids.get(0, []) for update in (first, second, last)]
-    assert [len(tokens) for tokens in told[:2]] == [1, 3]
-    assert (
-        [token for tokens in told for token in tokens]
-        == expected_tokens((20, 5), 8)
-        == list(last.result.best.token_ids)
-    )
-    assert first.result is second.result is None
-
-
 @pytest.mark.parametrize(("stream", "lengths"), [(False, [9, 5, 5, 2]), (True, [5, 2, 9, 5])])
 def test_the_longest_sources_of_a_call_come_first_unless_it_streams(stream, lengths):
     runner = FakeRunner(1)
@@ -127,23 +102,20 @@ def test_a_caller_beside_a_flood_is_accepted_and_answered_soon():
     assert latest <= 9.0  # two others' three turns, and its own
 
 
-def test_a_core_that_ends_while_the_engine_stops_is_not_started_again():
-    async def run():
-        engine = DrivenEngine(FakeRunner(1))
-        await engine.engine.start()
-        core, stop = engine.cores[0], engine.cores[0].stop
+async def test_a_core_that_ends_while_the_engine_stops_is_not_started_again():
+    engine = DrivenEngine(FakeRunner(1))
+    await engine.engine.start()
+    core, stop = engine.cores[0], engine.cores[0].stop
 
-        async def end_and_stop():
-            core.kill()  # its end was on the way
-            await stop()
+    async def end_and_stop():
+        core.kill()  # its end was on the way
+        await stop()
 
-        core.stop = end_and_stop
-        await engine.engine.stop()
-        await asyncio.sleep(0)
-        assert not core.is_ready
-        assert not engine.engine._restarts
-
-    asyncio.run(run())
+    core.stop = end_and_stop
+    await engine.engine.stop()
+    await asyncio.sleep(0)
+    assert not core.is_ready
+    assert not engine.engine._restarts
 
 
 @pytest.mark.parametrize(
@@ -182,110 +154,74 @@ def test_an_engine_whose_cores_are_gone_accepts_up_to_its_bound_and_says_why_it_
     asyncio.run(run())
 
 
-def test_a_start_that_fails_is_tried_again_and_a_first_start_is_an_error(monkeypatch, caplog):
+async def test_a_start_that_fails_is_tried_again_and_a_first_start_is_an_error(monkeypatch, caplog):
     pauses = []
     monkeypatch.setattr("seq2seq_serve.server.engine.async_engine._WATCH_SECONDS", 0.5)
+    engine = DrivenEngine(FakeRunner(1), FakeRunner(1))
+    start, tries = engine.cores[0].start, 0
 
-    async def run():
-        engine = DrivenEngine(FakeRunner(1), FakeRunner(1))
-        start, tries = engine.cores[0].start, 0
+    async def fail(turned, ended):
+        nonlocal tries
+        tries += 1
+        if tries <= 3:
+            raise ValueError("no memory is left")
+        await start(turned, ended)
 
-        async def fail(turned, ended):
-            nonlocal tries
-            tries += 1
-            if tries <= 3:
-                raise ValueError("no memory is left")
-            await start(turned, ended)
-
-        await engine.engine.start()
-        engine.cores[0].start = fail
-        sleep = asyncio.sleep
-        monkeypatch.setattr(asyncio, "sleep", lambda seconds: (pauses.append(seconds), sleep(0))[1])
-        engine.cores[0].kill()
-        while not engine.cores[0].is_ready:
-            await sleep(0)
-        monkeypatch.undo()
-        tries = 0
-        second = AsyncEngine("fake", engine.cores, QueueLimits(), print)
-        with pytest.raises(ValueError, match="no memory is left"):
-            await second.start()
-        await engine.engine.stop()
-
-    asyncio.run(run())
+    await engine.engine.start()
+    engine.cores[0].start = fail
+    sleep = asyncio.sleep
+    monkeypatch.setattr(asyncio, "sleep", lambda seconds: (pauses.append(seconds), sleep(0))[1])
+    engine.cores[0].kill()
+    while not engine.cores[0].is_ready:
+        await sleep(0)
+    monkeypatch.undo()
+    tries = 0
+    second = AsyncEngine("fake", engine.cores, QueueLimits(), print)
+    with pytest.raises(ValueError, match="no memory is left"):
+        await second.start()
+    await engine.engine.stop()
     assert [pause for pause in pauses if pause != 0.5] == [1.0, 2.0, 4.0]
     assert caplog.text.count("not started again: no memory is left") == 3
 
 
 @pytest.mark.parametrize("is_killable", [True, False])
-def test_a_core_that_hangs_is_killed_or_the_process_says_that_it_must_be(is_killable, monkeypatch):
+async def test_a_core_that_hangs_is_killed_or_the_process_says_that_it_must_be(is_killable, monkeypatch):
     monkeypatch.setattr("seq2seq_serve.server.engine.async_engine._WATCH_SECONDS", 0.0)
-
-    async def run():
-        engine = DrivenEngine(FakeRunner(1))
-        core, kills = engine.cores[0], []
-        await engine.engine.start()
-        core.can_be_killed, core.kill = is_killable, lambda: kills.append(True)
-        [stream] = engine.submit(make_request((20, 3)))
-        assert engine.engine.problem() is None
-        core.age, engine.now = 70.0, 70.0
-        core.silent_seconds = lambda: 70.0
-        problem = "fake: no sign of life from the engine for 70 seconds"
-        assert engine.engine.problem() == problem
-        assert engine.engine.fatal_problem() == (None if is_killable else problem)
-        while not kills:
-            await asyncio.sleep(0)
-        core.age = 0.0
-        engine.finish()
-        assert stream.result.error is None
-        await engine.engine.stop()
-
-    asyncio.run(run())
+    engine = DrivenEngine(FakeRunner(1))
+    core, kills = engine.cores[0], []
+    await engine.engine.start()
+    core.can_be_killed, core.kill = is_killable, lambda: kills.append(True)
+    [stream] = engine.submit(make_request((20, 3)))
+    assert engine.engine.problem() is None
+    core.is_silent, engine.now = True, 70.0
+    core.silent_seconds = lambda: 70.0
+    problem = "fake: no sign of life from the engine for 70 seconds"
+    assert engine.engine.problem() == problem
+    assert engine.engine.fatal_problem() == (None if is_killable else problem)
+    while not kills:
+        await asyncio.sleep(0)
+    core.is_silent = False
+    engine.finish()
+    assert stream.result.error is None
+    await engine.engine.stop()
 
 
-@pytest.mark.parametrize(("start_seconds", "longest"), [(0.5, 60), (40.0, 200)])
-def test_a_turn_may_take_several_times_as_long_as_the_start(start_seconds, longest):
-    """An encoding of a large model on a slow machine took a minute, and was taken for a hung core."""
-
-    async def run():
-        engine = DrivenEngine(FakeRunner(1))
-        core, start = engine.cores[0], engine.cores[0].start
-
-        async def start_slowly(turned, ended):
-            engine.now += start_seconds
-            await start(turned, ended)
-
-        core.start = start_slowly
-        await engine.engine.start()
-        core.age = longest - 1.0
-        assert engine.engine.problem() is None
-        core.age = longest + 1.0
-        assert engine.engine.problem() is not None
-        core.age = 0.0
-        await engine.engine.stop()
-
-    asyncio.run(run())
-
-
-def test_a_core_is_started_again_once_its_steps_have_failed_for_some_seconds(monkeypatch):
+async def test_a_core_is_started_again_once_its_steps_have_failed_for_some_seconds(monkeypatch):
     """After an idle hour, the first failures ended it."""
     monkeypatch.setattr("seq2seq_serve.server.engine.async_engine._WATCH_SECONDS", 0.0)
-
-    async def run():
-        engine = DrivenEngine(FakeRunner(1, fail_steps=range(100)))
-        core, kills = engine.cores[0], []
-        await engine.engine.start()
-        core.kill = lambda: kills.append(True)
-        for now, is_killed in ((3600.0, False), (3605.0, False), (3620.0, True)):
-            engine.now = now
-            for number in range(4):
-                engine.submit(make_request((13, number)))
-                engine.finish()
-            for _ in range(3):  # looks at the core
-                await asyncio.sleep(0)
-            assert bool(kills) is is_killed
-        await engine.engine.stop()
-
-    asyncio.run(run())
+    engine = DrivenEngine(FakeRunner(1, fail_steps=range(100)))
+    core, kills = engine.cores[0], []
+    await engine.engine.start()
+    core.kill = lambda: kills.append(True)
+    for now, is_killed in ((3600.0, False), (3605.0, False), (3620.0, True)):
+        engine.now = now
+        for number in range(4):
+            engine.submit(make_request((13, number)))
+            engine.finish()
+        for _ in range(3):  # looks at the core
+            await asyncio.sleep(0)
+        assert bool(kills) is is_killed
+    await engine.engine.stop()
 
 
 def test_a_core_whose_steps_fail_gets_nothing_while_another_is_sound():

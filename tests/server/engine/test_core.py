@@ -523,24 +523,6 @@ def test_a_prefix_that_steps_read_does_not_bound_an_encode_call():
         assert [len(batch) for batch in driver.runner.encoded] == num_encoded
 
 
-def test_other_requests_do_not_wait_for_an_alignment():
-    driver = Driver(FakeRunner(3))
-    asking, streaming = make_request((13, 4), attention=True), make_request((20, 5), stream=True)
-    plain = make_request((13, 6))
-    told = []
-    align = driver.runner.align
-
-    def look(*arguments):
-        told.append((len(driver.told(streaming)), plain in driver.results))
-        return align(*arguments)  # in the turn after the one in which it was complete
-
-    driver.runner.align = look
-    driver.submit(asking, streaming, plain)
-    driver.finish()
-    assert told == [(3, True)]  # the turn in which both end is the third
-    assert driver.results[asking].best.attention is not None
-
-
 def expected_alignment(source: tuple[int, ...], fed: list[int]) -> np.ndarray:
     runner = FakeRunner(1)
     runner.memory[0] = source

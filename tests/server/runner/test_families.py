@@ -11,7 +11,7 @@ import torch
 
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
-from seq2seq_serve.bundle.names import FEATURES, MEMORY_CAPACITY, SOURCE_IDS, Precision
+from seq2seq_serve.bundle.names import FEATURES, SOURCE_IDS, Precision
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.request import Beam, Constraints, Request, Sampling
@@ -142,35 +142,10 @@ def test_a_request_gets_the_same_alone_and_in_any_batch(name, precision, family)
                 assert [i for i, _ in choice.alternatives] == [i for i, _ in expected.alternatives]
 
 
-def test_the_room_for_memory_follows_the_longest_source_that_runs(random_recurrent):
-    """Attention computes over the whole room: a long source must not slow the others when it has left."""
-    _, bundle = random_recurrent("additive")
-    runner = OnnxRunner(bundle, RunnerConfig(provider="cpu", num_threads=1, max_slots=3))
-    constraints = Constraints(min_new_tokens=12)
-    short, long = (
-        Request("r", {SOURCE_IDS: np.arange(3, 3 + n)}, n, 16, 0.0, constraints=constraints) for n in (5, 40)
-    )
-    alone = Driver(runner)
-    alone.submit(short)
-    alone.finish()
-    driver = Driver(runner)
-    driver.submit(short)
-    driver.turn(2)
-    rooms = [int(runner._capacities[MEMORY_CAPACITY])]
-    driver.submit(long)
-    for _ in range(2):
-        driver.turn(2)
-        rooms.append(int(runner._capacities[MEMORY_CAPACITY]))
-        driver.cancel(long)
-    driver.finish()
-    assert rooms == [5, 48, 16]
-    assert driver.results[short].best.token_ids == alone.results[short].best.token_ids
-
-
-@pytest.mark.parametrize("name", ["additive", pytest.param("dot", marks=pytest.mark.slow)])
-def test_the_attention_of_an_answer_is_that_of_torch(name, random_recurrent):
-    """Also of the hypotheses of a beam, which fork, and after a prefix, which steps read."""
-    trained, bundle = random_recurrent(name)
+@pytest.mark.parametrize("name", ["transformer", "additive", pytest.param("dot", marks=pytest.mark.slow)])
+def test_the_attention_of_an_answer_is_that_of_torch(name, family):
+    """Also of the hypotheses of a beam, which fork, and after a prefix, which steps may read."""
+    trained, bundle = family
     chance = random.Random(3)
     requests = [dataclasses.replace(random_branching(chance), attention=i % 3 != 0) for i in range(12)]
     num_compared = 0

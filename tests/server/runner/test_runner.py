@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,8 +25,6 @@ from seq2seq_serve.server.runner import runner as runner_module
 from seq2seq_serve.server.runner.device import OnnxDevice
 from seq2seq_serve.server.runner.runner import OnnxRunner, buckets_up_to
 from seq2seq_serve.server.runner.selection import Selector
-from seq2seq_serve.training.config import BOS_ID
-from seq2seq_serve.training.models.transformer import alignment_layer
 from seq2seq_serve.training.run import TrainedModel
 from tests.server.driver import Driver
 
@@ -168,35 +165,6 @@ def test_the_requests_of_that_test_end_in_both_ways(alone):
     assert reasons == {FinishReason.EOS, FinishReason.LENGTH}
     targets = {result.best.token_ids for result, _ in alone("random", Precision.FP32).values()}
     assert len(targets) > 30, "different sources get different targets"
-
-
-def torch_alignment(trained: TrainedModel, source: list[int], fed: list[int], layer: int) -> Array:
-    source_mask = torch.ones(1, len(source), dtype=torch.bool)
-    with torch.no_grad():
-        memory = trained.model.encode(torch.tensor([source]), source_mask)
-        weights = trained.model.decode_with_attention(torch.tensor([fed]), memory, source_mask)[1]
-    return weights[layer][0].mean(dim=0).numpy()  # (T, S)
-
-
-@pytest.mark.parametrize("limit", [32, 3])
-def test_the_attention_of_an_answer_is_that_of_torch(limit, trained_run, trained_bundle):
-    trained = trained_run.trained
-    sources = numbers(trained, seed=3, count=12)
-    driver = Driver(make_runner(trained_bundle, 3))
-    requests = [
-        make_request(source, limit, attention=i % 3 != 0, stream=True) for i, source in enumerate(sources)
-    ]
-    driver.submit(*requests)
-    driver.finish()
-    for request, source in zip(requests, sources, strict=True):
-        result = driver.results[request]
-        if not request.attention:
-            assert result.best.attention is None
-            continue
-        fed = [BOS_ID, *result.best.token_ids][: result.num_target_tokens]
-        expected = torch_alignment(trained, source, fed, alignment_layer(trained.config.num_decoder_layers))
-        assert result.best.attention.shape == (result.num_target_tokens, len(source))
-        np.testing.assert_allclose(result.best.attention, expected, atol=1e-5)
 
 
 class FarDevice(OnnxDevice):

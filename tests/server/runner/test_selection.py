@@ -208,30 +208,6 @@ def test_on_a_device_that_is_not_the_host_penalties_are_written_there(random_bun
         assert other.best.token_ids == one.best.token_ids
 
 
-def test_a_device_is_asked_for_graphs_and_memory_before_the_first_request_only(
-    random_bundle, requests, monkeypatch
-):
-    asked = []
-
-    class AskedDevice(FarDevice):
-        def session(self, name, *given, **named):
-            asked.append(name)
-            return super().session(name, *given, **named)
-
-        def value(self, array):
-            asked.append(array.shape)
-            return super().value(array)
-
-    monkeypatch.setattr(runner_module, "OnnxDevice", AskedDevice)
-    config = RunnerConfig(provider="cpu", precision="fp32", num_threads=1, max_slots=6)
-    driver = Driver(OnnxRunner(random_bundle, config))
-    assert {"write", "penalize", (7, VOCAB_SIZE)} <= {*asked}
-    asked.clear()
-    driver.submit(*requests)
-    driver.finish()
-    assert asked == []
-
-
 def suppressing(bundle, never_ids):
     generation = dataclasses.replace(bundle.manifest.generation, suppressed_token_ids=tuple(never_ids))
     return dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, generation=generation))

@@ -82,28 +82,6 @@ def test_what_only_refers_to_itself_is_freed_before_memory_is_trimmed(library, w
     assert is_gone == [True]
 
 
-@pytest.mark.parametrize(("collect_seconds", "num_collections"), [(0.001, 60), (0.125, 9), (100.0, 1)])
-def test_collections_take_a_fiftieth_of_the_time_at_most(
-    library, monkeypatch, collect_seconds, num_collections
-):
-    now, begun = 0.0, []
-
-    def collect():
-        nonlocal now
-        begun.append(now)
-        now += collect_seconds
-
-    def trim(_):
-        nonlocal now
-        now += 1
-
-    library.malloc_trim = trim
-    monkeypatch.setattr("seq2seq_serve.server.system.trimming.gc.collect", collect)
-    monkeypatch.setattr("seq2seq_serve.server.system.trimming.time.monotonic", lambda: now)
-    trims(library, [100, *[900] * 30, 100, *[900] * 30])
-    assert len(begun) == num_collections
-
-
 def test_another_c_library_is_left_alone(monkeypatch):
     monkeypatch.setattr(ctypes, "CDLL", lambda _: object())
     sizes = iter([100, 900])

@@ -102,23 +102,19 @@ def test_a_limit_leaves_out_lines_and_counts_them_but_never_slow_calls(caplog):
     assert [line.get("slow", False) for line in lines] == [False, False, True, False]
 
 
-def test_callers_with_tokens_are_counted_by_name(tmp_path):
+async def test_callers_with_tokens_are_counted_by_name(tmp_path):
     file = tmp_path / "access.toml"
     file.write_text(f'[[token]]\nname = "shop"\nsha256 = "{SHA256}"\nroles = ["predict"]\n')
-
-    async def run():
-        async with serving(access_file=file) as served:
-            async with AsyncClient(served.address, token=TOKEN) as client:
+    async with serving(access_file=file) as served:
+        async with AsyncClient(served.address, token=TOKEN) as client:
+            await client.generate("abc")
+        async with AsyncClient(served.address) as client:
+            with pytest.raises(ClientError, match="UNAUTHENTICATED"):
                 await client.generate("abc")
-            async with AsyncClient(served.address) as client:
-                with pytest.raises(ClientError, match="UNAUTHENTICATED"):
-                    await client.generate("abc")
-            assert served.metric("seq2seq_caller_requests_total", caller="shop", code="OK") == 1
-            assert served.metric("seq2seq_caller_requests_total") == 1
-            assert served.metric("seq2seq_caller_tokens_total", caller="shop", side="source") == 4
-            assert served.metric("seq2seq_caller_tokens_total", caller="shop", side="target") == 4
-
-    asyncio.run(run())
+        assert served.metric("seq2seq_caller_requests_total", caller="shop", code="OK") == 1
+        assert served.metric("seq2seq_caller_requests_total") == 1
+        assert served.metric("seq2seq_caller_tokens_total", caller="shop", side="source") == 4
+        assert served.metric("seq2seq_caller_tokens_total", caller="shop", side="target") == 4
 
 
 @pytest.fixture
