@@ -66,14 +66,6 @@ def test_what_cannot_be_served_here_says_why(run, bundle_path, tmp_path):
     assert "tokenizer.json has 2 bytes" in rows["bundle"]
 
 
-def test_a_wrong_choice_of_instructions_is_reported(run, monkeypatch):
-    monkeypatch.setenv("SEQ2SEQ_ISA", "mmx")
-    code, rows = run()
-    assert code == 0
-    assert "SEQ2SEQ_ISA=mmx" in rows["settings"]
-    assert "SEQ2SEQ_ISA is 'mmx'" in rows["operators"]
-
-
 def test_an_installation_of_the_client_alone_names_what_is_missing(tmp_path):
     for missing in ("onnxruntime", "numpy"):
         (tmp_path / f"{missing}.py").write_text(f"raise ModuleNotFoundError(name={missing!r})")

@@ -57,14 +57,6 @@ def test_a_folder_that_is_not_there_is_refused_and_a_broken_library_is_named(tmp
     assert f"{tmp_path}/libcudart.so.13 cannot be loaded: " in load_cuda_libraries(tmp_path)
 
 
-def test_a_library_of_another_architecture_beside_the_right_one_does_not_matter(tmp_path):
-    (tmp_path / "targets").mkdir()
-    (tmp_path / "targets" / "libcudart.so.13").write_text("for another processor")
-    for name in cuda_libraries._NAMES:
-        shutil.copy(_ctypes.__file__, tmp_path / f"lib{name}.so.13")
-    assert load_cuda_libraries(tmp_path) == f"CUDA's libraries were found in {tmp_path}"
-
-
 def test_the_library_that_the_system_cannot_load_is_named(tmp_path):
     """In a container without the driver, the message said only that CUDA is not available."""
     assert "libonnxruntime_providers_shared.so: cannot open" in provider_problem(tmp_path)

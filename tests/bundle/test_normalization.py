@@ -34,15 +34,6 @@ def test_a_text_is_normalised_as_the_steps_say(form, text):
     assert normalizer(form).normalize_str(text) == expected
 
 
-def test_every_character_is_normalised_once_and_for_all():
-    unknown = "Cn", "Co", "Cs"
-    for form in ("nfc", "nfkc"):
-        one = normalizer(form)
-        every = " ".join(one for one in map(chr, range(0x110000)) if unicodedata.category(one) not in unknown)
-        normalised = one.normalize_str(every)
-        assert one.normalize_str(normalised) == normalised
-
-
 @pytest.mark.parametrize("text", ["", " \t\u3000", "\u200b\ufeff", "\x00\x7f", "\u200d", "\xad \u202e"])
 def test_invisible_characters_alone_are_blank(text):
     assert is_blank(text)

@@ -19,14 +19,6 @@ def client(server):
         yield client
 
 
-def test_every_option_of_the_api_can_be_given(client):
-    options = GenerateOptions(max_new_tokens=2, attention=True, priority=1)
-    answer = client.generate("abc", model="other", options=options, request_id="r9")
-    assert (answer.model, answer.request_id) == ("other", "r9")
-    assert answer.hypotheses[0].text == "ab"
-    assert answer.hypotheses[0].attention.target_tokens == ["a", "b"]
-
-
 def test_options_are_a_message_or_values_by_name(client):
     assert client.translate("abc", options={"max_new_tokens": 2}) == "ab"
     assert client.translate("a\n\nb", options={"long_source": "split"}) == "a\n\nb"

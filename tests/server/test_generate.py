@@ -97,6 +97,19 @@ def read_rows(found, num_given: int, num_sources: int, eos_ids: Sequence[int]) -
         yield targets[its], scores[its]
 
 
+def is_tie(answer: pb.GenerateResponse, expected: Expected, where: object) -> bool:
+    """Compare an answer; returns whether two of its hypotheses have scores that float32 orders either way."""
+    targets, scores = expected
+    given = [one.score for one in answer.hypotheses]
+    if scores:
+        assert given == pytest.approx(scores, abs=1e-4, rel=1e-6), where
+    if answers(answer) == targets:
+        return False
+    assert scores, (where, answers(answer), targets)
+    assert given == pytest.approx(scores, abs=_GAP, rel=1e-6), where
+    return True
+
+
 def exported(folder: Path) -> Path:
     """The folder of a `checkpoint`, with its `bundle`."""
     export_checkpoint(folder / "checkpoint", folder / "bundle", [Precision.FP32])
@@ -129,21 +142,13 @@ def check_texts(case: str, folder: Path, num_sources: int) -> None:
                     elif "target_language" in manifest.frames.start:
                         settings["decoder_start_token_id"] = choice.ids[name]
                 theirs_found = generated(theirs, sources, settings, eos_ids)
-                for source, (targets, scores) in zip(sources, theirs_found, strict=True):
+                for source, expected in zip(sources, theirs_found, strict=True):
                     message = pb.GenerateRequest(
                         sources=[pb.Source(token_ids=pb.TokenIds(values=source))],
                         options=pb.GenerateOptions(**options),
                     )
                     response = await served.stub.Generate(message)
-                    where = (case, number, settings, source)
-                    expected = pytest.approx(scores, abs=1e-4, rel=1e-6)
-                    if scores:
-                        assert [one.score for one in response.hypotheses] == expected, where
-                    if answers(response) != targets:  # two hypotheses whose scores float32 orders either way
-                        near = pytest.approx(scores, abs=_GAP, rel=1e-6)
-                        assert scores, where
-                        assert [one.score for one in response.hypotheses] == near, where
-                        num_ties += 1
+                    num_ties += is_tie(response, expected, (case, number, settings, source))
 
     asyncio.run(run())
     assert num_ties <= num_sources // 50
@@ -303,23 +308,16 @@ def check_sounds(case: str, folder: Path, num_sounds: int) -> None:
         expected = transcribed(theirs, sound, start, given, has_times=has_times)
         named = "" if is_detected else name
         message = hearing(sound, **ours, source_language=named, task=task, timestamps=has_times)
-        cases.append((message, name if is_detected else "", *expected))
+        cases.append((message, name if is_detected else "", expected))
     assert {name for name, *_ in seen} == {name.strip("<|>") for name in settings.lang_to_id}
 
     def check(number: int, message: pb.GenerateRequest, answer: pb.GenerateResponse) -> None:
         nonlocal num_ties
-        _, language, targets, scores = cases[number]
+        _, language, expected = cases[number]
         where = (case, number, message.options)
         assert answer.detected_language == language, where
         assert all(bool(one.segments) <= message.options.timestamps for one in answer.hypotheses), where
-        if scores:
-            expected = pytest.approx(scores, abs=1e-4, rel=1e-6)
-            assert [one.score for one in answer.hypotheses] == expected, where
-        if answers(answer) != targets:
-            near = pytest.approx(scores, abs=_GAP, rel=1e-6)
-            assert scores, (where, answers(answer), targets)
-            assert [one.score for one in answer.hypotheses] == near, where
-            num_ties += 1
+        num_ties += is_tie(answer, expected, where)
 
     async def run() -> None:
         async with serving_bundles(folder / "bundle") as served:
@@ -332,7 +330,7 @@ def check_sounds(case: str, folder: Path, num_sounds: int) -> None:
 
     asyncio.run(run())
     assert num_ties <= num_sounds // 50
-    with_times = [targets for message, _, targets, _ in cases if message.options.timestamps]
+    with_times = [targets for message, _, (targets, _) in cases if message.options.timestamps]
     times = [token_ids for targets in with_times for token_ids, _ in targets]
     assert all(target[0] > off_id for target in times)
     assert any(sum(token_id > off_id for token_id in target) > 3 for target in times)
@@ -383,16 +381,8 @@ def check_pictures(case: str, folder: Path, num_pictures: int) -> None:
             for together, message in zip(found[::3], messages[::3], strict=True):
                 alone = await served.stub.Generate(message)
                 assert alone.hypotheses == together.hypotheses
-        for number, (answer, (targets, scores)) in enumerate(zip(found, expected, strict=True)):
-            where = (case, number, messages[number].options)
-            if scores:
-                near = pytest.approx(scores, abs=1e-4, rel=1e-6)
-                assert [one.score for one in answer.hypotheses] == near, where
-            if answers(answer) != targets:
-                assert scores, where
-                near = pytest.approx(scores, abs=_GAP, rel=1e-6)
-                assert [one.score for one in answer.hypotheses] == near, where
-                num_ties += 1
+        for number, (answer, one) in enumerate(zip(found, expected, strict=True)):
+            num_ties += is_tie(answer, one, (case, number, messages[number].options))
         assert len({tuple(answer.hypotheses[0].token_ids) for answer in found}) > num_pictures // 4
 
     asyncio.run(run())

@@ -9,10 +9,9 @@ import polib
 import pytest
 
 from seq2seq_serve.client.__main__ import main
-from seq2seq_serve.client.files.documents import DOCUMENTS, with_word_alignment
+from seq2seq_serve.client.files.documents import DOCUMENTS
 from seq2seq_serve.client.files.lines import WrongFile
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
-    GenerateOptions,
     GenerateResponse,
     Hypothesis,
     Sentence,
@@ -277,10 +276,3 @@ def test_what_does_not_fit_a_document_is_one_line(run, tmp_path, flags, message)
     code, [line, _] = run("--input", "in.srt", *flags)
     assert code == 2
     assert message in line
-
-
-def test_formatted_texts_have_the_options_of_the_others_and_the_alignment_of_words():
-    options = GenerateOptions(beam_size=4)
-    aligned = with_word_alignment(options, has_attention=True)
-    assert aligned == GenerateOptions(beam_size=4, word_alignment=True)
-    assert with_word_alignment(options, has_attention=False) == options == GenerateOptions(beam_size=4)

@@ -112,11 +112,6 @@ def test_a_precision_that_cannot_run_is_refused_by_name(
         choose(holding(random_bundle, held), ProviderPolicy(policy), wanted)
 
 
-def test_a_folder_that_somebody_named_must_be_there_also_where_nothing_uses_it(random_bundle, tmp_path):
-    with pytest.raises(ValueError, match="none is not a folder"):
-        choose(random_bundle, ProviderPolicy.PREFER, None, tmp_path / "none")
-
-
 def test_a_build_without_cuda_runs_the_graphs_of_the_cpu(random_bundle, monkeypatch):
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
     assert usable_variants(random_bundle) == [("cpu", Precision.INT8), ("cpu", Precision.FP32)]

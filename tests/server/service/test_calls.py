@@ -54,18 +54,6 @@ def test_an_id_that_cannot_be_sent_back_or_logged_is_replaced(given):
     assert opened(given).refusal is not None
 
 
-def test_a_request_id_that_is_too_long_for_the_log_is_refused():
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            with pytest.raises(
-                ClientError, match="the request id has 129 characters: send 1 to 128"
-            ) as caught:
-                await client.generate("abc", request_id="x" * 129)
-            assert caught.value.field_violations[0].field == "x-request-id"
-
-    asyncio.run(run())
-
-
 @pytest.mark.parametrize("name", ["n-th-model", "n" * 5000])
 def test_an_unknown_model_is_not_found_and_its_name_becomes_no_label(name):
     async def run():

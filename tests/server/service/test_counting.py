@@ -5,7 +5,6 @@ import grpc
 import pytest
 from grpc import aio
 
-from seq2seq_serve.client import AsyncClient
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2 import ModelInferRequest
 from seq2seq_serve.server.errors import InvalidRequest
@@ -14,21 +13,6 @@ from tests.server.service.harness import serving
 SERVICE = "seq2seq.v1.Seq2Seq"
 STRICT = (("triton_grpc_error", "true"),)
 EMPTY_INFERENCE = ModelInferRequest(model_name="echo").SerializeToString()
-
-
-def test_a_call_is_open_until_it_ends():
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            served.runner.gate.clear()
-            call = asyncio.ensure_future(client.generate("abc"))
-            await asyncio.to_thread(served.runner.stepping.wait, 20)
-            assert served.metric("seq2seq_open_calls") == 1
-            served.runner.gate.set()
-            await call
-            await served.until_calls_are_over()
-            assert served.metric("seq2seq_open_calls") == 0
-
-    asyncio.run(run())
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from contextlib import ExitStack
 import pytest
 
 from seq2seq_serve.server.config import QueueLimits, ServerConfig
-from seq2seq_serve.server.service import calls, rest
 from tests.server.service.harness import EchoRunner, serving
 
 SHA256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
@@ -103,22 +102,6 @@ def test_a_stream_is_the_answer_in_pieces():
     assert "".join(event["text_output"] for event in events) == "오늘은 ab"
     assert len(events) > 1
     assert events[-1]["finish_reason"] == "eos"
-
-
-def test_the_long_end_of_a_stream_is_written_beside_the_event_loop(monkeypatch):
-    names, generate_answer = [], rest.generate_answer
-
-    def answer_and_note(response):
-        names.append(threading.current_thread().name)
-        return generate_answer(response)
-
-    monkeypatch.setattr(rest, "generate_answer", answer_and_note)
-    for most, beginning in ((calls.SMALL_ANSWER_BYTES, "MainThread"), (0, "answers")):
-        monkeypatch.setattr(calls, "SMALL_ANSWER_BYTES", most)
-        names.clear()
-        _, _, text = serve_and(lambda port: ask(port, "POST", STREAM, {"text_input": "오늘은 ab"}))
-        assert len(names) == len(events_of(text))
-        assert names[-1].startswith(beginning)
 
 
 class SteppedRunner(EchoRunner):

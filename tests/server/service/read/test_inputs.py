@@ -14,7 +14,6 @@ from grpc.aio import AioRpcError
 from PIL import Image
 
 from seq2seq_serve.bundle.names import CLIP, FEATURES, PICTURE, QUESTION, SOURCE_IDS, STORY
-from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.client import ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.runner.runner import OnnxRunner
@@ -508,14 +507,3 @@ def test_a_clip_is_not_decoded_further_when_its_caller_has_left(toy_paths, monke
 
     asyncio.run(run())
     assert numbers == [0]
-
-
-def test_a_sentence_without_words_is_to_be_left_out(toy_paths, monkeypatch):
-    monkeypatch.setattr(Tokenizer, "encode_batch", lambda _, texts: [[5], []][: len(texts)])
-
-    async def run():
-        async with serving_bundles(toy_paths[STORY]) as served:
-            with pytest.raises(AioRpcError, match=r"sentence 2 of story has 0 words, .* 64: leave it out"):
-                await served.stub.Generate(story(text="Go. Stop."))
-
-    asyncio.run(run())

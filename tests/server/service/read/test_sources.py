@@ -136,16 +136,6 @@ def test_the_pieces_of_a_split_text_come_in_order_and_join_to_the_result():
     asyncio.run(run())
 
 
-def test_a_short_text_is_not_split():
-    async def run():
-        async with serving() as served:
-            answer = await served.stub.Generate(request("One. Two. Three.", long_source=SPLIT))
-            assert answer.hypotheses[0].text == "One. Two. Three."
-            assert not answer.sentences
-
-    asyncio.run(run())
-
-
 def test_split_keeps_short_lines_whole_and_always_cuts_every_sentence():
     text = " One.  Two.\n\n\nThree\r\n\u200b\nFour. "
     joined = text.strip()
