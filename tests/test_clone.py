@@ -61,7 +61,7 @@ assert sys.modules["client"] is sys.modules["seq2seq_serve.client"]
 """)
 
 
-def test_what_is_not_there_is_an_error_by_both_names():
+def test_a_missing_module_is_an_error_by_both_names():
     for name in ("bundle.nothing", "seq2seq_serve.bundle.nothing"):
         assert run(f"""
 import bundle

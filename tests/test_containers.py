@@ -162,7 +162,7 @@ def test_compose_waits_longer_than_the_server_drains(stack):
     assert int(run("docker", "inspect", "-f", "{{.Config.StopTimeout}}", stack.server)) > DRAIN_SECONDS
 
 
-def test_log_has_no_complaint(stack):
+def test_the_log_of_the_container_has_no_warning(stack):
     log = subprocess.run(["docker", "logs", stack.server], capture_output=True, text=True)
     assert log.stdout == ""
     model, version, files, ready = log.stderr.splitlines()

@@ -214,7 +214,7 @@ def test_the_gpu_component_requires_a_gpu(tmp_path):
     assert config.queue.max_waiting_requests == 512
 
 
-def test_all_of_them_mean_the_same_pods():
+def test_all_selectors_match_the_pods_of_the_deployment():
     manifests = {
         name.rpartition("/")[2]: one for name, one in MANIFESTS.items() if name.startswith("kubernetes/")
     }

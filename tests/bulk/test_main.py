@@ -169,7 +169,7 @@ def test_an_input_that_changes_during_the_run_ends_it(lines, monkeypatch, capsys
     assert len(list(out.glob("*.txt"))) < 60
 
 
-def test_a_part_that_fails_leaves_the_plan_to_the_others(lines):
+def test_a_failed_part_keeps_the_plan_for_the_other_parts(lines):
     """It removed the plan, and the shards of the others came to belong to no run."""
     arguments, out = lines
     (out.parent / "a.txt").write_text('{"text": "하나"}\n' * 30)

@@ -97,6 +97,6 @@ def test_a_reset_that_the_server_itself_explains_keeps_its_status():
         ("INTERNAL", [], False),
     ],
 )
-def test_an_error_about_one_text_says_nothing_about_others(code, fields, expected):
+def test_an_error_about_one_text_is_told_from_one_about_the_options(code, fields, expected):
     violations = tuple(FieldViolation(field, "") for field in fields)
     assert ClientError(code, "", field_violations=violations).is_about_the_text is expected

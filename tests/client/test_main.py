@@ -157,7 +157,7 @@ def test_a_server_that_answers_again_is_reported(run, server, monkeypatch):
     assert [line.split(":")[0] for line in err] == ["warning", "UNAVAILABLE", "the server answers again"]
 
 
-def test_a_text_waits_for_a_server_less_long_than_lines():
+def test_a_single_text_gives_up_sooner_than_an_input_file():
     commands = ["translate a", "translate", "translate a --give-up-seconds 7"]
     options = [make_parser().parse_args(command.split()) for command in commands]
     assert [translation(each).give_up_seconds for each in options] == [10, 300, 7]
@@ -409,7 +409,7 @@ def test_a_metrics_port_that_does_not_answer_is_an_error(run, url, end):
     assert line.endswith(end)
 
 
-def test_a_device_is_written_to_as_it_is_and_utf16_is_refused_by_name(run, files, tmp_path):
+def test_output_to_dev_null_works_and_utf16_input_is_refused(run, files, tmp_path):
     source, _, _ = files
     both = ["--input", str(source), "--output", "/dev/null"]
     code, _, lines = run("translate", *both, "--overwrite")
@@ -580,7 +580,7 @@ BULK_PLAN = '{"settings": {"bundle_version": "v1", "inputs": {"/in/a.txt": [5, 9
 
 @pytest.mark.parametrize("names", [["mine"], ["input.txt", "draft.tmp"], ["_plan.json", "news-00000.txt"]])
 @pytest.mark.parametrize("flag", ["--resume", "--overwrite"])
-def test_a_folder_of_something_else_is_kept(run, files, flag, names):
+def test_resume_and_overwrite_refuse_a_folder_of_another_program(run, files, flag, names):
     source, output, _ = files
     folder = output.parent / "out.txt.parts"
     folder.mkdir()
@@ -668,7 +668,7 @@ def test_a_command_that_is_killed_and_resumed_writes_every_line_once(server, tmp
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.txt", "out.txt"]
 
 
-def test_a_kill_while_the_shards_are_removed_costs_nothing(run, server, files, monkeypatch):
+def test_a_kill_while_shards_are_removed_repeats_no_translation(run, server, files, monkeypatch):
     """The lines were translated anew, although the output was complete."""
     source, output, expected = files
     flags = ["--input", str(source), "--output", str(output)]

@@ -172,7 +172,7 @@ def test_a_text_that_fails_by_itself_is_sent_once_and_stops_nothing():
     assert len(simulation.sent) == 600
 
 
-def test_a_wrong_option_is_one_error_and_not_one_a_text():
+def test_a_wrong_option_stops_translate_many_with_one_error():
     simulation = Simulation(lambda text, now: BAD_OPTION)
     assert simulation.run(numbered(100_000)) == []
     assert str(simulation.error) == "INVALID_ARGUMENT: bad; stopped after 5 texts in a row that failed"
@@ -189,7 +189,7 @@ def test_a_text_that_keeps_failing_is_tried_three_times_and_the_others_go_on(cod
     assert [text for _, text, _ in simulation.sent].count("text 30") == 3
 
 
-def test_texts_that_failed_in_one_step_are_each_sent_again_alone():
+def test_texts_that_failed_in_one_step_are_resent_one_by_one():
     """Neighbours of a text that breaks its steps failed with it three times, and were lost."""
 
     def serve(text: str, now: float) -> GenerateResponse | Exception:
@@ -202,14 +202,14 @@ def test_texts_that_failed_in_one_step_are_each_sent_again_alone():
     assert results == [text.upper() for text in numbered(40) if text != "text 5"]
 
 
-def test_a_text_that_fails_last_is_a_result():
+def test_a_failed_last_text_is_returned_as_a_result():
     assert outcomes(Simulation(lambda text, now: BUG).run(["a"])) == ["INTERNAL"]
     simulation = Simulation(lambda text, now: BUG if text in "bd" else answer(text))
     assert outcomes(simulation.run("abcd")) == ["A", "INTERNAL", "C", "INTERNAL"]
 
 
 @pytest.mark.parametrize("code", ["UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND", "UNIMPLEMENTED"])
-def test_what_nothing_mends_stops_at_once(code):
+def test_permanent_errors_stop_translate_many_at_once(code):
     error = ClientError(code, "no")
     simulation = Simulation(lambda text, now: error if now > 1002 else answer(text))
     assert len(simulation.run(numbered(1000))) >= 144

@@ -138,7 +138,7 @@ def test_the_heatmap_has_a_row_for_each_token_and_arrow_keys_move_in_it(page):
     assert table.locator("th.is-linked").all_inner_texts() == ["b", "b"]
 
 
-def test_an_alternative_is_gone_on_from(browser, toys):
+def test_choosing_an_alternative_continues_the_target_from_it(browser, toys):
     with opened(browser, toys) as page:
         page.select_option("#model", "text")
         ask(page, "w1 w2 w3")

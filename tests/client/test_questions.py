@@ -148,7 +148,7 @@ def test_the_attention_of_a_story_is_written_by_hop(run, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["picture", "clip", "features"])
-def test_a_caption_is_what_the_client_gets(run, client, tmp_path, kind):
+def test_the_command_caption_prints_the_answer_of_the_client(run, client, tmp_path, kind):
     file, array = {
         "picture": ("picture.png", PICTURE),
         "clip": ("clip.png", CLIP),

@@ -31,7 +31,7 @@ def test_options_are_a_message_or_values_by_name(client):
     assert client.translate("a\n\nb", options=message) == "a\n\nb"
 
 
-def test_a_target_that_is_drawn_does_not_begin_with_a_space(client):
+def test_a_sampled_target_does_not_begin_with_a_space(client):
     """Its first token may be one with a space before it."""
     options = {"temperature": 0.5, "seed": 1}
     assert client.translate(" ab", options=options) == "ab"
@@ -78,7 +78,7 @@ def test_a_blank_text_has_a_reason_of_its_own(client, text):
     assert caught.value.is_blank_source
 
 
-def test_an_infinite_timeout_is_none():
+def test_an_infinite_timeout_means_no_timeout():
     """It passed before the call was sent."""
     with serving_on_a_thread() as served, Client(served.address) as client:
         assert client.generate("abc", timeout_seconds=math.inf).hypotheses[0].text == "abc"

@@ -116,7 +116,7 @@ def test_a_server_that_restarts_loses_no_text(kind):
         assert texts == TEXTS
 
 
-def test_nothing_answers_is_an_error_in_the_end(kind):
+def test_translate_many_fails_after_give_up_seconds_without_an_answer(kind):
     with pytest.raises(ClientError, match=r"no server answers at .*; gave up after 0\.3 seconds"):
         list(each(kind, "127.0.0.1:1", TEXTS, give_up_seconds=0.3))
 
@@ -167,7 +167,7 @@ def test_a_single_text_is_not_taken_letter_by_letter(kind, server, text):
 
 
 @pytest.mark.parametrize("item", [None, float("nan"), np.float64("nan"), 5])
-def test_what_is_no_text_fails_alone_and_says_where(kind, server, item):
+def test_an_item_that_is_not_text_fails_alone_with_its_index(kind, server, item):
     """As a column of pandas has it. It ended all texts with a TypeError without a place."""
     results = list(each(kind, server.address, ["a", item, "c"]))
     assert [result.text for result in (results[0], results[2])] == ["a", "c"]

@@ -227,7 +227,7 @@ def test_the_command_prints_the_address_and_ends_by_a_signal(server):
         assert process.stderr.read() == ""
 
 
-def test_a_port_in_use_is_one_line(capsys):
+def test_a_port_in_use_is_a_one_line_error(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["web", "--port", str(taken.getsockname()[1])]) == 1
     assert re.fullmatch(r"error: port \d+ of 127.0.0.1: Address already in use\n", capsys.readouterr().err)

@@ -59,7 +59,7 @@ def test_address_of_another_machine_is_refused():
         )
 
 
-def test_a_newcomer_takes_the_place_of_the_connection_that_is_open_longest(server, monkeypatch, capfd):
+def test_a_full_server_closes_its_oldest_connection_for_a_new_one(server, monkeypatch, capfd):
     for begun in (b"", b"GET /heal"):
         server._config.timeout_keep_alive = 0.01
         with socket.create_connection(("127.0.0.1", server.port), 20) as silent:
@@ -99,7 +99,7 @@ def test_one_client_cannot_take_the_connections_of_others(server, monkeypatch):
         probe(other)
 
 
-def test_a_loop_that_stands_still_fails_the_probe_of_life(server):
+def test_a_blocked_event_loop_fails_the_liveness_probe(server):
     """The probe was answered by another loop: the process was never restarted."""
     standing, going_on = threading.Event(), threading.Event()
 

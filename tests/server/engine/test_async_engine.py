@@ -154,7 +154,7 @@ def test_an_engine_whose_cores_are_gone_accepts_up_to_its_bound_and_says_why_it_
     asyncio.run(run())
 
 
-async def test_a_start_that_fails_is_tried_again_and_a_first_start_is_an_error(monkeypatch, caplog):
+async def test_a_failed_core_restart_is_retried_and_a_failed_first_start_raises(monkeypatch, caplog):
     pauses = []
     monkeypatch.setattr("seq2seq_serve.server.engine.async_engine._WATCH_SECONDS", 0.5)
     engine = DrivenEngine(FakeRunner(1), FakeRunner(1))
@@ -185,7 +185,7 @@ async def test_a_start_that_fails_is_tried_again_and_a_first_start_is_an_error(m
 
 
 @pytest.mark.parametrize("is_killable", [True, False])
-async def test_a_core_that_hangs_is_killed_or_the_process_says_that_it_must_be(is_killable, monkeypatch):
+async def test_a_hung_core_is_killed_or_reported_as_a_fatal_problem(is_killable, monkeypatch):
     monkeypatch.setattr("seq2seq_serve.server.engine.async_engine._WATCH_SECONDS", 0.0)
     engine = DrivenEngine(FakeRunner(1))
     core, kills = engine.cores[0], []
@@ -206,7 +206,7 @@ async def test_a_core_that_hangs_is_killed_or_the_process_says_that_it_must_be(i
     await engine.engine.stop()
 
 
-async def test_a_core_is_started_again_once_its_steps_have_failed_for_some_seconds(monkeypatch):
+async def test_a_core_is_restarted_after_its_steps_have_failed_for_some_seconds(monkeypatch):
     """After an idle hour, the first failures ended it."""
     monkeypatch.setattr("seq2seq_serve.server.engine.async_engine._WATCH_SECONDS", 0.0)
     engine = DrivenEngine(FakeRunner(1, fail_steps=range(100)))
@@ -224,7 +224,7 @@ async def test_a_core_is_started_again_once_its_steps_have_failed_for_some_secon
     await engine.engine.stop()
 
 
-def test_a_core_whose_steps_fail_gets_nothing_while_another_is_sound():
+def test_a_core_with_failing_steps_gets_no_requests_while_another_core_works():
     broken, sound = FakeRunner(1, fail_steps=range(100)), FakeRunner(1)
     with DrivenEngine(broken, sound).started() as engine:
         for number in range(3):

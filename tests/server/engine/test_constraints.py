@@ -26,14 +26,14 @@ def adjustments(constraints, target_ids, vocab_size=100, num_prefix=0):
     return changes
 
 
-def test_the_end_is_forbidden_until_there_are_enough_tokens():
+def test_eos_is_forbidden_until_min_new_tokens():
     constraints = Constraints(min_new_tokens=2)
     assert adjustments(constraints, []) == adjustments(constraints, [7]) == {EOS: FORBIDDEN}
     assert adjustments(constraints, [7, 8]) == {}
     assert adjustments(constraints, [7, 8], num_prefix=1) == {EOS: FORBIDDEN}
 
 
-def test_tokens_that_came_get_the_penalty_and_keep_their_bias():
+def test_generated_tokens_get_the_repetition_penalty_and_their_bias():
     constraints = Constraints(repetition_penalty=1.5, logit_bias={7: -2.0, 9: 3.0})
     assert adjustments(constraints, [7, 8, 7]) == {7: (1.5, -2.0), 8: (1.5, 0.0), 9: (1.0, 3.0)}
 
@@ -45,7 +45,7 @@ def test_a_suppressed_token_stays_forbidden_whatever_else_is_asked():
     assert adjustments(constraints, [7]) == {7: FORBIDDEN}
 
 
-def test_where_all_is_forbidden_the_end_is_allowed():
+def test_eos_is_allowed_when_every_other_token_is_forbidden():
     constraints = Constraints(min_new_tokens=9, suppressed_token_ids=frozenset({0, 1, 3}))
     assert adjustments(constraints, [], vocab_size=4) == dict.fromkeys((0, 1, 3), FORBIDDEN)
     assert adjustments(constraints, [], vocab_size=5) == dict.fromkeys((0, 1, 2, 3), FORBIDDEN)
@@ -58,7 +58,7 @@ def test_a_token_that_the_model_never_selects_counts_as_forbidden_and_does_not_c
     assert module.adjustments(row, (EOS,), 4, frozenset({0, 1})) == {3: FORBIDDEN}
 
 
-def test_a_suppressed_end_is_allowed_where_all_else_is_forbidden_and_keeps_its_bias():
+def test_a_suppressed_eos_is_allowed_when_all_else_is_forbidden():
     constraints = Constraints(suppressed_token_ids=frozenset({0, 1, EOS}), logit_bias={EOS: 1.5})
     assert adjustments(constraints, [])[EOS] == FORBIDDEN
     constraints = Constraints(

@@ -392,7 +392,7 @@ def test_a_failing_delivery_does_not_end_the_engine():
     assert driver.results[found].error is None
 
 
-def test_an_engine_asleep_has_a_heartbeat_and_one_that_hangs_has_none(monkeypatch):
+def test_an_idle_core_reports_no_silence_and_a_hung_core_does(monkeypatch):
     runner = FakeRunner(1)
     stepping, go_on, is_done = threading.Event(), threading.Event(), threading.Event()
     step = runner.step
@@ -421,7 +421,7 @@ def test_an_engine_asleep_has_a_heartbeat_and_one_that_hangs_has_none(monkeypatc
     core.stop()
 
 
-def test_at_the_moment_it_wakes_the_time_asleep_is_not_silence():
+def test_a_core_that_wakes_up_does_not_report_its_idle_time_as_silence():
     now, silences, is_done = 0.0, [], threading.Event()
 
     class Watched(Core):
@@ -476,7 +476,7 @@ def test_the_cost_of_an_encode_call_is_not_the_length_of_its_memory(array, cost)
     assert requests[0].cost(feeds_prefix=True).work >= plain.cost(feeds_prefix=True).num_steps + cost // 32
 
 
-def test_while_others_run_an_encode_call_is_shorter():
+def test_an_encode_call_beside_running_rows_has_a_lower_token_bound():
     limits = SchedulerLimits(max_encode_tokens=100, max_encode_tokens_beside=4)
     driver = Driver(FakeRunner(20), limits=limits)
     driver.submit(*(make_request((20, i)) for i in range(3, 9)))
@@ -608,7 +608,7 @@ def test_an_alignment_that_raises_fails_its_request_only():
     assert list(driver.results[plain].best.token_ids) == expected_tokens((20, 6), 8)
 
 
-def test_timings_add_up():
+def test_the_time_in_the_queue_is_part_of_the_time_to_the_first_token():
     driver = Driver(FakeRunner(1))
     first, second = make_request((10, 5), max_new_tokens=2), make_request((10, 6), max_new_tokens=1)
     driver.submit(first, second)

@@ -40,7 +40,7 @@ def served(queue: FairQueue, count: int) -> list[str]:
     return callers
 
 
-def test_what_is_shared_is_slots_times_steps():
+def test_callers_share_slots_times_steps():
     wide = requests_of("wide", 50, beam=Beam(16))
     queue = make_queue(*wide, *requests_of("narrow", 300))
     callers = served(queue, 170)
@@ -48,7 +48,7 @@ def test_what_is_shared_is_slots_times_steps():
     assert callers.count("narrow") == pytest.approx(160, abs=1)
 
 
-def test_a_caller_is_charged_what_its_requests_took_and_not_what_they_seemed_to_take():
+def test_a_caller_is_charged_actual_steps_not_estimated_ones():
     queue = make_queue(*requests_of("short", 300), *requests_of("endless", 300))
     callers = []
     for _ in range(220):
@@ -79,7 +79,7 @@ def test_an_idle_caller_does_not_save_up_a_share():
     assert served(queue, 40).count("idle") == pytest.approx(20, abs=1)
 
 
-def test_a_stream_of_ever_new_callers_does_not_starve_one_that_has_much_waiting():
+def test_new_callers_do_not_starve_one_with_many_waiting_requests():
     queue = make_queue(*requests_of("crowd", 200))
     callers = []
     for number in range(100):
@@ -170,7 +170,7 @@ def test_the_expected_wait_is_that_of_the_caller():
         assert caught.value.retry_after_seconds == min(seconds, 30.0)
 
 
-def test_less_urgent_requests_are_not_part_of_the_expected_wait():
+def test_the_expected_wait_ignores_less_urgent_requests():
     """The most urgent request was refused for its deadline by those that it would have gone before."""
     queue = make_queue(*requests_of("first", 1))
     served(queue, 1)  # takes a second
@@ -183,7 +183,7 @@ def test_less_urgent_requests_are_not_part_of_the_expected_wait():
     assert queue.pop() is urgent
 
 
-def test_the_expected_wait_is_by_what_waiting_requests_take():
+def test_the_expected_wait_counts_the_slots_of_waiting_requests():
     queue = make_queue(*requests_of("a", 1))
     served(queue, 1)
     wide = requests_of("a", 1, beam=Beam(5))

@@ -148,7 +148,7 @@ def test_the_rules_of_the_beam_are_the_oracles_up_to_the_limit(
     assert [one.score for one in found] == pytest.approx([one.score for one in expected], abs=1e-4)
 
 
-def test_a_bug_amid_a_search_leaves_no_row_behind(monkeypatch, caplog):
+def test_an_exception_inside_beam_search_frees_all_rows(monkeypatch, caplog):
     driver = Driver(FakeRunner(6))
     requests = [make_request((20, i), beam=Beam(2), stream=True, max_new_tokens=6) for i in (4, 5)]
     other = make_request((20, 6))
@@ -173,7 +173,7 @@ def test_a_bug_amid_a_search_leaves_no_row_behind(monkeypatch, caplog):
 
 
 @pytest.mark.parametrize("beam", [None, Beam(2)])
-def test_a_forced_end_costs_nothing_and_has_no_alternatives(beam):
+def test_a_forced_eos_has_log_probability_0_and_no_alternatives(beam):
     request = make_request(
         (5, 6), max_new_tokens=1, num_hypotheses=2, beam=beam, ends_forced=True, num_alternatives=1
     )

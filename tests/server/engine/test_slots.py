@@ -68,7 +68,7 @@ def test_there_is_at_least_one_slot():
 
 
 @pytest.mark.parametrize("shares_memory", [True, False])
-def test_a_keeper_that_leaves_hands_its_memory_over_before_rows_move(shares_memory):
+def test_the_memory_of_a_retired_keeper_is_copied_before_rows_move(shares_memory):
     slots = Slots(5, shares_memory=shares_memory)
     slots.reserve(5)
     beam, other = Search(make_request((7, 8, 9)), (START_ID,)), Search(make_request((7,)), (START_ID,))

@@ -82,7 +82,7 @@ def moves_between(num_rows: int) -> st.SearchStrategy[list[Move]]:
         ([(3, 4), (2, 3), (1, 0)], [1, 2]),  # what was read is written
     ],
 )
-def test_only_moves_that_depend_on_each_other_are_parted(rows, sizes):
+def test_only_dependent_moves_are_put_into_separate_batches(rows, sizes):
     batches = independent_batches(Move(*pair, cache_length=1, memory_length=1) for pair in rows)
     assert list(map(len, batches)) == sizes
 
@@ -131,7 +131,7 @@ def test_on_the_host_only_live_positions_are_copied():
 
 
 @given(st.lists(st.tuples(st.integers(1, 7), st.integers(0, 5)), max_size=6))
-def test_rows_keep_what_they_hold_when_they_get_other_room(history):
+def test_rows_keep_their_content_when_the_capacity_changes(history):
     role, axes, _ = KINDS["memory"]
     buffers = Buffers([TensorSpec(name, "float32", axes, role) for name in "ab"], (5, 2, 7, 4), HOST)
     chance = np.random.default_rng(0)

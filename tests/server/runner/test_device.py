@@ -47,7 +47,7 @@ def works(monkeypatch):
         (False, "fp32 int8", "cpu", "fp32", ("cpu", "fp32")),
     ],
 )
-def test_the_fastest_graphs_of_what_may_run_are_taken_without_a_word(
+def test_the_fastest_usable_precision_is_chosen_without_a_log_line(
     cuda, held, policy, precision, expected, random_bundle, works, caplog
 ):
     works(cuda)

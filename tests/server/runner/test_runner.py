@@ -160,7 +160,7 @@ def _has_avx512() -> bool:
 HAS_AVX512 = _has_avx512()
 
 
-def test_the_requests_of_that_test_end_in_both_ways(alone):
+def test_the_requests_of_the_batch_test_end_by_eos_and_by_length(alone):
     reasons = {result.finish_reason for result, _ in alone("trained", Precision.INT8).values()}
     assert reasons == {FinishReason.EOS, FinishReason.LENGTH}
     targets = {result.best.token_ids for result, _ in alone("random", Precision.FP32).values()}
@@ -396,7 +396,7 @@ def test_steps_run_uncaptured_with_a_log_line_where_capturing_fails(
     driver.finish()
 
 
-def test_an_error_that_outlasts_a_failed_capture_is_survived_by_another_session(random_bundle, monkeypatch):
+def test_a_cuda_error_that_outlasts_a_failed_capture_is_cleared_by_a_new_session(random_bundle, monkeypatch):
     """CUDA reports a thread's last error at its next call: the first step without a capture may fail, too."""
     monkeypatch.setattr(runner_module, "OnnxDevice", CapturingDevice)
     runner, failed, run_step = make_runner(random_bundle, 3), [], OnnxRunner._run_step

@@ -236,7 +236,7 @@ def test_tokens_that_the_model_never_selects_are_forbidden_in_every_mode(
 
 @pytest.mark.skipif(kernels.library() is None, reason="the step computes logits")
 @pytest.mark.parametrize("beam", [None, Beam(3), Beam(1, alpha=0.0)])
-def test_a_step_that_chooses_tokens_gives_what_the_choice_from_logits_gives(beam, random_bundle, monkeypatch):
+def test_a_step_that_selects_tokens_equals_selection_from_logits(beam, random_bundle, monkeypatch):
     """In int8 a step writes no logits if all rows are plain or all are beams without constraints."""
     sources = [np.array([*range(3, 4 + i), EOS_ID]) for i in range(9)]
     answers = []
@@ -265,7 +265,9 @@ def test_a_device_whose_step_does_not_select_tokens_refuses_to_suppress_some(ran
         OnnxRunner(suppressing(random_bundle, [7]), RunnerConfig(provider="cpu", num_threads=1, max_slots=1))
 
 
-def test_a_row_that_few_candidates_do_not_cover_is_drawn_from_all(random_bundle, requests, monkeypatch):
+def test_a_top_p_row_not_covered_by_the_likely_candidates_samples_from_all_tokens(
+    random_bundle, requests, monkeypatch
+):
     sampled = [
         dataclasses.replace(request, sampling=dataclasses.replace(request.sampling, top_k=0, top_p=0.6))
         for request in requests

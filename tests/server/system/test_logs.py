@@ -24,7 +24,7 @@ def _restored_logging():
     root.setLevel(level)
 
 
-def test_text_of_callers_cannot_look_like_a_record_or_a_field(capsys):
+def test_text_of_callers_cannot_forge_a_log_record_or_field(capsys):
     """`x-request-id: a caller=root` put a field of its own into the line of a call."""
     configure_logging("info", "text")
     fields = {"code": "OK", "model": 'a caller=root "b"', "caller": "c=d", "mode": "greedy", "slow": True}

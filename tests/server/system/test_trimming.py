@@ -41,7 +41,7 @@ def test_memory_is_trimmed_while_the_process_has_more_than_before(library):
     assert trims(library, [100, 100, 160, 900, 500, 120, 100]) == [0, 0, 1, 2, 2, 2]
 
 
-def test_memory_that_stays_in_use_is_what_the_process_needs(library):
+def test_memory_in_use_for_minutes_becomes_the_new_baseline(library):
     counts = trims(library, [100, *[300] * 601, 340, 200, 300, 100])
     assert counts[29] == 30
     needed = 30 + 570 // 4 + 1
@@ -74,7 +74,7 @@ def without_collector():
     gc.enable()
 
 
-def test_what_only_refers_to_itself_is_freed_before_memory_is_trimmed(library, without_collector):
+def test_reference_cycles_are_collected_before_memory_is_trimmed(library, without_collector):
     """Messages of refused calls stayed for up to a minute, and nothing was there to be trimmed."""
     gone, is_gone = weakref.ref(Cycle()), []
     library.malloc_trim = lambda _: is_gone.append(gone() is None)

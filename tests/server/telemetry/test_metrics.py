@@ -92,7 +92,7 @@ def test_a_fresh_model_shows_its_size_and_zeros(monkeypatch):
         assert value(metrics, "seq2seq_wasted_tokens_total", reason=reason) == 0
 
 
-def test_a_turn_is_added_up():
+def test_a_turn_is_added_to_the_histograms_and_counters():
     metrics = metrics_of()
     metrics.record_turn(
         "echo",

@@ -32,7 +32,7 @@ def lines_of(caplog) -> list[dict[str, object]]:
     return [record.fields for record in caplog.records if record.name.endswith("access_log")]
 
 
-def test_a_call_is_one_line_with_what_it_took(caplog):
+def test_the_access_log_has_one_line_per_call_with_its_timings(caplog):
     caplog.set_level(logging.INFO)
 
     async def run():
