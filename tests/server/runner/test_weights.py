@@ -7,7 +7,7 @@ import pytest
 
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import VariantFiles
-from seq2seq_serve.bundle.names import Precision, Verb
+from seq2seq_serve.bundle.names import Verb
 from seq2seq_serve.protos.onnx_weights_pb2 import ExternalData, Graph, Model, Node, Tensor
 from seq2seq_serve.server.runner.weights import pack_int8_maps, take_weights
 
@@ -17,18 +17,6 @@ def graph_of(*, start: int, length: int, dims: list[int]) -> bytes:
     data = [ExternalData(key=key, value=value) for key, value in entries.items()]
     tensor = Tensor(name="w", data_type=1, dims=dims, external_data=data)
     return Model(graph=Graph(initializer=[tensor])).SerializeToString()
-
-
-def test_only_the_name_of_the_file_changes(random_bundle):
-    files = random_bundle.read_variant(Precision.FP32)
-    for verb in Verb:
-        graph, weights = take_weights(files.graphs[verb], files.weights, "wherever.it")
-        assert weights
-        assert b"weights.bin" not in graph
-        assert (
-            take_weights(graph, files.weights, "weights.bin")[0]
-            == take_weights(files.graphs[verb], files.weights, "weights.bin")[0]
-        )
 
 
 def test_a_weight_is_a_view_of_its_bytes():

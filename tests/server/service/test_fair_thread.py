@@ -8,11 +8,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded, Unavailable
-from seq2seq_serve.server.service.calls import RemoteCall
+from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded
 from seq2seq_serve.server.service.fair_thread import FairThread
-from seq2seq_serve.server.telemetry.metrics import Metrics
-from tests.server.service.harness import make_rpcs
 
 SHORT, LONG = 10_000, 1_000_000
 
@@ -24,15 +21,6 @@ async def thread_of(max_bytes: int = 8 * LONG) -> AsyncIterator[FairThread]:
         yield thread
     finally:
         thread.stop()
-
-
-@asynccontextmanager
-async def a_call() -> AsyncIterator[RemoteCall]:
-    calls = make_rpcs(Metrics())._calls
-    try:
-        yield calls.open("s", "m", metadata=(), peer="ipv4:1:1", remaining_seconds=None, write=None)
-    finally:
-        calls.close()
 
 
 class Held:
@@ -59,33 +47,6 @@ async def begin(thread: FairThread, num_bytes: int = LONG, caller: str = "a") ->
     task = asyncio.ensure_future(thread.run(held, num_bytes, caller, None))
     await asyncio.to_thread(held.begun.wait, 20)
     return held, task
-
-
-def test_only_small_texts_are_cut_on_the_loop():
-    async def run():
-        async with a_call() as call:
-            here = threading.current_thread().name
-            names = [
-                await call.read(lambda _: threading.current_thread().name, size)
-                for size in (100, SHORT, LONG)
-            ]
-            assert names[0] == here
-            assert len({*names}) == 3
-
-    asyncio.run(run())
-
-
-def test_short_texts_do_not_wait_for_long_ones():
-    async def run():
-        async with a_call() as call:
-            held = Held()
-            task = asyncio.ensure_future(call.read(held, LONG))
-            await asyncio.to_thread(held.begun.wait, 20)
-            assert await call.read(lambda _: "short", SHORT) == "short"
-            held.go.set()
-            await task
-
-    asyncio.run(run())
 
 
 def test_callers_have_the_thread_in_turn():
@@ -155,37 +116,6 @@ def test_a_deadline_ends_the_waiting():
                 await thread.run(lambda _: None, LONG, "a", time.monotonic())
             held.go.set()
             await task
-
-    asyncio.run(run())
-
-
-def test_reading_and_building_end_at_the_deadline_of_their_call():
-    """The times of words were computed for up to a second after their caller had left."""
-
-    async def run():
-        async with a_call() as call:
-            for start in (lambda held: call.read(held, 10**6), lambda held: call.build(10**6, held)):
-                held, call.deadline = Held(), time.monotonic() + 0.1
-                with pytest.raises(DeadlineExceeded, match="or the answer was built"):
-                    await start(held)
-                held.go.set()
-                assert await asyncio.to_thread(held.ended.wait, 20)
-                assert isinstance(held.error, Cancelled)
-
-    asyncio.run(run())
-
-
-def test_draining_ends_what_waits_and_what_runs():
-    async def run():
-        async with thread_of() as thread:
-            held, running = await begin(thread)
-            waiting = asyncio.ensure_future(thread.run(lambda _: None, LONG, "a", None))
-            await asyncio.sleep(0)
-            thread.drain()
-            held.go.set()
-            for task in (running, waiting, thread.run(lambda _: None, LONG, "a", None)):
-                with pytest.raises(Unavailable, match="shutting down"):
-                    await task
 
     asyncio.run(run())
 

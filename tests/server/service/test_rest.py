@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from seq2seq_serve.server.config import QueueLimits, ServerConfig
+from seq2seq_serve.server.config import ServerConfig
 from tests.server.service.harness import EchoRunner, serving
 
 SHA256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
@@ -248,25 +248,6 @@ def test_nested_lists_are_row_major():
     assert answer["outputs"] == [
         {"name": "output_ids", "datatype": "INT64", "shape": [2, 1, 1], "data": [70, 71]}
     ]
-
-
-def test_a_full_queue_says_when_to_come_back():
-    async def run():
-        async with serving(queue=QueueLimits(max_waiting_requests=1)) as served:
-            served.runner.gate.clear()
-            port = served.app.http.port
-            calls = [
-                asyncio.create_task(asyncio.to_thread(ask, port, "POST", GENERATE, {"text_input": "abc"}))
-                for _ in range(12)
-            ]
-            done, _ = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
-            served.runner.gate.set()
-            status, headers, answer = done.pop().result()
-            await asyncio.wait(calls)
-            assert (status, answer["code"]) == (429, "RESOURCE_EXHAUSTED")
-            assert int(headers["retry-after"]) >= 1
-
-    asyncio.run(run())
 
 
 def test_rights_are_those_of_grpc(tmp_path):
@@ -526,9 +507,3 @@ def test_lists_and_maps_of_json_are_options(parameters, text):
         lambda port: ask(port, "POST", GENERATE, {"text_input": "abc"} | parameters)
     )
     assert (status, answer["text_output"]) == (200, text)
-
-
-def test_the_extensions_are_those_over_http():
-    _, _, answer = serve_and(lambda port: ask(port, "GET", "/v2"))
-    assert "binary_tensor_data" in answer["extensions"]
-    assert "model_repository" not in answer["extensions"]
