@@ -227,6 +227,11 @@ def test_the_command_prints_the_address_and_ends_by_a_signal(server):
         assert process.stderr.read() == ""
 
 
+def test_json_that_is_nested_too_deeply_is_refused(page):
+    answer = page.post("/api/generate", content="[" * 100_000)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "INVALID_ARGUMENT")
+
+
 def test_a_port_in_use_is_a_one_line_error(capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         assert main(["web", "--port", str(taken.getsockname()[1])]) == 1

@@ -111,6 +111,7 @@ def test_a_variable_that_is_not_ours_is_left_alone(settings):
         ("port = 'x'", {}, "server.toml: port is 'x', and must be a whole number from 0 to 65535"),
         ("bundles = 'one'", {}, "server.toml: bundles is 'one', and must be a list"),
         ("port = ", {}, "server.toml is not valid TOML"),
+        ("max_slots = 0", {}, "server.toml: max_slots is 0, and must be a whole number of at least 1"),
         ("port = " + "[" * 10_000, {}, "server.toml is not valid TOML"),
         ("models.a = 3", {}, r"write a table \[models.NAME\] for each model"),
         (
@@ -138,6 +139,12 @@ def test_a_wrong_setting_exits_2_and_says_where(settings, text, environment, mes
 )
 def test_sizes_are_read_as_people_write_them(text, num_bytes):
     assert parse_bytes(text) == num_bytes
+
+
+@pytest.mark.parametrize("text", ["", "MiB", "1.5GiB", "-1", "10MB", "1e9", "٣"])
+def test_an_invalid_size_is_refused(text):
+    with pytest.raises(ValueError, match="is not a size"):
+        parse_bytes(text)
 
 
 def test_check_says_what_would_be_served(bundle_path, capsys):

@@ -328,6 +328,33 @@ def test_a_newcomer_joins_the_running_batch_at_the_next_step():
     driver.finish()
 
 
+def test_a_step_that_raises_fails_its_sequences_only_and_the_engine_goes_on(caplog):
+    driver = Driver(FakeRunner(2, fail_steps=[1]))
+    running = [make_request((10, 5)), make_request((10, 6))]
+    waiting = make_request((10, 7))
+    driver.submit(*running, waiting)
+    driver.finish()
+    for request in running:
+        assert isinstance(driver.results[request].error, EngineFailed)
+    assert list(driver.results[waiting].best.token_ids) == expected_tokens((10, 7), 8)
+    assert not driver.is_failing
+    assert running[0].request_id in caplog.text
+
+
+def test_an_encode_that_raises_fails_its_newcomers_only():
+    driver = Driver(FakeRunner(3, fail_encode=20))
+    running, broken, later = make_request((10, 5)), make_request((20, 5)), make_request((10, 6))
+    driver.submit(running)
+    driver.turn()
+    driver.submit(broken)
+    driver.turn()
+    driver.submit(later)
+    driver.finish()
+    assert isinstance(driver.results[broken].error, EngineFailed)
+    for request, source in ((running, (10, 5)), (later, (10, 6))):
+        assert list(driver.results[request].best.token_ids) == expected_tokens(source, 8)
+
+
 class BrokenStops:
     """Raises at a request's n-th token."""
 

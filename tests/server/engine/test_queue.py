@@ -121,6 +121,14 @@ def test_a_flood_leaves_room_in_the_queue_for_callers_that_have_little_in_it():
     assert queue.num_requests == 90
 
 
+def test_calls_of_many_requests_leave_as_much_room():
+    """Four calls of 256 requests filled the queue, because only those before were compared with the room."""
+    queue = make_queue(max_waiting_requests=1024)
+    assert accepted(queue, requests_of("flood", 4 * 256), at_once=256) == 3 * 256
+    assert accepted(queue, requests_of("flood", 256)) == 911 - 3 * 256
+    assert accepted(queue, requests_of("new", 100), at_once=100) == 100
+
+
 def test_in_a_queue_that_stays_full_callers_come_to_equal_parts():
     queue = make_queue(max_waiting_requests=90)
     assert accepted(queue, requests_of("a", 90)) == 81

@@ -121,6 +121,19 @@ def test_the_newest_version_is_served_and_numbers_count_as_numbers(folders):
     asyncio.run(run())
 
 
+def test_a_version_that_was_never_loaded_has_that_reason(folders):
+    """It was listed as unavailable without a reason, a damaged bundle like a sound one."""
+    for version in "12":
+        folders.add("demo", version)
+
+    async def run():
+        await folders.repository.load("demo")
+        reasons = {version.version: reason for version, _, reason in await folders.repository.index()}
+        assert reasons == {"1": "not loaded; whether its files are sound shows when it is", "2": ""}
+
+    asyncio.run(run())
+
+
 def test_an_old_version_ends_when_its_last_caller_has_left(folders):
     folders.add("demo", "1")
 
