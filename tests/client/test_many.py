@@ -141,17 +141,6 @@ def test_an_answer_that_was_on_its_way_does_not_end_the_pause():
     assert dispatcher.seconds_to_wait() is None  # for the two that are in flight
 
 
-def test_it_gives_up_when_nothing_is_answered_for_long():
-    simulation = Simulation(lambda text, now: answer(text) if now < 1002 else DOWN)
-    results = simulation.run(numbered(1000), give_up_seconds=60.0)
-    assert str(simulation.error) == (
-        "UNAVAILABLE: no server answers; gave up after 60 seconds without an answer"
-    )
-    assert 1062 <= simulation.now < 1068
-    assert outcomes(results) == [text.upper() for text in numbered(len(results))]
-    assert len(results) >= 144
-
-
 def test_endless_push_back_is_given_up_too_and_waited_for_as_told():
     simulation = Simulation(
         lambda text, now: ClientError("RESOURCE_EXHAUSTED", "full", retry_after_seconds=10.0)

@@ -24,7 +24,6 @@ from tests.export.huggingface.checkpoints import (
     PICTURES,
     SOUNDS,
     TEXTS,
-    Depth,
     edit,
     make_checkpoint,
     read_checkpoint,
@@ -397,26 +396,3 @@ def test_a_checkpoint_reads_what_generate_reads(case, imported):
 @pytest.mark.parametrize("case", SOUNDS)
 def test_a_checkpoint_hears_what_generate_hears(case, imported):
     check_sounds(case, imported(case), 16)
-
-
-@pytest.mark.slow  # the same without languages and tasks
-def test_a_model_for_english_alone_hears_what_generate_hears(tmp_path):
-    english = {"is_multilingual": False, "lang_to_id": None, "task_to_id": None}
-    theirs = make_checkpoint("whisper", tmp_path / "checkpoint", Depth(2, 1), **english)
-    exported(tmp_path)
-    settings, rng = theirs.generation_config, np.random.default_rng(1)
-    shape = theirs.config.num_mel_bins, 2 * theirs.config.max_source_positions
-
-    async def run() -> None:
-        async with serving_bundles(tmp_path / "bundle") as served:
-            for number in range(6):
-                sound, has_times = rng.uniform(-1, 1.5, shape).astype(np.float32), number % 2 == 0
-                start = [settings.decoder_start_token_id]
-                if not has_times:
-                    start.append(settings.no_timestamps_token_id)
-                expected, _ = transcribed(theirs, sound, start, {}, has_times=has_times)
-                answer = await served.stub.Generate(hearing(sound, timestamps=has_times))
-                assert answers(answer) == expected
-                assert answer.detected_language == ""
-
-    asyncio.run(run())
