@@ -163,16 +163,6 @@ def test_the_command_caption_prints_the_answer_of_the_client(run, client, tmp_pa
     assert json.loads(run("caption", file, "--model", kind, "--json")[1])["model"] == kind
 
 
-def test_the_options_of_a_caption_reach_the_server(run, client):
-    flags = ["--beam-size", "3", "--num-hypotheses", "2", "--length-penalty", "0.5"]
-    answer = client.generate(
-        PICTURE, model="picture", options=GenerateOptions(beam_size=3, num_hypotheses=2, length_penalty=0.5)
-    )
-    out = run("caption", "picture.png", "--model", "picture", *flags)[1]
-    assert out == "".join(f"{one_line(hypothesis.text)}\n" for hypothesis in answer.hypotheses)
-    assert len(answer.hypotheses) == 2
-
-
 @pytest.mark.parametrize("kind", ["picture", "clip"])
 def test_the_attention_of_a_caption_is_drawn_or_written(run, client, tmp_path, kind):
     arguments = ["caption", f"{kind}.png", "--model", kind, "--max-new-tokens", "3", "--attention"]

@@ -8,15 +8,11 @@ import pytest
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 
-from seq2seq_serve.bundle.audio import read_sound
 from seq2seq_serve.bundle.names import CLIP, FEATURES, PICTURE, QUESTION, STORY
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
-from tests.bundle.test_audio import encoded
 from tests.server.service.harness import serving_bundles
 from tests.server.service.read.test_inputs import clip_file, picture_file, story_of, token_ids
-from tests.server.service.seq2seq.test_sounds import message as heard
-from tests.server.service.seq2seq.test_sounds import noise, spectrogram
 from tests.server.toys import KINDS
 
 DATATYPES = {"uint8": "UINT8", "int64": "INT64", "float32": "FP32", "object": "BYTES"}
@@ -153,55 +149,6 @@ def test_metadata_and_config_describe_the_inputs_of_every_form(toy_paths):
             assert parameters.get("datatypes.text_input") is None
             config = (await stub.ModelConfig(pb.ModelConfigRequest(name=CLIP))).config
             assert config.parameters["datatypes.clip"].string_value == "UINT8, FP32, BYTES"
-
-    asyncio.run(run())
-
-
-def test_sounds_are_files_or_spectrograms(whisper_path):
-    samples = [noise(9_000, seed) for seed in range(3)]
-    files = [encoded(each) for each in samples]
-    sounds = np.stack([spectrogram(read_sound(each, 1)) for each in files])
-    metadata_request = pb.ModelMetadataRequest(name="bundle")
-
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            stub = GRPCInferenceServiceStub(served.channel)
-            metadata = await stub.ModelMetadata(metadata_request)
-            assert [(one.name, one.datatype, list(one.shape)) for one in metadata.inputs] == [
-                ("sound", "FP32", [-1, 12, 64])
-            ]
-            config = (await stub.ModelConfig(pb.ModelConfigRequest(name="bundle"))).config
-            assert config.parameters["datatypes.sound"].string_value == "FP32, BYTES"
-            assert config.parameters["max_source_length"].string_value == "32"
-            found = []
-            for is_raw, array in ((True, sounds), (False, sounds), (True, elements(*files))):
-                message = infer_request("bundle", is_raw=is_raw, sound=array)
-                message.parameters["source_language"].string_param = "ko"
-                found.append(await targets(stub, message))
-            expected = [
-                list((await served.stub.Generate(one)).hypotheses[0].token_ids)
-                for one in (heard(each, max_new_tokens=6) for each in files)
-            ]
-            assert found[0] == found[1] == found[2]
-            assert [row[: len(ids)] for row, ids in zip(found[0], expected, strict=True)] == expected
-            for message, match in (
-                (
-                    infer_request("bundle", sound=sounds[:, 1:]),
-                    "row 0 of sound: sound has the shape [11, 64], and bundle takes",
-                ),
-                (infer_request("bundle", sound=elements(b"no")), "sound: the file is not a WAV"),
-                (
-                    infer_request("bundle", text_input=TEXTS),
-                    "the inputs are text_input: send sound (FP32 or BYTES)",
-                ),
-            ):
-                with pytest.raises(AioRpcError) as caught:
-                    await stub.ModelInfer(message)
-                assert caught.value.details().startswith(match)
-            message = infer_request("bundle", sound=sounds)
-            message.parameters["timestamps"].bool_param = True
-            with pytest.raises(AioRpcError, match="no parameter is named 'timestamps'"):
-                await stub.ModelInfer(message)
 
     asyncio.run(run())
 
