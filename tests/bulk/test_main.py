@@ -293,16 +293,6 @@ def test_sampling_needs_a_seed(lines, capsys):
     assert "--temperature needs --seed" in capsys.readouterr().err
 
 
-def test_a_shard_that_cannot_be_written_is_left_out(lines, capsys):
-    arguments, out = lines
-    (out / "_errors" / "a-00002.jsonl").mkdir(parents=True)
-    (out.parent / "a.txt").write_text("".join(f"{text}\n" for text in texts_of(20)) + "하나 " * 500 + "\n")
-    assert main(arguments) == 1
-    assert "20 lines in" in (text := capsys.readouterr().out)
-    assert "shards left out: 1" in text
-    assert not (out / "a-00002.txt").exists()
-
-
 def start(arguments, **settings):
     command = [sys.executable, "-m", "bulk", *arguments]
     return subprocess.Popen(

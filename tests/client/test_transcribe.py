@@ -2,7 +2,6 @@
 
 import io
 import json
-import sys
 
 import numpy as np
 import pytest
@@ -91,12 +90,6 @@ def test_subtitles_have_one_form(run, capsys):
     assert "--format and --json are both given" in capsys.readouterr().err
 
 
-def test_a_sound_from_standard_input_is_transcribed(run, sound, monkeypatch, tmp_path):
-    with (tmp_path / "speech.wav").open() as stream:
-        monkeypatch.setattr(sys, "stdin", stream)
-        assert run("-")[1] == run("speech.wav")[1]
-
-
 def test_times_are_those_of_the_whole_sound(run):
     lines = run("speech.wav", "--timestamps")[1].splitlines()
     times = [[float(time[3:]) for time in line[1:21].split(" --> ")] for line in lines]
@@ -131,10 +124,3 @@ def test_several_hypotheses_are_of_a_whole_sound(run):
     assert "0.64 is the limit" in err
     flags = ("--beam-size", "2", "--num-hypotheses", "2", "--long-source", "truncate")
     assert len(run("speech.wav", *flags)[1].splitlines()) == 2
-
-
-def test_a_file_that_is_not_a_sound_is_named(run, tmp_path):
-    (tmp_path / "text.wav").write_text("not a sound")
-    code, out, err = run("text.wav")
-    assert (code, out) == (1, "")
-    assert err.startswith("error: INVALID_ARGUMENT: sound: the file is not a WAV, FLAC")

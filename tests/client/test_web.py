@@ -66,18 +66,6 @@ def test_pieces_come_first_and_the_whole_answer_last(page):
     assert last["result"]["timings"]["total_seconds"] > 0
 
 
-def test_each_sentence_has_its_alignment(page):
-    sources = {"source_ids": {"text": "One. Two, too."}}
-    *_, last = events_of(page, sources=sources, options={"attention": True, "long_source": "split_always"})
-    result = last["result"]
-    shapes = []
-    for sentence in result["sentences"]:
-        attention = sentence["hypotheses"][0]["attention"]
-        shapes.append((len(attention["weights"]), len(attention["weights"][0])))
-    assert [one["source_text"] for one in result["sentences"]] == ["One.", "Two, too."]
-    assert shapes == [(5, 5), (10, 10)]
-
-
 async def test_the_alignment_grows_with_the_target(server):
     """The alignment of the first tokens is the beginning of the whole one."""
     prefix = Target(text="ab")  # which comes with the first piece

@@ -3,7 +3,6 @@ from pathlib import Path
 
 import matplotlib
 import numpy as np
-import pytest
 from matplotlib import image
 
 from seq2seq_serve.drawing.heatmap import save_heatmap
@@ -50,24 +49,9 @@ def test_a_scale_says_what_a_shade_means(tmp_path: Path) -> None:
     assert any((np.diff(column[column < 1]) < 0).sum() > 50 for column in shades.T)
 
 
-def test_a_single_heatmap_has_cells_twice_as_wide_as_one_of_a_grid(tmp_path: Path) -> None:
-    one, four = np.eye(5)[None, None], np.broadcast_to(np.eye(5), (2, 2, 5, 5))
-    save_heatmap(one, "abcde", "abcde", tmp_path / "one.png", ["one"])
-    save_heatmap(four, "abcde", "abcde", tmp_path / "four.png", list("1234"))
-    sizes = [image.imread(tmp_path / name).shape for name in ("one.png", "four.png")]
-    assert sizes[0] == sizes[1]
-
-
 def test_a_long_alignment_still_fits_an_image(tmp_path: Path) -> None:
     save_heatmap(np.zeros((1, 300)), ["a"], ["가"] * 300, tmp_path / "attention.png")
     assert image.imread(tmp_path / "attention.png").shape[1] < 65536
-
-
-@pytest.mark.slow  # 16 panels of 60 labels
-def test_many_heads_of_a_long_text_still_fit_an_image(tmp_path: Path) -> None:
-    titles = [str(place) for place in range(16)]
-    save_heatmap(np.zeros((2, 8, 60, 60)), ["가"] * 60, ["가"] * 60, tmp_path / "heads.png", titles)
-    assert image.imread(tmp_path / "heads.png").shape[1] < 65536
 
 
 def test_drawing_leaves_matplotlibs_settings_alone(tmp_path: Path) -> None:
@@ -75,8 +59,3 @@ def test_drawing_leaves_matplotlibs_settings_alone(tmp_path: Path) -> None:
     save_heatmap([[1.0]], ["a"], ["가"], tmp_path / "alignment.png")
     assert dict(matplotlib.rcParams) == before
     assert "koreanize_matplotlib" not in sys.modules
-
-
-def test_a_folder_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(OSError, match="No such file or directory"):
-        save_heatmap([[1.0]], ["a"], ["가"], tmp_path / "none" / "attention.png")

@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from seq2seq_serve import kernels
-from seq2seq_serve.kernels.sources import digest_of_sources
 
 FOLDER = Path(kernels.__file__).parent
 
@@ -22,8 +21,3 @@ def test_a_library_that_is_older_than_its_sources_is_logged_and_not_used(tmp_pat
     header.write_text(header.read_text(encoding="utf-8") + "// changed\n", encoding="utf-8")
     assert kernels.library.__wrapped__() is None
     assert "was not compiled from the sources beside it" in caplog.text
-
-
-def test_the_digest_of_no_sources_is_empty(tmp_path):
-    (tmp_path / "__init__.py").touch()
-    assert digest_of_sources(tmp_path) == ""

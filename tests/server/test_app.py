@@ -124,11 +124,6 @@ async def test_a_model_of_the_repository_that_cannot_be_served_leaves_the_others
     assert "model bad: not served: it is damaged" in caplog.text
 
 
-def test_a_repository_without_a_model_is_worth_a_warning(tmp_path, caplog):
-    ModelFolders([], tmp_path).check_names([])
-    assert f"there is no model in {tmp_path}: each has a folder" in caplog.text
-
-
 def test_two_names_that_are_equal_are_refused():
     named = (("a", Path("x")), ("a", Path("y")))
     with pytest.raises(ValueError, match="two bundles have the same name"):
