@@ -1,8 +1,6 @@
 """The wheel and the sdist in fresh environments: what people install, away from the clone."""
 
-import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -194,51 +192,3 @@ def test_the_client_lives_beside_the_newest_client_of_triton(wheel, address, tmp
     environment.run("python", "-m", "pip", "check")
     (environment.folder / "both.py").write_text(_BOTH)
     assert environment.run("python", "both.py", address) == "equal\n"
-
-
-_NODE = """
-const grpc = require("@grpc/grpc-js"), loader = require("@grpc/proto-loader");
-const [address, root] = process.argv.slice(2);
-const options = {includeDirs: [root], longs: Number, keepCase: true};
-const load = (file) => grpc.loadPackageDefinition(loader.loadSync(`protos/${file}.proto`, options));
-const ours = load("seq2seq_v1").seq2seq.v1, theirs = load("open_inference").inference;
-const open = (Service) => new Service(address, grpc.credentials.createInsecure());
-const client = open(ours.Seq2Seq), triton = open(theirs.GRPCInferenceService);
-const whole = (call, request) => new Promise((resolve, reject) =>
-  call.call(client, request, (error, answer) => error ? reject(error) : resolve(answer)));
-const every = async (call) => { const all = []; for await (const each of call) all.push(each); return all; };
-(async () => {
-  const request = {sources: [{text: "a b c"}]};
-  const text = (await whole(client.generate, request)).hypotheses[0].text;
-  const pieces = (await every(client.generateStream(request))).filter((each) => each.piece);
-  const batch = await every(client.generateBatch({items: [{tag: "x", ...request}, {tag: "y", ...request}]}));
-  const infer = {model_name: "random", inputs: [{name: "text_input", datatype: "BYTES", shape: [1],
-    contents: {bytes_contents: [Buffer.from("a b c")]}}]};
-  const inferred = await new Promise((resolve, reject) =>
-    triton.modelInfer(infer, (error, answer) => error ? reject(error) : resolve(answer)));
-  const refused = await whole(client.generate, {sources: [{text: " "}]}).catch((error) => error);
-  console.log(JSON.stringify({
-    pieces: pieces.map((each) => each.piece.text).join("") === text,
-    batch: batch.map((each) => [each.tag, each.response.hypotheses[0].text === text]).sort(),
-    inferred: inferred.outputs[0].contents.bytes_contents[0].toString() === text,
-    refused: refused.code === grpc.status.INVALID_ARGUMENT}));
-})();
-"""
-
-
-@pytest.mark.skipif(shutil.which("npm") is None, reason="needs Node.js and npm")
-def test_node_calls_the_server_by_the_protos_alone(address, tmp_path):
-    packages = ("@grpc/grpc-js", "@grpc/proto-loader")
-    subprocess.run(
-        ["npm", "install", "--silent", "--no-audit", "--no-fund", *packages], cwd=tmp_path, check=True
-    )
-    (tmp_path / "call.js").write_text(_NODE)
-    command = ["node", "call.js", address, ROOT]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.stderr == ""
-    assert json.loads(done.stdout) == {
-        "pieces": True,
-        "batch": [["x", True], ["y", True]],
-        "inferred": True,
-        "refused": True,
-    }

@@ -19,7 +19,7 @@ from reliability import balance
 from reliability import place as reliability_place
 from reliability.damage import linked_copy
 from reliability.place import BASE, TINY, Place, at_least, at_most
-from reliability.report import bar_record, markdown
+from reliability.report import markdown
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.training.config import TransformerConfig
@@ -116,29 +116,3 @@ def test_the_documentation_has_the_table_of_the_run_that_it_links_first():
     text = _DOCS.read_text()
     name, *_ = re.findall(r"\(\.\./(benchmarks/results/\S+\.json)\)", text)
     assert markdown(json.loads((_DOCS.parents[1] / name).read_text())) in text
-
-
-def test_the_table_says_what_was_measured_on_what_and_what_was_not_run(tmp_path, capsys):
-    report = {
-        "hardware": {
-            "date": "2026-01-02",
-            "commit": "abc",
-            "cpu": "Some CPU",
-            "cpus_usable": 4,
-            "python": "3.11",
-            "versions": {"onnxruntime": "1.0", "grpcio": "2.0"},
-        },
-        "command": "python -m reliability",
-        "clock": {"skipped": "no library"},
-        "balance": {"missing": {"nginx": "a package has it"}},
-        "bars": [bar_record("load", at_least("goodput", 0.5, 0.9, is_timed=True))],
-    }
-    path = tmp_path / "report.json"
-    path.write_text(json.dumps(report))
-    assert program.main(["--table", str(path)]) == 0
-    table = capsys.readouterr().out
-    assert "2026-01-02, Some CPU, 4 cores" in table
-    assert "commit abc" in table
-    assert "| load | goodput | 0.5 | ≥ 0.9 | **no** |" in table
-    assert "Not run: clock: no library." in table
-    assert "Not run: balance, nginx: a package has it." in table

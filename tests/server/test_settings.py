@@ -110,6 +110,7 @@ def test_a_variable_that_is_not_ours_is_left_alone(settings):
         ),
         ("port = 'x'", {}, "server.toml: port is 'x', and must be a whole number from 0 to 65535"),
         ("bundles = 'one'", {}, "server.toml: bundles is 'one', and must be a list"),
+        ("port = [1]", {}, r"server.toml: port is \[1\], and must be a whole number from 0 to 65535"),
         ("port = ", {}, "server.toml is not valid TOML"),
         ("max_slots = 0", {}, "server.toml: max_slots is 0, and must be a whole number of at least 1"),
         ("port = " + "[" * 10_000, {}, "server.toml is not valid TOML"),

@@ -110,6 +110,9 @@ def test_the_language_of_a_text_is_detected(url, client):
     [
         ({"source": "fr"}, "no model translates from 'fr' to 'en': there are de_DE to en_XX ko_KR, "),
         ({"source": "q-" * 1_000_000}, "no model translates from 'q-q-q-q-q-q-q-q-q-q-' to 'en'"),
+        ({"source": ["ko"]}, "source must be the code of a language"),
+        ({"target": ""}, "no model translates from 'ko' to ''"),
+        ({"q": None}, "q must be a text, or a list of at most 256 texts"),
         ({"q": ["a"] * 257}, "q must be a text, or a list of at most 256 texts"),
         ({"format": "html"}, "format is 'html', and the server has only text"),
         ({"alternatives": 3}, "alternatives is '3', and the server has only 0"),

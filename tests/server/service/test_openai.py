@@ -151,10 +151,18 @@ def test_it_translates_with_the_task_and_the_options_of_a_request(client, served
 @pytest.mark.parametrize(
     ("options", "param", "match"),
     [
+        ({"file": b""}, "file", "the file is missing or empty"),
         ({"file": b"not a sound"}, "sources[0].file", "the file is not a WAV, FLAC"),
         ({"language": "fr"}, "options.source_language", "source_language is 'fr', and bundle has de, en, ko"),
+        ({"response_format": "diarized_json"}, "response_format", "must be one of json, text, verbose_json"),
         ({"temperature": 101}, "options.temperature", "must be from 0.01 to 100"),
+        ({"extra_body": {"temperature": "hot"}}, "temperature", "must be a number"),
         ({"extra_body": {"stream": "True"}}, "stream", "stream is 'True', and must be false or true"),
+        (
+            {"timestamp_granularities": ["character"]},
+            "timestamp_granularities[]",
+            r"is 'character', and must be segment or word",
+        ),
         (
             {"timestamp_granularities": ["word"]},
             "timestamp_granularities[]",
@@ -162,6 +170,7 @@ def test_it_translates_with_the_task_and_the_options_of_a_request(client, served
         ),
         ({"prompt": "a" * 70_000}, "prompt", "prompt has 70000 bytes: send at most 65536"),
         ({"include": ["logprobs"]}, "include[]", r"there is no field 'include\[\]'"),
+        ({"extra_body": {"chunking_strategy": "fixed"}}, "chunking_strategy", "'fixed', and must be auto"),
         (
             {"chunking_strategy": "auto", "response_format": "verbose_json"},
             "chunking_strategy",

@@ -113,6 +113,19 @@ BAD = {
         lambda m: m.parameters["logit_bias"].CopyFrom(parameter('{"5": ' + "9" * 400 + "}")),
         "logit_bias is the string .*, and must be a string of biases by token id",
     ),
+    "a long text": (
+        lambda m: m.parameters["target_prefix"].CopyFrom(parameter("x" * 70_000)),
+        "has 70000 characters: send at most 65536",
+    ),
+    "a truth that is a word": (
+        lambda m: m.parameters["triton_enable_empty_final_response"].CopyFrom(parameter("false")),
+        "must be true or false",
+    ),
+    "three axes": (lambda m: m.inputs[0].shape.extend([1, 1]), r"must have \[rows\] or \[rows, 1\]"),
+    "another field": (
+        lambda m: m.inputs[0].contents.int64_contents.append(1),
+        "belong in bytes_contents, and int64_contents",
+    ),
     "too many axes": (lambda m: m.inputs[0].shape.extend([1] * 40), "at most 8 axes"),
     "both contents": (lambda m: m.raw_input_contents.append(b""), "are both set"),
     "no UTF-8": (

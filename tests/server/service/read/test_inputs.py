@@ -371,6 +371,12 @@ BAD = [
         "features is -3e+38 at [1, 2], and must be from -65504 to 65504",
     ),
     # stories
+    (story(text="Go. " * 10_000), "sources[0].text", "story has 10000 sentences, and story takes at most 20"),
+    (
+        picture(tensor=tensor(PIXELS, data=bytes(107))),
+        "sources[0].tensor.data",
+        "picture has 107 bytes of data, and UINT8 of the shape [6, 6, 3] has 108",
+    ),
     (story(text=""), "sources[0].text", "story has no sentences: send at least one"),
     (story(text=" .. \n ? \u200b"), "sources[0].text", "story has no sentences: send at least one"),
     (
@@ -399,6 +405,7 @@ BAD = [
         "token id -1 at [0, 1] of story is outsi",
     ),
     # questions
+    (question(token_ids=pb.TokenIds()), "sources[1].token_ids", "question has no tokens: send at least one"),
     (question(text=""), "sources[1].text", "question: the text is empty"),
     (question(text="x" * 65), "sources[1].text", "question has 65 tokens, and story takes at most 64"),
     (

@@ -12,7 +12,7 @@ from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.service.read.options import read_options
 from seq2seq_serve.server.service.seq2seq import batch, generation
 from seq2seq_serve.server.system.trimming import resident_bytes
-from tests.server.service.harness import Served, serving
+from tests.server.service.harness import EOS, EchoRunner, Served, serving
 
 
 def requests_of(*texts: str) -> pb.GenerateBatchRequest:
@@ -116,6 +116,30 @@ def test_wrong_options_and_unknown_models_end_the_call():
             assert num_ended(served, "CANCELLED") == 0
             with pytest.raises(ClientError, match="NOT_FOUND"):
                 await answers(client, ["a"], model="other")
+
+    asyncio.run(run())
+
+
+def test_a_failed_step_fails_its_own_items_only():
+    class FailingOnce(EchoRunner):
+        """Its second step fails; the first one ends the target of the first item."""
+
+        num_steps = 0
+
+        def step(self, rows):
+            self.num_steps += 1
+            if self.num_steps == 2:
+                raise RuntimeError("broken")
+            return super().step(rows)
+
+    async def run():
+        runner = FailingOnce(num_slots=1)
+        async with serving(runner) as served, AsyncClient(served.address) as client:
+            ids = [[EOS], [70, EOS], [71, EOS]]
+            found = await answers(client, ids, request_id="mine")
+            assert (found[0], found[2]) == ("", "d")
+            assert (found[1].code, found[1].reason) == ("INTERNAL", "ENGINE_FAILED")
+            assert found[1].request_id == "mine-1"
 
     asyncio.run(run())
 

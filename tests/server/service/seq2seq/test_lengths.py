@@ -8,9 +8,7 @@ from grpc.aio import AioRpcError
 
 from seq2seq_serve.bundle.manifest import LengthBound
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from tests.server.service.harness import EchoRunner, Served, serving
-from tests.server.service.open_inference.test_service import infer_request, typed
 
 TEXT = "abcdefghi"  # 10 tokens with the end of sequence
 BOUND = LengthBound(0.5, 1)
@@ -95,20 +93,6 @@ def test_a_ratio_bounds_targets_of_a_bundle_without_a_bound_too():
             assert whole.hypotheses[0].text == TEXT
             cut = await served.stub.Generate(request(max_length_ratio=0.5))
             assert cut.hypotheses[0].text == TEXT[:5]
-
-    asyncio.run(run())
-
-
-def test_the_open_inference_protocol_has_the_same_bound():
-    async def run():
-        async with serving(bounded()) as served:
-            stub = GRPCInferenceServiceStub(served.channel)
-            for parameters, text in (({}, TEXT[:6]), ({"max_length_ratio": 0.25}, TEXT[:3])):
-                tensors = typed(await stub.ModelInfer(infer_request(TEXT, **parameters)))
-                assert tensors["text_output"] == ([1, 1], [text.encode()])
-                assert tensors["finish_reason"] == ([1, 1], [b"length"])
-            whole = typed(await stub.ModelInfer(infer_request(TEXT, max_length_ratio=0.0)))
-            assert whole["text_output"] == ([1, 1], [TEXT.encode()])
 
     asyncio.run(run())
 

@@ -126,6 +126,7 @@ def test_what_does_not_fit_is_refused_with_the_reason(whisper_path, value, match
     ("options", "match"),
     [
         ({"source_language": "fr"}, "source_language is 'fr', and bundle has de, en, ko"),
+        ({"target_language": "de"}, "bundle does not have a target_language to choose: leave it out"),
         ({"word_alignment": True}, "word_alignment needs the words of a text, and bundle reads sound"),
         ({"max_new_tokens": 38}, "max_new_tokens is 38, and bundle takes 1 to 37"),
         (
