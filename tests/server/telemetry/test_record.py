@@ -60,7 +60,7 @@ def test_the_access_log_has_one_line_per_call_with_its_timings(caplog):
     assert 0 < sum(durations.values()) <= total
 
 
-def test_every_protocol_has_its_lines(caplog):
+async def test_every_protocol_has_its_lines(caplog):
     """Each request of a batch and of a stream has its own; probes have none."""
     caplog.set_level(logging.INFO)
     infer = ModelInferRequest(model_name="echo", id="7")
@@ -68,20 +68,16 @@ def test_every_protocol_has_its_lines(caplog):
     text.contents.bytes_contents.extend([b"a", b"bc"])
     one = ModelInferRequest(model_name="echo")
     one.inputs.add(name="text_input", datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"a")
-
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            triton = GRPCInferenceServiceStub(served.channel)
-            await client.score("abc", "ab", request_id="scored")
-            await triton.ModelInfer(infer, metadata=(("x-request-id", "rows"),))
-            stream = triton.ModelStreamInfer(iter([one, one]), metadata=(("x-request-id", "stream"),))
-            assert [each async for each in stream]
-            batch = client.generate_batch(["a", "b"], request_id="batch")
-            assert [each async for each in batch]
-            with pytest.raises(ClientError):
-                await client.generate(" ", request_id="refused")
-
-    asyncio.run(run())
+    async with serving() as served, AsyncClient(served.address) as client:
+        triton = GRPCInferenceServiceStub(served.channel)
+        await client.score("abc", "ab", request_id="scored")
+        await triton.ModelInfer(infer, metadata=(("x-request-id", "rows"),))
+        stream = triton.ModelStreamInfer(iter([one, one]), metadata=(("x-request-id", "stream"),))
+        assert [each async for each in stream]
+        batch = client.generate_batch(["a", "b"], request_id="batch")
+        assert [each async for each in batch]
+        with pytest.raises(ClientError):
+            await client.generate(" ", request_id="refused")
     found = {line["request_id"]: line for line in lines_of(caplog)}
     assert set(found) == {"scored", "rows", "stream-1", "stream-2", "batch-0", "batch-1", "refused"}
     assert (found["scored"]["mode"], found["rows"]["source_tokens"]) == ("score", 5)
@@ -125,12 +121,9 @@ def exporter(monkeypatch) -> InMemorySpanExporter:
     return exporter
 
 
-def test_a_call_has_spans_of_its_phases_in_the_trace_of_its_caller(exporter):
-    async def run():
-        async with serving(is_traced=True) as served:
-            await served.stub.Generate(request(), metadata=TRACED)
-
-    asyncio.run(run())
+async def test_a_call_has_spans_of_its_phases_in_the_trace_of_its_caller(exporter):
+    async with serving(is_traced=True) as served:
+        await served.stub.Generate(request(), metadata=TRACED)
     spans = {span.name: span for span in exporter.get_finished_spans()}
     assert set(spans) == {"seq2seq.v1.Seq2Seq/Generate", "queue", "encode", "decode"}
     call = spans.pop("seq2seq.v1.Seq2Seq/Generate")
@@ -149,17 +142,13 @@ def test_a_call_has_spans_of_its_phases_in_the_trace_of_its_caller(exporter):
     assert spans["decode"].start_time <= event.timestamp <= spans["decode"].end_time
 
 
-def test_a_call_without_a_trace_begins_one_and_errors_of_ours_are_marked(exporter, caplog):
+async def test_a_call_without_a_trace_begins_one_and_errors_of_ours_are_marked(exporter, caplog):
     caplog.set_level(logging.INFO)
-
-    async def run():
-        async with serving(is_traced=True) as served:
-            served.runner.error = RuntimeError("broken")
-            for text in ("abc", " "):
-                with pytest.raises(grpc.aio.AioRpcError):
-                    await served.stub.Generate(request(text))
-
-    asyncio.run(run())
+    async with serving(is_traced=True) as served:
+        served.runner.error = RuntimeError("broken")
+        for text in ("abc", " "):
+            with pytest.raises(grpc.aio.AioRpcError):
+                await served.stub.Generate(request(text))
     calls = [span for span in exporter.get_finished_spans() if span.kind is SpanKind.SERVER]
     assert [call.status.status_code for call in calls] == [StatusCode.ERROR, StatusCode.UNSET]
     assert [line["trace_id"] for line in lines_of(caplog)] == [
