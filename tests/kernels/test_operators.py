@@ -169,18 +169,6 @@ def test_many_rows_are_shared_among_threads():
         np.testing.assert_array_equal(run(session, alone)[0][0], together[row])
 
 
-def test_many_rows_are_shared_among_threads():
-    """Rows that several threads compute get the same bits as each row alone."""
-    H, G, K = 8, 8, 64
-    feeds = feeds_of("CacheAttention", H, G, K, rows=300)
-    session = session_of(attention_of("CacheAttention", H, G, K, 0.125, 0.0), has_kernels=True)
-    together, _, _ = run(session, feeds)
-    for row in (0, 3, 151, 299):
-        alone = {key: array[row : row + 1] if array.shape else array for key, array in feeds.items()}
-        alone["owners"] = np.zeros(1, np.int64)
-        np.testing.assert_array_equal(run(session, alone)[0][0], together[row])
-
-
 def test_a_row_reads_the_memory_of_its_owner():
     H, G, K = 4, 4, 32
     session = session_of(attention_of("MemoryAttention", H, G, K, 0.2, 0.0), has_kernels=True)
