@@ -116,6 +116,14 @@ def test_wrong_arguments_and_settings_are_named(model, bundle_path, tmp_path):
         seq2seq_serve.nothing  # noqa: B018
 
 
+def test_a_closed_model_refuses(bundle_path):
+    model = load(bundle_path, threads=1, **SETTINGS)
+    model.close()
+    model.close()
+    with pytest.raises(Unavailable, match="the model was closed"):
+        model.translate(TEXTS)
+
+
 def test_the_example_of_the_page_runs(bundle_path, capsys):
     page = (Path(seq2seq_serve.__file__).parents[1] / "docs" / "library.md").read_text(encoding="utf-8")
     example = page.partition("```python\n")[2].partition("```")[0]
@@ -162,3 +170,8 @@ def test_a_method_for_another_kind_of_model_is_refused(model):
     for method, what in ((model.caption, "a picture"), (model.transcribe, "a sound")):
         with pytest.raises(InvalidRequest, match=f"takes text, not {what}"):
             method("README.md")
+
+
+def test_a_stream_of_several_hypotheses_is_refused(model):
+    with pytest.raises(InvalidRequest, match="a stream has one hypothesis"):
+        list(model.stream(TEXTS[0], num_hypotheses=2))
