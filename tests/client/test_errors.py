@@ -37,6 +37,27 @@ def test_details_that_do_not_fit_the_status_are_left_out():
     assert (error.code, error.message) == ("DEADLINE_EXCEEDED", "Stream removed")
 
 
+@pytest.mark.parametrize(
+    ("address", "details", "message"),
+    [
+        (
+            "host",
+            "refused",
+            "no server answers at host (refused); the address has no port, so gRPC uses 443: try host:50051",
+        ),
+        (
+            "localhost:5",
+            "ipv6:%5B::1%5D:5: refused",
+            "no server answers at localhost:5 (ipv6:%5B::1%5D:5: refused); if the server listens on IPv4 "
+            "only, try 127.0.0.1:5",
+        ),
+    ],
+)
+def test_an_unreached_server_is_reported_with_what_may_help(address, details, message):
+    error = ClientError.from_rpc(Failure(grpc.StatusCode.UNAVAILABLE, details), address)
+    assert (error.code, error.message) == ("UNAVAILABLE", message)
+
+
 @asynccontextmanager
 async def proxy_that_loses_servers(error_code):
     """A port that answers a stream with headers, and then resets it, as a proxy whose server dies."""

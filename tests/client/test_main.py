@@ -288,6 +288,16 @@ def test_attention_is_written_as_image_or_numbers(run, tmp_path, stream):
             ["transcribe", "a.wav", "--num-hypotheses", "2", "--long-source", "split"],
             "--num-hypotheses needs --json where --long-source splits",
         ),
+        (["translate", "a", "--timeout-seconds", "soon"], "'soon' is not a number of seconds above 0"),
+        (["translate", "--output", "none/b"], "--output none/b: there is no folder none"),
+        (
+            ["translate", "a", "--num-hypotheses", "2", "--long-source", "split"],
+            "--num-hypotheses needs --json",
+        ),
+        (
+            ["transcribe", "a.wav", "--num-hypotheses", "2", "--timestamps"],
+            "--num-hypotheses needs --json with --timestamps",
+        ),
         (["health", "--tls-key", "a"], "--tls-certificate and --tls-key must be given together"),
         (["translate", "a", "--seed", "1", "--seed", "2"], "--seed is given twice: leave one out"),
         (["models", "--address", "ipv4:10.0.0.7:70000,10.0.0.8:1"], "'70000' is not a port from 0 to 65535"),

@@ -226,6 +226,11 @@ def test_texts_are_read_a_bounded_number_ahead():
     assert max(ahead) <= 4 * 4 + 16
 
 
+def test_in_flight_is_at_least_one():
+    with pytest.raises(ValueError, match="in_flight is 0, and must be at least 1"):
+        Simulation(lambda text, now: answer(text)).run([], in_flight=0)
+
+
 def test_a_failed_text_raises_where_its_target_is_asked_for():
     [result] = Simulation(lambda text, now: TOO_LONG).run(["a"])
     with pytest.raises(ClientError, match="INVALID_ARGUMENT: long"):

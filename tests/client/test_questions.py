@@ -279,6 +279,16 @@ def test_without_a_name_the_first_model_that_translates_is_asked(run, toy_paths,
         assert float(out("score", "abc", "d").splitlines()[-1]) == pytest.approx(score, abs=1e-3)
 
 
+def test_a_server_without_a_model_for_a_command_is_reported(toy_paths, tmp_path, capsys):
+    (tmp_path / "a.png").write_bytes(picture_file(PICTURE))
+    deeds = {"caption": "describes files", "transcribe": "reads sounds"}
+    with on_a_thread(serving_bundles(toy_paths["text"])) as served:
+        for command, deed in deeds.items():
+            assert main([command, str(tmp_path / "a.png"), "--address", served.address]) == 1
+            expected = f"error: INVALID_ARGUMENT: no model here {deed}: the server has text (text)\n"
+            assert capsys.readouterr().err == expected
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from seq2seq_serve.client import Client, ClientError, GenerateOptions, LongSource
-from tests.server.service.harness import serving_on_a_thread
+from tests.server.service.harness import EchoRunner, serving_on_a_thread
 
 
 @pytest.fixture(scope="module")
@@ -76,6 +76,21 @@ def test_a_blank_text_has_a_reason_of_its_own(client, text):
     with pytest.raises(ClientError, match="INVALID_ARGUMENT") as caught:
         client.generate(text)
     assert caught.value.is_blank_source
+
+
+def test_deadline_and_cancel_free_the_slot():
+    runner = EchoRunner()
+    runner.gate.clear()
+    with serving_on_a_thread(runner) as served, Client(served.address, timeout_seconds=0.3) as client:
+        with pytest.raises(ClientError, match="DEADLINE_EXCEEDED"):
+            client.generate("abc")
+        pending = client.submit("abc", timeout_seconds=50)
+        pending.cancel()
+        with pytest.raises(ClientError, match="CANCELLED"):
+            pending.result()
+        runner.gate.set()
+        for _ in client.stream("abc", timeout_seconds=50):
+            break  # the harness checks that this request's slot comes back too
 
 
 def test_an_infinite_timeout_means_no_timeout():

@@ -85,6 +85,11 @@ async def test_the_alignment_grows_with_the_target(server):
         growing.cancel()
 
 
+def test_a_forced_prefix_is_a_list_of_ids(page):
+    *_, last = events_of(page, options={"target_prefix": [70, 71]})
+    assert last["result"]["hypotheses"][0]["token_ids"][:2] == [70, 71]
+
+
 def test_an_error_of_the_server_is_an_event(page):
     (event,) = events_of(page, sources={"source_ids": {"text": "x" * 100}})
     assert event["error"]["code"] == "INVALID_ARGUMENT"

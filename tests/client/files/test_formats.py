@@ -2,6 +2,7 @@ import dataclasses
 import gzip
 import json
 from contextlib import closing
+from datetime import date
 
 import pyarrow
 import pyarrow.parquet
@@ -74,6 +75,15 @@ def test_a_line_that_is_not_utf_8_is_kept_apart_from_the_others(tmp_path):
     ]
 
 
+def test_a_file_that_became_shorter_is_reported(tmp_path):
+    path = tmp_path / "a.txt"
+    path.write_text("one\ntwo\nthree\n")
+    (shard,) = split_into_shards(path, "x", 10)
+    path.write_text("one\n")
+    with pytest.raises(JobError, match="has changed since the run was planned"):
+        read(shard)
+
+
 def table_file(path, num_rows, rows_per_group):
     table = pyarrow.table({"id": range(num_rows), "text": [f"row {number}" for number in range(num_rows)]})
     pyarrow.parquet.write_table(table, path, row_group_size=rows_per_group)
@@ -97,6 +107,15 @@ def test_a_field_that_no_record_has_ends_the_run(tmp_path):
         (shard,) = split_into_shards(tmp_path / name, "x", 10)
         with pytest.raises(JobError, match="does not have a field 'ko', but id, text: give --field"):
             read(shard, field="ko")
+
+
+def test_a_table_that_became_shorter_is_reported(tmp_path):
+    table_file(tmp_path / "a.parquet", 10, 3)
+    shards = split_into_shards(tmp_path / "a.parquet", "x", 5)
+    table_file(tmp_path / "a.parquet", 4, 3)
+    for shard in shards:
+        with pytest.raises(JobError, match="has changed since the run was planned"):
+            read(shard)
 
 
 def test_files_that_are_not_what_their_name_says_are_reported(tmp_path):
@@ -222,6 +241,13 @@ def test_a_row_with_a_value_that_json_does_not_have_ends_the_run(tmp_path):
         pyarrow.parquet.write_table(pyarrow.table({"text": ["one"], "x": column}), path)
         with pytest.raises(JobError, match=r"a value that JSON does not have .*: give --format parquet"):
             written(tmp_path, path, "jsonl", ANSWERS[:1])
+
+
+def test_dates_of_rows_are_texts_in_json(tmp_path):
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["one"], "day": [date(2026, 11, 26)]}), path)
+    content = written(tmp_path, path, "jsonl", ANSWERS[:1]).read_text()
+    assert json.loads(content)["day"] == "2026-11-26"
 
 
 def test_rows_get_columns_of_equal_types_in_every_shard(tmp_path):
