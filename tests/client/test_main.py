@@ -371,6 +371,7 @@ def test_models_lists_each_on_a_line(run):
 def test_versions_are_listed_unloaded_and_loaded(run):
     assert run("versions") == (0, ["echo, version : ready"], [])  # there is no bundle, really
     assert run("versions", "echo")[0] == 0
+    assert run("versions", "nobody")[2] == ["error: NOT_FOUND: there is no bundle of a model named 'nobody'"]
     assert json.loads(run("versions", "--json")[1][0])["state"] == "VERSION_STATE_READY"
     assert run("unload", "echo") == (0, [], [])
     assert run("models") == (0, [], [])

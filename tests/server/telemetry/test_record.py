@@ -1,6 +1,7 @@
 """The log, the metrics of callers, and the spans of a call."""
 
 import asyncio
+import json
 import logging
 
 import grpc
@@ -12,6 +13,7 @@ from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2 import ModelInferRequest
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
+from seq2seq_serve.server.system.logs import configure_logging
 from seq2seq_serve.server.telemetry.access_log import AccessLog
 from seq2seq_serve.server.telemetry.record import trace_id_of
 from seq2seq_serve.server.telemetry.tracing import Tracing
@@ -96,6 +98,29 @@ def test_a_limit_leaves_out_lines_and_counts_them_but_never_slow_calls(caplog):
     assert [line["code"] for line in lines] == ["OK", "OK", "OK", "INTERNAL"]
     assert [line.get("left_out", 0) for line in lines] == [0, 0, 3, 0]
     assert [line.get("slow", False) for line in lines] == [False, False, True, False]
+
+
+@pytest.mark.parametrize("log_format", ["json", "text"])
+def test_a_line_is_written_in_both_formats(capsys, log_format):
+    configure_logging("info", log_format)
+
+    async def run():
+        async with serving() as served:
+            await served.stub.Generate(request("텍스트"), metadata=TRACED)
+
+    asyncio.run(run())
+    (line,) = (line for line in capsys.readouterr().err.splitlines() if "mine" in line)
+    assert "텍스트" not in line
+    if log_format == "json":
+        content = json.loads(line)
+        assert (content["message"], content["request_id"]) == ("mine Generate OK", "mine")
+        assert (content["trace_id"], content["source_tokens"]) == (TRACE, 10)
+    else:
+        assert (
+            "INFO    mine Generate OK service=seq2seq.v1.Seq2Seq model=echo caller=127.0.0.1 mode=greedy "
+            in line
+        )
+        assert line.endswith(f"trace_id={TRACE}")
 
 
 async def test_callers_with_tokens_are_counted_by_name(tmp_path):
