@@ -193,16 +193,36 @@ async def test_a_hung_core_is_killed_or_reported_as_a_fatal_problem(is_killable,
     core.can_be_killed, core.kill = is_killable, lambda: kills.append(True)
     [stream] = engine.submit(make_request((20, 3)))
     assert engine.engine.problem() is None
-    core.is_silent, engine.now = True, 70.0
+    core.age, engine.now = 70.0, 70.0
     core.silent_seconds = lambda: 70.0
     problem = "fake: no sign of life from the engine for 70 seconds"
     assert engine.engine.problem() == problem
     assert engine.engine.fatal_problem() == (None if is_killable else problem)
     while not kills:
         await asyncio.sleep(0)
-    core.is_silent = False
+    core.age = 0.0
     engine.finish()
     assert stream.result.error is None
+    await engine.engine.stop()
+
+
+@pytest.mark.parametrize(("start_seconds", "longest"), [(0.5, 60), (40.0, 200)])
+async def test_a_turn_may_take_several_times_as_long_as_the_start(start_seconds, longest):
+    """An encoding of a large model on a slow machine took a minute, and was taken for a hung core."""
+    engine = DrivenEngine(FakeRunner(1))
+    core, start = engine.cores[0], engine.cores[0].start
+
+    async def start_slowly(turned, ended):
+        engine.now += start_seconds
+        await start(turned, ended)
+
+    core.start = start_slowly
+    await engine.engine.start()
+    core.age = longest - 1.0
+    assert engine.engine.problem() is None
+    core.age = longest + 1.0
+    assert engine.engine.problem() is not None
+    core.age = 0.0
     await engine.engine.stop()
 
 

@@ -13,7 +13,7 @@ from grpc_status import rpc_status
 from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.service import calls
-from seq2seq_serve.server.service.calls import Call, Calls
+from seq2seq_serve.server.service.calls import Calls, RemoteCall
 from seq2seq_serve.server.service.health import SEQ2SEQ
 from seq2seq_serve.server.service.write import responses as answers
 from seq2seq_serve.server.telemetry.metrics import Metrics

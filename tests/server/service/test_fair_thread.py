@@ -9,7 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded
+from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.fair_thread import FairThread
+from seq2seq_serve.server.telemetry.metrics import Metrics
+from tests.server.service.harness import make_rpcs
 
 SHORT, LONG = 10_000, 1_000_000
 
@@ -21,6 +24,15 @@ async def thread_of(max_bytes: int = 8 * LONG) -> AsyncIterator[FairThread]:
         yield thread
     finally:
         thread.stop()
+
+
+@asynccontextmanager
+async def a_call() -> AsyncIterator[RemoteCall]:
+    calls = make_rpcs(Metrics())._calls
+    try:
+        yield calls.open("s", "m", metadata=(), peer="ipv4:1:1", remaining_seconds=None, write=None)
+    finally:
+        calls.close()
 
 
 class Held:
@@ -116,6 +128,22 @@ def test_a_deadline_ends_the_waiting():
                 await thread.run(lambda _: None, LONG, "a", time.monotonic())
             held.go.set()
             await task
+
+    asyncio.run(run())
+
+
+def test_reading_and_building_end_at_the_deadline_of_their_call():
+    """The times of words were computed for up to a second after their caller had left."""
+
+    async def run():
+        async with a_call() as call:
+            for start in (lambda held: call.read(held, 10**6), lambda held: call.build(10**6, held)):
+                held, call.deadline = Held(), time.monotonic() + 0.1
+                with pytest.raises(DeadlineExceeded, match="or the answer was built"):
+                    await start(held)
+                held.go.set()
+                assert await asyncio.to_thread(held.ended.wait, 20)
+                assert isinstance(held.error, Cancelled)
 
     asyncio.run(run())
 

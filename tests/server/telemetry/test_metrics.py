@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from seq2seq_serve.server.engine.result import FinishReason, Load, Result, Timings, Turn, Update
 from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, EngineFailed
 from seq2seq_serve.server.telemetry.metrics import Metrics
+from seq2seq_serve.server.telemetry.record import Caller
 from tests.server.fakes import make_request, record_of, sample_value
 
 GUIDE = Path(__file__).parents[3] / "docs" / "operations.md"

@@ -10,7 +10,7 @@ from seq2seq_serve.client.wire import MAX_BATCH
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.service.read.options import read_options
-from seq2seq_serve.server.service.seq2seq import batch, generation
+from seq2seq_serve.server.service.seq2seq import generation, service
 from seq2seq_serve.server.system.trimming import resident_bytes
 from tests.server.service.harness import EOS, EchoRunner, Served, serving
 
