@@ -148,20 +148,17 @@ def test_a_file_that_changes_between_check_and_load_is_refused(bundle_path, tmp_
         OnnxRunner(bundle, CONFIG.runner)
 
 
-def test_a_core_uses_the_weights_where_they_were_read(bundle_path):
-    async def run() -> None:
-        async with started(bundle_path) as model:
-            runner = model.engine.cores[0]._core._runner
-            values = [value for session in runner._sessions.values() for value in session.weights]
-            content = np.frombuffer(runner._files.weights, np.uint8)
-            begin = content.ctypes.data
-            assert values
-            assert all(begin <= value.data_ptr() < begin + len(content) for value in values)
-            if kernels.instructions():  # each int8 map lies there as it is multiplied
-                maps = [value for value in values if value.element_type() == TensorProto.UINT8]
-                assert {len(value.shape()) for value in maps} == {5}
-
-    asyncio.run(run())
+async def test_a_core_uses_the_weights_where_they_were_read(bundle_path):
+    async with started(bundle_path) as model:
+        runner = model.engine.cores[0]._core._runner
+        values = [value for session in runner._sessions.values() for value in session.weights]
+        content = np.frombuffer(runner._files.weights, np.uint8)
+        begin = content.ctypes.data
+        assert values
+        assert all(begin <= value.data_ptr() < begin + len(content) for value in values)
+        if kernels.instructions():  # each int8 map lies there as it is multiplied
+            maps = [value for value in values if value.element_type() == TensorProto.UINT8]
+            assert {len(value.shape()) for value in maps} == {5}
 
 
 def test_only_the_files_of_the_precision_that_runs_are_read(bundle_path, tmp_path):

@@ -104,114 +104,90 @@ def folders(tmp_path):
     return Harness(tmp_path)
 
 
-def test_the_newest_version_is_served_and_numbers_count_as_numbers(folders):
+async def test_the_newest_version_is_served_and_numbers_count_as_numbers(folders):
     for version in ("9", "10", "2"):
         folders.add("demo", version)
     folders.add("plain")
     (folders.folder / "no-model").mkdir()
-
-    async def run():
-        assert ModelFolders([], folders.folder).names == ["demo", "plain"]
-        assert (await folders.repository.load("demo")).version == "10"
-        assert (await folders.repository.load("plain")).version == bundle_version(folders.folder / "plain")
-        assert folders.version() == "10"
-        assert (await folders.states())["10"] is State.READY
-        assert (await folders.states())["9"] is State.UNAVAILABLE
-
-    asyncio.run(run())
+    assert ModelFolders([], folders.folder).names == ["demo", "plain"]
+    assert (await folders.repository.load("demo")).version == "10"
+    assert (await folders.repository.load("plain")).version == bundle_version(folders.folder / "plain")
+    assert folders.version() == "10"
+    assert (await folders.states())["10"] is State.READY
+    assert (await folders.states())["9"] is State.UNAVAILABLE
 
 
-def test_a_version_that_was_never_loaded_has_that_reason(folders):
+async def test_a_version_that_was_never_loaded_has_that_reason(folders):
     """It was listed as unavailable without a reason, a damaged bundle like a sound one."""
     for version in "12":
         folders.add("demo", version)
-
-    async def run():
-        await folders.repository.load("demo")
-        reasons = {version.version: reason for version, _, reason in await folders.repository.index()}
-        assert reasons == {"1": "not loaded; whether its files are sound shows when it is", "2": ""}
-
-    asyncio.run(run())
+    await folders.repository.load("demo")
+    reasons = {version.version: reason for version, _, reason in await folders.repository.index()}
+    assert reasons == {"1": "not loaded; whether its files are sound shows when it is", "2": ""}
 
 
-def test_an_old_version_ends_when_its_last_caller_has_left(folders):
+async def test_an_old_version_ends_when_its_last_caller_has_left(folders):
     folders.add("demo", "1")
-
-    async def run():
+    await folders.repository.load("demo")
+    with folders.models.use("demo") as first, folders.models.use("demo"):
+        folders.add("demo", "2")
         await folders.repository.load("demo")
-        with folders.models.use("demo") as first, folders.models.use("demo"):
-            folders.add("demo", "2")
-            await folders.repository.load("demo")
-            with folders.models.use("demo") as second:
-                assert (first.version, second.version) == ("1", "2")
-            await asyncio.sleep(0.05)
-            assert folders.stopped == []
-            assert await folders.states() == {"1": State.UNLOADING, "2": State.READY}
-        await folders.until_ended()
-        assert folders.stopped == ["1"]
-        assert await folders.states() == {"1": State.UNAVAILABLE, "2": State.READY}
-        info = folders.metrics.registry.get_sample_value
-        labels = {"model_name": "demo", "precision": "int8", "provider": "cpu"}
-        assert info("seq2seq_model_info", labels | {"version": "1"}) is None
-        assert info("seq2seq_model_info", labels | {"version": "2"}) == 1
-
-    asyncio.run(run())
+        with folders.models.use("demo") as second:
+            assert (first.version, second.version) == ("1", "2")
+        await asyncio.sleep(0.05)
+        assert folders.stopped == []
+        assert await folders.states() == {"1": State.UNLOADING, "2": State.READY}
+    await folders.until_ended()
+    assert folders.stopped == ["1"]
+    assert await folders.states() == {"1": State.UNAVAILABLE, "2": State.READY}
+    info = folders.metrics.registry.get_sample_value
+    labels = {"model_name": "demo", "precision": "int8", "provider": "cpu"}
+    assert info("seq2seq_model_info", labels | {"version": "1"}) is None
+    assert info("seq2seq_model_info", labels | {"version": "2"}) == 1
 
 
 @pytest.mark.parametrize("kind", [ValueError, OSError, RuntimeError])
-def test_a_broken_version_leaves_the_served_one_and_says_why(folders, kind):
+async def test_a_broken_version_leaves_the_served_one_and_says_why(folders, kind):
     folders.add("demo", "1")
-
-    async def run():
+    await folders.repository.load("demo")
+    folders.add("demo", "2")
+    folders.broken["2"] = kind("it is broken")
+    with pytest.raises(LoadFailed, match="it is broken"):
         await folders.repository.load("demo")
-        folders.add("demo", "2")
-        folders.broken["2"] = kind("it is broken")
-        with pytest.raises(LoadFailed, match="it is broken"):
-            await folders.repository.load("demo")
-        assert folders.version() == "1"
-        reasons = {version.version: reason for version, _, reason in await folders.repository.index()}
-        assert reasons["2"].endswith("it is broken")
-        assert await folders.states() == {"1": State.READY, "2": State.UNAVAILABLE}
-        assert folders.stopped == []
-
-    asyncio.run(run())
+    assert folders.version() == "1"
+    reasons = {version.version: reason for version, _, reason in await folders.repository.index()}
+    assert reasons["2"].endswith("it is broken")
+    assert await folders.states() == {"1": State.READY, "2": State.UNAVAILABLE}
+    assert folders.stopped == []
 
 
-def test_an_unloaded_model_is_unknown_and_can_come_back(folders):
+async def test_an_unloaded_model_is_unknown_and_can_come_back(folders):
     folders.add("demo", "1")
     folders.add("other")
-
-    async def run():
-        await folders.repository.load("demo")
-        await folders.repository.load("other")
-        with folders.models.use("demo"):
-            await folders.repository.unload("demo")
-            with pytest.raises(UnknownModel, match="this server has other"):
-                folders.version()
-        with pytest.raises(UnknownModel, match="nothing to unload"):
-            await folders.repository.unload("demo")
-        await folders.until_ended()
-        assert folders.metrics.registry.get_sample_value("seq2seq_slots", {"model_name": "demo"}) is None
-        await folders.repository.load("demo")
-        assert folders.version() == "1"
-        for name in ("demo", "other"):
-            await folders.repository.unload(name)
-        with pytest.raises(Unavailable):
+    await folders.repository.load("demo")
+    await folders.repository.load("other")
+    with folders.models.use("demo"):
+        await folders.repository.unload("demo")
+        with pytest.raises(UnknownModel, match="this server has other"):
             folders.version()
-
-    asyncio.run(run())
+    with pytest.raises(UnknownModel, match="nothing to unload"):
+        await folders.repository.unload("demo")
+    await folders.until_ended()
+    assert folders.metrics.registry.get_sample_value("seq2seq_slots", {"model_name": "demo"}) is None
+    await folders.repository.load("demo")
+    assert folders.version() == "1"
+    for name in ("demo", "other"):
+        await folders.repository.unload(name)
+    with pytest.raises(Unavailable):
+        folders.version()
 
 
 @pytest.mark.parametrize("name", ["..", ".", "", "../outside", "a/b", "nobody", "x\0", "x" * 300])
-def test_nothing_outside_of_the_repository_is_a_model(folders, name):
+async def test_nothing_outside_of_the_repository_is_a_model(folders, name):
     (folders.folder / "manifest.json").touch()
-
-    async def run():
-        with pytest.raises(UnknownModel, match="there is no bundle"):
-            await folders.repository.load(name)
-        assert await folders.repository.index() == []
-
-    asyncio.run(run())
+    with pytest.raises(UnknownModel, match="there is no bundle"):
+        await folders.repository.load(name)
+    assert await folders.repository.index() == []
 
 
 def test_a_folder_whose_name_is_not_utf_8_is_skipped_with_one_line_of_the_log(folders, caplog):
@@ -233,90 +209,74 @@ def test_a_folder_whose_name_is_not_utf_8_is_skipped_with_one_line_of_the_log(fo
         ModelFolders([folders.folder / os.fsdecode(b"caf\xe9")], None)
 
 
-def test_while_the_server_drains_nothing_is_loaded_and_what_was_being_loaded_is_not_served(folders):
+async def test_while_the_server_drains_nothing_is_loaded_and_what_was_being_loaded_is_not_served(folders):
     folders.add("demo", "1")
     folders.add("demo", "2")
-
-    async def run():
-        await folders.repository.load("demo", "1")
-        folders.gate.clear()
-        loading = asyncio.create_task(folders.repository.load("demo"))
-        while not folders.repository._loading_now:
-            await asyncio.sleep(0)
-        assert await folders.states() == {"1": State.READY, "2": State.LOADING}
-        folders.repository.drain()
-        folders.gate.set()
-        for one in (loading, folders.repository.load("demo")):
-            with pytest.raises(Unavailable, match="shutting down"):
-                await one
-        assert folders.version() == "1"
-        assert folders.stopped == ["2"]
-
-    asyncio.run(run())
+    await folders.repository.load("demo", "1")
+    folders.gate.clear()
+    loading = asyncio.create_task(folders.repository.load("demo"))
+    while not folders.repository._loading_now:
+        await asyncio.sleep(0)
+    assert await folders.states() == {"1": State.READY, "2": State.LOADING}
+    folders.repository.drain()
+    folders.gate.set()
+    for one in (loading, folders.repository.load("demo")):
+        with pytest.raises(Unavailable, match="shutting down"):
+            await one
+    assert folders.version() == "1"
+    assert folders.stopped == ["2"]
 
 
-def test_at_the_start_an_older_version_stands_in_for_a_broken_one(folders, caplog):
+async def test_at_the_start_an_older_version_stands_in_for_a_broken_one(folders, caplog):
     for version in "123":
         folders.add("demo", version)
     folders.broken = {"3": ValueError("three is broken"), "2": ValueError("two is broken")}
-
-    async def run():
-        assert (await folders.repository.load_one("demo")).version == "1"
-        reasons = [reason for _, _, reason in await folders.repository.index()]
-        assert reasons == ["", "two is broken", "three is broken"]
-        folders.broken["1"] = ValueError("one is broken")
-        with pytest.raises(LoadFailed, match="three is broken"):
-            await folders.repository.load_one("demo")
-        with pytest.raises(UnknownModel):
-            await folders.repository.load_one("nobody")
-
-    asyncio.run(run())
+    assert (await folders.repository.load_one("demo")).version == "1"
+    reasons = [reason for _, _, reason in await folders.repository.index()]
+    assert reasons == ["", "two is broken", "three is broken"]
+    folders.broken["1"] = ValueError("one is broken")
+    with pytest.raises(LoadFailed, match="three is broken"):
+        await folders.repository.load_one("demo")
+    with pytest.raises(UnknownModel):
+        await folders.repository.load_one("nobody")
     assert "version 2 is tried instead of: three is broken" in caplog.text
 
 
-def test_a_load_goes_on_when_its_caller_leaves_and_is_counted(folders):
+async def test_a_load_goes_on_when_its_caller_leaves_and_is_counted(folders):
     folders.add("demo", "1")
     folders.add("other", "1")
-
-    async def run():
-        folders.gate.clear()
-        caller = asyncio.create_task(folders.repository.load("demo"))
-        await folders.until_loading(1)
-        caller.cancel()
-        waiting = asyncio.create_task(folders.repository.load("other"))
-        with pytest.raises(asyncio.CancelledError):
-            await caller
-        folders.gate.set()
-        await waiting
-        assert {model.name for model in folders.models} == {"demo", "other"}
-        assert folders.used == [0, 1]
-
-    asyncio.run(run())
+    folders.gate.clear()
+    caller = asyncio.create_task(folders.repository.load("demo"))
+    await folders.until_loading(1)
+    caller.cancel()
+    waiting = asyncio.create_task(folders.repository.load("other"))
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    folders.gate.set()
+    await waiting
+    assert {model.name for model in folders.models} == {"demo", "other"}
+    assert folders.used == [0, 1]
 
 
-def test_loads_that_wait_for_another_end_when_their_callers_leave(folders):
+async def test_loads_that_wait_for_another_end_when_their_callers_leave(folders):
     """After 60 abandoned ones the next load waited for all of them."""
     folders.add("demo", "1")
     folders.add("other", "1")
-
-    async def run():
-        folders.gate.clear()
-        first = asyncio.create_task(folders.repository.load("demo"))
-        await folders.until_loading(1)
-        waiting = [asyncio.create_task(folders.repository.load("demo")) for _ in range(60)]
-        await asyncio.sleep(0)
-        for caller in (first, *waiting):
-            caller.cancel()
-        await asyncio.wait([first, *waiting])
-        other = asyncio.create_task(folders.repository.load("other"))
-        folders.gate.set()
-        await other
-        assert len(folders.used) == 2, "the one that ran, and the last one"
-        assert {model.name for model in folders.models} == {"demo", "other"}
-        assert not folders.repository.is_loading
-        assert not folders.repository._changing.locked()
-
-    asyncio.run(run())
+    folders.gate.clear()
+    first = asyncio.create_task(folders.repository.load("demo"))
+    await folders.until_loading(1)
+    waiting = [asyncio.create_task(folders.repository.load("demo")) for _ in range(60)]
+    await asyncio.sleep(0)
+    for caller in (first, *waiting):
+        caller.cancel()
+    await asyncio.wait([first, *waiting])
+    other = asyncio.create_task(folders.repository.load("other"))
+    folders.gate.set()
+    await other
+    assert len(folders.used) == 2, "the one that ran, and the last one"
+    assert {model.name for model in folders.models} == {"demo", "other"}
+    assert not folders.repository.is_loading
+    assert not folders.repository._changing.locked()
 
 
 def test_a_load_that_fails_after_its_caller_left_logs_no_traceback(folders, caplog):
@@ -338,23 +298,19 @@ def test_a_load_that_fails_after_its_caller_left_logs_no_traceback(folders, capl
     assert not [record for record in caplog.records if record.exc_info]
 
 
-def test_the_end_waits_for_loads_and_stops_what_is_ending(folders):
+async def test_the_end_waits_for_loads_and_stops_what_is_ending(folders):
     folders.add("demo", "1")
     folders.add("other", "7")
-
-    async def run():
-        await folders.repository.load("demo")
-        with folders.models.use("demo"):
-            await folders.repository.unload("demo")
-            folders.gate.clear()
-            loading = asyncio.create_task(folders.repository.load("other"))
-            await folders.until_loading(2)
-            stopping = asyncio.create_task(folders.repository.stop())
-            await asyncio.sleep(0.05)
-            folders.gate.set()
-            await stopping
-            with pytest.raises(Unavailable, match="shutting down"):
-                await loading
-            assert set(folders.stopped) == {"1", "7"}
-
-    asyncio.run(run())
+    await folders.repository.load("demo")
+    with folders.models.use("demo"):
+        await folders.repository.unload("demo")
+        folders.gate.clear()
+        loading = asyncio.create_task(folders.repository.load("other"))
+        await folders.until_loading(2)
+        stopping = asyncio.create_task(folders.repository.stop())
+        await asyncio.sleep(0.05)
+        folders.gate.set()
+        await stopping
+        with pytest.raises(Unavailable, match="shutting down"):
+            await loading
+        assert set(folders.stopped) == {"1", "7"}

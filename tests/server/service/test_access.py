@@ -55,19 +55,16 @@ def unload(served, metadata=None):
     return code_of(GRPCInferenceServiceStub(served.channel).RepositoryModelUnload(message, metadata=metadata))
 
 
-def test_a_call_needs_a_token_with_the_role_of_its_method(file):
-    async def run():
-        async with serving(access_file=file) as served:
-            assert await generate(served) is UNAUTHENTICATED
-            assert await generate(served, bearer("guess")) is UNAUTHENTICATED
-            assert await generate(served, [("authorization", "sesame")]) is UNAUTHENTICATED
-            assert await generate(served, bearer("sesame")) is grpc.StatusCode.OK
-            assert await unload(served, bearer("sesame")) is DENIED
-            assert await unload(served, bearer("key")) is grpc.StatusCode.NOT_FOUND
-            labels = {"model_name": "", "method": "Generate", "code": "UNAUTHENTICATED"}
-            assert served.metric("seq2seq_requests_total", **labels) == 3
-
-    asyncio.run(run())
+async def test_a_call_needs_a_token_with_the_role_of_its_method(file):
+    async with serving(access_file=file) as served:
+        assert await generate(served) is UNAUTHENTICATED
+        assert await generate(served, bearer("guess")) is UNAUTHENTICATED
+        assert await generate(served, [("authorization", "sesame")]) is UNAUTHENTICATED
+        assert await generate(served, bearer("sesame")) is grpc.StatusCode.OK
+        assert await unload(served, bearer("sesame")) is DENIED
+        assert await unload(served, bearer("key")) is grpc.StatusCode.NOT_FOUND
+        labels = {"model_name": "", "method": "Generate", "code": "UNAUTHENTICATED"}
+        assert served.metric("seq2seq_requests_total", **labels) == 3
 
 
 def passes(access: Access, token: str) -> bool:
@@ -100,7 +97,7 @@ def test_a_changed_file_holds_and_a_broken_one_changes_nothing(file, caplog):
             assert f"{secret}\n" not in caplog.text.replace(" ", "\n")
 
 
-def test_a_server_reads_a_changed_file_by_itself_on_another_thread(file, monkeypatch):
+async def test_a_server_reads_a_changed_file_by_itself_on_another_thread(file, monkeypatch):
     """A pipe in the place of the file stopped the event loop."""
     monkeypatch.setattr(access_module, "_LOOK_SECONDS", 0.01)
     threads = queue.SimpleQueue()
@@ -108,20 +105,16 @@ def test_a_server_reads_a_changed_file_by_itself_on_another_thread(file, monkeyp
     monkeypatch.setattr(
         access_module, "_parse", lambda *given: threads.put(threading.get_ident()) or parse(*given)
     )
-
-    async def run():
-        async with serving(access_file=file) as served:
-            assert threads.get() == threading.get_ident()  # at the start
-            file.write_text(entry("app", "new", "predict"))
-            assert await asyncio.to_thread(threads.get, timeout=20) != threading.get_ident()
-            while await generate(served, bearer("new")) is UNAUTHENTICATED:
-                await asyncio.sleep(0.01)
-            assert await generate(served, bearer("sesame")) is UNAUTHENTICATED
-
-    asyncio.run(run())
+    async with serving(access_file=file) as served:
+        assert threads.get() == threading.get_ident()  # at the start
+        file.write_text(entry("app", "new", "predict"))
+        assert await asyncio.to_thread(threads.get, timeout=20) != threading.get_ident()
+        while await generate(served, bearer("new")) is UNAUTHENTICATED:
+            await asyncio.sleep(0.01)
+        assert await generate(served, bearer("sesame")) is UNAUTHENTICATED
 
 
-def test_every_method_of_every_served_service_is_in_the_table_and_no_other_is(file, monkeypatch):
+async def test_every_method_of_every_served_service_is_in_the_table_and_no_other_is(file, monkeypatch):
     paths: set[str] = set()
     add = Server.add_generic_rpc_handlers
 
@@ -131,30 +124,22 @@ def test_every_method_of_every_served_service_is_in_the_table_and_no_other_is(fi
         add(server, handlers)
 
     monkeypatch.setattr(Server, "add_generic_rpc_handlers", collect)
-
-    async def run():
-        async with serving(access_file=file) as served:
-            # Health's List is registered by newer versions of `grpcio-health-checking` only.
-            assert paths | {"/grpc.health.v1.Health/List"} == NEEDS.keys()
-            for path in paths:
-                stub = served.channel.stream_stream(path)
-                code = grpc.StatusCode.INTERNAL  # gRPC's client calls it so where it was still sending
-                while code is grpc.StatusCode.INTERNAL:
-                    code = await code_of(stub(iter([b""])).read())
-                assert (code is UNAUTHENTICATED) == (NEEDS[path] != "nothing"), path
-
-    asyncio.run(run())
+    async with serving(access_file=file) as served:
+        # Health's List is registered by newer versions of `grpcio-health-checking` only.
+        assert paths | {"/grpc.health.v1.Health/List"} == NEEDS.keys()
+        for path in paths:
+            stub = served.channel.stream_stream(path)
+            code = grpc.StatusCode.INTERNAL  # gRPC's client calls it so where it was still sending
+            while code is grpc.StatusCode.INTERNAL:
+                code = await code_of(stub(iter([b""])).read())
+            assert (code is UNAUTHENTICATED) == (NEEDS[path] != "nothing"), path
 
 
 @pytest.mark.parametrize("has_file", [True, False])
-def test_a_method_that_is_not_in_the_table_is_for_nobody(has_file, file, monkeypatch):
+async def test_a_method_that_is_not_in_the_table_is_for_nobody(has_file, file, monkeypatch):
     monkeypatch.delitem(access_module.NEEDS, "/seq2seq.v1.Seq2Seq/Generate")
-
-    async def run():
-        async with serving(access_file=file if has_file else None) as served:
-            assert await generate(served, bearer("key")) is DENIED
-
-    asyncio.run(run())
+    async with serving(access_file=file if has_file else None) as served:
+        assert await generate(served, bearer("key")) is DENIED
 
 
 @pytest.mark.parametrize(
@@ -172,15 +157,12 @@ def test_a_caller_without_a_token_is_known_by_its_address(peer, address):
     assert _address(peer) == address
 
 
-def test_without_a_file_models_change_only_where_that_is_open_to_all():
-    async def run():
-        async with serving() as served:
-            assert await generate(served) is grpc.StatusCode.OK
-            assert await unload(served) is DENIED
-        async with serving(is_repository_open=True) as served:
-            assert await unload(served) is grpc.StatusCode.NOT_FOUND
-
-    asyncio.run(run())
+async def test_without_a_file_models_change_only_where_that_is_open_to_all():
+    async with serving() as served:
+        assert await generate(served) is grpc.StatusCode.OK
+        assert await unload(served) is DENIED
+    async with serving(is_repository_open=True) as served:
+        assert await unload(served) is grpc.StatusCode.NOT_FOUND
 
 
 GOOD = entry("app", "sesame", "predict")

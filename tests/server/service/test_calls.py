@@ -22,19 +22,16 @@ from tests.server.service.harness import make_rpcs, serving
 REQUEST = pb.GenerateRequest(sources=[pb.Source(text="abc")])
 
 
-def test_the_callers_request_id_is_kept_and_else_one_is_made():
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            given = await client.generate("abc", request_id="order-66/b")
-            assert given.request_id == "order-66/b"
-            made = [(await client.generate("abc")).request_id for _ in range(2)]
-            assert all(made)
-            assert made[0] != made[1]
-            with pytest.raises(ClientError) as caught:
-                await client.generate("", request_id="order-67")
-            assert caught.value.request_id == "order-67"
-
-    asyncio.run(run())
+async def test_the_callers_request_id_is_kept_and_else_one_is_made():
+    async with serving() as served, AsyncClient(served.address) as client:
+        given = await client.generate("abc", request_id="order-66/b")
+        assert given.request_id == "order-66/b"
+        made = [(await client.generate("abc")).request_id for _ in range(2)]
+        assert all(made)
+        assert made[0] != made[1]
+        with pytest.raises(ClientError) as caught:
+            await client.generate("", request_id="order-67")
+        assert caught.value.request_id == "order-67"
 
 
 def opened(given_id: str | bytes) -> RemoteCall:
@@ -55,24 +52,21 @@ def test_an_id_that_cannot_be_sent_back_or_logged_is_replaced(given):
 
 
 @pytest.mark.parametrize("name", ["n-th-model", "n" * 5000])
-def test_an_unknown_model_is_not_found_and_its_name_becomes_no_label(name):
-    async def run():
-        async with serving(names=("first", "second")) as served, AsyncClient(served.address) as client:
-            with pytest.raises(
-                ClientError, match=r"^NOT_FOUND: no model is named 'n.*: this server has first, second"
-            ):
-                await client.generate("abc", model=name)
-            with pytest.raises(ClientError, match="NOT_FOUND"):
-                async for _ in client.stream("abc", model=name):
-                    pass
-            with pytest.raises(aio.AioRpcError, match="NOT_FOUND"):
-                await served.stub.GetModel(pb.GetModelRequest(model=name))
-            for method in ("Generate", "GenerateStream", "GetModel"):
-                labels = {"model_name": "", "method": method, "code": "NOT_FOUND"}
-                assert served.metric("seq2seq_requests_total", **labels) == 1
-            assert name not in (await served.http("/metrics"))[1]
-
-    asyncio.run(run())
+async def test_an_unknown_model_is_not_found_and_its_name_becomes_no_label(name):
+    async with serving(names=("first", "second")) as served, AsyncClient(served.address) as client:
+        with pytest.raises(
+            ClientError, match=r"^NOT_FOUND: no model is named 'n.*: this server has first, second"
+        ):
+            await client.generate("abc", model=name)
+        with pytest.raises(ClientError, match="NOT_FOUND"):
+            async for _ in client.stream("abc", model=name):
+                pass
+        with pytest.raises(aio.AioRpcError, match="NOT_FOUND"):
+            await served.stub.GetModel(pb.GetModelRequest(model=name))
+        for method in ("Generate", "GenerateStream", "GetModel"):
+            labels = {"model_name": "", "method": method, "code": "NOT_FOUND"}
+            assert served.metric("seq2seq_requests_total", **labels) == 1
+        assert name not in (await served.http("/metrics"))[1]
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
@@ -120,55 +114,44 @@ def abandoned(calls: Calls) -> RemoteCall:
     )
 
 
-def test_who_leaves_while_the_server_waits_for_them_to_read_has_cancelled_and_is_no_bug(caplog):
+async def test_who_leaves_while_the_server_waits_for_them_to_read_has_cancelled_and_is_no_bug(caplog):
     """The write fails before gRPC cancels the handler, which was logged and counted as INTERNAL."""
-
-    async def run():
-        metrics = Metrics()
-        calls = make_rpcs(metrics)._calls
-        call = abandoned(calls)
-        with pytest.raises(asyncio.CancelledError):
-            await calls.run(call, call.send(pb.GenerateStreamResponse()))
-        calls.close_call(call)
-        labels = {"model_name": "", "method": "GenerateStream", "code": "CANCELLED"}
-        assert metrics.registry.get_sample_value("seq2seq_requests_total", labels) == 1
-        assert calls.num_open == 0
-
-    asyncio.run(run())
+    metrics = Metrics()
+    calls = make_rpcs(metrics)._calls
+    call = abandoned(calls)
+    with pytest.raises(asyncio.CancelledError):
+        await calls.run(call, call.send(pb.GenerateStreamResponse()))
+    calls.close_call(call)
+    labels = {"model_name": "", "method": "GenerateStream", "code": "CANCELLED"}
+    assert metrics.registry.get_sample_value("seq2seq_requests_total", labels) == 1
+    assert calls.num_open == 0
     assert caplog.records == []
 
 
-def test_the_end_does_not_wait_for_calls_that_nobody_reads():
+async def test_the_end_does_not_wait_for_calls_that_nobody_reads():
     """A stream that was not read held the server up for half a minute beyond its time to drain."""
-
-    async def run():
-        calls = make_rpcs(Metrics())._calls
-        abandoned(calls)
-        async with asyncio.timeout(10):
-            await calls.wait_until_quiet()
-
-    asyncio.run(run())
+    calls = make_rpcs(Metrics())._calls
+    abandoned(calls)
+    async with asyncio.timeout(10):
+        await calls.wait_until_quiet()
 
 
-def test_a_refusal_carries_what_a_program_can_compare():
-    async def run():
-        async with serving() as served:
-            with pytest.raises(aio.AioRpcError) as caught:
-                await served.stub.Generate(pb.GenerateRequest(), metadata=(("x-request-id", "r1"),))
-            status = rpc_status.from_call(caught.value)
-            assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
-            info, request_info, bad_request = (
-                error_details_pb2.ErrorInfo(),
-                error_details_pb2.RequestInfo(),
-                error_details_pb2.BadRequest(),
-            )
-            for detail, message in zip(status.details, (info, request_info, bad_request), strict=True):
-                assert detail.Unpack(message)
-            assert (info.reason, info.domain) == ("INVALID_REQUEST", "seq2seq-serve")
-            assert request_info.request_id == "r1"
-            assert bad_request.field_violations[0].field == "sources"
-
-    asyncio.run(run())
+async def test_a_refusal_carries_what_a_program_can_compare():
+    async with serving() as served:
+        with pytest.raises(aio.AioRpcError) as caught:
+            await served.stub.Generate(pb.GenerateRequest(), metadata=(("x-request-id", "r1"),))
+        status = rpc_status.from_call(caught.value)
+        assert status.code == grpc.StatusCode.INVALID_ARGUMENT.value[0]
+        info, request_info, bad_request = (
+            error_details_pb2.ErrorInfo(),
+            error_details_pb2.RequestInfo(),
+            error_details_pb2.BadRequest(),
+        )
+        for detail, message in zip(status.details, (info, request_info, bad_request), strict=True):
+            assert detail.Unpack(message)
+        assert (info.reason, info.domain) == ("INVALID_REQUEST", "seq2seq-serve")
+        assert request_info.request_id == "r1"
+        assert bad_request.field_violations[0].field == "sources"
 
 
 @pytest.mark.parametrize(
@@ -179,25 +162,21 @@ def test_a_refusal_carries_what_a_program_can_compare():
         ({"long_source": pb.LONG_SOURCE_SPLIT, "num_alternatives": 32}, "Short one. " * 30),
     ],
 )
-def test_an_answer_that_may_become_too_long_is_refused_before_the_work(monkeypatch, options, source):
+async def test_an_answer_that_may_become_too_long_is_refused_before_the_work(monkeypatch, options, source):
     """A split of 64 sentences was decoded for 23.7 s and refused then."""
     monkeypatch.setattr("seq2seq_serve.server.service.calls.MAX_ANSWER_BYTES", 50_000)
     request = pb.GenerateRequest(sources=[pb.Source(text=source)], options=pb.GenerateOptions(**options))
-
-    async def run():
-        async with serving() as served:
-            for call in (served.stub.Generate(request), anext(aiter(served.stub.GenerateStream(request)))):
-                with pytest.raises(aio.AioRpcError, match=r"up to \d+ bytes.*: lower max_new") as caught:
-                    await call
-                assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert served.turns.num_submitted == 0
-            request.options.max_new_tokens = 1
-            await served.stub.Generate(request)
-
-    asyncio.run(run())
+    async with serving() as served:
+        for call in (served.stub.Generate(request), anext(aiter(served.stub.GenerateStream(request)))):
+            with pytest.raises(aio.AioRpcError, match=r"up to \d+ bytes.*: lower max_new") as caught:
+                await call
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+        assert served.turns.num_submitted == 0
+        request.options.max_new_tokens = 1
+        await served.stub.Generate(request)
 
 
-def test_a_large_answer_is_built_beside_the_event_loop(monkeypatch):
+async def test_a_large_answer_is_built_beside_the_event_loop(monkeypatch):
     threads = []
     add = answers._add_alternatives
 
@@ -206,14 +185,10 @@ def test_a_large_answer_is_built_beside_the_event_loop(monkeypatch):
         add(*arguments)
 
     monkeypatch.setattr(answers, "_add_alternatives", noted)
-
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            for num_alternatives in (3, 32):
-                options = pb.GenerateOptions(num_alternatives=num_alternatives, num_hypotheses=3)
-                await client.generate("abc", options=options)
-
-    asyncio.run(run())
+    async with serving() as served, AsyncClient(served.address) as client:
+        for num_alternatives in (3, 32):
+            options = pb.GenerateOptions(num_alternatives=num_alternatives, num_hypotheses=3)
+            await client.generate("abc", options=options)
     assert [name.partition("_")[0] for name in threads] == ["MainThread"] * 3 + ["answers"] * 3
 
 
@@ -230,27 +205,23 @@ def test_texts_are_never_logged(caplog):
     assert "secret" not in caplog.text
 
 
-def test_large_requests_are_bounded_while_their_calls_are_open(monkeypatch):
+async def test_large_requests_are_bounded_while_their_calls_are_open(monkeypatch):
     """GRPC keeps a request's bytes until its call ends: a thousand of 4 MiB could wait."""
     monkeypatch.setattr(calls, "_MAX_HELD_BYTES", 100_000)
     padding = b"\xba\x3e" + b"\xd0\x86\x03" + bytes(50_000)  # a field that the message does not have
     small = pb.GenerateRequest(sources=[pb.Source(text="a")]).SerializeToString()
-
-    async def run():
-        async with serving() as served:
-            send = served.channel.unary_unary("/seq2seq.v1.Seq2Seq/Generate")
-            served.runner.gate.clear()
-            waiting = [asyncio.ensure_future(send(small + padding))]
-            await served.turns.until(lambda: served.turns.num_submitted == 1)
-            with pytest.raises(AioRpcError, match=r"large requests of 500[0-9]{2} bytes are open") as caught:
-                await send(small + padding)
-            assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
-            waiting.append(asyncio.ensure_future(send(small)))
-            await served.turns.until(lambda: served.turns.num_submitted == 2)
-            served.runner.gate.set()
-            await asyncio.gather(*waiting)
+    async with serving() as served:
+        send = served.channel.unary_unary("/seq2seq.v1.Seq2Seq/Generate")
+        served.runner.gate.clear()
+        waiting = [asyncio.ensure_future(send(small + padding))]
+        await served.turns.until(lambda: served.turns.num_submitted == 1)
+        with pytest.raises(AioRpcError, match=r"large requests of 500[0-9]{2} bytes are open") as caught:
             await send(small + padding)
-            await served.until_calls_are_over()
-            assert not served.app._calls.held.held
-
-    asyncio.run(run())
+        assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
+        waiting.append(asyncio.ensure_future(send(small)))
+        await served.turns.until(lambda: served.turns.num_submitted == 2)
+        served.runner.gate.set()
+        await asyncio.gather(*waiting)
+        await send(small + padding)
+        await served.until_calls_are_over()
+        assert not served.app._calls.held.held

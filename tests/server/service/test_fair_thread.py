@@ -61,94 +61,75 @@ async def begin(thread: FairThread, num_bytes: int = LONG, caller: str = "a") ->
     return held, task
 
 
-def test_callers_have_the_thread_in_turn():
+async def test_callers_have_the_thread_in_turn():
     """The thread ran calls in order of arrival, so a caller with many calls held up all others."""
-
-    async def run():
-        async with thread_of() as thread:
-            held, first = await begin(thread)
-            order = []
-            tasks = [
-                asyncio.ensure_future(thread.run(lambda _, name=name: order.append(name), LONG, name, None))
-                for name in "aaabbc"
-            ]
-            await asyncio.sleep(0)
-            held.go.set()
-            await asyncio.gather(first, *tasks)
-            assert order == ["b", "c", "a", "b", "a", "a"]
-
-    asyncio.run(run())
+    async with thread_of() as thread:
+        held, first = await begin(thread)
+        order = []
+        tasks = [
+            asyncio.ensure_future(thread.run(lambda _, name=name: order.append(name), LONG, name, None))
+            for name in "aaabbc"
+        ]
+        await asyncio.sleep(0)
+        held.go.set()
+        await asyncio.gather(first, *tasks)
+        assert order == ["b", "c", "a", "b", "a", "a"]
 
 
-def test_what_waits_is_shared_by_callers():
+async def test_what_waits_is_shared_by_callers():
     """One caller could fill the bound, and everybody else was refused."""
-
-    async def run():
-        async with thread_of(4 * LONG) as thread:
-            held, first = await begin(thread)
-            tasks = [first]
-            for name, num_taken in (("a", 3), ("b", 2), ("c", 1)):
-                for _ in range(num_taken):
-                    tasks.append(asyncio.ensure_future(thread.run(lambda _: None, LONG, name, None)))
-                    await asyncio.sleep(0)
-                with pytest.raises(Overloaded, match=f"{LONG * (num_taken + (name == 'a'))} of them this"):
-                    await thread.run(lambda _: None, LONG, name, None)
-            held.go.set()
-            await asyncio.gather(*tasks)
-            await thread.run(lambda _: None, 5 * LONG, "a", None)
-
-    asyncio.run(run())
-
-
-def test_a_text_counts_until_the_thread_has_ended_with_it():
-    """It counted until its caller left, and a caller who always left kept the thread busy without limit."""
-
-    async def run():
-        async with thread_of(LONG + 1) as thread:
-            held, task = await begin(thread)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            with pytest.raises(Overloaded, match="wait to be read"):
-                await thread.run(lambda _: None, LONG, "a", None)
-            held.go.set()
-            while thread.shares.held:
+    async with thread_of(4 * LONG) as thread:
+        held, first = await begin(thread)
+        tasks = [first]
+        for name, num_taken in (("a", 3), ("b", 2), ("c", 1)):
+            for _ in range(num_taken):
+                tasks.append(asyncio.ensure_future(thread.run(lambda _: None, LONG, name, None)))
                 await asyncio.sleep(0)
-            assert isinstance(held.error, Cancelled)
-            await thread.run(lambda _: None, LONG, "a", None)
+            with pytest.raises(Overloaded, match=f"{LONG * (num_taken + (name == 'a'))} of them this"):
+                await thread.run(lambda _: None, LONG, name, None)
+        held.go.set()
+        await asyncio.gather(*tasks)
+        await thread.run(lambda _: None, 5 * LONG, "a", None)
 
-    asyncio.run(run())
 
-
-def test_a_deadline_ends_the_waiting():
-    async def run():
-        async with thread_of() as thread:
-            held, task = await begin(thread)
-            with pytest.raises(DeadlineExceeded, match="the deadline passed before"):
-                await thread.run(lambda _: None, LONG, "a", time.monotonic())
-            held.go.set()
+async def test_a_text_counts_until_the_thread_has_ended_with_it():
+    """It counted until its caller left, and a caller who always left kept the thread busy without limit."""
+    async with thread_of(LONG + 1) as thread:
+        held, task = await begin(thread)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
             await task
+        with pytest.raises(Overloaded, match="wait to be read"):
+            await thread.run(lambda _: None, LONG, "a", None)
+        held.go.set()
+        while thread.shares.held:
+            await asyncio.sleep(0)
+        assert isinstance(held.error, Cancelled)
+        await thread.run(lambda _: None, LONG, "a", None)
 
-    asyncio.run(run())
+
+async def test_a_deadline_ends_the_waiting():
+    async with thread_of() as thread:
+        held, task = await begin(thread)
+        with pytest.raises(DeadlineExceeded, match="the deadline passed before"):
+            await thread.run(lambda _: None, LONG, "a", time.monotonic())
+        held.go.set()
+        await task
 
 
-def test_reading_and_building_end_at_the_deadline_of_their_call():
+async def test_reading_and_building_end_at_the_deadline_of_their_call():
     """The times of words were computed for up to a second after their caller had left."""
-
-    async def run():
-        async with a_call() as call:
-            for start in (lambda held: call.read(held, 10**6), lambda held: call.build(10**6, held)):
-                held, call.deadline = Held(), time.monotonic() + 0.1
-                with pytest.raises(DeadlineExceeded, match="or the answer was built"):
-                    await start(held)
-                held.go.set()
-                assert await asyncio.to_thread(held.ended.wait, 20)
-                assert isinstance(held.error, Cancelled)
-
-    asyncio.run(run())
+    async with a_call() as call:
+        for start in (lambda held: call.read(held, 10**6), lambda held: call.build(10**6, held)):
+            held, call.deadline = Held(), time.monotonic() + 0.1
+            with pytest.raises(DeadlineExceeded, match="or the answer was built"):
+                await start(held)
+            held.go.set()
+            assert await asyncio.to_thread(held.ended.wait, 20)
+            assert isinstance(held.error, Cancelled)
 
 
-def test_work_whose_caller_leaves_is_not_begun_and_others_have_their_turn():
+async def test_work_whose_caller_leaves_is_not_begun_and_others_have_their_turn():
     """Each work that a caller left behind was begun, one after another, before anybody else's."""
     go, begun = threading.Event(), threading.Event()
     done: list[str] = []
@@ -157,25 +138,22 @@ def test_work_whose_caller_leaves_is_not_begun_and_others_have_their_turn():
         begun.set()
         assert go.wait(20)
 
-    async def run():
-        thread = FairThread("thread", 100)
-        first = asyncio.ensure_future(thread.run(hold, 5, "a", None))
-        await asyncio.to_thread(begun.wait, 20)
-        for _ in range(3):
-            first.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await first
-            first = asyncio.ensure_future(thread.run(lambda _: done.append("left"), 5, "a", None))
-            await asyncio.sleep(0.01)
+    thread = FairThread("thread", 100)
+    first = asyncio.ensure_future(thread.run(hold, 5, "a", None))
+    await asyncio.to_thread(begun.wait, 20)
+    for _ in range(3):
         first.cancel()
-        other = asyncio.ensure_future(thread.run(lambda _: done.append("other"), 7, "b", None))
+        with pytest.raises(asyncio.CancelledError):
+            await first
+        first = asyncio.ensure_future(thread.run(lambda _: done.append("left"), 5, "a", None))
         await asyncio.sleep(0.01)
-        assert thread.shares.held["a"] == 5  # of what the thread works on, and of nothing else
-        go.set()
-        await other
-        assert done == ["other"]
-        await asyncio.sleep(0.01)
-        assert not thread.shares.held
-        thread.stop()
-
-    asyncio.run(run())
+    first.cancel()
+    other = asyncio.ensure_future(thread.run(lambda _: done.append("other"), 7, "b", None))
+    await asyncio.sleep(0.01)
+    assert thread.shares.held["a"] == 5  # of what the thread works on, and of nothing else
+    go.set()
+    await other
+    assert done == ["other"]
+    await asyncio.sleep(0.01)
+    assert not thread.shares.held
+    thread.stop()

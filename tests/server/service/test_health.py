@@ -19,139 +19,111 @@ async def check(stub, service=""):
     return (await stub.Check(health_pb2.HealthCheckRequest(service=service))).status
 
 
-def test_server_service_and_every_model_are_serving():
-    async def run():
-        async with serving(names=("first", "second")) as served:
-            stub = health_pb2_grpc.HealthStub(served.channel)
-            for name in ("", "seq2seq.v1.Seq2Seq", "inference.GRPCInferenceService", "first", "second"):
-                assert await check(stub, name) == SERVING
-            assert await served.http("/readyz") == (200, "ok\n")
-            assert await served.http("/healthz") == (200, "ok\n")
-            with pytest.raises(aio.AioRpcError) as caught:
-                await check(stub, "third")
-            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-
-    asyncio.run(run())
+async def test_server_service_and_every_model_are_serving():
+    async with serving(names=("first", "second")) as served:
+        stub = health_pb2_grpc.HealthStub(served.channel)
+        for name in ("", "seq2seq.v1.Seq2Seq", "inference.GRPCInferenceService", "first", "second"):
+            assert await check(stub, name) == SERVING
+        assert await served.http("/readyz") == (200, "ok\n")
+        assert await served.http("/healthz") == (200, "ok\n")
+        with pytest.raises(aio.AioRpcError) as caught:
+            await check(stub, "third")
+        assert caught.value.code() is grpc.StatusCode.NOT_FOUND
 
 
-def test_a_watcher_hears_every_change_also_after_another_watcher_left():
-    async def run():
-        async with serving() as served:
-            stub = health_pb2_grpc.HealthStub(served.channel)
-            calls = [stub.Watch(health_pb2.HealthCheckRequest(service="echo")) for _ in range(2)]
-            watchers = [aiter(call) for call in calls]
-            for watcher in watchers:
-                assert (await anext(watcher)).status == SERVING
-            calls[0].cancel()
-            served.model.engine.cores[0].failing_since = math.inf
-            served.app._health.refresh()
-            assert (await anext(watchers[1])).status == NOT_SERVING
-            served.model.engine.cores[0].failing_since = None
-            served.app._health.refresh()
-            assert (await anext(watchers[1])).status == SERVING
-            calls[1].cancel()
-
-    asyncio.run(run())
+async def test_a_watcher_hears_every_change_also_after_another_watcher_left():
+    async with serving() as served:
+        stub = health_pb2_grpc.HealthStub(served.channel)
+        calls = [stub.Watch(health_pb2.HealthCheckRequest(service="echo")) for _ in range(2)]
+        watchers = [aiter(call) for call in calls]
+        for watcher in watchers:
+            assert (await anext(watcher)).status == SERVING
+        calls[0].cancel()
+        served.model.engine.cores[0].failing_since = math.inf
+        served.app._health.refresh()
+        assert (await anext(watchers[1])).status == NOT_SERVING
+        served.model.engine.cores[0].failing_since = None
+        served.app._health.refresh()
+        assert (await anext(watchers[1])).status == SERVING
+        calls[1].cancel()
 
 
-def test_an_engine_whose_thread_ends_is_started_again_and_its_callers_are_answered():
-    async def run():
-        runner = EchoRunner(error=SystemExit())  # type: ignore[arg-type]
-        async with serving(runner) as served:
-            call = served.stub.Generate(pb.GenerateRequest(sources=[pb.Source(text="abc")]))
-            with pytest.raises(grpc.RpcError) as caught:
-                await call
-            assert caught.value.code() == grpc.StatusCode.INTERNAL
-            runner.error = None
-            # What comes before the thread has ended is answered with UNAVAILABLE, which the client retries.
-            async with AsyncClient(served.address) as client:
-                answer = await client.generate("abc")
-            assert answer.hypotheses[0].text == "abc"
-            assert await served.http("/readyz") == (200, "ok\n")
-
-    asyncio.run(run())
+async def test_an_engine_whose_thread_ends_is_started_again_and_its_callers_are_answered():
+    runner = EchoRunner(error=SystemExit())  # type: ignore[arg-type]
+    async with serving(runner) as served:
+        call = served.stub.Generate(pb.GenerateRequest(sources=[pb.Source(text="abc")]))
+        with pytest.raises(grpc.RpcError) as caught:
+            await call
+        assert caught.value.code() == grpc.StatusCode.INTERNAL
+        runner.error = None
+        # What comes before the thread has ended is answered with UNAVAILABLE, which the client retries.
+        async with AsyncClient(served.address) as client:
+            answer = await client.generate("abc")
+        assert answer.hypotheses[0].text == "abc"
+        assert await served.http("/readyz") == (200, "ok\n")
 
 
-def test_watchers_are_woken_by_changes_only():
+async def test_watchers_are_woken_by_changes_only():
     """Every second all were: some thousand of them, which need no token, would hold up the event loop."""
-
-    async def run():
-        async with serving() as served:
-            health = served.app._health
-            waiting = asyncio.ensure_future(health.wait_for_refresh())
-            await asyncio.sleep(0)
-            health.refresh()
-            served.model.engine.cores[0].failing_since = math.inf
-            await asyncio.sleep(0)
-            assert not waiting.done()
-            assert health.shown_status("echo") == SERVING
-            health.refresh()
-            await waiting
-            assert health.shown_status("echo") == NOT_SERVING
-
-    asyncio.run(run())
+    async with serving() as served:
+        health = served.app._health
+        waiting = asyncio.ensure_future(health.wait_for_refresh())
+        await asyncio.sleep(0)
+        health.refresh()
+        served.model.engine.cores[0].failing_since = math.inf
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        assert health.shown_status("echo") == SERVING
+        health.refresh()
+        await waiting
+        assert health.shown_status("echo") == NOT_SERVING
 
 
-def test_watchers_are_let_go_when_the_server_ends():
-    async def run():
-        async with serving() as served:
-            call = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest())
-            assert (await anext(aiter(call))).status == SERVING
-            served.app._health.close()
-            assert await call.code() is grpc.StatusCode.OK
-
-    asyncio.run(run())
+async def test_watchers_are_let_go_when_the_server_ends():
+    async with serving() as served:
+        call = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest())
+        assert (await anext(aiter(call))).status == SERVING
+        served.app._health.close()
+        assert await call.code() is grpc.StatusCode.OK
 
 
-def test_watching_an_unknown_name_stays_open():
-    async def run():
-        async with serving() as served:
+async def test_watching_an_unknown_name_stays_open():
+    async with serving() as served:
+        stub = health_pb2_grpc.HealthStub(served.channel)
+        call = stub.Watch(health_pb2.HealthCheckRequest(service="third"))
+        assert (await anext(aiter(call))).status == SERVICE_UNKNOWN
+        assert not call.done()
+        call.cancel()
+
+
+async def test_a_model_whose_steps_keep_failing_is_not_serving_and_the_others_are():
+    async with serving(names=("first", "second")) as served, AsyncClient(served.address) as client:
+        served.runner.error = RuntimeError("broken")
+        for _ in range(10):
+            with pytest.raises(ClientError, match="INTERNAL"):
+                await client.generate("abc")
+        assert await client.health() == "SERVING"
+        assert await client.health("first") == "NOT_SERVING"
+        assert await client.health("second") == "SERVING"
+        assert await served.http("/readyz") == await served.http("/healthz") == (200, "ok\n")
+
+
+async def test_an_engine_without_a_sign_of_life_is_neither_ready_nor_healthy():
+    async with serving() as served:
+        served.model.engine.cores[0].is_hung = lambda: True
+        served.model.engine.cores[0].silent_seconds = lambda: 65.0
+        problem = "echo: no sign of life from the engine for 65 seconds\n"
+        assert await served.http("/readyz") == await served.http("/healthz") == (503, problem)
+
+
+async def test_list_has_every_name_with_its_status():
+    async with serving(names=("first", "second")) as served:
+        health = served.app._health
+        services = {"seq2seq.v1.Seq2Seq", "seq2seq.v1.Repository", "inference.GRPCInferenceService"}
+        assert set(health.names()) == {"", *services, "first", "second"}
+        if hasattr(health_pb2, "HealthListRequest"):  # grpcio-health-checking from 1.85 on
             stub = health_pb2_grpc.HealthStub(served.channel)
-            call = stub.Watch(health_pb2.HealthCheckRequest(service="third"))
-            assert (await anext(aiter(call))).status == SERVICE_UNKNOWN
-            assert not call.done()
-            call.cancel()
-
-    asyncio.run(run())
-
-
-def test_a_model_whose_steps_keep_failing_is_not_serving_and_the_others_are():
-    async def run():
-        async with serving(names=("first", "second")) as served, AsyncClient(served.address) as client:
-            served.runner.error = RuntimeError("broken")
-            for _ in range(10):
-                with pytest.raises(ClientError, match="INTERNAL"):
-                    await client.generate("abc")
-            assert await client.health() == "SERVING"
-            assert await client.health("first") == "NOT_SERVING"
-            assert await client.health("second") == "SERVING"
-            assert await served.http("/readyz") == await served.http("/healthz") == (200, "ok\n")
-
-    asyncio.run(run())
-
-
-def test_an_engine_without_a_sign_of_life_is_neither_ready_nor_healthy():
-    async def run():
-        async with serving() as served:
-            served.model.engine.cores[0].is_hung = lambda: True
-            served.model.engine.cores[0].silent_seconds = lambda: 65.0
-            problem = "echo: no sign of life from the engine for 65 seconds\n"
-            assert await served.http("/readyz") == await served.http("/healthz") == (503, problem)
-
-    asyncio.run(run())
-
-
-def test_list_has_every_name_with_its_status():
-    async def run():
-        async with serving(names=("first", "second")) as served:
-            health = served.app._health
-            services = {"seq2seq.v1.Seq2Seq", "seq2seq.v1.Repository", "inference.GRPCInferenceService"}
-            assert set(health.names()) == {"", *services, "first", "second"}
-            if hasattr(health_pb2, "HealthListRequest"):  # grpcio-health-checking from 1.85 on
-                stub = health_pb2_grpc.HealthStub(served.channel)
-                answer = await stub.List(health_pb2.HealthListRequest())
-                assert {name: status.status for name, status in answer.statuses.items()} == dict.fromkeys(
-                    health.names(), SERVING
-                )
-
-    asyncio.run(run())
+            answer = await stub.List(health_pb2.HealthListRequest())
+            assert {name: status.status for name, status in answer.statuses.items()} == dict.fromkeys(
+                health.names(), SERVING
+            )

@@ -33,78 +33,60 @@ async def answer(served, path: str, raw: bytes) -> None:
 
 @pytest.mark.parametrize("raw", [b"\xff", b"\x0a\x05ab", b"\x0a\x02\xff\xff"])
 @pytest.mark.parametrize("path", PATHS)
-def test_bytes_that_are_no_message_are_the_callers_mistake(path, raw):
-    async def run():
-        async with serving() as served:
-            with pytest.raises(aio.AioRpcError, match="are not a message of this method") as caught:
-                await answer(served, path, raw)
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    asyncio.run(run())
+async def test_bytes_that_are_no_message_are_the_callers_mistake(path, raw):
+    async with serving() as served:
+        with pytest.raises(aio.AioRpcError, match="are not a message of this method") as caught:
+            await answer(served, path, raw)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(
     "path", ["/seq2seq.v1.Seq2Seq/Generate", "/inference.GRPCInferenceService/ModelStreamInfer"]
 )
-def test_a_message_of_many_empty_messages_is_refused_before_it_is_built(path):
+async def test_a_message_of_many_empty_messages_is_refused_before_it_is_built(path):
     raw = b"\x12\x00" * 2**20 if path.endswith("Generate") else b"\x2a\x00" * 2**20
-
-    async def run():
-        async with serving() as served:
-            with pytest.raises(aio.AioRpcError, match="the message has more than 8192 fields") as caught:
-                await answer(served, path, raw)
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    asyncio.run(run())
+    async with serving() as served:
+        with pytest.raises(aio.AioRpcError, match="the message has more than 8192 fields") as caught:
+            await answer(served, path, raw)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_other_tasks_have_their_turn_between_large_messages():
+async def test_other_tasks_have_their_turn_between_large_messages():
     raw = pb.GenerateRequest(model="x" * 2**15).SerializeToString()
     order = []
+    rpcs = make_rpcs(Metrics())
 
-    async def run():
-        rpcs = make_rpcs(Metrics())
+    async def parse(number):
+        await rpcs.parse_large(raw, pb.GenerateRequest)
+        order.append(number)
 
-        async def parse(number):
-            await rpcs.parse_large(raw, pb.GenerateRequest)
-            order.append(number)
+    async def other():
+        for _ in range(8):
+            order.append("other")
+            await asyncio.sleep(0)
 
-        async def other():
-            for _ in range(8):
-                order.append("other")
-                await asyncio.sleep(0)
-
-        await asyncio.gather(*(parse(number) for number in range(4)), other())
-
-    asyncio.run(run())
+    await asyncio.gather(*(parse(number) for number in range(4)), other())
     parsed = [place for place, what in enumerate(order) if what != "other"]
     assert all("other" in order[first:second] for first, second in itertools.pairwise(parsed)), order
 
 
-def test_nothing_is_read_of_a_call_without_the_right_to_its_method(tmp_path):
+async def test_nothing_is_read_of_a_call_without_the_right_to_its_method(tmp_path):
     """400 messages of 4 MiB without a token took 0.9 GB: gRPC reads a unary call's before the handler."""
     file = tmp_path / "access.toml"
     file.write_text(f'[[token]]\nname = "a"\nsha256 = "{"0" * 63}1"\nroles = ["predict"]\n')
-
-    async def run():
-        async with serving(access_file=file) as served:
-            call = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")(stalled())
-            assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
-
-    asyncio.run(run())
+    async with serving(access_file=file) as served:
+        call = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")(stalled())
+        assert await call.code() is grpc.StatusCode.UNAUTHENTICATED
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_a_unary_call_has_one_message(number):
-    async def run():
-        async with serving() as served:
-            raw = pb.GenerateRequest(sources=[pb.Source(text="a")]).SerializeToString()
-            call = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")(iter([raw] * number))
-            with pytest.raises(aio.AioRpcError, match="has not one message") as caught:
-                await call
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    asyncio.run(run())
+async def test_a_unary_call_has_one_message(number):
+    async with serving() as served:
+        raw = pb.GenerateRequest(sources=[pb.Source(text="a")]).SerializeToString()
+        call = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")(iter([raw] * number))
+        with pytest.raises(aio.AioRpcError, match="has not one message") as caught:
+            await call
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 async def stalled():
@@ -113,38 +95,31 @@ async def stalled():
     yield b""
 
 
-def test_callers_who_do_not_send_stall_no_probe_and_others_for_a_while_only(monkeypatch):
+async def test_callers_who_do_not_send_stall_no_probe_and_others_for_a_while_only(monkeypatch):
     """Of one caller some messages are read at once: those who never send held their places for ever."""
     monkeypatch.setattr(calls_module, "_MOST_READ_AT_ONCE", 2)
     monkeypatch.setattr(calls_module, "_MESSAGE_SECONDS", 1.0)
-
-    async def run():
-        async with serving() as served:
-            send = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")
-            waiting = [send(stalled()) for _ in range(2)]
-            while served.app._calls.num_open < 2:
-                await asyncio.sleep(0)
-            check = served.channel.unary_unary("/grpc.health.v1.Health/Check")
-            assert await check(b"") == b"\x08\x01"  # SERVING, while both places are taken
-            raw = pb.GenerateRequest(sources=[pb.Source(text="a")]).SerializeToString()
-            late = send(iter([raw]))
-            for call in waiting:
-                assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-                assert "did not come within 1 seconds" in await call.details()
-            # It came together with the others, so its time may be over, too; the next one has its own.
-            assert await late.code() in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT)
-            assert await send(iter([raw]))
-
-    asyncio.run(run())
+    async with serving() as served:
+        send = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")
+        waiting = [send(stalled()) for _ in range(2)]
+        while served.app._calls.num_open < 2:
+            await asyncio.sleep(0)
+        check = served.channel.unary_unary("/grpc.health.v1.Health/Check")
+        assert await check(b"") == b"\x08\x01"  # SERVING, while both places are taken
+        raw = pb.GenerateRequest(sources=[pb.Source(text="a")]).SerializeToString()
+        late = send(iter([raw]))
+        for call in waiting:
+            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+            assert "did not come within 1 seconds" in await call.details()
+        # It came together with the others, so its time may be over, too; the next one has its own.
+        assert await late.code() in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT)
+        assert await send(iter([raw]))
 
 
-def test_a_drain_does_not_wait_for_messages_that_do_not_come():
-    async def run():
-        async with serving() as served:
-            call = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")(stalled())
-            while not served.app._calls.num_open:
-                await asyncio.sleep(0)
-            served.app._calls.drain()
-            assert await call.code() is grpc.StatusCode.UNAVAILABLE
-
-    asyncio.run(run())
+async def test_a_drain_does_not_wait_for_messages_that_do_not_come():
+    async with serving() as served:
+        call = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")(stalled())
+        while not served.app._calls.num_open:
+            await asyncio.sleep(0)
+        served.app._calls.drain()
+        assert await call.code() is grpc.StatusCode.UNAVAILABLE

@@ -1,4 +1,3 @@
-import asyncio
 import os
 from pathlib import Path
 
@@ -53,21 +52,17 @@ def roots(authority: trustme.CA) -> dict[str, bytes]:
     return {"root_certificates": authority.cert_pem.bytes()}
 
 
-def test_calls_are_encrypted_and_others_are_refused(tmp_path):
+async def test_calls_are_encrypted_and_others_are_refused(tmp_path):
     authority = trustme.CA()
-
-    async def run():
-        async with serving(**settings(write_certificate(tmp_path, authority))) as served:
-            assert await ask(served, **roots(authority)) == "ab"
-            assert await is_refused(served, **roots(trustme.CA()))
-            with pytest.raises(aio.AioRpcError) as caught:
-                await served.stub.Generate(pb.GenerateRequest(), timeout=10)
-            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-
-    asyncio.run(run())
+    async with serving(**settings(write_certificate(tmp_path, authority))) as served:
+        assert await ask(served, **roots(authority)) == "ab"
+        assert await is_refused(served, **roots(trustme.CA()))
+        with pytest.raises(aio.AioRpcError) as caught:
+            await served.stub.Generate(pb.GenerateRequest(), timeout=10)
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_clients_must_show_a_certificate_where_their_authority_is_given(tmp_path):
+async def test_clients_must_show_a_certificate_where_their_authority_is_given(tmp_path):
     authority, of_clients = trustme.CA(), trustme.CA()
     files = write_certificate(tmp_path, authority)
     client_ca = tmp_path / "clients.pem"
@@ -80,32 +75,25 @@ def test_clients_must_show_a_certificate_where_their_authority_is_given(tmp_path
             "certificate_chain": issued.cert_chain_pems[0].bytes(),
         }
 
-    async def run():
-        async with serving(**settings(files), tls_client_ca=client_ca) as served:
-            assert await ask(served, **shown(of_clients)) == "ab"
-            assert await is_refused(served, **shown(trustme.CA()))
-            assert await is_refused(served, **roots(authority))
-
-    asyncio.run(run())
+    async with serving(**settings(files), tls_client_ca=client_ca) as served:
+        assert await ask(served, **shown(of_clients)) == "ab"
+        assert await is_refused(served, **shown(trustme.CA()))
+        assert await is_refused(served, **roots(authority))
 
 
-def test_a_new_certificate_is_taken_without_a_restart_and_a_broken_one_is_not(tmp_path):
+async def test_a_new_certificate_is_taken_without_a_restart_and_a_broken_one_is_not(tmp_path):
     first, second = trustme.CA(), trustme.CA()
-
-    async def run():
-        files = write_certificate(tmp_path, first)
-        async with serving(**settings(files)) as served:
-            assert await ask(served, **roots(first)) == "ab"
-            files.tls_key.rename(tmp_path / "away")
-            assert await ask(served, **roots(first)) == "ab"
-            os.mkfifo(files.tls_key)  # nobody writes into it: a handshake that reads it would wait for ever
-            assert await ask(served, **roots(first)) == "ab"
-            files.tls_key.unlink()
-            write_certificate(tmp_path, second)
-            assert await ask(served, **roots(second)) == "ab"
-            assert await is_refused(served, **roots(first))
-
-    asyncio.run(run())
+    files = write_certificate(tmp_path, first)
+    async with serving(**settings(files)) as served:
+        assert await ask(served, **roots(first)) == "ab"
+        files.tls_key.rename(tmp_path / "away")
+        assert await ask(served, **roots(first)) == "ab"
+        os.mkfifo(files.tls_key)  # nobody writes into it: a handshake that reads it would wait for ever
+        assert await ask(served, **roots(first)) == "ab"
+        files.tls_key.unlink()
+        write_certificate(tmp_path, second)
+        assert await ask(served, **roots(second)) == "ab"
+        assert await is_refused(served, **roots(first))
 
 
 def test_without_tls_the_port_is_this_machines_own_unless_it_is_allowed():

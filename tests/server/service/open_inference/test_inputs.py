@@ -1,6 +1,5 @@
 """Named sources of every form as tensors of the Open Inference Protocol."""
 
-import asyncio
 import struct
 
 import numpy as np
@@ -63,26 +62,22 @@ def stacked(rows: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("is_raw", [True, False])
-def test_tensors_have_a_row_for_each_request(toy_paths, is_raw):
+async def test_tensors_have_a_row_for_each_request(toy_paths, is_raw):
     rng = np.random.default_rng(0)
     rows = {name: [KINDS[name].draw(rng, 5) for _ in range(3)] for name in (PICTURE, CLIP, FEATURES)}
     words = [{STORY: rng.integers(4, 99, (4, 7)), QUESTION: rng.integers(4, 99, 9)} for _ in range(3)]
     scaled = {PICTURE: stacked(rows[PICTURE])[PICTURE].astype(np.float32) / 255}
-
-    async def run():
-        async with serving_bundles(*toy_paths.values()) as served:
-            stub = GRPCInferenceServiceStub(served.channel)
-            for name, sources in {**rows, STORY: words}.items():
-                expected = [KINDS[name].tokens(row, 6) for row in sources]
-                assert await targets(stub, infer_request(name, is_raw=is_raw, **stacked(sources))) == expected
-            expected = [KINDS[PICTURE].tokens(row, 6) for row in rows[PICTURE]]
-            assert await targets(stub, infer_request(PICTURE, is_raw=is_raw, **scaled)) == expected
-
-    asyncio.run(run())
+    async with serving_bundles(*toy_paths.values()) as served:
+        stub = GRPCInferenceServiceStub(served.channel)
+        for name, sources in {**rows, STORY: words}.items():
+            expected = [KINDS[name].tokens(row, 6) for row in sources]
+            assert await targets(stub, infer_request(name, is_raw=is_raw, **stacked(sources))) == expected
+        expected = [KINDS[PICTURE].tokens(row, 6) for row in rows[PICTURE]]
+        assert await targets(stub, infer_request(PICTURE, is_raw=is_raw, **scaled)) == expected
 
 
 @pytest.mark.parametrize("is_raw", [True, False])
-def test_texts_and_files_are_bytes_and_padding_ends_ragged_rows(toy_paths, is_raw):
+async def test_texts_and_files_are_bytes_and_padding_ends_ragged_rows(toy_paths, is_raw):
     rng = np.random.default_rng(1)
     pictures = [KINDS[PICTURE].draw(rng, 1) for _ in range(2)]
     clips = [KINDS[CLIP].draw(rng, length) for length in (3, 8)]
@@ -109,18 +104,14 @@ def test_texts_and_files_are_bytes_and_padding_ends_ragged_rows(toy_paths, is_ra
             },
         ),
     ]
-
-    async def run():
-        async with serving_bundles(*toy_paths.values()) as served:
-            stub = GRPCInferenceServiceStub(served.channel)
-            for name, rows, arrays in cases:
-                expected = [KINDS[name].tokens(row, 6) for row in rows]
-                assert await targets(stub, infer_request(name, is_raw=is_raw, **arrays)) == expected
-
-    asyncio.run(run())
+    async with serving_bundles(*toy_paths.values()) as served:
+        stub = GRPCInferenceServiceStub(served.channel)
+        for name, rows, arrays in cases:
+            expected = [KINDS[name].tokens(row, 6) for row in rows]
+            assert await targets(stub, infer_request(name, is_raw=is_raw, **arrays)) == expected
 
 
-def test_metadata_and_config_describe_the_inputs_of_every_form(toy_paths):
+async def test_metadata_and_config_describe_the_inputs_of_every_form(toy_paths):
     expected = {
         PICTURE: [(PICTURE, "UINT8", [-1, 6, 6, 3])],
         CLIP: [(CLIP, "UINT8", [-1, -1, 2, 2, 3])],
@@ -133,24 +124,20 @@ def test_metadata_and_config_describe_the_inputs_of_every_form(toy_paths):
         ],
     }
     types = {"BYTES": pb.TYPE_STRING, "UINT8": pb.TYPE_UINT8, "FP32": pb.TYPE_FP32, "INT64": pb.TYPE_INT64}
-
-    async def run():
-        async with serving_bundles(*toy_paths.values()) as served:
-            stub = GRPCInferenceServiceStub(served.channel)
-            for name, inputs in expected.items():
-                metadata = await stub.ModelMetadata(pb.ModelMetadataRequest(name=name))
-                assert [(one.name, one.datatype, list(one.shape)) for one in metadata.inputs] == inputs
-                config = (await stub.ModelConfig(pb.ModelConfigRequest(name=name))).config
-                assert [(one.name, one.data_type, list(one.dims), one.optional) for one in config.input] == [
-                    (one, types[datatype], shape, name == "text") for one, datatype, shape in inputs
-                ]
-                parameters = config.parameters
-                assert parameters["max_source_length"].string_value == str(KINDS[name].memory_capacity)
-            assert parameters.get("datatypes.text_input") is None
-            config = (await stub.ModelConfig(pb.ModelConfigRequest(name=CLIP))).config
-            assert config.parameters["datatypes.clip"].string_value == "UINT8, FP32, BYTES"
-
-    asyncio.run(run())
+    async with serving_bundles(*toy_paths.values()) as served:
+        stub = GRPCInferenceServiceStub(served.channel)
+        for name, inputs in expected.items():
+            metadata = await stub.ModelMetadata(pb.ModelMetadataRequest(name=name))
+            assert [(one.name, one.datatype, list(one.shape)) for one in metadata.inputs] == inputs
+            config = (await stub.ModelConfig(pb.ModelConfigRequest(name=name))).config
+            assert [(one.name, one.data_type, list(one.dims), one.optional) for one in config.input] == [
+                (one, types[datatype], shape, name == "text") for one, datatype, shape in inputs
+            ]
+            parameters = config.parameters
+            assert parameters["max_source_length"].string_value == str(KINDS[name].memory_capacity)
+        assert parameters.get("datatypes.text_input") is None
+        config = (await stub.ModelConfig(pb.ModelConfigRequest(name=CLIP))).config
+        assert config.parameters["datatypes.clip"].string_value == "UINT8, FP32, BYTES"
 
 
 PIXELS = np.zeros((2, 6, 6, 3), np.uint8)
@@ -195,14 +182,11 @@ BAD = [
 ]
 
 
-def test_bad_inputs_are_refused_and_nothing_is_lost(toy_paths):
-    async def run():
-        async with serving_bundles(*toy_paths.values()) as served:
-            stub = GRPCInferenceServiceStub(served.channel)
-            for message, expected in BAD:
-                with pytest.raises(AioRpcError) as caught:
-                    await stub.ModelInfer(message)
-                assert caught.value.code() is StatusCode.INVALID_ARGUMENT
-                assert caught.value.details().startswith(expected)
-
-    asyncio.run(run())
+async def test_bad_inputs_are_refused_and_nothing_is_lost(toy_paths):
+    async with serving_bundles(*toy_paths.values()) as served:
+        stub = GRPCInferenceServiceStub(served.channel)
+        for message, expected in BAD:
+            with pytest.raises(AioRpcError) as caught:
+                await stub.ModelInfer(message)
+            assert caught.value.code() is StatusCode.INVALID_ARGUMENT
+            assert caught.value.details().startswith(expected)

@@ -85,7 +85,7 @@ def serving_all(toy_paths):
     return serving_bundles(*toy_paths.values())
 
 
-def test_every_form_is_answered_alone_and_in_any_batch_beside_the_others(toy_paths):
+async def test_every_form_is_answered_alone_and_in_any_batch_beside_the_others(toy_paths):
     rng, chance = np.random.default_rng(0), random.Random(0)
     cases = []
     for name, kind in KINDS.items():
@@ -107,43 +107,36 @@ def test_every_form_is_answered_alone_and_in_any_batch_beside_the_others(toy_pat
         assert shown == ([hop.ravel().tolist() for hop in hops] if kind.has_hops else [])
         assert answer.usage.source_tokens == attention.shape[-1]
 
-    async def run():
-        async with serving_all(toy_paths) as served:
-            for case in cases[::3]:
-                check(*case, await served.stub.Generate(case[-1]))
-            chance.shuffle(cases)
-            answers = await asyncio.gather(*(served.stub.Generate(case[-1]) for case in cases))
-            for case, answer in zip(cases, answers, strict=True):
-                check(*case, answer)
-
-    asyncio.run(run())
+    async with serving_all(toy_paths) as served:
+        for case in cases[::3]:
+            check(*case, await served.stub.Generate(case[-1]))
+        chance.shuffle(cases)
+        answers = await asyncio.gather(*(served.stub.Generate(case[-1]) for case in cases))
+        for case, answer in zip(cases, answers, strict=True):
+            check(*case, answer)
 
 
-def test_a_file_is_read_as_its_pixels_are(toy_paths):
+async def test_a_file_is_read_as_its_pixels_are(toy_paths):
     rng = np.random.default_rng(0)
     picture, clip = (KINDS[name].draw(rng, 5)[name] for name in (PICTURE, CLIP))
     scaled = {name: array.astype(np.float32) / 255 for name, array in ((PICTURE, picture), (CLIP, clip))}
-
-    async def run():
-        async with serving_all(toy_paths) as served:
-            for name, array, file in (
-                (PICTURE, picture, picture_file(picture)),
-                (CLIP, clip, clip_file(clip)),
-                (CLIP, clip[:1], picture_file(clip[0])),
-                (CLIP, clip[:1], clip_file(clip[:1])),
-            ):
-                expected = KINDS[name].tokens({name: array}, 5)
-                pixels = scaled[name] if array.ndim == picture.ndim else scaled[name][: len(array)]
-                for given in (pb.Source(file=file), pb.Source(name=name, tensor=tensor(pixels))):
-                    answer = await served.stub.Generate(message(name, given, max_new_tokens=5))
-                    assert list(answer.hypotheses[0].token_ids) == expected
-            jpeg = pb.Source(file=picture_file(picture.repeat(9, axis=0), "JPEG"))
-            assert (await served.stub.Generate(message(PICTURE, jpeg))).hypotheses[0].token_ids
-
-    asyncio.run(run())
+    async with serving_all(toy_paths) as served:
+        for name, array, file in (
+            (PICTURE, picture, picture_file(picture)),
+            (CLIP, clip, clip_file(clip)),
+            (CLIP, clip[:1], picture_file(clip[0])),
+            (CLIP, clip[:1], clip_file(clip[:1])),
+        ):
+            expected = KINDS[name].tokens({name: array}, 5)
+            pixels = scaled[name] if array.ndim == picture.ndim else scaled[name][: len(array)]
+            for given in (pb.Source(file=file), pb.Source(name=name, tensor=tensor(pixels))):
+                answer = await served.stub.Generate(message(name, given, max_new_tokens=5))
+                assert list(answer.hypotheses[0].token_ids) == expected
+        jpeg = pb.Source(file=picture_file(picture.repeat(9, axis=0), "JPEG"))
+        assert (await served.stub.Generate(message(PICTURE, jpeg))).hypotheses[0].token_ids
 
 
-def test_a_file_is_decoded_beside_the_loop_however_small_it_is(toy_paths, monkeypatch):
+async def test_a_file_is_decoded_beside_the_loop_however_small_it_is(toy_paths, monkeypatch):
     threads = []
 
     def noted(*given, inner=inputs.read_picture):
@@ -151,100 +144,82 @@ def test_a_file_is_decoded_beside_the_loop_however_small_it_is(toy_paths, monkey
         return inner(*given)
 
     monkeypatch.setattr(inputs, "read_picture", noted)
-
-    async def run():
-        async with serving_bundles(toy_paths[PICTURE]) as served:
-            file = pb.Source(file=picture_file(np.zeros((6, 6, 3), np.uint8)))
-            await served.stub.Generate(message(PICTURE, file))
-            target = pb.Target(token_ids=pb.TokenIds(values=[5]))
-            await served.stub.Score(pb.ScoreRequest(sources=[file], target=target))
-
-    asyncio.run(run())
+    async with serving_bundles(toy_paths[PICTURE]) as served:
+        file = pb.Source(file=picture_file(np.zeros((6, 6, 3), np.uint8)))
+        await served.stub.Generate(message(PICTURE, file))
+        target = pb.Target(token_ids=pb.TokenIds(values=[5]))
+        await served.stub.Score(pb.ScoreRequest(sources=[file], target=target))
     assert threads == ["long-texts"] * 2
 
 
-def test_a_story_is_split_into_sentences_which_label_the_attention(toy_paths):
+async def test_a_story_is_split_into_sentences_which_label_the_attention(toy_paths):
     sentences = ["Sam walks into the kitchen.", "Sam picks up an apple!", "Gut, 나비"]
     question = "Where is the apple, and is it red or green?"
     sources = {STORY: story_of(*sentences), QUESTION: token_ids(question)}
     text, padded = "  ".join(sentences[:2]) + "\n" + sentences[2], np.pad(sources[STORY], ((0, 0), (0, 7)))
-
-    async def run():
-        async with serving_all(toy_paths) as served:
-            for story in (pb.Source(text=text), pb.Source(tensor=tensor(padded))):
-                story.name = STORY
-                given = [pb.Source(name=QUESTION, text=question), story]
-                answer = await served.stub.Generate(message(STORY, *given, max_new_tokens=3, attention=True))
-                [hypothesis] = answer.hypotheses
-                assert list(hypothesis.token_ids) == KINDS[STORY].tokens(sources, 3)
-                assert list(hypothesis.attention.source_tokens) == sentences
-                assert [len(hop.weights) for hop in hypothesis.attention.hops] == [9, 9]
-                assert answer.usage.source_tokens == 3
-            for model, sources_ in ((PICTURE, KINDS[PICTURE].draw(np.random.default_rng(0), 1)),):
-                given = [source(*pair) for pair in sources_.items()]
-                answer = await served.stub.Generate(message(model, *given, max_new_tokens=3, attention=True))
-                attention = answer.hypotheses[0].attention
-                assert (len(attention.source_tokens), len(attention.weights)) == (0, 3 * 9)
-
-    asyncio.run(run())
+    async with serving_all(toy_paths) as served:
+        for story in (pb.Source(text=text), pb.Source(tensor=tensor(padded))):
+            story.name = STORY
+            given = [pb.Source(name=QUESTION, text=question), story]
+            answer = await served.stub.Generate(message(STORY, *given, max_new_tokens=3, attention=True))
+            [hypothesis] = answer.hypotheses
+            assert list(hypothesis.token_ids) == KINDS[STORY].tokens(sources, 3)
+            assert list(hypothesis.attention.source_tokens) == sentences
+            assert [len(hop.weights) for hop in hypothesis.attention.hops] == [9, 9]
+            assert answer.usage.source_tokens == 3
+        for model, sources_ in ((PICTURE, KINDS[PICTURE].draw(np.random.default_rng(0), 1)),):
+            given = [source(*pair) for pair in sources_.items()]
+            answer = await served.stub.Generate(message(model, *given, max_new_tokens=3, attention=True))
+            attention = answer.hypotheses[0].attention
+            assert (len(attention.source_tokens), len(attention.weights)) == (0, 3 * 9)
 
 
-def test_a_question_may_be_longer_than_its_story(toy_paths):
+async def test_a_question_may_be_longer_than_its_story(toy_paths):
     sources = {STORY: story_of("Go."), QUESTION: token_ids("x" * inputs.MAX_WORDS)}
-
-    async def run():
-        async with serving_all(toy_paths) as served:
-            given = [pb.Source(name=STORY, text="Go."), pb.Source(name=QUESTION, text="x" * inputs.MAX_WORDS)]
-            answer = await served.stub.Generate(message(STORY, *given, max_new_tokens=4))
-            assert list(answer.hypotheses[0].token_ids) == KINDS[STORY].tokens(sources, 4)
-
-    asyncio.run(run())
+    async with serving_all(toy_paths) as served:
+        given = [pb.Source(name=STORY, text="Go."), pb.Source(name=QUESTION, text="x" * inputs.MAX_WORDS)]
+        answer = await served.stub.Generate(message(STORY, *given, max_new_tokens=4))
+        assert list(answer.hypotheses[0].token_ids) == KINDS[STORY].tokens(sources, 4)
 
 
-def test_a_target_is_scored_for_any_sources(toy_paths):
-    async def run():
-        async with serving_all(toy_paths) as served:
-            for name, kind in KINDS.items():
-                sources = kind.draw(np.random.default_rng(1), 5)
-                given = [source(*pair) for pair in sources.items()]
-                tokens = kind.tokens(sources, 6)
-                scores = []
-                for ids in (tokens, tokens[::-1]):
-                    target = pb.Target(token_ids=pb.TokenIds(values=ids))
-                    request = pb.ScoreRequest(model=name, sources=given, target=target)
-                    scores.append(sum((await served.stub.Score(request)).log_probabilities[:-1]))
-                assert scores[0] > scores[1]
-
-    asyncio.run(run())
+async def test_a_target_is_scored_for_any_sources(toy_paths):
+    async with serving_all(toy_paths) as served:
+        for name, kind in KINDS.items():
+            sources = kind.draw(np.random.default_rng(1), 5)
+            given = [source(*pair) for pair in sources.items()]
+            tokens = kind.tokens(sources, 6)
+            scores = []
+            for ids in (tokens, tokens[::-1]):
+                target = pb.Target(token_ids=pb.TokenIds(values=ids))
+                request = pb.ScoreRequest(model=name, sources=given, target=target)
+                scores.append(sum((await served.stub.Score(request)).log_probabilities[:-1]))
+            assert scores[0] > scores[1]
 
 
-def test_a_model_says_what_it_reads(toy_paths):
-    async def run():
-        async with serving_all(toy_paths) as served:
-            models = {
-                model.name: model for model in (await served.stub.ListModels(pb.ListModelsRequest())).models
-            }
-            assert {name: dict(model.sources) for name, model in models.items()} == {
-                name: dict(kind.forms) for name, kind in KINDS.items()
-            }
-            lengths = {name: model.max_source_length for name, model in models.items()}
-            assert lengths == {name: kind.memory_capacity for name, kind in KINDS.items()}
-            assert all(model.has_attention for model in models.values())
-            shapes = {
-                source: list(shape.sizes)
-                for model in models.values()
-                for source, shape in model.source_shapes.items()
-            }
-            assert shapes == {
-                SOURCE_IDS: [-1],
-                PICTURE: [6, 6, 3],
-                CLIP: [-1, 2, 2, 3],
-                FEATURES: [-1, 3],
-                STORY: [-1, -1],
-                QUESTION: [-1],
-            }
-
-    asyncio.run(run())
+async def test_a_model_says_what_it_reads(toy_paths):
+    async with serving_all(toy_paths) as served:
+        models = {
+            model.name: model for model in (await served.stub.ListModels(pb.ListModelsRequest())).models
+        }
+        assert {name: dict(model.sources) for name, model in models.items()} == {
+            name: dict(kind.forms) for name, kind in KINDS.items()
+        }
+        lengths = {name: model.max_source_length for name, model in models.items()}
+        assert lengths == {name: kind.memory_capacity for name, kind in KINDS.items()}
+        assert all(model.has_attention for model in models.values())
+        shapes = {
+            source: list(shape.sizes)
+            for model in models.values()
+            for source, shape in model.source_shapes.items()
+        }
+        assert shapes == {
+            SOURCE_IDS: [-1],
+            PICTURE: [6, 6, 3],
+            CLIP: [-1, 2, 2, 3],
+            FEATURES: [-1, 3],
+            STORY: [-1, -1],
+            QUESTION: [-1],
+        }
 
 
 PIXELS = np.zeros((6, 6, 3), np.uint8)
@@ -427,31 +402,27 @@ BAD = [
 ]
 
 
-def test_a_bad_source_is_refused_with_its_field_and_nothing_is_lost(toy_paths, monkeypatch):
+async def test_a_bad_source_is_refused_with_its_field_and_nothing_is_lost(toy_paths, monkeypatch):
     encoded = []
     monkeypatch.setattr(OnnxRunner, "encode", lambda *_: encoded.append(1))
-
-    async def run():
-        async with serving_all(toy_paths) as served:
-            encoded.clear()
-            for request, field, expected in BAD:
-                for call in (
-                    served.stub.Generate,
-                    lambda request: served.stub.GenerateStream(request).read(),
-                ):
-                    with pytest.raises(AioRpcError) as caught:
-                        await call(request)
-                    error = ClientError.from_rpc(caught.value, "")
-                    assert caught.value.code() is StatusCode.INVALID_ARGUMENT
-                    assert error.message.startswith(expected)
-                    assert [violation.field for violation in error.field_violations] == [field]
-            await served.check_that_everything_is_back()
-            assert not encoded
-
-    asyncio.run(run())
+    async with serving_all(toy_paths) as served:
+        encoded.clear()
+        for request, field, expected in BAD:
+            for call in (
+                served.stub.Generate,
+                lambda request: served.stub.GenerateStream(request).read(),
+            ):
+                with pytest.raises(AioRpcError) as caught:
+                    await call(request)
+                error = ClientError.from_rpc(caught.value, "")
+                assert caught.value.code() is StatusCode.INVALID_ARGUMENT
+                assert error.message.startswith(expected)
+                assert [violation.field for violation in error.field_violations] == [field]
+        await served.check_that_everything_is_back()
+        assert not encoded
 
 
-def test_the_price_of_a_source_is_that_of_what_will_be_decoded(toy_paths, monkeypatch):
+async def test_the_price_of_a_source_is_that_of_what_will_be_decoded(toy_paths, monkeypatch):
     """A picture model paid for all frames, and a clip that would be refused kept its caller out for hours."""
     prices = []
 
@@ -464,30 +435,26 @@ def test_the_price_of_a_source_is_that_of_what_will_be_decoded(toy_paths, monkey
     large, small = gif(9_999, 2000, 2000), gif(41, 100, 100)
     many = np.zeros((25, 3), np.float32)
     num_headers = 100  # the most bytes of a message besides its contents
-
-    async def run():
-        async with serving_all(toy_paths) as served:
-            await served.stub.Generate(picture(file=large))
-            assert prices[0] == min(len(large) // 8, 32_000)  # for its headers
-            assert 0 <= prices.pop() - (2000 * 2000 + len(large)) // 64 < num_headers
-            prices.clear()
-            await served.stub.Generate(clip(file=small))
-            assert 0 <= prices.pop() - (41 * 100 * 100 + len(small)) // 64 < num_headers
-            prices.clear()
-            await served.stub.Generate(features(many))
-            assert 0 <= prices.pop() - many.nbytes // 64 < num_headers
-            assert not prices
-            # However much waits to be read, such a clip is not worth another try.
-            served.app._calls.long_texts.shares.limit = 0
-            for number in (9_999, 42):
-                with pytest.raises(AioRpcError, match=f"clip: the clip has {number} frames") as caught:
-                    await served.stub.Generate(clip(file=gif(number, 2000, 2000)))
-                assert caught.value.code() is StatusCode.INVALID_ARGUMENT
-
-    asyncio.run(run())
+    async with serving_all(toy_paths) as served:
+        await served.stub.Generate(picture(file=large))
+        assert prices[0] == min(len(large) // 8, 32_000)  # for its headers
+        assert 0 <= prices.pop() - (2000 * 2000 + len(large)) // 64 < num_headers
+        prices.clear()
+        await served.stub.Generate(clip(file=small))
+        assert 0 <= prices.pop() - (41 * 100 * 100 + len(small)) // 64 < num_headers
+        prices.clear()
+        await served.stub.Generate(features(many))
+        assert 0 <= prices.pop() - many.nbytes // 64 < num_headers
+        assert not prices
+        # However much waits to be read, such a clip is not worth another try.
+        served.app._calls.long_texts.shares.limit = 0
+        for number in (9_999, 42):
+            with pytest.raises(AioRpcError, match=f"clip: the clip has {number} frames") as caught:
+                await served.stub.Generate(clip(file=gif(number, 2000, 2000)))
+            assert caught.value.code() is StatusCode.INVALID_ARGUMENT
 
 
-def test_a_clip_is_not_decoded_further_when_its_caller_has_left(toy_paths, monkeypatch):
+async def test_a_clip_is_not_decoded_further_when_its_caller_has_left(toy_paths, monkeypatch):
     begun, go, ended = threading.Event(), threading.Event(), threading.Event()
     numbers = []
 
@@ -502,15 +469,11 @@ def test_a_clip_is_not_decoded_further_when_its_caller_has_left(toy_paths, monke
             ended.set()
 
     monkeypatch.setattr(inputs, "read_frames", noted)
-
-    async def run():
-        async with serving_bundles(toy_paths[CLIP]) as served:
-            call = served.stub.Generate(clip(file=gif(41)))
-            await asyncio.to_thread(begun.wait, 20)
-            call.cancel()
-            await served.until_calls_are_over()
-            go.set()
-            assert await asyncio.to_thread(ended.wait, 20)
-
-    asyncio.run(run())
+    async with serving_bundles(toy_paths[CLIP]) as served:
+        call = served.stub.Generate(clip(file=gif(41)))
+        await asyncio.to_thread(begun.wait, 20)
+        call.cancel()
+        await served.until_calls_are_over()
+        go.set()
+        assert await asyncio.to_thread(ended.wait, 20)
     assert numbers == [0]

@@ -38,16 +38,12 @@ async def answers(client: AsyncClient, sources, **options) -> dict[int, str | Cl
     return found
 
 
-def test_every_source_gets_the_answer_that_it_gets_alone():
+async def test_every_source_gets_the_answer_that_it_gets_alone():
     texts = ["abc", "오늘은", "x" * 40] * 50
-
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            assert await answers(client, texts) == dict(enumerate(texts))
-            assert num_ended(served, "OK") == 150
-            assert await answers(client, []) == {}
-
-    asyncio.run(run())
+    async with serving() as served, AsyncClient(served.address) as client:
+        assert await answers(client, texts) == dict(enumerate(texts))
+        assert num_ended(served, "OK") == 150
+        assert await answers(client, []) == {}
 
 
 def test_options_are_read_once_for_all_items_and_bounded_before_they_are_copied():
@@ -75,52 +71,43 @@ def test_options_are_read_once_for_all_items_and_bounded_before_they_are_copied(
         asyncio.run(run())
 
 
-def test_an_answer_comes_when_it_is_complete_and_carries_its_tag():
-    async def run():
-        async with serving() as served:
-            call = served.stub.GenerateBatch(requests_of("long" * 10, "ab", "c"))
-            received = [answer async for answer in call]
-            assert [(answer.index, answer.tag) for answer in received] == [(2, "c"), (1, "a"), (0, "l")]
-            ids = {answer.response.request_id for answer in received}
-            assert len(ids) == 3
-            assert all(each.rpartition("-")[2] in "012" for each in ids)
-
-    asyncio.run(run())
+async def test_an_answer_comes_when_it_is_complete_and_carries_its_tag():
+    async with serving() as served:
+        call = served.stub.GenerateBatch(requests_of("long" * 10, "ab", "c"))
+        received = [answer async for answer in call]
+        assert [(answer.index, answer.tag) for answer in received] == [(2, "c"), (1, "a"), (0, "l")]
+        ids = {answer.response.request_id for answer in received}
+        assert len(ids) == 3
+        assert all(each.rpartition("-")[2] in "012" for each in ids)
 
 
-def test_a_source_that_is_refused_does_not_end_the_others():
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            found = await answers(client, ["abc", "x" * 100, " ", "d", None, "\udcff"])
-            assert (found[0], found[3]) == ("abc", "d")
-            assert (found[1].code, found[1].is_about_the_text) == ("INVALID_ARGUMENT", True)
-            assert "100" in found[1].message or "101" in found[1].message
-            assert found[2] == ""  # as of translate_many, and in the output of the command
-            assert found[4].message.startswith("item 4: a source must be a text")
-            assert found[5].message == "not valid UTF-8 at character 1"
-            assert num_ended(served, "OK") == 2
-            refused = served.metric(
-                "seq2seq_requests_total", model_name="echo", method="GenerateBatch", code="INVALID_ARGUMENT"
-            )
-            assert refused == 2
-
-    asyncio.run(run())
+async def test_a_source_that_is_refused_does_not_end_the_others():
+    async with serving() as served, AsyncClient(served.address) as client:
+        found = await answers(client, ["abc", "x" * 100, " ", "d", None, "\udcff"])
+        assert (found[0], found[3]) == ("abc", "d")
+        assert (found[1].code, found[1].is_about_the_text) == ("INVALID_ARGUMENT", True)
+        assert "100" in found[1].message or "101" in found[1].message
+        assert found[2] == ""  # as of translate_many, and in the output of the command
+        assert found[4].message.startswith("item 4: a source must be a text")
+        assert found[5].message == "not valid UTF-8 at character 1"
+        assert num_ended(served, "OK") == 2
+        refused = served.metric(
+            "seq2seq_requests_total", model_name="echo", method="GenerateBatch", code="INVALID_ARGUMENT"
+        )
+        assert refused == 2
 
 
-def test_wrong_options_and_unknown_models_end_the_call():
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            with pytest.raises(ClientError, match=r"INVALID_ARGUMENT.*beam_size"):
-                await answers(client, ["a", "b"] * 50, options=GenerateOptions(beam_size=99))
-            assert num_ended(served, "INVALID_ARGUMENT") == 1
-            assert num_ended(served, "CANCELLED") == 0
-            with pytest.raises(ClientError, match="NOT_FOUND"):
-                await answers(client, ["a"], model="other")
-
-    asyncio.run(run())
+async def test_wrong_options_and_unknown_models_end_the_call():
+    async with serving() as served, AsyncClient(served.address) as client:
+        with pytest.raises(ClientError, match=r"INVALID_ARGUMENT.*beam_size"):
+            await answers(client, ["a", "b"] * 50, options=GenerateOptions(beam_size=99))
+        assert num_ended(served, "INVALID_ARGUMENT") == 1
+        assert num_ended(served, "CANCELLED") == 0
+        with pytest.raises(ClientError, match="NOT_FOUND"):
+            await answers(client, ["a"], model="other")
 
 
-def test_a_failed_step_fails_its_own_items_only():
+async def test_a_failed_step_fails_its_own_items_only():
     class FailingOnce(EchoRunner):
         """Its second step fails; the first one ends the target of the first item."""
 
@@ -132,94 +119,73 @@ def test_a_failed_step_fails_its_own_items_only():
                 raise RuntimeError("broken")
             return super().step(rows)
 
-    async def run():
-        runner = FailingOnce(num_slots=1)
-        async with serving(runner) as served, AsyncClient(served.address) as client:
-            ids = [[EOS], [70, EOS], [71, EOS]]
-            found = await answers(client, ids, request_id="mine")
-            assert (found[0], found[2]) == ("", "d")
-            assert (found[1].code, found[1].reason) == ("INTERNAL", "ENGINE_FAILED")
-            assert found[1].request_id == "mine-1"
-
-    asyncio.run(run())
+    runner = FailingOnce(num_slots=1)
+    async with serving(runner) as served, AsyncClient(served.address) as client:
+        ids = [[EOS], [70, EOS], [71, EOS]]
+        found = await answers(client, ids, request_id="mine")
+        assert (found[0], found[2]) == ("", "d")
+        assert (found[1].code, found[1].reason) == ("INTERNAL", "ENGINE_FAILED")
+        assert found[1].request_id == "mine-1"
 
 
-def test_a_batch_waits_for_a_full_queue():
+async def test_a_batch_waits_for_a_full_queue():
     """The queue takes one request; a batch of many ends anyway, without an error."""
     texts = [f"text {number}" for number in range(30)]
-
-    async def run():
-        limits = QueueLimits(max_waiting_requests=1)
-        async with serving(queue=limits) as served, AsyncClient(served.address) as client:
-            assert await answers(client, texts) == dict(enumerate(texts))
-
-    asyncio.run(run())
+    limits = QueueLimits(max_waiting_requests=1)
+    async with serving(queue=limits) as served, AsyncClient(served.address) as client:
+        assert await answers(client, texts) == dict(enumerate(texts))
 
 
-def test_a_caller_who_leaves_frees_every_slot():
-    async def run():
-        async with serving() as served:
-            served.runner.gate.clear()
-            call = served.stub.GenerateBatch(requests_of("ab", "cd", "ef"))
-            reading = asyncio.ensure_future(call.read())
-            await asyncio.to_thread(served.runner.stepping.wait, 20)
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await reading
-            served.runner.gate.set()
-            async with asyncio.timeout(20):
-                while served.app._calls.num_open:
-                    await asyncio.sleep(0)
-            assert num_ended(served, "CANCELLED") == 3
-
-    asyncio.run(run())
-
-
-def test_few_items_are_open_at_once():
-    async def run():
-        async with serving() as served:
-            served.runner.gate.clear()
-            call = served.stub.GenerateBatch(requests_of(*["abc"] * 200))
-            reading = asyncio.create_task(all_of(call))
-            await served.turns.until(lambda: served.turns.num_submitted == service._LEAST_OPEN)
-            for _ in range(3):  # the loop has gone on, and takes no more
-                await served.stub.ListModels(pb.ListModelsRequest())
-            assert served.turns.num_submitted == service._LEAST_OPEN
-            served.runner.gate.set()
-            assert len(await reading) == 200
-
-    asyncio.run(run())
-
-
-def test_a_batch_that_has_begun_is_finished_although_the_server_drains():
-    """Items that had not reached the engine got UNAVAILABLE."""
-
-    async def run():
-        async with serving() as served:
-            served.runner.gate.clear()
-            reading = asyncio.create_task(all_of(served.stub.GenerateBatch(requests_of(*["abc"] * 200))))
-            await served.turns.until(lambda: served.turns.num_submitted == service._LEAST_OPEN)
-            draining = asyncio.create_task(served.app.drain())
-            while not served.app._calls.is_draining:
+async def test_a_caller_who_leaves_frees_every_slot():
+    async with serving() as served:
+        served.runner.gate.clear()
+        call = served.stub.GenerateBatch(requests_of("ab", "cd", "ef"))
+        reading = asyncio.ensure_future(call.read())
+        await asyncio.to_thread(served.runner.stepping.wait, 20)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        served.runner.gate.set()
+        async with asyncio.timeout(20):
+            while served.app._calls.num_open:
                 await asyncio.sleep(0)
-            with pytest.raises(AioRpcError, match="shutting down"):
-                await all_of(served.stub.GenerateBatch(requests_of()))
-            served.runner.gate.set()
-            found = await reading
-            assert [one.response.hypotheses[0].text for one in found] == ["abc"] * 200
-            await draining
-
-    asyncio.run(run())
+        assert num_ended(served, "CANCELLED") == 3
 
 
-def test_as_many_texts_as_are_documented_fit_and_more_are_refused_by_their_number():
+async def test_few_items_are_open_at_once():
+    async with serving() as served:
+        served.runner.gate.clear()
+        call = served.stub.GenerateBatch(requests_of(*["abc"] * 200))
+        reading = asyncio.create_task(all_of(call))
+        await served.turns.until(lambda: served.turns.num_submitted == service._LEAST_OPEN)
+        for _ in range(3):  # the loop has gone on, and takes no more
+            await served.stub.ListModels(pb.ListModelsRequest())
+        assert served.turns.num_submitted == service._LEAST_OPEN
+        served.runner.gate.set()
+        assert len(await reading) == 200
+
+
+async def test_a_batch_that_has_begun_is_finished_although_the_server_drains():
+    """Items that had not reached the engine got UNAVAILABLE."""
+    async with serving() as served:
+        served.runner.gate.clear()
+        reading = asyncio.create_task(all_of(served.stub.GenerateBatch(requests_of(*["abc"] * 200))))
+        await served.turns.until(lambda: served.turns.num_submitted == service._LEAST_OPEN)
+        draining = asyncio.create_task(served.app.drain())
+        while not served.app._calls.is_draining:
+            await asyncio.sleep(0)
+        with pytest.raises(AioRpcError, match="shutting down"):
+            await all_of(served.stub.GenerateBatch(requests_of()))
+        served.runner.gate.set()
+        found = await reading
+        assert [one.response.hypotheses[0].text for one in found] == ["abc"] * 200
+        await draining
+
+
+async def test_as_many_texts_as_are_documented_fit_and_more_are_refused_by_their_number():
     """The message was about 8192 fields."""
-
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            options = {"max_new_tokens": 1, "stop_sequences": ["x"] * 16}
-            assert len(await answers(client, ["a"] * MAX_BATCH, options=options)) == MAX_BATCH
-            with pytest.raises(ValueError, match="2701 sources are too many for one call, which takes at mo"):
-                await answers(client, ["a"] * (MAX_BATCH + 1))
-
-    asyncio.run(run())
+    async with serving() as served, AsyncClient(served.address) as client:
+        options = {"max_new_tokens": 1, "stop_sequences": ["x"] * 16}
+        assert len(await answers(client, ["a"] * MAX_BATCH, options=options)) == MAX_BATCH
+        with pytest.raises(ValueError, match="2701 sources are too many for one call, which takes at mo"):
+            await answers(client, ["a"] * (MAX_BATCH + 1))

@@ -1,7 +1,5 @@
 """What bounds a target whose request sets no limit, in every protocol."""
 
-import asyncio
-
 import pytest
 from grpc import StatusCode
 from grpc.aio import AioRpcError
@@ -43,68 +41,53 @@ def num_bounded(served: Served) -> float:
         ({"temperature": 1.0, "seed": 1}, 6, True),
     ],
 )
-def test_a_target_ends_at_the_bound_unless_its_request_says_otherwise(options, num_tokens, is_counted):
-    async def run():
-        async with serving(bounded()) as served:
-            answer = await served.stub.Generate(request(**options))
-            events = [event async for event in served.stub.GenerateStream(request(**options))]
-            for best in (answer.hypotheses[0], events[-1].result.hypotheses[0]):
-                is_whole = num_tokens == len(TEXT)
-                assert best.text == TEXT[:num_tokens]
-                assert best.finish_reason == (pb.FINISH_REASON_EOS if is_whole else pb.FINISH_REASON_LENGTH)
-            await served.until_calls_are_over()
-            assert (num_bounded(served) > 0) == is_counted
-
-    asyncio.run(run())
+async def test_a_target_ends_at_the_bound_unless_its_request_says_otherwise(options, num_tokens, is_counted):
+    async with serving(bounded()) as served:
+        answer = await served.stub.Generate(request(**options))
+        events = [event async for event in served.stub.GenerateStream(request(**options))]
+        for best in (answer.hypotheses[0], events[-1].result.hypotheses[0]):
+            is_whole = num_tokens == len(TEXT)
+            assert best.text == TEXT[:num_tokens]
+            assert best.finish_reason == (pb.FINISH_REASON_EOS if is_whole else pb.FINISH_REASON_LENGTH)
+        await served.until_calls_are_over()
+        assert (num_bounded(served) > 0) == is_counted
 
 
-def test_a_prefix_leaves_no_more_than_the_models_positions():
-    async def run():
-        async with serving(bounded(max_source_length=200)) as served:
-            source = pb.Source(token_ids=pb.TokenIds(values=[50] * 190))
-            prefix = pb.Target(token_ids=pb.TokenIds(values=[51] * 60))
-            message = pb.GenerateRequest(sources=[source], options=pb.GenerateOptions(target_prefix=prefix))
-            (best,) = (await served.stub.Generate(message)).hypotheses
-            assert len(best.token_ids) == 64
-            await served.until_calls_are_over()
-            assert num_bounded(served) == 0  # the model's own limit
-
-    asyncio.run(run())
+async def test_a_prefix_leaves_no_more_than_the_models_positions():
+    async with serving(bounded(max_source_length=200)) as served:
+        source = pb.Source(token_ids=pb.TokenIds(values=[50] * 190))
+        prefix = pb.Target(token_ids=pb.TokenIds(values=[51] * 60))
+        message = pb.GenerateRequest(sources=[source], options=pb.GenerateOptions(target_prefix=prefix))
+        (best,) = (await served.stub.Generate(message)).hypotheses
+        assert len(best.token_ids) == 64
+        await served.until_calls_are_over()
+        assert num_bounded(served) == 0  # the model's own limit
 
 
-def test_each_part_of_a_split_source_is_bounded_by_itself():
-    async def run():
-        async with serving(bounded()) as served:
-            texts = ["A" * 39 + ".", "B" * 19 + "."]
-            answer = await served.stub.Generate(
-                request(" ".join([*texts, "C" * 20 + "."]), long_source=pb.LONG_SOURCE_SPLIT)
-            )
-            given = [sentence.hypotheses[0] for sentence in answer.sentences]
-            assert [one.text for one in given] == ["A" * 21, "B" * 11, "C" * 12]
-            assert answer.hypotheses[0].finish_reason == pb.FINISH_REASON_LENGTH
-
-    asyncio.run(run())
+async def test_each_part_of_a_split_source_is_bounded_by_itself():
+    async with serving(bounded()) as served:
+        texts = ["A" * 39 + ".", "B" * 19 + "."]
+        answer = await served.stub.Generate(
+            request(" ".join([*texts, "C" * 20 + "."]), long_source=pb.LONG_SOURCE_SPLIT)
+        )
+        given = [sentence.hypotheses[0] for sentence in answer.sentences]
+        assert [one.text for one in given] == ["A" * 21, "B" * 11, "C" * 12]
+        assert answer.hypotheses[0].finish_reason == pb.FINISH_REASON_LENGTH
 
 
-def test_a_ratio_bounds_targets_of_a_bundle_without_a_bound_too():
-    async def run():
-        async with serving() as served:
-            whole = await served.stub.Generate(request())
-            assert whole.hypotheses[0].text == TEXT
-            cut = await served.stub.Generate(request(max_length_ratio=0.5))
-            assert cut.hypotheses[0].text == TEXT[:5]
-
-    asyncio.run(run())
+async def test_a_ratio_bounds_targets_of_a_bundle_without_a_bound_too():
+    async with serving() as served:
+        whole = await served.stub.Generate(request())
+        assert whole.hypotheses[0].text == TEXT
+        cut = await served.stub.Generate(request(max_length_ratio=0.5))
+        assert cut.hypotheses[0].text == TEXT[:5]
 
 
 @pytest.mark.parametrize("ratio", [-0.5, 1001.0, float("nan"), float("inf")])
-def test_a_ratio_that_is_none_is_refused(ratio):
-    async def run():
-        async with serving() as served:
-            with pytest.raises(AioRpcError) as caught:
-                await served.stub.Generate(request(max_length_ratio=ratio))
-            assert caught.value.code() is StatusCode.INVALID_ARGUMENT
-            message = f"max_length_ratio is {ratio:g}, and must be from 0 to 1000"
-            assert caught.value.details() == message
-
-    asyncio.run(run())
+async def test_a_ratio_that_is_none_is_refused(ratio):
+    async with serving() as served:
+        with pytest.raises(AioRpcError) as caught:
+            await served.stub.Generate(request(max_length_ratio=ratio))
+        assert caught.value.code() is StatusCode.INVALID_ARGUMENT
+        message = f"max_length_ratio is {ratio:g}, and must be from 0 to 1000"
+        assert caught.value.details() == message

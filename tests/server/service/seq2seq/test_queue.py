@@ -1,6 +1,5 @@
 """The queue through the services: shared by callers, and with limits that agree."""
 
-import asyncio
 from functools import partial
 
 import grpc
@@ -40,40 +39,34 @@ def score(served, token: str, priority: int):
     return served.stub.Score(request, metadata=bearer(token))
 
 
-def test_how_urgent_a_request_may_be_depends_on_the_role_of_its_caller(file):
-    async def run():
-        async with serving(access_file=file) as served:
-            infer = GRPCInferenceServiceStub(served.channel).ModelInfer
-            for token, priority, code in (
-                ("few", 0, OK),
-                ("few", 10, OK),
-                ("few", -1, DENIED),
-                ("few", 11, INVALID),
-                ("few", -(2**31), INVALID),
-                ("key", -10, OK),
-                ("key", -11, INVALID),
-            ):
-                assert await code_of(generate(served, token, priority=priority)) is code
-                assert await code_of(score(served, token, priority)) is code
-                message = infer_request("ab", priority=priority)
-                assert await code_of(infer(message, metadata=bearer(token))) is code
-            names = {"few": "small", "key": "ops"}
-            assert [request.caller for request in served.turns.requests] == [names["few"]] * 6 + [
-                names["key"]
-            ] * 3
-
-    asyncio.run(run())
+async def test_how_urgent_a_request_may_be_depends_on_the_role_of_its_caller(file):
+    async with serving(access_file=file) as served:
+        infer = GRPCInferenceServiceStub(served.channel).ModelInfer
+        for token, priority, code in (
+            ("few", 0, OK),
+            ("few", 10, OK),
+            ("few", -1, DENIED),
+            ("few", 11, INVALID),
+            ("few", -(2**31), INVALID),
+            ("key", -10, OK),
+            ("key", -11, INVALID),
+        ):
+            assert await code_of(generate(served, token, priority=priority)) is code
+            assert await code_of(score(served, token, priority)) is code
+            message = infer_request("ab", priority=priority)
+            assert await code_of(infer(message, metadata=bearer(token))) is code
+        names = {"few": "small", "key": "ops"}
+        assert [request.caller for request in served.turns.requests] == [names["few"]] * 6 + [
+            names["key"]
+        ] * 3
 
 
-def test_without_tokens_callers_are_known_by_address_and_only_where_all_are_admins_may_be_urgent():
-    async def run():
-        for is_open, code in ((False, DENIED), (True, OK)):
-            async with serving(is_repository_open=is_open) as served:
-                assert await code_of(generate(served, "", priority=1)) is OK
-                assert await code_of(generate(served, "", priority=-1)) is code
-                assert {request.caller for request in served.turns.requests} == {"127.0.0.1"}
-
-    asyncio.run(run())
+async def test_without_tokens_callers_are_known_by_address_and_only_where_all_are_admins_may_be_urgent():
+    for is_open, code in ((False, DENIED), (True, OK)):
+        async with serving(is_repository_open=is_open) as served:
+            assert await code_of(generate(served, "", priority=1)) is OK
+            assert await code_of(generate(served, "", priority=-1)) is code
+            assert {request.caller for request in served.turns.requests} == {"127.0.0.1"}
 
 
 @pytest.mark.parametrize("num_instances", [1, 2])
@@ -87,27 +80,23 @@ def test_without_tokens_callers_are_known_by_address_and_only_where_all_are_admi
         ({"max_target_length": 8}, {}),
     ],
 )
-def test_an_idle_server_never_says_that_a_request_should_come_again(num_instances, runner, queue):
+async def test_an_idle_server_never_says_that_a_request_should_come_again(num_instances, runner, queue):
     """Of two instances each had half of the queue, and Score did not ask what could ever fit in it."""
-
-    async def run():
-        async with serving(
-            EchoRunner(**runner), queue=QueueLimits(**queue), num_instances=num_instances
-        ) as served:
-            infer = GRPCInferenceServiceStub(served.channel).ModelInfer
-            codes = set()
-            for text in ("a" * 3, "a" * 15, "a" * 30, "Go. " * 2, "Go. " * 20):
-                target = pb.Target(text=text)
-                scored = pb.ScoreRequest(sources=[pb.Source(text=text)], target=target)
-                for call in (
-                    partial(generate, served, "", text),
-                    partial(generate, served, "", text, beam_size=3),
-                    partial(generate, served, "", text, num_hypotheses=3),
-                    partial(generate, served, "", text, long_source=pb.LONG_SOURCE_SPLIT, beam_size=2),
-                    partial(served.stub.Score, scored),
-                    partial(infer, infer_request(*[text] * 3)),
-                ):
-                    codes.add(await code_of(call()))
-            assert codes == {OK, INVALID}
-
-    asyncio.run(run())
+    async with serving(
+        EchoRunner(**runner), queue=QueueLimits(**queue), num_instances=num_instances
+    ) as served:
+        infer = GRPCInferenceServiceStub(served.channel).ModelInfer
+        codes = set()
+        for text in ("a" * 3, "a" * 15, "a" * 30, "Go. " * 2, "Go. " * 20):
+            target = pb.Target(text=text)
+            scored = pb.ScoreRequest(sources=[pb.Source(text=text)], target=target)
+            for call in (
+                partial(generate, served, "", text),
+                partial(generate, served, "", text, beam_size=3),
+                partial(generate, served, "", text, num_hypotheses=3),
+                partial(generate, served, "", text, long_source=pb.LONG_SOURCE_SPLIT, beam_size=2),
+                partial(served.stub.Score, scored),
+                partial(infer, infer_request(*[text] * 3)),
+            ):
+                codes.add(await code_of(call()))
+        assert codes == {OK, INVALID}
