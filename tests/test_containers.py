@@ -11,14 +11,12 @@ import shutil
 import subprocess
 import sys
 import time
-import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlencode
 
 import pytest
 
@@ -184,24 +182,6 @@ def test_container_becomes_healthy(stack):
         return None if status == "starting" else status
 
     assert wait_for(healthy, "the health check") == "healthy"
-
-
-def test_prometheus_scrapes_the_server(stack):
-    with Client(stack.address("server", 50051)) as client:
-        client.translate("하나")
-    prometheus = stack.address("prometheus", 9090)
-
-    def query(expression: str) -> list[dict[str, list[str]]] | None:
-        url = f"http://{prometheus}/api/v1/query?{urlencode({'query': expression})}"
-        try:
-            with urllib.request.urlopen(url, timeout=5) as answer:
-                return json.load(answer)["data"]["result"] or None
-        except OSError:  # it has not started
-            return None
-
-    wait_for(lambda: query('seq2seq_requests_total{model_name="demo", code="OK"} > 0'), "the first scrape")
-    [target] = query('up{job="seq2seq-serve"}')
-    assert target["value"][1] == "1"
 
 
 OVERLOADED = (

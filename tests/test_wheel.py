@@ -156,20 +156,6 @@ def test_the_client_alone_is_small(client):
     assert client.installed_bytes() <= _MAX_CLIENT_BYTES
 
 
-def test_commands_of_other_roles_say_what_to_install(client):
-    assert client.run("seq2seq", "--version") == f"seq2seq-serve {__version__}\n"
-    for command, extras in (
-        ("seq2seq-server", "server,cpu"),
-        ("seq2seq-train", "training"),
-        ("seq2seq-export", "export,cpu"),
-    ):
-        output = client.run(command, "a", "b", returns=1)
-        assert output.count("\n") == 1, output
-        assert f"pip install 'seq2seq-serve[{extras}]'" in output
-    drawing = client.run("seq2seq", "translate", "a", "--attention", "a.png", returns=2)
-    assert "pip install 'seq2seq-serve[drawing]'" in drawing
-
-
 def test_a_type_checker_reads_our_types(client):
     file = client.folder / "typed.py"
     file.write_text(_TYPED)

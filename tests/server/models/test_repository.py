@@ -161,27 +161,6 @@ async def test_a_broken_version_leaves_the_served_one_and_says_why(folders, kind
     assert folders.stopped == []
 
 
-async def test_an_unloaded_model_is_unknown_and_can_come_back(folders):
-    folders.add("demo", "1")
-    folders.add("other")
-    await folders.repository.load("demo")
-    await folders.repository.load("other")
-    with folders.models.use("demo"):
-        await folders.repository.unload("demo")
-        with pytest.raises(UnknownModel, match="this server has other"):
-            folders.version()
-    with pytest.raises(UnknownModel, match="nothing to unload"):
-        await folders.repository.unload("demo")
-    await folders.until_ended()
-    assert folders.metrics.registry.get_sample_value("seq2seq_slots", {"model_name": "demo"}) is None
-    await folders.repository.load("demo")
-    assert folders.version() == "1"
-    for name in ("demo", "other"):
-        await folders.repository.unload(name)
-    with pytest.raises(Unavailable):
-        folders.version()
-
-
 @pytest.mark.parametrize("name", ["..", ".", "", "../outside", "a/b", "nobody", "x\0", "x" * 300])
 async def test_nothing_outside_of_the_repository_is_a_model(folders, name):
     (folders.folder / "manifest.json").touch()
