@@ -23,6 +23,8 @@ Tokenization = Literal["13a", "intl", "none", "char", "zh", "ja-mecab", "ko-meca
 Tied = Literal["all", "target", "none"]
 
 _LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
+# Fields of older runs, and the values with which they trained as runs do today.
+_GONE: dict[str, tuple[Any, ...]] = {"r_drop": (0,), "group_pairs": (None, 100_000_000)}
 _D_HEAD_MULTIPLE = 8  # the attention operator of the served graphs refuses others
 
 
@@ -193,8 +195,6 @@ class TrainingConfig(_Config):
         batch_tokens: Padded tokens of a batch, on its longer side.
         mixes_lengths: Whether a batch has pairs of all lengths, in random order; otherwise of similar length,
             which pads less.
-        group_pairs: A pass over more pairs is planned in groups of at most about this many, which bounds its
-            memory; None plans every pass as a whole.
         learning_rate_scale: The factor of the paper's schedule; 1 is the paper's.
         cooldown_share: The last share of all steps, in which the learning rate falls to 0.
         max_gradient_norm: Longer gradients are scaled down to this norm.
@@ -230,7 +230,6 @@ class TrainingConfig(_Config):
     max_steps: int = 100_000
     batch_tokens: int = 25_000
     mixes_lengths: bool = False
-    group_pairs: int | None = 100_000_000
     label_smoothing: float = 0.1
     learning_rate_scale: float = 1.0
     warmup_steps: int = 4000
@@ -259,13 +258,12 @@ class TrainingConfig(_Config):
     def from_json(cls, content: Any) -> Self:
         """Read what `to_json` returned.
 
-        In a run older than a field, `normalization` is "none" and `group_pairs` is null. A run older than the
-        end of R-Drop has `r_drop`, which must be 0.
+        In a run older than the field, `normalization` is "none". A run older than the end of R-Drop and of
+        passes in groups has fields for them, which must have the values of `_GONE`.
         """
         if isinstance(content, dict):
-            content = {"normalization": "none", "group_pairs": None} | content
-            if not content.get("r_drop", True):
-                del content["r_drop"]
+            known = {name: value for name, value in content.items() if value not in _GONE.get(name, ())}
+            content = {"normalization": "none"} | known
         return super().from_json(content)
 
     def cooldown_steps(self, last_step: int) -> int:
@@ -307,6 +305,5 @@ class TrainingConfig(_Config):
             self._require(isinstance(getattr(self, name), bool), name, "true or false")
         is_known = self.precision is None or self.precision in get_args(Precision)
         self._require(is_known, "precision", '"fp32", "bf16" or null')
-        for name in ("micro_batch_tokens", "group_pairs"):
-            if getattr(self, name) is not None:
-                self._require_int(name, at_least=1)
+        if self.micro_batch_tokens is not None:
+            self._require_int("micro_batch_tokens", at_least=1)
