@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from seq2seq_serve.bundle.normalization import Normalization
 from seq2seq_serve.bundle.tokenizer import Tokenizer
@@ -23,8 +24,6 @@ Tokenization = Literal["13a", "intl", "none", "char", "zh", "ja-mecab", "ko-meca
 Tied = Literal["all", "target", "none"]
 
 _LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
-# Fields of older runs, and the values with which they trained as runs do today.
-_GONE: dict[str, tuple[Any, ...]] = {"r_drop": (0,), "group_pairs": (None, 100_000_000)}
 _D_HEAD_MULTIPLE = 8  # the attention operator of the served graphs refuses others
 
 
@@ -51,7 +50,13 @@ class TargetFrame(NamedTuple):
 
 @dataclass(frozen=True)
 class _Config:
-    """A configuration that is read from and written to JSON; a ValueError names a wrong field."""
+    """A configuration that is read from and written to JSON; a ValueError names a wrong field.
+
+    Attributes:
+        gone: The fields that only older runs have, and the values with which they trained as runs do today.
+    """
+
+    gone: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name."""
@@ -66,6 +71,7 @@ class _Config:
         """
         if not isinstance(content, dict):
             raise ValueError(f"{cls.__name__} must be a JSON object, not {type(content).__name__}")
+        content = {name: value for name, value in content.items() if value not in cls.gone.get(name, ())}
         names = {field.name for field in dataclasses.fields(cls)}
         needed = {field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING}
         unknown, missing = sorted(content.keys() - names), sorted(needed - content.keys())
@@ -227,6 +233,8 @@ class TrainingConfig(_Config):
             batches are cut and their gradients accumulated, with the same result. None does not cut.
     """
 
+    gone: ClassVar[Mapping[str, tuple[Any, ...]]] = {"r_drop": (0,), "group_pairs": (None, 100_000_000)}
+
     max_steps: int = 100_000
     batch_tokens: int = 25_000
     mixes_lengths: bool = False
@@ -256,14 +264,9 @@ class TrainingConfig(_Config):
 
     @classmethod
     def from_json(cls, content: Any) -> Self:
-        """Read what `to_json` returned.
-
-        In a run older than the field, `normalization` is "none". A run older than the end of R-Drop and of
-        passes in groups has fields for them, which must have the values of `_GONE`.
-        """
+        """Read what `to_json` returned; in a run older than the field, `normalization` is "none"."""
         if isinstance(content, dict):
-            known = {name: value for name, value in content.items() if value not in _GONE.get(name, ())}
-            content = {"normalization": "none"} | known
+            content = {"normalization": "none"} | content
         return super().from_json(content)
 
     def cooldown_steps(self, last_step: int) -> int:

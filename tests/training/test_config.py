@@ -3,7 +3,9 @@ from typing import Any
 
 import pytest
 
-from seq2seq_serve.training.config import TrainingConfig, TransformerConfig
+from seq2seq_serve.training.config import ModelConfig, TrainingConfig, TransformerConfig
+from seq2seq_serve.training.models.memory_network import MemoryNetworkConfig
+from seq2seq_serve.training.models.recurrent import RecurrentConfig
 from seq2seq_serve.training.presets import preset_named
 
 
@@ -68,14 +70,22 @@ def test_a_field_that_is_younger_than_the_file_has_its_default() -> None:
     assert TrainingConfig.from_json(content) == TrainingConfig(max_steps=7, normalization="none")
 
 
-@pytest.mark.parametrize(("name", "unused", "used"), [("r_drop", 0.0, 5.0), ("group_pairs", 10**8, 10**7)])
+@pytest.mark.parametrize(
+    ("config", "name", "unused", "used"),
+    [
+        (TrainingConfig(), "r_drop", 0.0, 5.0),
+        (TrainingConfig(), "group_pairs", 10**8, 10**7),
+        (RecurrentConfig(50, 8, 8, 1, 1), "input_feeding", False, True),
+        (MemoryNetworkConfig(50, 8), "relu", "none", "half"),
+    ],
+)
 def test_a_run_that_did_without_what_is_gone_is_read_and_one_that_used_it_is_refused(
-    name: str, unused: float, used: float
+    config: TrainingConfig | ModelConfig, name: str, unused: Any, used: Any
 ) -> None:
-    content = TrainingConfig().to_json()
-    assert TrainingConfig.from_json(content | {name: unused}) == TrainingConfig()
+    read = type(config).from_json
+    assert read(config.to_json() | {name: unused}) == config
     with pytest.raises(ValueError, match=rf"unknown fields \['{name}'\]"):
-        TrainingConfig.from_json(content | {name: used})
+        read(config.to_json() | {name: used})
 
 
 def test_presets_have_the_papers_sizes() -> None:

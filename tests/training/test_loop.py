@@ -40,9 +40,7 @@ from seq2seq_serve.training.run import RunFolder, Summary, load_run
 
 CPU = torch.device("cpu")
 Train = Callable[..., tuple[RunFolder, Summary]]
-RECURRENT = RecurrentConfig(
-    300, 16, 16, 2, 2, cell="lstm", input_feeding=True, max_source_length=24, max_target_length=24
-)
+RECURRENT = RecurrentConfig(300, 16, 16, 2, 2, cell="lstm", max_source_length=24, max_target_length=24)
 
 
 @pytest.fixture
