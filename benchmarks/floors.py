@@ -104,8 +104,7 @@ def _recurrent_weights(config: RecurrentConfig) -> int:
     cells = num_gates * E * (D + E + (config.num_decoder_layers - 1) * 2 * E)
     context = 0 if config.attention == "dot" else num_gates * E * E
     query = E * E if config.attention == "additive" else 0
-    feeding = num_gates * E * D if config.input_feeding else 0
-    return cells + context + query + feeding + (2 * E + D) * D + config.vocab_size * D
+    return cells + context + query + (2 * E + D) * D + config.vocab_size * D
 
 
 def _read_bandwidth(num_threads: int) -> float:

@@ -202,7 +202,7 @@ def make_random_trained(**sizes: Any) -> TrainedModel:
 # Recurrent models that between them have everything that one can have.
 RECURRENT: dict[str, dict[str, Any]] = {
     "additive": {},
-    "dot": {"cell": "lstm", "attention": "dot", "input_feeding": True, "num_decoder_layers": 2},
+    "dot": {"cell": "lstm", "attention": "dot", "num_decoder_layers": 2},
     "none": {"attention": "none", "reverses_source": True, "num_encoder_layers": 2},
     "one-way": {
         "cell": "lstm",

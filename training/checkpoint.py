@@ -39,12 +39,11 @@ class Checkpoint:
         model: The weights by name.
         optimizer: `Optimizer.state_dict()`.
         epoch: The pass over the corpus that the next batch belongs to.
-        batch_index: The next batch's number in its group.
+        batch_index: The next batch's number in its pass.
         best: None before the first evaluation.
         seconds: Time spent training so far, in all sessions.
         divergence: The arguments of `meter.DivergenceGuard`; a checkpoint of an older commit has none.
         is_scored: False if the evaluation of this step was interrupted.
-        group: The group of that pass that the next batch belongs to.
         last_step: The last step, if `patience` ended training before `max_steps`; otherwise None.
     """
 
@@ -57,7 +56,6 @@ class Checkpoint:
     seconds: float
     divergence: tuple[float, int] = (math.inf, 0)
     is_scored: bool = True
-    group: int = 0
     last_step: int | None = None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -17,8 +16,7 @@ from rich.console import Console
 from torch import Tensor
 
 from seq2seq_serve.bundle.manifest import is_checkpoint
-from seq2seq_serve.training.builtin import grammar
-from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, load_corpus
+from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, built_in_corpus, load_corpus
 from seq2seq_serve.training.data.encoded import encode_pairs
 from seq2seq_serve.training.data.lengths import target_limits
 from seq2seq_serve.training.data.sources import NOTHING, STORIES, TOKENS
@@ -237,19 +235,13 @@ def _loss(run: TrainedModel, sources: Sequence[str], references: Sequence[Sequen
 
 
 def write_corpus(out: Path) -> None:
-    """Write the built-in corpus as parallel text files, and print the number of pairs of each pattern."""
+    """Write the built-in corpus as parallel text files, and print the number of pairs of each part."""
     out.mkdir(parents=True, exist_ok=True)
-    corpus = grammar.build_corpus(seed=0)
-    parts = {"train": corpus.train, "dev": corpus.dev, "test": corpus.test}
-    counts = {}
-    for name, pairs in parts.items():
+    corpus = built_in_corpus()
+    for name, pairs in {"train": corpus.train, "dev": corpus.dev, "test": corpus.test}.items():
         write_lines(out / f"{name}.ko", [pair.source for pair in pairs])
         write_lines(out / f"{name}.en", [pair.target for pair in pairs])
-        counts[name] = Counter(pair.pattern for pair in pairs)
-    print(f"{'pattern':<28}" + "".join(f"{name:>8}" for name in parts))
-    for pattern in sorted(counts["train"]):
-        print(f"{pattern:<28}" + "".join(f"{counts[name][pattern]:>8}" for name in parts))
-    print(f"{'all':<28}" + "".join(f"{len(pairs):>8}" for pairs in parts.values()))
+        print(f"{name:<5}{len(pairs):>8} pairs")
 
 
 def show_alignment(

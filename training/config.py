@@ -8,8 +8,9 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, NamedTuple, Self, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
 
 from seq2seq_serve.bundle.normalization import Normalization
 from seq2seq_serve.bundle.tokenizer import Tokenizer
@@ -49,7 +50,13 @@ class TargetFrame(NamedTuple):
 
 @dataclass(frozen=True)
 class _Config:
-    """A configuration that is read from and written to JSON; a ValueError names a wrong field."""
+    """A configuration that is read from and written to JSON; a ValueError names a wrong field.
+
+    Attributes:
+        gone: The fields that only older runs have, and the values with which they trained as runs do today.
+    """
+
+    gone: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name."""
@@ -64,6 +71,7 @@ class _Config:
         """
         if not isinstance(content, dict):
             raise ValueError(f"{cls.__name__} must be a JSON object, not {type(content).__name__}")
+        content = {name: value for name, value in content.items() if value not in cls.gone.get(name, ())}
         names = {field.name for field in dataclasses.fields(cls)}
         needed = {field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING}
         unknown, missing = sorted(content.keys() - names), sorted(needed - content.keys())
@@ -193,8 +201,6 @@ class TrainingConfig(_Config):
         batch_tokens: Padded tokens of a batch, on its longer side.
         mixes_lengths: Whether a batch has pairs of all lengths, in random order; otherwise of similar length,
             which pads less.
-        group_pairs: A pass over more pairs is planned in groups of at most about this many, which bounds its
-            memory; None plans every pass as a whole.
         learning_rate_scale: The factor of the paper's schedule; 1 is the paper's.
         cooldown_share: The last share of all steps, in which the learning rate falls to 0.
         max_gradient_norm: Longer gradients are scaled down to this norm.
@@ -227,10 +233,11 @@ class TrainingConfig(_Config):
             batches are cut and their gradients accumulated, with the same result. None does not cut.
     """
 
+    gone: ClassVar[Mapping[str, tuple[Any, ...]]] = {"r_drop": (0,), "group_pairs": (None, 100_000_000)}
+
     max_steps: int = 100_000
     batch_tokens: int = 25_000
     mixes_lengths: bool = False
-    group_pairs: int | None = 100_000_000
     label_smoothing: float = 0.1
     learning_rate_scale: float = 1.0
     warmup_steps: int = 4000
@@ -257,15 +264,9 @@ class TrainingConfig(_Config):
 
     @classmethod
     def from_json(cls, content: Any) -> Self:
-        """Read what `to_json` returned.
-
-        In a run older than a field, `normalization` is "none" and `group_pairs` is null. A run older than the
-        end of R-Drop has `r_drop`, which must be 0.
-        """
+        """Read what `to_json` returned; in a run older than the field, `normalization` is "none"."""
         if isinstance(content, dict):
-            content = {"normalization": "none", "group_pairs": None} | content
-            if not content.get("r_drop", True):
-                del content["r_drop"]
+            content = {"normalization": "none"} | content
         return super().from_json(content)
 
     def cooldown_steps(self, last_step: int) -> int:
@@ -307,6 +308,5 @@ class TrainingConfig(_Config):
             self._require(isinstance(getattr(self, name), bool), name, "true or false")
         is_known = self.precision is None or self.precision in get_args(Precision)
         self._require(is_known, "precision", '"fp32", "bf16" or null')
-        for name in ("micro_batch_tokens", "group_pairs"):
-            if getattr(self, name) is not None:
-                self._require_int(name, at_least=1)
+        if self.micro_batch_tokens is not None:
+            self._require_int("micro_batch_tokens", at_least=1)

@@ -11,8 +11,9 @@ from typing import Any
 import ctranslate2
 import numpy as np
 from ctranslate2.converters import TransformersConverter
-from ctranslate2.specs import TransformerSpec
+from ctranslate2.converters.transformers import BartLoader
 
+from benchmarks.peers.marian import with_names_of_marian
 from benchmarks.peers.work import Checkpoint, Search
 from seq2seq_serve.training.config import BOS, EOS, PAD, UNK, TransformerConfig
 from seq2seq_serve.training.models.base import EncoderDecoder
@@ -29,35 +30,15 @@ _FEW_REQUESTS, _BATCH_ROWS = 32, 80
 def convert(model: EncoderDecoder, path: Path) -> list[str]:
     """Write `model` in CTranslate2's format; returns the token string of each id."""
     assert isinstance(model, Transformer)
-    config = model.config
-    assert isinstance(config, TransformerConfig)
-    assert model.target_positions is not None
-    spec = TransformerSpec.from_config(
-        (config.num_encoder_layers, config.num_decoder_layers),
-        config.num_heads,
-        pre_norm=config.norm == "pre",
-    )
-    encoder, decoder = spec.encoder, spec.decoder
-    encoder.embeddings[0].weight = _array(model.source_weight)
-    decoder.embeddings.weight = _array(model.embedding.weight)
-    decoder.projection.weight = _array(model.output_weight)
-    for stack in (encoder, decoder):
-        stack.position_encodings.encodings = _array(model.target_positions)
-    for ours, theirs in zip(model.encoder_layers, encoder.layer, strict=True):
-        _set_self_attention(theirs.self_attention, ours.self_attention, ours.self_attention_norm)
-        _set_feed_forward(theirs.ffn, ours)
-    for layer, theirs in zip(model.decoder_layers, decoder.layer, strict=True):
-        _set_self_attention(theirs.self_attention, layer.self_attention, layer.self_attention_norm)
-        cross: Any = layer.cross_attention
-        _set_linear(theirs.attention.linear[0], cross.query)
-        _set_linear(theirs.attention.linear[1], cross.key, cross.value)
-        _set_linear(theirs.attention.linear[2], cross.output)
-        _set_norm(theirs.attention.layer_norm, layer.cross_attention_norm)
-        _set_feed_forward(theirs.ffn, layer)
-    if config.norm == "pre":
-        _set_norm(encoder.layer_norm, model.encoder_norm)
-        _set_norm(decoder.layer_norm, model.decoder_norm)
-    tokens = [PAD, BOS, EOS, UNK] + [f"t{i}" for i in range(4, config.vocab_size)]
+    assert isinstance(model.config, TransformerConfig)
+    marian = with_names_of_marian(model)
+    marian.config.normalize_before = is_pre_norm = model.config.norm == "pre"
+    marian.config.normalize_embedding = False
+    if is_pre_norm:
+        marian.model.encoder.layer_norm = model.encoder_norm
+        marian.model.decoder.layer_norm = model.decoder_norm
+    spec = BartLoader().get_model_spec(marian)
+    tokens = [PAD, BOS, EOS, UNK] + [f"t{i}" for i in range(4, model.config.vocab_size)]
     spec.config.bos_token, spec.config.eos_token, spec.config.unk_token = BOS, EOS, UNK
     spec.config.decoder_start_token = BOS
     spec.register_source_vocabulary(tokens)
@@ -205,28 +186,3 @@ class CTranslate2Whisper:
             for batch in batches
         ]
         return [answer.result().sequences_ids[0] for batch in answers for answer in batch]
-
-
-def _array(tensor: Any) -> Any:
-    return tensor.detach().numpy()
-
-
-def _set_linear(theirs: Any, *ours: Any) -> None:
-    theirs.weight = np.concatenate([_array(layer.weight) for layer in ours])
-    theirs.bias = np.concatenate([_array(layer.bias) for layer in ours])
-
-
-def _set_norm(theirs: Any, ours: Any) -> None:
-    theirs.gamma, theirs.beta = _array(ours.weight), _array(ours.bias)
-
-
-def _set_self_attention(theirs: Any, ours: Any, norm: Any) -> None:
-    _set_linear(theirs.linear[0], ours.query, ours.key, ours.value)
-    _set_linear(theirs.linear[1], ours.output)
-    _set_norm(theirs.layer_norm, norm)
-
-
-def _set_feed_forward(theirs: Any, ours: Any) -> None:
-    _set_linear(theirs.linear_0, ours.feed_forward.inner)
-    _set_linear(theirs.linear_1, ours.feed_forward.outer)
-    _set_norm(theirs.layer_norm, ours.feed_forward_norm)

@@ -3,8 +3,8 @@
 Chooses averaging and length penalty on dev, exports fp32 and int8, starts the real server, translates the
 test sets through the gRPC client with beams of 5, and scores them with sacreBLEU. Every candidate on dev is
 scored in the same way. The test sets are translated once, after every choice is made. Speed is not measured.
-`RUN/bundle` and `RUN/NAME.PRECISION.txt` keep what was served and translated. `multi30k.sh` and `korean.sh`
-beside this file train the runs. The table goes to standard output; the last line is one JSON object.
+`RUN/bundle` and `RUN/NAME.PRECISION.txt` keep what was served and translated. `multi30k.sh` beside this
+file trains the runs. The table goes to standard output; the last line is one JSON object.
 """
 
 from __future__ import annotations

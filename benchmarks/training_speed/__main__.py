@@ -2,7 +2,7 @@
 
     taskset -c 0,1 python -m benchmarks.training_speed --threads 2 --out benchmarks/results/X.json
 
-Both loops have the same batches, optimizer, schedule and precision, without R-Drop. They alternate: in each
+Both loops have the same batches, optimizer, schedule and precision. They alternate: in each
 round, every loop runs some steps on the same batches. On a CPU, the plain loop runs with torch's default
 matrix products and with oneDNN's, and the faster one counts. The time to make the batches is included.
 Measured: source and target tokens per second as medians over rounds, and the median of the rounds' ratios,
@@ -62,7 +62,6 @@ class Work:
     preset: Preset
     steps: int
     device: torch.device
-    is_compiled: bool
 
     @property
     def dtype(self) -> torch.dtype:
@@ -88,15 +87,8 @@ def our_trainer(work: Work, folder: Path) -> Trainer:
     """Creates the trainer of `training` on random pairs."""
     preset, pairs = work.preset, random_pairs(work.preset.model.vocab_size)
     config = RunConfig(preset.name, preset.model, preset.training, "random", CorpusFiles(), "", "", {})
-    trainer = Trainer(
-        config,
-        RunFolder(folder),
-        train_tokenizer([], 260),
-        lambda _: pairs,
-        [],
-        work.device,
-        is_compiled=work.is_compiled,
-    )
+    tokenizer = train_tokenizer([], 260)
+    trainer = Trainer(config, RunFolder(folder), tokenizer, lambda _: pairs, [], work.device)
     trainer.model.train()
     return trainer
 
@@ -202,7 +194,6 @@ def measure(work: Work, num_rounds: int) -> dict[str, object]:
         "dropout": work.preset.model.dropout,
         "batch_tokens": work.preset.training.batch_tokens,
         "dtype": str(work.dtype).removeprefix("torch."),
-        "compiled": work.is_compiled,
         "tokens_per_second": round(medians["ours"]),
         "plain_tokens_per_second": round(medians[best]),
         "plain": best,
@@ -250,7 +241,6 @@ def main() -> int:
         help="precision of the matrix products (default: bf16 on CUDA, fp32 on a CPU)",
     )
     add("--threads", type=positive, help="threads of torch on a CPU")
-    add("--compile", action="store_true", help="use torch.compile in our loop")
     options = parser.parse_args()
     if options.threads:
         torch.set_num_threads(options.threads)
@@ -263,7 +253,7 @@ def main() -> int:
         for dropout in sorted({0.0, preset.model.dropout}):
             recipe = {"batch_tokens": batch_tokens, "precision": options.precision}
             changed = preset.changed({**recipe, "dropout": dropout})
-            rows.append(measure(Work(changed, options.steps, device, options.compile), options.rounds))
+            rows.append(measure(Work(changed, options.steps, device), options.rounds))
             print(table(rows[-1:]).splitlines()[-1], file=sys.stderr)
     print(table(rows))
     report = {

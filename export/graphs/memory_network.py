@@ -16,13 +16,7 @@ from seq2seq_serve.export.graphs import operators
 from seq2seq_serve.export.graphs.base import TYPE_NAMES, Graph, outs, token_specs
 from seq2seq_serve.export.graphs.linear import LinearFactory
 from seq2seq_serve.training.config import BOS_ID
-from seq2seq_serve.training.models.memory_network import (
-    MemoryNetwork,
-    attention_weights,
-    embed,
-    rectify,
-    word_shares,
-)
+from seq2seq_serve.training.models.memory_network import MemoryNetwork, attention_weights, embed, word_shares
 
 # B batch rows   N sentences   J words of a sentence   D d_model   V vocabulary   C memory capacity
 
@@ -116,7 +110,6 @@ class StepGraph(Graph):
             weights = attention_weights(u, m, mask, self.config)  # (B, C)
             hops.append(weights.to(torch.float32))
             u = (weights[:, None] @ c)[:, 0] + (u if self.transition is None else self.transition(u))
-            u = rectify(u, self.config.relu)
         state = torch.where((token_ids == BOS_ID)[:, None], u, self.end)
         logits = self._project(state)
         following = [operators.most_probable(logits)] if self.feeds_itself else []

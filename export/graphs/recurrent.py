@@ -52,11 +52,10 @@ def _memory_specs(config: RecurrentConfig, dtype: torch.dtype) -> list[TensorSpe
 def _state_specs(model: Recurrent, dtype: torch.dtype) -> list[TensorSpec]:
     config = model.config
     num_tensors = len(model.cells) * model.tensors_per_cell
-    widths = {names.state(str(number)): config.d_hidden for number in range(num_tensors)}
-    if config.input_feeding:
-        widths[names.state("output")] = config.d_model
+    axes = (Axis.BATCH, config.d_hidden)
     return [
-        TensorSpec(name, TYPE_NAMES[dtype], (Axis.BATCH, width), Role.STATE) for name, width in widths.items()
+        TensorSpec(names.state(str(number)), TYPE_NAMES[dtype], axes, Role.STATE)
+        for number in range(num_tensors)
     ]
 
 
@@ -92,9 +91,7 @@ class EncodeGraph(Graph):
             states = reverse_rows(states, lengths)
         states = states.to(self.dtype)
         last = self._last(states, lengths)  # (B, E)
-        state = list(torch.tanh(self.initial(last)).chunk(self.num_tensors, dim=1))
-        if config.input_feeding:
-            state.append(torch.zeros_like(last[:, :1]).expand(-1, config.d_model))
+        state = torch.tanh(self.initial(last)).chunk(self.num_tensors, dim=1)
         if not memory:
             return (last, *state)
         written = [states]
@@ -166,7 +163,6 @@ class StepGraph(Graph):
         self.hidden = nn.ModuleList(map(linear, hidden))
         self.input = nn.ModuleList(linear([cell.input]) for cell in cells)
         self.context = None if model.context is None else linear([model.context])
-        self.feeding = None if model.feeding is None else linear([model.feeding])
         self.readout = linear([model.readout])
         self.score = None if model.attention is None else nn.Parameter(model.attention.v.detach())
         self.feeds_itself = linear.is_fused
@@ -189,7 +185,6 @@ class StepGraph(Graph):
         num_others = len(self.others)
         memory = given[num_others : num_others + self.num_memory]
         state = list(given[num_others + self.num_memory :])
-        fed = state.pop() if self.feeding is not None else token_ids  # o_{t-1}
         word = self.embedding(token_ids)  # (B, D)
         n, E = self.tensors_per_cell, self.config.d_hidden
         from_hidden = [linear(state[i * n]) for i, linear in enumerate(self.hidden)]  # (B, G), or (B, G + E)
@@ -207,8 +202,6 @@ class StepGraph(Graph):
         gates = self.input[0](word)
         if self.context is not None:
             gates = gates + self.context(context)
-        if self.feeding is not None:
-            gates = gates + self.feeding(fed)
         new: list[Tensor] = []
         for i, linear in enumerate(self.input):
             if i:
@@ -225,7 +218,7 @@ class StepGraph(Graph):
             answers.append(weights[:, 0].to(torch.float32))
         if self.feeds_itself:
             answers.append(operators.most_probable(logits))
-        return (*answers, *new, *([] if self.feeding is None else [output]))
+        return (*answers, *new)
 
     def _cell(self, gates: Tensor, from_hidden: Tensor, state: list[Tensor]) -> list[Tensor]:
         """The next state of a layer (`training.models.recurrent`: GRUCell, LSTMCell)."""

@@ -1,5 +1,4 @@
 import functools
-import pickle
 import signal
 from collections.abc import Callable, Iterator
 from io import StringIO
@@ -11,8 +10,6 @@ from rich.console import Console
 
 from benchmarks.serving import free_ports
 from seq2seq_serve.training import prepare
-from seq2seq_serve.training.builtin import grammar
-from seq2seq_serve.training.builtin.grammar import BuiltinCorpus
 from seq2seq_serve.training.config import TrainingConfig, TransformerConfig
 from seq2seq_serve.training.data.corpus import Corpus, SentencePair
 from seq2seq_serve.training.models.transformer import Transformer
@@ -26,22 +23,9 @@ _commit = functools.cache(prepare.repository_commit)
 _WORDS = ("하나", "둘", "셋", "넷"), ("one", "two", "three", "four")
 
 
-@pytest.fixture(scope="session")
-def built_in(made_once) -> Callable[[int], BuiltinCorpus]:
-    """The built-in corpus of a seed."""
-    build = grammar.build_corpus
-
-    def built_in(seed: int) -> BuiltinCorpus:
-        make = lambda folder: (folder / "pickle").write_bytes(pickle.dumps(build(seed)))  # noqa: E731
-        return pickle.loads((made_once(f"corpus-{seed}", make) / "pickle").read_bytes())
-
-    return built_in
-
-
 @pytest.fixture(autouse=True)
-def _quick(built_in: Callable[[int], BuiltinCorpus], monkeypatch: pytest.MonkeyPatch) -> None:
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainings of 20 steps take less time than what they begin and end with."""
-    monkeypatch.setattr(grammar, "build_corpus", built_in)
     monkeypatch.setattr(prepare, "repository_commit", _commit)
     monkeypatch.setattr(curves, "save_learning_curve", lambda folder: None)
 

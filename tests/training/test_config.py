@@ -3,7 +3,9 @@ from typing import Any
 
 import pytest
 
-from seq2seq_serve.training.config import TrainingConfig, TransformerConfig
+from seq2seq_serve.training.config import ModelConfig, TrainingConfig, TransformerConfig
+from seq2seq_serve.training.models.memory_network import MemoryNetworkConfig
+from seq2seq_serve.training.models.recurrent import RecurrentConfig
 from seq2seq_serve.training.presets import preset_named
 
 
@@ -42,7 +44,6 @@ def test_wrong_sizes_are_refused_by_name(
         ("learning_rate_scale", 0),
         ("max_gradient_norm", "1"),
         ("patience", 0),
-        ("group_pairs", 0),
         ("max_length_ratio", 1.0),
         ("seed", -1),
     ],
@@ -65,16 +66,26 @@ def test_json_with_a_missing_or_unknown_field_is_refused() -> None:
 
 def test_a_field_that_is_younger_than_the_file_has_its_default() -> None:
     content = TrainingConfig(max_steps=7, bpe_dropout=0.2).to_json()
-    del content["bpe_dropout"], content["normalization"], content["group_pairs"]
-    expected = TrainingConfig(max_steps=7, normalization="none", group_pairs=None)
-    assert TrainingConfig.from_json(content) == expected
+    del content["bpe_dropout"], content["normalization"]
+    assert TrainingConfig.from_json(content) == TrainingConfig(max_steps=7, normalization="none")
 
 
-def test_a_run_that_did_without_r_drop_is_read_and_one_that_had_it_is_refused() -> None:
-    content = TrainingConfig().to_json()
-    assert TrainingConfig.from_json(content | {"r_drop": 0.0}) == TrainingConfig()
-    with pytest.raises(ValueError, match=r"unknown fields \['r_drop'\]"):
-        TrainingConfig.from_json(content | {"r_drop": 5.0})
+@pytest.mark.parametrize(
+    ("config", "name", "unused", "used"),
+    [
+        (TrainingConfig(), "r_drop", 0.0, 5.0),
+        (TrainingConfig(), "group_pairs", 10**8, 10**7),
+        (RecurrentConfig(50, 8, 8, 1, 1), "input_feeding", False, True),
+        (MemoryNetworkConfig(50, 8), "relu", "none", "half"),
+    ],
+)
+def test_a_run_that_did_without_what_is_gone_is_read_and_one_that_used_it_is_refused(
+    config: TrainingConfig | ModelConfig, name: str, unused: Any, used: Any
+) -> None:
+    read = type(config).from_json
+    assert read(config.to_json() | {name: unused}) == config
+    with pytest.raises(ValueError, match=rf"unknown fields \['{name}'\]"):
+        read(config.to_json() | {name: used})
 
 
 def test_presets_have_the_papers_sizes() -> None:

@@ -439,8 +439,8 @@ def test_a_layer_or_head_that_the_encoder_does_not_have_is_refused(run: Path, fa
 def test_corpus_writes_parallel_files_and_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "corpus"
     assert main(["corpus", "--out", str(out)]) == 0
-    totals = capsys.readouterr().out.splitlines()[-1].split()
-    for part, total in zip(("train", "dev", "test"), totals[1:], strict=True):
+    for line in capsys.readouterr().out.splitlines():
+        part, total, _ = line.split()
         for language in ("ko", "en"):
             assert len((out / f"{part}.{language}").read_text().split("\n")) - 1 == int(total)
 

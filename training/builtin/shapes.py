@@ -98,14 +98,6 @@ class Scene:
         """Returns which pixels figure `number` has: bool [56, 56]."""
         return np.asarray(self.owners == number + 1)
 
-    def box(self, number: int) -> tuple[int, int, int, int]:
-        """Returns the smallest box with all pixels of figure `number`: left, top, right, bottom.
-
-        Right and bottom are the first column and row outside.
-        """
-        rows, columns = np.nonzero(self.pixels(number))
-        return int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1
-
     def places(self, number: int, grid: int = 14) -> NDArray[np.bool_]:
         """Returns which places of a feature map lie on figure `number`: bool [grid, grid].
 

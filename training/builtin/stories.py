@@ -9,7 +9,6 @@ with another animal of that kind), "fear" (by kind) and "direction" (how rooms l
 """
 
 import random
-import re
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -50,27 +49,19 @@ NUMBERS = ("none", "one", "two", "three")
 
 _MAX_EVENTS = 14
 _OPPOSITES = {"north": "south", "south": "north", "east": "west", "west": "east"}
-_WORD = re.compile(r"\w+(?:['’-]\w+)*")
 
 
 @dataclass(frozen=True)
 class Story:
     """Sentences, a question with an answer of one lower-case word, and its kind (one of `KINDS`).
 
-    `supports` are the numbers of sentences that together prove the answer, ascending, from 0. People's names
-    are answers in lower case, too.
+    People's names are answers in lower case, too.
     """
 
     kind: str
     sentences: tuple[str, ...]
     question: str
     answer: str
-    supports: tuple[int, ...]
-
-
-def split_words(text: str) -> list[str]:
-    """Returns the words of a text in lower case, without punctuation."""
-    return _WORD.findall(text.lower())
 
 
 def generate(num_stories: int, seed: int = 0, split: Split = "train") -> Iterator[Story]:
@@ -99,47 +90,40 @@ class Event(NamedTuple):
     receiver: str = ""
 
 
-class Fact(NamedTuple):
-    """Something that holds, and the numbers of the sentences that prove it."""
-
-    value: str
-    supports: tuple[int, ...]
-
-
 class Question(NamedTuple):
-    """A question, its answer, and the numbers of the sentences that prove it."""
+    """A question and its answer."""
 
     text: str
     answer: str
-    supports: tuple[int, ...]
 
 
 @dataclass
 class World:
-    """The people and things of a story, and the facts that its sentences have told so far.
+    """The people and things of a story, and what its sentences have told so far.
 
     One story is told with it, and then it is dropped.
+
+    Attributes:
+        places: The rooms in which each person and thing was, in order.
+        holders: Who has each thing, or "nobody".
+        traders: The people who have taken, dropped, given or got a thing, in the order of their first time.
     """
 
     people: Sequence[str]
     things: Sequence[str]
     rooms: Sequence[str]
     sentences: list[str] = field(default_factory=list)
-    places: dict[str, list[Fact]] = field(default_factory=dict)  # the rooms in which each was, in order
-    holders: dict[str, Fact] = field(default_factory=dict)  # who has each thing, or "nobody"
-    deeds: dict[str, list[int]] = field(default_factory=dict)  # where each person got or lost a thing
+    places: dict[str, list[str]] = field(default_factory=dict)
+    holders: dict[str, str] = field(default_factory=dict)
+    traders: list[str] = field(default_factory=list)
 
     def room(self, name: str) -> str:
         """Returns the room of a person or a thing, or "" if no sentence has told it."""
-        return self.places[name][-1].value if name in self.places else ""
-
-    def holder(self, thing: str) -> str:
-        """Returns the holder of a thing, "nobody" if it was dropped, or "" if no sentence has told it."""
-        return self.holders[thing].value if thing in self.holders else ""
+        return self.places[name][-1] if name in self.places else ""
 
     def carried(self, person: str) -> list[str]:
         """Returns the things that a person has."""
-        return [thing for thing in self.things if self.holder(thing) == person]
+        return [thing for thing in self.things if self.holders.get(thing) == person]
 
     def options(self, person: str) -> dict[str, list[Event]]:
         """Returns what a person can do next, by action. Everyone begins by going somewhere."""
@@ -148,7 +132,11 @@ class World:
         if not here:
             return options
         carried = self.carried(person)
-        free = [t for t in self.things if (self.holder(t), self.room(t)) in (("", ""), ("nobody", here))]
+        free = [
+            thing
+            for thing in self.things
+            if thing not in self.holders or (self.holders[thing], self.room(thing)) == ("nobody", here)
+        ]
         near = [other for other in self.people if other != person and self.room(other) == here]
         options["take"] = [Event(person, "take", thing) for thing in free]
         options["drop"] = [Event(person, "drop", thing) for thing in carried]
@@ -167,23 +155,17 @@ class World:
 
     def tell(self, event: Event, sentence: str) -> None:
         """Adds an event, which is one of `options`, in one of its `wordings`."""
-        number = len(self.sentences)
         self.sentences.append(sentence)
         if event.action == "go":
-            self.places.setdefault(event.person, []).append(Fact(event.target, (number,)))
-            for thing in self.carried(event.person):
-                supports = (*self.holders[thing].supports, number)
-                self.places[thing].append(Fact(event.target, supports))
+            for name in (event.person, *self.carried(event.person)):
+                self.places.setdefault(name, []).append(event.target)
             return
-        for name in filter(None, (event.person, event.receiver)):
-            self.deeds.setdefault(name, []).append(number)
-        holder = {"take": event.person, "drop": "nobody", "give": event.receiver}[event.action]
-        self.holders[event.target] = Fact(holder, (number,))
-        here = self.places[event.person][-1]
-        visits = self.places.setdefault(event.target, [])
-        if visits and visits[-1].value == here.value:
-            visits.pop()  # the newest proof of where it is replaces the one before
-        visits.append(Fact(here.value, (*here.supports, number)))
+        self.traders += [name for name in (event.person, event.receiver) if name and name not in self.traders]
+        holders = {"take": event.person, "drop": "nobody", "give": event.receiver}
+        self.holders[event.target] = holders[event.action]
+        here, visits = self.room(event.person), self.places.setdefault(event.target, [])
+        if visits[-1:] != [here]:
+            visits.append(here)
 
     def questions(self, kind: str) -> Iterator[Question]:
         """Yields the questions of a kind that the story answers."""
@@ -191,31 +173,27 @@ class World:
         if kind in ("person", "thing"):
             for name in self.places:
                 if (kind == "person") == (name in self.people):
-                    yield Question(f"Where is {subjects[name]}?", *self.places[name][-1])
+                    yield Question(f"Where is {subjects[name]}?", self.room(name))
         if kind == "holder":
-            for thing, fact in self.holders.items():
-                yield Question(f"Who has the {thing}?", fact.value.lower(), fact.supports)
+            for thing, holder in self.holders.items():
+                yield Question(f"Who has the {thing}?", holder.lower())
         if kind == "yes or no":
-            rooms = {visit.value: None for visits in self.places.values() for visit in visits}
-            for name, visits in self.places.items():
+            rooms = {room: None for visits in self.places.values() for room in visits}
+            for name in self.places:
                 for room in rooms:
-                    answer = "yes" if room == visits[-1].value else "no"
-                    yield Question(f"Is {subjects[name]} in the {room}?", answer, visits[-1].supports)
+                    answer = "yes" if room == self.room(name) else "no"
+                    yield Question(f"Is {subjects[name]} in the {room}?", answer)
         if kind == "count":
-            for person, deeds in self.deeds.items():
+            for person in self.traders:
                 answer = NUMBERS[len(self.carried(person))]
-                yield Question(f"How many things does {person} carry?", answer, tuple(deeds))
+                yield Question(f"How many things does {person} carry?", answer)
         if kind == "before or after":
             for name, visits in self.places.items():
-                rooms_of_name = [visit.value for visit in visits]
                 for earlier, later in pairwise(visits):
-                    supports = tuple(sorted({*earlier.supports, *later.supports}))
-                    if rooms_of_name.count(later.value) == 1:
-                        text = f"Where was {subjects[name]} before the {later.value}?"
-                        yield Question(text, earlier.value, supports)
-                    if rooms_of_name.count(earlier.value) == 1:
-                        text = f"Where was {subjects[name]} after the {earlier.value}?"
-                        yield Question(text, later.value, supports)
+                    if visits.count(later) == 1:
+                        yield Question(f"Where was {subjects[name]} before the {later}?", earlier)
+                    if visits.count(earlier) == 1:
+                        yield Question(f"Where was {subjects[name]} after the {earlier}?", later)
 
 
 def _draw_story(rng: random.Random, split: Split) -> Story:
@@ -244,7 +222,7 @@ def _draw_story(rng: random.Random, split: Split) -> Story:
             # The answer first, so that answers of few questions are not rare.
             answer = rng.choice(list({question.answer: None for question in questions}))
             question = rng.choice([question for question in questions if question.answer == answer])
-            return Story(kind, tuple(sentences), question.text, question.answer, question.supports)
+            return Story(kind, tuple(sentences), question.text, question.answer)
 
 
 def _tell_events(
@@ -269,15 +247,13 @@ def _tell_colours(people: Sequence[str], rng: random.Random) -> tuple[list[str],
     kinds = rng.sample(ANIMALS, 2)
     colours = rng.sample(COLOURS, 2)
     asked, witness, *others = people
-    proofs = [f"{asked} is a {kinds[0]}.", f"{witness} is a {kinds[0]}.", f"{witness} is {colours[0]}."]
-    sentences = list(proofs)
+    sentences = [f"{asked} is a {kinds[0]}.", f"{witness} is a {kinds[0]}.", f"{witness} is {colours[0]}."]
     for name in others:
         place = rng.randrange(2)
         kind, colour = f"{name} is a {kinds[place]}.", f"{name} is {colours[place]}."
         sentences += rng.choice(([kind, colour], [kind], [f"{name} is {rng.choice(COLOURS)}."]))
     rng.shuffle(sentences)
-    supports = tuple(sorted(sentences.index(proof) for proof in proofs))
-    return sentences, [Question(f"What color is {asked}?", colours[0], supports)]
+    return sentences, [Question(f"What color is {asked}?", colours[0])]
 
 
 def _tell_fears(people: Sequence[str], rng: random.Random) -> tuple[list[str], list[Question]]:
@@ -285,16 +261,11 @@ def _tell_fears(people: Sequence[str], rng: random.Random) -> tuple[list[str], l
     kinds = rng.sample(ANIMALS, rng.randint(2, 4))
     feared = {kind: rng.choice([other for other in ANIMALS if other != kind]) for kind in kinds}
     wording = rng.choice(("Every {} fears the {}.", "Every {} is afraid of the {}."))
-    rules = {kind: wording.format(kind, animal) for kind, animal in feared.items()}
+    sentences = [wording.format(kind, animal) for kind, animal in feared.items()]
     members = {name: rng.choice(kinds) for name in people}
-    statements = {name: f"{name} is a {kind}." for name, kind in members.items()}
-    sentences = [*rules.values(), *statements.values()]
+    sentences += [f"{name} is a {kind}." for name, kind in members.items()]
     rng.shuffle(sentences)
-    questions = []
-    for name, kind in members.items():
-        supports = sorted((sentences.index(rules[kind]), sentences.index(statements[name])))
-        questions.append(Question(f"What does {name} fear?", feared[kind], tuple(supports)))
-    return sentences, questions
+    return sentences, [Question(f"What does {name} fear?", feared[kind]) for name, kind in members.items()]
 
 
 def _tell_directions(rooms: Sequence[str], rng: random.Random) -> tuple[list[str], list[Question]]:
@@ -310,12 +281,12 @@ def _tell_directions(rooms: Sequence[str], rng: random.Random) -> tuple[list[str
                 links.append((room, direction, neighbour))
     rng.shuffle(links)
     sentences, questions = [], []
-    for number, (room, direction, neighbour) in enumerate(links):
+    for room, direction, neighbour in links:
         facts = [(room, direction, neighbour), (neighbour, _OPPOSITES[direction], room)]
         sentences.append("The {} is {} of the {}.".format(*rng.choice(facts)))
         for first, way, second in facts:
             if len(_rooms_towards(cells, way, second)) == 1:
-                questions.append(Question(f"Which room is {way} of the {second}?", first, (number,)))
+                questions.append(Question(f"Which room is {way} of the {second}?", first))
     return sentences, questions
 
 

@@ -21,7 +21,6 @@ from seq2seq_serve.training.data.sources import TOKENS, Source, SourceKind, pad_
 from seq2seq_serve.training.ranks import Ranks
 
 OWN_FRAME = TargetFrame()
-_SHARDS_PER_GROUP = 1000  # a group sees this many places of the corpus
 
 
 @dataclass(frozen=True)
@@ -91,28 +90,16 @@ def make_batch(
     )
 
 
-def count_groups(num_pairs: int, group_pairs: int | None) -> int:
-    """The number of groups in which a pass over a corpus is planned."""
-    return -(-num_pairs // group_pairs) if group_pairs else 1
-
-
-def plan_group(
+def plan_pass(
     pairs: Sequence[EncodedPair],
     batch_tokens: int,
     seed: int,
     epoch: int,
     kind: SourceKind = TOKENS,
     *,
-    group: int = 0,
-    group_pairs: int | None = None,
     mixes_lengths: bool = False,
 ) -> list[NDArray[np.int64]]:
-    """The indices of the pairs in each batch of one group of a pass (`epoch`, from 0) over the corpus.
-
-    The memory for a plan grows with its pairs, so a pass over more than `group_pairs` pairs is cut into
-    groups of about equal size. The pairs of a group come from many places of the corpus: it is cut into
-    shards, pairs in a row, and each pass deals them out to its groups in random order. Every pair is in one
-    group. With None, or for fewer pairs, the whole pass is one group.
+    """The indices of the pairs in each batch of a pass (`epoch`, from 0) over the corpus.
 
     Pairs are sorted by the length of the target, then of the source, equal lengths in random order. Clips and
     features are sorted by their own length alone: captions of one length often have one form, such as "a red
@@ -122,8 +109,8 @@ def plan_group(
     They are cut into batches whose longer side has at most `batch_tokens` padded tokens, or a single pair.
     The batches are then shuffled. The same arguments give the same plan.
     """
-    rows = _rows_of_group(len(pairs), seed, epoch, group, group_pairs)
-    generator = np.random.default_rng([seed, epoch, group])  # for group 0 the numbers of [seed, epoch]
+    rows = np.arange(len(pairs))
+    generator = np.random.default_rng([seed, epoch])
     source_lengths, target_lengths = _lengths(pairs, rows, kind)
     keys = generator.random(len(rows))
     if mixes_lengths:
@@ -145,19 +132,6 @@ def plan_group(
     return batches
 
 
-def _rows_of_group(
-    num_pairs: int, seed: int, epoch: int, group: int, group_pairs: int | None
-) -> NDArray[np.int64]:
-    num_groups = count_groups(num_pairs, group_pairs)
-    if not group_pairs or num_groups == 1:
-        return np.arange(num_pairs)
-    shard_pairs = max(group_pairs // _SHARDS_PER_GROUP, 1)
-    generator = np.random.default_rng([seed, epoch, num_groups])  # the numbers of no group
-    shards = generator.permutation(-(-num_pairs // shard_pairs))
-    starts = np.sort(np.array_split(shards, num_groups)[group]) * shard_pairs  # read from front to back
-    return np.concatenate([np.arange(start, min(start + shard_pairs, num_pairs)) for start in starts])
-
-
 def batches_in_order(
     pairs: Sequence[EncodedPair],
     batch_tokens: int,
@@ -165,15 +139,15 @@ def batches_in_order(
     frame: TargetFrame = OWN_FRAME,
 ) -> Iterator[Batch]:
     """The batches of an evaluation: every pair once, always in the same order."""
-    for rows in plan_group(pairs, batch_tokens, 0, 0, kind):
+    for rows in plan_pass(pairs, batch_tokens, 0, 0, kind):
         yield make_batch([pairs[row] for row in rows], kind, frame)
 
 
 class BatchStream:
     """Batches without end, pass after pass. Owned by the training loop.
 
-    Invariant: `epoch`, `group` and `batch_index` are those of the next batch; a stream created with them
-    continues there. The pairs of a batch depend neither on the number of processes nor on `piece_tokens`.
+    Invariant: `epoch` and `batch_index` are those of the next batch; a stream created with them continues
+    there. The pairs of a batch depend neither on the number of processes nor on `piece_tokens`.
 
     `pairs_of` returns the corpus as a pass sees it, by the pass' number from 0. `piece_tokens` is the most
     padded tokens of the longer side that a process computes at once, or a single pair; None does not cut its
@@ -188,8 +162,6 @@ class BatchStream:
         epoch: int = 0,
         batch_index: int = 0,
         *,
-        group: int = 0,
-        group_pairs: int | None = None,
         ranks: Ranks | None = None,
         piece_tokens: int | None = None,
         kind: SourceKind = TOKENS,
@@ -202,9 +174,7 @@ class BatchStream:
         self._mixes_lengths = mixes_lengths
         self._batch_tokens = batch_tokens
         self._seed = seed
-        self._group_pairs = group_pairs
         self.epoch = epoch
-        self.group = group
         self.batch_index = batch_index
         self._ranks = ranks or Ranks()
         self._piece_tokens = piece_tokens or batch_tokens
@@ -214,7 +184,8 @@ class BatchStream:
         """This process' share of the next batch, on the CPU."""
         if self.batch_index == len(self._plan):
             self.batch_index = 0
-            self._next_group()
+            self.epoch += 1
+            self._start_pass()
         rows = self._plan[self.batch_index]
         pairs = [self._pairs[row] for row in rows]
         self.batch_index += 1
@@ -236,31 +207,17 @@ class BatchStream:
         """A batch of one pair, for a process whose share is empty."""
         return make_batch([self._pairs[0]], self._kind, self._frame)
 
-    def _next_group(self) -> None:
-        self.group += 1
-        if self.group < count_groups(len(self._pairs), self._group_pairs):
-            self._start_group()
-        else:
-            self.epoch += 1
-            self.group = 0
-            self._start_pass()
-
     def _start_pass(self) -> None:
         self._pairs = self._pairs_of(self.epoch)
         if not self._pairs:
             raise ValueError("the training corpus has 0 pairs left: nothing to train on")
-        self._start_group()
-
-    def _start_group(self) -> None:
         self._plan: list[NDArray[np.int64]] = []  # the last plan goes before the next one comes
-        self._plan = plan_group(
+        self._plan = plan_pass(
             self._pairs,
             self._batch_tokens,
             self._seed,
             self.epoch,
             self._kind,
-            group=self.group,
-            group_pairs=self._group_pairs,
             mixes_lengths=self._mixes_lengths,
         )
 

@@ -1,7 +1,7 @@
 """The training corpus as token ids, written once to files; each batch reads its pairs from them.
 
-So a corpus may be larger than memory. Writing it takes one byte of memory per pair, and planning its batches
-(`training.data.batches`) about 40 bytes per pair of a group.
+So a corpus may be larger than memory. Writing it, and planning its batches (`training.data.batches`), each
+takes about 40 bytes of memory per pair.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +22,6 @@ from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.data.text_files import SentencePair, pair_hash
 
 _CHUNK_PAIRS = 10_000  # encoded at once, by all cores
-_PART_PAIRS = 20_000_000  # compared at once in the search for equal ones, with 65 bytes of memory for each
 _RECORD = np.dtype([("hash", "u8"), ("start", "i8"), ("lengths", "i4", 2), ("position", "i4")])
 _pack_record = struct.Struct("=Qqiii").pack
 _POSITIONS_FILE = "positions.npy"  # of each source, unless they are as many as its numbers
@@ -134,10 +133,10 @@ def write_encoded(
     records = np.memmap(records_file, _RECORD, mode="r") if num_pairs else np.zeros(0, _RECORD)
     is_kept = are_first(records["hash"])
     report.drop("duplicate", num_pairs - int(np.count_nonzero(is_kept)))
-    _save_rows(temporary / "starts.npy", records["start"], is_kept)
-    _save_rows(temporary / "lengths.npy", records["lengths"], is_kept)
+    np.save(temporary / "starts.npy", records["start"][is_kept])
+    np.save(temporary / "lengths.npy", records["lengths"][is_kept])
     if kind is not TOKENS:
-        _save_rows(temporary / _POSITIONS_FILE, records["position"], is_kept)
+        np.save(temporary / _POSITIONS_FILE, records["position"][is_kept])
     records_file.unlink()
     shutil.rmtree(folder, ignore_errors=True)
     temporary.rename(folder)
@@ -145,30 +144,10 @@ def write_encoded(
 
 
 def are_first(hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-    """Whether each hash is the first of its value; equal ones are searched in one part of them at a time."""
+    """Whether each hash is the first of its value."""
     are = np.zeros(len(hashes), np.bool_)
-    starts = range(0, len(hashes), _PART_PAIRS)
-    for part in range(len(starts)):
-        rows = np.concatenate(
-            [
-                start + np.flatnonzero(hashes[start : start + _PART_PAIRS] % len(starts) == part)
-                for start in starts
-            ]
-        )
-        _, first = np.unique(hashes[rows], return_index=True)
-        are[rows[first]] = True
+    are[np.unique(hashes, return_index=True)[1]] = True
     return are
-
-
-def _save_rows(path: Path, column: NDArray[Any], is_kept: NDArray[np.bool_]) -> None:
-    """Write the kept rows of a column as `np.save` does, a part of them at a time."""
-    num_kept = int(np.count_nonzero(is_kept))
-    saved = np.lib.format.open_memmap(path, "w+", column.dtype, (num_kept, *column.shape[1:]))
-    end = 0
-    for start in range(0, len(column), _PART_PAIRS):
-        part = column[start : start + _PART_PAIRS][is_kept[start : start + _PART_PAIRS]]
-        saved[end : end + len(part)] = part
-        end += len(part)
 
 
 def passing_pairs(

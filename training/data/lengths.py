@@ -13,7 +13,6 @@ from seq2seq_serve.training.config import ModelConfig
 
 _RATIO_HEADROOM = 2.0  # times the mean ratio of the corpus
 _CONSTANT_HEADROOM = 10  # tokens
-_PART_PAIRS = 10_000_000  # compared at once
 _CUT_SHARE = 1e-4  # share of the training pairs that are outliers, cut before the headroom is added
 
 
@@ -25,14 +24,9 @@ def learn_length_bound(source_lengths: NDArray[np.int32], target_lengths: NDArra
     training pair, with eos.
     """
     ratio = round(_RATIO_HEADROOM * float(target_lengths.sum() / source_lengths.sum()), 2)
-    # The largest values of all are found in one part of the pairs after the other, which bounds the memory.
-    num_pairs = len(source_lengths)
-    num_largest = num_pairs - math.ceil((num_pairs - 1) * (1 - _CUT_SHARE))
-    largest = np.zeros(0)
-    for start in range(0, num_pairs, _PART_PAIRS):
-        sources, targets = (side[start : start + _PART_PAIRS] for side in (source_lengths, target_lengths))
-        largest = np.sort(np.concatenate([largest, targets - ratio * sources]))[-num_largest:]
-    return LengthBound(ratio, max(math.ceil(largest[0]), 0) + _CONSTANT_HEADROOM)
+    excesses = target_lengths - ratio * source_lengths
+    largest = float(np.quantile(excesses, 1 - _CUT_SHARE, method="higher"))
+    return LengthBound(ratio, max(math.ceil(largest), 0) + _CONSTANT_HEADROOM)
 
 
 def target_limits(source_lengths: Iterable[int], config: ModelConfig, bound: LengthBound | None) -> list[int]:

@@ -19,7 +19,7 @@ from seq2seq_serve.training.models.transformer import Transformer
 _NAMES_IN_MESSAGE = 5
 # Buffers that older releases of transformers and fairseq saved with the weights of any model
 _BUFFERS = re.compile(r"(.*\.)?(version|position_ids|_float_tensor|rotary_emb\.inv_freq)")
-_TIED = "shared.weight", "source_embedding.weight", "target_embedding.weight", "output.weight"
+TIED = "shared.weight", "source_embedding.weight", "target_embedding.weight", "output.weight"
 
 
 def read_model(checkpoint: CheckpointFolder, family: Family, config: PublishedConfig) -> Transformer:
@@ -34,7 +34,7 @@ def read_model(checkpoint: CheckpointFolder, family: Family, config: PublishedCo
     for name, tensor in checkpoint.weights():
         if _BUFFERS.fullmatch(name):
             continue
-        renamed = _renamed(name, dialect)
+        renamed = renamed_by(dialect, name)
         if renamed in weights:
             raise CheckpointError(f"{checkpoint.path} has two weights for one: {origins[renamed]} and {name}")
         if not re.fullmatch(dialect.unused, renamed):
@@ -80,7 +80,7 @@ def names_of_weights(checkpoint: CheckpointFolder, family: Family, model: Transf
     }
     names = {}
     for name, tensor in checkpoint.weights():
-        renamed = _renamed(name, family.dialect)
+        renamed = renamed_by(family.dialect, name)
         if renamed == "shared.weight":
             is_target = _equal(tensor.to(torch.float32), own["embedding.weight"])
             renamed = "target_embedding.weight" if is_target else "source_embedding.weight"
@@ -107,7 +107,8 @@ def published_weights(
     return {theirs: given[ours].clone() for theirs, ours in names.items()}
 
 
-def _renamed(name: str, dialect: Dialect) -> str:
+def renamed_by(dialect: Dialect, name: str) -> str:
+    """This project's name of a checkpoint's weight."""
     for pattern, replacement in dialect.names:
         name = re.sub(pattern, replacement, name)
     return name
@@ -162,7 +163,7 @@ def _tie(weights: dict[str, Tensor], *, is_shared: bool, reads_texts: bool) -> d
     A matrix that the file lacks is another one that it is tied to. Without `is_shared` the source has its own
     vocabulary and matrix.
     """
-    shared, source, target, output = (weights.pop(name, None) for name in _TIED)
+    shared, source, target, output = (weights.pop(name, None) for name in TIED)
     target = _first(target, shared, source if is_shared else None, output)
     source = _first(source, shared, target if is_shared else None) if reads_texts else target
     output = _first(output, target)

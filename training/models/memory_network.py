@@ -11,9 +11,8 @@
     answer      softmax(W u'), u' after the last hop                                            equation 3
 
 Sukhbaatar et al. 2015, arXiv:1503.08895. The factors l are twice those of the paper's text, so that their
-mean is 1, as without position encoding. T_A and T_C count sentences from the last one. With `relu`, negative
-values of u' become 0 after each hop, in half of the units, as in the paper's language models (section 5), or
-in all. The answer is one token; the state of the position after it, which predicts eos, is a learned vector.
+mean is 1, as without position encoding. T_A and T_C count sentences from the last one. The answer is one
+token; the state of the position after it, which predicts eos, is a learned vector.
 
 Shapes: B batch rows, N sentences, J words of a sentence, T target length, D d_model, V vocabulary, K hops.
 """
@@ -21,9 +20,9 @@ Shapes: B batch rows, N sentences, J words of a sentence, T target length, D d_m
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +34,6 @@ from seq2seq_serve.training.models.base import EncoderDecoder, Layers, Memory, M
 from seq2seq_serve.training.models.dropout import Dropout, dropout
 
 Tying = Literal["adjacent", "layer-wise"]
-Rectified = Literal["none", "half", "all"]
 
 _INITIAL_DEVIATION = 0.1  # section 4.2
 
@@ -51,7 +49,6 @@ class MemoryNetworkConfig(ModelConfig):
         num_hops: K.
         tying: How the matrices of the hops are shared, "adjacent" or "layer-wise".
         has_position_encoding: Whether l_kj depends on the place of a word in its sentence.
-        relu: Which units of u' are rectified: "none", the second "half", or "all".
         time_noise: The number of empty memories that training inserts at random places of a story, as a
             share of its sentences, rounded up; they only shift T_A and T_C (section 4.1, "random noise").
         has_empty_memories: Whether the softmax also covers the empty places of a memory for
@@ -61,12 +58,13 @@ class MemoryNetworkConfig(ModelConfig):
             4.2, "linear start"). Evaluation always has the softmax.
     """
 
+    gone: ClassVar[Mapping[str, tuple[Any, ...]]] = {"relu": ("none",)}
+
     _: KW_ONLY
     dropout: float = 0.0
     num_hops: int = 3
     tying: Tying = "adjacent"
     has_position_encoding: bool = True
-    relu: Rectified = "none"
     has_empty_memories: bool = True
     time_noise: float = 0.1
     num_linear_steps: int = 0
@@ -79,7 +77,6 @@ class MemoryNetworkConfig(ModelConfig):
         for name in ("has_position_encoding", "has_empty_memories"):
             self._require(isinstance(getattr(self, name), bool), name, "true or false")
         self._require(self.tying in get_args(Tying), "tying", '"adjacent" or "layer-wise"')
-        self._require(self.relu in get_args(Rectified), "relu", '"none", "half" or "all"')
         self._require(self.tied == "all", "tied", '"all" for a memory network, whose `tying` decides')
 
     @property
@@ -218,7 +215,6 @@ class MemoryNetwork(EncoderDecoder):
                 weights = attention_weights(u, m, source_mask, self.config)
             o = (weights[:, None] @ c)[:, 0]  # (B, D)
             u = o + (u if self.transition is None else self.transition(u))
-            u = rectify(u, self.config.relu)
             all_weights.append(weights)
         return u, all_weights
 
@@ -282,13 +278,3 @@ def attention_weights(u: Tensor, m: Tensor, source_mask: Tensor, config: MemoryN
     num_empty = config.max_source_length - source_mask.sum(dim=1, keepdim=True)  # (B, 1)
     empty = num_empty.clamp(min=0).to(scores.dtype).log()
     return torch.cat([scores, empty], dim=1).softmax(dim=1)[:, :-1]
-
-
-def rectify(u: Tensor, relu: Rectified) -> Tensor:
-    """Apply ReLU to all units of u (B, D), to the second half of them, or to none."""
-    if relu == "none":
-        return u
-    if relu == "all":
-        return u.relu()
-    linear, rectified = u.tensor_split(2, dim=1)
-    return torch.cat([linear, rectified.relu()], dim=1)

@@ -16,9 +16,9 @@ Shapes: B batch rows, S source length, T target length, D d_model, E d_hidden, G
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -45,11 +45,11 @@ class RecurrentConfig(ModelConfig):
         cell: "gru" (Cho et al. 2014) or "lstm" (Hochreiter and Schmidhuber 1997).
         attention: "none", "dot" or "additive".
         is_bidirectional: Whether a second encoder reads the source from its end.
-        input_feeding: Whether f also reads o_{t-1} (Luong et al. 2015, section 3.3), and so knows which words
-            it has attended to; phrase-based translation keeps a coverage set for that.
         reverses_source: Whether the encoder reads the source from its end, which brings the first words of
             both sides close together (Sutskever et al. 2014, section 3.3, arXiv:1409.3215).
     """
+
+    gone: ClassVar[Mapping[str, tuple[Any, ...]]] = {"input_feeding": (False,)}
 
     d_hidden: int
     num_encoder_layers: int
@@ -58,14 +58,13 @@ class RecurrentConfig(ModelConfig):
     cell: CellName = "gru"
     attention: AttentionName = "additive"
     is_bidirectional: bool = True
-    input_feeding: bool = False
     reverses_source: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("d_hidden", "num_encoder_layers", "num_decoder_layers"):
             self._require_int(name, at_least=1)
-        for name in ("is_bidirectional", "input_feeding", "reverses_source"):
+        for name in ("is_bidirectional", "reverses_source"):
             self._require(isinstance(getattr(self, name), bool), name, "true or false")
         self._require(self.cell in get_args(CellName), "cell", '"gru" or "lstm"')
         self._require(self.attention in get_args(AttentionName), "attention", '"none", "dot" or "additive"')
@@ -132,14 +131,13 @@ class Recurrent(EncoderDecoder):
 
     The memory is the encoder's states h (B, S, E) and, with additive attention, their keys (B, S, E); without
     attention it is only h_last, (B, E). The state holds the state of each decoder layer's cell, layer by
-    layer, and with input feeding o_{t-1} (B, D) at the end.
+    layer.
 
     Attributes:
         encoder: `nn.GRU` or `nn.LSTM`.
         initial: Projects h_last to the state of all decoder layers.
-        cells: The decoder's layers. The first reads y_{t-1}; `context` and `feeding` add to its gates.
+        cells: The decoder's layers. The first reads y_{t-1}; `context` adds to its gates.
         context: Projects c to the gates; None with the dot product.
-        feeding: Projects o_{t-1} to the gates; None without input feeding.
         attention: None if the attention has no parameters.
         readout: Projects [s_t; c_t; y_{t-1}] to o_t.
         tensors_per_cell: The number of tensors of the state per decoder layer.
@@ -149,7 +147,6 @@ class Recurrent(EncoderDecoder):
     config: RecurrentConfig
     encoder: nn.GRU | nn.LSTM
     context: nn.Linear | None
-    feeding: nn.Linear | None
     attention: AdditiveAttention | None
 
     def __init__(self, config: RecurrentConfig) -> None:
@@ -168,7 +165,6 @@ class Recurrent(EncoderDecoder):
         self.initial = nn.Linear(E, config.num_decoder_layers * cell.num_tensors * E)
         self.cells = Layers[Cell](cell(E if layer else D, E) for layer in range(config.num_decoder_layers))
         self.context = None if config.attention == "dot" else nn.Linear(E, G, bias=False)
-        self.feeding = nn.Linear(D, G, bias=False) if config.input_feeding else None
         self.attention = AdditiveAttention(E) if config.attention == "additive" else None
         self.readout = nn.Linear(2 * E + D, D)
         self.dropout = Dropout(config.dropout)
@@ -208,27 +204,24 @@ class Recurrent(EncoderDecoder):
     def start(self, memory: Memory, source_mask: Tensor) -> State:
         last = memory[0] if self.config.attention == "none" else self._last(memory[0], source_mask)
         num_tensors = len(self.cells) * self.tensors_per_cell
-        state = self.initial(last).tanh().chunk(num_tensors, dim=-1)  # each (B, E)
-        return (*state, last.new_zeros(len(last), self.config.d_model)) if self.feeding else tuple(state)
+        return tuple(self.initial(last).tanh().chunk(num_tensors, dim=-1))  # each (B, E)
 
     def step(
         self, token_ids: Tensor, state: State, memory: Memory, source_mask: Tensor
     ) -> tuple[Tensor, State]:
         """The equations of the module's docstring for one position; `_run` computes many at once."""
         y = self.dropout(self._look_up(token_ids, self.embedding.weight))  # y_{t-1}, (B, D)
-        cells, n = state[: len(self.cells) * self.tensors_per_cell], self.tensors_per_cell
+        n = self.tensors_per_cell
         gates = next(iter(self.cells)).input(y)  # (B, G)
-        if self.feeding is not None:
-            gates = gates + self.feeding(state[-1])  # o_{t-1}
         if self.context is not None:  # f reads c_t
-            c = self._context_of(cells[-n], memory, source_mask)  # from s_{t-1}
+            c = self._context_of(state[-n], memory, source_mask)  # from s_{t-1}
             gates = gates + self.context(c)
-        cells = self._recur(gates, cells)
-        s = cells[-n]  # s_t, (B, E)
+        state = self._recur(gates, state)
+        s = state[-n]  # s_t, (B, E)
         if self.context is None:
             c = self._context_of(s, memory, source_mask)
         o = self.readout(torch.cat([s, c, y], dim=-1)).tanh()  # (B, D)
-        return self.dropout(o), cells if self.feeding is None else (*cells, o)
+        return self.dropout(o), state
 
     def _context_of(self, s: Tensor, memory: Memory, source_mask: Tensor) -> Tensor:
         """c_t (B, E): what the state (B, E) attends to, and without attention h_last."""
@@ -238,30 +231,11 @@ class Recurrent(EncoderDecoder):
 
     def _run(self, token_ids: Tensor, memory: Memory, source_mask: Tensor) -> tuple[Tensor, list[Tensor]]:
         """`step` of tokens (B, T) in few large products; returns o_t (B, T, D), and the weights (B, T, S)."""
-        state = self.start(memory, source_mask)
+        cells = self.start(memory, source_mask)
         words = self.dropout(self._look_up(token_ids, self.embedding.weight))  # (B, T, D)
-        gates = next(iter(self.cells)).input(words)  # (B, T, G), the part known before the loop
+        known = next(iter(self.cells)).input(words)  # (B, T, G), the part known before the loop
         if self.context is not None and self.attention is None:
-            gates = gates + self.context(memory[0])[:, None]
-        if self.feeding is None:
-            output, _, weights = self._advance(words, gates, state, memory, source_mask)
-            return self.dropout(output), weights
-        cells, fed = state[:-1], state[-1]
-        outputs, all_weights = list[Tensor](), list[Tensor]()
-        T = token_ids.shape[1]
-        for word, known in zip(words.chunk(T, dim=1), gates.chunk(T, dim=1), strict=True):
-            fed_gates = known + self.feeding(fed)[:, None]  # (B, 1, G)
-            output, cells, weights = self._advance(word, fed_gates, cells, memory, source_mask)
-            fed = output[:, 0]
-            outputs.append(output)
-            all_weights += weights
-        joined = [torch.cat(all_weights, dim=1)] if all_weights else []
-        return self.dropout(torch.cat(outputs, dim=1)), joined
-
-    def _advance(
-        self, words: Tensor, known: Tensor, cells: State, memory: Memory, source_mask: Tensor
-    ) -> tuple[Tensor, State, list[Tensor]]:
-        """`_run` from y_{t-1} (B, T, D) and the known part of the first layer's gates (B, T, G)."""
+            known = known + self.context(memory[0])[:, None]
         tops, contexts, all_weights = list[Tensor](), list[Tensor](), list[Tensor]()
         for gates in known.unbind(dim=1):  # (B, G)
             if self.context is not None and self.attention is not None:
@@ -280,7 +254,7 @@ class Recurrent(EncoderDecoder):
             joined = [weights]
         else:
             context, joined = memory[0][:, None].expand_as(top), []
-        return self.readout(torch.cat([top, context, words], dim=-1)).tanh(), cells, joined
+        return self.dropout(self.readout(torch.cat([top, context, words], dim=-1)).tanh()), joined
 
     def _recur(self, gates: Tensor, cells: State) -> State:
         """Advance all layers by one position."""

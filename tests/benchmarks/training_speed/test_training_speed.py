@@ -34,7 +34,7 @@ def test_the_plain_loop_learns_the_same_from_the_same_weights(
     preset: Preset, norm: str, tmp_path: Path
 ) -> None:
     preset = preset.changed({"norm": norm})
-    work = Work(preset, steps=1, device=torch.device("cpu"), is_compiled=False)
+    work = Work(preset, steps=1, device=torch.device("cpu"))
     ours = our_trainer(work, tmp_path)
     plain = PlainTrainer(preset.model, preset.training, work.device, work.dtype)
     copy_weights(ours.model, plain.model)
@@ -86,7 +86,7 @@ def copy_weights(model: torch.nn.Module, plain: torch.nn.Module) -> None:
 
 def test_flops_are_those_that_are_counted_where_nothing_is_padded(preset: Preset, tmp_path: Path) -> None:
     preset = preset.changed({"num_encoder_layers": 3, "d_ff": 96})
-    work = Work(preset, steps=1, device=torch.device("cpu"), is_compiled=False)
+    work = Work(preset, steps=1, device=torch.device("cpu"))
     pairs = [EncodedPair([*range(5, 17), EOS_ID], list(range(7, 16))) for _ in range(6)]
     share = BatchShare([make_batch(pairs)], num_labels=60, num_tokens=138)
     trainer = our_trainer(work, tmp_path)

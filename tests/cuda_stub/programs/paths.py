@@ -45,14 +45,6 @@ class Paths:
     def step_of_one(self) -> None:
         self._step(_PLAIN)
 
-    def first_step(self) -> None:
-        self.steady_rows = rows_for(self.runner, self.requests)
-        self.runner.step(self.steady_rows)
-
-    def steady_step(self) -> None:
-        """As the engine takes it: the rows are those of the step before."""
-        self.runner.step(self.steady_rows)
-
     def prefill(self) -> None:
         self._prefill(prefix_ids=_PREFIX)
 
@@ -103,6 +95,14 @@ class Paths:
     def move(self) -> None:
         self.runner.move([Move(0, 1, 5, 3), Move(2, 3, 5, 3)])
 
+    def first_step(self) -> None:
+        self.steady_rows = rows_for(self.runner, self.requests)
+        self.runner.step(self.steady_rows)
+
+    def steady_step(self) -> None:
+        """As the engine takes it: the rows are those of the step before."""
+        self.runner.step(self.steady_rows)
+
     def _step(self, *options: dict[str, Any]) -> None:
         requests = [replace(request, **one) for request, one in zip(self.requests, options, strict=False)]
         selected = self.runner.step(rows_for(self.runner, requests))
@@ -116,30 +116,9 @@ class Paths:
         self.runner.prefill(0, rows)
 
 
-PATHS: tuple[Callable[[Paths], None], ...] = (
-    Paths.encode,
-    Paths.encode_longer,
-    Paths.encode_uncaptured,
-    Paths.step,
-    Paths.step_of_one,
-    Paths.prefill,
-    Paths.score,
-    Paths.align,
-    Paths.align_later,
-    Paths.align_one,
-    Paths.beam,
-    Paths.log_probabilities,
-    Paths.suppress,
-    Paths.bias,
-    Paths.repetition,
-    Paths.sample,
-    Paths.sample_top_k,
-    Paths.sample_top_p,
-    Paths.sample_everything,
-    Paths.move,
-    Paths.first_step,
-    Paths.steady_step,
-)
+PATHS: list[Callable[[Paths], None]] = [
+    path for name, path in vars(Paths).items() if not name.startswith("_")
+]
 
 
 def _constrained(**options: Any) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from tests.export.graphs.test_captioner import FP16, FP32, graphs_of
 SHAPES = ((1, 1, 2), (2, 8, 2), (5, 33, 2), (4, 4, 2))
 KINDS: dict[str, dict[str, Any]] = {
     "adjacent": {"num_hops": 2},
-    "layer-wise": {"tying": "layer-wise", "num_hops": 2, "relu": "half", "has_empty_memories": False},
-    "bag": {"has_position_encoding": False, "num_hops": 1, "relu": "all"},
+    "layer-wise": {"tying": "layer-wise", "num_hops": 2, "has_empty_memories": False},
+    "bag": {"has_position_encoding": False, "num_hops": 1},
 }
 
 

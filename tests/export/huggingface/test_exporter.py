@@ -464,6 +464,10 @@ OTHER_NUMBERS = "makes other numbers of a picture than scaling it to 32 × 32 pi
 
 
 class TestPictures:
+    @pytest.fixture
+    def folder(self, checkpoint, tmp_path):
+        return shutil.copytree(checkpoint("trocr")[0], tmp_path / "copy")
+
     @pytest.mark.slow  # the maps are those of the sounds above
     def test_int8_is_near(self, checkpoint, tmp_path):
         check_int8(checkpoint("trocr")[0], tmp_path / "bundle", 4)
@@ -496,9 +500,7 @@ class TestPictures:
             ({"image_processor_type": "NoImageProcessor"}, "its image processor cannot be read: "),
         ],
     )
-    def test_other_pictures_are_refused(self, checkpoint, tmp_path, settings, match):
-        folder = tmp_path / "copy"
-        shutil.copytree(checkpoint("trocr")[0], folder)
+    def test_other_pictures_are_refused(self, folder, tmp_path, settings, match):
         edit(folder / "preprocessor_config.json", **settings)
         with pytest.raises(CheckpointError, match=match):
             export_checkpoint(folder, tmp_path / "bundle", FP32, report=refuse_to_go_on)
@@ -515,9 +517,7 @@ class TestPictures:
             {"rescale_factor": 1 / 127.5},
         ],
     )
-    def test_settings_that_change_nothing_or_are_known_are_accepted(self, checkpoint, tmp_path, settings):
-        folder = tmp_path / "copy"
-        shutil.copytree(checkpoint("trocr")[0], folder)
+    def test_settings_that_change_nothing_or_are_known_are_accepted(self, folder, settings):
         edit(folder / "preprocessor_config.json", **settings)
         opened = open_checkpoint(folder)
         pictures = families.config_of(families.family_of(opened), opened, Limits()).media
@@ -525,9 +525,7 @@ class TestPictures:
         scale = 1 / settings.get("rescale_factor", 1 / 255)
         assert (pictures.mean[0] / scale, pictures.deviation[0] / scale) == pytest.approx(expected)
 
-    def test_a_folder_without_an_image_processor_is_refused(self, checkpoint, tmp_path):
-        folder = tmp_path / "copy"
-        shutil.copytree(checkpoint("trocr")[0], folder)
+    def test_a_folder_without_an_image_processor_is_refused(self, folder, tmp_path):
         (folder / "preprocessor_config.json").unlink()
         with pytest.raises(CheckpointError, match="its image processor cannot be read: "):
             export_checkpoint(folder, tmp_path / "bundle", FP32, report=refuse_to_go_on)
@@ -548,9 +546,7 @@ class TestPictures:
             ("decoder", {"cross_attention_hidden_size": None}, "enc_to_dec_proj .* has the shapes"),
         ],
     )
-    def test_damaged_settings_are_refused(self, checkpoint, tmp_path, half, settings, match):
-        folder = tmp_path / "copy"
-        shutil.copytree(checkpoint("trocr")[0], folder)
+    def test_damaged_settings_are_refused(self, folder, tmp_path, half, settings, match):
         config = json.loads((folder / "config.json").read_text())
         config[half] |= settings
         (folder / "config.json").write_text(json.dumps(config))
@@ -558,9 +554,7 @@ class TestPictures:
             export_checkpoint(folder, tmp_path / "bundle", FP32)
 
     @pytest.mark.parametrize(("half", "name"), [("encoder", "swin"), ("decoder", "gpt2")])
-    def test_other_halves_are_refused_by_name(self, checkpoint, tmp_path, half, name):
-        folder = tmp_path / "copy"
-        shutil.copytree(checkpoint("trocr")[0], folder)
+    def test_other_halves_are_refused_by_name(self, folder, tmp_path, half, name):
         config = json.loads((folder / "config.json").read_text())
         config[half]["model_type"] = name
         (folder / "config.json").write_text(json.dumps(config))
@@ -568,11 +562,7 @@ class TestPictures:
         with pytest.raises(CheckpointError, match=match):
             export_checkpoint(folder, tmp_path / "bundle", FP32, report=refuse_to_go_on)
 
-    def test_settings_of_generate_in_the_decoder_count_where_there_is_no_file_of_them(
-        self, checkpoint, tmp_path
-    ):
-        folder = tmp_path / "copy"
-        shutil.copytree(checkpoint("trocr")[0], folder)
+    def test_settings_of_generate_in_the_decoder_count_where_there_is_no_file_of_them(self, folder):
         (folder / "generation_config.json").unlink()
         config = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(config | {"num_beams": 4, "eos_token_id": None}))

@@ -165,13 +165,13 @@ def test_the_words_of_a_wrong_caption_point_at_nothing(scenes):
         shapes.named_figures(scenes["train"][0], "a red")
 
 
-def test_boxes_and_places_are_those_of_the_pixels(scenes):
+def test_figures_are_where_their_scene_has_them_and_places_are_those_of_their_pixels(scenes):
     for scene in scenes["test"]:
         for number, figure in enumerate(scene.figures):
-            left, top, right, bottom = scene.box(number)
             pixels = {(int(x), int(y)) for y, x in np.argwhere(scene.owners == number + 1)}
-            assert (left, right) == (min(x for x, _ in pixels), max(x for x, _ in pixels) + 1)
-            assert (top, bottom) == (min(y for _, y in pixels), max(y for _, y in pixels) + 1)
+            (left, right), (top, bottom) = (
+                (min(places), max(places) + 1) for places in zip(*pixels, strict=True)
+            )
             assert abs(bottom - top - 2 * figure.radius_pixels) <= 0.25 * 2 * figure.radius_pixels
             assert left < figure.x_pixels < right
             assert top < figure.y_pixels < bottom
@@ -187,6 +187,8 @@ def test_figures_do_not_touch_and_stand_clearly_to_each_other(scenes):
         assert len({figure.colour for figure in scene.figures}) == len(scene.figures)
         for one, two in permutations(range(len(scene.figures)), 2):
             assert any(_holds(scene.figures[one], phrase, scene.figures[two]) for phrase in PHRASES)
-            left, top, right, bottom = scene.box(one)
-            around = scene.owners[max(top - 1, 0) : bottom + 1, max(left - 1, 0) : right + 1]
+            rows, columns = np.nonzero(scene.pixels(one))
+            around = scene.owners[
+                max(rows.min() - 1, 0) : rows.max() + 2, max(columns.min() - 1, 0) : columns.max() + 2
+            ]
             assert two + 1 not in around

@@ -1,10 +1,7 @@
-import tracemalloc
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 
-import numpy as np
 import pytest
 
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID
@@ -12,11 +9,10 @@ from seq2seq_serve.training.data.batches import (
     BatchShare,
     BatchStream,
     batches_in_order,
-    count_groups,
     make_batch,
-    plan_group,
+    plan_pass,
 )
-from seq2seq_serve.training.data.encoded import EncodedCorpus, EncodedPair
+from seq2seq_serve.training.data.encoded import EncodedPair
 from seq2seq_serve.training.data.sources import Clips, Pictures
 from seq2seq_serve.training.ranks import Ranks
 
@@ -49,7 +45,7 @@ def test_a_batch_is_padded_and_its_labels_are_the_target_one_ahead() -> None:
 
 
 def test_no_batch_is_over_the_budget_and_every_pair_comes_once(pairs: list[EncodedPair]) -> None:
-    plan = plan_group(pairs, batch_tokens=120, seed=0, epoch=0)
+    plan = plan_pass(pairs, batch_tokens=120, seed=0, epoch=0)
     assert Counter(index for rows in plan for index in rows) == Counter(range(len(pairs)))
     sizes = []
     for rows in plan:
@@ -61,7 +57,7 @@ def test_no_batch_is_over_the_budget_and_every_pair_comes_once(pairs: list[Encod
 
 
 def test_pairs_of_a_batch_have_similar_lengths(pairs: list[EncodedPair]) -> None:
-    for rows in plan_group(pairs, batch_tokens=120, seed=0, epoch=0):
+    for rows in plan_pass(pairs, batch_tokens=120, seed=0, epoch=0):
         lengths = [pairs[index].target_length for index in rows]
         assert max(lengths) - min(lengths) <= 3
 
@@ -75,7 +71,7 @@ def test_captions_of_clips_are_not_sorted_by_length_but_those_of_pictures_are() 
     random = Random(0)
     for kind, is_sorted in ((_Clips(32), False), (Pictures(16), True)):
         pairs = [EncodedPair([5] * random.randint(8, 12), [5] * random.randint(1, 10)) for _ in range(400)]
-        for rows in plan_group(pairs, batch_tokens=200, seed=0, epoch=0, kind=kind):
+        for rows in plan_pass(pairs, batch_tokens=200, seed=0, epoch=0, kind=kind):
             targets = {pairs[row].target_length for row in rows}
             sources = {len(pairs[row].source_ids) for row in rows}
             assert len(targets if is_sorted else sources) <= 2
@@ -83,17 +79,17 @@ def test_captions_of_clips_are_not_sorted_by_length_but_those_of_pictures_are() 
 
 
 def test_batches_of_mixed_lengths_keep_the_budget_and_have_every_pair_once(pairs: list[EncodedPair]) -> None:
-    plan = plan_group(pairs, 120, seed=0, epoch=0, mixes_lengths=True)
+    plan = plan_pass(pairs, 120, seed=0, epoch=0, mixes_lengths=True)
     assert sorted(row for rows in plan for row in rows) == list(range(len(pairs)))
     lengths = [[max(len(pairs[row].source_ids), pairs[row].target_length) for row in rows] for rows in plan]
     assert all(max(batch) * len(batch) <= 120 or len(batch) == 1 for batch in lengths)
-    ordered = plan_group(pairs, 120, seed=0, epoch=0)
+    ordered = plan_pass(pairs, 120, seed=0, epoch=0)
     assert len(plan) > len(ordered)  # of padding
 
 
 def test_the_order_depends_on_seed_and_epoch_only(pairs: list[EncodedPair]) -> None:
     def rows(pairs: list[EncodedPair], seed: int, epoch: int) -> list[list[int]]:
-        return [batch.tolist() for batch in plan_group(pairs, 120, seed, epoch)]
+        return [batch.tolist() for batch in plan_pass(pairs, 120, seed, epoch)]
 
     plan = rows(pairs, seed=1, epoch=2)
     assert plan == rows(pairs, seed=1, epoch=2)
@@ -103,14 +99,13 @@ def test_the_order_depends_on_seed_and_epoch_only(pairs: list[EncodedPair]) -> N
 
 def test_a_pair_over_the_budget_is_a_batch_of_its_own() -> None:
     pairs = [EncodedPair([5, EOS_ID], [5] * length) for length in (11, 3, 3, 20)]
-    plan = plan_group(pairs, 10, seed=0, epoch=0)
+    plan = plan_pass(pairs, 10, seed=0, epoch=0)
     assert sorted(sorted(rows.tolist()) for rows in plan) == [[0], [1, 2], [3]]
 
 
-@pytest.mark.parametrize("group_pairs", [None, 70])
-def test_a_stream_goes_on_where_another_stopped(pairs: list[EncodedPair], group_pairs: int | None) -> None:
+def test_a_stream_goes_on_where_another_stopped(pairs: list[EncodedPair]) -> None:
     def stream(**place: int) -> BatchStream:
-        return BatchStream(lambda _: pairs, 120, seed=3, group_pairs=group_pairs, **place)
+        return BatchStream(lambda _: pairs, 120, seed=3, **place)
 
     whole, expected = stream(), list[BatchShare]()
     while whole.epoch < 2:
@@ -119,44 +114,16 @@ def test_a_stream_goes_on_where_another_stopped(pairs: list[EncodedPair], group_
         first = stream()
         for _ in range(stop):
             first.next_batch()
-        second = stream(epoch=first.epoch, group=first.group, batch_index=first.batch_index)
+        second = stream(epoch=first.epoch, batch_index=first.batch_index)
         for batch in expected[stop : stop + 20]:
             assert same(second.next_batch(), batch)
-
-
-def test_groups_have_every_pair_once_and_from_the_whole_corpus(pairs: list[EncodedPair]) -> None:
-    """A group of 2,000 pairs has shards of two; the last shard of the corpus has one."""
-    many = [pairs[i % 300] for i in range(5001)]
-
-    def plan(group: int, group_pairs: int | None = 2000, epoch: int = 1) -> list[list[int]]:
-        batches = plan_group(many, 120, 0, epoch, group=group, group_pairs=group_pairs)
-        return [batch.tolist() for batch in batches]
-
-    assert count_groups(len(many), 2000) == 3
-    groups = [plan(group) for group in range(3)]
-    rows = [sorted(row for batch in group for row in batch) for group in groups]
-    assert sorted(row for group in rows for row in group) == list(range(5001))
-    for group in rows:
-        assert 1660 <= len(group) <= 1670
-        assert np.histogram(group, bins=5, range=(0, 5001))[0].min() > 250  # of 333 on average
-        assert sum(row ^ 1 in group for row in group) >= len(group) - 1
-    assert all(len(batch) * max(longer(many[row]) for row in batch) <= 120 for batch in plan(1))
-    assert plan(1) == groups[1] != plan(1, epoch=2)
-    assert plan(0, group_pairs=5001) == plan(0, group_pairs=None)  # a smaller corpus is one group
-
-
-def longer(pair: EncodedPair) -> int:
-    return max(len(pair.source_ids), pair.target_length)
 
 
 def test_a_stream_sees_every_pair_of_a_pass_once_whatever_the_number_of_processes() -> None:
     pairs = [EncodedPair([number, EOS_ID], [5] * (number % 7)) for number in range(4, 504)]
     seen = []
     for size in (1, 3):
-        streams = [
-            BatchStream(lambda _: pairs, 60, seed=1, group_pairs=130, ranks=Ranks(rank, size))
-            for rank in range(size)
-        ]
+        streams = [BatchStream(lambda _: pairs, 60, seed=1, ranks=Ranks(rank, size)) for rank in range(size)]
         passes = Counter[int](), Counter[int](), Counter[int]()
         batches = []
         while streams[0].epoch < 2:
@@ -167,23 +134,6 @@ def test_a_stream_sees_every_pair_of_a_pass_once_whatever_the_number_of_processe
         seen.append(batches)
         assert passes[0] == passes[1] == Counter(range(4, 504))
     assert seen[0] == seen[1]
-
-
-def test_the_memory_for_a_plan_is_that_of_a_group(tmp_path: Path) -> None:
-    """About 45 bytes for each of its pairs; the whole pass would take 4 MB."""
-    num_pairs = 100_000
-    np.save(tmp_path / "starts.npy", np.arange(num_pairs) * 20)
-    np.save(tmp_path / "lengths.npy", np.full((num_pairs, 2), 10, np.int32))
-    np.zeros(num_pairs * 20, np.uint16).tofile(tmp_path / "ids.uint16")
-    corpus = EncodedCorpus(tmp_path)
-    tracemalloc.start()
-    try:
-        stream = BatchStream(lambda _: corpus, 2000, seed=0, group_pairs=10_000)
-        while stream.group < 2:
-            stream.next_batch()
-        assert tracemalloc.get_traced_memory()[1] < 700_000
-    finally:
-        tracemalloc.stop()
 
 
 def test_a_stream_of_nothing_is_refused() -> None:

@@ -7,7 +7,7 @@ import pytest
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.config import EOS_ID
 from seq2seq_serve.training.data import encoded
-from seq2seq_serve.training.data.batches import plan_group
+from seq2seq_serve.training.data.batches import plan_pass
 from seq2seq_serve.training.data.encoded import EncodedCorpus, encode_pairs, passing_pairs, write_encoded
 from seq2seq_serve.training.data.filters import CorpusFilters
 from seq2seq_serve.training.data.sources import NOTHING
@@ -61,7 +61,7 @@ def test_what_is_read_is_what_was_written(
 def test_batches_are_those_of_the_pairs_in_memory(tmp_path: Path, tokenizer: Tokenizer) -> None:
     write_encoded(tmp_path / "encoded", PAIRS, tokenizer, FILTERS)
     plans = [
-        plan_group(pairs, 60, seed=1, epoch=2)
+        plan_pass(pairs, 60, seed=1, epoch=2)
         for pairs in (encode_pairs(PAIRS, tokenizer), EncodedCorpus(tmp_path / "encoded"))
     ]
     assert [rows.tolist() for rows in plans[0]] == [rows.tolist() for rows in plans[1]]
@@ -84,18 +84,15 @@ def test_what_is_dropped_is_what_filters_drop_from_pairs_in_memory(
         }
 
 
-def test_equal_pairs_are_found_a_part_at_a_time(
-    tmp_path: Path, tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+def test_equal_pairs_are_written_once_with_the_positions_of_their_sources(
+    tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     pairs = [PAIRS[i // (8 + i % 3)] for i in range(200)]
-    write_encoded(tmp_path / "at once", pairs, tokenizer, FILTERS, NOTHING)
-    monkeypatch.setattr(encoded, "_PART_PAIRS", 30)
-    report = write_encoded(tmp_path / "in parts", pairs, tokenizer, FILTERS, NOTHING)
-    folders = tmp_path / "in parts", tmp_path / "at once"
-    written, expected = ({file.name: file.read_bytes() for file in path.iterdir()} for path in folders)
-    assert written == expected
-    assert written.keys() == {"starts.npy", "lengths.npy", "positions.npy", "ids.uint16"}
-    assert report.num_kept == len(set(pairs)) == len(EncodedCorpus(tmp_path / "in parts"))
+    report = write_encoded(tmp_path / "encoded", pairs, tokenizer, FILTERS, NOTHING)
+    corpus = EncodedCorpus(tmp_path / "encoded")
+    assert list(corpus) == encode_pairs(list(dict.fromkeys(pairs)), tokenizer, NOTHING)
+    assert corpus.source_lengths.tolist() == [1] * len(corpus)
+    assert report.num_kept == len(corpus) < 200
 
 
 def test_large_vocabularies_have_wide_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

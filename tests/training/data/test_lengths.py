@@ -4,7 +4,6 @@ from numpy.typing import NDArray
 
 from seq2seq_serve.bundle.manifest import LengthBound
 from seq2seq_serve.training.config import TransformerConfig
-from seq2seq_serve.training.data import lengths
 from seq2seq_serve.training.data.lengths import learn_length_bound, target_limits
 
 Lengths = NDArray[np.int32]
@@ -30,18 +29,6 @@ def test_an_outlier_among_very_many_pairs_does_not_loosen_the_bound() -> None:
     targets[7] = 250
     assert learn_length_bound(sources, targets).constant == bound.constant
     assert (targets > limits_of(bound, sources)).sum() == 1
-
-
-def test_the_bound_is_that_of_all_pairs_although_they_are_read_in_parts(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    chance = np.random.default_rng(2)
-    for num_pairs in (1, 7, 9_999, 10_001, 60_000):
-        sources, targets = (chance.integers(1, 200, num_pairs).astype(np.int32) for _ in range(2))
-        monkeypatch.setattr(lengths, "_PART_PAIRS", 1000)
-        bound = learn_length_bound(sources, targets)
-        beyond = np.quantile(targets - bound.ratio * sources, 1 - 1e-4, method="higher")
-        assert bound.constant == max(int(np.ceil(beyond)), 0) + 10
 
 
 def test_limits_are_those_of_each_source_and_never_above_the_models() -> None:

@@ -43,14 +43,12 @@ TEXTS: dict[str, ModelConfig] = {
     "none": recurrent(attention="none", reverses_source=True),
     "dot": recurrent(attention="dot", is_bidirectional=False),
     "additive": recurrent(attention="additive", tied="target"),
-    "lstm": RecurrentConfig(V, 12, 16, 2, 2, cell="lstm", attention="additive", input_feeding=True),
-    "fed, none": recurrent(attention="none", input_feeding=True),
-    "fed, dot": recurrent(attention="dot", input_feeding=True, reverses_source=True),
+    "lstm": RecurrentConfig(V, 12, 16, 2, 2, cell="lstm", attention="additive"),
 }
 STORY = MemoryNetworkConfig(V, 12, max_source_length=9, has_empty_memories=False)
 CONFIGS: dict[str, ModelConfig] = TEXTS | {
     "adjacent": STORY,
-    "layer-wise": dataclasses.replace(STORY, tying="layer-wise", relu="half"),
+    "layer-wise": dataclasses.replace(STORY, tying="layer-wise"),
     **{
         f"{name}, {attention}": dataclasses.replace(CAPTIONERS[name], attention=attention)
         for name, attention in itertools.product(CAPTIONERS, ATTENTIONS)

@@ -80,9 +80,6 @@ def answer_by_hand(
         p = scores if is_linear else np.exp(scores) / (np.exp(scores).sum() + num_empty)
         o = p @ memories(C[hop], T_C[hop])
         u = o + (u if model.transition is None else numpy(model.transition.weight) @ u)
-        if config.relu != "none":
-            start = 0 if config.relu == "all" else config.d_model // 2
-            u[start:] = np.maximum(u[start:], 0)
         all_weights.append(p)
     return W @ u, all_weights
 
@@ -93,8 +90,6 @@ EVERY_KIND: list[dict[str, Any]] = [
     {"has_position_encoding": False},
     {"has_empty_memories": False},
     {"max_source_length": 4},  # a full memory, and one of two sentences
-    {"relu": "half"},
-    {"relu": "all", "tying": "layer-wise"},
 ]
 
 
@@ -185,7 +180,6 @@ def test_weights_start_small_as_in_the_paper() -> None:
         ({"num_linear_steps": -1}, "num_linear_steps is -1"),
         ({"time_noise": 1.0}, "time_noise is 1.0"),
         ({"tying": "all"}, 'tying is .all., and must be "adjacent" or "layer-wise"'),
-        ({"relu": True}, 'relu is True, and must be "none", "half" or "all"'),
         ({"has_position_encoding": 1}, "has_position_encoding is 1, and must be true or false"),
         ({"has_empty_memories": None}, "has_empty_memories is None, and must be true or false"),
         ({"tied": "none"}, 'tied is .none., and must be "all" for a memory network'),

@@ -90,17 +90,6 @@ def test_additive_attention_asks_before_the_update_and_dot_attention_after_it() 
     torch.testing.assert_close(weights[:, 0, 0], scores.softmax(-1))
 
 
-def test_with_input_feeding_the_last_output_is_part_of_the_state() -> None:
-    model = make(input_feeding=True)
-    memory = model.encode(random_ids(2, 6), MASK)
-    token_ids = random_ids(2)
-    hidden, nothing = model.start(memory, MASK)
-    assert nothing.abs().max() == 0
-    output, (_, fed) = model.step(token_ids, (hidden, nothing), memory, MASK)
-    torch.testing.assert_close(fed, output)
-    assert (model.step(token_ids, (hidden, fed), memory, MASK)[0] - output).abs().max() > 0.001
-
-
 def test_dropout_changes_two_passes_and_evaluation_has_none() -> None:
     model = make(num_encoder_layers=2, num_decoder_layers=2, dropout=0.5)
     batch = random_ids(2, 6), MASK, random_ids(2, 4)
@@ -114,7 +103,7 @@ def test_dropout_changes_two_passes_and_evaluation_has_none() -> None:
         ({"d_hidden": 15}, "d_hidden is 15, and must be even for two directions"),
         ({"cell": "rnn"}, 'cell is .rnn., and must be "gru" or "lstm"'),
         ({"attention": True}, 'attention is True, and must be "none", "dot" or "additive"'),
-        ({"input_feeding": 1}, "input_feeding is 1, and must be true or false"),
+        ({"reverses_source": 1}, "reverses_source is 1, and must be true or false"),
         ({"num_encoder_layers": 0}, "num_encoder_layers is 0"),
     ],
 )
