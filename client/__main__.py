@@ -45,9 +45,7 @@ _UNITS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns the exit code."""
-    options, unknown = make_parser().parse_known_args(arguments)
-    if unknown:
-        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options = make_parser().parse_args(arguments)
     # Translations are in any alphabet, whatever the locale of the terminal is.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

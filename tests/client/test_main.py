@@ -358,10 +358,16 @@ def test_attention_that_cannot_be_written_fails_after_the_translation(run, tmp_p
             "--num-hypotheses needs --json where --long-source splits",
         ),
         (["health", "--tls-key", "a"], "--tls-certificate and --tls-key must be given together"),
+        (["translate", "a", "--beam-size", "0"], "it is '0', and must be from 1 to 16"),
+        (["translate", "a", "--num-hypotheses", "0"], "it is '0', and must be from 1 to 16"),
         (["translate", "a", "--nothing"], "unrecognized arguments: --nothing"),
+        (["models", "--adress", "a:1"], "unrecognized arguments: --adress a:1 (meant: --address?)"),
         (["translate", "a", "--seed", "1", "--seed", "2"], "--seed is given twice: leave one out"),
         (["models", "--address", "ipv4:10.0.0.7:70000,10.0.0.8:1"], "'70000' is not a port from 0 to 65535"),
-        (["translate", "a", "--target", "localhost:1"], "unrecognized arguments: --target"),
+        (
+            ["translate", "a", "--target", "localhost:1"],
+            "arguments: --target localhost:1 (meant: --target-field, --target-prefix, --target-language?)",
+        ),
         ([], "the following arguments are required: COMMAND"),
     ],
 )

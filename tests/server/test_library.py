@@ -98,7 +98,7 @@ def test_wrong_arguments_and_settings_are_named(model, bundle_path, tmp_path):
         model.translate("one text")
     with pytest.raises(TypeError, match="no_such_option"):
         model.translate(TEXTS, no_such_option=1)
-    with pytest.raises(InvalidRequest, match="beam_size is 9, and must be from 0 to 4"):
+    with pytest.raises(InvalidRequest, match="beam_size is 9, and must be from 1 to 4"):
         model.translate(TEXTS, beam_size=9)
     with pytest.raises(InvalidRequest, match="not a story and a question"):
         model.answer("a story", "a question")

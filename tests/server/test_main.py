@@ -204,7 +204,7 @@ def test_flags_of_the_provider_reach_the_runner():
         (["b", "--port", "9464"], "port and metrics_port are both 9464, and must differ"),
         (["b", "--memory-budget", "lots"], "--memory-budget: it is 'lots', and must be a size"),
         (["b", "--threads", "0"], "--threads: it is '0', and must be a whole number of at least 1"),
-        (["b", "--prov", "cpu"], "unrecognized arguments: --prov"),
+        (["b", "--prot", "1"], "unrecognized arguments: --prot 1 (meant: --port?)"),
         (["b", "--provider", "tpu"], "argument --provider: it is 'tpu', and must be one of require, prefer"),
         (["--model-name", "demo"], "argument --model-name: it is 'demo', and must be NAME=BUNDLE"),
         (

@@ -240,7 +240,7 @@ BAD = {
     ),
     "an option out of range": (
         lambda m: m.parameters["beam_size"].CopyFrom(parameter(99)),
-        "beam_size is 99, and must be from 0 to 4",
+        "beam_size is 99, and must be from 1 to 4",
     ),
 }
 
