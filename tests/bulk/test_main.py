@@ -191,7 +191,7 @@ def test_the_same_file_with_another_time_is_the_same_input(lines, capsys):
     path = out.parent / "a.txt"
     path.write_bytes(path.read_bytes()[::-1])
     assert main(arguments) == 2
-    assert f"inputs {path} has changed" in capsys.readouterr().err
+    assert f"other inputs: {path} has changed" in capsys.readouterr().err
 
 
 def test_a_part_that_fails_leaves_the_plan_to_the_others(lines):

@@ -57,12 +57,6 @@ def test_probe_says_what_is_wrong_and_recovers(server, problems, path, name):
     assert fetch(server.port, path) == (200, "ok\n")
 
 
-def test_unknown_page_names_the_known_ones(server):
-    status, text = fetch(server.port, "/")
-    assert status == 404
-    assert text == "try /metrics, /healthz, /readyz or /v2\n"
-
-
 def test_a_port_in_use_is_one_line(server):
     with pytest.raises(
         OSError, match=rf"^port {server.port} on 127.0.0.1 is in use: choose another --metrics"

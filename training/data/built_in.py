@@ -14,6 +14,7 @@ from seq2seq_serve.training.builtin.splits import Split
 from seq2seq_serve.training.data.sources import Clips, Nothing, Pictures, SourceKind, Stories, Tokens
 from seq2seq_serve.training.data.text_files import SentencePair
 
+TRANSLATION_LANGUAGES = {"source_language": "ko", "target_language": "en"}  # of the corpus of texts
 _NUM_STORIES: dict[Split, int] = {"train": 20_000, "dev": 1_000, "test": 1_000}
 _NUM_PICTURES: dict[Split, int] = {"train": 20_000, "dev": 500, "test": 1_000}
 _NUM_CLIPS: dict[Split, int] = {"train": 10_000, "dev": 300, "test": 1_000}

@@ -15,7 +15,7 @@ from tritonclient import http as triton
 
 from seq2seq_serve.server.config import QueueLimits, ServerConfig
 from seq2seq_serve.server.service import calls, rest
-from tests.server.service.harness import EchoRunner, serving
+from tests.server.service.harness import EchoRunner, fetch, serving
 
 SHA256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
 
@@ -502,6 +502,11 @@ def test_pages_describe_the_server_and_its_models():
     assert model["inputs"][0]["shape"] == [-1]
     assert config["config"]["name"] == "echo"
     assert (none[0], unready[0], unready[2]["reason"]) == (404, 404, "UNKNOWN_MODEL")
+
+
+def test_an_unknown_page_names_the_known_ones():
+    known = "/detect, /healthz, /languages, /metrics, /readyz, /translate, /v1, /v2"
+    assert serve_and(lambda port: fetch(port, "/")) == (404, f"try {known}\n")
 
 
 def test_the_client_of_triton_works_over_http():
