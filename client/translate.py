@@ -144,8 +144,8 @@ def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translat
         if plan.resume and plan.output.exists() and not folder.exists():
             _check_complete(plan)
             sys.stderr.write(
-                f"{plan.output} is complete, and nothing was translated: --overwrite translates it anew, as for "
-                "other options\n"
+                f"{plan.output} is complete, and nothing was translated: --overwrite translates it anew, as "
+                "for other options\n"
             )
             return 0
         return _FileOutput(plan, _find_model(client, plan)).write(connect)

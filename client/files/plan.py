@@ -123,9 +123,10 @@ def check_plan(folder: Path, before: Plan, now: Plan, advice: str) -> None:
         ("settings", _differences(before.settings, now.settings)),
     ):
         if differences:
+            named = "; ".join(sorted(differences)[:_MOST_NAMED])
             raise JobError(
-                f"{folder} belongs to a run with other {what}: {'; '.join(sorted(differences)[:_MOST_NAMED])}. "
-                f"Repeat the command of that run, give another --output, or {advice}"
+                f"{folder} belongs to a run with other {what}: {named}. Repeat the command of that run, give "
+                f"another --output, or {advice}"
             )
 
 

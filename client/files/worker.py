@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -154,13 +154,16 @@ class Worker:
         await self._decoder.stop()
         self._reader.close()
 
-    def _check_options(self, results: Sequence[Translated]) -> None:
+    def _check_options(self, results: list[Translated]) -> None:
         """Stops the work if no text so far has an answer, and one was refused for what all texts share.
 
         The dispatcher stops only after several such texts in a row, and a file may have fewer.
         """
         self._has_answered = self._has_answered or any(result.answer.hypotheses for result in results)
-        for error in (result.error for result in results if not self._has_answered):
+        if self._has_answered:
+            return
+        for result in results:
+            error = result.error
             if error is not None and error.code == "INVALID_ARGUMENT" and not error.is_about_the_text:
                 self._dispatcher.error = error.followed_by("no text was translated")
                 raise self._dispatcher.error
