@@ -102,8 +102,12 @@ def test_wrong_arguments_and_settings_are_named(model, bundle_path, tmp_path):
         model.translate(TEXTS, beam_size=9)
     with pytest.raises(InvalidRequest, match="not a story and a question"):
         model.answer("a story", "a question")
-    with pytest.raises(TypeError, match="a source must be a text, a list of token ids"):
-        model.translate([None])
+    with pytest.raises(TypeError, match="source 1: a source must be a text, a list of token ids"):
+        model.translate([TEXTS[0], float("nan")])
+    answers = model.generate([TEXTS[0], "\udcff"])
+    assert next(answers).hypotheses
+    with pytest.raises(InvalidRequest, match="source 1: not valid UTF-8 at character 1"):
+        next(answers)
     with pytest.raises(
         ValueError, match="load: no_such_setting: there is no such setting here, only provider"
     ):
