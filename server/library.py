@@ -301,8 +301,9 @@ def _answered(number: int, future: Future[pb.GenerateResponse]) -> pb.GenerateRe
     except TypeError as error:
         raise TypeError(f"source {number}: {error}") from error
     except ValueError as error:
-        is_text = isinstance(error, UnicodeEncodeError)
-        reason = f"not valid UTF-8 at character {error.start + 1}" if is_text else error
+        reason = str(error)
+        if isinstance(error, UnicodeEncodeError):
+            reason = f"not valid UTF-8 at character {error.start + 1}"
         raise InvalidRequest(f"source {number}: {reason}", field="sources") from error
 
 
