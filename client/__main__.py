@@ -86,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _report(error, f"error: {error.filename or 'output'}: {error.strerror}")
     except ClientError as error:
-        return _report(error, f"error: {in_flags(str(error))}{_advice(error, options)}")
+        return _report(error, f"error: {in_flags(error)}{_advice(error, options)}")
     except JobError as error:
         return _report(error, f"error: {error}")
     except KeyboardInterrupt as error:

@@ -364,7 +364,7 @@ class _Report:
             place = self._place(number)
             if self._plan.format == DOCUMENT:
                 place = f"text {number} ({one_line(str(result.source))[:_SHOWN_CHARACTERS]}): "
-            self._progress.write(f"error: {place}{in_flags(str(result.error))}\n")
+            self._progress.write(f"error: {place}{in_flags(result.error)}\n")
             self.num_failed += 1
         self.note_limits(number, result.answer)
         self.num_done = number

@@ -404,6 +404,18 @@ def test_every_option_reaches_the_server(run):
     assert hypothesis["text"] == "ab"
 
 
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ("--beam-size 2 --temperature 0.5", "--beam-size and --temperature are both set: leave one of them out"),
+        ("--task translate", "echo does not have a --task to choose: leave it out"),
+        ("--priority 11", "--priority is 11, and must be from -10 to 10"),
+    ],
+)
+def test_an_error_names_options_as_the_command_does(run, flags, message):
+    assert run("translate", "ab", *flags.split()) == (1, [], [f"error: INVALID_ARGUMENT: {message}"])
+
+
 def test_hypotheses_are_printed_one_a_line(run):
     flags = [
         "--beam-size",
