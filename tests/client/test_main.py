@@ -407,7 +407,10 @@ def test_every_option_reaches_the_server(run):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ("--beam-size 2 --temperature 0.5", "--beam-size and --temperature are both set: leave one of them out"),
+        (
+            "--beam-size 2 --temperature 0.5",
+            "--beam-size and --temperature are both set: leave one of them out",
+        ),
         ("--task translate", "echo does not have a --task to choose: leave it out"),
         ("--priority 11", "--priority is 11, and must be from -10 to 10"),
     ],
