@@ -250,6 +250,7 @@ def test_an_error_names_the_row_and_the_protocols_own_field(body, message, field
         (INFER, b"[" * 8_000, 400, "INVALID_ARGUMENT", "the body is not JSON"),
         (INFER, b"[]", 400, "INVALID_ARGUMENT", "must be a JSON object"),
         (INFER, {"input": []}, 400, "INVALID_ARGUMENT", "no field 'input' here"),
+        (INFER, infer_body("a") | {"model_name": "other"}, 400, "INVALID_ARGUMENT", "the path has 'echo'"),
         (INFER, {"inputs": [5]}, 400, "INVALID_ARGUMENT", "inputs must be a list of objects"),
         (INFER, {"inputs": []}, 400, "INVALID_ARGUMENT", "the inputs are missing"),
         (INFER, infer_body("a", beam_size=99), 400, "INVALID_ARGUMENT", "beam_size"),
@@ -679,6 +680,13 @@ def test_parameters_of_tensors_are_not_ignored(part, name, text):
     body[part][0]["parameters"] = {name: "x"}
     status, _, answer = serve_and(lambda port: ask(port, "POST", INFER, body))
     assert (status, answer["error"], answer["field"]) == (400, text, f"{part}[0].parameters")
+
+
+def test_a_body_may_repeat_the_name_of_the_model():
+    """The requests of KServe's client were refused."""
+    body = infer_body("ab") | {"id": "1", "model_name": "echo"}
+    status, _, answer = serve_and(lambda port: ask(port, "POST", INFER, body))
+    assert (status, answer["outputs"][0]["data"]) == (200, ["ab"])
 
 
 def test_the_extensions_are_those_over_http():

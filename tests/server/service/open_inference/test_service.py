@@ -287,6 +287,23 @@ def test_no_more_texts_are_cut_of_a_call_that_is_refused(monkeypatch, options, n
     asyncio.run(run())
 
 
+def test_a_raw_input_may_have_its_size_as_a_parameter():
+    """The requests of KServe's client, which sends it by default, were refused."""
+
+    async def run():
+        async with serving() as served:
+            message = infer_request("ab", is_raw=True)
+            size = len(message.raw_input_contents[0])
+            message.inputs[0].parameters["binary_data_size"].CopyFrom(parameter(size))
+            response = await stub_of(served).ModelInfer(message)
+            assert response.raw_output_contents[0] == message.raw_input_contents[0]
+            message.inputs[0].parameters["binary_data_size"].CopyFrom(parameter(size - 1))
+            with pytest.raises(grpc.aio.AioRpcError, match="'binary_data_size' is not supported"):
+                await stub_of(served).ModelInfer(message)
+
+    asyncio.run(run())
+
+
 @pytest.mark.parametrize("raw", [b"\x01", b"\x05\x00\x00\x00ab", b"\xff\xff\xff\xff"])
 def test_raw_bytes_that_end_too_early_are_refused(raw):
     async def run():
