@@ -195,8 +195,8 @@ def _unreached(address: str, message: str) -> str:
         hint = f"; the address has no port, so gRPC uses 443: try {address}:50051"
     elif "Socket closed" in message:
         hint = (
-            "; a server with TLS closes connections without it: try --tls, or Client(tls=Tls()), and with mTLS "
-            "also a certificate of the client"
+            "; a server with TLS closes connections without it: try --tls, or Client(tls=Tls()), and with "
+            "mTLS also a certificate of the client"
         )
     elif "%5B::1%5D" in message and address.startswith("localhost:"):
         hint = f"; if the server listens on IPv4 only, try 127.0.0.1{address.removeprefix('localhost')}"

@@ -49,8 +49,8 @@ def test_details_that_do_not_fit_the_status_are_left_out():
         (
             "host:1",
             "Socket closed",
-            "no server answers at host:1 (Socket closed); a server with TLS closes connections without it: try "
-            "--tls, or Client(tls=Tls()), and with mTLS also a certificate of the client",
+            "no server answers at host:1 (Socket closed); a server with TLS closes connections without it: "
+            "try --tls, or Client(tls=Tls()), and with mTLS also a certificate of the client",
         ),
         (
             "localhost:5",
