@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import ArrayLike
 
 from seq2seq_serve.drawing.labels import half_widths, label, label_font
@@ -16,7 +17,9 @@ _CELL_INCHES, _SMALL_CELL_INCHES = 0.5, 0.25  # of one heatmap, and of several i
 _CELL_HALF_WIDTHS = 6  # Latin letters that fit over a cell; a Hangul syllable is as wide as two
 _MARGIN_INCHES = 1.6  # for the tokens' texts
 _MAX_INCHES = 60.0
-_SCALE_INCHES = 0.7  # for the scale of weights beside the heatmaps
+_SCALE_INCHES = 0.7  # for the scale of weights beside the heatmaps: a bar with numbers
+_BAR_INCHES, _LONGEST_BAR_INCHES = 0.12, 3.0
+_PAD_INCHES = 0.1
 _DPI = 150
 
 
@@ -44,7 +47,7 @@ def save_heatmap(
         across * num_columns * cell + _MARGIN_INCHES + _SCALE_INCHES,
         down * num_rows * cell + _MARGIN_INCHES,
     )
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=_PAD_INCHES, h_pad=_PAD_INCHES))
     FigureCanvasAgg(figure)
     font, known = label_font()
     font.set_size(min(11.0, cell * 25))
@@ -63,7 +66,15 @@ def save_heatmap(
         for text in (*panel.get_xticklabels(), *panel.get_yticklabels()):
             text.set_fontproperties(font)
             text.set_parse_math(False)  # a dollar sign in a text is a dollar sign
-    scale = figure.colorbar(image, ax=panels, ticks=[0, 0.5, 1], fraction=0.04, aspect=20)
-    scale.set_label("share of attention")
-    scale.ax.tick_params(length=0)
+    length, bar = min(_LONGEST_BAR_INCHES, num_rows * cell), _BAR_INCHES
+    scale = figure.colorbar(
+        image,
+        ax=panels,
+        ticks=[0, 0.5, 1],
+        fraction=bar / size[0],
+        shrink=length / size[1],
+        aspect=length / bar,
+    )
+    scale.set_label("share of attention", fontproperties=font)
+    scale.ax.tick_params(length=0, labelsize=font.get_size())
     figure.savefig(path, dpi=_DPI)
