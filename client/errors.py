@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -68,14 +69,10 @@ class ClientError(Exception):
 
     def followed_by(self, event: str) -> ClientError:
         """Returns the same error with `event` added to its message."""
-        return ClientError(
-            self.code,
-            f"{self.message}; {event}",
-            reason=self.reason,
-            field_violations=self.field_violations,
-            retry_after_seconds=self.retry_after_seconds,
-            request_id=self.request_id,
-        )
+        error = copy(self)
+        error.message += f"; {event}"
+        error.args = error.code, error.message
+        return error
 
     @property
     def is_about_the_text(self) -> bool:
