@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.layout_engine import ConstrainedLayoutEngine
 from numpy.typing import ArrayLike
 
 from seq2seq_serve.drawing.labels import half_widths, label, label_font
@@ -47,7 +46,7 @@ def save_heatmap(
         across * num_columns * cell + _MARGIN_INCHES + _SCALE_INCHES,
         down * num_rows * cell + _MARGIN_INCHES,
     )
-    figure = Figure(figsize=size, layout=ConstrainedLayoutEngine(w_pad=_PAD_INCHES, h_pad=_PAD_INCHES))
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
     font, known = label_font()
     font.set_size(min(11.0, cell * 25))
@@ -77,4 +76,4 @@ def save_heatmap(
     )
     scale.set_label("share of attention", fontproperties=font)
     scale.ax.tick_params(length=0, labelsize=font.get_size())
-    figure.savefig(path, dpi=_DPI)
+    figure.savefig(path, dpi=_DPI, bbox_inches="tight", pad_inches=_PAD_INCHES)

@@ -55,7 +55,7 @@ def test_a_single_heatmap_has_cells_twice_as_wide_as_one_of_a_grid(tmp_path: Pat
     save_heatmap(one, "abcde", "abcde", tmp_path / "one.png", ["one"])
     save_heatmap(four, "abcde", "abcde", tmp_path / "four.png", list("1234"))
     sizes = [image.imread(tmp_path / name).shape for name in ("one.png", "four.png")]
-    assert sizes[0] == sizes[1]
+    assert np.abs(np.subtract(*sizes)).max() < 10  # of about 600 pixels
 
 
 def test_a_long_alignment_still_fits_an_image(tmp_path: Path) -> None:
