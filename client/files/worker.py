@@ -137,7 +137,8 @@ class Worker:
                     self.num_unsaved_lines += 1
                     if self._report is not None:
                         self._report(shard.first_line + number + 1, result)
-            self._check_options(results)
+            if shard.first_line == 0:
+                self._check_options(results)
             await asyncio.to_thread(self._writer.write, shard, lines, results)
             return Done(shard.num_lines, sum(result.error is not None for result in results))
         except (ClientError, StopAsyncIteration):
@@ -157,7 +158,7 @@ class Worker:
     def _check_options(self, results: list[Translated]) -> None:
         """Stops the work if no text so far has an answer, and one was refused for what all texts share.
 
-        The dispatcher stops only after several such texts in a row, and a file may have fewer.
+        The dispatcher stops only after several such texts in a row, and an input may have fewer.
         """
         self._has_answered = self._has_answered or any(result.answer.hypotheses for result in results)
         if self._has_answered:
