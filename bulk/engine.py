@@ -11,6 +11,7 @@ from seq2seq_serve.client.errors import ClientError, FieldViolation
 from seq2seq_serve.client.files.documents import FormattedText, with_word_alignment
 from seq2seq_serve.client.files.plan import JobError
 from seq2seq_serve.client.files.worker import Files, Worker, WorkerLost
+from seq2seq_serve.client.output import in_flags
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.sources import sources_of
 from seq2seq_serve.server.config import RunnerConfig
@@ -69,7 +70,7 @@ class Engine:
                 continue  # the engine has ended, and is started again
             except ServerError as error:
                 if isinstance(error, InvalidRequest) and is_about_all(error):
-                    raise JobError(str(error)) from error
+                    raise _job_error(error) from error
                 if self._model.problem():
                     raise WorkerLost("the engine's steps keep failing: see the log") from error
                 raise _client_error(error) from error
@@ -99,9 +100,17 @@ async def start_worker(job: Job) -> Worker:
         if list(model.description.sources.values()) != [Form.TEXT]:
             raise JobError(f"{job.bundle} does not have a model that translates texts")
         return Worker(job.files, Engine(model, job.options))
-    except (JobError, InvalidRequest) as error:
+    except InvalidRequest as error:
         await model.stop()
-        raise JobError(str(error)) from error
+        raise _job_error(error) from error
+    except JobError:
+        await model.stop()
+        raise
+
+
+def _job_error(error: InvalidRequest) -> JobError:
+    """Returns the error for an option, by its flag."""
+    return JobError(in_flags(_client_error(error)))
 
 
 def _client_error(error: ServerError) -> ClientError:

@@ -45,9 +45,7 @@ _UNITS = {
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns the exit code."""
-    options, unknown = make_parser().parse_known_args(arguments)
-    if unknown:
-        options.parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    options = make_parser().parse_args(arguments)
     # Translations are in any alphabet, whatever the locale of the terminal is.
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
@@ -88,7 +86,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OSError as error:
         return _report(error, f"error: {error.filename or 'output'}: {error.strerror}")
     except ClientError as error:
-        return _report(error, f"error: {in_flags(str(error))}{_advice(error, options)}")
+        return _report(error, f"error: {in_flags(error)}{_advice(error, options)}")
     except JobError as error:
         return _report(error, f"error: {error}")
     except KeyboardInterrupt as error:

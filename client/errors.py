@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -68,14 +69,10 @@ class ClientError(Exception):
 
     def followed_by(self, event: str) -> ClientError:
         """Returns the same error with `event` added to its message."""
-        return ClientError(
-            self.code,
-            f"{self.message}; {event}",
-            reason=self.reason,
-            field_violations=self.field_violations,
-            retry_after_seconds=self.retry_after_seconds,
-            request_id=self.request_id,
-        )
+        error = copy(self)
+        error.message += f"; {event}"
+        error.args = error.code, error.message
+        return error
 
     @property
     def is_about_the_text(self) -> bool:
@@ -194,7 +191,10 @@ def _unreached(address: str, message: str) -> str:
     if ":" not in address:
         hint = f"; the address has no port, so gRPC uses 443: try {address}:50051"
     elif "Socket closed" in message:
-        hint = "; if the server has TLS, it closes connections without it: try --tls, or Client(tls=Tls())"
+        hint = (
+            "; a server with TLS closes connections without it: try --tls, or Client(tls=Tls()), and with "
+            "mTLS also a certificate of the client"
+        )
     elif "%5B::1%5D" in message and address.startswith("localhost:"):
         hint = f"; if the server listens on IPv4 only, try 127.0.0.1{address.removeprefix('localhost')}"
     return f"no server answers at {address} ({message}){hint}"

@@ -454,16 +454,13 @@ def translation(options: argparse.Namespace) -> Translation:
     parser: argparse.ArgumentParser = options.parser
     _check_files(options)
     generate_options = generation(options)
-    is_split = generate_options.long_source in (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
     if options.attention is not None:
         if len(options.texts) != 1:
             parser.error(f"--attention needs exactly one TEXT: {len(options.texts)} were given")
         if options.stream and options.json:
             parser.error("--attention works with --stream or with --json, not with both")
-        if is_split:
+        if _is_split(generate_options):
             parser.error("--attention cannot show a text that --long-source splits")
-    if is_split and generate_options.num_hypotheses > 1 and not options.json:
-        parser.error("--num-hypotheses needs --json where --long-source splits: it lists them by sentence")
     return Translation(
         texts=tuple(options.texts),
         input=options.input,
@@ -490,7 +487,15 @@ def generation(options: argparse.Namespace) -> GenerateOptions:
     for name in _ONLY_IN_JSON:
         if getattr(generate_options, name) and not options.json:
             options.parser.error(f"{_FLAGS[name]} needs --json: the text output does not show its result")
+    if _is_split(generate_options) and generate_options.num_hypotheses > 1 and not options.json:
+        options.parser.error(
+            "--num-hypotheses needs --json where --long-source splits: it lists them by part"
+        )
     return generate_options
+
+
+def _is_split(options: GenerateOptions) -> bool:
+    return options.long_source in (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
 
 
 def given_options(options: argparse.Namespace) -> GenerateOptions:

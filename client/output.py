@@ -21,14 +21,19 @@ def to_json(content: dict[str, Any]) -> str:
     return json.dumps(content, ensure_ascii=False)
 
 
-def in_flags(message: str) -> str:
-    """Returns a message of the server with the command's names of options: --long-source, not long_source."""
+def in_flags(error: ClientError) -> str:
+    """Returns an error's text with the command's names of options: --long-source, not long_source.
+
+    An option whose name is also a common word, such as temperature, is one where the server names its field.
+    """
+    fields = {violation.field for violation in error.field_violations}
 
     def flag(match: re.Match[str]) -> str:
-        name, is_option = match[2], bool(match[1]) or "_" in match[2]
+        name = match[2]
+        is_option = match[1] or "_" in name or f"options.{name}" in fields
         return OPTIONS[name].flag if is_option and name in OPTIONS else match[0]
 
-    return re.sub(r"\b(options\.)?([a-z]+(?:_[a-z]+)*)\b", flag, message)
+    return re.sub(r"\b(options\.)?([a-z]+(?:_[a-z]+)*)\b", flag, str(error))
 
 
 def error_dict(error: ClientError) -> dict[str, Any]:

@@ -27,8 +27,6 @@ from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     FINISH_REASON_LENGTH,
     LONG_SOURCE_SEQUENTIAL,
-    LONG_SOURCE_SPLIT,
-    LONG_SOURCE_SPLIT_ALWAYS,
     GenerateOptions,
     GenerateResponse,
 )
@@ -116,11 +114,6 @@ def transcribe(client: Client, options: argparse.Namespace, generate_options: Ge
     if has_several and has_times and not options.json:
         options.parser.error(
             "--num-hypotheses needs --json with --timestamps or --format: they list one hypothesis"
-        )
-    is_split = generate_options.long_source in (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
-    if has_several and is_split and not options.json:
-        options.parser.error(
-            "--num-hypotheses needs --json where --long-source splits: it lists them by part"
         )
     is_whole = has_several or generate_options.HasField("target_prefix")
     if not (generate_options.long_source or generate_options.stop_sequences or is_whole):

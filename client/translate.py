@@ -143,6 +143,10 @@ def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translat
             shutil.rmtree(_removed(folder))
         if plan.resume and plan.output.exists() and not folder.exists():
             _check_complete(plan)
+            sys.stderr.write(
+                f"{plan.output} is complete, and nothing was translated: --overwrite translates it anew, as "
+                "for other options\n"
+            )
             return 0
         return _FileOutput(plan, _find_model(client, plan)).write(connect)
     plan = replace(plan, model=_find_model(client, plan).name)
@@ -360,7 +364,7 @@ class _Report:
             place = self._place(number)
             if self._plan.format == DOCUMENT:
                 place = f"text {number} ({one_line(str(result.source))[:_SHOWN_CHARACTERS]}): "
-            self._progress.write(f"error: {place}{in_flags(str(result.error))}\n")
+            self._progress.write(f"error: {place}{in_flags(result.error)}\n")
             self.num_failed += 1
         self.note_limits(number, result.answer)
         self.num_done = number

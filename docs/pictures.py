@@ -48,6 +48,7 @@ _RUNS = ("transformer", "recurrent-additive")
 _SCRAPE_SECONDS = 1
 _TRACE, _PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 _TOKEN = "a token for the pictures"
+_MEASURED = "text=Times of the newest requests"  # of the server's panel
 # Keeps back the last event of a translation and leaves the answer open: all events come within milliseconds.
 _HOLD_BACK = """() => {
   const fetchAnswer = window.fetch;
@@ -124,16 +125,19 @@ def take_pages(browser: Browser, url: str, picture: Path) -> None:
     page.click("table.grid tbody tr:nth-child(3) th button")
     page.mouse.move(0, 0)
     page.locator("#target-words .word").nth(2).hover()
+    page.wait_for_selector(_MEASURED)
     page.screenshot(path=DOCS / "page-alignment.png", full_page=True)
     page.select_option("#model", "captioner-soft")
     page.set_input_files("input[type=file]", picture)
     page.click("#go")
     page.wait_for_selector("figure canvas")
+    page.wait_for_selector(_MEASURED)
     page.screenshot(path=DOCS / "page-caption.png", full_page=True)
     page.set_viewport_size({"width": 400, "height": 800})
     page.select_option("#model", "memory-network")
     page.click("#go")
     page.wait_for_selector("table.hops")
+    page.wait_for_selector(_MEASURED)
     page.screenshot(path=DOCS / "page-story-400.png", full_page=True)
 
 
@@ -231,8 +235,10 @@ def draw_trace(spans: list[Any], path: Path) -> None:
         axes.text(max(end, 0.01), row, f" {end - start:.2f} ms", va="center")
         for event in span.events:
             at = (event.time_unix_nano - begin) / 1e6
-            axes.plot(at, row, "v", color="black")
-            axes.annotate(event.name, (at, row), (0, 9), textcoords="offset points", ha="center", fontsize=8)
+            axes.plot(at, row, "v", color="white")
+            axes.annotate(
+                event.name, (at, row), (7, -1), textcoords="offset points", va="center", color="white"
+            )
     axes.set_yticks(range(len(its)), [span.name for span in its])
     axes.invert_yaxis()
     axes.margins(x=0.12)

@@ -16,7 +16,9 @@ _CELL_INCHES, _SMALL_CELL_INCHES = 0.5, 0.25  # of one heatmap, and of several i
 _CELL_HALF_WIDTHS = 6  # Latin letters that fit over a cell; a Hangul syllable is as wide as two
 _MARGIN_INCHES = 1.6  # for the tokens' texts
 _MAX_INCHES = 60.0
-_SCALE_INCHES = 0.7  # for the scale of weights beside the heatmaps
+_SCALE_INCHES = 0.7  # for the scale of weights beside the heatmaps: a bar with numbers
+_BAR_INCHES, _LONGEST_BAR_INCHES = 0.12, 3.0
+_PAD_INCHES = 0.1
 _DPI = 150
 
 
@@ -63,7 +65,15 @@ def save_heatmap(
         for text in (*panel.get_xticklabels(), *panel.get_yticklabels()):
             text.set_fontproperties(font)
             text.set_parse_math(False)  # a dollar sign in a text is a dollar sign
-    scale = figure.colorbar(image, ax=panels, ticks=[0, 0.5, 1], fraction=0.04, aspect=20)
-    scale.set_label("share of attention")
-    scale.ax.tick_params(length=0)
-    figure.savefig(path, dpi=_DPI)
+    length, bar = min(_LONGEST_BAR_INCHES, num_rows * cell), _BAR_INCHES
+    scale = figure.colorbar(
+        image,
+        ax=panels,
+        ticks=[0, 0.5, 1],
+        fraction=bar / size[0],
+        shrink=length / size[1],
+        aspect=length / bar,
+    )
+    scale.set_label("share of attention", fontproperties=font)
+    scale.ax.tick_params(length=0, labelsize=font.get_size())
+    figure.savefig(path, dpi=_DPI, bbox_inches="tight", pad_inches=_PAD_INCHES)

@@ -170,9 +170,12 @@ class Option:
                 raise TypeError
             elif kind in _INTEGERS and isinstance(value, float) and value.is_integer():
                 given = int(value)
-            return GenerateOptions(**{self.name: given})
+            options = GenerateOptions(**{self.name: given})
         except (TypeError, ValueError, AttributeError, LookupError, OverflowError, RecursionError) as error:
             raise ValueError(f"must be {self.form.expected}") from error
+        if self.bounds is not None and not options.ListFields() and self.bounds[0] > 0:
+            raise ValueError(f"must be from {self.bounds[0]:g} to {self.bounds[1]:g}")  # 0 would be unset
+        return options
 
 
 _ALL = (
@@ -209,7 +212,7 @@ _ALL = (
         "beam_size",
         "search with N hypotheses at once; 1: take the most probable token",
         "the model's, or 1",
-        (0, 16),
+        (1, 16),
     ),
     Option(
         "length_penalty", "the exponent alpha; 0: none", "the model's, or 0.6", (-10, 10), needs="beam_size"
@@ -232,7 +235,7 @@ _ALL = (
         "answer with N hypotheses for each text: with a `beam_size` above 1 the best of the beam, with a "
         "`temperature` N drawn ones, otherwise one for each of the N most probable first tokens",
         "1",
-        (0, 16),
+        (1, 16),
     ),
     Option("temperature", "divide logits by X and draw tokens; 0: off", "0", (0.01, 100)),
     Option("top_k", "draw from the N most probable tokens", "all", (0, inf), needs="temperature"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from seq2seq_serve import __version__
 
@@ -20,6 +21,7 @@ _INSTALLED = {
     "bulk": "seq2seq-bulk",
 }
 _VERSION = f"seq2seq-serve {__version__}"
+_MOST_SIMILAR = 3  # flags that an error names
 _CLONE = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
 
@@ -29,6 +31,21 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exits with code 2."""
         self.exit(2, f"error: {message}\n{self.prog} --help shows the usage\n")
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses as argparse does, and names a flag of similar spelling beside one that does not exist."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            parser = getattr(options, "parser", self)  # that of the subcommand
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}{parser.similar_flag(unknown)}")
+        return options
+
+    def similar_flag(self, unknown: Sequence[str]) -> str:
+        """Returns a hint at the flags that the first unknown one may stand for; empty if there is none."""
+        given = next((argument.partition("=")[0] for argument in unknown if argument.startswith("--")), "")
+        begun = [flag for flag in self._option_string_actions if given and flag.startswith(given)]
+        similar = begun[:_MOST_SIMILAR] or get_close_matches(given, self._option_string_actions, n=1)
+        return f" (meant: {', '.join(similar)}?)" if similar else ""
 
 
 def program(package: str) -> str:

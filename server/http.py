@@ -12,6 +12,7 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 import h11
@@ -177,9 +178,10 @@ class HttpServer:
             Route("/readyz", _page(unready)),
             *routes,
         ]
+        paths = sorted({f"/{page.path.split('/')[1]}" for page in pages if isinstance(page, Route)})
         app = Starlette(
             routes=pages,
-            exception_handlers={HTTPException: _refuse},
+            exception_handlers={HTTPException: partial(_refuse, hint=f"try {', '.join(paths)}")},
             middleware=[Middleware(_Guard, host=host)],
         )
         app.router.redirect_slashes = False
@@ -253,12 +255,12 @@ def _page(probe: Probe) -> Callable[[Request], Awaitable[Response]]:
     return page
 
 
-async def _refuse(request: Request, error: Exception) -> Response:
+async def _refuse(request: Request, error: Exception, *, hint: str) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:100]
     if not path.startswith("/v2"):
-        hint = "try /metrics, /healthz, /readyz or /v2" if error.status_code == 404 else error.detail
-        return PlainTextResponse(f"{hint}\n", error.status_code, error.headers)
+        text = hint if error.status_code == 404 else error.detail
+        return PlainTextResponse(f"{text}\n", error.status_code, error.headers)
     if error.status_code == 404:
         text = (
             f"there is no page {path}: send requests to /v2/models/NAME/infer, generate or generate_stream; "

@@ -239,8 +239,7 @@ class Model:
         pending: deque[tuple[int, Future[pb.GenerateResponse]]] = deque()
         try:
             for number, source in numbered:
-                work = self._model.generate(sources_of(source), decoding)
-                pending.append((number, self._run(work)))
+                pending.append((number, self._begin(source, decoding)))
                 if len(pending) >= _PER_SLOT * self._model.num_slots:
                     yield _answered(*pending.popleft())
             while pending:
@@ -248,6 +247,15 @@ class Model:
         finally:
             for _, future in pending:
                 future.cancel()
+
+    def _begin(self, source: Sources, decoding: Decoding) -> Future[pb.GenerateResponse]:
+        try:
+            given = sources_of(source)
+        except (TypeError, ValueError) as error:  # raised in its turn, after the answers before it
+            failed: Future[pb.GenerateResponse] = Future()
+            failed.set_exception(error)
+            return failed
+        return self._run(self._model.generate(given, decoding))
 
     def _best(self, source: Sources, options: Mapping[str, Any]) -> str:
         [answer] = self.generate([source], **options)
@@ -290,6 +298,13 @@ def _answered(number: int, future: Future[pb.GenerateResponse]) -> pb.GenerateRe
         return future.result()
     except InvalidRequest as error:
         raise type(error)(f"source {number}: {error}", field=error.field) from error
+    except TypeError as error:
+        raise TypeError(f"source {number}: {error}") from error
+    except ValueError as error:
+        reason = str(error)
+        if isinstance(error, UnicodeEncodeError):
+            reason = f"not valid UTF-8 at character {error.start + 1}"
+        raise InvalidRequest(f"source {number}: {reason}", field="sources") from error
 
 
 def _options(options: Mapping[str, Any]) -> pb.GenerateOptions:

@@ -16,6 +16,7 @@ from rich.console import Console
 from torch import Tensor
 
 from seq2seq_serve.bundle.manifest import is_checkpoint
+from seq2seq_serve.training.data.built_in import TRANSLATION_LANGUAGES
 from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, built_in_corpus, load_corpus
 from seq2seq_serve.training.data.encoded import encode_pairs
 from seq2seq_serve.training.data.lengths import target_limits
@@ -29,7 +30,7 @@ from seq2seq_serve.training.loop import fast_matmul
 from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.registry import FAMILIES, kind_of, source_kind_of
 from seq2seq_serve.training.prepare import check_can_continue, continue_run, start_run
-from seq2seq_serve.training.presets import preset_named
+from seq2seq_serve.training.presets import Preset, preset_named
 from seq2seq_serve.training.ranks import Ranks, num_ranks
 from seq2seq_serve.training.reports.attention_maps import alignment, encoder_self_attention
 from seq2seq_serve.training.run import (
@@ -80,6 +81,20 @@ class TrainRequest:
             return None
         return load_published(self.parent) if is_checkpoint(self.parent) else load_run(self.parent)
 
+    def configuration(self, parent: TrainedModel | None = None) -> Preset:
+        """Return the preset of a new run with all that the parent, the corpus and the settings change.
+
+        Raises:
+            ValueError: There is no such preset, or a setting is wrong.
+        """
+        preset = preset_named(self.preset)
+        if parent:
+            preset = dataclasses.replace(preset, model=parent.config)
+            preset = preset.changed({"normalization": parent.tokenizer.normalization})
+        if self.files.is_built_in and source_kind_of(preset.model) is TOKENS:
+            preset = preset.changed(TRANSLATION_LANGUAGES)
+        return preset.changed({**self.settings, **self.changes})
+
 
 def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Console) -> None:
     """Start or resume a run, and print its scores."""
@@ -121,12 +136,8 @@ def _prepare(request: TrainRequest, folder: RunFolder) -> Corpus | None:
     if request.is_resumed and folder.is_run:
         return _check_run(request, folder)
     folder.check_is_free(f"continue it with `{request.resume_command}`, or give another --out")
-    preset = preset_named(request.preset)
     parent = request.load_parent()
-    if parent:
-        preset = dataclasses.replace(preset, model=parent.config)
-        preset = preset.changed({"normalization": parent.tokenizer.normalization})
-    preset = preset.changed({**request.settings, **request.changes})
+    preset = request.configuration(parent)
     if request.is_compiled:  # before the long work
         FAMILIES[kind_of(preset.model)].model.check_compilable()
     kind = source_kind_of(preset.model)

@@ -19,6 +19,7 @@ from seq2seq_serve.client.files.lines import is_compressed
 # Readers of whole folders, such as those of Parquet, skip names that begin so.
 PLAN_FILE, ERRORS_FOLDER = "_plan.json", "_errors"
 TEMPORARY = ".tmp"
+_MOST_NAMED = 3  # differences of two runs
 
 TEXT, JSONL, PARQUET, DOCUMENT = "text", "jsonl", "parquet", "document"
 # The format of each known suffix. Other names are text.
@@ -117,14 +118,16 @@ def check_plan(folder: Path, before: Plan, now: Plan, advice: str) -> None:
         now: A plan with the settings and inputs of the command.
         advice: How to start anew.
     """
-    differences = _differences(
-        before.settings | {"inputs": before.inputs}, now.settings | {"inputs": now.inputs}
-    )
-    if differences:
-        raise JobError(
-            f"{folder} belongs to a run with other settings: {'; '.join(differences)}. Repeat the command of "
-            f"that run, give another --output, or {advice}"
-        )
+    for what, differences in (
+        ("inputs", _other_inputs(before.inputs, now.inputs)),
+        ("settings", _differences(before.settings, now.settings)),
+    ):
+        if differences:
+            named = "; ".join(sorted(differences)[:_MOST_NAMED])
+            raise JobError(
+                f"{folder} belongs to a run with other {what}: {named}. Repeat the command of that run, give "
+                f"another --output, or {advice}"
+            )
 
 
 def write_plan(folder: Path, plan: Plan) -> None:
@@ -138,24 +141,25 @@ def write_plan(folder: Path, plan: Plan) -> None:
         file.write(json.dumps(content, ensure_ascii=False).encode())
 
 
-def _differences(before: dict[str, Any], now: dict[str, Any], *, most: int = 3) -> list[str]:
-    """Returns which values differ, by name, and how."""
+def _other_inputs(before: dict[str, FileState], now: dict[str, FileState]) -> list[str]:
+    """Returns the inputs of only one of two runs, and those that have changed."""
+    return [
+        *(f"{path} was not among them" for path in now.keys() - before.keys()),
+        *(f"{path} is not given now" for path in before.keys() - now.keys()),
+        *(f"{path} has changed" for path in before.keys() & now.keys() if before[path] != now[path]),
+    ]
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Returns which settings differ, by name, and how."""
     found = []
     for name in before.keys() | now.keys():
         one, other = before.get(name), now.get(name)
         if isinstance(one, dict) and isinstance(other, dict):
             found += [f"{name} {each}" for each in _differences(one, other)]
-        elif one != other and os.sep in name:
-            found.append(
-                f"{name} is new"
-                if one is None
-                else f"{name} is missing"
-                if other is None
-                else f"{name} has changed"
-            )
         elif one != other:
             found.append(f"{name} was {json.dumps(one)} and is {json.dumps(other)}")
-    return sorted(found)[:most]
+    return found
 
 
 def names_of(inputs: Sequence[Path]) -> list[str]:

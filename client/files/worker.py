@@ -101,6 +101,7 @@ class Worker:
         self._reading, self._collecting = asyncio.Lock(), asyncio.Lock()  # both in the order of the shards
         self._shards: asyncio.Queue[list[str | ClientError]] = asyncio.Queue()
         self._results = self.answers(self._texts())
+        self._has_answered = False
         self.num_unsaved_lines = 0
 
     def answers(self, texts: Iterable[str] | AsyncIterable[str | ClientError]) -> AsyncGenerator[Translated]:
@@ -121,7 +122,7 @@ class Worker:
             JobError: Other shards would fail, too.
             OSError: A file cannot be read or written.
             WorkerLost: The decoder cannot go on, and another one may.
-            ClientError: The server answers no text.
+            ClientError: The server answers no text, or refuses an option.
         """
         results: list[Translated] = []
         try:
@@ -136,6 +137,8 @@ class Worker:
                     self.num_unsaved_lines += 1
                     if self._report is not None:
                         self._report(shard.first_line + number + 1, result)
+            if shard.first_line == 0:
+                self._check_options(results)
             await asyncio.to_thread(self._writer.write, shard, lines, results)
             return Done(shard.num_lines, sum(result.error is not None for result in results))
         except (ClientError, StopAsyncIteration):
@@ -151,6 +154,20 @@ class Worker:
         await self._results.aclose()
         await self._decoder.stop()
         self._reader.close()
+
+    def _check_options(self, results: list[Translated]) -> None:
+        """Stops the work if no text so far has an answer, and one was refused for what all texts share.
+
+        The dispatcher stops only after several such texts in a row, and an input may have fewer.
+        """
+        self._has_answered = self._has_answered or any(result.answer.hypotheses for result in results)
+        if self._has_answered:
+            return
+        for result in results:
+            error = result.error
+            if error is not None and error.code == "INVALID_ARGUMENT" and not error.is_about_the_text:
+                self._dispatcher.error = error.followed_by("no text was translated")
+                raise self._dispatcher.error
 
     def _prepare(self, text: str | ClientError) -> Any:
         if isinstance(text, ClientError):

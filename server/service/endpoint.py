@@ -24,7 +24,7 @@ from seq2seq_serve.server.service.health import (
     HealthService,
 )
 from seq2seq_serve.server.service.open_inference.service import InferenceService
-from seq2seq_serve.server.service.rpcs import Rpcs
+from seq2seq_serve.server.service.rpcs import Rpcs, Unsupported
 from seq2seq_serve.server.service.seq2seq.repository import RepositoryService
 from seq2seq_serve.server.service.seq2seq.service import Seq2SeqService
 from seq2seq_serve.server.service.tls import server_credentials
@@ -110,7 +110,8 @@ class Endpoint:
             names = (*SERVICE_NAMES, HEALTH.full_name, reflection.SERVICE_NAME)
             services[_REFLECTION] = reflection.aio.ReflectionServicer(names)
         rpcs = Rpcs(calls)
-        self._server.add_generic_rpc_handlers([rpcs.handlers(*each) for each in services.items()])
+        handlers = [rpcs.handlers(*each) for each in services.items()]
+        self._server.add_generic_rpc_handlers([*handlers, Unsupported(INFERENCE)])
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         try:
             if credentials is None:

@@ -326,8 +326,17 @@ async def _cancel_after_leaving(request: Request, task: asyncio.Task[Any]) -> No
 
 
 def _set_model(message: pb.ModelInferRequest, request: Request) -> None:
-    """Sets the model of a message from the path."""
-    message.model_name = request.path_params["name"]
+    """Sets the model of a message from the path.
+
+    Raises:
+        InvalidRequest: The body names another one.
+    """
+    name = request.path_params["name"]
+    if message.model_name not in ("", name):
+        raise InvalidRequest(
+            f"model_name is {message.model_name[:100]!r}, and the path has {name[:100]!r}", field="model_name"
+        )
+    message.model_name = name
     message.model_version = request.path_params.get("version", "")
 
 

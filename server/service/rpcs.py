@@ -22,6 +22,37 @@ from seq2seq_serve.server.service.calls import SMALL_REQUEST_BYTES, Calls, Remot
 from seq2seq_serve.server.service.status import abort
 from seq2seq_serve.server.service.wire import TooManyElements, check_elements
 
+# Calls of Triton's clients that this server lacks, by a part of their names.
+_UNSUPPORTED = {
+    "SharedMemory": "shared memory is not supported",
+    "TraceSetting": "settings of traces are not supported",
+    "LogSettings": "settings of the log are not supported",
+}
+
+
+class Unsupported(grpc.GenericRpcHandler):
+    """Refuses the calls of a service that this server lacks, each with its reason.
+
+    Args:
+        service: Has none of these calls among its methods.
+    """
+
+    def __init__(self, service: ServiceDescriptor) -> None:
+        self._prefix = f"/{service.full_name}/"
+
+    def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
+        """Returns the handler of such a call, which reads no message; None of others."""
+        path = details.method or ""
+        reasons = [reason for part, reason in _UNSUPPORTED.items() if part in path]
+        if not path.startswith(self._prefix) or not reasons:
+            return None
+
+        async def refuse(_: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]) -> None:
+            await context.abort(grpc.StatusCode.UNIMPLEMENTED, reasons[0])
+
+        handler: grpc.RpcMethodHandler[Any, Any] = grpc.stream_unary_rpc_method_handler(refuse)
+        return handler
+
 
 class Rpcs:
     """Makes the handlers of services, whose methods get a `RemoteCall` in the place of gRPC's context.

@@ -220,7 +220,8 @@ def test_another_command_does_not_touch_the_output(lines, capsys, flags, message
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--beam-size", "20"], "beam_size"),
+        (["--beam-size", "20"], "INVALID_ARGUMENT: --beam-size is 20, and must be from 1 to"),
+        (["--task", "x"], "does not have a --task to choose"),
         (["--num-hypotheses", "2"], "--num-hypotheses needs --format jsonl"),
         (["--input", "nothing.txt"], "there is no file"),
         (["--precision", "fp16"], "fp16"),

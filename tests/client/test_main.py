@@ -299,8 +299,16 @@ def test_attention_is_written_as_image_or_numbers(run, tmp_path, stream):
             "--num-hypotheses needs --json with --timestamps",
         ),
         (["health", "--tls-key", "a"], "--tls-certificate and --tls-key must be given together"),
+        (["translate", "a", "--beam-size", "0"], "it is '0', and must be from 1 to 16"),
+        (["translate", "a", "--num-hypotheses", "0"], "it is '0', and must be from 1 to 16"),
+        (["translate", "a", "--nothing"], "unrecognized arguments: --nothing"),
+        (["models", "--adress", "a:1"], "unrecognized arguments: --adress a:1 (meant: --address?)"),
         (["translate", "a", "--seed", "1", "--seed", "2"], "--seed is given twice: leave one out"),
         (["models", "--address", "ipv4:10.0.0.7:70000,10.0.0.8:1"], "'70000' is not a port from 0 to 65535"),
+        (
+            ["translate", "a", "--target", "localhost:1"],
+            "arguments: --target localhost:1 (meant: --target-field, --target-prefix, --target-language?)",
+        ),
         ([], "the following arguments are required: COMMAND"),
     ],
 )
@@ -326,6 +334,21 @@ def test_every_option_reaches_the_server(run):
     assert hypothesis["log_probabilities"] == [-0.5] * 2
     assert hypothesis["score"] == -1
     assert hypothesis["text"] == "ab"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            "--beam-size 2 --temperature 0.5",
+            "--beam-size and --temperature are both set: leave one of them out",
+        ),
+        ("--task translate", "echo does not have a --task to choose: leave it out"),
+        ("--priority 11", "--priority is 11, and must be from -10 to 10"),
+    ],
+)
+def test_an_error_names_options_as_the_command_does(run, flags, message):
+    assert run("translate", "ab", *flags.split()) == (1, [], [f"error: INVALID_ARGUMENT: {message}"])
 
 
 def test_hypotheses_are_printed_one_a_line(run):
@@ -551,7 +574,12 @@ def test_an_interrupted_output_is_continued(run, server, files, interrupted, is_
     assert server.turns.num_submitted <= before + 4
     assert output.read_text(encoding="utf-8") == expected
     assert {path.name for path in output.parent.iterdir()} - {"stdin"} == {"in.txt", "out.txt"}
-    assert run("translate", *command, "--resume", stdin=stdin) == (0, [], [])
+    is_done = f"{output} is complete, and nothing was translated: --overwrite translates it anew, as for"
+    assert run("translate", *command, "--resume", "--beam-size", "2", stdin=stdin) == (
+        0,
+        [],
+        [f"{is_done} other options"],
+    )
     assert output.read_text(encoding="utf-8") == expected
 
 
@@ -570,7 +598,7 @@ def test_an_output_is_continued_with_the_options_and_the_input_that_it_was_begun
     assert line.endswith("give another --output, or replace it with --overwrite")
     content = source.read_bytes()
     source.write_bytes(content[::-1])
-    assert f"inputs {source} has changed" in run("translate", *command, "--resume")[2][0]
+    assert f"other inputs: {source} has changed" in run("translate", *command, "--resume")[2][0]
     source.write_bytes(content)
     assert run("translate", *command, "--resume", "--priority", "3")[0] == 1
     assert output.read_text(encoding="utf-8") == expected
@@ -636,6 +664,20 @@ def test_work_that_stops_before_its_first_shard_leaves_nothing(run, files):
     assert [path.name for path in output.parent.iterdir()] == ["in.txt"]
     assert run("translate", *flags)[0] == 1  # the corrected command
     assert output.read_text(encoding="utf-8") == expected
+
+
+@pytest.mark.parametrize(("name", "content"), [("a.html", "<p>ab</p>"), ("a.txt", "\nab\nabc\n")])
+def test_a_refused_option_leaves_no_output_of_a_short_input(run, tmp_path, name, content):
+    """There were too few texts to stop, and an untranslated document was written."""
+    source, output = tmp_path / name, tmp_path / f"out-{name}"
+    source.write_text(content)
+    flags = ["--input", str(source), "--output", str(output)]
+    code, _, err = run("translate", *flags, "--max-new-tokens", "0")
+    refusal = "INVALID_ARGUMENT: --max-new-tokens is 0, and echo takes 1 to 64"
+    assert (code, err[-1]) == (1, f"error: {refusal}; no text was translated")
+    assert list(tmp_path.iterdir()) == [source]
+    assert run("translate", *flags)[0] == 0
+    assert output.read_text() == content
 
 
 def test_the_text_of_a_pipe_is_kept_when_work_stops_before_its_first_shard(run, files, monkeypatch):

@@ -193,17 +193,20 @@ def test_two_models_answer_beside_each_other(browser):
     with server as served, serving_page(served) as url, opened(browser, url) as page:
         ask(page, "abc")
         assert page.is_hidden("#other")
+        assert page.inner_text("#answer-title") == "ANSWER"
         page.select_option("#beside", "other")
         ask(page, "One two")
         page.wait_for_selector("#other-timings .bar")
         assert page.inner_text("#other-answer") == "One two"
         assert page.inner_text("#other-name").startswith("OTHER (ECHO, FP32 ON CPU)")
+        assert page.inner_text("#answer-title") == "ECHO (ECHO, FP32 ON CPU)"
         assert "8 target tokens" in page.inner_text("#other-timings")
         boxes = [page.locator(one).bounding_box() for one in ("section:has(#answer)", "#other")]
         assert boxes[0]["y"] == boxes[1]["y"], "they are side by side"
         page.select_option("#model", "other")
         assert page.locator("#beside option").all_inner_texts() == ["no other", "echo"]
         assert page.is_hidden("#other")
+        assert page.inner_text("#answer-title") == "ANSWER"
     with serving_on_a_thread() as served, serving_page(served) as url, opened(browser, url) as page:
         assert page.is_hidden("#beside")
 
@@ -340,6 +343,7 @@ def test_a_story_is_answered_with_its_hops(browser, toys):
         page.wait_for_selector("table.hops")
         assert page.locator("table.hops tbody tr").count() == 2
         assert page.locator("table.hops thead th").count() > 1
+        assert "2 sentences" in page.inner_text("#timings")
         assert page.locator(".alternatives li").count() > 1
 
 

@@ -63,6 +63,12 @@ def test_a_value_that_does_not_fit_is_refused_with_what_it_must_be(name, value):
         OPTIONS[name].read(value)
 
 
+@pytest.mark.parametrize("name", ["beam_size", "num_hypotheses"])
+def test_a_zero_that_would_read_as_unset_is_refused(name):
+    with pytest.raises(ValueError, match=r"^must be from 1 to 16$"):
+        OPTIONS[name].read(0)
+
+
 def test_a_whole_number_may_come_as_a_float():
     assert OPTIONS["beam_size"].read(4.0) == GenerateOptions(beam_size=4)
 

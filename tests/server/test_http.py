@@ -42,12 +42,6 @@ def server(problems):
         yield server
 
 
-def test_unknown_page_names_the_known_ones(server):
-    status, text = fetch(server.port, "/")
-    assert status == 404
-    assert text == "try /metrics, /healthz, /readyz or /v2\n"
-
-
 def test_address_of_another_machine_is_refused():
     with pytest.raises(OSError, match=r"^cannot listen on port 0 of 192.0.2.1"):
         HttpServer(

@@ -98,12 +98,16 @@ def test_wrong_arguments_and_settings_are_named(model, bundle_path, tmp_path):
         model.translate("one text")
     with pytest.raises(TypeError, match="no_such_option"):
         model.translate(TEXTS, no_such_option=1)
-    with pytest.raises(InvalidRequest, match="beam_size is 9, and must be from 0 to 4"):
+    with pytest.raises(InvalidRequest, match="beam_size is 9, and must be from 1 to 4"):
         model.translate(TEXTS, beam_size=9)
     with pytest.raises(InvalidRequest, match="not a story and a question"):
         model.answer("a story", "a question")
-    with pytest.raises(TypeError, match="a source must be a text, a list of token ids"):
-        model.translate([None])
+    with pytest.raises(TypeError, match="source 1: a source must be a text, a list of token ids"):
+        model.translate([TEXTS[0], float("nan")])
+    answers = model.generate([TEXTS[0], "\udcff"])
+    assert next(answers).hypotheses
+    with pytest.raises(InvalidRequest, match="source 1: not valid UTF-8 at character 1"):
+        next(answers)
     with pytest.raises(
         ValueError, match="load: no_such_setting: there is no such setting here, only provider"
     ):

@@ -187,7 +187,7 @@ def test_no_flag_means_the_defaults_of_the_configuration():
         ([], "there is nothing to serve: name a BUNDLE or a --repository"),
         (["b", "--port", "x"], "--port: it is 'x', and must be a whole number from"),
         (["b", "--port", "9464"], "port and metrics_port are both 9464, and must differ"),
-        (["b", "--prov", "cpu"], "unrecognized arguments: --prov"),
+        (["b", "--prot", "1"], "unrecognized arguments: --prot 1 (meant: --port?)"),
         (["--model-name", "demo"], "argument --model-name: it is 'demo', and must be NAME=BUNDLE"),
         (["b", "--tls-key", "k"], "--tls-certificate and --tls-key need each other: give both, or none"),
         (["b", "--tls-client-ca", "c"], "--tls-client-ca needs --tls-certificate and --tls-key"),

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from seq2seq_serve.training.__main__ import main
+from seq2seq_serve.training.commands import TrainRequest
 from seq2seq_serve.training.config import EOS_ID
 from seq2seq_serve.training.data.batches import BatchShare
+from seq2seq_serve.training.data.corpus import CorpusFiles
 from seq2seq_serve.training.evaluation.scoring import translate
 from seq2seq_serve.training.loop import Trainer
 from seq2seq_serve.training.presets import PRESETS, Preset
@@ -226,6 +228,21 @@ def test_seed_vocabulary_and_normalization_are_the_flags(
     flags = ["--from", str(out), "--normalization", "none"]
     message = failed("train", "toy", "--out", str(tmp_path / "b"), *corpus_files, *flags)
     assert message.startswith("normalization is nfkc in the run to start from, and cannot become none")
+
+
+@pytest.mark.parametrize(
+    ("preset", "files", "settings", "languages"),
+    [
+        ("demo", CorpusFiles(), {}, ("ko", "en")),
+        ("recurrent", CorpusFiles(), {"target_language": "en-GB"}, ("ko", "en-GB")),
+        ("demo", CorpusFiles(tsv="my.tsv"), {}, (None, None)),
+        ("memory-network", CorpusFiles(), {}, (None, None)),
+    ],
+)
+def test_the_built_in_corpus_of_texts_has_its_languages(preset, files, settings, languages) -> None:
+    """A server of the demo's model listed no language for LibreTranslate's programs."""
+    recipe = TrainRequest(preset, Path("run"), files, False, settings, {}, False).configuration().training
+    assert (recipe.source_language, recipe.target_language) == languages
 
 
 def test_any_setting_of_the_preset_can_be_changed_and_is_kept_for_a_resume(

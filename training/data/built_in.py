@@ -21,6 +21,7 @@ from seq2seq_serve.training.data.sources import Clips, Nothing, Pictures, Source
 from seq2seq_serve.training.data.text_files import SentencePair, iterate_tsv
 
 _TRANSLATIONS = Path(builtin.__path__[0]) / "korean-english"
+TRANSLATION_LANGUAGES = {"source_language": "ko", "target_language": "en"}  # of the corpus of texts
 _NUM_STORIES: dict[Split, int] = {"train": 20_000, "dev": 1_000, "test": 1_000}
 _NUM_PICTURES: dict[Split, int] = {"train": 20_000, "dev": 500, "test": 1_000}
 _NUM_CLIPS: dict[Split, int] = {"train": 10_000, "dev": 300, "test": 1_000}

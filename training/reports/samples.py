@@ -16,19 +16,27 @@ from seq2seq_serve.training.reports.attention_maps import attention_to
 
 NUM_SAMPLES = 3
 _MOST_PAIRS = 200  # that are considered: the length of a clip is in its file
-_MOST_TOKENS = 24  # of a source that is preferred, so that a heatmap can be read; and of a target
+_MOST_CHARACTERS = 60  # of a text that is preferred, so that a heatmap can be read
+_MOST_TOKENS = 24  # of other sources, and of a target
 
 
 def choose_samples(
     pairs: Sequence[SentencePair], model: EncoderDecoder, tokenizer: Tokenizer
 ) -> list[SentencePair]:
-    """The dev pairs that are followed: the same in every session of a run, and of different lengths."""
+    """The dev pairs that are followed: the same in every session of a run, and of different lengths.
+
+    Texts are chosen by their characters, so that runs with other tokenizers follow the same ones.
+    """
     kind = model.source_kind
     if kind is NOTHING:
         return []
     pairs = pairs[:_MOST_PAIRS]
-    lengths = [kind.length(source) for source in kind.encode([pair.source for pair in pairs], tokenizer)]
-    fitting = [number for number, length in enumerate(lengths) if length <= _MOST_TOKENS]
+    sources = [pair.source for pair in pairs]
+    if kind.is_text:
+        lengths, most = [len(source) for source in sources], _MOST_CHARACTERS
+    else:
+        lengths, most = [kind.length(source) for source in kind.encode(sources, tokenizer)], _MOST_TOKENS
+    fitting = [number for number, length in enumerate(lengths) if length <= most]
     ordered = sorted(fitting or range(len(pairs)), key=lambda number: (lengths[number], number))
     count = min(NUM_SAMPLES, len(ordered))
     return [pairs[ordered[(2 * number + 1) * len(ordered) // (2 * count)]] for number in range(count)]

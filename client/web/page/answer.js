@@ -1,7 +1,7 @@
 // The text of an answer, its other hypotheses, and its times.
 
 import { by, el, milliseconds, replace } from "./dom.js";
-import { LABELS } from "./labels.js";
+import { LABELS, unitOf } from "./labels.js";
 
 const EMPTY = "(empty)";
 const ENDS = {
@@ -148,7 +148,7 @@ export function warnOfUnknownWords(words) {
   by("answer").append(el("p", { className: "hint", id: "unknown" }, text));
 }
 
-export function showTimings(place, result, seconds) {
+export function showTimings(place, model, result, seconds) {
   const {
     queue_seconds: queue,
     encode_seconds: encode,
@@ -183,7 +183,7 @@ export function showTimings(place, result, seconds) {
       parts.map(([name, time]) => item(`${name} ${milliseconds(time)}`, name)),
       item(`first token ${milliseconds(first)}`),
       item(`total ${milliseconds(total)}`),
-      item(`${result.usage.source_tokens} source tokens`),
+      item(`${result.usage.source_tokens} ${unitOf(model)}`),
       item(`${tokens} target tokens${number > 1 ? ` in ${number} answers` : ""}`),
       item(`${(tokens / total).toFixed(0)} tokens/s`),
       item(`seen by this page ${milliseconds(seconds)}`),

@@ -10,3 +10,17 @@ export const LABELS = {
   long_source: "Several sentences",
   timestamps: "Times",
 };
+
+// What a model counts of its sources, by their forms; of texts it is tokens.
+const UNITS = {
+  sentences: "sentences",
+  picture: "places",
+  clip: "frames",
+  features: "annotations",
+  sound: "positions",
+};
+
+export function unitOf(model) {
+  const form = Object.values(model.sources).find((one) => one in UNITS);
+  return UNITS[form] ?? "source tokens";
+}

@@ -54,16 +54,23 @@ function showOthers() {
   by("beside").parentElement.hidden = !others.length;
 }
 
+// Names both models over their answers, or hides the place of the other one.
+function showOther(other) {
+  const title = (model) => `${model.name} (${model.kind}, ${model.precision} on ${model.provider})`;
+  by("other").hidden = !other;
+  by("answer-title").textContent = other ? title(state.model) : "Answer";
+  by("other-name").textContent = other ? title(other) : "";
+}
+
 // Asks the other model at the same time, and shows its answer and times.
 async function sendToOther(options, signal) {
   const other = state.models.find((one) => one.name === by("beside").value);
-  by("other").hidden = !other;
+  showOther(other);
   if (!other) return;
   const began = performance.now();
   let text = "",
     result = null;
   const request = { ...state.request, model: other.name, options: optionsOf(other, options) };
-  by("other-name").textContent = `${other.name} (${other.kind}, ${other.precision} on ${other.provider})`;
   replace(by("other-timings"));
   try {
     for await (const event of api.generate(request, signal)) {
@@ -71,7 +78,7 @@ async function sendToOther(options, signal) {
       result = event.result ?? result;
       replace(by("other-answer"), el("p", { className: "text" }, result?.hypotheses[0].text ?? text));
     }
-    if (result) showTimings(by("other-timings"), result, (performance.now() - began) / 1000);
+    if (result) showTimings(by("other-timings"), other, result, (performance.now() - began) / 1000);
   } catch (error) {
     if (!signal.aborted) replace(by("other-answer"), el("p", { className: "hint" }, error.message));
   }
@@ -83,7 +90,7 @@ function forget() {
   replace(by("answer"), el("p", { className: "hint" }, "The answer appears here while it is decoded."));
   replace(by("timings"));
   by("hypotheses").hidden = by("look").hidden = by("prefix").hidden = by("error").hidden = true;
-  by("other").hidden = true;
+  showOther(null);
   by("stop").disabled = true;
 }
 
@@ -119,7 +126,7 @@ async function send(prefix) {
       options.long_source = "refuse"; // of a single sentence
     }
     if (prefix.length)
-      by("other").hidden = true; // token ids are those of one model
+      showOther(null); // token ids are those of one model
     else sendToOther(options, stopping.signal);
     state.splits = options.long_source;
     state.numSentences = model.command === "translate" ? countSentences(sourceText()) : 1;
@@ -180,7 +187,7 @@ function show(changes = {}) {
   }
   if (result.unknown_words.length) warnOfUnknownWords(result.unknown_words);
   showHypotheses(hypotheses, shown, (place) => show({ shown: place }));
-  showTimings(by("timings"), result, state.seconds);
+  showTimings(by("timings"), state.model, result, state.seconds);
   by("look").hidden = !(best.attention || best.segments.length || (best.alternatives.length && !isSplit));
   const form = Object.values(model.sources)[0];
   const isShown = () => state.result === result && state.shown === shown;
@@ -234,9 +241,7 @@ async function begin() {
 }
 
 by("model").addEventListener("change", () => choose(by("model").value));
-by("beside").addEventListener("change", () => {
-  by("other").hidden = true;
-});
+by("beside").addEventListener("change", () => showOther(null));
 by("form").addEventListener("submit", (event) => {
   event.preventDefault();
   if (state.model) send([]);

@@ -17,7 +17,12 @@ from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.open_inference.answers import Answer
-from seq2seq_serve.server.service.open_inference.requests import INPUT_IDS, TEXT_INPUT, UNKNOWN_WORDS
+from seq2seq_serve.server.service.open_inference.requests import (
+    BINARY_SIZE,
+    INPUT_IDS,
+    TEXT_INPUT,
+    UNKNOWN_WORDS,
+)
 from seq2seq_serve.server.service.open_inference.tensors import (
     BYTES,
     INT64,
@@ -27,7 +32,8 @@ from seq2seq_serve.server.service.open_inference.tensors import (
 )
 from seq2seq_serve.server.service.wire import MAX_FIELDS, MAX_NUMBERS
 
-_BINARY_SIZE, _BINARY_OUTPUT, _BINARY_ALL = "binary_data_size", "binary_data", "binary_data_output"
+_BINARY_OUTPUT, _BINARY_ALL = "binary_data", "binary_data_output"
+_MODEL_NAME = "model_name"  # which KServe's client repeats
 _SURROGATE = "\\ud"
 _MAX_DEPTH = 8  # of nested lists
 _LARGEST = 2**63
@@ -60,7 +66,7 @@ def read_json(raw: bytes) -> dict[str, Any]:
 
 
 def infer_request(content: Mapping[str, Any], rest: bytes) -> pb.ModelInferRequest:
-    """Returns the message for the body of `infer`; the model's name is not in it.
+    """Returns the message for the body of `infer`; it has the model's name only if the body repeats it.
 
     Args:
         content: The JSON.
@@ -69,8 +75,10 @@ def infer_request(content: Mapping[str, Any], rest: bytes) -> pb.ModelInferReque
     Raises:
         InvalidRequest: A value is missing or of a wrong type.
     """
-    _check_names(content, ("id", "parameters", "inputs", "outputs"), "")
-    message = pb.ModelInferRequest(id=_text(content.get("id", ""), "id"))
+    _check_names(content, ("id", "parameters", "inputs", "outputs", _MODEL_NAME), "")
+    message = pb.ModelInferRequest(
+        id=_text(content.get("id", ""), "id"), model_name=_text(content.get(_MODEL_NAME, ""), _MODEL_NAME)
+    )
     _set_parameters(message.parameters, content.get("parameters", {}), "parameters")
     message.parameters.pop(_BINARY_ALL, None)
     start = 0
@@ -81,7 +89,7 @@ def infer_request(content: Mapping[str, Any], rest: bytes) -> pb.ModelInferReque
         tensor = message.inputs.add(name=_text(given.get("name", ""), f"{field}.name"), datatype=datatype)
         _extend(tensor.shape, given.get("shape", []), f"{field}.shape")
         parameters = dict(_parameters(given, field))
-        size = parameters.pop(_BINARY_SIZE, None)
+        size = parameters.pop(BINARY_SIZE, None)
         _set_parameters(tensor.parameters, parameters, f"{field}.parameters")
         if size is None:
             name = TYPED_FIELDS.get(datatype)  # an unknown datatype is refused with the message
@@ -90,14 +98,14 @@ def infer_request(content: Mapping[str, Any], rest: bytes) -> pb.ModelInferReque
             continue
         if type(size) is not int or not 0 <= size <= len(rest) - start:
             raise InvalidRequest(
-                f"{_BINARY_SIZE} is {size!r}, and {len(rest) - start} bytes are left after the JSON",
+                f"{BINARY_SIZE} is {size!r}, and {len(rest) - start} bytes are left after the JSON",
                 field=f"{field}.parameters",
             )
         message.raw_input_contents.append(rest[start : start + size])
         start += size
     if start < len(rest):
         raise InvalidRequest(
-            f"{len(rest) - start} bytes after the JSON belong to no input: set {_BINARY_SIZE}", field="inputs"
+            f"{len(rest) - start} bytes after the JSON belong to no input: set {BINARY_SIZE}", field="inputs"
         )
     for index, given in enumerate(_objects(content.get("outputs", []), "outputs")):
         _check_names(given, ("name", "parameters"), f"outputs[{index}]")
@@ -157,7 +165,7 @@ def infer_answer(answer: Answer, binary: set[str] | None) -> tuple[dict[str, Any
         output: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": shape}
         if binary is None or tensor.name in binary:
             raws.append(raw_contents(tensor))
-            output["parameters"] = {_BINARY_SIZE: len(raws[-1])}
+            output["parameters"] = {BINARY_SIZE: len(raws[-1])}
         else:
             output["data"] = _elements(tensor)
         outputs.append(output)

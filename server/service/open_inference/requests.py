@@ -52,6 +52,7 @@ _SCORED_OUTPUTS = (SCORE, LOG_PROBABILITIES)
 
 _TIMEOUT, _EMPTY_FINAL = "timeout", "triton_enable_empty_final_response"
 _IGNORED = ("binary_data_output", "headers")  # reserved by the protocol, as is every name in `triton_`
+BINARY_SIZE = "binary_data_size"
 _SHARED_MEMORY = "shared_memory"  # how the names of its parameters begin
 _MICROSECONDS = 1e-6
 
@@ -101,7 +102,7 @@ def read_inference(message: pb.ModelInferRequest, model: ServedModel) -> Inferen
             settings[name] = value
         elif name not in _IGNORED and not name.startswith("triton_"):
             _set_option(options, name, value)
-    _refuse_parameters(message.inputs, "inputs")
+    _refuse_parameters(message.inputs, "inputs", message.raw_input_contents)
     _refuse_parameters(message.outputs, "outputs")
     outputs = tuple(dict.fromkeys(output.name for output in message.outputs))
     known = (*_DEFAULT_OUTPUTS, *_SCORED_OUTPUTS)
@@ -146,10 +147,16 @@ def own_fields(model: ServedModel) -> Iterator[None]:
         raise
 
 
-def _refuse_parameters(tensors: Iterable[_Tensor], field: str) -> None:
-    """Refuses tensors with parameters: the server uses none, and a caller must not believe that it does."""
+def _refuse_parameters(tensors: Iterable[_Tensor], field: str, raws: Sequence[bytes] = ()) -> None:
+    """Refuses tensors with parameters: the server uses none, and a caller must not believe that it does.
+
+    The size of a raw content may be given, as KServe's client does over gRPC, too.
+    """
     for index, tensor in enumerate(tensors):
         for name in sorted(tensor.parameters):
+            size = tensor.parameters[name].int64_param
+            if name == BINARY_SIZE and index < len(raws) and size == len(raws[index]):
+                continue
             what = "shared memory" if name.startswith(_SHARED_MEMORY) else f"the parameter {name[:100]!r}"
             raise InvalidRequest(f"{what} is not supported", field=f"{field}[{index}].parameters")
 

@@ -33,6 +33,25 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
     check_plan(tmp_path, PLAN, dataclasses.replace(PLAN, shards=()), "")
 
 
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"inputs": {"/in/a.jsonl": FileState(5, 9, "b2")}}, "inputs: /in/a.jsonl has changed"),
+        (
+            {"inputs": {"/in/b.jsonl": FileState(5, 9, "a1")}},
+            "inputs: /in/a.jsonl is not given now; /in/b.jsonl was not among them",
+        ),
+    ],
+)
+def test_a_folder_of_another_run_is_refused(tmp_path, change, message):
+    with pytest.raises(JobError) as caught:
+        check_plan(tmp_path, PLAN, dataclasses.replace(PLAN, **change), "start anew")
+    assert str(caught.value) == (
+        f"{tmp_path} belongs to a run with other {message}. Repeat the command of that run, give another "
+        "--output, or start anew"
+    )
+
+
 def test_a_plan_of_the_last_release_is_read(tmp_path):
     content = (
         '{"settings": {"bundle_version": "v1", "options": {"beam_size": 4}, "format": "jsonl", '

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from seq2seq_serve.server.config import ServerConfig
-from tests.server.service.harness import EchoRunner, serving
+from tests.server.service.harness import EchoRunner, fetch, serving
 
 SHA256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
 
@@ -212,6 +212,7 @@ def test_an_error_names_the_row_and_the_protocols_own_field(body, message, field
         (INFER, b"[" * 8_000, 400, "INVALID_ARGUMENT", "the body is not JSON"),
         (INFER, b"[]", 400, "INVALID_ARGUMENT", "must be a JSON object"),
         (INFER, {"input": []}, 400, "INVALID_ARGUMENT", "no field 'input' here"),
+        (INFER, infer_body("a") | {"model_name": "other"}, 400, "INVALID_ARGUMENT", "the path has 'echo'"),
         (INFER, {"inputs": [5]}, 400, "INVALID_ARGUMENT", "inputs must be a list of objects"),
         (INFER, {"inputs": []}, 400, "INVALID_ARGUMENT", "the inputs are missing"),
         (INFER, infer_body("a", seed=[1]), 400, "INVALID_ARGUMENT", "parameter seed must be"),
@@ -395,6 +396,11 @@ def test_pages_describe_the_server_and_its_models():
     assert (none[0], unready[0], unready[2]["reason"]) == (404, 404, "UNKNOWN_MODEL")
 
 
+def test_an_unknown_page_names_the_known_ones():
+    known = "/detect, /healthz, /languages, /metrics, /readyz, /translate, /v1, /v2"
+    assert serve_and(lambda port: fetch(port, "/")) == (404, f"try {known}\n")
+
+
 @pytest.mark.parametrize(
     ("host", "is_insecure", "expected"),
     [("127.0.0.1", False, True), ("0.0.0.0", False, False), ("0.0.0.0", True, True)],
@@ -517,3 +523,10 @@ def test_lists_and_maps_of_json_are_options(parameters, text):
         lambda port: ask(port, "POST", GENERATE, {"text_input": "abc"} | parameters)
     )
     assert (status, answer["text_output"]) == (200, text)
+
+
+def test_a_body_may_repeat_the_name_of_the_model():
+    """The requests of KServe's client were refused."""
+    body = infer_body("ab") | {"id": "1", "model_name": "echo"}
+    status, _, answer = serve_and(lambda port: ask(port, "POST", INFER, body))
+    assert (status, answer["outputs"][0]["data"]) == (200, ["ab"])

@@ -144,7 +144,7 @@ BAD = {
     ),
     "an option out of range": (
         lambda m: m.parameters["beam_size"].CopyFrom(parameter(99)),
-        "beam_size is 99, and must be from 0 to 4",
+        "beam_size is 99, and must be from 1 to 4",
     ),
 }
 
@@ -187,6 +187,23 @@ def test_no_more_texts_are_cut_of_a_call_that_is_refused(monkeypatch, options, n
             with pytest.raises(grpc.aio.AioRpcError, match=expected):
                 await stub_of(served).ModelInfer(infer_request(*"abcdefgh", **options))
             assert len(texts) == num_cut
+
+    asyncio.run(run())
+
+
+def test_a_raw_input_may_have_its_size_as_a_parameter():
+    """The requests of KServe's client, which sends it by default, were refused."""
+
+    async def run():
+        async with serving() as served:
+            message = infer_request("ab", is_raw=True)
+            size = len(message.raw_input_contents[0])
+            message.inputs[0].parameters["binary_data_size"].CopyFrom(parameter(size))
+            response = await stub_of(served).ModelInfer(message)
+            assert response.raw_output_contents[0] == message.raw_input_contents[0]
+            message.inputs[0].parameters["binary_data_size"].CopyFrom(parameter(size - 1))
+            with pytest.raises(grpc.aio.AioRpcError, match="'binary_data_size' is not supported"):
+                await stub_of(served).ModelInfer(message)
 
     asyncio.run(run())
 

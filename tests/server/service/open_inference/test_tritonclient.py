@@ -12,6 +12,7 @@ from tritonclient import http as triton
 from tests.server.service.harness import serving, serving_on_a_thread
 
 TEXT = "오늘은 금요일 입니다"
+KINDS = ("traces", "traces", "the log", "the log")
 PROGRAM = Path(__file__).with_name("triton_calls.py")
 
 
@@ -75,6 +76,16 @@ def test_shared_memory_and_classes_are_refused(seen):
     assert seen["shared_input"] == ["StatusCode.INVALID_ARGUMENT", "shared memory is not supported"]
     code, text = seen["classes"]
     assert (code, text) == ("StatusCode.INVALID_ARGUMENT", "the parameter 'classification' is not supported")
+
+
+def test_every_method_over_grpc_is_answered_or_refused_in_clear_words(seen):
+    """Registrations ended with "Method not found!"."""
+    settings = [["StatusCode.UNIMPLEMENTED", f"settings of {what} are not supported"] for what in KINDS]
+    memory = ["StatusCode.UNIMPLEMENTED", "shared memory is not supported"]
+    assert seen["unsupported"] == settings + [memory] * 6
+    streams = {"async_stream_infer", "start_stream", "stop_stream"}
+    over_http = {name for name in dir(triton.InferenceServerClient) if not name.startswith("_")}
+    assert set(seen["methods"]) == streams | over_http - {"generate_request_body", "parse_response_body"}
 
 
 @pytest.fixture

@@ -7,11 +7,25 @@ object with what it saw.
 import json
 import queue
 import sys
+from functools import partial
 
 import numpy as np
 import tritonclient.grpc as triton
 
 TEXT = "오늘은 금요일 입니다"
+
+UNSUPPORTED = (
+    ("get_trace_settings",),
+    ("update_trace_settings",),
+    ("get_log_settings",),
+    ("update_log_settings", {}),
+    ("get_system_shared_memory_status",),
+    ("register_system_shared_memory", "a", "/a", 64),
+    ("unregister_system_shared_memory",),
+    ("get_cuda_shared_memory_status",),
+    ("register_cuda_shared_memory", "a", b"aGFuZGxl", 0, 64),
+    ("unregister_cuda_shared_memory",),
+)
 
 
 def main(address: str, model: str) -> None:
@@ -45,6 +59,10 @@ def main(address: str, model: str) -> None:
                 outputs=[triton.InferRequestedOutput("text_output", class_count=3)],
             )
         ),
+        "unsupported": [
+            error_of(partial(getattr(client, name), *arguments)) for name, *arguments in UNSUPPORTED
+        ],
+        "methods": [name for name in dir(client) if not name.startswith("_")],
         "statistics": client.get_inference_statistics(model, as_json=True),
         "index": client.get_model_repository_index(as_json=True),
     }
