@@ -59,8 +59,8 @@ BAD_OPTIONS = [  # of each rule one value, and of bounds the nearest beyond
     ({"suppressed_token_ids": range(260)}, "suppressed_token_ids", "every token is suppressed: leave"),
     ({"suppressed_token_ids": [5] * 1025}, "suppressed_token_ids", "the number of suppressed_token_ids is"),
     ({"suppressed_token_ids": [5, 260]}, "suppressed_token_ids[1]", "token id 260 is outside the vocabulary"),
-    ({"beam_size": 5}, "beam_size", "beam_size is 5, and must be from 0 to 4"),
-    ({"num_hypotheses": 5}, "num_hypotheses", "num_hypotheses is 5, and must be from 0 to 4"),
+    ({"beam_size": 5}, "beam_size", "beam_size is 5, and must be from 1 to 4"),
+    ({"num_hypotheses": 5}, "num_hypotheses", "num_hypotheses is 5, and must be from 1 to 4"),
     ({"length_penalty": 1.0}, "length_penalty", "length_penalty needs a beam_size above 1"),
     # Once INTERNAL, with a traceback in the log.
     (
