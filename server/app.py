@@ -86,7 +86,7 @@ class App:
                 health=self._health,
                 inference=inference,
             )
-        except OSError:
+        except BaseException:
             self.http.close()
             raise
 

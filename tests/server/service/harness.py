@@ -374,8 +374,8 @@ async def serving(
     turns = Turns()
     bundles = [Path(name) for name in names] if bundles is None else bundles
     app = App(bundles, local_config(**changes), loader_of(runners, turns, num_instances))
-    await app.start()
     try:
+        await app.start()
         async with aio.insecure_channel(f"127.0.0.1:{app.endpoint.port}") as channel:
             served = Served(app, runners, turns, channel, Seq2SeqStub(channel))
             yield served
@@ -394,8 +394,8 @@ async def serving_bundles(*paths: Path, **changes: Any) -> AsyncIterator[Served]
     # Once a process shares its threads, the sessions of other tests would have to share them, too.
     config = local_config(**{"runner": RunnerConfig(num_threads=1), **changes})
     app = App(paths, config, load_model)
-    await app.start()
     try:
+        await app.start()
         async with aio.insecure_channel(f"127.0.0.1:{app.endpoint.port}") as channel:
             served = Served(app, {}, Turns(), channel, Seq2SeqStub(channel))
             yield served
