@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Iterable
-from typing import Any
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +32,7 @@ Span = tuple[int, int]  # of a sound: its first sample, and the one after its la
 SAMPLE_RATE = 16_000  # samples a second of a spectrogram's sound
 HOP = 160  # samples from one frame of a spectrogram to the next
 WINDOW = 400  # samples of the Fourier transform
+SPEECH_MARGIN = SAMPLE_RATE * 4 // 10  # samples that are kept on either side of speech, for soft sounds
 _CUT_SHARE = 6  # the end of a piece is in its last sixth
 _CUT_BLOCK = SAMPLE_RATE // 10  # samples whose mean power says how quiet a place is
 _BLOCK = 65_536  # samples of each channel that are decoded at once
@@ -41,6 +44,18 @@ _FLOOR, _DYNAMIC_RANGE = 1e-10, 8.0  # of power, and of its logarithm
 _PIXELS_PER_SAMPLE = 2  # of a picture, which take as long to decode as a sample of each channel
 _PIXELS_PER_SECOND = 50_000  # of a picture, which take as long to decode as a second's spectrogram to compute
 _LOUDEST = 1e4  # of a sample; 1 is the usual limit, which files of floats may exceed
+
+
+class Part(NamedTuple):
+    """A span of a sound of which only some are left, one after the other.
+
+    Attributes:
+        end_seconds: Where it ends among those that are left.
+        delay_seconds: How much later it is in the sound itself.
+    """
+
+    end_seconds: float
+    delay_seconds: float
 
 
 def read_sound(content: bytes, max_seconds: float, after_block: Callable[[], None] = lambda: None) -> Samples:
@@ -100,6 +115,44 @@ def pieces_of(samples: Samples, spans: Iterable[Span], longest: int) -> list[Spa
             pieces.append((begin, begin + len(part)))
             begin += len(part)
     return pieces
+
+
+def joined_spans(samples: Samples, spans: Sequence[Span]) -> tuple[Samples, list[Span], tuple[Part, ...]]:
+    """Returns the sound of some spans, one after the other, where each of them is in it, and its parts."""
+    ends = list(accumulate(end - begin for begin, end in spans))
+    joined = [(after - (end - begin), after) for (begin, end), after in zip(spans, ends, strict=True)]
+    parts = tuple(
+        Part(end / SAMPLE_RATE, (span[0] - begin) / SAMPLE_RATE)
+        for span, (begin, end) in zip(spans, joined, strict=True)
+    )
+    return np.concatenate([samples[begin:end] for begin, end in spans]), joined, parts
+
+
+def times_in_sound(
+    begin: float, end: float, parts: Sequence[Part], margin: float = 0.0
+) -> tuple[float, float]:
+    """Returns when something was said in a sound, from its times in the joined spans of the sound.
+
+    If it lies in several spans, a side of less than half of its length and of `margin` is left out.
+
+    Args:
+        begin: In seconds of the joined spans.
+        end: Not before `begin`.
+        parts: Those of the sound; none if it is whole.
+        margin: In seconds.
+    """
+    if not parts:
+        return begin, end
+    ends = [part.end_seconds for part in parts[:-1]]
+    first, last, most = bisect_right(ends, begin), bisect_left(ends, end), min(margin, (end - begin) / 2)
+    from_, to = begin, end
+    while first < last and ends[first] - begin < most:
+        from_, first = ends[first], first + 1
+    while first < last and end - ends[last - 1] <= most:
+        last -= 1
+        to = ends[last]
+    last = max(first, last)
+    return from_ + parts[first].delay_seconds, to + parts[last].delay_seconds
 
 
 def cost_in_pixels(content: bytes, max_seconds: float) -> int:

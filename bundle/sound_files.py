@@ -26,6 +26,9 @@ _FORMS = "WAV, FLAC, OGG, MP3, MP4 (M4A) or WebM"
 _LEAST_SHARE = (
     0.95  # of the samples in the header of an MP3 file, some of which encoders add and players drop
 )
+# How many times its size an MP3 file without a length claims to have, as libsndfile guesses the
+# length by the bit rate of the first frame, and ends there: the largest rate is 40 times the smallest
+_TIMES_AS_LONG = 64
 _MAX_PACKETS = 2**20  # of an MP4 file, whose header can claim any number of them and takes memory for each
 # Where the header of an MP4 file has numbers of packets: after the name of a box
 _PACKET_COUNTS = {b"stsz": 12, b"stz2": 12, b"trun": 8}
@@ -49,6 +52,7 @@ class SoundFile(NamedTuple):
         num_channels: At most 8.
         num_samples: Of each channel, by the header.
         is_exact: Whether it has exactly `num_samples`; otherwise they are an estimate.
+        is_guessed: Whether no header has their number: they may be many times as many, or as few.
         blocks: Blocks `(samples, channels)` of at most about the size that was asked for.
     """
 
@@ -57,6 +61,7 @@ class SoundFile(NamedTuple):
     num_samples: int
     is_exact: bool
     blocks: Iterator[NDArray[np.float32]]
+    is_guessed: bool = False
 
 
 @contextmanager
@@ -88,7 +93,8 @@ def opened(content: bytes, max_seconds: float, block_size: int) -> Iterator[Soun
             raise SoundError(
                 "the header does not have the sound's length: save it as a file, not as a stream"
             )
-        _check_length(file.num_samples, file.rate, max_seconds)
+        if not file.is_guessed:
+            _check_length(file.num_samples, file.rate, max_seconds)
         yield file._replace(blocks=_counted(file, max_seconds))
 
 
@@ -142,18 +148,27 @@ def _opened_by_sndfile(content: bytes, block_size: int) -> Iterator[SoundFile]:
     if is_riff and not is_streamed and num_bytes > len(content) - 8:
         raise SoundError(_CUT)
 
+    is_exact = content.startswith((b"RIFF", b"RF64", b"fLaC"))
+    is_mp3 = content.startswith(b"ID3") or _is_mp3(content)
+    has_length = not is_mp3 or _has_mp3_length(content)
+
     def blocks(file: Any) -> Iterator[NDArray[np.float32]]:
         num_read = 0
         while len(block := file.read(block_size, dtype="float32", always_2d=True)):
             num_read += len(block)
             yield block
-        if _has_mp3_length(content) and num_read < _LEAST_SHARE * file.frames:
+        if is_mp3 and has_length and num_read < _LEAST_SHARE * file.frames:
             raise SoundError(_CUT)
 
     try:
-        with soundfile.SoundFile(_WavStream(content) if is_streamed else io.BytesIO(content)) as file:
-            is_exact = content.startswith((b"RIFF", b"RF64", b"fLaC"))
-            yield SoundFile(file.samplerate, file.channels, file.frames, is_exact, blocks(file))
+        stream = _WavStream(content) if is_streamed else io.BytesIO(content)
+        if not has_length:
+            stream = _EndlessStream(content)
+        with soundfile.SoundFile(stream) as file:
+            num_samples = file.frames if has_length else file.frames // _TIMES_AS_LONG
+            yield SoundFile(
+                file.samplerate, file.channels, num_samples, is_exact, blocks(file), is_guessed=not has_length
+            )
     except soundfile.LibsndfileError as error:
         raise SoundError(f"the file is damaged: {error.error_string}") from error
 
@@ -256,3 +271,12 @@ class _WavStream(io.BytesIO):
         for place in range(max(start, self._size_place), min(start + num_bytes, self._size_place + 4)):
             memoryview(buffer)[place - start] = 0xFF
         return num_bytes
+
+
+class _EndlessStream(io.BytesIO):
+    """An MP3 file that claims to be longer than it is, so that it is read to its end."""
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        if whence == io.SEEK_END and offset == 0:  # asks for the size; a tag is sought before the end
+            return super().seek(_TIMES_AS_LONG * len(self.getbuffer()))
+        return super().seek(offset, whence)

@@ -15,7 +15,8 @@ from typing import Any
 from google.protobuf.descriptor import FieldDescriptor
 
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
-    LONG_SOURCE_SEQUENTIAL,
+    LONG_SOURCE_SPLIT_ALWAYS,
+    LONG_SOURCE_TRUNCATE,
     GenerateOptions,
     LengthPenaltyFormula,
     LongSource,
@@ -104,6 +105,7 @@ class Option:
             largest may depend on the model, and is infinite here.
         max_items: The most elements of a list or map; None for other options.
         needs: Another option, without which this one is refused; empty for most.
+        above: The value that it must exceed.
     """
 
     name: str
@@ -112,6 +114,7 @@ class Option:
     bounds: tuple[float, float] | None = None
     max_items: int | None = None
     needs: str = ""
+    above: int = 0
 
     @property
     def form(self) -> _Form:
@@ -124,16 +127,17 @@ class Option:
         return f"--{self.name.replace('_', '-')}"
 
     @property
-    def needs_above(self) -> int:
-        """The value that the option `needs` must exceed; no way to read a long source exceeds sequential."""
-        return {"beam_size": 1, "long_source": LONG_SOURCE_SEQUENTIAL - 1}.get(self.needs, 0)
-
-    @property
     def need(self) -> str:
         """What the option needs, for errors; empty if it does not need another one."""
         if self.needs == "long_source":
-            return "the long_source sequential"
-        return self.needs and f"a {self.needs} above {self.needs_above}"
+            return f"the long_source {self._ways}"
+        return self.needs and f"a {self.needs} above {self.above}"
+
+    @property
+    def _ways(self) -> str:
+        """The values of `long_source` that the option goes with."""
+        *names, last = [name for name, number in _LONG_SOURCES.items() if number > self.above]
+        return f"{', '.join(names)} or {last}" if names else last
 
     @property
     def is_switch(self) -> bool:
@@ -147,7 +151,7 @@ class Option:
         limits = [f"{least:g} to {most:g}" for least, most in [self.bounds or (0, inf)] if most < inf]
         limits += [f"at most {self.max_items} of them"] if self.max_items else []
         notes = "; ".join(limits + [f"default: {self.default}"] * bool(self.default))
-        value = " sequential" if self.needs == "long_source" else ""
+        value = f" {self._ways}" if self.needs == "long_source" else ""
         effect = f"with `{self.needs}`{value}: {self.effect}" if self.needs else self.effect
         return f"{effect} ({notes})" if notes else effect
 
@@ -215,21 +219,28 @@ _ALL = (
         (1, 16),
     ),
     Option(
-        "length_penalty", "the exponent alpha; 0: none", "the model's, or 0.6", (-10, 10), needs="beam_size"
+        "length_penalty",
+        "the exponent alpha; 0: none",
+        "the model's, or 0.6",
+        (-10, 10),
+        needs="beam_size",
+        above=1,
     ),
     Option(
         "length_penalty_formula",
         "wu: divide by ((5 + n) / 6)^alpha (Wu et al. 2016); power: by n^alpha",
         "the model's, or wu",
         needs="beam_size",
+        above=1,
     ),
     Option(
         "early_stopping",
         "stop at as many complete hypotheses as beams; false: when the best running one is also worse now",
         "the model's, or true",
         needs="beam_size",
+        above=1,
     ),
-    Option("exhaustive_search", "stop only when no hypothesis can become better", needs="beam_size"),
+    Option("exhaustive_search", "stop only when no hypothesis can become better", needs="beam_size", above=1),
     Option(
         "num_hypotheses",
         "answer with N hypotheses for each text: with a `beam_size` above 1 the best of the beam, with a "
@@ -278,7 +289,7 @@ _ALL = (
     Option("word_timestamps", "answer with the times of every word, for models that read sounds"),
     Option(
         "voice_activity",
-        "leave out the places of a sound where nobody speaks; `long_source` split cuts it between them",
+        "leave out the places of a sound where nobody speaks, and read what is left without a gap",
     ),
     Option(
         "prompt", "read a sound as if this text stood before, such as names that are hard to spell", "none"
@@ -288,6 +299,7 @@ _ALL = (
         "read each window with the text of those before it",
         "true",
         needs="long_source",
+        above=LONG_SOURCE_SPLIT_ALWAYS,
     ),
     Option(
         "compression_ratio_threshold",
@@ -295,6 +307,7 @@ _ALL = (
         "2.4",
         (0, 1000),
         needs="long_source",
+        above=LONG_SOURCE_TRUNCATE,
     ),
     Option(
         "log_probability_threshold",
@@ -302,6 +315,7 @@ _ALL = (
         "-1",
         (-1000, 0),
         needs="long_source",
+        above=LONG_SOURCE_TRUNCATE,
     ),
     Option(
         "no_speech_threshold",
@@ -310,6 +324,7 @@ _ALL = (
         "0.6",
         (0, 1),
         needs="long_source",
+        above=LONG_SOURCE_TRUNCATE,
     ),
 )
 OPTIONS = {option.name: option for option in _ALL}

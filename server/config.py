@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import urlsplit
 
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.settings import (
@@ -32,6 +33,13 @@ def _named(text: str) -> tuple[str, Path]:
     return name, Path(path)
 
 
+def _origins(text: str) -> str:
+    for scheme, place, *rest in map(urlsplit, text.split(",")):
+        if not (scheme and place) or any(rest):
+            raise ValueError(f"{text!r} are not origins")
+    return text.lower()
+
+
 _LENGTH = replace(COUNT, metavar="TOKENS")
 _PORT = number(int, 0, 65_535, metavar="PORT")
 _AGE = number(float, 1, 10**6, metavar="SECONDS")  # gRPC counts milliseconds in 32 bits
@@ -40,6 +48,7 @@ _LOG_LEVEL = one_of({level: level for level in ("debug", "info", "warning", "err
 _LOG_FORMAT = one_of({"text": "text", "json": "json"})
 _FOLDER, _BUNDLE = replace(FILE, metavar="FOLDER"), replace(FILE, metavar="BUNDLE")
 _NAMED_BUNDLE = Form("NAME=BUNDLE", "NAME=BUNDLE", _named)
+_ORIGINS = Form("ORIGIN,…", "origins such as https://notes.example, with commas between them", _origins)
 
 
 class ProviderPolicy(enum.StrEnum):
@@ -145,6 +154,8 @@ class ServerConfig:
         has_reflection: Callers can list the services.
         port: gRPC port; 0 takes any free port.
         metrics_port: HTTP port with /metrics, /healthz, /readyz; 0 takes any free port.
+        allowed_origins: Origins whose pages in a browser may use the HTTP port (CORS), such as
+            https://notes.example, with commas between them (default: only its own).
         runner: Settings of a model's runners.
         memory_limit_bytes: Largest size of all loaded models' weights and slots; a model that would exceed it
             is not loaded (default: nine tenths of the memory of this process; a GPU's memory is not counted).
@@ -176,6 +187,7 @@ class ServerConfig:
     has_reflection: Annotated[bool, Setting(SWITCH, flag="--no-reflection")] = True
     port: Annotated[int, Setting(_PORT)] = 50051
     metrics_port: Annotated[int, Setting(_PORT)] = 9464
+    allowed_origins: Annotated[str | None, Setting(_ORIGINS, flag="--allow-origins")] = None
     runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(shares_threads=True))
     memory_limit_bytes: Annotated[int, Setting(SIZE, flag="--memory-limit")] = field(
         default_factory=usable_memory

@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import socket
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from functools import partial
 from typing import Any
 
@@ -22,6 +22,7 @@ from starlette.applications import Starlette
 from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
@@ -121,15 +122,19 @@ class _Guard:
 
     Args:
         host: The address that the server listens on.
+        origins: Other sites whose pages are answered.
     """
 
-    def __init__(self, app: ASGIApp, host: str) -> None:
+    def __init__(self, app: ASGIApp, host: str, origins: Collection[str]) -> None:
         self._app = app
+        self._origins = origins
         self._names = own_names(host)
         self._is_local = host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        is_answered = scope["path"] in _PROBES or self._is_own(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        is_allowed = headers.get("origin") in self._origins
+        is_answered = is_allowed or scope["path"] in _PROBES or self._is_own(headers)
         text = "pages of other sites, and foreign names as Host, may not be used with this server"
         answer = self._app if is_answered else refusal(403, "PERMISSION_DENIED", "FORBIDDEN", text)
         await answer(scope, receive, send)
@@ -153,6 +158,7 @@ class HttpServer:
         unhealthy: Returns why /healthz should answer 503, or None.
         unready: Returns the same for /readyz.
         routes: Other pages.
+        origins: Other sites whose pages are answered.
 
     Raises:
         OSError: Another process uses the port, or the address cannot be used; the message names the case.
@@ -167,6 +173,7 @@ class HttpServer:
         unhealthy: Probe,
         unready: Probe,
         routes: Sequence[BaseRoute] = (),
+        origins: Collection[str] = (),
     ) -> None:
         def metrics(request: Request) -> Response:  # a function without `async` runs on a thread
             encode, media_type = choose_encoder(request.headers.get("accept", ""))
@@ -174,6 +181,7 @@ class HttpServer:
 
         pages = [
             Route("/metrics", metrics),
+            Route("/metrics/", metrics),  # as programs ask that follow the redirection of others
             Route("/healthz", _page(unhealthy)),
             Route("/readyz", _page(unready)),
             *routes,
@@ -182,7 +190,16 @@ class HttpServer:
         app = Starlette(
             routes=pages,
             exception_handlers={HTTPException: partial(_refuse, hint=f"try {', '.join(paths)}")},
-            middleware=[Middleware(_Guard, host=host)],
+            middleware=[
+                Middleware(_Guard, host=host, origins=origins),
+                Middleware(
+                    CORSMiddleware,
+                    allow_origins=list(origins),
+                    allow_methods=["GET", "POST"],
+                    allow_headers=["*"],
+                    expose_headers=["x-request-id", "retry-after"],
+                ),
+            ],
         )
         app.router.redirect_slashes = False
         self._config = Config(

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from seq2seq_serve.bundle.audio import SAMPLE_RATE, Samples, Span
+from seq2seq_serve.bundle.audio import SAMPLE_RATE, SPEECH_MARGIN, Samples, Span
 from seq2seq_serve.server.engine.request import Array
 from seq2seq_serve.server.runner.device import Session, small_session
 
@@ -25,19 +25,20 @@ _STATE = (1, 1, 128)
 _BLOCK = 512  # chunks of one run
 # The usual settings of the model: speech begins above the first probability, and ends below the second.
 _BEGINS, _ENDS = 0.5, 0.35
-_LEAST_SILENCE = SAMPLE_RATE * 16 // 100  # samples; speech goes on after a shorter one
-_MARGIN = SAMPLE_RATE * 4 // 10  # samples that are kept on either side of speech, for soft sounds
 
 
 class MissingVoiceActivityError(Exception):
     """No installed package has the model's file."""
 
 
-def speech(samples: Samples, after_block: Callable[[], None] = lambda: None) -> list[Span]:
+def speech(
+    samples: Samples, least_pause: float, after_block: Callable[[], None] = lambda: None
+) -> list[Span]:
     """Returns the spans in which somebody speaks, in order, with a margin around them; they do not overlap.
 
     Args:
         samples: At `SAMPLE_RATE`.
+        least_pause: In seconds; speech goes on after a shorter one.
         after_block: Is called after each block of samples; an error that it raises ends the work.
 
     Raises:
@@ -45,18 +46,18 @@ def speech(samples: Samples, after_block: Callable[[], None] = lambda: None) -> 
     """
     spans: list[Span] = []
     before = 0  # the end of the speech before, without its margin
-    for begin, end in _speech(_probabilities(samples, after_block)):
-        first = max(begin - _MARGIN, 0)
+    for begin, end in _speech(_probabilities(samples, after_block), int(least_pause * SAMPLE_RATE)):
+        first = max(begin - SPEECH_MARGIN, 0)
         if spans and first < spans[-1][1]:  # both margins are in one pause: each gets half of it
             first = (before + begin) // 2
             spans[-1] = spans[-1][0], first
-        spans.append((first, min(end + _MARGIN, len(samples))))
+        spans.append((first, min(end + SPEECH_MARGIN, len(samples))))
         before = end
     return spans
 
 
-def _speech(probabilities: Array) -> Iterator[Span]:
-    """Yields the spans of speech without a margin, in samples."""
+def _speech(probabilities: Array, least_pause: int) -> Iterator[Span]:
+    """Yields the spans of speech without a margin, in samples, after each of which is `least_pause`."""
     begin: int | None = None
     end = 0  # where speech may have ended; 0 while it goes on
     for place, probability in enumerate(probabilities.tolist()):
@@ -65,7 +66,7 @@ def _speech(probabilities: Array) -> Iterator[Span]:
             begin, end = here if begin is None else begin, 0
         elif begin is not None and probability < _ENDS:
             end = end or here
-            if here - end >= _LEAST_SILENCE:
+            if here - end >= least_pause:
                 yield begin, end
                 begin, end = None, 0
     if begin is not None:

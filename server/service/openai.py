@@ -97,11 +97,6 @@ async def transcribe(form: Form, task: str, call: RemoteCall, write: Write) -> R
         )
     if texts.get(_CHUNKING, "auto") != "auto":
         raise InvalidRequest(f"{_CHUNKING} is {texts[_CHUNKING][:100]!r}, and must be auto", field=_CHUNKING)
-    if _CHUNKING in texts and form_of_answer == "verbose_json":
-        raise InvalidRequest(
-            f"verbose_json describes windows, of which a sound has none with a {_CHUNKING}: leave that out",
-            field=_CHUNKING,
-        )
     with call.use_model(_named(texts.get("model", ""), call)) as model:
         options = _options(texts, task, model)
         options.word_timestamps = has_words

@@ -17,10 +17,12 @@ from seq2seq_serve.bundle.audio import (
     SoundError,
     SoundTooLongError,
     cost_in_pixels,
+    joined_spans,
     log_mel,
     pieces_of,
     read_sound,
     split_sound,
+    times_in_sound,
 )
 
 SECONDS = 0.64
@@ -108,8 +110,19 @@ def packed(samples: np.ndarray, rate: int = SAMPLE_RATE, form: str = "mp4", code
     return stream.getvalue()
 
 
+def without_length(samples: np.ndarray, rate: int = SAMPLE_RATE) -> bytes:
+    """An MP3 file of variable bit rate without its first frame, which has the number of the others."""
+    stream = io.BytesIO()
+    given = {"format": "MP3", "bitrate_mode": "VARIABLE", "compression_level": 0.5}
+    with soundfile.SoundFile(stream, "w", rate, 1, **given) as file:
+        file.write(samples)
+    content = stream.getvalue()
+    return content[content.index(content[:2], 160) :]
+
+
 LOSSY = {
     "mp3": lambda samples, rate: encoded(samples, rate, "MP3"),
+    "mp3 without length": without_length,
     "vorbis": lambda samples, rate: encoded(samples, rate, "OGG", "VORBIS"),
     "opus": lambda samples, rate: encoded(samples, rate, "OGG", "OPUS"),
     "m4a": lambda samples, rate: packed(samples, rate),
@@ -158,7 +171,19 @@ def test_half_of_an_mp3_file_is_refused_and_a_frame_less_is_not(tag):
         read_sound(content[: len(content) // 2], 4)
 
 
-@pytest.mark.parametrize("form", ["vorbis", "opus", "webm"])
+@pytest.mark.parametrize("is_loud_first", [False, True])
+def test_an_mp3_file_is_read_to_its_end_whatever_the_bit_rate_of_its_first_frame(is_loud_first):
+    """Its length was guessed by that rate: 6.6 of 30 seconds were read, or 30 refused as 52."""
+    loud, silent = np.random.default_rng(0).uniform(-0.9, 0.9, 10 * SAMPLE_RATE), np.zeros(20 * SAMPLE_RATE)
+    tag = b"TAG" + bytes(125)  # after the last frame, as many programs write it
+    content = without_length(np.concatenate([loud, silent] if is_loud_first else [silent, loud])) + tag
+    read = read_sound(content, 31)
+    assert abs(len(read) - 30 * SAMPLE_RATE) <= 0.1 * SAMPLE_RATE
+    power = [float((part**2).mean()) for part in np.split(read[: 30 * SAMPLE_RATE], 3)]
+    assert [level > 0.01 for level in power] == [is_loud_first, False, not is_loud_first]
+
+
+@pytest.mark.parametrize("form", ["vorbis", "opus", "webm", "mp3 without length"])
 def test_half_of_a_file_without_a_length_to_compare_is_the_sound_up_to_there(form):
     content = LOSSY[form](np.random.default_rng(0).uniform(-0.5, 0.5, 3 * SAMPLE_RATE), SAMPLE_RATE)
     assert 0.2 * 3 * SAMPLE_RATE < len(read_sound(content[: len(content) // 2], 4)) < 0.6 * 3 * SAMPLE_RATE
@@ -417,3 +442,42 @@ def test_pieces_have_several_spans_or_parts_of_one():
     assert rest == (8_600, 8_900)
     assert all(0 < end - begin <= 1_000 for begin, end in pieces)
     assert pieces_of(samples, [], 1_000) == []
+
+
+def test_times_in_the_joined_spans_of_a_sound_are_those_of_the_sound():
+    samples = np.arange(20 * SAMPLE_RATE, dtype=np.float32)
+    spans = [(second * SAMPLE_RATE, end * SAMPLE_RATE) for second, end in [(1, 4), (9, 11), (18, 20)]]
+    joined, places, parts = joined_spans(samples, spans)
+    assert places == [
+        (0, 3 * SAMPLE_RATE),
+        (3 * SAMPLE_RATE, 5 * SAMPLE_RATE),
+        (5 * SAMPLE_RATE, len(joined)),
+    ]
+    for (begin, end), (first, after) in zip(spans, places, strict=True):
+        np.testing.assert_array_equal(joined[first:after], samples[begin:end])
+        for second in np.linspace(first, after, 7, endpoint=False) / SAMPLE_RATE:
+            here, there = times_in_sound(second, second + 1e-9, parts)
+            assert here == pytest.approx(second + (begin - first) / SAMPLE_RATE)
+            assert there == pytest.approx(here)
+    assert times_in_sound(5, 6, ()) == (5, 6)
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "margin", "expected"),
+    [
+        (0, 3, 0, (1, 4)),  # up to the end of a span
+        (3, 5, 0, (9, 11)),  # a whole one
+        (2, 4, 0, (3, 10)),
+        (2.7, 4, 0.4, (9, 10)),  # begins in the pause
+        (2, 3.3, 0.4, (3, 4)),  # ends in it
+        (2.5, 3.75, 0.4, (3.5, 9.75)),  # speech on either side
+        (2.5, 3.75, np.inf, (9, 9.75)),  # its longer side
+        (2.5, 3.5, np.inf, (3.5, 4)),
+        (2.5, 5.5, np.inf, (9, 11)),
+        (6.9, 7.5, 0.4, (19.9, 20.5)),
+    ],
+)
+def test_what_lies_in_several_spans_loses_a_side_in_a_pause(begin, end, margin, expected):
+    spans = [(second * SAMPLE_RATE, end * SAMPLE_RATE) for second, end in [(1, 4), (9, 11), (18, 20)]]
+    *_, parts = joined_spans(np.zeros(20 * SAMPLE_RATE, np.float32), spans)
+    assert times_in_sound(begin, end, parts, margin) == pytest.approx(expected)

@@ -20,7 +20,7 @@ def problems():
 
 
 @asynccontextmanager
-async def listening(problems, host="127.0.0.1"):
+async def listening(problems, host="127.0.0.1", origins=()):
     registry = CollectorRegistry()
     Counter("apples", "Apples.", registry=registry).inc(3)
     server = HttpServer(
@@ -29,6 +29,7 @@ async def listening(problems, host="127.0.0.1"):
         registry=registry,
         unhealthy=lambda: problems["unhealthy"],
         unready=lambda: problems["unready"],
+        origins=origins,
     )
     server.loop = asyncio.get_running_loop()
     await server.start()
@@ -140,15 +141,18 @@ def test_bytes_that_are_not_http_are_refused_as_other_errors(server):
     assert json.loads(received.partition(b"\r\n\r\n")[2])["code"] == "INVALID_ARGUMENT"
 
 
-def status_of(port: int, path: str, **headers: str) -> int:
+def headers_of(port: int, method: str, path: str, **headers: str) -> tuple[int, http.client.HTTPMessage]:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
-    connection.request(
-        "GET", path, headers={name.replace("_", "-"): value for name, value in headers.items()}
-    )
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    connection.request(method, path, headers=named)
     answer = connection.getresponse()
     answer.read()
     connection.close()
-    return answer.status
+    return answer.status, answer.headers
+
+
+def status_of(port: int, path: str, **headers: str) -> int:
+    return headers_of(port, "GET", path, **headers)[0]
 
 
 @pytest.mark.parametrize(
@@ -175,6 +179,21 @@ def test_pages_of_other_sites_are_refused(problems, headers, local, remote):
         with on_a_thread(listening(problems, host)) as server:
             assert status_of(server.port, "/metrics", **headers) == expected
             assert status_of(server.port, "/healthz", **headers) == 200
+
+
+def test_pages_of_allowed_origins_are_answered(problems):
+    """LibreTranslate's extensions and pages ask from a site of their own."""
+    page = {"host": "translate.example", "origin": "https://notes.example", "sec_fetch_site": "cross-site"}
+    ask = {"access_control_request_method": "POST", "access_control_request_headers": "authorization"}
+    with on_a_thread(listening(problems, origins=["https://notes.example"])) as server:
+        for method, headers in (("GET", page), ("OPTIONS", page | ask)):
+            status, answered = headers_of(server.port, method, "/metrics/", **headers)
+            assert (status, answered["access-control-allow-origin"]) == (200, "https://notes.example")
+        assert answered["access-control-allow-headers"] == "authorization"
+        for method in ("GET", "OPTIONS"):
+            other = page | ask | {"origin": "https://evil.example"}
+            status, answered = headers_of(server.port, method, "/metrics", **other)
+            assert (status, answered["access-control-allow-origin"]) == (403, None)
 
 
 def test_an_unknown_page_of_the_protocol_is_an_error_in_json(server):

@@ -118,10 +118,18 @@ _REFUSALS: tuple[tuple[str, _Case, str], ...] = (
         lambda options, _: _has_windows(options) and options.num_hypotheses > 1,
         _SEVERAL_WINDOWS,
     ),
-    (
-        "prompt",
-        lambda _, model: model.manifest.timestamps is None,
-        "a {name} is for sounds and a model that writes times, and {model.name} does not: leave it out",
+    *(
+        (
+            name,
+            lambda _, model: model.manifest.timestamps is None,
+            "a {name} is for sounds and a model that writes times, and {model.name} does not: leave it out",
+        )
+        for name in (
+            "prompt",
+            "compression_ratio_threshold",
+            "log_probability_threshold",
+            "no_speech_threshold",
+        )
     ),
     ("target_prefix", lambda options, _: options.long_source in SPLITTING, _SEVERAL_TARGETS),
     ("stop_sequences", lambda options, _: options.long_source in SPLITTING, _SEVERAL_TARGETS),
@@ -186,8 +194,9 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
     if options.min_new_tokens > max_new_tokens and not given.HasField("min_new_tokens"):
         options.min_new_tokens = max_new_tokens
     _check(options, model, max_new_tokens)
-    windows = window_rules(options) if options.long_source == LONG_SOURCE_SEQUENTIAL else None
-    options.timestamps |= windows is not None or options.word_timestamps
+    is_sequential = options.long_source == LONG_SOURCE_SEQUENTIAL
+    is_split = options.long_source in SPLITTING and model.manifest.timestamps is not None
+    options.timestamps |= is_sequential or options.word_timestamps
     if options.source_language or options.long_source in SPLITTING:
         language = _source_language(options, model)
     bound = None if options.HasField("max_new_tokens") else model.manifest.length_bound
@@ -228,7 +237,7 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         marks=model.manifest.choices[TARGET_LANGUAGE] if has_marks else None,
         language=language,
         bound=bound,
-        windows=windows,
+        windows=window_rules(options) if is_sequential or is_split else None,
     )
 
 
@@ -493,7 +502,7 @@ def _check(options: GenerateOptions, model: ServedModel, max_new_tokens: int) ->
     fields = options.ListFields()
     for descriptor, value in fields:
         name, option, field = descriptor.name, OPTIONS[descriptor.name], f"options.{descriptor.name}"
-        if option.needs and getattr(options, option.needs) <= option.needs_above:
+        if option.needs and getattr(options, option.needs) <= option.above:
             raise InvalidRequest(f"{name} needs {option.need}", field=field)
         if (enum := descriptor.enum_type) is not None and value not in enum.values_by_number:
             raise InvalidRequest(

@@ -42,9 +42,10 @@ _CLOSING = "\"'”’»）」』】》〉〕］｝)"
 _END = re.compile(rf"[。．！？｡]([{re.escape(_CLOSING)}]*)$")
 _OPENING = "“‘「『（【《〈〔［｛"
 _MOST_MARKS = 8  # that are looked at before a place
-# A capital letter and a full stop, as in "M. Dupont". After a word in lower case, as in "Who am I.", they end
-# a sentence.
-_INITIAL = re.compile(r"(?:^|[^\w.])(?<![^\W\d_A-ZÀ-Þ] )([^\W\d_])\.$")
+# A capital letter and a full stop, as in "avec M. Dupont". In English, after a word in lower case, as in
+# "Who am I.", they end a sentence.
+_INITIAL = re.compile(r"(?:^|[^\w.])([^\W\d_])\.$")
+_ENGLISH_INITIAL = re.compile(r"(?:^|[^\w.])(?<![^\W\d_A-ZÀ-Þ] )([^\W\d_])\.$")
 _HANGUL = re.compile("[\uac00-\ud7a3\u1100-\u11ff\u3130-\u318f]")
 
 _SPACES = {ord(character): " " for character in WHITE_SPACE}
@@ -93,7 +94,11 @@ def sentences(
         is_last = end == len(line)
         limit = end if is_last else end - _LOOKAHEAD
         for place in (seen_from + begin for begin in _beginnings(line[seen_from:end], language)):
-            if judged < place <= limit and not is_blank(line[start:place]) and _is_end(line, start, place):
+            if (
+                judged < place <= limit
+                and not is_blank(line[start:place])
+                and _is_end(line, start, place, language)
+            ):
                 content = line[start:place].rstrip()
                 yield content, line[start + len(content) : place] or None
                 start = place
@@ -112,11 +117,12 @@ def space_after(target: str) -> str:
     return "" if unicodedata.east_asian_width(last) in "WF" and not _HANGUL.match(last) else " "
 
 
-def _is_end(line: str, start: int, place: int) -> bool:
+def _is_end(line: str, start: int, place: int, language: str) -> bool:
     """Returns whether the sentence from `start` on ends at a place where the library ends one."""
     before = line[max(start, place - _MOST_MARKS) : place]
     if before[-1].isspace():
-        initial = _INITIAL.search(line[start:place].rstrip()[-4:])
+        pattern = _ENGLISH_INITIAL if language == "en" else _INITIAL
+        initial = pattern.search(line[start:place].rstrip()[-4:])
         return initial is None or not initial[1].isupper()
     mark = _END.search(before)
     return mark is not None and (not mark[1] or line[place] in _OPENING)

@@ -13,6 +13,7 @@ import numpy as np
 from seq2seq_serve.bundle import audio
 from seq2seq_serve.commands import install_command
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
+    LONG_SOURCE_SEQUENTIAL,
     LONG_SOURCE_SPLIT,
     LONG_SOURCE_TRUNCATE,
     Window,
@@ -41,6 +42,9 @@ MAX_UNKNOWN = 32  # words that an answer lists
 MAX_PARTS = 256  # lines or sentences that a text is split into
 _FITTING = (LONG_SOURCE_TRUNCATE, *SPLITTING)
 
+# Seconds of a pause at which speech ends: in windows, as Whisper was trained on speech with its shorter ones
+_LEAST_PAUSE, _LEAST_GAP = 2.0, 0.16
+
 _RequestOf = Callable[[dict[str, Array]], Request]
 
 
@@ -57,10 +61,10 @@ class Reading:
         text: The line or sentence; empty for a whole source.
         separator: The white space before the next part, line breaks included; empty after the last. None if
             sentences follow each other without any.
-        begin_seconds: Where a piece or window of a sound begins.
-        num_seconds: The length of a sound, or of its piece or window.
+        begin_seconds: Where a piece or window of a sound begins, among the parts of the sound.
+        num_seconds: The length of a sound's parts, or of a piece or window of them.
         sound_seconds: The length of the whole sound.
-        speech: Where somebody speaks in a sound that is decoded in windows; empty if this is not known.
+        parts: What is left of a sound with voice activity; none if that is all of it.
         window: Describes the target of a window.
         token_times: When the tokens of each of its targets begin and end, by their places; empty unless the
             request asks for the times of words.
@@ -75,9 +79,13 @@ class Reading:
     begin_seconds: float = 0.0
     num_seconds: float = 0.0
     sound_seconds: float = 0.0
-    speech: tuple[audio.Span, ...] = ()
+    parts: tuple[audio.Part, ...] = ()
     window: Window | None = None
     token_times: tuple[Mapping[int, tuple[float, float]], ...] = ()
+
+    def times_in_sound(self, begin: float, end: float, margin: float = 0.0) -> tuple[float, float]:
+        """Returns the times of a piece or window as those of the sound; `margin` as for `times_in_sound`."""
+        return audio.times_in_sound(self.begin_seconds + begin, self.begin_seconds + end, self.parts, margin)
 
 
 def read_sources(
@@ -157,38 +165,38 @@ def _read_sound(
             )
         spectrogram, _ = read_input(given, checkpoint)
         return [Reading(request_of({given.name: spectrogram}), num_seconds=seconds, sound_seconds=seconds)]
-    is_split, spans = decoding.options.long_source in SPLITTING, list[audio.Span]()
-    if decoding.windows is not None:
+    is_sequential = decoding.options.long_source == LONG_SOURCE_SEQUENTIAL
+    is_split = decoding.options.long_source in SPLITTING
+    is_truncated = decoding.options.long_source == LONG_SOURCE_TRUNCATE
+    if is_sequential or is_split:
         samples = read_samples(given, seconds * MAX_WINDOWS, checkpoint, hint="")
-        if decoding.options.voice_activity:
-            spans = _speech(samples, checkpoint)
-            samples = _only_speech(samples, spans)
-        whole = audio.log_mel(samples, num_bands, -(-len(samples) // audio.HOP), checkpoint)
-        length = len(samples) / audio.SAMPLE_RATE
-        request = request_of({given.name: whole})
-        return [Reading(request, num_seconds=length, sound_seconds=length, speech=tuple(spans))]
-    if is_split or decoding.options.long_source == LONG_SOURCE_TRUNCATE:
-        most = MAX_WINDOWS if is_split else MAX_TIMES_TOO_LONG
-        samples = read_samples(given, seconds * most, checkpoint, hint="")
+    elif is_truncated:
+        samples = read_samples(given, seconds * MAX_TIMES_TOO_LONG, checkpoint, hint="")
     else:
         samples = read_samples(given, seconds, checkpoint, hint=_hint(decoding))
     longest, num_truncated = num_frames * audio.HOP, 0
-    if decoding.options.long_source == LONG_SOURCE_TRUNCATE and len(samples) > longest:
+    if is_truncated and len(samples) > longest:
         num_truncated = -(-(len(samples) - longest) * given.model.max_memory_length // longest)
         samples = samples[:longest]
-    spans = [(0, len(samples))]
+    sound_seconds = len(samples) / audio.SAMPLE_RATE
+    spans, parts, is_silent = [(0, len(samples))], tuple[audio.Part, ...](), False
     if decoding.options.voice_activity:
-        spans = _speech(samples, checkpoint)
-        samples = _only_speech(samples, spans)
-    is_silent = not spans
-    pieces = [(0, min(len(samples), longest))]
-    if is_split and spans:
+        spans = _speech(samples, _LEAST_PAUSE if is_sequential else _LEAST_GAP, checkpoint)
+        is_silent = not spans
+        if is_silent:
+            samples, spans = np.zeros(audio.HOP, np.float32), [(0, audio.HOP)]
+        else:
+            samples, spans, parts = audio.joined_spans(samples, spans)
+    if is_split:
         pieces = audio.pieces_of(samples, spans, longest)
+    else:
+        pieces = [(0, len(samples) if is_sequential else min(len(samples), longest))]
     readings: list[Reading] = []
     for begin, end in pieces:
         checkpoint()
-        request = request_of({given.name: audio.log_mel(samples[begin:end], num_bands, num_frames)})
-        if is_silent:  # the target is the end of sequence
+        length = -(-(end - begin) // audio.HOP) if is_sequential else num_frames
+        request = request_of({given.name: audio.log_mel(samples[begin:end], num_bands, length, checkpoint)})
+        if is_silent and not is_sequential:  # the target is the end of sequence
             request = replace(request, max_new_tokens=1, ends_forced=True, constraints=NO_CONSTRAINTS)
         readings.append(
             Reading(
@@ -196,28 +204,21 @@ def _read_sound(
                 num_truncated=num_truncated,
                 begin_seconds=begin / audio.SAMPLE_RATE,
                 num_seconds=(end - begin) / audio.SAMPLE_RATE,
-                sound_seconds=len(samples) / audio.SAMPLE_RATE,
+                sound_seconds=sound_seconds,
+                parts=parts,
             )
         )
     return readings
 
 
-def _speech(samples: audio.Samples, checkpoint: Checkpoint) -> list[audio.Span]:
+def _speech(samples: audio.Samples, least_pause: float, checkpoint: Checkpoint) -> list[audio.Span]:
     try:
-        return speech(samples, checkpoint)
+        return speech(samples, least_pause, checkpoint)
     except MissingVoiceActivityError:
         raise InvalidRequest(
             f"the server cannot find speech: leave voice_activity out, or {install_command('speech')} there",
             field="options.voice_activity",
         ) from None
-
-
-def _only_speech(samples: audio.Samples, spans: Sequence[audio.Span]) -> audio.Samples:
-    """Returns the samples with silence between the spans."""
-    result = np.zeros_like(samples)
-    for begin, end in spans:
-        result[begin:end] = samples[begin:end]
-    return result
 
 
 def _read_text(

@@ -106,13 +106,20 @@ async def generate(
     Raises:
         ServerError: The error of the first request that is refused or fails; an `InvalidRequest` has its row.
     """
+    is_only = len(rows) == 1
     if decoding.windows is not None:
-        return [await _generate_windows(rows.pop(0), decoding, call, write) for _ in range(len(rows))]
+        answers: list[pb.GenerateResponse] = []
+        while rows:
+            try:
+                answers.append(await _generate_windows(rows.pop(0), decoding, call, write))
+            except InvalidRequest as error:
+                error.row = None if is_only else len(answers)
+                raise
+        return answers
     engine = decoding.model.engine
     readings_of_all: list[list[Reading]] = []
     requests: list[Request] = []
     num_bytes = num_tokens = num_attention_bytes = 0
-    is_only = len(rows) == 1
     while rows:
         try:
             readings = await read(rows.pop(0), decoding, call)
@@ -158,7 +165,7 @@ async def _generate_windows(
     Once the engine has accepted a request of the call, the others wait while the queue is full, and are
     decoded although the server drains.
     """
-    [whole] = await with_patience(call, partial(read, sources, decoding, call))
+    readings = await with_patience(call, partial(read, sources, decoding, call))
     del sources
     pairs: list[tuple[Reading, Result]] = []
     num_bytes = 0
@@ -172,17 +179,23 @@ async def _generate_windows(
 
         return await with_patience(call, attempt)
 
-    num_held = sum(array.nbytes for array in whole.request.sources.values())
-    num_attention_bytes = (
-        estimated_attention_bytes(whole, decoding) if decoding.options.word_timestamps else 0
-    )
+    num_held = sum(array.nbytes for one in readings for array in one.request.sources.values())
+    num_attention_bytes = 0
+    if decoding.options.word_timestamps:
+        num_attention_bytes = sum(estimated_attention_bytes(one, decoding) for one in readings)
+    seconds = readings[0].sound_seconds
 
     async def hold() -> None:
-        held.enter_context(call.holding(num_held, num_attention_bytes))
+        try:
+            held.enter_context(call.holding(num_held, num_attention_bytes))
+        except Overloaded as error:
+            text = f"no room for {seconds:.0f} seconds more of sound: send fewer sounds at once ({error})"
+            error.args = (text,)
+            raise
 
     with ExitStack() as held:
         await with_patience(call, hold)
-        async with aclosing(decode_windows(whole, decoding, decode)) as windows:
+        async with aclosing(decode_windows(readings, decoding, decode)) as windows:
             async for window, result in windows:
                 pair = window, result
                 if decoding.options.word_timestamps:
@@ -192,7 +205,7 @@ async def _generate_windows(
                 call.check_answer_bytes(num_bytes)
                 if write is not None:
                     await write(window_piece(result, decoding))
-    del whole
+    del readings
     return await call.build(num_bytes, lambda _: generate_response(pairs, decoding))
 
 

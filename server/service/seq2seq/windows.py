@@ -1,14 +1,15 @@
-"""Decodes a long sound in windows, one after the other, each as a request of its own to the engine.
+"""Decodes a long sound in windows, each as a request of its own to the engine: in a row, or all at once.
 
-The rules are Whisper's (Radford et al. 2022, arXiv:2212.04356, section 4.5): a window begins where the times
-of the one before end, is decoded with the text before it, and once more at a higher temperature if its text
-repeats itself or the model is not sure of it. A window in which probably nobody speaks has no text.
+The rules are Whisper's (Radford et al. 2022, arXiv:2212.04356, section 4.5): a window is decoded once more at
+a higher temperature if its text repeats itself or the model is not sure of it, and has no text if probably
+nobody speaks in it. In a row, a window begins where the times of the one before end, and is decoded with the
+text before it.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
-import sys
 import time
 import zlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
@@ -17,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, Span
-from seq2seq_serve.protos.seq2seq_v1_pb2 import Window
+from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, times_in_sound
+from seq2seq_serve.protos.seq2seq_v1_pb2 import LONG_SOURCE_SEQUENTIAL, Window
 from seq2seq_serve.server.engine.request import Array, Request, Sampling
 from seq2seq_serve.server.engine.result import FinishReason, Result
 from seq2seq_serve.server.models.served import ServedModel
@@ -49,19 +50,51 @@ class _Decoded(NamedTuple):
     is_trusted: bool
 
 
-async def decode_windows(
-    whole: Reading, decoding: Decoding, decode: Decode
+def decode_windows(
+    readings: Sequence[Reading], decoding: Decoding, decode: Decode
 ) -> AsyncGenerator[tuple[Reading, Result]]:
-    """Yields each window of a sound, and its result without the tokens that the next one repeats.
+    """Yields each window of a sound, and its result.
 
     Args:
-        whole: The whole sound.
+        readings: The windows of a sound that is split, or the whole sound.
         decoding: How its windows are decoded.
         decode: Decodes a request.
 
     Raises:
         ServerError: `decode` raises it.
     """
+    if decoding.options.long_source == LONG_SOURCE_SEQUENTIAL:
+        return _decode_in_a_row(readings[0], decoding, decode)
+    return _decode_at_once(readings, decoding, decode)
+
+
+async def _decode_at_once(
+    pieces: Sequence[Reading], decoding: Decoding, decode: Decode
+) -> AsyncGenerator[tuple[Reading, Result]]:
+    rules = decoding.windows
+    assert rules is not None
+    tasks = [asyncio.create_task(_decoded(piece.request, rules, decoding.model, decode)) for piece in pieces]
+    try:
+        for piece in pieces:
+            result, window, is_silent, _ = await tasks[0]
+            del tasks[0]  # its result has the attention
+            window.begin_seconds, _ = piece.times_in_sound(0.0, 0.0)
+            request = replace(piece.request, sources={})
+            num_kept = 0 if is_silent else len(result.best.token_ids)
+            yield (
+                replace(piece, request=request, window=window),
+                _cut(result, num_kept, time.monotonic() - request.arrival),
+            )
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _decode_in_a_row(
+    whole: Reading, decoding: Decoding, decode: Decode
+) -> AsyncGenerator[tuple[Reading, Result]]:
+    """Yields the results without the tokens that the next window repeats."""
     model, rules = decoding.model, decoding.windows
     times = model.manifest.timestamps
     assert rules is not None
@@ -74,7 +107,7 @@ async def decode_windows(
     said = [token_id for token_id in whole.request.start_ids[1:num_prompt] if token_id is not None]
     start_ids, detected_ids = whole.request.start_ids[num_prompt:], whole.request.detected_ids
     arrival, begin, has_begun = whole.request.arrival, 0, False
-    while (begin := _next_speech(begin, whole.speech)) < num_frames:
+    while begin < num_frames:
         heard = sound[:, begin : begin + width]
         is_flat = heard.min() == heard.max()  # nothing is within the spectrogram's range of the loudest place
         if is_flat and (has_begun or begin + width < num_frames):
@@ -90,19 +123,21 @@ async def decode_windows(
             arrival=arrival,
         )
         result, window, is_silent, is_trusted = await _decoded(request, rules, model, decode)
-        window.begin_seconds = begin * HOP / SAMPLE_RATE
+        begin_seconds = begin * HOP / SAMPLE_RATE
+        window.begin_seconds, _ = times_in_sound(begin_seconds, begin_seconds, whole.parts)
         start_ids, detected_ids = result.start_ids[len(before) :], ()
         num_kept, num_steps = 0, None
         if not (is_silent or is_flat):
             least = width // _LEAST_SHARE // frames_per_step
             num_kept, num_steps = whole_segments(result.best.token_ids, times.first_id, least)
-        num_seconds = min(width * HOP / SAMPLE_RATE, whole.num_seconds - window.begin_seconds)
+        num_seconds = min(width * HOP / SAMPLE_RATE, whole.num_seconds - begin_seconds)
         yield (
             Reading(
                 replace(request, sources={}),
-                begin_seconds=window.begin_seconds,
+                begin_seconds=begin_seconds,
                 num_seconds=num_seconds,
                 sound_seconds=whole.sound_seconds,
+                parts=whole.parts,
                 window=window,
             ),
             _cut(result, num_kept, time.monotonic() - whole.request.arrival),
@@ -112,14 +147,6 @@ async def decode_windows(
             said = []
         begin += width if num_steps is None else num_steps * frames_per_step
         arrival, has_begun = time.monotonic(), True
-
-
-def _next_speech(begin: int, speech: Sequence[Span]) -> int:
-    """Returns the first frame from `begin` on at which somebody speaks, as far as that is known."""
-    for first, after in speech:
-        if after > begin * HOP:
-            return max(begin, first // HOP)
-    return sys.maxsize if speech else begin
 
 
 def whole_segments(token_ids: Sequence[int], first_id: int, least_steps: int) -> tuple[int, int | None]:

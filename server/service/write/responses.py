@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import replace
 from itertools import zip_longest
+from math import inf
 
 import numpy as np
 
+from seq2seq_serve.bundle.audio import SAMPLE_RATE, SPEECH_MARGIN
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE
 from seq2seq_serve.bundle.tokenizer import TextStream
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
@@ -169,7 +171,7 @@ def generate_response(pairs: Sequence[tuple[Reading, Result]], decoding: Decodin
                 source_tokens=result.num_source_tokens,
                 target_tokens=result.num_target_tokens,
                 truncated_source_tokens=reading.num_truncated,
-                source_seconds=reading.begin_seconds + reading.num_seconds,
+                source_seconds=reading.times_in_sound(0, length)[1] if (length := reading.num_seconds) else 0,
             ),
         )
         for reading, result in pairs
@@ -298,10 +300,11 @@ def _segments(
 
     def end_at(seconds: float, place: int) -> None:
         if said:
+            first, last = reading.times_in_sound(begin, seconds, SPEECH_MARGIN / SAMPLE_RATE)
             segments.append(
                 pb.Segment(
-                    begin_seconds=reading.begin_seconds + begin,
-                    end_seconds=reading.begin_seconds + seconds,
+                    begin_seconds=first,
+                    end_seconds=last,
                     text=model.target_tokenizer.decode(said),
                     token_ids=said,
                     words=_words(reading, said, place - len(said), model, spoken),
@@ -325,14 +328,13 @@ def _words(
 ) -> list[pb.Word]:
     if spoken is None:
         return []
-    return [
-        pb.Word(
-            begin_seconds=reading.begin_seconds + spoken[first_place + word.first][0],
-            end_seconds=reading.begin_seconds + spoken[first_place + word.last][1],
-            text=word.text,
+    words = []
+    for word in words_of(said, model.target_tokenizer):
+        begin, end = reading.times_in_sound(
+            spoken[first_place + word.first][0], spoken[first_place + word.last][1], inf
         )
-        for word in words_of(said, model.target_tokenizer)
-    ]
+        words.append(pb.Word(begin_seconds=begin, end_seconds=end, text=word.text))
+    return words
 
 
 def score_response(reading: Reading, result: Result, decoding: Decoding) -> pb.ScoreResponse:

@@ -340,11 +340,19 @@ REFUSED = {
         2,
         "encoder_no_repeat_ngram_size applies to a text, which pictures does not read: leave it out",
     ),
-    "prompt": (
-        {},
-        "a",
-        "a prompt is for sounds and a model that writes times, and pictures does not: leave it out",
-    ),
+    **{
+        name: (
+            others,
+            value,
+            f"a {name} is for sounds and a model that writes times, and pictures does not: leave it out",
+        )
+        for name, others, value in (
+            ("prompt", {}, "a"),
+            ("compression_ratio_threshold", {"long_source": pb.LONG_SOURCE_SPLIT}, 2.0),
+            ("log_probability_threshold", {"long_source": pb.LONG_SOURCE_SPLIT}, -2.0),
+            ("no_speech_threshold", {"long_source": pb.LONG_SOURCE_SPLIT}, 0.5),
+        )
+    },
     **{
         name: (
             {"long_source": pb.LONG_SOURCE_SPLIT},

@@ -65,7 +65,7 @@ def test_the_cutting_ends_where_it_is_ended():
         ("See README.Md now. Next one.", ["See README.Md now.", "Next one."]),
         ("Wait...What? Yes.", ["Wait...What?", "Yes."]),
         ("M. Dupont est parti. Il pleut.", ["M. Dupont est parti.", "Il pleut."]),
-        ("Von J. S. Bach. Und Ä. Öhm.", ["Von J. S. Bach.", "Und Ä.", "Öhm."]),
+        ("Von J. S. Bach. Und Öhm.", ["Von J. S. Bach.", "Und Öhm."]),
         ("「はい。」と言った。次だ。", ["「はい。」と言った。", "次だ。"]),
         ("「はい。」「いいえ！」", ["「はい。」", "「いいえ！」"]),
         ("“你好。”他说。再见！真的？ 是", ["“你好。”他说。", "再见！", "真的？", "是"]),
@@ -75,6 +75,21 @@ def test_the_cutting_ends_where_it_is_ended():
 @pytest.mark.parametrize("language", ["en", "fr", "ja", "zh"])
 def test_a_sentence_ends_before_white_space_or_after_a_mark_of_chinese(line, expected, language):
     assert cut(line, language) == expected
+
+
+@pytest.mark.parametrize(
+    ("language", "line", "num_sentences"),
+    [
+        ("fr", "Je vois M. Dupont. Il part.", 2),
+        ("es", "La casa de D. Juan es grande. Sí.", 2),
+        ("pl", "Tak powiedział J. Kowalski. Tak.", 2),
+        ("de", "Und Ä. Öhm.", 1),
+        ("en", "Und Ä. Öhm.", 2),
+        ("en", "Who am I. You know.", 2),
+    ],
+)
+def test_an_initial_after_a_word_in_lower_case_ends_a_sentence_in_english_only(language, line, num_sentences):
+    assert len(cut(line, language)) == num_sentences
 
 
 def test_nothing_stands_between_chinese_sentences():

@@ -10,7 +10,7 @@ import transformers
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 
-from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, log_mel, pieces_of, read_sound, split_sound
+from seq2seq_serve.bundle.audio import SAMPLE_RATE, joined_spans, log_mel, pieces_of, read_sound, split_sound
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import FinishReason, Hypothesis
@@ -21,6 +21,7 @@ from seq2seq_serve.server.service.write import responses as answers
 from tests.bundle.test_audio import encoded
 from tests.server.runner.test_voice_activity import needs_model, quiet, vowels
 from tests.server.service.harness import serving_bundles
+from tests.server.service.seq2seq.test_windows import ANYTHING_IS_GOOD
 
 SECONDS, NUM_MELS, NUM_FRAMES, NUM_POSITIONS = 0.64, 12, 64, 32
 LONGEST = int(SECONDS * SAMPLE_RATE)
@@ -171,7 +172,8 @@ def test_a_long_sound_is_split_and_its_targets_and_times_are_joined(whisper_path
 
     async def run():
         async with serving_bundles(whisper_path / "bundle") as served:
-            joined = await served.stub.Generate(message(content, long_source=kind, timestamps=True))
+            given = {"long_source": kind, "timestamps": True} | ANYTHING_IS_GOOD
+            joined = await served.stub.Generate(message(content, **given))
             alone = [
                 await served.stub.Generate(message(tensor(spectrogram(piece)), timestamps=True))
                 for piece in pieces
@@ -210,34 +212,41 @@ def test_a_long_sound_is_split_and_its_targets_and_times_are_joined(whisper_path
 def test_voice_activity_cuts_between_speech_and_times_stay_those_of_the_sound(whisper_path):
     samples = np.concatenate([quiet(2), vowels(0), quiet(3), vowels(0), quiet(1)])
     content = encoded(samples)
-    spans = speech(read_sound(content, 99))
-    muted = np.zeros(len(samples), np.float32)
-    for begin, end in spans:
-        muted[begin:end] = read_sound(content, 99)[begin:end]
-    pieces = pieces_of(muted, spans, LONGEST)
+    heard = read_sound(content, 99)
+    spans = speech(heard, 0.16)
+    joined, places, _ = joined_spans(heard, spans)
+    pieces = pieces_of(joined, places, LONGEST)
 
     async def run():
         async with serving_bundles(whisper_path / "bundle") as served:
-            given = {"long_source": pb.LONG_SOURCE_SPLIT, "timestamps": True}
-            answer = await served.stub.Generate(message(content, voice_activity=True, **given))
+            given = {"voice_activity": True, "word_timestamps": True} | ANYTHING_IS_GOOD
+            answer = await served.stub.Generate(message(content, long_source=pb.LONG_SOURCE_SPLIT, **given))
             assert answer.usage.source_seconds == pytest.approx(len(samples) / SAMPLE_RATE)
             assert len(answer.sentences) == len(pieces) < len(samples) / LONGEST
             for sentence, (begin, end) in zip(answer.sentences, pieces, strict=True):
                 alone = await served.stub.Generate(
-                    message(tensor(spectrogram(muted[begin:end])), timestamps=True)
+                    message(tensor(spectrogram(joined[begin:end])), timestamps=True)
                 )
                 assert sentence.hypotheses[0].token_ids == alone.hypotheses[0].token_ids
-                for segment in sentence.hypotheses[0].segments:
-                    assert begin <= round(segment.begin_seconds * SAMPLE_RATE) <= end
             windows = await served.stub.Generate(
-                message(content, long_source=pb.LONG_SOURCE_SEQUENTIAL, voice_activity=True)
+                message(content, long_source=pb.LONG_SOURCE_SEQUENTIAL, **given)
             )
             assert windows.usage.source_seconds == answer.usage.source_seconds
-            begins = [one.window.begin_seconds for one in windows.hypotheses[0].segments]
-            assert begins[0] == pytest.approx(spans[0][0] // HOP / 100)
-            assert all(
-                any(first - HOP <= begin * SAMPLE_RATE < after for first, after in spans) for begin in begins
-            )
+            for one, kept in ((answer, spans), (windows, speech(heard, 2.0))):
+                segments = one.hypotheses[0].segments
+                words = [word for segment in segments for word in segment.words]
+                for begin, end in [(each.begin_seconds, each.end_seconds) for each in words]:
+                    assert any(
+                        first <= begin * SAMPLE_RATE + 1 and end * SAMPLE_RATE - 1 <= after
+                        for first, after in kept
+                    )
+                for times in (
+                    [each.begin_seconds for each in segments],
+                    [each.begin_seconds for each in words],
+                ):
+                    assert times == sorted(times)
+                    assert len(times) > 5
+                assert segments[0].window.begin_seconds == pytest.approx(kept[0][0] / SAMPLE_RATE)
 
     asyncio.run(run())
 

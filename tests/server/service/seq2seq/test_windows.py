@@ -143,6 +143,50 @@ def test_a_bad_text_is_decoded_again_at_higher_temperatures(whisper_path):
     asyncio.run(run())
 
 
+def test_only_the_bad_pieces_of_a_split_sound_are_decoded_again(whisper_path):
+    content, given = encoded(noise(4.0)), {"long_source": pb.LONG_SOURCE_SPLIT, "beam_size": 3}
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            engine, num_requests = served.model.engine, 0
+            submitted = engine.submitted
+
+            def counted(requests, *args, **options):
+                nonlocal num_requests
+                num_requests += len(requests)
+                return submitted(requests, *args, **options)
+
+            engine.submitted = counted
+            times = {"timestamps": True, "source_language": ""}
+            whole = await served.stub.Generate(message(content, **given, **times, **ANYTHING_IS_GOOD))
+            assert num_requests == len(whole.sentences) > 5
+            windows = [one.hypotheses[0].segments[0].window for one in whole.sentences]
+            assert windows[0].begin_seconds == 0 < windows[1].begin_seconds
+            means = [one.mean_log_probability for one in windows]
+            threshold = sorted(means)[2] - 1e-4
+            is_bad = [mean < threshold for mean in means]
+            assert sum(is_bad) == 2
+            better = ANYTHING_IS_GOOD | {"log_probability_threshold": threshold, "no_speech_threshold": 1}
+            request = message(content, **given, **times, **better)
+            num_requests = 0
+            answer = await served.stub.Generate(request)
+            assert len(means) + 2 * 2 <= num_requests <= len(means) + 2 * 6
+            for one, other, is_again in zip(answer.sentences, whole.sentences, is_bad, strict=True):
+                window = one.hypotheses[0].segments[0].window
+                assert window.HasField("no_speech_probability") == is_again
+                assert is_again or one.hypotheses == other.hypotheses
+                assert (
+                    window.mean_log_probability >= other.hypotheses[0].segments[0].window.mean_log_probability
+                )
+            *events, last = [event async for event in served.stub.GenerateStream(request)]
+            assert last.result.hypotheses == answer.hypotheses
+            assert last.result.detected_language == whole.detected_language != ""
+            texts = [one.hypotheses[0].text for one in answer.sentences]
+            assert [event.piece.text for event in events] == texts
+
+    asyncio.run(run())
+
+
 def test_silence_has_no_text(whisper_path):
     """The model itself writes something, as Whisper does."""
 
@@ -244,6 +288,20 @@ def two_sounds() -> ModelInferRequest:
     for name, value in {"source_language": "ko", "long_source": "sequential"}.items():
         request.parameters[name].string_param = value
     return request
+
+
+def test_a_damaged_sound_of_a_batch_is_named_by_its_row(whisper_path):
+    """The error did not say which of them it was."""
+    request = two_sounds()
+    request.inputs[0].contents.bytes_contents[1] = b"RIFF"
+
+    async def run():
+        async with serving_bundles(whisper_path / "bundle") as served:
+            with pytest.raises(AioRpcError, match="row 1 of sound: sound: the file is damaged") as caught:
+                await GRPCInferenceServiceStub(served.channel).ModelInfer(request)
+            assert caught.value.code() is StatusCode.INVALID_ARGUMENT
+
+    asyncio.run(run())
 
 
 def test_an_accepted_sound_is_finished_while_the_server_drains(whisper_path):
@@ -484,8 +542,12 @@ def test_words_of_a_long_sound_do_not_change_its_target_and_have_its_times(whisp
     [
         ({"num_hypotheses": 2}, "num_hypotheses applies to one target"),
         (
-            {"long_source": pb.LONG_SOURCE_SPLIT, "no_speech_threshold": 0.5},
-            "no_speech_threshold needs the long_source sequential",
+            {"long_source": pb.LONG_SOURCE_SPLIT, "condition_on_previous": False},
+            "condition_on_previous needs the long_source sequential",
+        ),
+        (
+            {"long_source": pb.LONG_SOURCE_TRUNCATE, "no_speech_threshold": 0.5},
+            "no_speech_threshold needs the long_source split, split_always or sequential",
         ),
         ({"prompt": "a" * 9999}, "the prompt has 9999 bytes"),
         (
@@ -530,7 +592,8 @@ def test_only_the_first_sound_of_a_call_is_refused_for_the_spectrograms_of_other
                 return taken(caller, num_bytes)
 
             held.taken = taken_but
-            with pytest.raises(AioRpcError, match="spectrograms take all room"):
+            text = r"no room for 2 seconds more of sound: send fewer .* \(spectrograms take all room\)"
+            with pytest.raises(AioRpcError, match=text):
                 await triton.ModelInfer(two_sounds())
             tries.clear()
             refused[:] = [2, 3]
