@@ -129,56 +129,46 @@ async def next_event(reader: asyncio.StreamReader) -> dict:
     return json.loads(line.removeprefix(b"data: "))
 
 
-def test_pieces_come_while_the_rest_is_decoded():
+async def test_pieces_come_while_the_rest_is_decoded():
     """The engine makes no second step before the first piece has come."""
-
-    async def run():
-        runner = SteppedRunner()
-        async with serving(runner) as served:
-            reader, writer = await streaming(served, "ab")
-            for text in ("a", "b"):
-                runner.permits.release()
-                assert (await next_event(reader))["text_output"] == text
+    runner = SteppedRunner()
+    async with serving(runner) as served:
+        reader, writer = await streaming(served, "ab")
+        for text in ("a", "b"):
             runner.permits.release()
-            assert (await next_event(reader))["finish_reason"] == "eos"
-            writer.close()
-
-    asyncio.run(run())
-
-
-def test_an_error_after_the_first_piece_is_an_event():
-    async def run():
-        runner = SteppedRunner()
-        async with serving(runner) as served:
-            reader, writer = await streaming(served, "ab")
-            runner.permits.release()
-            assert (await next_event(reader))["text_output"] == "a"
-            runner.error = RuntimeError("broken")
-            runner.permits.release()
-            event = await next_event(reader)
-            assert (event["code"], event["reason"]) == ("INTERNAL", "ENGINE_FAILED")
-            writer.close()
-
-    asyncio.run(run())
+            assert (await next_event(reader))["text_output"] == text
+        runner.permits.release()
+        assert (await next_event(reader))["finish_reason"] == "eos"
+        writer.close()
 
 
-def test_a_reader_who_leaves_in_the_middle_frees_the_slot():
-    async def run():
-        runner = SteppedRunner()
-        async with serving(runner) as served:
-            reader, writer = await streaming(served, "a" * 60)
-            runner.permits.release()
-            await next_event(reader)
-            writer.close()
-            labels = {"model_name": "echo", "method": "ModelStreamInfer", "code": "CANCELLED"}
-            async with asyncio.timeout(20):
-                while not served.metric("seq2seq_requests_total", **labels):
-                    await asyncio.sleep(0)
-            runner.permits.release()  # for the step that was under way
-            await served.until_calls_are_over()
-            assert not served.app._rest.open.held
+async def test_an_error_after_the_first_piece_is_an_event():
+    runner = SteppedRunner()
+    async with serving(runner) as served:
+        reader, writer = await streaming(served, "ab")
+        runner.permits.release()
+        assert (await next_event(reader))["text_output"] == "a"
+        runner.error = RuntimeError("broken")
+        runner.permits.release()
+        event = await next_event(reader)
+        assert (event["code"], event["reason"]) == ("INTERNAL", "ENGINE_FAILED")
+        writer.close()
 
-    asyncio.run(run())
+
+async def test_a_reader_who_leaves_in_the_middle_frees_the_slot():
+    runner = SteppedRunner()
+    async with serving(runner) as served:
+        reader, writer = await streaming(served, "a" * 60)
+        runner.permits.release()
+        await next_event(reader)
+        writer.close()
+        labels = {"model_name": "echo", "method": "ModelStreamInfer", "code": "CANCELLED"}
+        async with asyncio.timeout(20):
+            while not served.metric("seq2seq_requests_total", **labels):
+                await asyncio.sleep(0)
+        runner.permits.release()  # for the step that was under way
+        await served.until_calls_are_over()
+        assert not served.app._rest.open.held
 
 
 @pytest.mark.parametrize(
@@ -294,24 +284,20 @@ def test_rights_come_before_the_body(tmp_path):
     assert serve_and(asking, access_file=file).startswith(b"HTTP/1.1 401")
 
 
-def test_large_requests_are_held_as_those_of_grpc(monkeypatch):
+async def test_large_requests_are_held_as_those_of_grpc(monkeypatch):
     monkeypatch.setattr("seq2seq_serve.server.service.calls._MAX_HELD_BYTES", 10**6)
     head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000\r\n\r\n".encode()
-
-    async def run():
-        async with serving() as served:
-            _, writer = await asyncio.open_connection("127.0.0.1", served.app.http.port)
-            writer.write(head)  # its body does not come
-            async with asyncio.timeout(20):
-                while not served.app._calls.held.held:
-                    await asyncio.sleep(0)
-            body = b" " * 2_000_000
-            status, _, answer = await asyncio.to_thread(ask, served.app.http.port, "POST", INFER, body)
-            assert (status, answer["code"]) == (429, "RESOURCE_EXHAUSTED")
-            assert "large requests of 2000000 bytes" in answer["error"]
-            writer.close()
-
-    asyncio.run(run())
+    async with serving() as served:
+        _, writer = await asyncio.open_connection("127.0.0.1", served.app.http.port)
+        writer.write(head)  # its body does not come
+        async with asyncio.timeout(20):
+            while not served.app._calls.held.held:
+                await asyncio.sleep(0)
+        body = b" " * 2_000_000
+        status, _, answer = await asyncio.to_thread(ask, served.app.http.port, "POST", INFER, body)
+        assert (status, answer["code"]) == (429, "RESOURCE_EXHAUSTED")
+        assert "large requests of 2000000 bytes" in answer["error"]
+        writer.close()
 
 
 def test_a_wrong_id_is_refused_and_a_given_one_keeps_the_other_headers(tmp_path, caplog):
@@ -340,18 +326,14 @@ def test_a_header_does_not_choose_the_name_of_the_caller(caplog):
     assert line["caller"] == "127.0.0.1"
 
 
-def test_a_stream_is_finished_when_the_server_stops():
+async def test_a_stream_is_finished_when_the_server_stops():
     """Events that were on their way were cut off."""
-
-    async def run():
-        async with serving() as served:
-            reader, writer = await streaming(served, "ab" * 20)
-            await served.turns.until(lambda: served.turns.num_ended == 1)
-        text = await asyncio.wait_for(reader.read(), 20)
-        writer.close()
-        assert b'"finish_reason": "eos"' in text
-
-    asyncio.run(run())
+    async with serving() as served:
+        reader, writer = await streaming(served, "ab" * 20)
+        await served.turns.until(lambda: served.turns.num_ended == 1)
+    text = await asyncio.wait_for(reader.read(), 20)
+    writer.close()
+    assert b'"finish_reason": "eos"' in text
 
 
 def test_unfinished_requests_leave_room_for_probes(monkeypatch):

@@ -101,14 +101,10 @@ def test_a_limit_leaves_out_lines_and_counts_them_but_never_slow_calls(caplog):
 
 
 @pytest.mark.parametrize("log_format", ["json", "text"])
-def test_a_line_is_written_in_both_formats(capsys, log_format):
+async def test_a_line_is_written_in_both_formats(capsys, log_format):
     configure_logging("info", log_format)
-
-    async def run():
-        async with serving() as served:
-            await served.stub.Generate(request("텍스트"), metadata=TRACED)
-
-    asyncio.run(run())
+    async with serving() as served:
+        await served.stub.Generate(request("텍스트"), metadata=TRACED)
     (line,) = (line for line in capsys.readouterr().err.splitlines() if "mine" in line)
     assert "텍스트" not in line
     if log_format == "json":

@@ -56,47 +56,41 @@ def stub_of(served) -> GRPCInferenceServiceStub:
     return GRPCInferenceServiceStub(served.channel)
 
 
-def test_several_rows_of_text_are_answered_in_order():
-    async def run():
-        async with serving() as served:
-            response = await stub_of(served).ModelInfer(infer_request("ab", KOREAN, "c"))
-            assert (response.model_name, response.model_version) == ("echo", served.model.version)
-            assert response.id == "mine"
-            tensors = typed(response)
-            assert tensors["text_output"] == ([3, 1], [b"ab", KOREAN.encode(), b"c"])
-            assert tensors["finish_reason"] == ([3, 1], [b"eos"] * 3)
-            length = len(KOREAN.encode())
-            assert tensors["output_lengths"] == ([3, 1], [2, length, 1])
-            shape, ids = tensors["output_ids"]
-            assert shape == [3, 1, length]
-            assert ids[2:length] == [0] * (length - 2)
-            assert tensors.keys() == {"text_output", "output_ids", "output_lengths", "finish_reason"}
-
-    asyncio.run(run())
+async def test_several_rows_of_text_are_answered_in_order():
+    async with serving() as served:
+        response = await stub_of(served).ModelInfer(infer_request("ab", KOREAN, "c"))
+        assert (response.model_name, response.model_version) == ("echo", served.model.version)
+        assert response.id == "mine"
+        tensors = typed(response)
+        assert tensors["text_output"] == ([3, 1], [b"ab", KOREAN.encode(), b"c"])
+        assert tensors["finish_reason"] == ([3, 1], [b"eos"] * 3)
+        length = len(KOREAN.encode())
+        assert tensors["output_lengths"] == ([3, 1], [2, length, 1])
+        shape, ids = tensors["output_ids"]
+        assert shape == [3, 1, length]
+        assert ids[2:length] == [0] * (length - 2)
+        assert tensors.keys() == {"text_output", "output_ids", "output_lengths", "finish_reason"}
 
 
-def test_parameters_are_the_options_of_generation():
-    async def run():
-        async with serving() as served:
-            stub = stub_of(served)
-            short = await stub.ModelInfer(infer_request("abcd", max_new_tokens=2))
-            assert typed(short)["text_output"][1] == [b"ab"]
-            assert typed(short)["finish_reason"][1] == [b"length"]
-            stopped = await stub.ModelInfer(infer_request("abcd", stop_sequences=json.dumps(["c", "d"])))
-            assert typed(stopped)["text_output"][1] == [b"ab"]
-            assert typed(stopped)["finish_reason"][1] == [b"stop"]
-            assert typed(await stub.ModelInfer(infer_request("abcd", stop_sequences="cd")))["text_output"][
-                1
-            ] == [b"ab"]
-            scored = typed(await stub.ModelInfer(infer_request("ab", log_probabilities=True)))
-            assert scored["log_probabilities"] == ([1, 1, 3], [-0.5] * 3)
-            assert scored["score"] == ([1, 1], [-1.5])
-            asked = typed(await stub.ModelInfer(infer_request("ab", outputs=["score"])))
-            assert asked == {"score": ([1, 1], [-1.5])}
-            prefixed = typed(await stub.ModelInfer(infer_request("abc", target_prefix="a")))
-            assert prefixed["text_output"][1] == [b"abc"]
-
-    asyncio.run(run())
+async def test_parameters_are_the_options_of_generation():
+    async with serving() as served:
+        stub = stub_of(served)
+        short = await stub.ModelInfer(infer_request("abcd", max_new_tokens=2))
+        assert typed(short)["text_output"][1] == [b"ab"]
+        assert typed(short)["finish_reason"][1] == [b"length"]
+        stopped = await stub.ModelInfer(infer_request("abcd", stop_sequences=json.dumps(["c", "d"])))
+        assert typed(stopped)["text_output"][1] == [b"ab"]
+        assert typed(stopped)["finish_reason"][1] == [b"stop"]
+        assert typed(await stub.ModelInfer(infer_request("abcd", stop_sequences="cd")))["text_output"][1] == [
+            b"ab"
+        ]
+        scored = typed(await stub.ModelInfer(infer_request("ab", log_probabilities=True)))
+        assert scored["log_probabilities"] == ([1, 1, 3], [-0.5] * 3)
+        assert scored["score"] == ([1, 1], [-1.5])
+        asked = typed(await stub.ModelInfer(infer_request("ab", outputs=["score"])))
+        assert asked == {"score": ([1, 1], [-1.5])}
+        prefixed = typed(await stub.ModelInfer(infer_request("abc", target_prefix="a")))
+        assert prefixed["text_output"][1] == [b"abc"]
 
 
 BAD = {
@@ -150,18 +144,14 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_what_does_not_fit_is_refused_with_its_reason(name):
+async def test_what_does_not_fit_is_refused_with_its_reason(name):
     change, expected = BAD[name]
-
-    async def run():
-        async with serving() as served:
-            message = infer_request("ab", "c")
-            change(message)
-            with pytest.raises(grpc.aio.AioRpcError, match=expected) as caught:
-                await stub_of(served).ModelInfer(message)
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    asyncio.run(run())
+    async with serving() as served:
+        message = infer_request("ab", "c")
+        change(message)
+        with pytest.raises(grpc.aio.AioRpcError, match=expected) as caught:
+            await stub_of(served).ModelInfer(message)
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
 @pytest.mark.parametrize(
@@ -171,7 +161,7 @@ def test_what_does_not_fit_is_refused_with_its_reason(name):
         ({"num_hypotheses": 4}, 1, "the answer would"),
     ],
 )
-def test_no_more_texts_are_cut_of_a_call_that_is_refused(monkeypatch, options, num_cut, expected):
+async def test_no_more_texts_are_cut_of_a_call_that_is_refused(monkeypatch, options, num_cut, expected):
     """All rows were cut into tokens before anything was added up."""
     texts = []
 
@@ -181,61 +171,47 @@ def test_no_more_texts_are_cut_of_a_call_that_is_refused(monkeypatch, options, n
 
     monkeypatch.setattr(Tokenizer, "encode_truncated", counted)
     monkeypatch.setattr("seq2seq_serve.server.service.calls.MAX_ANSWER_BYTES", 4000)
-
-    async def run():
-        async with serving(queue=QueueLimits(max_waiting_requests=2)) as served:
-            with pytest.raises(grpc.aio.AioRpcError, match=expected):
-                await stub_of(served).ModelInfer(infer_request(*"abcdefgh", **options))
-            assert len(texts) == num_cut
-
-    asyncio.run(run())
+    async with serving(queue=QueueLimits(max_waiting_requests=2)) as served:
+        with pytest.raises(grpc.aio.AioRpcError, match=expected):
+            await stub_of(served).ModelInfer(infer_request(*"abcdefgh", **options))
+        assert len(texts) == num_cut
 
 
-def test_a_raw_input_may_have_its_size_as_a_parameter():
+async def test_a_raw_input_may_have_its_size_as_a_parameter():
     """The requests of KServe's client, which sends it by default, were refused."""
-
-    async def run():
-        async with serving() as served:
-            message = infer_request("ab", is_raw=True)
-            size = len(message.raw_input_contents[0])
-            message.inputs[0].parameters["binary_data_size"].CopyFrom(parameter(size))
-            response = await stub_of(served).ModelInfer(message)
-            assert response.raw_output_contents[0] == message.raw_input_contents[0]
-            message.inputs[0].parameters["binary_data_size"].CopyFrom(parameter(size - 1))
-            with pytest.raises(grpc.aio.AioRpcError, match="'binary_data_size' is not supported"):
-                await stub_of(served).ModelInfer(message)
-
-    asyncio.run(run())
+    async with serving() as served:
+        message = infer_request("ab", is_raw=True)
+        size = len(message.raw_input_contents[0])
+        message.inputs[0].parameters["binary_data_size"].CopyFrom(parameter(size))
+        response = await stub_of(served).ModelInfer(message)
+        assert response.raw_output_contents[0] == message.raw_input_contents[0]
+        message.inputs[0].parameters["binary_data_size"].CopyFrom(parameter(size - 1))
+        with pytest.raises(grpc.aio.AioRpcError, match="'binary_data_size' is not supported"):
+            await stub_of(served).ModelInfer(message)
 
 
 @pytest.mark.parametrize("raw", [b"\x01", b"\x05\x00\x00\x00ab", b"\xff\xff\xff\xff"])
-def test_raw_bytes_that_end_too_early_are_refused(raw):
-    async def run():
-        async with serving() as served:
-            message = infer_request("ab", is_raw=True)
-            message.raw_input_contents[0] = raw
-            with pytest.raises(grpc.aio.AioRpcError, match="end inside an element"):
-                await stub_of(served).ModelInfer(message)
-
-    asyncio.run(run())
+async def test_raw_bytes_that_end_too_early_are_refused(raw):
+    async with serving() as served:
+        message = infer_request("ab", is_raw=True)
+        message.raw_input_contents[0] = raw
+        with pytest.raises(grpc.aio.AioRpcError, match="end inside an element"):
+            await stub_of(served).ModelInfer(message)
 
 
-def test_an_unknown_model_or_version_is_not_found_and_not_ready():
-    async def run():
-        async with serving() as served:
-            stub = stub_of(served)
-            for name, version in (("nobody", ""), ("echo", "7")):
-                message = infer_request("ab")
-                message.model_name, message.model_version = name, version
-                with pytest.raises(grpc.aio.AioRpcError) as caught:
-                    await stub.ModelInfer(message)
-                assert caught.value.code() is grpc.StatusCode.NOT_FOUND
-                ready = await stub.ModelReady(pb.ModelReadyRequest(name=name, version=version))
-                assert not ready.ready
-            known = pb.ModelReadyRequest(name="echo", version=served.model.version)
-            assert (await stub.ModelReady(known)).ready
-
-    asyncio.run(run())
+async def test_an_unknown_model_or_version_is_not_found_and_not_ready():
+    async with serving() as served:
+        stub = stub_of(served)
+        for name, version in (("nobody", ""), ("echo", "7")):
+            message = infer_request("ab")
+            message.model_name, message.model_version = name, version
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await stub.ModelInfer(message)
+            assert caught.value.code() is grpc.StatusCode.NOT_FOUND
+            ready = await stub.ModelReady(pb.ModelReadyRequest(name=name, version=version))
+            assert not ready.ready
+        known = pb.ModelReadyRequest(name="echo", version=served.model.version)
+        assert (await stub.ModelReady(known)).ready
 
 
 async def streamed(stub, *messages, metadata=None):
@@ -247,152 +223,123 @@ def text_of(responses) -> str:
     return b"".join(typed(one.infer_response)["text_output"][1][0] for one in responses).decode()
 
 
-def test_a_stream_answers_with_a_response_a_piece_and_says_which_is_the_last():
-    async def run():
-        async with serving() as served:
-            responses = await streamed(stub_of(served), infer_request(KOREAN))
-            assert len(responses) >= 2
-            assert text_of(responses) == KOREAN
-            finals = [one.infer_response.parameters["triton_final_response"].bool_param for one in responses]
-            assert finals == [False] * (len(responses) - 1) + [True]
-            assert typed(responses[-1].infer_response)["finish_reason"] == ([1, 1], [b"eos"])
-            assert all(one.infer_response.id == "mine" for one in responses)
-
-    asyncio.run(run())
+async def test_a_stream_answers_with_a_response_a_piece_and_says_which_is_the_last():
+    async with serving() as served:
+        responses = await streamed(stub_of(served), infer_request(KOREAN))
+        assert len(responses) >= 2
+        assert text_of(responses) == KOREAN
+        finals = [one.infer_response.parameters["triton_final_response"].bool_param for one in responses]
+        assert finals == [False] * (len(responses) - 1) + [True]
+        assert typed(responses[-1].infer_response)["finish_reason"] == ([1, 1], [b"eos"])
+        assert all(one.infer_response.id == "mine" for one in responses)
 
 
-def test_a_refused_request_ends_the_stream_where_the_caller_wants_that():
-    async def run():
-        async with serving() as served:
-            with pytest.raises(grpc.aio.AioRpcError, match="beam_size is 99") as caught:
-                await streamed(
-                    stub_of(served),
-                    infer_request("ab", beam_size=99),
-                    metadata=[("triton_grpc_error", "true")],
-                )
-            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-
-    asyncio.run(run())
+async def test_a_refused_request_ends_the_stream_where_the_caller_wants_that():
+    async with serving() as served:
+        with pytest.raises(grpc.aio.AioRpcError, match="beam_size is 99") as caught:
+            await streamed(
+                stub_of(served),
+                infer_request("ab", beam_size=99),
+                metadata=[("triton_grpc_error", "true")],
+            )
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
 
-def test_a_cancelled_stream_gives_its_slots_back():
+async def test_a_cancelled_stream_gives_its_slots_back():
     runner = EchoRunner()
-
-    async def run():
-        async with serving(runner) as served:
-            runner.gate.clear()
-            stream = stub_of(served).ModelStreamInfer(iter([infer_request("ab"), infer_request("cd")]))
-            reading = asyncio.ensure_future(stream.read())
-            await served.turns.until(lambda: served.turns.num_submitted == 2)
-            stream.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await reading
-            runner.gate.set()
-            await served.check_that_everything_is_back()
-
-    asyncio.run(run())
+    async with serving(runner) as served:
+        runner.gate.clear()
+        stream = stub_of(served).ModelStreamInfer(iter([infer_request("ab"), infer_request("cd")]))
+        reading = asyncio.ensure_future(stream.read())
+        await served.turns.until(lambda: served.turns.num_submitted == 2)
+        stream.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        runner.gate.set()
+        await served.check_that_everything_is_back()
 
 
-def test_a_timeout_of_the_request_ends_it():
+async def test_a_timeout_of_the_request_ends_it():
     runner = EchoRunner()
-
-    async def run():
-        async with serving(runner) as served:
-            runner.gate.clear()
-            await served.channel.channel_ready()
-            asking = stub_of(served).ModelInfer(infer_request("ab", timeout=500_000))
-            await served.turns.until(lambda: served.turns.num_submitted == 1)
-            [seen] = served.turns.requests
-            assert seen.deadline - time.monotonic() <= 0.5
-            await asyncio.sleep(seen.deadline - time.monotonic())
-            runner.gate.set()
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await asking
-            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-
-    asyncio.run(run())
+    async with serving(runner) as served:
+        runner.gate.clear()
+        await served.channel.channel_ready()
+        asking = stub_of(served).ModelInfer(infer_request("ab", timeout=500_000))
+        await served.turns.until(lambda: served.turns.num_submitted == 1)
+        [seen] = served.turns.requests
+        assert seen.deadline - time.monotonic() <= 0.5
+        await asyncio.sleep(seen.deadline - time.monotonic())
+        runner.gate.set()
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await asking
+        assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
 
 
-def test_an_idle_stream_does_not_hold_up_the_end_of_the_server():
-    async def run():
-        async with serving(drain_seconds=20.0) as served:
-            stream = stub_of(served).ModelStreamInfer()
-            await stream.write(infer_request("ab"))
-            while not (await stream.read()).infer_response.parameters["triton_final_response"].bool_param:
-                pass
-            await asyncio.wait_for(served.app.drain(), 5)
-            with pytest.raises(grpc.aio.AioRpcError, match="shutting down") as caught:
-                await stream.read()
-            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-
-    asyncio.run(run())
+async def test_an_idle_stream_does_not_hold_up_the_end_of_the_server():
+    async with serving(drain_seconds=20.0) as served:
+        stream = stub_of(served).ModelStreamInfer()
+        await stream.write(infer_request("ab"))
+        while not (await stream.read()).infer_response.parameters["triton_final_response"].bool_param:
+            pass
+        await asyncio.wait_for(served.app.drain(), 5)
+        with pytest.raises(grpc.aio.AioRpcError, match="shutting down") as caught:
+            await stream.read()
+        assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-def test_a_stream_that_has_all_its_answers_ends_well_while_the_server_drains():
+async def test_a_stream_that_has_all_its_answers_ends_well_while_the_server_drains():
     runner = EchoRunner()
-
-    async def run():
-        async with serving(runner, drain_seconds=20.0) as served:
-            runner.gate.clear()
-            stream = stub_of(served).ModelStreamInfer(iter([infer_request("ab")]))
-            await served.turns.until(lambda: served.turns.num_submitted == 1)
-            await asyncio.sleep(
-                0.5
-            )  # for the caller's half of the stream to be closed, which nothing reports
-            draining = asyncio.create_task(served.app.drain())
-            runner.gate.set()
-            assert text_of([response async for response in stream]) == "ab"
-            await draining
-
-    asyncio.run(run())
+    async with serving(runner, drain_seconds=20.0) as served:
+        runner.gate.clear()
+        stream = stub_of(served).ModelStreamInfer(iter([infer_request("ab")]))
+        await served.turns.until(lambda: served.turns.num_submitted == 1)
+        await asyncio.sleep(0.5)  # for the caller's half of the stream to be closed, which nothing reports
+        draining = asyncio.create_task(served.app.drain())
+        runner.gate.set()
+        assert text_of([response async for response in stream]) == "ab"
+        await draining
 
 
-def test_metadata_and_configuration_name_the_tensors_that_requests_have():
-    async def run():
-        async with serving() as served:
-            stub = stub_of(served)
-            server = await stub.ServerMetadata(pb.ServerMetadataRequest())
-            assert server.name == "seq2seq-serve"
-            assert "model_repository" in server.extensions
-            metadata = await stub.ModelMetadata(pb.ModelMetadataRequest(name="echo"))
-            assert list(metadata.versions) == [served.model.version]
-            request = infer_request("ab", outputs=[output.name for output in metadata.outputs])
-            response = await stub.ModelInfer(request)
-            for told, output in zip(metadata.outputs, response.outputs, strict=True):
-                assert (told.name, told.datatype) == (output.name, output.datatype)
-                assert len(told.shape) == len(output.shape)
-            assert [one.name for one in metadata.inputs] == ["text_input", "input_ids", "input_lengths"]
-            config = (await stub.ModelConfig(pb.ModelConfigRequest(name="echo"))).config
-            assert [one.name for one in config.output] == [one.name for one in metadata.outputs]
-            assert config.model_transaction_policy.decoupled
-            assert config.parameters["max_source_length"].string_value == "64"
-
-    asyncio.run(run())
+async def test_metadata_and_configuration_name_the_tensors_that_requests_have():
+    async with serving() as served:
+        stub = stub_of(served)
+        server = await stub.ServerMetadata(pb.ServerMetadataRequest())
+        assert server.name == "seq2seq-serve"
+        assert "model_repository" in server.extensions
+        metadata = await stub.ModelMetadata(pb.ModelMetadataRequest(name="echo"))
+        assert list(metadata.versions) == [served.model.version]
+        request = infer_request("ab", outputs=[output.name for output in metadata.outputs])
+        response = await stub.ModelInfer(request)
+        for told, output in zip(metadata.outputs, response.outputs, strict=True):
+            assert (told.name, told.datatype) == (output.name, output.datatype)
+            assert len(told.shape) == len(output.shape)
+        assert [one.name for one in metadata.inputs] == ["text_input", "input_ids", "input_lengths"]
+        config = (await stub.ModelConfig(pb.ModelConfigRequest(name="echo"))).config
+        assert [one.name for one in config.output] == [one.name for one in metadata.outputs]
+        assert config.model_transaction_policy.decoupled
+        assert config.parameters["max_source_length"].string_value == "64"
 
 
-def test_statistics_add_up():
-    async def run():
-        async with serving() as served:
-            stub = stub_of(served)
-            await stub.ModelInfer(infer_request("ab"))
-            await stub.ModelInfer(infer_request("cd"))
-            served.runner.error = RuntimeError("broken")
-            with pytest.raises(grpc.aio.AioRpcError, match="the engine failed"):
-                await stub.ModelInfer(infer_request("a"))
-            served.runner.error = None
-            await served.until_calls_are_over()
-            for name in ("", "echo"):
-                answer = await stub.ModelStatistics(pb.ModelStatisticsRequest(name=name))
-                (its,) = answer.model_stats
-                assert (its.name, its.inference_count) == ("echo", 2)
-                stats = its.inference_stats
-                assert stats.success.count == 2
-                assert stats.fail.count >= 1
-                assert stats.success.ns > stats.compute_infer.ns > 0
-                assert its.execution_count == sum(one.compute_infer.count for one in its.batch_stats) >= 6
-                assert its.last_inference > 1.7e12
-
-    asyncio.run(run())
+async def test_statistics_add_up():
+    async with serving() as served:
+        stub = stub_of(served)
+        await stub.ModelInfer(infer_request("ab"))
+        await stub.ModelInfer(infer_request("cd"))
+        served.runner.error = RuntimeError("broken")
+        with pytest.raises(grpc.aio.AioRpcError, match="the engine failed"):
+            await stub.ModelInfer(infer_request("a"))
+        served.runner.error = None
+        await served.until_calls_are_over()
+        for name in ("", "echo"):
+            answer = await stub.ModelStatistics(pb.ModelStatisticsRequest(name=name))
+            (its,) = answer.model_stats
+            assert (its.name, its.inference_count) == ("echo", 2)
+            stats = its.inference_stats
+            assert stats.success.count == 2
+            assert stats.fail.count >= 1
+            assert stats.success.ns > stats.compute_infer.ns > 0
+            assert its.execution_count == sum(one.compute_infer.count for one in its.batch_stats) >= 6
+            assert its.last_inference > 1.7e12
 
 
 class _SlowRunner(EchoRunner):
@@ -403,60 +350,53 @@ class _SlowRunner(EchoRunner):
         return super().step(rows)
 
 
-def test_loading_anew_under_load_fails_no_call_and_stops_the_old_engine():
-    async def run():
-        async with serving(_SlowRunner(), is_repository_open=True) as served:
-            stub = stub_of(served)
-            stopping = asyncio.Event()
-            num_calls = 0
+async def test_loading_anew_under_load_fails_no_call_and_stops_the_old_engine():
+    async with serving(_SlowRunner(), is_repository_open=True) as served:
+        stub = stub_of(served)
+        stopping = asyncio.Event()
+        num_calls = 0
 
-            async def ask_again_and_again() -> None:
-                nonlocal num_calls
-                while not stopping.is_set():
-                    answer = await stub.ModelInfer(infer_request("abc", "d"))
-                    assert typed(answer)["text_output"][1] == [b"abc", b"d"]
-                    assert "".join([piece async for piece in pieces()]) == "abc"
-                    num_calls += 2
+        async def ask_again_and_again() -> None:
+            nonlocal num_calls
+            while not stopping.is_set():
+                answer = await stub.ModelInfer(infer_request("abc", "d"))
+                assert typed(answer)["text_output"][1] == [b"abc", b"d"]
+                assert "".join([piece async for piece in pieces()]) == "abc"
+                num_calls += 2
 
-            async def pieces():
-                async for one in served.stub.GenerateStream(
-                    seq2seq.GenerateRequest(sources=[seq2seq.Source(text="abc")])
-                ):
-                    yield one.piece.text
+        async def pieces():
+            async for one in served.stub.GenerateStream(
+                seq2seq.GenerateRequest(sources=[seq2seq.Source(text="abc")])
+            ):
+                yield one.piece.text
 
-            callers = [asyncio.create_task(ask_again_and_again()) for _ in range(8)]
-            engines = []
-            for _ in range(5):
-                engines.append(served.model.engine)
-                await stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="echo"))
-                assert served.model.engine is not engines[-1]
-                enough = num_calls + 50  # each caller asks the new engine, too
-                while num_calls < enough and not any(caller.done() for caller in callers):
-                    await asyncio.sleep(0.01)
-            stopping.set()
-            await asyncio.gather(*callers)
-            while served.app._repository._ending:
+        callers = [asyncio.create_task(ask_again_and_again()) for _ in range(8)]
+        engines = []
+        for _ in range(5):
+            engines.append(served.model.engine)
+            await stub.RepositoryModelLoad(pb.RepositoryModelLoadRequest(model_name="echo"))
+            assert served.model.engine is not engines[-1]
+            enough = num_calls + 50  # each caller asks the new engine, too
+            while num_calls < enough and not any(caller.done() for caller in callers):
                 await asyncio.sleep(0.01)
-            assert not any(engine.cores[0]._core._thread.is_alive() for engine in engines)
-
-    asyncio.run(run())
+        stopping.set()
+        await asyncio.gather(*callers)
+        while served.app._repository._ending:
+            await asyncio.sleep(0.01)
+        assert not any(engine.cores[0]._core._thread.is_alive() for engine in engines)
 
 
 @pytest.mark.parametrize(("first", "second"), [("", "echo"), ("echo", "")])
-def test_both_numberings_of_the_repository_calls_are_understood(first, second):
+async def test_both_numberings_of_the_repository_calls_are_understood(first, second):
     """Triton has the model's name in field 2, KServe in field 1, and answers with it."""
-
-    async def run():
-        async with serving(is_repository_open=True) as served:
-            stub = stub_of(served)
-            load = pb.RepositoryModelLoadRequest(repository_name=first, model_name=second)
-            loaded = await stub.RepositoryModelLoad(load)
-            assert (loaded.model_name, loaded.is_loaded) == ("echo", True)
-            unload = pb.RepositoryModelUnloadRequest(repository_name=first, model_name=second)
-            assert (await stub.RepositoryModelUnload(unload)).is_unloaded
-            await stub.RepositoryModelLoad(load)
-
-    asyncio.run(run())
+    async with serving(is_repository_open=True) as served:
+        stub = stub_of(served)
+        load = pb.RepositoryModelLoadRequest(repository_name=first, model_name=second)
+        loaded = await stub.RepositoryModelLoad(load)
+        assert (loaded.model_name, loaded.is_loaded) == ("echo", True)
+        unload = pb.RepositoryModelUnloadRequest(repository_name=first, model_name=second)
+        assert (await stub.RepositoryModelUnload(unload)).is_unloaded
+        await stub.RepositoryModelLoad(load)
 
 
 @pytest.mark.parametrize(
@@ -475,40 +415,32 @@ def test_both_numberings_of_the_repository_calls_are_understood(first, second):
         ),
     ],
 )
-def test_what_cannot_be_loaded_is_refused(change, code):
-    async def run():
-        async with serving(is_repository_open=True) as served:
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub_of(served).RepositoryModelLoad(pb.RepositoryModelLoadRequest(**change))
-            assert caught.value.code() is code
-
-    asyncio.run(run())
+async def test_what_cannot_be_loaded_is_refused(change, code):
+    async with serving(is_repository_open=True) as served:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await stub_of(served).RepositoryModelLoad(pb.RepositoryModelLoadRequest(**change))
+        assert caught.value.code() is code
 
 
-def test_requests_that_wait_in_streams_are_bounded(monkeypatch):
+async def test_requests_that_wait_in_streams_are_bounded(monkeypatch):
     """480 streams of 4 MiB took 1.4 GB: only those of unary calls counted."""
     monkeypatch.setattr(calls, "SMALL_REQUEST_BYTES", 0)
     message = infer_request("abc")
     monkeypatch.setattr(calls, "_MAX_HELD_BYTES", message.ByteSize() * 3 // 2)
-
-    async def run():
-        async with serving() as served:
-            served.runner.gate.clear()
-            stub = GRPCInferenceServiceStub(served.channel)
-            waiting, refused = stub.ModelStreamInfer(), stub.ModelStreamInfer()
-            await waiting.write(message)
-            await served.turns.until(lambda: served.turns.num_submitted == 1)
-            await refused.write(message)
-            assert (
-                f"large requests of {message.ByteSize()} bytes are open"
-                in (await refused.read()).error_message
-            )
-            served.runner.gate.set()
-            for stream in (waiting, refused):
-                await stream.done_writing()
-                while await stream.read() is not aio.EOF:
-                    pass
-            await served.until_calls_are_over()
-            assert not served.app._calls.held.held
-
-    asyncio.run(run())
+    async with serving() as served:
+        served.runner.gate.clear()
+        stub = GRPCInferenceServiceStub(served.channel)
+        waiting, refused = stub.ModelStreamInfer(), stub.ModelStreamInfer()
+        await waiting.write(message)
+        await served.turns.until(lambda: served.turns.num_submitted == 1)
+        await refused.write(message)
+        assert (
+            f"large requests of {message.ByteSize()} bytes are open" in (await refused.read()).error_message
+        )
+        served.runner.gate.set()
+        for stream in (waiting, refused):
+            await stream.done_writing()
+            while await stream.read() is not aio.EOF:
+                pass
+        await served.until_calls_are_over()
+        assert not served.app._calls.held.held

@@ -110,126 +110,108 @@ BAD_SOURCES = [
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
-def test_a_bad_request_is_refused_with_its_field_and_reaches_no_engine(method, caplog):
+async def test_a_bad_request_is_refused_with_its_field_and_reaches_no_engine(method, caplog):
     cases = [(from_text("a", **options), f"options.{field}", text) for options, field, text in BAD_OPTIONS]
     cases += [(pb.GenerateRequest(sources=sources), field, text) for sources, field, text in BAD_SOURCES]
-
-    async def run():
-        async with serving() as served:
-            for request, field, message in cases:
-                call = getattr(served.stub, method)(request)
-                with pytest.raises(AioRpcError) as caught:
-                    await (call if method == "Generate" else anext(aiter(call)))
-                error = ClientError.from_rpc(caught.value, served.address)
-                assert error.code == "INVALID_ARGUMENT"
-                assert error.message.startswith(message)
-                assert error.field_violations == (FieldViolation(field, error.message),)
-                assert error.request_id
-            assert served.turns.num_submitted == 0
-            labels = {"model_name": "echo", "method": method, "code": "INVALID_ARGUMENT"}
-            assert served.metric("seq2seq_requests_total", **labels) == len(cases)
-
-    asyncio.run(run())
+    async with serving() as served:
+        for request, field, message in cases:
+            call = getattr(served.stub, method)(request)
+            with pytest.raises(AioRpcError) as caught:
+                await (call if method == "Generate" else anext(aiter(call)))
+            error = ClientError.from_rpc(caught.value, served.address)
+            assert error.code == "INVALID_ARGUMENT"
+            assert error.message.startswith(message)
+            assert error.field_violations == (FieldViolation(field, error.message),)
+            assert error.request_id
+        assert served.turns.num_submitted == 0
+        labels = {"model_name": "echo", "method": method, "code": "INVALID_ARGUMENT"}
+        assert served.metric("seq2seq_requests_total", **labels) == len(cases)
     assert caplog.text == ""
 
 
-def test_the_bounds_of_an_option_are_accepted_although_float32_rounds_them():
+async def test_the_bounds_of_an_option_are_accepted_although_float32_rounds_them():
     """A temperature of 0.01 was refused: it must be from 0.01 to 100."""
-
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            for name in ("temperature", "top_p", "min_p", "repetition_penalty", "length_penalty"):
-                for bound in OPTIONS[name].bounds:
-                    options = pb.GenerateOptions(**{name: bound})
-                    if OPTIONS[name].needs:
-                        setattr(options, OPTIONS[name].needs, 2)
-                    await client.generate("a", options=options)
-
-    asyncio.run(run())
+    async with serving() as served, AsyncClient(served.address) as client:
+        for name in ("temperature", "top_p", "min_p", "repetition_penalty", "length_penalty"):
+            for bound in OPTIONS[name].bounds:
+                options = pb.GenerateOptions(**{name: bound})
+                if OPTIONS[name].needs:
+                    setattr(options, OPTIONS[name].needs, 2)
+                await client.generate("a", options=options)
 
 
-def test_the_options_reach_the_engine_as_its_records():
-    async def run():
-        async with serving() as served:
-            served.runner.gate.clear()
-            options = {
-                "min_new_tokens": 2,
-                "repetition_penalty": 1.5,
-                "no_repeat_ngram_size": 3,
-                "suppressed_token_ids": [7, 8],
-                "logit_bias": {9: -0.5},
-                "temperature": 0.5,
-                "top_k": 4,
-                "top_p": 0.75,
-                "min_p": 0.25,
-                "seed": 2**64 - 1,
-                "log_probabilities": True,
-                "num_alternatives": 5,
-                "target_prefix": pb.Target(text="ab"),
-                "num_hypotheses": 2,
-            }
-            beam = {"priority": 3, "beam_size": 3, "num_hypotheses": 2, "early_stopping": False}
-            calls = [
-                asyncio.ensure_future(_result(served.stub.Generate(from_text("a", **given))))
-                for given in (options, {"priority": 1}, {"priority": 2, "temperature": 2.0}, beam)
-            ]
-            await served.turns.until(lambda: served.turns.num_submitted == 4)
-            requests = served.turns.requests
-            full, plain, sampled, searched = sorted(requests, key=lambda request: request.priority)
-            assert full.constraints == Constraints(2, 1.5, 3, frozenset({7, 8}), {9: -0.5})
-            assert full.sampling == Sampling(0.5, 4, 0.75, 0.25, 2**64 - 1)
-            assert (full.log_probabilities, full.num_alternatives) == (True, 5)
-            assert full.prefix_ids == tuple(served.model.target_tokenizer.encode("ab"))
-            assert full.max_new_tokens == 62
-            assert (full.beam, full.num_hypotheses) == (None, 2)
-            assert (searched.beam, searched.num_hypotheses) == (Beam(3, 0.6, early_stopping=False), 2)
-            assert plain.is_plain
-            assert sampled.sampling.top_p == 1
-            assert sampled.sampling.top_k == sampled.sampling.min_p == 0
-            assert not sampled.is_plain
-            served.runner.gate.set()
-            await asyncio.gather(*calls)
-
-    asyncio.run(run())
+async def test_the_options_reach_the_engine_as_its_records():
+    async with serving() as served:
+        served.runner.gate.clear()
+        options = {
+            "min_new_tokens": 2,
+            "repetition_penalty": 1.5,
+            "no_repeat_ngram_size": 3,
+            "suppressed_token_ids": [7, 8],
+            "logit_bias": {9: -0.5},
+            "temperature": 0.5,
+            "top_k": 4,
+            "top_p": 0.75,
+            "min_p": 0.25,
+            "seed": 2**64 - 1,
+            "log_probabilities": True,
+            "num_alternatives": 5,
+            "target_prefix": pb.Target(text="ab"),
+            "num_hypotheses": 2,
+        }
+        beam = {"priority": 3, "beam_size": 3, "num_hypotheses": 2, "early_stopping": False}
+        calls = [
+            asyncio.ensure_future(_result(served.stub.Generate(from_text("a", **given))))
+            for given in (options, {"priority": 1}, {"priority": 2, "temperature": 2.0}, beam)
+        ]
+        await served.turns.until(lambda: served.turns.num_submitted == 4)
+        requests = served.turns.requests
+        full, plain, sampled, searched = sorted(requests, key=lambda request: request.priority)
+        assert full.constraints == Constraints(2, 1.5, 3, frozenset({7, 8}), {9: -0.5})
+        assert full.sampling == Sampling(0.5, 4, 0.75, 0.25, 2**64 - 1)
+        assert (full.log_probabilities, full.num_alternatives) == (True, 5)
+        assert full.prefix_ids == tuple(served.model.target_tokenizer.encode("ab"))
+        assert full.max_new_tokens == 62
+        assert (full.beam, full.num_hypotheses) == (None, 2)
+        assert (searched.beam, searched.num_hypotheses) == (Beam(3, 0.6, early_stopping=False), 2)
+        assert plain.is_plain
+        assert sampled.sampling.top_p == 1
+        assert sampled.sampling.top_k == sampled.sampling.min_p == 0
+        assert not sampled.is_plain
+        served.runner.gate.set()
+        await asyncio.gather(*calls)
 
 
 async def _result(call):
     return await call
 
 
-def test_the_longest_source_and_target_that_fit_are_served():
-    async def run():
-        async with serving() as served, AsyncClient(served.address) as client:
-            options = pb.GenerateOptions(max_new_tokens=64)
-            assert await client.translate("x" * 63, options=options) == "x" * 63
-
-    asyncio.run(run())
+async def test_the_longest_source_and_target_that_fit_are_served():
+    async with serving() as served, AsyncClient(served.address) as client:
+        options = pb.GenerateOptions(max_new_tokens=64)
+        assert await client.translate("x" * 63, options=options) == "x" * 63
 
 
-def test_texts_are_normalised_on_every_way_in_and_stop_sequences_as_targets_are():
+async def test_texts_are_normalised_on_every_way_in_and_stop_sequences_as_targets_are():
     decomposed = unicodedata.normalize("NFD", "한글")
+    async with serving() as served:
+        tokenizer = byte_tokenizer("nfc")
+        model = with_manifest(served.model, tokenizer)
+        served.app._models.put(model)
 
-    async def run():
-        async with serving() as served:
-            tokenizer = byte_tokenizer("nfc")
-            model = with_manifest(served.model, tokenizer)
-            served.app._models.put(model)
+        async def generated(text, **options) -> str:
+            answer = await served.stub.Generate(from_text(text, **options))
+            return answer.hypotheses[0].text
 
-            async def generated(text, **options) -> str:
-                answer = await served.stub.Generate(from_text(text, **options))
-                return answer.hypotheses[0].text
-
-            assert await generated(f" \ufeff{decomposed}\u00a0a") == "한글 a"
-            assert await generated("한글 a", stop_sequences=[f" {decomposed}", " a"]) == "한글"
-            assert (await generated("abcd", target_prefix=pb.Target(text=decomposed[:2])))[0] == "하"
-            split = pb.LONG_SOURCE_SPLIT_ALWAYS
-            assert await generated(f"{decomposed}.\u3000a.\n\nb", long_source=split) == "한글.\u3000a.\n\nb"
-            for stop in ("\n", "a\tb", "a  b", "\u200b"):
-                with pytest.raises(AioRpcError, match="which echo never writes: between words") as caught:
-                    await generated("a", stop_sequences=["b", stop])
-                assert caught.value.details().startswith(f"stop_sequences[1] is {stop!r}")
-
-    asyncio.run(run())
+        assert await generated(f" \ufeff{decomposed}\u00a0a") == "한글 a"
+        assert await generated("한글 a", stop_sequences=[f" {decomposed}", " a"]) == "한글"
+        assert (await generated("abcd", target_prefix=pb.Target(text=decomposed[:2])))[0] == "하"
+        split = pb.LONG_SOURCE_SPLIT_ALWAYS
+        assert await generated(f"{decomposed}.\u3000a.\n\nb", long_source=split) == "한글.\u3000a.\n\nb"
+        for stop in ("\n", "a\tb", "a  b", "\u200b"):
+            with pytest.raises(AioRpcError, match="which echo never writes: between words") as caught:
+                await generated("a", stop_sequences=["b", stop])
+            assert caught.value.details().startswith(f"stop_sequences[1] is {stop!r}")
 
 
 FAMILIES = {
@@ -382,28 +364,24 @@ def test_an_option_that_does_not_go_with_the_model_or_with_others_is_refused(nam
     _check(pb.GenerateOptions(**others), model, 64)
 
 
-def test_a_lower_limit_lowers_the_minimum_of_the_model(bundle_path, tmp_path):
+async def test_a_lower_limit_lowers_the_minimum_of_the_model(bundle_path, tmp_path):
     """As in `generate`; the minimum of a request itself is refused."""
     folder = Path(shutil.copytree(bundle_path, tmp_path / "long"))
     manifest = load_bundle(folder).manifest
     write_manifest(folder, replace(manifest, generation=replace(manifest.generation, min_new_tokens=6)))
     source = pb.Source(token_ids=pb.TokenIds(values=[10, 11, 12]))
+    async with serving_bundles(folder) as served:
 
-    async def run():
-        async with serving_bundles(folder) as served:
+        def generate(**options):
+            message = pb.GenerateRequest(sources=[source], options=pb.GenerateOptions(**options))
+            return served.stub.Generate(message)
 
-            def generate(**options):
-                message = pb.GenerateRequest(sources=[source], options=pb.GenerateOptions(**options))
-                return served.stub.Generate(message)
-
-            answer = await generate(max_new_tokens=2)
-            assert len(answer.hypotheses[0].token_ids) == 2
-            assert len((await generate()).hypotheses[0].token_ids) >= 6
-            with pytest.raises(AioRpcError) as caught:
-                await generate(max_new_tokens=2, min_new_tokens=6)
-            assert caught.value.details() == "min_new_tokens is 6, and must be from 0 to 2"
-
-    asyncio.run(run())
+        answer = await generate(max_new_tokens=2)
+        assert len(answer.hypotheses[0].token_ids) == 2
+        assert len((await generate()).hypotheses[0].token_ids) >= 6
+        with pytest.raises(AioRpcError) as caught:
+            await generate(max_new_tokens=2, min_new_tokens=6)
+        assert caught.value.details() == "min_new_tokens is 6, and must be from 0 to 2"
 
 
 LIMIT = 12
@@ -426,36 +404,30 @@ def forcing_path(bundle_path, tmp_path) -> Path:
     return folder
 
 
-def test_the_ids_of_an_answer_are_a_target_and_a_prefix(forcing_path):
+async def test_the_ids_of_an_answer_are_a_target_and_a_prefix(forcing_path):
     """They begin with the forced token, which is not added again."""
     source = pb.Source(token_ids=pb.TokenIds(values=[10, 11, 12]))
+    async with serving_bundles(forcing_path) as served:
 
-    async def run():
-        async with serving_bundles(forcing_path) as served:
+        def generate(**options):
+            options = pb.GenerateOptions(target_language="en", max_new_tokens=5, **options)
+            return served.stub.Generate(pb.GenerateRequest(sources=[source], options=options))
 
-            def generate(**options):
-                options = pb.GenerateOptions(target_language="en", max_new_tokens=5, **options)
-                return served.stub.Generate(pb.GenerateRequest(sources=[source], options=options))
+        def score(token_ids):
+            target = pb.Target(token_ids=pb.TokenIds(values=token_ids))
+            return served.stub.Score(pb.ScoreRequest(sources=[source], target=target, target_language="en"))
 
-            def score(token_ids):
-                target = pb.Target(token_ids=pb.TokenIds(values=token_ids))
-                return served.stub.Score(
-                    pb.ScoreRequest(sources=[source], target=target, target_language="en")
-                )
-
-            answer = (await generate()).hypotheses[0]
-            assert answer.token_ids[0] == 7
-            whole, rest = await asyncio.gather(score(answer.token_ids), score(answer.token_ids[1:]))
-            assert whole.log_probabilities == rest.log_probabilities
-            assert len(whole.log_probabilities) == len(answer.token_ids) + 1
-            begun = pb.Target(token_ids=pb.TokenIds(values=answer.token_ids[:3]))
-            continued = (await generate(target_prefix=begun)).hypotheses[0]
-            assert continued.token_ids[:5] == answer.token_ids
-
-    asyncio.run(run())
+        answer = (await generate()).hypotheses[0]
+        assert answer.token_ids[0] == 7
+        whole, rest = await asyncio.gather(score(answer.token_ids), score(answer.token_ids[1:]))
+        assert whole.log_probabilities == rest.log_probabilities
+        assert len(whole.log_probabilities) == len(answer.token_ids) + 1
+        begun = pb.Target(token_ids=pb.TokenIds(values=answer.token_ids[:3]))
+        continued = (await generate(target_prefix=begun)).hypotheses[0]
+        assert continued.token_ids[:5] == answer.token_ids
 
 
-def test_the_longest_given_target_leaves_room_for_the_forced_tokens(forcing_path):
+async def test_the_longest_given_target_leaves_room_for_the_forced_tokens(forcing_path):
     """The step after it needed a position beyond the cache, and its neighbours failed with it."""
     source = pb.Source(token_ids=pb.TokenIds(values=[10, 11, 12]))
     longest, too_long = (
@@ -469,28 +441,25 @@ def test_the_longest_given_target_leaves_room_for_the_forced_tokens(forcing_path
     def score(target):
         return pb.ScoreRequest(sources=[source], target=target, target_language="en")
 
-    async def run():
-        async with serving_bundles(forcing_path) as served:
-            stub = served.stub
-            alone = await stub.Generate(generate())
-            prefixed, scored, beside = await asyncio.gather(
-                stub.Generate(generate(longest)), stub.Score(score(longest)), stub.Generate(generate())
-            )
-            assert prefixed.hypotheses[0].token_ids[: LIMIT - 1] == [7, *longest.token_ids.values]
-            assert len(scored.log_probabilities) == LIMIT
-            assert beside.hypotheses[0].token_ids == alone.hypotheses[0].token_ids
-            for call, field in (
-                (stub.Generate(generate(too_long)), "options.target_prefix"),
-                (stub.Generate(generate(too_long, max_new_tokens=1)), "options.target_prefix"),
-                (stub.Score(score(too_long)), "target"),
-            ):
-                with pytest.raises(AioRpcError) as caught:
-                    await call
-                error = ClientError.from_rpc(caught.value, served.address)
-                message = "the given target has 11 tokens, and forcing takes at most 10: send a shorter one"
-                assert error.field_violations == (FieldViolation(field, message),)
-
-    asyncio.run(run())
+    async with serving_bundles(forcing_path) as served:
+        stub = served.stub
+        alone = await stub.Generate(generate())
+        prefixed, scored, beside = await asyncio.gather(
+            stub.Generate(generate(longest)), stub.Score(score(longest)), stub.Generate(generate())
+        )
+        assert prefixed.hypotheses[0].token_ids[: LIMIT - 1] == [7, *longest.token_ids.values]
+        assert len(scored.log_probabilities) == LIMIT
+        assert beside.hypotheses[0].token_ids == alone.hypotheses[0].token_ids
+        for call, field in (
+            (stub.Generate(generate(too_long)), "options.target_prefix"),
+            (stub.Generate(generate(too_long, max_new_tokens=1)), "options.target_prefix"),
+            (stub.Score(score(too_long)), "target"),
+        ):
+            with pytest.raises(AioRpcError) as caught:
+                await call
+            error = ClientError.from_rpc(caught.value, served.address)
+            message = "the given target has 11 tokens, and forcing takes at most 10: send a shorter one"
+            assert error.field_violations == (FieldViolation(field, message),)
 
 
 def test_the_ngrams_of_a_source_are_forbidden_beside_the_sequences_of_the_model():
@@ -500,42 +469,34 @@ def test_the_ngrams_of_a_source_are_forbidden_beside_the_sequences_of_the_model(
     assert given.forbidden_after == {(5,): {6}}
 
 
-def test_a_text_may_name_the_language_of_its_target(bundle_path, tmp_path):
+async def test_a_text_may_name_the_language_of_its_target(bundle_path, tmp_path):
     """As it does for Marian's own tokenizer (`tests/export/huggingface/test_tokenizers.py` has the ids)."""
     folder = Path(shutil.copytree(bundle_path, tmp_path / "marked"))
     manifest = load_bundle(folder).manifest
     frames = replace(manifest.frames, source_prefix=("target_language",))
     choices = {"target_language": Choice({"en": 7, "fr": 8})}
     write_manifest(folder, replace(manifest, frames=frames, choices=choices))
+    async with serving_bundles(folder) as served:
 
-    async def run():
-        async with serving_bundles(folder) as served:
+        async def generated(text, **options):
+            options = pb.GenerateOptions(max_new_tokens=5, log_probabilities=True, **options)
+            message = pb.GenerateRequest(sources=[pb.Source(text=text)], options=options)
+            answer = await served.stub.Generate(message)
+            return list(answer.hypotheses[0].log_probabilities), answer.usage.source_tokens
 
-            async def generated(text, **options):
-                options = pb.GenerateOptions(max_new_tokens=5, log_probabilities=True, **options)
-                message = pb.GenerateRequest(sources=[pb.Source(text=text)], options=options)
-                answer = await served.stub.Generate(message)
-                return list(answer.hypotheses[0].log_probabilities), answer.usage.source_tokens
+        async def scored(text, **options):
+            message = pb.ScoreRequest(sources=[pb.Source(text=text)], target=pb.Target(text="a"), **options)
+            return (await served.stub.Score(message)).score
 
-            async def scored(text, **options):
-                message = pb.ScoreRequest(
-                    sources=[pb.Source(text=text)], target=pb.Target(text="a"), **options
-                )
-                return (await served.stub.Score(message)).score
-
-            for ask in (generated, scored):
-                english, french = [await ask("오늘", target_language=name) for name in ("en", "fr")]
-                assert [await ask(f">>{name}<<오늘") for name in ("en", "fr")] == [english, french]
-                assert english != french
-                as_text = await ask(">>fr<<오늘", target_language="en")
-                assert as_text not in (english, french), "an option was given, so that the mark is text"
-                for text in ("오늘", ">>de<<오늘", ">>"):
-                    with pytest.raises(AioRpcError, match="or a text that begins with it, such as >>en<<"):
-                        await ask(text)
-            split = await generated(">>fr<<오늘. 오늘.", long_source=pb.LONG_SOURCE_SPLIT_ALWAYS)
-            whole = await generated(
-                "오늘. 오늘.", target_language="fr", long_source=pb.LONG_SOURCE_SPLIT_ALWAYS
-            )
-            assert split == whole
-
-    asyncio.run(run())
+        for ask in (generated, scored):
+            english, french = [await ask("오늘", target_language=name) for name in ("en", "fr")]
+            assert [await ask(f">>{name}<<오늘") for name in ("en", "fr")] == [english, french]
+            assert english != french
+            as_text = await ask(">>fr<<오늘", target_language="en")
+            assert as_text not in (english, french), "an option was given, so that the mark is text"
+            for text in ("오늘", ">>de<<오늘", ">>"):
+                with pytest.raises(AioRpcError, match="or a text that begins with it, such as >>en<<"):
+                    await ask(text)
+        split = await generated(">>fr<<오늘. 오늘.", long_source=pb.LONG_SOURCE_SPLIT_ALWAYS)
+        whole = await generated("오늘. 오늘.", target_language="fr", long_source=pb.LONG_SOURCE_SPLIT_ALWAYS)
+        assert split == whole

@@ -64,28 +64,23 @@ def of_transformers(folder, content: bytes, *, is_conditioned: bool) -> list[tup
 
 
 @pytest.mark.parametrize("is_conditioned", [False, True])
-def test_windows_are_those_of_transformers(whisper_path, is_conditioned):
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            num_windows = 0
-            for seed in range(3):
-                content = encoded(noise(3.2, seed))
-                request = message(content, condition_on_previous=is_conditioned, **ANYTHING_IS_GOOD)
-                answer = await served.stub.Generate(request)
-                expected = of_transformers(
-                    whisper_path / "checkpoint", content, is_conditioned=is_conditioned
-                )
-                found = answer.hypotheses[0].segments
-                assert [list(one.token_ids) for one in found] == [ids for *_, ids in expected if ids]
-                np.testing.assert_allclose(
-                    [one.end_seconds for one in found],
-                    [min(end, 3.2) for _, end, ids in expected if ids],  # theirs may end after the sound
-                    atol=1e-9,
-                )
-                num_windows += len(answer.sentences)
-            assert num_windows > 3 * 5
-
-    asyncio.run(run())
+async def test_windows_are_those_of_transformers(whisper_path, is_conditioned):
+    async with serving_bundles(whisper_path / "bundle") as served:
+        num_windows = 0
+        for seed in range(3):
+            content = encoded(noise(3.2, seed))
+            request = message(content, condition_on_previous=is_conditioned, **ANYTHING_IS_GOOD)
+            answer = await served.stub.Generate(request)
+            expected = of_transformers(whisper_path / "checkpoint", content, is_conditioned=is_conditioned)
+            found = answer.hypotheses[0].segments
+            assert [list(one.token_ids) for one in found] == [ids for *_, ids in expected if ids]
+            np.testing.assert_allclose(
+                [one.end_seconds for one in found],
+                [min(end, 3.2) for _, end, ids in expected if ids],  # theirs may end after the sound
+                atol=1e-9,
+            )
+            num_windows += len(answer.sentences)
+        assert num_windows > 3 * 5
 
 
 @pytest.mark.parametrize(
@@ -105,117 +100,101 @@ def test_the_next_window_begins_after_the_last_whole_segment(token_ids, expected
     assert whole_segments(token_ids, FIRST, least_steps=2) == expected
 
 
-def test_a_bad_text_is_decoded_again_at_higher_temperatures(whisper_path):
+async def test_a_bad_text_is_decoded_again_at_higher_temperatures(whisper_path):
     content = encoded(noise(SECONDS))
-
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            windows = []
-            for options in (
-                ANYTHING_IS_GOOD,
-                ANYTHING_IS_GOOD | {"compression_ratio_threshold": 0},
-                ANYTHING_IS_GOOD | {"log_probability_threshold": 0, "no_speech_threshold": 1},
-                {"temperature": 0.5, "seed": 3} | ANYTHING_IS_GOOD | {"compression_ratio_threshold": 0},
-            ):
-                answer = await served.stub.Generate(message(content, **options))
-                window = answer.hypotheses[0].segments[0].window
-                windows.append(window)
-                is_unsure = "no_speech_threshold" in options
-                assert window.HasField("no_speech_probability") == is_unsure
-                assert not is_unsure or 0 < window.no_speech_probability < 1
-                assert window.mean_log_probability < 0
-                again = await served.stub.Generate(message(content, **options))
-                assert again.hypotheses == answer.hypotheses
-            good, repeating, unsure, given = windows
-            assert (good.temperature, given.temperature) == (0, 0.5)
-            # None is good, so the most probable of all is taken.
-            assert repeating.mean_log_probability >= good.mean_log_probability
-            assert (repeating.temperature, repeating.compression_ratio) == (
-                unsure.temperature,
-                unsure.compression_ratio,
-            )
-            threshold = windows[0].compression_ratio - 0.001
-            better = message(content, **ANYTHING_IS_GOOD | {"compression_ratio_threshold": threshold})
-            window = (await served.stub.Generate(better)).hypotheses[0].segments[0].window
-            assert window.temperature > 0
-            assert window.compression_ratio <= threshold
-
-    asyncio.run(run())
+    async with serving_bundles(whisper_path / "bundle") as served:
+        windows = []
+        for options in (
+            ANYTHING_IS_GOOD,
+            ANYTHING_IS_GOOD | {"compression_ratio_threshold": 0},
+            ANYTHING_IS_GOOD | {"log_probability_threshold": 0, "no_speech_threshold": 1},
+            {"temperature": 0.5, "seed": 3} | ANYTHING_IS_GOOD | {"compression_ratio_threshold": 0},
+        ):
+            answer = await served.stub.Generate(message(content, **options))
+            window = answer.hypotheses[0].segments[0].window
+            windows.append(window)
+            is_unsure = "no_speech_threshold" in options
+            assert window.HasField("no_speech_probability") == is_unsure
+            assert not is_unsure or 0 < window.no_speech_probability < 1
+            assert window.mean_log_probability < 0
+            again = await served.stub.Generate(message(content, **options))
+            assert again.hypotheses == answer.hypotheses
+        good, repeating, unsure, given = windows
+        assert (good.temperature, given.temperature) == (0, 0.5)
+        # None is good, so the most probable of all is taken.
+        assert repeating.mean_log_probability >= good.mean_log_probability
+        assert (repeating.temperature, repeating.compression_ratio) == (
+            unsure.temperature,
+            unsure.compression_ratio,
+        )
+        threshold = windows[0].compression_ratio - 0.001
+        better = message(content, **ANYTHING_IS_GOOD | {"compression_ratio_threshold": threshold})
+        window = (await served.stub.Generate(better)).hypotheses[0].segments[0].window
+        assert window.temperature > 0
+        assert window.compression_ratio <= threshold
 
 
-def test_only_the_bad_pieces_of_a_split_sound_are_decoded_again(whisper_path):
+async def test_only_the_bad_pieces_of_a_split_sound_are_decoded_again(whisper_path):
     content, given = encoded(noise(4.0)), {"long_source": pb.LONG_SOURCE_SPLIT, "beam_size": 3}
+    async with serving_bundles(whisper_path / "bundle") as served:
+        engine, num_requests = served.model.engine, 0
+        submitted = engine.submitted
 
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            engine, num_requests = served.model.engine, 0
-            submitted = engine.submitted
+        def counted(requests, *args, **options):
+            nonlocal num_requests
+            num_requests += len(requests)
+            return submitted(requests, *args, **options)
 
-            def counted(requests, *args, **options):
-                nonlocal num_requests
-                num_requests += len(requests)
-                return submitted(requests, *args, **options)
-
-            engine.submitted = counted
-            times = {"timestamps": True, "source_language": ""}
-            whole = await served.stub.Generate(message(content, **given, **times, **ANYTHING_IS_GOOD))
-            assert num_requests == len(whole.sentences) > 5
-            windows = [one.hypotheses[0].segments[0].window for one in whole.sentences]
-            assert windows[0].begin_seconds == 0 < windows[1].begin_seconds
-            means = [one.mean_log_probability for one in windows]
-            threshold = sorted(means)[2] - 1e-4
-            is_bad = [mean < threshold for mean in means]
-            assert sum(is_bad) == 2
-            better = ANYTHING_IS_GOOD | {"log_probability_threshold": threshold, "no_speech_threshold": 1}
-            request = message(content, **given, **times, **better)
-            num_requests = 0
-            answer = await served.stub.Generate(request)
-            assert len(means) + 2 * 2 <= num_requests <= len(means) + 2 * 6
-            for one, other, is_again in zip(answer.sentences, whole.sentences, is_bad, strict=True):
-                window = one.hypotheses[0].segments[0].window
-                assert window.HasField("no_speech_probability") == is_again
-                assert is_again or one.hypotheses == other.hypotheses
-                assert (
-                    window.mean_log_probability >= other.hypotheses[0].segments[0].window.mean_log_probability
-                )
-            *events, last = [event async for event in served.stub.GenerateStream(request)]
-            assert last.result.hypotheses == answer.hypotheses
-            assert last.result.detected_language == whole.detected_language != ""
-            texts = [one.hypotheses[0].text for one in answer.sentences]
-            assert [event.piece.text for event in events] == texts
-
-    asyncio.run(run())
+        engine.submitted = counted
+        times = {"timestamps": True, "source_language": ""}
+        whole = await served.stub.Generate(message(content, **given, **times, **ANYTHING_IS_GOOD))
+        assert num_requests == len(whole.sentences) > 5
+        windows = [one.hypotheses[0].segments[0].window for one in whole.sentences]
+        assert windows[0].begin_seconds == 0 < windows[1].begin_seconds
+        means = [one.mean_log_probability for one in windows]
+        threshold = sorted(means)[2] - 1e-4
+        is_bad = [mean < threshold for mean in means]
+        assert sum(is_bad) == 2
+        better = ANYTHING_IS_GOOD | {"log_probability_threshold": threshold, "no_speech_threshold": 1}
+        request = message(content, **given, **times, **better)
+        num_requests = 0
+        answer = await served.stub.Generate(request)
+        assert len(means) + 2 * 2 <= num_requests <= len(means) + 2 * 6
+        for one, other, is_again in zip(answer.sentences, whole.sentences, is_bad, strict=True):
+            window = one.hypotheses[0].segments[0].window
+            assert window.HasField("no_speech_probability") == is_again
+            assert is_again or one.hypotheses == other.hypotheses
+            assert window.mean_log_probability >= other.hypotheses[0].segments[0].window.mean_log_probability
+        *events, last = [event async for event in served.stub.GenerateStream(request)]
+        assert last.result.hypotheses == answer.hypotheses
+        assert last.result.detected_language == whole.detected_language != ""
+        texts = [one.hypotheses[0].text for one in answer.sentences]
+        assert [event.piece.text for event in events] == texts
 
 
-def test_silence_has_no_text(whisper_path):
+async def test_silence_has_no_text(whisper_path):
     """The model itself writes something, as Whisper does."""
-
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            silent = await served.stub.Generate(
-                message(encoded(np.zeros(3 * SAMPLE_RATE)), source_language="")
-            )
-            assert silent.hypotheses[0].text == ""
-            assert not silent.hypotheses[0].segments
-            assert silent.usage.source_seconds == 3
-            assert silent.detected_language in ("en", "de", "ko")
-            sound = np.concatenate([np.zeros(2 * SAMPLE_RATE), noise(SECONDS)])
-            heard = await served.stub.Generate(message(encoded(sound), **ANYTHING_IS_GOOD))
-            assert heard.usage.source_seconds == len(sound) / SAMPLE_RATE
-            ended = await served.stub.Generate(message(encoded(sound[::-1]), **ANYTHING_IS_GOOD))
-            assert ended.usage.source_seconds == len(sound) / SAMPLE_RATE
-            assert ended.sentences[-1].usage.source_seconds < 2
-            assert heard.hypotheses[0].segments
-            assert heard.hypotheses[0].segments[0].begin_seconds > 1.9
-            # By the model's own rule: it is not sure, and hears no speech with a probability above 0.
-            unsure = {"log_probability_threshold": 0, "no_speech_threshold": 0}
-            silent = await served.stub.Generate(message(encoded(noise(2.0)), **unsure))
-            assert silent.hypotheses[0].text == ""
-
-    asyncio.run(run())
+    async with serving_bundles(whisper_path / "bundle") as served:
+        silent = await served.stub.Generate(message(encoded(np.zeros(3 * SAMPLE_RATE)), source_language=""))
+        assert silent.hypotheses[0].text == ""
+        assert not silent.hypotheses[0].segments
+        assert silent.usage.source_seconds == 3
+        assert silent.detected_language in ("en", "de", "ko")
+        sound = np.concatenate([np.zeros(2 * SAMPLE_RATE), noise(SECONDS)])
+        heard = await served.stub.Generate(message(encoded(sound), **ANYTHING_IS_GOOD))
+        assert heard.usage.source_seconds == len(sound) / SAMPLE_RATE
+        ended = await served.stub.Generate(message(encoded(sound[::-1]), **ANYTHING_IS_GOOD))
+        assert ended.usage.source_seconds == len(sound) / SAMPLE_RATE
+        assert ended.sentences[-1].usage.source_seconds < 2
+        assert heard.hypotheses[0].segments
+        assert heard.hypotheses[0].segments[0].begin_seconds > 1.9
+        # By the model's own rule: it is not sure, and hears no speech with a probability above 0.
+        unsure = {"log_probability_threshold": 0, "no_speech_threshold": 0}
+        silent = await served.stub.Generate(message(encoded(noise(2.0)), **unsure))
+        assert silent.hypotheses[0].text == ""
 
 
-def test_the_probability_of_no_speech_is_that_of_the_token_after_the_start(whisper_path):
+async def test_the_probability_of_no_speech_is_that_of_the_token_after_the_start(whisper_path):
     content = encoded(noise(SECONDS))
     theirs = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(whisper_path / "checkpoint").eval()
     features = torch.tensor(log_mel(read_sound(content, 9), NUM_MELS, NUM_FRAMES))[None]
@@ -223,62 +202,50 @@ def test_the_probability_of_no_speech_is_that_of_the_token_after_the_start(whisp
     with torch.no_grad():
         logits = theirs(features, decoder_input_ids=torch.tensor([[settings.decoder_start_token_id]])).logits
     expected = logits[0, 0].softmax(-1)[settings.no_timestamps_token_id - 1].item()
-
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            request = message(content, log_probability_threshold=0, no_speech_threshold=1)
-            [segment, *_] = (await served.stub.Generate(request)).hypotheses[0].segments
-            assert segment.window.no_speech_probability == pytest.approx(expected, rel=1e-3)
-
-    asyncio.run(run())
+    async with serving_bundles(whisper_path / "bundle") as served:
+        request = message(content, log_probability_threshold=0, no_speech_threshold=1)
+        [segment, *_] = (await served.stub.Generate(request)).hypotheses[0].segments
+        assert segment.window.no_speech_probability == pytest.approx(expected, rel=1e-3)
 
 
-def test_pieces_are_the_windows_and_join_to_the_result(whisper_path):
+async def test_pieces_are_the_windows_and_join_to_the_result(whisper_path):
     request = message(encoded(noise(2.0)), source_language="", **ANYTHING_IS_GOOD)
-
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            whole = await served.stub.Generate(request)
-            *events, last = [event async for event in served.stub.GenerateStream(request)]
-            assert len(events) == len(whole.sentences) > 3
-            assert last.result.hypotheses == whole.hypotheses
-            assert last.result.detected_language == whole.detected_language != ""
-            assert "".join(event.piece.text for event in events) == whole.hypotheses[0].text
-            segments = whole.hypotheses[0].segments
-            assert "".join(one.text for one in segments) == whole.hypotheses[0].text
-            times = [time for one in segments for time in (one.begin_seconds, one.end_seconds)]
-            assert times == sorted(times)
-            assert times[-1] <= 2
-            assert whole.timings.total_seconds >= max(
-                one.usage.source_seconds > 0 and whole.timings.encode_seconds for one in whole.sentences
-            )
-
-    asyncio.run(run())
+    async with serving_bundles(whisper_path / "bundle") as served:
+        whole = await served.stub.Generate(request)
+        *events, last = [event async for event in served.stub.GenerateStream(request)]
+        assert len(events) == len(whole.sentences) > 3
+        assert last.result.hypotheses == whole.hypotheses
+        assert last.result.detected_language == whole.detected_language != ""
+        assert "".join(event.piece.text for event in events) == whole.hypotheses[0].text
+        segments = whole.hypotheses[0].segments
+        assert "".join(one.text for one in segments) == whole.hypotheses[0].text
+        times = [time for one in segments for time in (one.begin_seconds, one.end_seconds)]
+        assert times == sorted(times)
+        assert times[-1] <= 2
+        assert whole.timings.total_seconds >= max(
+            one.usage.source_seconds > 0 and whole.timings.encode_seconds for one in whole.sentences
+        )
 
 
-def test_windows_of_many_sounds_share_steps(whisper_path):
+async def test_windows_of_many_sounds_share_steps(whisper_path):
     """Each of them is a request of its own, and has the tokens that it has alone."""
     contents = [encoded(noise(2.0, seed)) for seed in range(4)]
+    async with serving_bundles(whisper_path / "bundle") as served:
+        alone = [await served.stub.Generate(message(one, **ANYTHING_IS_GOOD)) for one in contents]
+        most_rows = 0
+        record = served.model.engine.statistics.record_turn
 
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            alone = [await served.stub.Generate(message(one, **ANYTHING_IS_GOOD)) for one in contents]
-            most_rows = 0
-            record = served.model.engine.statistics.record_turn
+        def watched(turn):
+            nonlocal most_rows
+            most_rows = max(most_rows, turn.num_rows)
+            record(turn)
 
-            def watched(turn):
-                nonlocal most_rows
-                most_rows = max(most_rows, turn.num_rows)
-                record(turn)
-
-            served.model.engine.statistics.record_turn = watched
-            together = await asyncio.gather(
-                *(served.stub.Generate(message(one, **ANYTHING_IS_GOOD)) for one in contents)
-            )
-            assert [one.hypotheses for one in together] == [one.hypotheses for one in alone]
-            assert most_rows > 1
-
-    asyncio.run(run())
+        served.model.engine.statistics.record_turn = watched
+        together = await asyncio.gather(
+            *(served.stub.Generate(message(one, **ANYTHING_IS_GOOD)) for one in contents)
+        )
+        assert [one.hypotheses for one in together] == [one.hypotheses for one in alone]
+        assert most_rows > 1
 
 
 def two_sounds() -> ModelInferRequest:
@@ -290,49 +257,41 @@ def two_sounds() -> ModelInferRequest:
     return request
 
 
-def test_a_damaged_sound_of_a_batch_is_named_by_its_row(whisper_path):
+async def test_a_damaged_sound_of_a_batch_is_named_by_its_row(whisper_path):
     """The error did not say which of them it was."""
     request = two_sounds()
     request.inputs[0].contents.bytes_contents[1] = b"RIFF"
-
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            with pytest.raises(AioRpcError, match="row 1 of sound: sound: the file is damaged") as caught:
-                await GRPCInferenceServiceStub(served.channel).ModelInfer(request)
-            assert caught.value.code() is StatusCode.INVALID_ARGUMENT
-
-    asyncio.run(run())
+    async with serving_bundles(whisper_path / "bundle") as served:
+        with pytest.raises(AioRpcError, match="row 1 of sound: sound: the file is damaged") as caught:
+            await GRPCInferenceServiceStub(served.channel).ModelInfer(request)
+        assert caught.value.code() is StatusCode.INVALID_ARGUMENT
 
 
-def test_an_accepted_sound_is_finished_while_the_server_drains(whisper_path):
+async def test_an_accepted_sound_is_finished_while_the_server_drains(whisper_path):
     """Its second window was refused, and so was a call's second sound."""
     sound = message(encoded(noise(2.0)), **ANYTHING_IS_GOOD)
+    async with serving_bundles(whisper_path / "bundle") as served:
+        triton = GRPCInferenceServiceStub(served.channel)
+        expected = await served.stub.Generate(sound)
+        expected_of_two = await triton.ModelInfer(two_sounds())
+        assert len(expected.sentences) > 3
+        drains = [served.model.engine, served.app._calls.long_texts]
+        submitted = served.model.engine.submitted
 
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            triton = GRPCInferenceServiceStub(served.channel)
-            expected = await served.stub.Generate(sound)
-            expected_of_two = await triton.ModelInfer(two_sounds())
-            assert len(expected.sentences) > 3
-            drains = [served.model.engine, served.app._calls.long_texts]
-            submitted = served.model.engine.submitted
+        @contextmanager
+        def submitted_before_the_drain(*args, **options):
+            with submitted(*args, **options) as streams:
+                for one in drains:
+                    one.drain()
+                yield streams
 
-            @contextmanager
-            def submitted_before_the_drain(*args, **options):
-                with submitted(*args, **options) as streams:
-                    for one in drains:
-                        one.drain()
-                    yield streams
-
-            served.model.engine.submitted = submitted_before_the_drain
-            assert (await served.stub.Generate(sound)).hypotheses == expected.hypotheses
-            with pytest.raises(AioRpcError, match="shutting down"):
-                await served.stub.Generate(sound)
-            for one in drains:
-                one._is_draining = False
-            assert (await triton.ModelInfer(two_sounds())).outputs == expected_of_two.outputs
-
-    asyncio.run(run())
+        served.model.engine.submitted = submitted_before_the_drain
+        assert (await served.stub.Generate(sound)).hypotheses == expected.hypotheses
+        with pytest.raises(AioRpcError, match="shutting down"):
+            await served.stub.Generate(sound)
+        for one in drains:
+            one._is_draining = False
+        assert (await triton.ModelInfer(two_sounds())).outputs == expected_of_two.outputs
 
 
 def test_only_the_first_request_of_a_sound_is_refused_by_a_full_queue(whisper_path, caplog):
@@ -366,33 +325,29 @@ def test_only_the_first_request_of_a_sound_is_refused_by_a_full_queue(whisper_pa
     assert (line["mode"], line["source_tokens"]) == ("greedy", num_source_tokens)
 
 
-def test_a_prompt_is_read_before_the_target(whisper_path):
+async def test_a_prompt_is_read_before_the_target(whisper_path):
     content = encoded(noise(SECONDS))
     theirs = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(whisper_path / "checkpoint").eval()
     features = torch.tensor(log_mel(read_sound(content, 9), NUM_MELS, NUM_FRAMES))[None]
-
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            tokenizer, times = served.model.target_tokenizer, served.model.manifest.timestamps
-            for prompt in ("a b", "a long prompt, of which the last tokens are read " * 4):
-                token_ids = tokenizer.encode(f" {prompt.strip()}")[-19:]
-                expected = theirs.generate(
-                    features,
-                    prompt_ids=torch.tensor([times.previous_id, *token_ids]),
-                    language="ko",
-                    task="transcribe",
-                    max_new_tokens=12,
-                )[0].tolist()
-                options = {"long_source": pb.LONG_SOURCE_REFUSE, "max_new_tokens": 12}
-                answer = await served.stub.Generate(message(content, prompt=prompt, **options))
-                found = list(answer.hypotheses[0].token_ids)
-                assert found
-                assert expected[: len(found)] == found
-
-    asyncio.run(run())
+    async with serving_bundles(whisper_path / "bundle") as served:
+        tokenizer, times = served.model.target_tokenizer, served.model.manifest.timestamps
+        for prompt in ("a b", "a long prompt, of which the last tokens are read " * 4):
+            token_ids = tokenizer.encode(f" {prompt.strip()}")[-19:]
+            expected = theirs.generate(
+                features,
+                prompt_ids=torch.tensor([times.previous_id, *token_ids]),
+                language="ko",
+                task="transcribe",
+                max_new_tokens=12,
+            )[0].tolist()
+            options = {"long_source": pb.LONG_SOURCE_REFUSE, "max_new_tokens": 12}
+            answer = await served.stub.Generate(message(content, prompt=prompt, **options))
+            found = list(answer.hypotheses[0].token_ids)
+            assert found
+            assert expected[: len(found)] == found
 
 
-def test_words_have_the_times_of_the_attention_of_transformers_heads(whisper_path, monkeypatch):
+async def test_words_have_the_times_of_the_attention_of_transformers_heads(whisper_path, monkeypatch):
     read = []
     monkeypatch.setattr(responses, "token_times", lambda *args: read.append(args) or token_times(*args))
     content = encoded(noise(SECONDS))
@@ -400,44 +355,40 @@ def test_words_have_the_times_of_the_attention_of_transformers_heads(whisper_pat
         whisper_path / "checkpoint", attn_implementation="eager"
     ).eval()
     features = torch.tensor(log_mel(read_sound(content, 9), NUM_MELS, NUM_FRAMES))[None]
-
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            model = served.model
-            start_ids = [
-                model.manifest.choices[one].ids["ko" if one == "source_language" else "transcribe"]
-                if isinstance(one, str)
-                else one
-                for one in model.manifest.frames.start[:-1]
-            ]
-            options = {"long_source": pb.LONG_SOURCE_REFUSE, "word_timestamps": True, "attention": True}
-            answer = await served.stub.Generate(message(content, **options))
-            [hypothesis] = answer.hypotheses
-            fed = torch.tensor([[*start_ids, *hypothesis.token_ids]])
-            with torch.inference_mode():
-                weights = theirs(features, decoder_input_ids=fed, output_attentions=True).cross_attentions
-            # The checkpoint does not name its heads, and has one layer.
-            attention = weights[0][0, :, len(start_ids) - 1 :].transpose(0, 1).numpy()  # (T, H, S)
-            [(found, *others, checkpoint)] = read
-            np.testing.assert_allclose(found, attention[: len(found)], atol=1e-5)
-            shown = np.reshape(hypothesis.attention.weights, (-1, attention.shape[2]))
-            np.testing.assert_allclose(shown, found.mean(axis=1), atol=1e-6)
-            first_id = model.manifest.timestamps.first_id
-            assert others == [tuple(hypothesis.token_ids), first_id, SECONDS, SECONDS / attention.shape[2]]
-            times = token_times(found, *others, checkpoint)
-            place, num_words = 0, 0
-            for segment in hypothesis.segments:
-                while hypothesis.token_ids[place] >= first_id:
-                    place += 1
-                words = words_of(segment.token_ids, model.target_tokenizer)
-                assert [word.text for word in segment.words] == [word.text for word in words]
-                for word, expected in zip(segment.words, words, strict=True):
-                    assert word.begin_seconds == pytest.approx(times[place + expected.first][0])
-                    assert word.end_seconds == pytest.approx(times[place + expected.last][1])
-                place, num_words = place + len(segment.token_ids), num_words + len(words)
-            assert num_words > 2
-
-    asyncio.run(run())
+    async with serving_bundles(whisper_path / "bundle") as served:
+        model = served.model
+        start_ids = [
+            model.manifest.choices[one].ids["ko" if one == "source_language" else "transcribe"]
+            if isinstance(one, str)
+            else one
+            for one in model.manifest.frames.start[:-1]
+        ]
+        options = {"long_source": pb.LONG_SOURCE_REFUSE, "word_timestamps": True, "attention": True}
+        answer = await served.stub.Generate(message(content, **options))
+        [hypothesis] = answer.hypotheses
+        fed = torch.tensor([[*start_ids, *hypothesis.token_ids]])
+        with torch.inference_mode():
+            weights = theirs(features, decoder_input_ids=fed, output_attentions=True).cross_attentions
+        # The checkpoint does not name its heads, and has one layer.
+        attention = weights[0][0, :, len(start_ids) - 1 :].transpose(0, 1).numpy()  # (T, H, S)
+        [(found, *others, checkpoint)] = read
+        np.testing.assert_allclose(found, attention[: len(found)], atol=1e-5)
+        shown = np.reshape(hypothesis.attention.weights, (-1, attention.shape[2]))
+        np.testing.assert_allclose(shown, found.mean(axis=1), atol=1e-6)
+        first_id = model.manifest.timestamps.first_id
+        assert others == [tuple(hypothesis.token_ids), first_id, SECONDS, SECONDS / attention.shape[2]]
+        times = token_times(found, *others, checkpoint)
+        place, num_words = 0, 0
+        for segment in hypothesis.segments:
+            while hypothesis.token_ids[place] >= first_id:
+                place += 1
+            words = words_of(segment.token_ids, model.target_tokenizer)
+            assert [word.text for word in segment.words] == [word.text for word in words]
+            for word, expected in zip(segment.words, words, strict=True):
+                assert word.begin_seconds == pytest.approx(times[place + expected.first][0])
+                assert word.end_seconds == pytest.approx(times[place + expected.last][1])
+            place, num_words = place + len(segment.token_ids), num_words + len(words)
+        assert num_words > 2
 
 
 def test_the_attention_of_pieces_is_dropped_before_the_answer_is_built(whisper_path, monkeypatch):
@@ -473,7 +424,7 @@ def test_the_attention_of_pieces_is_dropped_before_the_answer_is_built(whisper_p
     assert timed == [*[0] * (num_pieces - 1), of_last] * 2
 
 
-def test_the_attention_from_which_words_get_their_times_is_bounded(whisper_path, monkeypatch):
+async def test_the_attention_from_which_words_get_their_times_is_bounded(whisper_path, monkeypatch):
     """It was not counted: that of 50 pieces can take a gigabyte, and the answer to them a few kilobytes."""
     sizes, counted = [], []
 
@@ -482,59 +433,49 @@ def test_the_attention_from_which_words_get_their_times_is_bounded(whisper_path,
         return responses.with_token_times(reading, result, decoding, checkpoint)
 
     monkeypatch.setattr(generation, "with_token_times", times_of)
-
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            shares, sizing = served.app._calls.attention, served.model.sizing
-            taken = shares.taken
-            monkeypatch.setattr(shares, "taken", lambda *one: counted.append(one[1]) or taken(*one))
-            of_one = (12 + 1) * sizing.num_alignment_heads * served.model.max_memory_length * 4
-            for way in (pb.LONG_SOURCE_SPLIT, pb.LONG_SOURCE_SEQUENTIAL):
-                sizes.clear()
-                content, shares.limit = encoded(noise(2.5)), of_one
-                given = message(content, long_source=way, word_timestamps=True, max_new_tokens=12)
+    async with serving_bundles(whisper_path / "bundle") as served:
+        shares, sizing = served.app._calls.attention, served.model.sizing
+        taken = shares.taken
+        monkeypatch.setattr(shares, "taken", lambda *one: counted.append(one[1]) or taken(*one))
+        of_one = (12 + 1) * sizing.num_alignment_heads * served.model.max_memory_length * 4
+        for way in (pb.LONG_SOURCE_SPLIT, pb.LONG_SOURCE_SEQUENTIAL):
+            sizes.clear()
+            content, shares.limit = encoded(noise(2.5)), of_one
+            given = message(content, long_source=way, word_timestamps=True, max_new_tokens=12)
+            await served.stub.Generate(given)
+            assert not shares.held
+            num_open = len(sizes) if way == pb.LONG_SOURCE_SPLIT else 1  # windows follow each other
+            assert counted[-1] == num_open * of_one
+            assert 0 < max(sizes) <= of_one
+            shares.take("another caller", of_one)
+            with pytest.raises(AioRpcError, match="words get their times from attention") as caught:
                 await served.stub.Generate(given)
-                assert not shares.held
-                num_open = len(sizes) if way == pb.LONG_SOURCE_SPLIT else 1  # windows follow each other
-                assert counted[-1] == num_open * of_one
-                assert 0 < max(sizes) <= of_one
-                shares.take("another caller", of_one)
-                with pytest.raises(AioRpcError, match="words get their times from attention") as caught:
-                    await served.stub.Generate(given)
-                assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
-                shares.give_back("another caller", of_one)
-
-    asyncio.run(run())
+            assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
+            shares.give_back("another caller", of_one)
 
 
 @pytest.mark.parametrize("long_source", [pb.LONG_SOURCE_SEQUENTIAL, pb.LONG_SOURCE_SPLIT])
-def test_words_of_a_long_sound_do_not_change_its_target_and_have_its_times(whisper_path, long_source):
+async def test_words_of_a_long_sound_do_not_change_its_target_and_have_its_times(whisper_path, long_source):
     content = encoded(noise(2.5))
-
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            given = {"long_source": long_source, "timestamps": True}
-            without = await served.stub.Generate(message(content, **given))
-            answer = await served.stub.Generate(message(content, word_timestamps=True, **given))
-            assert answer.hypotheses[0].text == without.hypotheses[0].text
-            assert len(answer.sentences) > 3
-            num_words = 0
-            for sentence in answer.sentences:
-                end = sentence.usage.source_seconds
-                for segment in sentence.hypotheses[0].segments:
-                    assert "".join(word.text for word in segment.words) == segment.text
-                    times = [
-                        time for word in segment.words for time in (word.begin_seconds, word.end_seconds)
-                    ]
-                    assert times == sorted(times)
-                    assert end - SECONDS - 1e-9 <= times[0]
-                    assert times[-1] <= end + 1e-9
-                    num_words += len(segment.words)
-            assert num_words > 5
-            joined = answer.hypotheses[0].segments
-            assert [one for each in answer.sentences for one in each.hypotheses[0].segments] == list(joined)
-
-    asyncio.run(run())
+    async with serving_bundles(whisper_path / "bundle") as served:
+        given = {"long_source": long_source, "timestamps": True}
+        without = await served.stub.Generate(message(content, **given))
+        answer = await served.stub.Generate(message(content, word_timestamps=True, **given))
+        assert answer.hypotheses[0].text == without.hypotheses[0].text
+        assert len(answer.sentences) > 3
+        num_words = 0
+        for sentence in answer.sentences:
+            end = sentence.usage.source_seconds
+            for segment in sentence.hypotheses[0].segments:
+                assert "".join(word.text for word in segment.words) == segment.text
+                times = [time for word in segment.words for time in (word.begin_seconds, word.end_seconds)]
+                assert times == sorted(times)
+                assert end - SECONDS - 1e-9 <= times[0]
+                assert times[-1] <= end + 1e-9
+                num_words += len(segment.words)
+        assert num_words > 5
+        joined = answer.hypotheses[0].segments
+        assert [one for each in answer.sentences for one in each.hypotheses[0].segments] == list(joined)
 
 
 @pytest.mark.parametrize(
@@ -556,77 +497,64 @@ def test_words_of_a_long_sound_do_not_change_its_target_and_have_its_times(whisp
         ),
     ],
 )
-def test_an_option_that_does_not_fit_is_refused_with_the_reason(whisper_path, options, match):
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            with pytest.raises(AioRpcError) as caught:
-                await served.stub.Generate(message(encoded(noise(1)), **options))
-            assert caught.value.code() is StatusCode.INVALID_ARGUMENT
-            assert caught.value.details().startswith(match)
-
-    asyncio.run(run())
+async def test_an_option_that_does_not_fit_is_refused_with_the_reason(whisper_path, options, match):
+    async with serving_bundles(whisper_path / "bundle") as served:
+        with pytest.raises(AioRpcError) as caught:
+            await served.stub.Generate(message(encoded(noise(1)), **options))
+        assert caught.value.code() is StatusCode.INVALID_ARGUMENT
+        assert caught.value.details().startswith(match)
 
 
-def test_a_sound_has_at_most_fifty_windows(whisper_path):
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            content = encoded(np.zeros(int(50.1 * SECONDS * SAMPLE_RATE)))
-            with pytest.raises(AioRpcError, match=r"the sound has 32.06 seconds, and 32 is the limit"):
-                await served.stub.Generate(message(content))
-
-    asyncio.run(run())
+async def test_a_sound_has_at_most_fifty_windows(whisper_path):
+    async with serving_bundles(whisper_path / "bundle") as served:
+        content = encoded(np.zeros(int(50.1 * SECONDS * SAMPLE_RATE)))
+        with pytest.raises(AioRpcError, match=r"the sound has 32.06 seconds, and 32 is the limit"):
+            await served.stub.Generate(message(content))
 
 
-def test_only_the_first_sound_of_a_call_is_refused_for_the_spectrograms_of_others(whisper_path):
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            triton = GRPCInferenceServiceStub(served.channel)
-            expected = await triton.ModelInfer(two_sounds())
-            held, tries, refused = served.app._calls.held, [], [1]
-            taken = held.taken
+async def test_only_the_first_sound_of_a_call_is_refused_for_the_spectrograms_of_others(whisper_path):
+    async with serving_bundles(whisper_path / "bundle") as served:
+        triton = GRPCInferenceServiceStub(served.channel)
+        expected = await triton.ModelInfer(two_sounds())
+        held, tries, refused = served.app._calls.held, [], [1]
+        taken = held.taken
 
-            def taken_but(caller, num_bytes):
-                tries.append(num_bytes)
-                if len(tries) in refused:
-                    raise Overloaded("spectrograms take all room", retry_after_seconds=0.0)
-                return taken(caller, num_bytes)
+        def taken_but(caller, num_bytes):
+            tries.append(num_bytes)
+            if len(tries) in refused:
+                raise Overloaded("spectrograms take all room", retry_after_seconds=0.0)
+            return taken(caller, num_bytes)
 
-            held.taken = taken_but
-            text = r"no room for 2 seconds more of sound: send fewer .* \(spectrograms take all room\)"
-            with pytest.raises(AioRpcError, match=text):
-                await triton.ModelInfer(two_sounds())
-            tries.clear()
-            refused[:] = [2, 3]
-            assert (await triton.ModelInfer(two_sounds())).outputs == expected.outputs
-            assert len(tries) == 4
-
-    asyncio.run(run())
+        held.taken = taken_but
+        text = r"no room for 2 seconds more of sound: send fewer .* \(spectrograms take all room\)"
+        with pytest.raises(AioRpcError, match=text):
+            await triton.ModelInfer(two_sounds())
+        tries.clear()
+        refused[:] = [2, 3]
+        assert (await triton.ModelInfer(two_sounds())).outputs == expected.outputs
+        assert len(tries) == 4
 
 
-def test_the_spectrograms_of_open_sounds_are_bounded(whisper_path, monkeypatch):
+async def test_the_spectrograms_of_open_sounds_are_bounded(whisper_path, monkeypatch):
     """A file of silence is small, and its spectrogram is not."""
     silent = encoded(np.zeros(30 * SAMPLE_RATE), form="FLAC")
     monkeypatch.setattr(calls, "_MAX_HELD_BYTES", 200_000)
     assert len(silent) < 20_000 < 3_000 * NUM_MELS * 4 < 200_000 < 2 * 3_000 * NUM_MELS * 4
+    async with serving_bundles(whisper_path / "bundle") as served:
+        shares, held = served.app._calls.held, []
+        taken = shares.taken
 
-    async def run():
-        async with serving_bundles(whisper_path / "bundle") as served:
-            shares, held = served.app._calls.held, []
-            taken = shares.taken
+        @contextmanager
+        def taken_until_the_other_is_refused(caller, num_bytes):
+            with taken(caller, num_bytes):
+                held.append(dict(shares.held))
+                with pytest.raises(Overloaded, match="the limit is 200000"), taken(caller, num_bytes):
+                    pass
+                yield
 
-            @contextmanager
-            def taken_until_the_other_is_refused(caller, num_bytes):
-                with taken(caller, num_bytes):
-                    held.append(dict(shares.held))
-                    with pytest.raises(Overloaded, match="the limit is 200000"), taken(caller, num_bytes):
-                        pass
-                    yield
-
-            monkeypatch.setattr(shares, "taken", taken_until_the_other_is_refused)
-            answer = await served.stub.Generate(message(silent))
-            assert answer.usage.source_seconds == 30
-            [of_callers] = held
-            assert sum(of_callers.values()) >= 3_000 * NUM_MELS * 4
-            assert not shares.held
-
-    asyncio.run(run())
+        monkeypatch.setattr(shares, "taken", taken_until_the_other_is_refused)
+        answer = await served.stub.Generate(message(silent))
+        assert answer.usage.source_seconds == 30
+        [of_callers] = held
+        assert sum(of_callers.values()) >= 3_000 * NUM_MELS * 4
+        assert not shares.held
