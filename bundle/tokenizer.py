@@ -22,9 +22,9 @@ from seq2seq_serve.bundle.normalization import Normalization, normalization_of
 _MARK = "\ue000"
 _SPACE = "\u2581"
 
-# A text of more characters is cut before white space. One that fits into a model never is.
+# A text of more characters is cut before white space.
 _LEAST_PIECE, _PIECE_PER_TOKEN = 4096, 64
-_WHITE_SPACE = re.compile(r"\s(?=\S)")
+_WHITE_SPACE = re.compile(r"(?<=\S)\s")  # the first of several
 _WORD = "a"  # before a piece, so that its first word has the tokens of one inside a text
 
 
@@ -304,8 +304,12 @@ def _pieces(text: str, length: int) -> Iterator[str]:
     while begin < len(text):
         end = begin + length
         if end < len(text):
-            places = [found.start() for found in _WHITE_SPACE.finditer(text, begin + length // 2, end)]
-            end = places[-1] if places else end
+            places = [found.start() for found in _WHITE_SPACE.finditer(text, begin + 1, end)]
+            if places:
+                end = places[-1]
+            elif text[end].isspace():  # in the middle of much of it
+                later = _WHITE_SPACE.search(text, end + 1)
+                end = later.start() if later else len(text)
         yield text[begin:end]
         begin = end
 

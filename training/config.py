@@ -53,10 +53,11 @@ class _Config:
     """A configuration that is read from and written to JSON; a ValueError names a wrong field.
 
     Attributes:
-        gone: The fields that only older runs have, and the values with which they trained as runs do today.
+        gone: The fields that only older runs have, and the values with which their models are as those of
+            today; None is any value.
     """
 
-    gone: ClassVar[Mapping[str, tuple[Any, ...]]] = {}
+    gone: ClassVar[Mapping[str, tuple[Any, ...] | None]] = {}
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name."""
@@ -71,7 +72,11 @@ class _Config:
         """
         if not isinstance(content, dict):
             raise ValueError(f"{cls.__name__} must be a JSON object, not {type(content).__name__}")
-        content = {name: value for name, value in content.items() if value not in cls.gone.get(name, ())}
+        content = {
+            name: value
+            for name, value in content.items()
+            if (values := cls.gone.get(name, ())) is not None and value not in values
+        }
         names = {field.name for field in dataclasses.fields(cls)}
         needed = {field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING}
         unknown, missing = sorted(content.keys() - names), sorted(needed - content.keys())
@@ -233,7 +238,7 @@ class TrainingConfig(_Config):
             batches are cut and their gradients accumulated, with the same result. None does not cut.
     """
 
-    gone: ClassVar[Mapping[str, tuple[Any, ...]]] = {"r_drop": (0,), "group_pairs": (None, 100_000_000)}
+    gone: ClassVar[Mapping[str, tuple[Any, ...] | None]] = {"r_drop": (0,), "group_pairs": None}
 
     max_steps: int = 100_000
     batch_tokens: int = 25_000

@@ -257,13 +257,16 @@ class DecoderBlock(nn.Module):
 
         The bias `(B or 1, H, T, capacity)` is added to the scores.
         """
-        packed = self.query_key_value(x).to(cache[0].dtype)  # (B*T, (H + 2G)K)
+        packed = self.query_key_value(x)  # (B*T, (H + 2G)K)
+        dtype, width = cache[0].dtype, self.num_heads * self.d_head
+        if dtype is not packed.dtype:  # as in a step, only keys and values are rounded
+            packed = torch.cat([packed[:, :width], packed[:, width:].to(dtype).to(packed.dtype)], dim=1)
         packed = packed.view(-1, target_length, packed.shape[1])  # (B, T, (H + 2G)K)
         attended, key, value = operators.group_query_attention(
             packed,
             None,
             None,
-            *cache,
+            *(buffer.to(packed.dtype) for buffer in cache),
             lengths,
             capacity,
             num_heads=self.num_heads,
@@ -273,7 +276,7 @@ class DecoderBlock(nn.Module):
             window=None if self.kind.window is None else self.kind.window[0] + 1,
             rotation=rotation,
         )
-        return self.output(attended.reshape(-1, self.num_heads * self.d_head).to(x.dtype)), key, value
+        return self.output(attended.reshape(-1, width)), key.to(dtype), value.to(dtype)
 
     def attend_once(
         self,

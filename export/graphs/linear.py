@@ -162,8 +162,8 @@ class Int8Linear(Linear):
 class Int8Factory:
     """Quantised maps.
 
-    Keys and values in half precision are rounded by 1/4096 of a number at most, ten times less than by the
-    8-bit levels before and after them, and are read in half the time.
+    Keys and values are in half precision: rounding changes a number by 1/2048 of itself at most, and they are
+    read in half the time.
     """
 
     dtype: ClassVar[torch.dtype] = torch.float32

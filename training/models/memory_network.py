@@ -58,7 +58,7 @@ class MemoryNetworkConfig(ModelConfig):
             4.2, "linear start"). Evaluation always has the softmax.
     """
 
-    gone: ClassVar[Mapping[str, tuple[Any, ...]]] = {"relu": ("none",)}
+    gone: ClassVar[Mapping[str, tuple[Any, ...] | None]] = {"relu": ("none",)}
 
     _: KW_ONLY
     dropout: float = 0.0

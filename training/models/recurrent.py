@@ -49,7 +49,7 @@ class RecurrentConfig(ModelConfig):
             both sides close together (Sutskever et al. 2014, section 3.3, arXiv:1409.3215).
     """
 
-    gone: ClassVar[Mapping[str, tuple[Any, ...]]] = {"input_feeding": (False,)}
+    gone: ClassVar[Mapping[str, tuple[Any, ...] | None]] = {"input_feeding": (False,)}
 
     d_hidden: int
     num_encoder_layers: int

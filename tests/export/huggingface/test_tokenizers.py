@@ -371,6 +371,15 @@ def test_marian_chooses_its_target_language_in_the_source(tmp_path):
         assert ours.source.encode_truncated(rest, 99, *marked.frame)[0] == files.theirs(text).input_ids
 
 
+@pytest.mark.parametrize("family", [nllb, mbart, t5])
+def test_a_long_text_has_the_same_tokens_in_pieces(family, tmp_path):
+    """A piece that ended in white space had a token for it."""
+    source = imported(family(tmp_path)).source
+    for text in ("a" + " " * 6000 + "b a", "a  b " * 2000, "a b" * 4000):
+        token_ids = source.encode(text)
+        assert source.encode_truncated(text, 16) == (token_ids[:16], max(len(token_ids) - 16, 0))
+
+
 def test_marian_with_one_language_has_no_choice(tmp_path):
     ours = imported(marian(tmp_path, languages=("deu",)))
     assert (ours.frames.source_prefix, ours.choices) == ((), {})
