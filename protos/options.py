@@ -343,9 +343,9 @@ def options_of(given: Options | None) -> GenerateOptions:
         raise TypeError(f"there is no option {min(unknown)}")
     options = GenerateOptions(**{name: value for name, value in given.items() if not isinstance(value, str)})
     for name, value in given.items():
-        if isinstance(value, str):
+        if isinstance(value, str) or (value == 0 and OPTIONS[name].bounds is not None):
             try:
-                options.MergeFrom(OPTIONS[name].read(value, is_text=True))
+                options.MergeFrom(OPTIONS[name].read(value, is_text=isinstance(value, str)))
             except ValueError as error:
                 raise ValueError(f"{name} is {value!r}, and {error}") from error
     return options

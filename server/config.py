@@ -34,10 +34,12 @@ def _named(text: str) -> tuple[str, Path]:
 
 
 def _origins(text: str) -> str:
-    for scheme, place, *rest in map(urlsplit, text.split(",")):
-        if not (scheme and place) or any(rest):
+    origins = [origin.strip().lower() for origin in text.split(",")]
+    for origin in origins:
+        scheme, place, *rest = urlsplit(origin)
+        if not (scheme and place) or any(rest) or "@" in place or any(map(str.isspace, origin)):
             raise ValueError(f"{text!r} are not origins")
-    return text.lower()
+    return ",".join(origins)
 
 
 _LENGTH = replace(COUNT, metavar="TOKENS")

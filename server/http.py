@@ -187,19 +187,20 @@ class HttpServer:
             *routes,
         ]
         paths = sorted({f"/{page.path.split('/')[1]}" for page in pages if isinstance(page, Route)})
+        middleware = [Middleware(_Guard, host=host, origins=origins)]
+        if origins:
+            answer_pages = Middleware(
+                CORSMiddleware,
+                allow_origins=list(origins),
+                allow_methods=["GET", "POST"],
+                allow_headers=["*"],
+                expose_headers=["x-request-id", "retry-after"],
+            )
+            middleware.append(answer_pages)
         app = Starlette(
             routes=pages,
             exception_handlers={HTTPException: partial(_refuse, hint=f"try {', '.join(paths)}")},
-            middleware=[
-                Middleware(_Guard, host=host, origins=origins),
-                Middleware(
-                    CORSMiddleware,
-                    allow_origins=list(origins),
-                    allow_methods=["GET", "POST"],
-                    allow_headers=["*"],
-                    expose_headers=["x-request-id", "retry-after"],
-                ),
-            ],
+            middleware=middleware,
         )
         app.router.redirect_slashes = False
         self._config = Config(

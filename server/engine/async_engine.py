@@ -34,7 +34,7 @@ _WATCH_SECONDS = 1.0
 _LONGEST_RESTART_SECONDS = 30.0  # between two tries
 
 # A start runs every graph, and no turn of a sound machine takes several times as long.
-_LEAST_TURN_SECONDS, _TURN_PER_START = 60.0, 5
+_LEAST_TURN_SECONDS, _MOST_TURN_SECONDS, _TURN_PER_START = 60.0, 600.0, 5
 
 
 class CoreHandle(ABC):
@@ -403,7 +403,8 @@ class AsyncEngine:
     async def _start(self, core: CoreHandle) -> None:
         began = self._clock()
         await core.start(partial(self._turned, core), partial(self._ended, core))
-        core.longest_turn_seconds = max(_LEAST_TURN_SECONDS, _TURN_PER_START * (self._clock() - began))
+        slow_seconds = min(_TURN_PER_START * (self._clock() - began), _MOST_TURN_SECONDS)
+        core.longest_turn_seconds = max(slow_seconds, _LEAST_TURN_SECONDS)
         core.is_ready, core.failing_since, core.load = True, None, Load(0, 0, 0, 0)
         core.last_turn_at = self._clock()
 

@@ -20,9 +20,10 @@ _TIME_NEWS = 1 / 64  # the weight of a step in the averages of times
 _LEAST_GAIN = 1.25  # of the tokens a second that a drafted position must bring
 _LEAST_CHANCE = 0.1  # of a drafted token
 _FIXED_POSITIONS = 8  # the guess: a step takes as long as its own positions and these
-# Where drafts do not pay, the predictions for one row are compared in so many of so many turns, so that their
-# share stays known: in each turn it would take a tenth of the time of a model as small as `tiny`.
-_IDLE_TURNS, _COMPARED_TURNS = 64, 8
+# To follow a row takes about this time a turn, a tenth of a turn of a model as small as `tiny`. Where less is
+# won, rows are followed in so many of so many turns, so that the share of predicted tokens stays known.
+_FOLLOWING_SECONDS = 1e-5
+_IDLE_TURNS, _FOLLOWED_TURNS = 64, 8
 _GUESS_WEIGHT = 2.0  # of the guess, as the variance of the numbers of positions with the same weight
 
 
@@ -86,14 +87,17 @@ class Drafter:
         """Returns the drafted positions of running rows, each row's in order, as rows of the same slots."""
         if self._is_idle:
             self._num_idle += 1
-            self._rests = self._num_idle % _IDLE_TURNS >= _COMPARED_TURNS
+            self._rests = self._num_idle % _IDLE_TURNS >= _FOLLOWED_TURNS
             if self._rests:
                 return ()
         seconds, num_tokens = self.times.expected(len(rows)), float(len(rows))  # both are expectations
         least_gain = _LEAST_GAIN * self.times.seconds_of_position
-        self._is_idle = self._share * seconds < least_gain * num_tokens
+        self._is_idle = self._share * seconds < _FOLLOWING_SECONDS
+        num_followed = None
+        if max(self._rates) * seconds < least_gain * num_tokens:
+            num_followed = 1  # whose predictions are compared, so that the rates stay known
         drafts: list[Sequence] = []
-        for row in islice(filter(_may_be_drafted, rows), 1 if self._is_idle else None):
+        for row in islice(filter(_may_be_drafted, rows), num_followed):
             follower, chance, token_ids = self._follow(row), 1.0, row.token_ids
             most = min(
                 _MAX_OF_A_ROW,

@@ -311,6 +311,28 @@ def start(arguments, **settings):
     )
 
 
+@pytest.mark.slow  # four runs of the command
+def test_a_driver_that_is_killed_again_and_again_writes_every_line_once(lines, tmp_path):
+    arguments, out = lines
+    (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts_of(3000)))
+    arguments = [*arguments, "--shard-lines", "40"]
+    for num_done in (1, 20):
+        process = start(arguments)
+        while len(list(out.glob("*.txt"))) < num_done:
+            assert process.poll() is None
+            time.sleep(0.01)
+        process.kill()
+        process.communicate()
+    process = start(arguments)
+    _, log = process.communicate(timeout=300)
+    assert process.returncode == 0, log
+    whole = tmp_path / "whole"
+    arguments[arguments.index("--output") + 1] = str(whole)
+    assert main(arguments) == 0
+    written = {name: content for name, content in files(out).items() if not name.endswith(".tmp")}
+    assert written == files(whole)
+
+
 def test_sigterm_ends_the_command_between_two_shards(lines, tmp_path):
     arguments, out = lines
     (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts_of(20_000)))

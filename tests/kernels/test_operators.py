@@ -375,3 +375,14 @@ def test_kernel_and_definition_find_the_candidates(m, V, K):
     np.testing.assert_allclose(scores, np.take_along_axis(exact, ids, 1), atol=5e-6)
     np.testing.assert_allclose(expected_scores, scores, atol=3e-5)  # ONNX Runtime's is less exact
     assert all(len(set(row)) == K for row in ids.tolist())
+
+
+@pytest.mark.parametrize("name", ATTENTIONS)
+def test_queries_of_another_width_are_refused_before_memory_is_read(name):
+    G, K = 2, 8
+    session = session_of(attention_of(name, 4, G, K, 0.2, 0.0), has_kernels=True)
+    feeds = feeds_of(name, 4, G, K)
+    for width in (16, 2):  # of keys and values
+        wrong = np.zeros((B, G, C, width), feeds["key"].dtype)
+        with pytest.raises(Exception, match=r"another width|d_head must be|INVALID_ARGUMENT"):
+            session.run(None, feeds | {"key": wrong, "value": wrong})

@@ -187,7 +187,10 @@ class InferenceService:
                 )
 
             async def write_piece(piece: Piece) -> None:
-                await write(make(piece_answer(inference, piece, model)))
+                made = await call.build(
+                    piece.ByteSize(), lambda _: make(piece_answer(inference, piece, model))
+                )
+                await write(made)
 
             limited = _limited(call, inference)
             decoding = await read_decoding(inference.options, model, limited, stream=True)

@@ -20,7 +20,7 @@ from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.read.inputs import cost_of_file, named_inputs
 from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
 from seq2seq_serve.server.service.read.sources import Reading, read_sources
-from seq2seq_serve.server.service.seq2seq.windows import decode_windows
+from seq2seq_serve.server.service.seq2seq.windows import MOST_PIECES_AT_ONCE, decode_windows
 from seq2seq_serve.server.service.write.responses import (
     attention_bytes,
     checked,
@@ -180,9 +180,12 @@ async def _generate_windows(
         return await with_patience(call, attempt)
 
     num_held = sum(array.nbytes for one in readings for array in one.request.sources.values())
+    if len(readings) > 1:  # how many windows a sound in a row has is not known yet
+        call.check_answer_bytes(sum(estimated_bytes(one, decoding) for one in readings))
     num_attention_bytes = 0
-    if decoding.options.word_timestamps:
-        num_attention_bytes = sum(estimated_attention_bytes(one, decoding) for one in readings)
+    if decoding.options.word_timestamps:  # of an attempt, and of the best one before it
+        at_once = readings[:MOST_PIECES_AT_ONCE]
+        num_attention_bytes = 2 * sum(estimated_attention_bytes(one, decoding) for one in at_once)
     seconds = readings[0].sound_seconds
 
     async def hold() -> None:

@@ -12,6 +12,7 @@ import asyncio
 import math
 import time
 import zlib
+from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -30,6 +31,7 @@ from seq2seq_serve.server.service.read.windows import WindowRules, after_text
 # Decodes a request; the second argument says whether another one had the same source before.
 Decode = Callable[[Request, bool], Awaitable[Result]]
 
+MOST_PIECES_AT_ONCE = 16  # of a sound that is split; their results wait for those before them
 _MOST_TRUSTED = 0.5  # the highest temperature of a text that the next window is decoded with
 _LEAST_SHARE = (
     30  # a window begins at least this part of its length after the one before: for Whisper a second
@@ -73,9 +75,13 @@ async def _decode_at_once(
 ) -> AsyncGenerator[tuple[Reading, Result]]:
     rules = decoding.windows
     assert rules is not None
-    tasks = [asyncio.create_task(_decoded(piece.request, rules, decoding.model, decode)) for piece in pieces]
+    waiting = deque(pieces)
+    tasks: list[asyncio.Task[_Decoded]] = []
     try:
         for piece in pieces:
+            while waiting and len(tasks) < MOST_PIECES_AT_ONCE:
+                request = waiting.popleft().request
+                tasks.append(asyncio.create_task(_decoded(request, rules, decoding.model, decode)))
             result, window, is_silent, _ = await tasks[0]
             del tasks[0]  # its result has the attention
             window.begin_seconds, _ = piece.times_in_sound(0.0, 0.0)
@@ -173,12 +179,15 @@ def whole_segments(token_ids: Sequence[int], first_id: int, least_steps: int) ->
 
 
 async def _decoded(request: Request, rules: WindowRules, model: ServedModel, decode: Decode) -> _Decoded:
-    """Decodes a window until its text is good; if none is, takes the most probable one without repetition."""
+    """Decodes a window until its text is good; if none is, takes the most probable one without repetition.
+
+    Only the best result is kept beside the present one: their attention may take much memory.
+    """
     assert model.manifest.timestamps is not None
-    no_speech = None
-    attempts: list[_Decoded] = []
+    no_speech = best = None
+    best_rank = False, -math.inf
     for temperature in rules.temperatures:
-        result = await decode(_attempt(request, temperature), bool(attempts))
+        result = await decode(_attempt(request, temperature), best is not None)
         hypothesis = result.best
         log_probabilities = [choice.log_probability for choice in hypothesis.choices]
         text = model.target_tokenizer.decode(
@@ -197,11 +206,15 @@ async def _decoded(request: Request, rules: WindowRules, model: ServedModel, dec
             window.no_speech_probability = no_speech
         is_silent = is_unsure and window.no_speech_probability > rules.max_no_speech
         is_trusted = temperature <= _MOST_TRUSTED
-        attempts.append(_Decoded(result, window, is_silent=is_silent, is_trusted=is_trusted))
-        if is_silent or not (is_unsure or window.compression_ratio > rules.max_compression_ratio):
-            return attempts[-1]
-    varied = [one for one in attempts if one.window.compression_ratio <= rules.max_compression_ratio]
-    best = max(varied or attempts, key=lambda one: one.window.mean_log_probability)
+        attempt = _Decoded(result, window, is_silent=is_silent, is_trusted=is_trusted)
+        is_varied = window.compression_ratio <= rules.max_compression_ratio
+        if is_silent or (is_varied and not is_unsure):
+            return attempt
+        rank = is_varied, window.mean_log_probability
+        if best is None or rank > best_rank:
+            best, best_rank = attempt, rank
+        del attempt, result
+    assert best is not None
     return best._replace(is_trusted=is_trusted)
 
 

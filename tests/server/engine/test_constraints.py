@@ -1,10 +1,12 @@
 """Which logits change: by hand, and against a definition that looks at every token of the vocabulary."""
 
+import dataclasses
 import math
 
 from hypothesis import given
 from hypothesis import strategies as st
 
+from seq2seq_serve.bundle.manifest import Timestamps
 from seq2seq_serve.server.engine import constraints as module
 from seq2seq_serve.server.engine.request import Constraints
 from seq2seq_serve.server.engine.state import Search, Sequence
@@ -91,3 +93,23 @@ def test_a_token_is_forbidden_just_when_it_would_repeat_an_ngram(target_ids, siz
 
 
 FIRST = 90  # of the times in a vocabulary of 100
+
+
+def test_every_rule_of_constraints_changes_logits():
+    """A new field must be listed in `change_logits`, or here among those that are no rules of their own."""
+    values = {
+        "min_new_tokens": 1,
+        "repetition_penalty": 1.5,
+        "no_repeat_ngram_size": 2,
+        "suppressed_token_ids": frozenset({3}),
+        "logit_bias": {3: 1.0},
+        "forbidden_after": {(3,): frozenset({4})},
+        "times": Timestamps(FIRST, 0.02, FIRST - 1),
+    }
+    no_rules = {"repeats_start": True, "is_renormalized": False, "penalizes_log_probabilities": True}
+    assert {
+        field.name for field in dataclasses.fields(Constraints) if field.init
+    } == values.keys() | no_rules.keys()
+    assert not Constraints(**no_rules).change_logits
+    for name, value in values.items():
+        assert Constraints(**{name: value}).change_logits
