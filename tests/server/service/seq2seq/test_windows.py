@@ -1,8 +1,8 @@
 """Long sounds in windows, each from where the times of the one before end, as `generate` decodes them."""
 
 import asyncio
-import gc
 import logging
+import weakref
 from contextlib import contextmanager
 
 import numpy as np
@@ -393,6 +393,11 @@ async def test_words_have_the_times_of_the_attention_of_transformers_heads(whisp
 
 def test_the_attention_of_pieces_is_dropped_before_the_answer_is_built(whisper_path, monkeypatch):
     answered, timed = [], []
+    streams, begin = weakref.WeakSet(), Stream.__init__
+
+    def noted(stream, request):
+        begin(stream, request)
+        streams.add(stream)
 
     def build(pairs, decoding):
         answered.append([len(pairs), sum(responses.attention_bytes(result) for _, result in pairs)])
@@ -400,10 +405,10 @@ def test_the_attention_of_pieces_is_dropped_before_the_answer_is_built(whisper_p
 
     def times_of(reading, result, decoding, checkpoint):
         assert responses.attention_bytes(result) > 0
-        streams = [one for one in gc.get_objects() if isinstance(one, Stream)]
         timed.append([one.result is result for one in streams].count(True))
         return responses.with_token_times(reading, result, decoding, checkpoint)
 
+    monkeypatch.setattr(Stream, "__init__", noted)
     monkeypatch.setattr(generation, "generate_response", build)
     monkeypatch.setattr(generation, "with_token_times", times_of)
     given = {"long_source": pb.LONG_SOURCE_SPLIT, "word_timestamps": True}
