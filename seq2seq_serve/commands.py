@@ -22,7 +22,7 @@ _INSTALLED = {
 }
 _VERSION = f"seq2seq-serve {__version__}"
 _MOST_SIMILAR = 3  # flags that an error names
-_LEAST_SIMILAR = 0.7
+_LEAST_SIMILAR = 0.8
 _CLONE = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
 
@@ -45,10 +45,13 @@ class Parser(argparse.ArgumentParser):
         """Returns a hint at the flags that the first unknown one may stand for; empty if there is none."""
         given = next((argument.partition("=")[0] for argument in unknown if argument.startswith("--")), "")
         begun = [flag for flag in self._option_string_actions if given and flag.startswith(given)]
-        # A mistyped beginning, too, stands for a flag.
-        beginnings = {flag[: len(given)]: flag for flag in reversed(self._option_string_actions)}
-        close = get_close_matches(given, beginnings, n=1, cutoff=_LEAST_SIMILAR)
-        similar = begun[:_MOST_SIMILAR] or [beginnings[beginning] for beginning in close]
+        flags = list(self._option_string_actions)
+        beginnings = {flag[: len(given)]: flag for flag in reversed(flags)}  # one may be mistyped, too
+        similar = (
+            begun[:_MOST_SIMILAR]
+            or get_close_matches(given, flags, n=1, cutoff=_LEAST_SIMILAR)
+            or [beginnings[one] for one in get_close_matches(given, beginnings, n=1)]
+        )
         return f" (meant: {', '.join(similar)}?)" if similar else ""
 
 
