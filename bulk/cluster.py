@@ -106,4 +106,4 @@ async def _answer_of(call: Awaitable[Any]) -> Any:
     except RayTaskError as error:
         raise error.cause from None
     except RayError as error:  # of the actor, its node, or their memory
-        raise WorkerLost(str(error).splitlines()[0]) from error
+        raise WorkerLost(str(error).strip().splitlines()[0]) from error

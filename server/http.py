@@ -276,9 +276,8 @@ def _page(probe: Probe) -> Callable[[Request], Awaitable[Response]]:
 async def _refuse(request: Request, error: Exception, *, hint: str) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:100]
-    if not path.startswith("/v2"):
-        text = hint if error.status_code == 404 else error.detail
-        return PlainTextResponse(f"{text}\n", error.status_code, error.headers)
+    if error.status_code == 404 and not path.startswith("/v2"):
+        return PlainTextResponse(f"{hint}\n", 404)
     if error.status_code == 404:
         text = (
             f"there is no page {path}: send requests to /v2/models/NAME/infer, generate or generate_stream; "

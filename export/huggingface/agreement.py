@@ -46,7 +46,7 @@ def compare_tokenizers(
             folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # each class fails in its own way
-        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         report(f"the tokenizer was compared with nothing, because transformers cannot read it here: {reason}")
         return
     name, is_rebuilt = type(theirs).__name__, isinstance(theirs, transformers.PreTrainedTokenizerFast)

@@ -246,7 +246,7 @@ def _read_bin(file: Path) -> dict[str, Tensor]:
         except RuntimeError:  # files older than PyTorch 1.6 cannot be mapped
             content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle and zip files are damaged in many ways
-        reason = str(error).splitlines()[0]
+        reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{file} cannot be read as weights alone: {reason}") from error
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise CheckpointError(f"{file} holds more than weights by name")

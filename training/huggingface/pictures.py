@@ -165,7 +165,7 @@ def _image_processor(folder: Path) -> Any:
             folder, backend="pil", local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # of many classes
-        reason = str(error).splitlines()[0]
+        reason = str(error).strip().splitlines()[0]
         raise CheckpointError(f"{folder}: its image processor cannot be read: {reason}") from error
 
 
