@@ -14,6 +14,7 @@ import ray
 from ray.exceptions import RayError, RayTaskError
 
 from seq2seq_serve.bulk.engine import Job, start_worker
+from seq2seq_serve.bundle.errors import first_line
 from seq2seq_serve.client.files.plan import JobError, Shard
 from seq2seq_serve.client.files.worker import MAX_OPEN_SHARDS, Done, Worker, WorkerLost
 from seq2seq_serve.server.config import ProviderPolicy
@@ -106,4 +107,4 @@ async def _answer_of(call: Awaitable[Any]) -> Any:
     except RayTaskError as error:
         raise error.cause from None
     except RayError as error:  # of the actor, its node, or their memory
-        raise WorkerLost(str(error).strip().splitlines()[0]) from error
+        raise WorkerLost(first_line(error)) from error

@@ -23,9 +23,8 @@ _MAX_CHUNKS = 32  # before the samples
 _UNKNOWN = 2**63 - 1  # frames of a file whose header does not have their number
 _CUT = "the sound ends before its header says: the file is damaged"
 _FORMS = "WAV, FLAC, OGG, MP3, MP4 (M4A) or WebM"
-_LEAST_SHARE = (
-    0.95  # of the samples in the header of an MP3 file, some of which encoders add and players drop
-)
+# The header of an MP3 file counts samples that encoders add and players drop; this share must come.
+_LEAST_SHARE = 0.95
 # How many times its size an MP3 file without a length claims to have, as libsndfile guesses the
 # length by the bit rate of the first frame, and ends there: the largest rate is 40 times the smallest
 _TIMES_AS_LONG = 64

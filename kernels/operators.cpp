@@ -72,6 +72,7 @@ template <class Work> void compute(void *context, const Work &work, size_t num_p
 // ---- The operators ----
 
 template <class Element> constexpr bool IS_HALF = std::is_same<Element, Half>::value;
+template <class Element> constexpr int TYPE = IS_HALF<Element> ? FLOAT16 : FLOAT;
 
 struct Attention : Heads {
   using Heads::Heads;
@@ -117,8 +118,8 @@ struct Attention : Heads {
 // see those before them.
 template <class Element> struct CacheAttention : Attention {
   static constexpr const char *NAME = IS_HALF<Element> ? "HalfCacheAttention" : "CacheAttention";
-  static constexpr int TYPE = IS_HALF<Element> ? FLOAT16 : FLOAT;
-  static constexpr int INPUTS[] = {FLOAT, TYPE, TYPE, INT32, INT64, INT32}, OUTPUTS[] = {FLOAT, TYPE, TYPE};
+  static constexpr int INPUTS[] = {FLOAT, TYPE<Element>, TYPE<Element>, INT32, INT64, INT32};
+  static constexpr int OUTPUTS[] = {FLOAT, TYPE<Element>, TYPE<Element>};
   using Attention::Attention;
 
   void operator()(void *context) const {
@@ -149,8 +150,8 @@ template <class Element> struct CacheAttention : Attention {
 // that it reads (B,); and C, which only the definition reads. Output: (B, HK).
 template <class Element> struct MemoryAttention : Attention {
   static constexpr const char *NAME = IS_HALF<Element> ? "HalfMemoryAttention" : "MemoryAttention";
-  static constexpr int TYPE = IS_HALF<Element> ? FLOAT16 : FLOAT;
-  static constexpr int INPUTS[] = {FLOAT, TYPE, TYPE, INT32, INT64, INT32}, OUTPUTS[] = {FLOAT};
+  static constexpr int INPUTS[] = {FLOAT, TYPE<Element>, TYPE<Element>, INT32, INT64, INT32};
+  static constexpr int OUTPUTS[] = {FLOAT};
   using Attention::Attention;
 
   void operator()(void *context) const {

@@ -319,8 +319,8 @@ _ALL = (
     ),
     Option(
         "no_speech_threshold",
-        "a window that is less probable than `log_probability_threshold`, and whose probability of no "
-        "speech is higher than X, has no text",
+        "leave a window without text if its mean log-probability is below `log_probability_threshold` and "
+        "its probability of no speech is above X",
         "0.6",
         (0, 1),
         needs="long_source",

@@ -92,7 +92,8 @@ async def _answer(client: AsyncClient, stream: bool, outcome: Outcome, now: driv
                 times.append(now())
             else:
                 outcome.num_tokens = len(event.result.hypotheses[0].token_ids)
-        outcome.first = times[0] if times else now()  # an empty target has no pieces
+        # The server sends no piece of an empty target, so its end counts as its first token.
+        outcome.first = times[0] if times else now()
         outcome.gaps = tuple(after - before for before, after in pairwise(times))
     except ClientError as error:
         outcome.code, outcome.retry_after_seconds = error.code, error.retry_after_seconds

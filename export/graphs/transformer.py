@@ -637,7 +637,7 @@ class _Rotation(nn.Module):
 
 
 def _takes_own_operators(decoder: Stack) -> bool:
-    """Whether a decoder's self-attention has no bias, rotation or window, as in the project's operators."""
+    """Whether the project's operators can compute the self-attention: without bias, rotation, window."""
     kinds = decoder.config.layer_kinds
     is_plain = all(kind.rotary is None and kind.window is None for kind in kinds)
     return is_plain and decoder.relative_bias is None

@@ -9,6 +9,7 @@ from typing import Any
 
 import tokenizers
 
+from seq2seq_serve.bundle.errors import first_line
 from seq2seq_serve.bundle.manifest import Places
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK
 from seq2seq_serve.export.exporter import ExportError
@@ -46,8 +47,8 @@ def compare_tokenizers(
             folder, local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # each class fails in its own way
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        report(f"the tokenizer was compared with nothing, because transformers cannot read it here: {reason}")
+        problem = "because transformers cannot read it here"
+        report(f"the tokenizer was compared with nothing, {problem}: {first_line(error)}")
         return
     name, is_rebuilt = type(theirs).__name__, isinstance(theirs, transformers.PreTrainedTokenizerFast)
     rows = ours.source.encode_batch(SENTENCES)

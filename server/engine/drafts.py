@@ -20,8 +20,8 @@ _TIME_NEWS = 1 / 64  # the weight of a step in the averages of times
 _LEAST_GAIN = 1.25  # of the tokens a second that a drafted position must bring
 _LEAST_CHANCE = 0.1  # of a drafted token
 _FIXED_POSITIONS = 8  # the guess: a step takes as long as its own positions and these
-# To follow a row takes about this time a turn, a tenth of a turn of a model as small as `tiny`. Where less is
-# won, rows are followed in so many of so many turns, so that the share of predicted tokens stays known.
+# Following a row takes about 10 µs a turn, a tenth of a turn of a model as small as `tiny`. If drafts are
+# expected to save less, the drafter follows a row in 8 of 64 turns, to measure the share of predicted tokens.
 _FOLLOWING_SECONDS = 1e-5
 _IDLE_TURNS, _FOLLOWED_TURNS = 64, 8
 _GUESS_WEIGHT = 2.0  # of the guess, as the variance of the numbers of positions with the same weight
@@ -80,19 +80,20 @@ class Drafter:
         self.times = StepTimes()
         self._rates = [FIRST_RATE, FIRST_RATE]  # of right predictions, from sources and from targets
         self._share = FIRST_RATE  # of tokens that were predicted
-        self._is_idle = self._rests = False
-        self._num_idle = 0  # turns
+        self._num_idle = 0  # turns since rows are no longer followed in each turn; 0 if they are
 
     def draft(self, rows: tuple[Sequence, ...]) -> tuple[Sequence, ...]:
         """Returns the drafted positions of running rows, each row's in order, as rows of the same slots."""
-        if self._is_idle:
+        if self._num_idle:
             self._num_idle += 1
-            self._rests = self._num_idle % _IDLE_TURNS >= _FOLLOWED_TURNS
-            if self._rests:
-                return ()
+        if not self._is_followed:
+            return ()
         seconds, num_tokens = self.times.expected(len(rows)), float(len(rows))  # both are expectations
         least_gain = _LEAST_GAIN * self.times.seconds_of_position
-        self._is_idle = self._share * seconds < _FOLLOWING_SECONDS
+        if self._share * seconds >= _FOLLOWING_SECONDS:
+            self._num_idle = 0
+        elif not self._num_idle:
+            self._num_idle = 1
         num_followed = None
         if max(self._rates) * seconds < least_gain * num_tokens:
             num_followed = 1  # whose predictions are compared, so that the rates stay known
@@ -117,8 +118,13 @@ class Drafter:
 
     def record(self, num_positions: int, seconds: float) -> None:
         """Count the time of a step."""
-        if not self._rests:
+        if self._is_followed:
             self.times.add(num_positions, seconds)
+
+    @property
+    def _is_followed(self) -> bool:
+        """Whether a row is followed in this turn."""
+        return self._num_idle % _IDLE_TURNS < _FOLLOWED_TURNS
 
     def _follow(self, row: Sequence) -> Follower:
         """Read what a row has selected since; returns the best prediction of its next tokens."""

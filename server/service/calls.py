@@ -460,9 +460,8 @@ class Calls:
                 raise
             call.is_recorded_by_item = False
             _log_fault(call, error)
-            self._record(
-                call, status_of(error).code
-            )  # before the answer, because the caller may read the metrics next
+            # Before the answer, because the caller may read the metrics next.
+            self._record(call, status_of(error).code)
             return error
         self._record(call, grpc.StatusCode.OK)
         return answered

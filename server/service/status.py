@@ -57,7 +57,7 @@ _MAX_TEXT = 1000  # characters: headers are limited, and hold the text twice
 
 
 class Status(NamedTuple):
-    """What a caller learns of an error.
+    """An error as the server tells it to its caller.
 
     Attributes:
         code: Its status in gRPC.

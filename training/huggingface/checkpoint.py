@@ -17,6 +17,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from seq2seq_serve.bundle.errors import first_line
+
 _INDEXED = {  # the file of all weights, and the index of several files, in the order of preference
     "model.safetensors": "model.safetensors.index.json",
     "pytorch_model.bin": "pytorch_model.bin.index.json",
@@ -246,8 +248,7 @@ def _read_bin(file: Path) -> dict[str, Tensor]:
         except RuntimeError:  # files older than PyTorch 1.6 cannot be mapped
             content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle and zip files are damaged in many ways
-        reason = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"{file} cannot be read as weights alone: {reason}") from error
+        raise CheckpointError(f"{file} cannot be read as weights alone: {first_line(error)}") from error
     if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
         raise CheckpointError(f"{file} holds more than weights by name")
     return content

@@ -14,6 +14,7 @@ from PIL import Image, ImageDraw, ImageFilter, ImageFont
 from torch import Tensor
 
 from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.errors import first_line
 from seq2seq_serve.bundle.manifest import LengthRule
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.pictures import Resampling, read_picture
@@ -165,8 +166,8 @@ def _image_processor(folder: Path) -> Any:
             folder, backend="pil", local_files_only=True, trust_remote_code=False
         )
     except Exception as error:  # of many classes
-        reason = str(error).strip().splitlines()[0]
-        raise CheckpointError(f"{folder}: its image processor cannot be read: {reason}") from error
+        problem = "its image processor cannot be read"
+        raise CheckpointError(f"{folder}: {problem}: {first_line(error)}") from error
 
 
 def _side(config: Mapping[str, Any], name: str, default: int) -> int:

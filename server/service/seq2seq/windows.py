@@ -1,9 +1,9 @@
 """Decodes a long sound in windows, each as a request of its own to the engine: in a row, or all at once.
 
-The rules are Whisper's (Radford et al. 2022, arXiv:2212.04356, section 4.5): a window is decoded once more at
-a higher temperature if its text repeats itself or the model is not sure of it, and has no text if probably
-nobody speaks in it. In a row, a window begins where the times of the one before end, and is decoded with the
-text before it.
+The rules are Whisper's (Radford et al. 2022, arXiv:2212.04356, section 4.5). If the text of a window repeats
+itself, or the model is not sure of it, the window is decoded once more at a higher temperature. If probably
+nobody speaks in a window, it has no text. In a row, each window begins where the times of the one before end,
+and the decoder is given the text before it.
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ Decode = Callable[[Request, bool], Awaitable[Result]]
 
 MOST_PIECES_AT_ONCE = 16  # of a sound that is split; their results wait for those before them
 _MOST_TRUSTED = 0.5  # the highest temperature of a text that the next window is decoded with
-_LEAST_SHARE = (
-    30  # a window begins at least this part of its length after the one before: for Whisper a second
-)
+# A window begins at least this part of its length after the one before; for Whisper a second.
+_LEAST_SHARE = 30
 
 
 class _Decoded(NamedTuple):
