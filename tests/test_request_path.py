@@ -25,7 +25,7 @@ _SERVER = ROOT / "server"
 _PAGE = ROOT / "CONTRIBUTING.md"
 _BEGIN, _END = "<!-- the way -->\n", "<!-- the end of the way -->\n"
 # Whoever raises one says in the commit why.
-_MOST_FUNCTIONS = {"GenerateStream": 82, "Generate": 95}
+_MOST_FUNCTIONS = {"GenerateStream": 80, "Generate": 93}
 _MOST_CLASSES = {"GenerateStream": 19, "Generate": 22}
 _MOST_FILES = {"GenerateStream": 22, "Generate": 24}
 _MOST_CONTAINERS = 9

@@ -127,7 +127,8 @@ class Scheduler:
     def load(self) -> Load:
         """Returns the numbers of its requests, slots and cache positions in use."""
         num_cached = sum(sequence.cache_length for sequence in self.slots.rows)
-        return Load(len(self.waiting), len(self.running), self.slots.num_reserved, num_cached)
+        num_slots_in_use = self.slots.num_slots - self.slots.num_free
+        return Load(len(self.waiting), len(self.running), num_slots_in_use, num_cached)
 
     def add(self, requests: Iterable[Request]) -> None:
         """Accept requests."""

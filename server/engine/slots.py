@@ -12,11 +12,14 @@ class Slots:
     """The rows of the preallocated buffers.
 
     Owned by the scheduler. Invariant: the running sequences occupy rows 0..n-1 without a hole, the sequence
-    at index i has `row == i`, and at most `num_reserved` sequences run.
+    at index i has `row == i`, and no more sequences run than slots are reserved.
 
     Args:
         num_slots: The number of rows.
         shares_memory: Whether the memory of a request is valid in the row of its keeper only.
+
+    Attributes:
+        num_free: The number of slots that are not reserved.
     """
 
     def __init__(self, num_slots: int, *, shares_memory: bool = False) -> None:
@@ -24,23 +27,18 @@ class Slots:
             raise ValueError(f"num_slots is {num_slots}, and must be at least 1")
         self.num_slots = num_slots
         self.shares_memory = shares_memory
-        self.num_reserved = 0
+        self.num_free = num_slots
         self.rows: tuple[Sequence, ...] = ()
-
-    @property
-    def num_free(self) -> int:
-        """The number of rows that are not reserved."""
-        return self.num_slots - self.num_reserved
 
     def reserve(self, count: int) -> None:
         """Reserve `count` slots for a request; a negative count returns them."""
-        self.num_reserved += count
-        assert 0 <= self.num_reserved <= self.num_slots
+        self.num_free -= count
+        assert 0 <= self.num_free <= self.num_slots
 
     def add(self, newcomers: Iterable[Sequence]) -> None:
         """Give newcomers the first free rows, in order. Without newcomers `rows` stays the same object."""
         newcomers = tuple(newcomers)
-        assert len(self.rows) + len(newcomers) <= self.num_reserved
+        assert len(self.rows) + len(newcomers) + self.num_free <= self.num_slots
         for row, sequence in enumerate(newcomers, len(self.rows)):
             assert sequence.row is None
             sequence.row = row

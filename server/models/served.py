@@ -15,6 +15,7 @@ from seq2seq_serve.server.engine.async_engine import AsyncEngine
 from seq2seq_serve.server.errors import Unavailable, UnknownModel
 from seq2seq_serve.server.runner.sizing import Sizing, source_specs
 from seq2seq_serve.server.telemetry.metrics import Metrics
+from seq2seq_serve.server.telemetry.record import CallRecord
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,13 @@ class Models:
         return model
 
     @contextmanager
-    def use(self, name: str, version: str = "") -> Iterator[ServedModel]:
+    def use(self, name: str, version: str = "", *, call: CallRecord | None = None) -> Iterator[ServedModel]:
         """Yields the model of that name; its engine is not stopped before the block ends.
 
         Args:
             name: Empty for the first model.
             version: Empty for the served version.
+            call: Is counted under the model's name.
 
         Raises:
             UnknownModel: No model has that name or version; the message lists the existing ones.
@@ -134,6 +136,8 @@ class Models:
         if version not in ("", model.version):
             text = f"{model.name} is not served in version {version[:100]!r}: ask for version {model.version}"
             raise UnknownModel(text, name=model.name, version=version)
+        if call is not None:
+            call.model = model.name
         self._num_users[model] += 1
         try:
             yield model

@@ -20,7 +20,7 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from seq2seq_serve.server.errors import InvalidRequest, LoadFailed, ServerError, Unavailable
-from seq2seq_serve.server.models.served import Models, ServedModel
+from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.call import ON_THE_LOOP_BYTES, SHORT_BYTES, SMALL_ANSWER_BYTES, Call
 from seq2seq_serve.server.service.fair_thread import Checkpoint, FairThread
@@ -108,18 +108,6 @@ class RemoteCall(Call):
     def code_of_leaving(self) -> grpc.StatusCode:
         """Returns the status that a caller who has just left sees."""
         return grpc.StatusCode.DEADLINE_EXCEEDED if self.is_expired() else grpc.StatusCode.CANCELLED
-
-    @contextmanager
-    def use_model(self, name: str, version: str = "") -> Iterator[ServedModel]:
-        """Yields the requested model, and counts the call under its name.
-
-        Raises:
-            UnknownModel: The server has no model of that name and version.
-            Unavailable: The models are still loading.
-        """
-        with self.calls.models.use(name, version) as model:
-            self.model = model.name
-            yield model
 
     def check_answer_bytes(self, num_bytes: int) -> None:
         """Refuses an answer that is too long for clients.

@@ -221,7 +221,9 @@ class RestService:
         self, method: str, message_class: type[Message], request: Request, call: RemoteCall, _: _Events
     ) -> Response:
         if method == "ModelReady":  # over gRPC an unknown model is not ready
-            with call.use_model(request.path_params["name"], request.path_params.get("version", "")):
+            with call.calls.models.use(
+                request.path_params["name"], request.path_params.get("version", ""), call=call
+            ):
                 pass
         content = message_dict(
             await getattr(self._inference, method)(message_class(**request.path_params), call)
@@ -249,7 +251,9 @@ class RestService:
 
     async def _generate_message(self, request: Request, call: RemoteCall) -> pb.ModelInferRequest:
         body = await self._body(request, call)
-        with call.use_model(request.path_params["name"], request.path_params.get("version", "")) as model:
+        with call.calls.models.use(
+            request.path_params["name"], request.path_params.get("version", ""), call=call
+        ) as model:
 
             def read(_: Checkpoint) -> pb.ModelInferRequest:
                 return generate_request(read_json(body), model)

@@ -66,7 +66,6 @@ def assert_empty(core: Core) -> None:
     assert not scheduler.running
     assert not scheduler.waiting
     assert scheduler.load() == (0, 0, 0, 0)
-    assert scheduler.slots.num_reserved == 0
     assert scheduler.slots.rows == ()
     assert scheduler.slots.num_free == scheduler.slots.num_slots
 

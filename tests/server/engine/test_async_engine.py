@@ -28,7 +28,7 @@ def test_cores_get_what_they_have_slots_for_and_a_few_ahead():
         assert [len(core.requests) for core in engine.cores] == [18, 18]
         assert engine.engine._queue.num_requests == 57 - 36
         engine.turn(4)
-        assert [core.core._scheduler.slots.num_reserved for core in engine.cores] == [16, 16]
+        assert [core.core._scheduler.slots.num_free for core in engine.cores] == [0, 0]
         assert engine.engine.load() == Load(57 - 32, 32, 32, 32 * 4)
         assert engine.engine.num_slots_wanted() == 57
     assert [len(runner.encoded[0]) for runner in runners] == [16, 16]
