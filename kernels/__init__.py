@@ -120,24 +120,33 @@ def instructions() -> str:
     return "" if name is None else str(name.decode())
 
 
-def packed_shape(shape: tuple[int, int]) -> tuple[int, ...] | None:
-    """Returns the shape in which `pack` writes int8 weights of a shape; None where nothing reads them so."""
-    function = _function("packed_shape")
+Weights = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
+
+
+def packed_shape(weights: Weights) -> tuple[int, ...] | None:
+    """Returns the shape in which `pack` writes weights; None where nothing reads them so.
+
+    Args:
+        weights: Of QuantizedLinear, `(I, O)`, 128 above their levels; or of Linear, `(O, I)`.
+    """
+    is_int8 = weights.dtype == np.uint8
+    function = _function("packed_shape" if is_int8 else "panel_shape")
     if function is None or not instructions():
         return None
-    packed = np.empty(5, np.int64)
-    function(*shape, packed.ctypes.data)
+    packed = np.empty(5 if is_int8 else 3, np.int64)
+    function(*weights.shape, packed.ctypes.data)
     return tuple(packed.tolist())
 
 
-def pack(weights: npt.NDArray[np.uint8], packed: npt.NDArray[np.uint8]) -> None:
-    """Write int8 weights as this processor multiplies them, for sessions that will use them in place.
+def pack(weights: Weights, packed: Weights) -> None:
+    """Write weights as this processor multiplies them, for sessions that will use them in place.
 
     Args:
-        weights: `(I, O)`, 128 above their levels.
+        weights: As for `packed_shape`, without gaps.
         packed: Has the shape `packed_shape`, without gaps.
     """
-    _function("pack_int8")(weights.ctypes.data, *weights.shape, packed.ctypes.data)
+    function = _function("pack_int8" if weights.dtype == np.uint8 else "pack_floats")
+    function(weights.ctypes.data, *weights.shape, packed.ctypes.data)
 
 
 class _Tensors(ctypes.Structure):
@@ -202,6 +211,8 @@ _TYPES = {
     "is_complete": ((), ctypes.c_bool),
     "packed_shape": ((ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
     "pack_int8": ((ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
+    "panel_shape": ((ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
+    "pack_floats": ((ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
 }
 
 

@@ -107,6 +107,22 @@ INLINE Vector sums(const Vector *x) {
   return SHUFFLE(fours[0], fours[1], 0, 1, 2, 3, 8, 9, 10, 11) + SHUFFLE(fours[0], fours[1], 4, 5, 6, 7, 12, 13, 14, 15);
 }
 
+// Memory whose vectors do not lie across two lines of the cache.
+template <class T> struct Aligned {
+  std::unique_ptr<T, decltype(&free)> memory{nullptr, free};
+
+  explicit Aligned(size_t size) {
+    constexpr size_t LINE = 64;
+    const size_t bytes = (size * sizeof(T) + LINE - 1) / LINE * LINE;
+    memory.reset(static_cast<T *>(aligned_alloc(LINE, std::max(bytes, LINE))));
+    if (!memory) throw std::bad_alloc();
+    memset(memory.get(), 0, bytes);
+  }
+
+  T &operator[](size_t place) { return memory.get()[place]; }
+  const T *data() const { return memory.get(); }
+};
+
 // e to the power of x <= 0, with a relative error below 3e-7. It is 2^n e^r with |r| <= ln(2) / 2, where a polynomial of
 // degree 5 gives e^r: the one whose largest relative error is least, 9e-8. Below -87 the result is that of -87, about 1e-38.
 INLINE Vector exponential(Vector x) {

@@ -106,11 +106,15 @@ template <class T> Tensor<T> constant(const void *info, size_t index) {
 }
 
 // Returns null for an optional output that nothing reads, and for an empty one.
-template <class T = float> T *output(void *context, size_t index, std::initializer_list<int64_t> shape) {
+template <class T = float> T *output(void *context, size_t index, const int64_t *shape, size_t num_axes) {
   void *value = nullptr, *data = nullptr;
-  check(call<91>(context, index, shape.begin(), shape.size(), &value));
+  check(call<91>(context, index, shape, num_axes, &value));
   if (value) check(call<51>(value, &data));
   return static_cast<T *>(data);
+}
+
+template <class T = float> T *output(void *context, size_t index, std::initializer_list<int64_t> shape) {
+  return output<T>(context, index, shape.begin(), shape.size());
 }
 
 // The attributes of an attention.

@@ -8,6 +8,9 @@
 //   Half…            do the same with caches and memories in half precision
 //   SourceAttention  attends from every token of a source to all of its tokens
 //   AddNorm          adds a residual, and normalizes the sum
+//   Linear           multiplies by weights in float32
+//   LinearRelu       does the same, and takes negative outputs for 0
+//   Embedding        looks up tokens in a table, which may be the weights of a Linear
 //   Candidates       finds the most probable tokens of each row
 //   QuantizedLinear  quantizes each row, and multiplies by int8 weights
 //   QuantizedChoice  does the same for logits, or only finds the most probable tokens, without writing logits
@@ -46,6 +49,7 @@ namespace {
 
 #include "compute.h"
 #include "interface.h"
+#include "linear.h"
 #include "products.h"
 
 // Computes all items of some work, by several threads if that is worth it: a thread does some ten products in a
@@ -223,6 +227,74 @@ struct AddNorm {
   }
 };
 
+// Inputs: x (N, I); and, constants, the weights (O, I) and the bias (O,). Output: (N, O). The attribute `factor` multiplies
+// the sums.
+//
+// A server gives the weights in panels, as `pack_floats` writes them, so that all sessions, and all processes, share them.
+// Others are packed by each session.
+template <bool HAS_RELU> struct Linear {
+  static constexpr const char *NAME = HAS_RELU ? "LinearRelu" : "Linear";
+  static constexpr int INPUTS[] = {FLOAT, FLOAT, FLOAT}, OUTPUTS[] = {FLOAT};
+  std::unique_ptr<Aligned<float>> own, bias;
+  FloatMap map{};
+
+  explicit Linear(const void *info) {
+    const auto weight = constant<float>(info, 1), added = constant<float>(info, 2);
+    check(call<85>(info, "factor", &map.factor));
+    require(weight.num_axes == 2 || weight.num_axes == 3, "the weights must have 2 axes, or 3 if they are packed");
+    require(added.num_axes == 1, "the bias must have 1 axis");
+    const size_t O = map.num_outputs = added.shape[0];
+    const bool is_packed = weight.num_axes == 3;
+    const size_t I = map.num_inputs = weight.shape[1];
+    bias = std::make_unique<Aligned<float>>(map.num_groups() * GROUP);
+    std::copy(added.data, added.data + O, &(*bias)[0]);
+    map.multiply = float_multiplication(), map.least = HAS_RELU ? 0 : -INFINITY, map.bias = bias->data(), map.weights = weight.data;
+    if (is_packed) {
+      require(weight.shape[0] * PANEL == map.num_groups() * GROUP && weight.shape[2] == PANEL,
+              "the weights are packed for another number of outputs");
+      return;
+    }
+    require(static_cast<size_t>(weight.shape[0]) == O, "the outputs differ in number");
+    own = std::make_unique<Aligned<float>>(size_in_panels(I, O));
+    write_panels(weight.data, I, O, &(*own)[0]);
+    map.weights = own->data();
+  }
+
+  void operator()(void *context) const {
+    const auto x = input<float>(context, 0);
+    require(x.num_axes == 2 && x.shape[1] == static_cast<int64_t>(map.num_inputs), "x has another width");
+    const int64_t N = x.shape[0];
+    float *outputs = output(context, 0, {N, static_cast<int64_t>(map.num_outputs)});
+    const FloatProduct work{&map, x.data, outputs, static_cast<size_t>(N)};
+    // Fewer than 8 rows take as long as 8, to read the weights.
+    compute(context, work, std::max<size_t>(N, 8) * map.num_inputs * map.num_outputs / 4);
+  }
+};
+
+// Inputs: token ids (…); and, a constant, the table (V, D), or packed as the weights of a Linear. Output: (…, D).
+struct Embedding {
+  static constexpr const char *NAME = "Embedding";
+  static constexpr int INPUTS[] = {INT64, FLOAT}, OUTPUTS[] = {FLOAT};
+  Tensor<float> table;
+
+  explicit Embedding(const void *info) : table(constant<float>(info, 1)) {
+    require(table.num_axes == 2 || table.num_axes == 3, "the table must have 2 axes, or 3 if it is packed");
+  }
+
+  void operator()(void *context) const {
+    const auto ids = input<int64_t>(context, 0);
+    const bool is_packed = table.num_axes == 3;
+    const int64_t D = table.shape[1], V = table.shape[0] * (is_packed ? PANEL : 1);
+    size_t count = 1;
+    std::vector<int64_t> shape(ids.shape, ids.shape + ids.num_axes);
+    for (const int64_t size : shape) count *= size;
+    for (size_t i = 0; i < count; i++) require(ids.data[i] >= 0 && ids.data[i] < V, "a token is outside of the table");
+    shape.push_back(D);
+    const Lookup work{table.data, is_packed, ids.data, output(context, 0, shape.data(), shape.size()), count, static_cast<size_t>(D)};
+    compute(context, work, count * D);
+  }
+};
+
 // Inputs: x (N, I); and, constants, the weights (I, O), 128 above their levels, the scales of their columns (O,), the sums of
 // their levels (O,), and the bias (O,). Output: (N, O). The attribute `least_input` is 0 where negative inputs count as 0.
 //
@@ -368,12 +440,15 @@ struct Candidates {
 
 // The operators, which live as long as the library, because sessions use them.
 struct Domain {
-  const Operator operators[9] = {described<CacheAttention<float>>(),
+  const Operator operators[12] = {described<CacheAttention<float>>(),
                                  described<CacheAttention<Half>>(),
                                  described<MemoryAttention<float>>(),
                                  described<MemoryAttention<Half>>(),
                                  described<SourceAttention>(),
                                  described<AddNorm>(),
+                                 described<Linear<false>>(),
+                                 described<Linear<true>>(),
+                                 described<Embedding>(),
                                  described<Candidates>(),
                                  described<QuantizedLinear>(),
                                  described<QuantizedChoice>()};
@@ -414,6 +489,16 @@ extern "C" void packed_shape(int64_t inputs, int64_t outputs, int64_t *shape) {
 // Packs weights (I, O), which lie 128 above their levels.
 extern "C" void pack_int8(const uint8_t *weights, int64_t inputs, int64_t outputs, int8_t *to) {
   pack(*instructions_here(), weights, inputs, outputs, to);
+}
+
+// Writes the shape (3,) in which weights of floats lie (O / PANEL, I, PANEL).
+extern "C" void panel_shape(int64_t outputs, int64_t inputs, int64_t *shape) {
+  shape[0] = size_in_panels(1, outputs) / PANEL, shape[1] = inputs, shape[2] = PANEL;
+}
+
+// Packs weights (O, I).
+extern "C" void pack_floats(const float *weights, int64_t outputs, int64_t inputs, float *to) {
+  write_panels(weights, inputs, outputs, to);
 }
 
 // ONNX Runtime calls this for each session that loads the library. A session that gets an error runs the definitions.

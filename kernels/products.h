@@ -258,22 +258,6 @@ struct Scalar {
   }
 };
 
-// Memory whose vectors do not lie across two lines of the cache.
-template <class T> struct Aligned {
-  std::unique_ptr<T, decltype(&free)> memory{nullptr, free};
-
-  explicit Aligned(size_t size) {
-    constexpr size_t LINE = 64;
-    const size_t bytes = (size * sizeof(T) + LINE - 1) / LINE * LINE;
-    memory.reset(static_cast<T *>(aligned_alloc(LINE, std::max(bytes, LINE))));
-    if (!memory) throw std::bad_alloc();
-    memset(memory.get(), 0, bytes);
-  }
-
-  T &operator[](size_t place) { return memory.get()[place]; }
-  const T *data() const { return memory.get(); }
-};
-
 // Inputs with their padding.
 static inline size_t depth_of(size_t inputs) { return (inputs + DEPTH - 1) / DEPTH * DEPTH; }
 

@@ -157,8 +157,8 @@ class FeedForward(nn.Module):
         self.is_gated = gate is not None
         self.activation = stack.activation
         first_maps = [network.inner] if gate is None else [gate, network.inner]
-        self.inner = linear(first_maps)
         is_relu = self.activation == "relu" and not self.is_gated
+        self.inner = linear(first_maps, precedes_relu=is_relu)
         outer = linear([network.outer], follows_relu=is_relu)
         if self.is_gated or self.activation == "relu":
             scale_columns(self.inner, residual_scale, first=0 if gate is None else gate.out_features)
@@ -171,7 +171,7 @@ class FeedForward(nn.Module):
         if self.is_gated:
             gate, hidden = hidden.chunk(2, dim=1)
             return self.outer(_ACTIVATIONS[self.activation](gate) * hidden)
-        if self.activation == "relu" and self.outer.clamps_negative:
+        if self.inner.has_relu or self.outer.clamps_negative:
             return self.outer(hidden)
         return self.outer(_ACTIVATIONS[self.activation](hidden))
 

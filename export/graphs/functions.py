@@ -110,6 +110,26 @@ AddNorm <epsilon> (x, residual, weight, bias) => (total, normalized)
     normalized = LayerNormalization <axis = -1, epsilon: float = @epsilon> (total, weight, bias)
 }}
 """
+# The weights are (O, I), as a table of embeddings that is also the output's matrix.
+_LINEAR = """
+<domain: "{domain}", opset_import: ["": {opset}]>
+Linear <factor> (x, weight, bias) => (output)
+{{
+    output = Gemm <transB = 1, alpha: float = @factor> (x, weight, bias)
+}}
+"""
+_LINEAR_RELU = (
+    _LINEAR.replace("Linear ", "LinearRelu ")
+    .replace("output = ", "summed = ")
+    .replace("}}", "    output = Relu (summed)\n}}")
+)
+_EMBEDDING = """
+<domain: "{domain}", opset_import: ["": {opset}]>
+Embedding (ids, table) => (embedded)
+{{
+    embedded = Gather (table, ids)
+}}
+"""
 # The levels 0 to 255 of a row reach from its smallest number to its largest, and 0 has a whole level. Numbers
 # below `least_input`, which is 0 or minus infinity, count as it. Products of unsigned by unsigned levels are
 # exact on every processor: with signed weights ONNX Runtime saturates on those without VNNI. The zero that is
@@ -215,6 +235,9 @@ _TEXTS = {
     "CudaMemoryAttention": _CUDA_MEMORY_ATTENTION,
     "SourceAttention": _SOURCE_ATTENTION,
     "AddNorm": _ADD_NORM,
+    "Linear": _LINEAR,
+    "LinearRelu": _LINEAR_RELU,
+    "Embedding": _EMBEDDING,
     "QuantizedLinear": _QUANTIZED_LINEAR,
     "QuantizedChoice": _QUANTIZED_CHOICE,
     "Candidates": _CANDIDATES,

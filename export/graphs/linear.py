@@ -17,9 +17,11 @@ class Linear(nn.Module):
 
     Attributes:
         clamps_negative: Whether the map takes negative inputs for 0, so that it needs no ReLU before it.
+        has_relu: Whether the map itself takes negative outputs for 0.
     """
 
     clamps_negative = False
+    has_relu = False
 
     def __call__(self, x: Tensor) -> Tensor:
         result: Tensor = super().__call__(x)
@@ -49,20 +51,26 @@ class LinearFactory(Protocol):
     @property
     def is_fused(self) -> bool: ...
 
-    def __call__(self, layers: Sequence[nn.Linear], *, follows_relu: bool = False) -> Linear:
+    def __call__(
+        self, layers: Sequence[nn.Linear], *, follows_relu: bool = False, precedes_relu: bool = False
+    ) -> Linear:
         """The layers side by side as one map, with weights of the trained model's type.
 
         Args:
             layers: Layers that all read one input.
             follows_relu: Whether the input is that of a ReLU, which the map may take over.
+            precedes_relu: The same of the output.
         """
 
-    def output(self, weight: Tensor, bias: Tensor | None = None) -> Linear | None:
-        """The output projection by a matrix (V, D); None if the graph multiplies by the matrix itself."""
+    def output(self, weight: Tensor, bias: Tensor | None = None, *, scale: float = 1.0) -> Linear | None:
+        """The output projection by a matrix (V, D) times a constant.
+
+        None if the graph multiplies by the matrix itself.
+        """
 
 
 class FloatLinear(Linear):
-    """A linear map in floating point."""
+    """A linear map in ONNX Runtime's own operator."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         super().__init__()
@@ -89,6 +97,28 @@ class FloatLinear(Linear):
         return operators.gemm(x, self.weight, self.bias)
 
 
+class PanelLinear(Linear):
+    """A linear map in float32 on the CPU.
+
+    Its operator adds the products of an output in a fixed order, so a row has the same outputs in any batch,
+    and on every processor. All graphs share its weights, which a server lays out in panels of outputs.
+    """
+
+    weight: Tensor
+    bias: Tensor
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, *, factor: float = 1.0, has_relu: bool = False
+    ) -> None:
+        super().__init__()
+        self.factor, self.has_relu = factor, has_relu
+        self.register_buffer("weight", weight)  # (O, I)
+        self.register_buffer("bias", weight.new_zeros(len(weight)) if bias is None else bias)  # (O,)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return operators.linear(x, self.weight, self.bias, factor=self.factor, has_relu=self.has_relu)
+
+
 @dataclass(frozen=True)
 class FloatFactory:
     """Maps in a floating-point type.
@@ -105,11 +135,20 @@ class FloatFactory:
     def cache_dtype(self) -> torch.dtype:
         return Int8Factory.cache_dtype if self.is_beside_int8 else self.dtype
 
-    def __call__(self, layers: Sequence[nn.Linear], *, follows_relu: bool = False) -> Linear:  # noqa: ARG002
-        return FloatLinear(*_side_by_side(layers))
+    def __call__(
+        self,
+        layers: Sequence[nn.Linear],
+        *,
+        follows_relu: bool = False,  # noqa: ARG002
+        precedes_relu: bool = False,
+    ) -> Linear:
+        weight, bias = _side_by_side(layers)
+        if self.is_fused:
+            return FloatLinear(weight, bias)
+        return PanelLinear(weight.t().contiguous(), bias, has_relu=precedes_relu)
 
-    def output(self, weight: Tensor, bias: Tensor | None = None) -> Linear | None:  # noqa: ARG002
-        return None
+    def output(self, weight: Tensor, bias: Tensor | None = None, *, scale: float = 1.0) -> Linear | None:
+        return None if self.is_fused else PanelLinear(weight.detach(), bias, factor=scale)
 
 
 class Int8Linear(Linear):
@@ -170,11 +209,17 @@ class Int8Factory:
     cache_dtype: ClassVar[torch.dtype] = torch.float16
     is_fused: ClassVar[bool] = False
 
-    def __call__(self, layers: Sequence[nn.Linear], *, follows_relu: bool = False) -> Linear:
+    def __call__(
+        self,
+        layers: Sequence[nn.Linear],
+        *,
+        follows_relu: bool = False,
+        precedes_relu: bool = False,  # noqa: ARG002
+    ) -> Linear:
         return Int8Linear(*_side_by_side(layers), clamps_negative=follows_relu)
 
-    def output(self, weight: Tensor, bias: Tensor | None = None) -> Linear | None:
-        return Int8Linear(weight.detach().t(), bias)
+    def output(self, weight: Tensor, bias: Tensor | None = None, *, scale: float = 1.0) -> Linear | None:
+        return Int8Linear(weight.detach().t() * scale, bias)
 
 
 def _side_by_side(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

@@ -405,6 +405,30 @@ def gemm(
     )
 
 
+def linear(x: Tensor, weight: Tensor, bias: Tensor, *, factor: float = 1.0, has_relu: bool = False) -> Tensor:
+    """`factor * x @ weight.T + bias` for `(rows, I)`, in the project's own operator (Linear).
+
+    Args:
+        x: `(rows, I)`.
+        weight: `(O, I)`.
+        bias: `(O,)`.
+        factor: Multiplies the products.
+        has_relu: Whether negative outputs become 0.
+    """
+    name = f"{DOMAIN}::{'LinearRelu' if has_relu else 'Linear'}"
+    shape = (x.shape[0], weight.shape[0])
+    return symbolic(name, [x, weight, bias], {"factor": factor}, dtype=x.dtype, shape=shape, version=1)
+
+
+def embedding(ids: Tensor, table: Tensor) -> Tensor:
+    """The rows `(…, D)` of a table `(V, D)`, in the project's own operator (Embedding).
+
+    A server keeps a table that is also the weights of a Linear once, as that reads it.
+    """
+    shape = (*ids.shape, table.shape[1])
+    return symbolic(f"{DOMAIN}::Embedding", [ids, table], dtype=table.dtype, shape=shape, version=1)
+
+
 def quantized_linear(
     x: Tensor,
     weight: Tensor,

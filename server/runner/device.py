@@ -25,7 +25,7 @@ from seq2seq_serve.bundle.manifest import Bundle, VariantFiles
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.config import ProviderPolicy
 from seq2seq_serve.server.engine.request import Array
-from seq2seq_serve.server.runner.weights import Weight, pack_int8_maps, take_weights
+from seq2seq_serve.server.runner.weights import Weight, pack_maps, take_weights
 
 _log = logging.getLogger(__name__)
 
@@ -239,16 +239,16 @@ class OnnxDevice:
 
 
 def read_files(bundle: Bundle, precision: Precision, provider: str) -> VariantFiles:
-    """Read graphs and weights to run here: int8 weights are packed if the project's own operators use them.
+    """Read graphs and weights to run here; the project's operators get the weights of maps packed.
 
     Raises:
         BundleError: A file is not that of the manifest.
     """
     files = bundle.read_variant(precision)
-    return pack_int8_maps(files) if provider == CPU and _has_operators() else files
+    return pack_maps(files) if provider == CPU and has_operators() else files
 
 
-def _has_operators() -> bool:
+def has_operators() -> bool:
     """Returns whether sessions of the CPU run the project's own operators."""
     return kernels.register(ort.SessionOptions())
 
@@ -282,7 +282,7 @@ def describe_device(provider: str, precision: Precision, cuda_libraries: Path | 
     """
     if provider != CPU:
         remark = _try_cuda(cuda_libraries).description
-    elif not _has_operators():
+    elif not has_operators():
         remark = "without the compiled operators"
     else:
         remark = kernels.instructions() if precision is Precision.INT8 else ""

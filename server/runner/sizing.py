@@ -13,12 +13,13 @@ from seq2seq_serve.bundle.manifest import Bundle, Manifest, TensorSpec, Variant
 from seq2seq_serve.bundle.names import Axis, Precision, Role, Verb
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, num_copies
-from seq2seq_serve.server.runner.device import CPU, choose
+from seq2seq_serve.server.runner.device import CPU, choose, has_operators
 from seq2seq_serve.server.system.machine import usable_cpus
 
-# Packed copies of weights that one runner on a CPU creates beside the weights that all runners share: one
-# of the encoder's, of the decoder's one for a step and one for many positions at once; in int8 none.
-_MOST_PACKED_COPIES = {Precision.INT8: 0, Precision.FP32: 2}
+# What one runner on a CPU packs in fp32 beside the weights that all runners share. With the project's operators
+# it is the output projection, if the same table of less than 16 MiB embeds tokens; for steps, and for many
+# positions at once. ONNX Runtime's own operators pack all weights of the decoder twice.
+_MOST_PACKED_BYTES, _MOST_PACKED_COPIES = 2 * 2**24, 2
 # Most rows of memory on a GPU beside those of the slots, for encode calls that are captured
 _MOST_STAGED_ROWS = 64
 _PROCESS_BYTES = 64 * 2**20  # an instance's own process, with Python, numpy and ONNX Runtime: 50 MiB measured
@@ -36,6 +37,7 @@ class Sizing:
         groups: The memory, cache and state tensors of all graphs, grouped by shape.
         slot_bytes: Memory, cache and state of a slot.
         weight_bytes: Size of the file of weights.
+        packed_bytes: The most that each runner packs of it for itself.
         vocab_size: V.
         num_hops: The number of times that it attends to each position of memory for one token; 0 if it does
             not report its attention.
@@ -53,6 +55,7 @@ class Sizing:
     slot_bytes: int
     num_slots: int
     weight_bytes: int
+    packed_bytes: int
     vocab_size: int
     num_hops: int
     num_alignment_heads: int = 0
@@ -73,9 +76,8 @@ class Sizing:
             columns_bytes = 2 * self.num_slots * self.vocab_size * np.dtype(np.float32).itemsize
             staged_bytes = self.num_staged_rows * self.slot_bytes  # at most: they have no cache
             return self.num_instances * (self.weight_bytes + slots_bytes + columns_bytes + staged_bytes)
-        packed_bytes = _MOST_PACKED_COPIES[self.precision] * self.weight_bytes
         process_bytes = _PROCESS_BYTES if self.num_instances > 1 else 0
-        return self.weight_bytes + self.num_instances * (packed_bytes + slots_bytes + process_bytes)
+        return self.weight_bytes + self.num_instances * (self.packed_bytes + slots_bytes + process_bytes)
 
     @property
     def limited_bytes(self) -> int:
@@ -137,6 +139,11 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
             "max_target_length"
         )
     num_hops, num_alignment_heads = _reported_attention(variant)
+    weight_bytes = variant.weights.size_bytes
+    packed_bytes = 0
+    if precision is Precision.FP32:
+        most_bytes = _MOST_PACKED_BYTES if has_operators() else math.inf
+        packed_bytes = int(min(_MOST_PACKED_COPIES * weight_bytes, most_bytes))
     return Sizing(
         provider=provider,
         precision=precision,
@@ -147,7 +154,8 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
         groups=tuple(tuple(specs.values()) for specs in groups.values()),
         slot_bytes=slot_bytes,
         num_slots=num_slots,
-        weight_bytes=variant.weights.size_bytes,
+        weight_bytes=weight_bytes,
+        packed_bytes=packed_bytes,
         vocab_size=manifest.target_vocab_size,
         num_hops=num_hops,
         num_alignment_heads=num_alignment_heads,

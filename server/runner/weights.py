@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -15,10 +16,10 @@ from seq2seq_serve.protos.onnx_weights_pb2 import Model, Tensor
 from seq2seq_serve.server.engine.request import Array
 
 _LOCATION, _OFFSET, _LENGTH = "location", "offset", "length"
-_INT8_MAPS = (
-    "QuantizedLinear",
-    "QuantizedChoice",
-)  # operators of `kernels`, whose second input are int8 weights
+# Operators of `kernels` that multiply by their second input, and those that read it in either form
+_MAPS = ("QuantizedLinear", "QuantizedChoice", "Linear", "LinearRelu")
+_READERS = (*_MAPS, "Embedding")
+_FLOAT = 1  # ONNX's number of float32
 _LINE_BYTES = 64
 _Key = tuple[int, int, tuple[int, ...]]  # where a weight begins in the file, its type and its shape
 
@@ -35,6 +36,11 @@ class Weight:
     name: str
     element_type: int
     bits: Array
+
+    @property
+    def values(self) -> Array:
+        """The values of float32 weights, or the bits of others."""
+        return self.bits.view(np.float32) if self.element_type == _FLOAT else self.bits
 
 
 def take_weights(graph: bytes, content: memoryview, nowhere: str) -> tuple[bytes, list[Weight]]:
@@ -62,8 +68,8 @@ def take_weights(graph: bytes, content: memoryview, nowhere: str) -> tuple[bytes
     return model.SerializeToString(), weights
 
 
-def pack_int8_maps(files: VariantFiles) -> VariantFiles:
-    """Lay out int8 weights as this processor multiplies them, once for all sessions and processes.
+def pack_maps(files: VariantFiles) -> VariantFiles:
+    """Lay out the weights of maps as this processor multiplies them, once for all sessions and processes.
 
     Returns:
         Graphs and weights that only this processor can run; the files themselves if nothing would be packed.
@@ -75,28 +81,40 @@ def pack_int8_maps(files: VariantFiles) -> VariantFiles:
     # By their places and shapes, since equal bytes, such as zeros, are stored once: graphs share both.
     stored: dict[_Key, Weight] = {}
     maps: set[_Key] = set()
+    others: set[_Key] = set()  # that some node reads as they are
     for model in models.values():
-        int8_names = {node.input[1] for node in model.graph.node if node.op_type in _INT8_MAPS}
+        uses: dict[str, set[str]] = {}
+        for node in model.graph.node:
+            for place, name in enumerate(node.input):
+                uses.setdefault(name, set()).add(node.op_type if place == 1 else "")
         for tensor in filter(_is_external, model.graph.initializer):
             key = _key(tensor)
             stored[key] = _weight(tensor, files.weights)
-            if tensor.name in int8_names and len(tensor.dims) == 2:
+            readers = uses.get(tensor.name, set())
+            if len(tensor.dims) == 2 and readers.intersection(_MAPS):
                 maps.add(key)
-    shapes = {key: shape for key in maps if (shape := kernels.packed_shape(stored[key].bits.shape))}
+            if not readers.issubset(_READERS):
+                others.add(key)
+    shapes = {key: shape for key in maps - others if (shape := kernels.packed_shape(stored[key].values))}
     if not shapes:
         return files
     sizes = {
-        key: math.prod(shapes[key]) if key in shapes else weight.bits.nbytes for key, weight in stored.items()
+        key: math.prod(shapes[key]) * weight.bits.itemsize if key in shapes else weight.bits.nbytes
+        for key, weight in stored.items()
     }
     ends = list(accumulate(-(-size // _LINE_BYTES) * _LINE_BYTES for size in sizes.values()))
     places = dict(zip(sizes, [0, *ends], strict=False))
     content = memoryview(mmap.mmap(-1, ends[-1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    for key, weight in stored.items():
+
+    def write(key: _Key) -> None:
         to = np.frombuffer(content[places[key] :][: sizes[key]], np.uint8)
         if key in shapes:
-            kernels.pack(weight.bits, to)
+            kernels.pack(stored[key].values, to)
         else:
-            to[:] = weight.bits.reshape(-1).view(np.uint8)
+            to[:] = stored[key].bits.reshape(-1).view(np.uint8)
+
+    with ThreadPoolExecutor() as pool:  # Python's lock is free while one is written
+        list(pool.map(write, stored))
     for model in models.values():
         for tensor in filter(_is_external, model.graph.initializer):
             key = _key(tensor)

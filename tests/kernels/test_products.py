@@ -231,7 +231,7 @@ def test_no_rows_have_no_products_and_no_candidates(count):
 
 
 def packed_of(weights):
-    packed = np.zeros(kernels.packed_shape(weights.shape), np.uint8)
+    packed = np.zeros(kernels.packed_shape(weights), np.uint8)
     kernels.pack(weights, packed)
     return packed
 

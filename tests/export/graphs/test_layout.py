@@ -42,7 +42,7 @@ def test_padding_is_not_looked_up(exported, source_ids):
 @pytest.mark.parametrize("exported", PACKED, indirect=True)
 def test_the_maps_read_one_row_a_token(exported, source_ids):
     model = onnx.load(exported.folder / "encode.onnx")
-    products = [node.output[0] for node in model.graph.node if node.op_type in ("Gemm", "QuantizedLinear")]
+    products = [node.output[0] for node in model.graph.node if "Linear" in node.op_type]
     assert len(products) >= 5
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in products)
     options = onnxruntime.SessionOptions()

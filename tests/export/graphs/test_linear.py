@@ -32,7 +32,7 @@ def test_layers_side_by_side_are_one_map(layers):
     made = FloatFactory(torch.float32)(layers)
     x = torch.randn(4, 6)
     expected = torch.cat([layer(x) for layer in layers], dim=1)
-    torch.testing.assert_close(x @ made.weight + made.bias, expected)
+    torch.testing.assert_close(x @ made.weight.T + made.bias, expected)
 
 
 def test_int8_weights_are_at_most_half_a_level_off(layers):

@@ -21,6 +21,7 @@ from seq2seq_serve.server.engine.request import Array, Beam, Constraints, Reques
 from seq2seq_serve.server.engine.result import FinishReason
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
 from seq2seq_serve.server.engine.state import Sequence
+from seq2seq_serve.server.runner import device as device_module
 from seq2seq_serve.server.runner import runner as runner_module
 from seq2seq_serve.server.runner.device import OnnxDevice
 from seq2seq_serve.server.runner.runner import OnnxRunner, buckets_up_to
@@ -178,11 +179,17 @@ class FarDevice(OnnxDevice):
         return super().value(array.copy())
 
 
+def use_device(device: type[OnnxDevice], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runner_module, "OnnxDevice", device)
+    if issubclass(device, FarDevice):  # without operators, nothing is packed for them
+        monkeypatch.setattr(device_module, "has_operators", lambda: False)
+
+
 def test_a_device_that_is_not_the_host_gives_the_same_answers(trained_run, trained_bundle, monkeypatch):
     sources = numbers(trained_run.trained, seed=4)
     answers = []
     for device in (OnnxDevice, FarDevice):
-        monkeypatch.setattr(runner_module, "OnnxDevice", device)
+        use_device(device, monkeypatch)
         runner = make_runner(trained_bundle, 3)
         assert runner._device.is_host is (device is not FarDevice)
         content = weakref.ref(runner._files)
@@ -266,7 +273,7 @@ class FailingDevice(CapturingDevice):
 def test_captured_steps_of_whole_buckets_give_the_same_tokens(num_slots, of, alone, request, monkeypatch):
     """The rows that fill a bucket up are free ones: what is done to them harms nobody."""
     expected = {request: result for request, (result, _) in alone("random", Precision.FP32).items()}
-    monkeypatch.setattr(runner_module, "OnnxDevice", CapturingDevice)
+    use_device(CapturingDevice, monkeypatch)
     runner = make_runner(request.getfixturevalue(of), num_slots)
     runner.warm_up()
     chance = random.Random(num_slots)
@@ -291,7 +298,7 @@ def test_steps_that_feed_themselves_give_the_same_tokens_whatever_the_neighbours
     device, fused_bundle, monkeypatch
 ):
     """Ids that the step wrote are replaced where another was selected; lengths follow the rows that move."""
-    monkeypatch.setattr(runner_module, "OnnxDevice", device)
+    use_device(device, monkeypatch)
     plain = random_requests(fused_bundle, 12, seed=4)
     sampling = Sampling(0.8, top_k=5, top_p=1.0, min_p=0.0, seed=7)
     constraints = Constraints(repetition_penalty=1.3, min_new_tokens=4)
@@ -327,7 +334,7 @@ def test_captured_encode_calls_fill_the_same_memory_as_direct_ones(most_encoded,
     requests = random_requests(random_bundle, 41, seed=8)
     answers = []
     for device in (OnnxDevice, FarCapturingDevice):
-        monkeypatch.setattr(runner_module, "OnnxDevice", device)
+        use_device(device, monkeypatch)
         runner = make_runner(random_bundle, 20)
         runner.warm_up()
         driver = Driver(runner)
@@ -343,7 +350,7 @@ def test_captured_encode_calls_fill_the_same_memory_as_direct_ones(most_encoded,
 def test_an_encode_call_before_any_shape_is_captured_captures_none(random_bundle, monkeypatch):
     """ONNX Runtime captures a run of such a session, unless it is forbidden to."""
     monkeypatch.setattr(runner_module, "_MOST_ENCODED", 0)
-    monkeypatch.setattr(runner_module, "OnnxDevice", FarCapturingDevice)
+    use_device(FarCapturingDevice, monkeypatch)
     runner = make_runner(random_bundle, 3)
     runner.encode(0, random_requests(random_bundle, 2, seed=9))
     assert (runner._staged, runner._device.num_direct) == ({}, 1)
@@ -365,7 +372,7 @@ def test_a_warm_up_runs_every_graph_that_selects_and_loads_no_others(
 
 
 def test_a_warm_up_captures_every_bucket_the_largest_first(random_bundle, monkeypatch):
-    monkeypatch.setattr(runner_module, "OnnxDevice", FarCapturingDevice)
+    use_device(FarCapturingDevice, monkeypatch)
     runner = make_runner(random_bundle, 5)
     runner.warm_up()
     sizes = [rows * length for rows, length in runner._staged]
@@ -385,7 +392,7 @@ def test_a_warm_up_captures_every_bucket_the_largest_first(random_bundle, monkey
 def test_steps_run_uncaptured_with_a_log_line_where_capturing_fails(
     device, random_bundle, monkeypatch, caplog
 ):
-    monkeypatch.setattr(runner_module, "OnnxDevice", device)
+    use_device(device, monkeypatch)
     runner = make_runner(random_bundle, 3)
     runner.warm_up()
     assert not runner.captures_steps
@@ -398,7 +405,7 @@ def test_steps_run_uncaptured_with_a_log_line_where_capturing_fails(
 
 def test_a_cuda_error_that_outlasts_a_failed_capture_is_cleared_by_a_new_session(random_bundle, monkeypatch):
     """CUDA reports a thread's last error at its next call: the first step without a capture may fail, too."""
-    monkeypatch.setattr(runner_module, "OnnxDevice", CapturingDevice)
+    use_device(CapturingDevice, monkeypatch)
     runner, failed, run_step = make_runner(random_bundle, 3), [], OnnxRunner._run_step
 
     def fail_twice(self, num_rows, **options):
@@ -414,7 +421,7 @@ def test_a_cuda_error_that_outlasts_a_failed_capture_is_cleared_by_a_new_session
 
 
 def test_capturing_can_be_switched_off(random_bundle, monkeypatch):
-    monkeypatch.setattr(runner_module, "OnnxDevice", FailingDevice)
+    use_device(FailingDevice, monkeypatch)
     assert not make_runner(random_bundle, 3, cuda_graphs=False).captures_steps
 
 

@@ -12,14 +12,13 @@ from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.constraints import adjustments
 from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Beam, Constraints, Request, Sampling
 from seq2seq_serve.server.errors import EngineFailed
-from seq2seq_serve.server.runner import runner as runner_module
 from seq2seq_serve.server.runner.buffers import Columns
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.selection import Selector, uniform
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.evaluation import search, selection
 from tests.server.driver import Driver
-from tests.server.runner.test_runner import FarDevice
+from tests.server.runner.test_runner import FarDevice, use_device
 
 VOCAB_SIZE, LIMIT = 300, 12
 
@@ -203,7 +202,7 @@ def test_a_plain_request_with_a_prefix_goes_on_as_the_oracle_does(random_trained
 
 def test_on_a_device_that_is_not_the_host_penalties_are_written_there(random_bundle, requests, monkeypatch):
     near = run(random_bundle, requests, num_slots=6)
-    monkeypatch.setattr(runner_module, "OnnxDevice", FarDevice)
+    use_device(FarDevice, monkeypatch)
     for one, other in zip(near, run(random_bundle, requests, num_slots=6), strict=True):
         assert other.best.token_ids == one.best.token_ids
 
@@ -260,7 +259,7 @@ def test_a_step_that_selects_tokens_equals_selection_from_logits(beam, random_bu
 
 
 def test_a_device_whose_step_does_not_select_tokens_refuses_to_suppress_some(random_bundle, monkeypatch):
-    monkeypatch.setattr(runner_module, "OnnxDevice", FarDevice)
+    use_device(FarDevice, monkeypatch)
     with pytest.raises(ValueError, match=r"suppresses tokens, and its step in int8 does not select tokens"):
         OnnxRunner(suppressing(random_bundle, [7]), RunnerConfig(provider="cpu", num_threads=1, max_slots=1))
 

@@ -9,7 +9,7 @@ from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import VariantFiles
 from seq2seq_serve.bundle.names import Verb
 from seq2seq_serve.protos.onnx_weights_pb2 import ExternalData, Graph, Model, Node, Tensor
-from seq2seq_serve.server.runner.weights import pack_int8_maps, take_weights
+from seq2seq_serve.server.runner.weights import pack_maps, take_weights
 
 
 def graph_of(*, start: int, length: int, dims: list[int]) -> bytes:
@@ -54,7 +54,7 @@ def test_packed_weights_lie_apart_and_once_for_all_graphs():
         Verb.STEP: graph_of_maps((0, [16, 32]), (512, [20, 40]), (0, [32, 16])),
     }
     files = VariantFiles(graphs, content)
-    packed = pack_int8_maps(files)
+    packed = pack_maps(files)
     if not kernels.instructions():
         assert packed is files
         return
@@ -63,7 +63,7 @@ def test_packed_weights_lie_apart_and_once_for_all_graphs():
     assert (one.bits == found[Verb.ENCODE][0].bits).all()
     assert one.bits.ctypes.data == found[Verb.ENCODE][0].bits.ctypes.data
     for weight, dims, start in ((one, (16, 32), 0), (other, (20, 40), 512), (equal_bytes, (32, 16), 0)):
-        expected = np.empty(kernels.packed_shape(dims), np.uint8)
+        expected = np.empty(kernels.packed_shape(np.empty(dims, np.uint8)), np.uint8)
         raw = np.frombuffer(content[start : start + math.prod(dims)], np.uint8).reshape(dims)
         kernels.pack(raw, expected)
         np.testing.assert_array_equal(weight.bits, expected)
@@ -80,4 +80,31 @@ def test_packed_weights_lie_apart_and_once_for_all_graphs():
 def test_weights_outside_of_their_file_are_not_packed(places, message):
     files = VariantFiles({Verb.STEP: graph_of_maps(*places)}, memoryview(bytes(2048)))
     with pytest.raises(ValueError, match=message):
-        pack_int8_maps(files)
+        pack_maps(files)
+
+
+def float_graph(*nodes: Node) -> bytes:
+    """A graph whose nodes read one matrix (40, 24) of float32, at the beginning of the file of weights."""
+    entries = {"location": "weights.bin", "offset": "0", "length": str(40 * 24 * 4)}
+    data = [ExternalData(key=key, value=value) for key, value in entries.items()]
+    tensor = Tensor(name="w", data_type=1, dims=[40, 24], external_data=data)
+    return Model(graph=Graph(initializer=[tensor], node=nodes)).SerializeToString()
+
+
+@pytest.mark.skipif(not kernels.instructions(), reason="nothing packs weights here")
+def test_a_matrix_that_other_operators_read_is_not_packed():
+    """A table of embeddings is shared with the output projection, if both operators are the project's own."""
+    content = memoryview(np.arange(40 * 24, dtype=np.float32).tobytes())
+    linear, look_up = (Node(op_type=name, input=["x", "w"]) for name in ("Linear", "Embedding"))
+    gather = Node(op_type="Gather", input=["w", "ids"])
+
+    def shapes(*graphs: bytes) -> list[tuple[int, ...]]:
+        files = VariantFiles(dict(zip(Verb, graphs, strict=False)), content)
+        packed = pack_maps(files)
+        found = [take_weights(graph, packed.weights, "")[1] for graph in packed.graphs.values()]
+        return [weight.bits.shape for [weight] in found]
+
+    assert shapes(float_graph(linear, look_up), float_graph(look_up)) == [(4, 24, 16)] * 2
+    assert shapes(float_graph(linear), float_graph(gather)) == [(40, 24)] * 2
+    assert shapes(float_graph(linear, gather)) == [(40, 24)]
+    assert shapes(float_graph(look_up)) == [(40, 24)]

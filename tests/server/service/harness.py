@@ -314,6 +314,7 @@ def echo_sizing(runner: EchoRunner) -> Sizing:
         slot_bytes=1024,
         num_slots=runner.num_slots,
         weight_bytes=4096,
+        packed_bytes=0,
         vocab_size=byte_tokenizer().vocab_size,
         num_hops=1,
     )

@@ -1,0 +1,205 @@
+// Products of floats by weights that lie in panels. It knows nothing of ONNX Runtime.
+//
+// operators.cpp includes it after compute.h and before products.h.
+//
+// An output is the sum of its products in the order of the inputs, each rounded once with its addition. So a row has the same
+// outputs alone and beside others, and on every processor.
+//
+// Letters: I inputs of a map, O outputs.
+
+#if defined(__x86_64__) && defined(__clang__)
+#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
+#elif defined(__x86_64__)
+#pragma GCC push_options
+#pragma GCC target("avx2,fma,f16c")
+#endif
+
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized" // g++ 12 means its own header of AVX-512
+
+constexpr size_t GROUP = 2 * PANEL; // outputs that are computed together
+constexpr size_t AHEAD = 16;        // inputs whose weights are asked for: they come from the third-level cache or memory
+
+struct FloatProduct;
+
+// A map of floats: weights (O / PANEL, I, PANEL), with zeros up to whole groups.
+struct FloatMap {
+  void (*multiply)(const FloatProduct &, size_t first_row, size_t num_rows, size_t begin, size_t end); // groups from begin
+  const float *weights, *bias; // the bias has whole groups, too
+  size_t num_inputs, num_outputs;
+  float factor; // of the sums, before the bias is added
+  float least;  // output: 0 for a ReLU, otherwise minus infinity
+
+  size_t num_groups() const { return (num_outputs + GROUP - 1) / GROUP; }
+};
+
+static inline size_t size_in_panels(size_t inputs, size_t outputs) {
+  return (outputs + GROUP - 1) / GROUP * GROUP * inputs;
+}
+
+// Packs weights (O, I) into panels.
+static void write_panels(const float *weights, size_t inputs, size_t outputs, float *to) {
+  constexpr size_t TOGETHER = 64; // inputs, so that whole lines are read and written
+  memset(to, 0, size_in_panels(inputs, outputs) * sizeof(float));
+  for (size_t first = 0; first < outputs; first += PANEL)
+    for (size_t begin = 0; begin < inputs; begin += TOGETHER)
+      for (size_t o = first; o < std::min(first + PANEL, outputs); o++)
+        for (size_t i = begin; i < std::min(begin + TOGETHER, inputs); i++)
+          to[first * inputs + i * PANEL + o - first] = weights[o * inputs + i];
+}
+
+// Some rows, and a group of outputs.
+struct FloatTile {
+  const float *x;         // rows of I inputs
+  const float *panels[2]; // of the weights
+  size_t num_inputs;
+  const float *bias;
+  float factor, least;
+  float *to; // rows with this distance
+  size_t distance;
+};
+
+struct FloatsInEights {
+  static constexpr size_t MOST_ROWS = 4;
+
+  template <int ROWS> static void run(const FloatTile &tile) {
+    constexpr int TOGETHER = ROWS == 1 ? 2 : 1; // panels: the sums of one row would wait for each other
+    const size_t I = tile.num_inputs;
+    for (int panel = 0; panel < 2; panel += TOGETHER) {
+      Vector sums[ROWS][2 * TOGETHER] = {};
+      for (size_t i = 0; i < I; i++)
+        for (int v = 0; v < 2 * TOGETHER; v++) {
+          const Vector eight = load(tile.panels[panel + v / 2] + i * PANEL + v % 2 * 8);
+          if (v % 2 == 0) __builtin_prefetch(tile.panels[panel + v / 2] + (i + AHEAD) * PANEL);
+          for (int row = 0; row < ROWS; row++) sums[row][v] = fused(eight, tile.x[row * I + i], sums[row][v]);
+        }
+      for (int row = 0; row < ROWS; row++)
+        for (int v = 0; v < 2 * TOGETHER; v++) {
+          const size_t column = panel * PANEL + 8 * v;
+          const Vector outputs = fused(sums[row][v], tile.factor, load(tile.bias + column));
+          store(tile.to + row * tile.distance + column, outputs < tile.least ? repeated(tile.least) : outputs);
+        }
+    }
+  }
+};
+
+#if defined(__x86_64__)
+struct FloatsInSixteens {
+  static constexpr size_t MOST_ROWS = 12;
+
+  template <int ROWS> __attribute__((target("avx2,fma,f16c,avx512f"))) static void run(const FloatTile &tile) {
+    const size_t I = tile.num_inputs;
+    __m512 sums[ROWS][2];
+    for (auto &of_row : sums) of_row[0] = of_row[1] = _mm512_setzero_ps();
+    for (size_t i = 0; i < I; i++) {
+      __m512 weights[2];
+      for (int half = 0; half < 2; half++) {
+        weights[half] = _mm512_loadu_ps(tile.panels[half] + i * PANEL);
+        __builtin_prefetch(tile.panels[half] + (i + AHEAD) * PANEL);
+      }
+      for (int row = 0; row < ROWS; row++)
+        for (int half = 0; half < 2; half++)
+          sums[row][half] = _mm512_fmadd_ps(weights[half], _mm512_set1_ps(tile.x[row * I + i]), sums[row][half]);
+    }
+    const __m512 factor = _mm512_set1_ps(tile.factor), least = _mm512_set1_ps(tile.least);
+    for (int row = 0; row < ROWS; row++)
+      for (int half = 0; half < 2; half++) {
+        const __m512 outputs = _mm512_fmadd_ps(sums[row][half], factor, _mm512_loadu_ps(tile.bias + half * PANEL));
+        // A maximum of a number and NaN is the second of both.
+        _mm512_storeu_ps(tile.to + row * tile.distance + half * PANEL, _mm512_max_ps(least, outputs));
+      }
+  }
+};
+#endif
+
+// Writes the outputs of a map of floats.
+struct FloatProduct {
+  // What stays in the second-level cache: inputs that are multiplied by all weights, and weights that multiply all of them
+  static constexpr size_t MOST_INPUTS = 1 << 16, MOST_WEIGHTS = 1 << 17;
+
+  const FloatMap *map;
+  const float *x; // (N, I)
+  float *outputs; // (N, O)
+  size_t num_rows;
+
+  size_t num_items() const { return map->num_groups(); }
+  size_t scratch() const { return 0; }
+
+  void run(size_t begin, size_t end, float *) const {
+    const size_t num_blocks = num_rows * map->num_inputs / MOST_INPUTS + 1;
+    const size_t together = std::max<size_t>(MOST_WEIGHTS / (GROUP * map->num_inputs), 1);
+    for (size_t block = 0; block < num_blocks; block++) {
+      const size_t first = block * num_rows / num_blocks, count = (block + 1) * num_rows / num_blocks - first;
+      for (size_t group = begin; group < end; group += together)
+        map->multiply(*this, first, count, group, std::min(group + together, end));
+    }
+  }
+};
+
+template <class Tiles, int ROWS = static_cast<int>(Tiles::MOST_ROWS)>
+static void multiply_tile(const FloatTile &tile, size_t num_rows) {
+  if (num_rows == ROWS) return Tiles::template run<ROWS>(tile);
+  if constexpr (ROWS > 1) multiply_tile<Tiles, ROWS - 1>(tile, num_rows);
+}
+
+// Multiplies some rows by some groups, in tiles of few rows, which stay in the first-level cache.
+template <class Tiles>
+static void multiply_floats(const FloatProduct &work, size_t first_row, size_t num_rows, size_t begin, size_t end) {
+  const FloatMap &map = *work.map;
+  const size_t I = map.num_inputs, O = map.num_outputs, num_tiles = (num_rows + Tiles::MOST_ROWS - 1) / Tiles::MOST_ROWS;
+  for (size_t i = 0; i < num_tiles; i++) {
+    const size_t from = i * num_rows / num_tiles, count = (i + 1) * num_rows / num_tiles - from, row = first_row + from;
+    for (size_t place = begin * GROUP; place < end * GROUP; place += GROUP) {
+      const float *panel = map.weights + place * I;
+      float *to = work.outputs + row * O + place, rest[Tiles::MOST_ROWS * GROUP];
+      const bool is_whole = place + GROUP <= O;
+      multiply_tile<Tiles>({work.x + row * I, {panel, panel + PANEL * I}, I, map.bias + place, map.factor,
+                            map.least, is_whole ? to : rest, is_whole ? O : GROUP},
+                           count);
+      for (size_t r = 0; r < count && !is_whole; r++) memcpy(to + r * O, rest + r * GROUP, (O - place) * sizeof(float));
+    }
+  }
+}
+
+// The rows of a table of embeddings that some tokens have.
+struct Lookup {
+  const float *table; // (V, D), or as the weights of a map with D inputs and V outputs
+  bool is_packed;
+  const int64_t *token_ids; // (N,)
+  float *to;                // (N, D)
+  size_t num_tokens, width;
+
+  size_t num_items() const { return num_tokens; }
+  size_t scratch() const { return 0; }
+
+  void run(size_t begin, size_t end, float *) const {
+    for (size_t token = begin; token < end; token++) {
+      const size_t id = static_cast<size_t>(token_ids[token]);
+      float *row = to + token * width;
+      if (!is_packed) {
+        memcpy(row, table + id * width, width * sizeof(float));
+        continue;
+      }
+      const float *column = table + id / PANEL * PANEL * width + id % PANEL;
+      for (size_t i = 0; i < width; i++) row[i] = column[i * PANEL];
+    }
+  }
+};
+
+#pragma GCC diagnostic pop
+
+#if defined(__x86_64__) && defined(__clang__)
+#pragma clang attribute pop
+#elif defined(__x86_64__)
+#pragma GCC pop_options
+#endif
+
+// The fastest multiplication that this processor has, or that of the instructions that SEQ2SEQ_ISA names.
+static decltype(FloatMap::multiply) float_multiplication() {
+#if defined(__x86_64__)
+  const char *wanted = getenv("SEQ2SEQ_ISA");
+  const bool is_wide = !wanted || !*wanted || !strcmp(wanted, "avx512vnni");
+  if (is_wide && __builtin_cpu_supports("avx512f")) return multiply_floats<FloatsInSixteens>;
+#endif
+  return multiply_floats<FloatsInEights>;
+}
