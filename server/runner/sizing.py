@@ -17,8 +17,8 @@ from seq2seq_serve.server.runner.device import CPU, choose, has_operators
 from seq2seq_serve.server.system.machine import usable_cpus
 
 # What one runner on a CPU packs in fp32 beside the weights that all runners share. With the project's own
-# operators it is the output projection, if that is also a table of tokens of less than 16 MiB; once for steps,
-# and once for many positions. ONNX Runtime's operators pack all weights of the decoder twice.
+# operators it is the output projection, if that is also a table of tokens of less than 16 MiB: once for
+# steps, and once for many positions. ONNX Runtime's operators pack all weights of the decoder twice.
 _MOST_PACKED_BYTES, _MOST_PACKED_COPIES = 2 * 2**24, 2
 # Most rows of memory on a GPU beside those of the slots, for encode calls that are captured
 _MOST_STAGED_ROWS = 64
