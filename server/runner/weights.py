@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import mmap
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -71,6 +72,10 @@ def take_weights(graph: bytes, content: memoryview, nowhere: str) -> tuple[bytes
 def pack_maps(files: VariantFiles) -> VariantFiles:
     """Lay out the weights of maps as this processor multiplies them, once for all sessions and processes.
 
+    Args:
+        files: The files. If anything is packed, their weights must not be read afterwards: memory is given
+            back as soon as its content is copied, so that loading takes little more than the weights.
+
     Returns:
         Graphs and weights that only this processor can run; the files themselves if nothing would be packed.
 
@@ -106,12 +111,19 @@ def pack_maps(files: VariantFiles) -> VariantFiles:
     places = dict(zip(sizes, [0, *ends], strict=False))
     content = memoryview(mmap.mmap(-1, ends[-1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
+    num_readers = Counter(start for start, _, _ in stored)
+    given = files.weights.obj
+
     def write(key: _Key) -> None:
+        weight, (start, _, _) = stored[key], key
         to = np.frombuffer(content[places[key] :][: sizes[key]], np.uint8)
         if key in shapes:
-            kernels.pack(stored[key].values, to)
+            kernels.pack(weight.values, to)
         else:
-            to[:] = stored[key].bits.reshape(-1).view(np.uint8)
+            to[:] = weight.bits.reshape(-1).view(np.uint8)
+        is_page = start % mmap.PAGESIZE == 0
+        if isinstance(given, mmap.mmap) and is_page and num_readers[start] == 1:
+            given.madvise(mmap.MADV_DONTNEED, start, weight.bits.nbytes)
 
     with ThreadPoolExecutor() as pool:  # Python's lock is free while one is written
         list(pool.map(write, stored))

@@ -1,6 +1,7 @@
 """A graph's weights are found in memory, and the graph forgets its file."""
 
 import math
+import mmap
 
 import numpy as np
 import pytest
@@ -48,21 +49,25 @@ def graph_of_maps(*places: tuple[int, list[int]]) -> bytes:
 
 def test_packed_weights_lie_apart_and_once_for_all_graphs():
     """Also those of other shapes whose equal bytes are stored once, such as zeros."""
-    content = memoryview(bytes(range(256)) * 8)
+    content, page = bytes(range(256)) * 64, mmap.PAGESIZE
     graphs = {
         Verb.ENCODE: graph_of_maps((0, [16, 32])),
-        Verb.STEP: graph_of_maps((0, [16, 32]), (512, [20, 40]), (0, [32, 16])),
+        Verb.STEP: graph_of_maps((0, [16, 32]), (page, [20, 40]), (0, [32, 16])),
     }
-    files = VariantFiles(graphs, content)
+    memory = mmap.mmap(-1, len(content), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory[:] = content
+    files = VariantFiles(graphs, memoryview(memory))
     packed = pack_maps(files)
     if not kernels.instructions():
         assert packed is files
         return
+    assert not any(memory[page : page + 20 * 40]), "the memory of weights is given back once they are packed"
+    assert memory[:512] == content[:512], "but not that of weights which others read in another shape"
     found = {verb: take_weights(graph, packed.weights, "")[1] for verb, graph in packed.graphs.items()}
     one, other, equal_bytes = found[Verb.STEP]
     assert (one.bits == found[Verb.ENCODE][0].bits).all()
     assert one.bits.ctypes.data == found[Verb.ENCODE][0].bits.ctypes.data
-    for weight, dims, start in ((one, (16, 32), 0), (other, (20, 40), 512), (equal_bytes, (32, 16), 0)):
+    for weight, dims, start in ((one, (16, 32), 0), (other, (20, 40), page), (equal_bytes, (32, 16), 0)):
         expected = np.empty(kernels.packed_shape(np.empty(dims, np.uint8)), np.uint8)
         raw = np.frombuffer(content[start : start + math.prod(dims)], np.uint8).reshape(dims)
         kernels.pack(raw, expected)
