@@ -101,7 +101,9 @@ def instructions() -> str:
     """Returns the name of the instructions that multiply int8 weights here.
 
     It is empty without the library, and on a processor that cannot run any of its operators. The environment
-    variable SEQ2SEQ_ISA may name other ones. The outputs are the same, bit for bit.
+    variable SEQ2SEQ_ISA may name other ones. The outputs are the same, bit for bit. Floats are multiplied in
+    vectors of sixteen on every processor with AVX-512, unless the variable names other instructions than
+    avx512vnni.
 
     Raises:
         ValueError: It names some that the library or this processor does not have.
@@ -127,10 +129,10 @@ def packed_shape(weights: Weights) -> tuple[int, ...] | None:
     """Returns the shape in which `pack` writes weights; None where nothing reads them so.
 
     Args:
-        weights: Of QuantizedLinear, `(I, O)`, 128 above their levels; or of Linear, `(O, I)`.
+        weights: `(I, O)` uint8, 128 above their levels, for QuantizedLinear; `(O, I)` float32 for Linear.
     """
     is_int8 = weights.dtype == np.uint8
-    function = _function("packed_shape" if is_int8 else "panel_shape")
+    function = _function("packed_shape" if is_int8 else "packed_float_shape")
     if function is None or not instructions():
         return None
     packed = np.empty(5 if is_int8 else 3, np.int64)
@@ -211,7 +213,7 @@ _TYPES = {
     "is_complete": ((), ctypes.c_bool),
     "packed_shape": ((ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
     "pack_int8": ((ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
-    "panel_shape": ((ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
+    "packed_float_shape": ((ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
     "pack_floats": ((ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
 }
 

@@ -18,7 +18,7 @@
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized" // g++ 12 means its own header of AVX-512
 
 constexpr size_t GROUP = 2 * PANEL; // outputs that are computed together
-constexpr size_t AHEAD = 16;        // inputs whose weights are asked for: they come from the third-level cache or memory
+constexpr size_t AHEAD = 16;        // by so many inputs, weights are prefetched from the third-level cache or memory
 
 struct FloatProduct;
 
@@ -106,7 +106,7 @@ struct FloatsInSixteens {
       for (int half = 0; half < 2; half++) {
         const __m512 outputs = _mm512_fmadd_ps(sums[row][half], factor, _mm512_loadu_ps(tile.bias + half * PANEL));
         // A maximum of a number and NaN is the second of both.
-        _mm512_storeu_ps(tile.to + row * tile.distance + half * PANEL, _mm512_max_ps(least, outputs));
+        _mm512_storeu_ps(tile.to + row * tile.distance + half * PANEL, _mm512_maskz_max_ps(0xffff, least, outputs));
       }
   }
 };
@@ -114,7 +114,7 @@ struct FloatsInSixteens {
 
 // Writes the outputs of a map of floats.
 struct FloatProduct {
-  // What stays in the second-level cache: inputs that are multiplied by all weights, and weights that multiply all of them
+  // The most floats of a block of inputs, and of a block of weights: both stay in a second-level cache of 1 MiB.
   static constexpr size_t MOST_INPUTS = 1 << 16, MOST_WEIGHTS = 1 << 17;
 
   const FloatMap *map;
@@ -161,7 +161,7 @@ static void multiply_floats(const FloatProduct &work, size_t first_row, size_t n
   }
 }
 
-// The rows of a table of embeddings that some tokens have.
+// Looks up the rows of tokens in a table of embeddings.
 struct Lookup {
   const float *table; // (V, D), or as the weights of a map with D inputs and V outputs
   bool is_packed;

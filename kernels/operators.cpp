@@ -246,6 +246,7 @@ template <bool HAS_RELU> struct Linear {
     const size_t O = map.num_outputs = added.shape[0];
     const bool is_packed = weight.num_axes == 3;
     const size_t I = map.num_inputs = weight.shape[1];
+    require(I > 0, "there must be an input");
     bias = std::make_unique<Aligned<float>>(map.num_groups() * GROUP);
     std::copy(added.data, added.data + O, &(*bias)[0]);
     map.multiply = float_multiplication(), map.least = HAS_RELU ? 0 : -INFINITY, map.bias = bias->data(), map.weights = weight.data;
@@ -271,14 +272,16 @@ template <bool HAS_RELU> struct Linear {
   }
 };
 
-// Inputs: token ids (…); and, a constant, the table (V, D), or packed as the weights of a Linear. Output: (…, D).
+// Inputs: token ids (…); and, a constant, the table (V, D), or packed as the weights of a Linear. Output: (…, D). Ids from V on
+// are refused, but those of a packed table's padding, whose numbers are zeros.
 struct Embedding {
   static constexpr const char *NAME = "Embedding";
   static constexpr int INPUTS[] = {INT64, FLOAT}, OUTPUTS[] = {FLOAT};
   Tensor<float> table;
 
   explicit Embedding(const void *info) : table(constant<float>(info, 1)) {
-    require(table.num_axes == 2 || table.num_axes == 3, "the table must have 2 axes, or 3 if it is packed");
+    require(table.num_axes == 2 || (table.num_axes == 3 && table.shape[2] == PANEL),
+            "the table must have 2 axes, or 3 if it is packed");
   }
 
   void operator()(void *context) const {
@@ -441,17 +444,17 @@ struct Candidates {
 // The operators, which live as long as the library, because sessions use them.
 struct Domain {
   const Operator operators[12] = {described<CacheAttention<float>>(),
-                                 described<CacheAttention<Half>>(),
-                                 described<MemoryAttention<float>>(),
-                                 described<MemoryAttention<Half>>(),
-                                 described<SourceAttention>(),
-                                 described<AddNorm>(),
-                                 described<Linear<false>>(),
-                                 described<Linear<true>>(),
-                                 described<Embedding>(),
-                                 described<Candidates>(),
-                                 described<QuantizedLinear>(),
-                                 described<QuantizedChoice>()};
+                                  described<CacheAttention<Half>>(),
+                                  described<MemoryAttention<float>>(),
+                                  described<MemoryAttention<Half>>(),
+                                  described<SourceAttention>(),
+                                  described<AddNorm>(),
+                                  described<Linear<false>>(),
+                                  described<Linear<true>>(),
+                                  described<Embedding>(),
+                                  described<Candidates>(),
+                                  described<QuantizedLinear>(),
+                                  described<QuantizedChoice>()};
   void *domain = nullptr;
   bool is_complete = false;
 
@@ -491,8 +494,8 @@ extern "C" void pack_int8(const uint8_t *weights, int64_t inputs, int64_t output
   pack(*instructions_here(), weights, inputs, outputs, to);
 }
 
-// Writes the shape (3,) in which weights of floats lie (O / PANEL, I, PANEL).
-extern "C" void panel_shape(int64_t outputs, int64_t inputs, int64_t *shape) {
+// Writes the shape (3,) in which weights of floats are packed: (O / PANEL, I, PANEL), with O rounded up to whole groups.
+extern "C" void packed_float_shape(int64_t outputs, int64_t inputs, int64_t *shape) {
   shape[0] = size_in_panels(1, outputs) / PANEL, shape[1] = inputs, shape[2] = PANEL;
 }
 

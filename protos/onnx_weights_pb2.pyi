@@ -21,12 +21,22 @@ class Graph(_message.Message):
     def __init__(self, node: _Optional[_Iterable[_Union[Node, _Mapping]]] = ..., initializer: _Optional[_Iterable[_Union[Tensor, _Mapping]]] = ...) -> None: ...
 
 class Node(_message.Message):
-    __slots__ = ("input", "op_type")
+    __slots__ = ("input", "op_type", "attribute", "domain")
     INPUT_FIELD_NUMBER: _ClassVar[int]
     OP_TYPE_FIELD_NUMBER: _ClassVar[int]
+    ATTRIBUTE_FIELD_NUMBER: _ClassVar[int]
+    DOMAIN_FIELD_NUMBER: _ClassVar[int]
     input: _containers.RepeatedScalarFieldContainer[str]
     op_type: str
-    def __init__(self, input: _Optional[_Iterable[str]] = ..., op_type: _Optional[str] = ...) -> None: ...
+    attribute: _containers.RepeatedCompositeFieldContainer[Attribute]
+    domain: str
+    def __init__(self, input: _Optional[_Iterable[str]] = ..., op_type: _Optional[str] = ..., attribute: _Optional[_Iterable[_Union[Attribute, _Mapping]]] = ..., domain: _Optional[str] = ...) -> None: ...
+
+class Attribute(_message.Message):
+    __slots__ = ("g",)
+    G_FIELD_NUMBER: _ClassVar[int]
+    g: Graph
+    def __init__(self, g: _Optional[_Union[Graph, _Mapping]] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("dims", "data_type", "name", "external_data")

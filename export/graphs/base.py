@@ -37,15 +37,15 @@ class Embedding(nn.Module):
         weight: `(V, D)`.
         weight_scale: The factor that `weight` already includes.
         is_shared: Whether the project's own operator looks tokens up, so that a server may keep the table and
-            the weights of an output projection once. In those a token's numbers are far apart: 640 tokens
-            of 256 numbers take a millisecond to collect.
+            the weights of an output projection once. In packed weights a token's numbers are far apart: 640
+            tokens of 256 numbers take a millisecond to collect.
     """
 
     def __init__(self, weight: Tensor, linear: LinearFactory, scale: float | None = None) -> None:
         super().__init__()
         self.scale = math.sqrt(weight.shape[1]) if scale is None else scale
         self.weight_scale = self.scale if linear.is_fused else 1.0
-        self.is_shared = not linear.is_fused and weight.nbytes >= _LEAST_SHARED_BYTES
+        self.is_shared = linear.shares_tables and weight.nbytes >= _LEAST_SHARED_BYTES
         scaled = weight.detach() if self.weight_scale == 1 else weight.detach() * self.weight_scale
         self.weight = nn.Parameter(scaled, requires_grad=False)
 

@@ -118,11 +118,14 @@ Linear <factor> (x, weight, bias) => (output)
     output = Gemm <transB = 1, alpha: float = @factor> (x, weight, bias)
 }}
 """
-_LINEAR_RELU = (
-    _LINEAR.replace("Linear ", "LinearRelu ")
-    .replace("output = ", "summed = ")
-    .replace("}}", "    output = Relu (summed)\n}}")
-)
+_LINEAR_RELU = """
+<domain: "{domain}", opset_import: ["": {opset}]>
+LinearRelu <factor> (x, weight, bias) => (output)
+{{
+    summed = Gemm <transB = 1, alpha: float = @factor> (x, weight, bias)
+    output = Relu (summed)
+}}
+"""
 _EMBEDDING = """
 <domain: "{domain}", opset_import: ["": {opset}]>
 Embedding (ids, table) => (embedded)

@@ -40,6 +40,7 @@ class LinearFactory(Protocol):
             them.
         is_fused: Whether norms add the biases of the neighbouring maps. On a GPU, each bias that a map adds
             itself is one more kernel, whose launch costs about as much as its computation for a few rows.
+        shares_tables: Whether an output projection and an embedding can read one table as a server packs it.
     """
 
     @property
@@ -51,6 +52,9 @@ class LinearFactory(Protocol):
     @property
     def is_fused(self) -> bool: ...
 
+    @property
+    def shares_tables(self) -> bool: ...
+
     def __call__(
         self, layers: Sequence[nn.Linear], *, follows_relu: bool = False, precedes_relu: bool = False
     ) -> Linear:
@@ -59,7 +63,7 @@ class LinearFactory(Protocol):
         Args:
             layers: Layers that all read one input.
             follows_relu: Whether the input is that of a ReLU, which the map may take over.
-            precedes_relu: The same of the output.
+            precedes_relu: Whether a ReLU follows the map, which the map may apply itself (`has_relu`).
         """
 
     def output(self, weight: Tensor, bias: Tensor | None = None, *, scale: float = 1.0) -> Linear | None:
@@ -135,6 +139,10 @@ class FloatFactory:
     def cache_dtype(self) -> torch.dtype:
         return Int8Factory.cache_dtype if self.is_beside_int8 else self.dtype
 
+    @property
+    def shares_tables(self) -> bool:
+        return not self.is_fused
+
     def __call__(
         self,
         layers: Sequence[nn.Linear],
@@ -208,6 +216,7 @@ class Int8Factory:
     dtype: ClassVar[torch.dtype] = torch.float32
     cache_dtype: ClassVar[torch.dtype] = torch.float16
     is_fused: ClassVar[bool] = False
+    shares_tables: ClassVar[bool] = False
 
     def __call__(
         self,

@@ -115,13 +115,13 @@ class Models:
         return model
 
     @contextmanager
-    def use(self, name: str, version: str = "", *, call: CallRecord | None = None) -> Iterator[ServedModel]:
+    def use(self, call: CallRecord, name: str, version: str = "") -> Iterator[ServedModel]:
         """Yields the model of that name; its engine is not stopped before the block ends.
 
         Args:
+            call: Is counted under the model's name.
             name: Empty for the first model.
             version: Empty for the served version.
-            call: Is counted under the model's name.
 
         Raises:
             UnknownModel: No model has that name or version; the message lists the existing ones.
@@ -136,8 +136,7 @@ class Models:
         if version not in ("", model.version):
             text = f"{model.name} is not served in version {version[:100]!r}: ask for version {model.version}"
             raise UnknownModel(text, name=model.name, version=version)
-        if call is not None:
-            call.model = model.name
+        call.model = model.name
         self._num_users[model] += 1
         try:
             yield model

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.files import read_small_file
 from seq2seq_serve.bundle.manifest import Bundle, Manifest, TensorSpec, Variant
 from seq2seq_serve.bundle.names import Axis, Precision, Role, Verb
 from seq2seq_serve.server.config import RunnerConfig
@@ -16,12 +17,13 @@ from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, num_copies
 from seq2seq_serve.server.runner.device import CPU, choose, has_operators
 from seq2seq_serve.server.system.machine import usable_cpus
 
-# What one runner on a CPU packs in fp32 beside the weights that all runners share. With the project's own
-# operators it is the output projection, if that is also a table of tokens of less than 16 MiB: once for
-# steps, and once for many positions. ONNX Runtime's operators pack all weights of the decoder twice.
+# What one runner on a CPU packs in fp32 beside the weights that all runners share. Where maps are the
+# project's own operators, these are tables that are small, or that other operators read, too: once for steps,
+# and once for many positions. Otherwise ONNX Runtime packs all weights of the decoder twice.
 _MOST_PACKED_BYTES, _MOST_PACKED_COPIES = 2 * 2**24, 2
 # Most rows of memory on a GPU beside those of the slots, for encode calls that are captured
 _MOST_STAGED_ROWS = 64
+_MOST_GRAPH_BYTES = 2**24
 _PROCESS_BYTES = 64 * 2**20  # an instance's own process, with Python, numpy and ONNX Runtime: 50 MiB measured
 
 
@@ -142,8 +144,9 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
     weight_bytes = variant.weights.size_bytes
     packed_bytes = 0
     if precision is Precision.FP32:
-        most_bytes = _MOST_PACKED_BYTES if has_operators() else math.inf
-        packed_bytes = int(min(_MOST_PACKED_COPIES * weight_bytes, most_bytes))
+        packed_bytes = _MOST_PACKED_COPIES * weight_bytes
+        if has_operators() and _has_own_maps(bundle, variant):
+            packed_bytes = min(packed_bytes, _MOST_PACKED_BYTES)
     return Sizing(
         provider=provider,
         precision=precision,
@@ -160,6 +163,15 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
         num_hops=num_hops,
         num_alignment_heads=num_alignment_heads,
     )
+
+
+def _has_own_maps(bundle: Bundle, variant: Variant) -> bool:
+    """Whether maps are the project's own operators; bundles of earlier versions have ONNX's."""
+    step = bundle.path / variant.graphs[Verb.STEP].file.file
+    try:
+        return b"Linear" in read_small_file(step, _MOST_GRAPH_BYTES)
+    except (OSError, ValueError):
+        return False
 
 
 def source_specs(manifest: Manifest, precision: Precision) -> list[TensorSpec]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import mmap
-from collections import Counter
+from bisect import bisect_left
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -13,14 +14,18 @@ import numpy as np
 
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import VariantFiles
-from seq2seq_serve.protos.onnx_weights_pb2 import Model, Tensor
+from seq2seq_serve.protos.onnx_weights_pb2 import Graph, Model, Tensor
 from seq2seq_serve.server.engine.request import Array
+from seq2seq_serve.server.system.machine import usable_cpus
 
 _LOCATION, _OFFSET, _LENGTH = "location", "offset", "length"
-# Operators of `kernels` that multiply by their second input, and those that read it in either form
-_MAPS = ("QuantizedLinear", "QuantizedChoice", "Linear", "LinearRelu")
-_READERS = (*_MAPS, "Embedding")
-_FLOAT = 1  # ONNX's number of float32
+_DOMAIN = "seq2seq_serve"
+_FLOAT, _UINT8 = 1, 2  # ONNX's numbers of types
+_ELEMENT_BYTES = {_FLOAT: 4, _UINT8: 1, 3: 1, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 16: 2}
+# The type of the weights, which are the second input, by the operator of `kernels` that multiplies by them
+_MAPS = {"QuantizedLinear": _UINT8, "QuantizedChoice": _UINT8, "Linear": _FLOAT, "LinearRelu": _FLOAT}
+_EMBEDDING = "Embedding"  # reads its second input in either form
+_MOST_PADDING = 2, 2**24  # packed weights take at most so many times the file, and so many bytes more
 _LINE_BYTES = 64
 _Key = tuple[int, int, tuple[int, ...]]  # where a weight begins in the file, its type and its shape
 
@@ -74,13 +79,13 @@ def pack_maps(files: VariantFiles) -> VariantFiles:
 
     Args:
         files: The files. If anything is packed, their weights must not be read afterwards: memory is given
-            back as soon as its content is copied, so that loading takes little more than the weights.
+            back as soon as its content is copied.
 
     Returns:
         Graphs and weights that only this processor can run; the files themselves if nothing would be packed.
 
     Raises:
-        ValueError: A weight lies outside of the file's content.
+        ValueError: A weight lies outside of the file's content, or packed weights would take far more memory.
     """
     models = {verb: Model.FromString(graph) for verb, graph in files.graphs.items()}
     # By their places and shapes, since equal bytes, such as zeros, are stored once: graphs share both.
@@ -88,18 +93,16 @@ def pack_maps(files: VariantFiles) -> VariantFiles:
     maps: set[_Key] = set()
     others: set[_Key] = set()  # that some node reads as they are
     for model in models.values():
-        uses: dict[str, set[str]] = {}
-        for node in model.graph.node:
-            for place, name in enumerate(node.input):
-                uses.setdefault(name, set()).add(node.op_type if place == 1 else "")
+        readers: dict[str, set[str]] = {}
+        for name, reader in _reads(model.graph):
+            readers.setdefault(name, set()).add(reader)
         for tensor in filter(_is_external, model.graph.initializer):
-            key = _key(tensor)
+            key, its_readers = _key(tensor), readers.get(tensor.name, set())
             stored[key] = _weight(tensor, files.weights)
-            readers = uses.get(tensor.name, set())
-            if len(tensor.dims) == 2 and readers.intersection(_MAPS):
-                maps.add(key)
-            if not readers.issubset(_READERS):
-                others.add(key)
+            if its_maps := its_readers - {_EMBEDDING}:
+                types = {_MAPS.get(reader) for reader in its_maps}
+                is_map = len(tensor.dims) == 2 and types == {tensor.data_type}
+                (maps if is_map else others).add(key)
     shapes = {key: shape for key in maps - others if (shape := kernels.packed_shape(stored[key].values))}
     if not shapes:
         return files
@@ -108,11 +111,12 @@ def pack_maps(files: VariantFiles) -> VariantFiles:
         for key, weight in stored.items()
     }
     ends = list(accumulate(-(-size // _LINE_BYTES) * _LINE_BYTES for size in sizes.values()))
+    most_times, most_more = _MOST_PADDING
+    if ends[-1] > most_times * len(files.weights) + most_more:
+        raise ValueError(f"weights of {len(files.weights)} bytes would take {ends[-1]} bytes of memory")
     places = dict(zip(sizes, [0, *ends], strict=False))
     content = memoryview(mmap.mmap(-1, ends[-1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-
-    num_readers = Counter(start for start, _, _ in stored)
-    given = files.weights.obj
+    starts = sorted(start for start, _, _ in stored)
 
     def write(key: _Key) -> None:
         weight, (start, _, _) = stored[key], key
@@ -121,11 +125,13 @@ def pack_maps(files: VariantFiles) -> VariantFiles:
             kernels.pack(weight.values, to)
         else:
             to[:] = weight.bits.reshape(-1).view(np.uint8)
-        is_page = start % mmap.PAGESIZE == 0
-        if isinstance(given, mmap.mmap) and is_page and num_readers[start] == 1:
-            given.madvise(mmap.MADV_DONTNEED, start, weight.bits.nbytes)
+        num_readers = bisect_left(starts, start + weight.bits.nbytes) - bisect_left(starts, start)
+        whole = weight.bits.nbytes // mmap.PAGESIZE * mmap.PAGESIZE  # another one may begin in the last page
+        given = files.weights.obj
+        if isinstance(given, mmap.mmap) and start % mmap.PAGESIZE == 0 and whole and num_readers == 1:
+            given.madvise(mmap.MADV_DONTNEED, start, whole)
 
-    with ThreadPoolExecutor() as pool:  # Python's lock is free while one is written
+    with ThreadPoolExecutor(usable_cpus()) as pool:  # Python's lock is free while one is written
         list(pool.map(write, stored))
     for model in models.values():
         for tensor in filter(_is_external, model.graph.initializer):
@@ -135,6 +141,16 @@ def pack_maps(files: VariantFiles) -> VariantFiles:
                 entry.value = str(now.get(entry.key, entry.value))
             tensor.dims[:] = shapes.get(key, tensor.dims)
     return VariantFiles({verb: model.SerializeToString() for verb, model in models.items()}, content)
+
+
+def _reads(graph: Graph) -> Iterator[tuple[str, str]]:
+    """Yields the name of each value that a node reads, and the operator if it may read packed weights so."""
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            is_packable = place == 1 and node.domain == _DOMAIN
+            yield name, node.op_type if is_packable else ""
+        for attribute in node.attribute:  # a branch reads the values of its graph, too
+            yield from ((name, "") for name, _ in _reads(attribute.g))
 
 
 def _key(tensor: Tensor) -> _Key:
@@ -157,11 +173,12 @@ def _place(tensor: Tensor) -> tuple[int, int]:
 def _weight(tensor: Tensor, content: memoryview) -> Weight:
     start, length = _place(tensor)
     end, num_elements = start + length, math.prod(tensor.dims)
+    element_bytes = _ELEMENT_BYTES.get(tensor.data_type, 0)
     is_inside = min(tensor.dims, default=1) > 0 and 0 <= start < end <= len(content)
-    if not is_inside or length % num_elements or length // num_elements not in (1, 2, 4, 8):
+    if not is_inside or length != num_elements * element_bytes or not element_bytes:
         raise ValueError(
             f"the weight {tensor.name} is bytes {start} to {end} of a file of {len(content)}, "
-            f"and has {num_elements} values"
+            f"and has {num_elements} values of ONNX's type {tensor.data_type}"
         )
-    bits = np.frombuffer(content[start:end], f"u{length // num_elements}").reshape(tensor.dims)
+    bits = np.frombuffer(content[start:end], f"u{element_bytes}").reshape(tensor.dims)
     return Weight(tensor.name, tensor.data_type, bits)

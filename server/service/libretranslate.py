@@ -85,7 +85,7 @@ async def translate(fields: Mapping[str, Any], call: RemoteCall) -> Response:
     for name, language in zip((SOURCE_LANGUAGE, TARGET_LANGUAGE), pair, strict=True):
         if name in model.manifest.choices:
             setattr(options, name, language)
-    with call.calls.models.use(model.name, call=call) as model:
+    with call.calls.models.use(call, model.name) as model:
         decoding = await read_decoding(options, model, call)
         places = [place for place, text in enumerate(texts) if not is_blank(text)]
         rows: list[Sequence[pb.Source]] = [[pb.Source(text=texts[place])] for place in places]

@@ -97,7 +97,7 @@ async def transcribe(form: Form, task: str, call: RemoteCall, write: Write) -> R
         )
     if texts.get(_CHUNKING, "auto") != "auto":
         raise InvalidRequest(f"{_CHUNKING} is {texts[_CHUNKING][:100]!r}, and must be auto", field=_CHUNKING)
-    with call.calls.models.use(_named(texts.get("model", ""), call), call=call) as model:
+    with call.calls.models.use(call, _named(texts.get("model", ""), call)) as model:
         options = _options(texts, task, model)
         options.word_timestamps = has_words
         is_streamed = texts.get("stream") == "true"
@@ -121,7 +121,7 @@ def models(call: RemoteCall) -> Response:
 
 def model(name: str, call: RemoteCall) -> Response:
     """Returns one of the served models; raises UnknownModel."""
-    with call.calls.models.use(name, call=call) as model:
+    with call.calls.models.use(call, name) as model:
         return JSONResponse(_model(model.name))
 
 

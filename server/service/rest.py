@@ -222,7 +222,7 @@ class RestService:
     ) -> Response:
         if method == "ModelReady":  # over gRPC an unknown model is not ready
             with call.calls.models.use(
-                request.path_params["name"], request.path_params.get("version", ""), call=call
+                call, request.path_params["name"], request.path_params.get("version", "")
             ):
                 pass
         content = message_dict(
@@ -252,7 +252,7 @@ class RestService:
     async def _generate_message(self, request: Request, call: RemoteCall) -> pb.ModelInferRequest:
         body = await self._body(request, call)
         with call.calls.models.use(
-            request.path_params["name"], request.path_params.get("version", ""), call=call
+            call, request.path_params["name"], request.path_params.get("version", "")
         ) as model:
 
             def read(_: Checkpoint) -> pb.ModelInferRequest:

@@ -2,6 +2,7 @@
 // standard input, and writes what it has computed to standard output, both as they are in memory.
 //
 //   products I O is_positive N     weights (I, O), their scales, biases, rows x (N, I) -> outputs (N, O)
+//   linear I O N                   weights (O, I), biases, rows x (N, I) -> outputs (N, O)
 //   attention B H G C K            queries (B, H, K), keys, values (B, G, C, K), last positions, owners (B,) -> (B, H, K)
 //   half_attention B H G C K       the same with keys and values in half precision
 //   sources S H K                  packed tokens (S, 3 H K) of one source -> (S, H, K)
@@ -33,6 +34,7 @@
 namespace {
 
 #include "compute.h"
+#include "linear.h"
 #include "products.h"
 
 template <class T = float> std::vector<T> read(size_t count) {
@@ -92,6 +94,15 @@ int main(int count, char **given) {
     const Levels to{levels.data(), row_scales.data(), shifts.data()};
     run(Quantization{&map, x.data(), to, N, I});
     run(Product{&map, to, outputs.data(), N});
+    write(outputs);
+  } else if (name == "linear") {
+    const size_t I = sizes[0], O = sizes[1], N = sizes[2];
+    const auto weights = read(O * I), given_biases = read(O), x = read(N * I);
+    std::vector<float> panels(size_in_panels(I, O)), biases(size_in_panels(1, O)), outputs(N * O);
+    write_panels(weights.data(), I, O, panels.data());
+    std::copy(given_biases.begin(), given_biases.end(), biases.begin());
+    const FloatMap map{float_multiplication(), panels.data(), biases.data(), I, O, 0.5f, 0.0f};
+    run(FloatProduct{&map, x.data(), outputs.data(), N});
     write(outputs);
   } else if (name == "attention") {
     attend_to<float>(sizes.data());

@@ -105,6 +105,8 @@ def candidates(N, V, K):
         attention(6, 3, 24),
         attention(8, 2, 64, name="half_attention"),
         attention(6, 3, 24, name="half_attention"),
+        (("linear", 70, 45, 11), [normal(45, 70), normal(45), normal(11, 70)]),
+        (("linear", 2048, 48, 90), [normal(48, 2048), normal(48), normal(90, 2048)]),
         (("sources", 23, 2, 24), [normal(23, 3, 2, 24)]),
         (("norm", 5, 128), [normal(5, 128), normal(5, 128)[::-1], normal(128), normal(128)[::-1]]),
         candidates(3, 3001, 7),

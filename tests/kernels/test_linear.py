@@ -18,8 +18,11 @@ SIZES = [
     (4, 64, 31),
     (5, 128, 96),
     (13, 513, 100),
+    (8, 7, 64),
+    (9, 33, 64),
     (300, 256, 512),
     (90, 2048, 48),
+    (3, 4200, 70),
 ]
 
 
@@ -134,3 +137,10 @@ def test_tokens_are_looked_up(has_kernels):
 def test_a_token_outside_of_the_table_is_refused(token_id):
     with pytest.raises(Exception, match="outside of the table"):
         run(embedding_of(numbers(70, 24)), ids=np.array([[token_id]]))
+
+
+def test_shapes_that_no_bundle_should_have_are_refused():
+    with pytest.raises(Exception, match="3 if it is packed"):
+        session_of(embedding_of(numbers(4, 24, 1)), has_kernels=True)
+    with pytest.raises(Exception, match="there must be an input"):
+        session_of(linear_of(numbers(33, 0), numbers(33)), has_kernels=True)

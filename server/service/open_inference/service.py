@@ -56,7 +56,7 @@ class InferenceService:
     async def ModelReady(self, message: pb.ModelReadyRequest, call: RemoteCall) -> pb.ModelReadyResponse:
         """Answers whether callers may send requests for a model; an unknown model is not ready."""
         try:
-            with call.calls.models.use(message.name, message.version, call=call) as model:
+            with call.calls.models.use(call, message.name, message.version) as model:
                 return pb.ModelReadyResponse(ready=self._health.is_serving(model))
         except (UnknownModel, Unavailable):
             return pb.ModelReadyResponse(ready=False)
@@ -71,12 +71,12 @@ class InferenceService:
         self, message: pb.ModelMetadataRequest, call: RemoteCall
     ) -> pb.ModelMetadataResponse:
         """Answers with the tensors of a model."""
-        with call.calls.models.use(message.name, message.version, call=call) as model:
+        with call.calls.models.use(call, message.name, message.version) as model:
             return metadata_message(model)
 
     async def ModelConfig(self, message: pb.ModelConfigRequest, call: RemoteCall) -> pb.ModelConfigResponse:
         """Answers with the tensors and limits of a model."""
-        with call.calls.models.use(message.name, message.version, call=call) as model:
+        with call.calls.models.use(call, message.name, message.version) as model:
             return pb.ModelConfigResponse(config=config_message(model))
 
     async def ModelStatistics(
@@ -85,7 +85,7 @@ class InferenceService:
         """Answers with the statistics of one model, or of all."""
         if not message.name:
             return pb.ModelStatisticsResponse(model_stats=map(statistics_message, call.calls.models))
-        with call.calls.models.use(message.name, message.version, call=call) as model:
+        with call.calls.models.use(call, message.name, message.version) as model:
             return pb.ModelStatisticsResponse(model_stats=[statistics_message(model)])
 
     async def RepositoryIndex(
@@ -160,7 +160,7 @@ class InferenceService:
             ServerError: The request is refused or fails.
         """
         with (
-            call.calls.models.use(message.model_name, message.model_version, call=call) as model,
+            call.calls.models.use(call, message.model_name, message.model_version) as model,
             own_fields(model),
         ):
             inference = read_inference(message, model)
@@ -180,7 +180,7 @@ class InferenceService:
     ) -> None:
         """Writes what `make` makes of each piece of an answer, and of its end; raises as `infer`."""
         with (
-            call.calls.models.use(message.model_name, message.model_version, call=call) as model,
+            call.calls.models.use(call, message.model_name, message.model_version) as model,
             own_fields(model),
         ):
             inference = read_inference(message, model)

@@ -32,7 +32,7 @@ class Seq2SeqService:
 
     async def Generate(self, message: pb.GenerateRequest, call: RemoteCall) -> pb.GenerateResponse:
         """Answers once, with the whole target."""
-        with call.calls.models.use(message.model, call=call) as model:
+        with call.calls.models.use(call, message.model) as model:
             decoding = await read_decoding(message.options, model, call)
             rows: list[Sequence[pb.Source]] = [message.sources]
             del message  # `generate` keeps only what it needs of it
@@ -47,7 +47,7 @@ class Seq2SeqService:
         async def write(piece: pb.Piece) -> None:
             await call.send(pb.GenerateStreamResponse(piece=piece))
 
-        with call.calls.models.use(message.model, call=call) as model:
+        with call.calls.models.use(call, message.model) as model:
             decoding = await read_decoding(message.options, model, call, stream=True)
             rows: list[Sequence[pb.Source]] = [message.sources]
             del message
@@ -59,7 +59,7 @@ class Seq2SeqService:
 
         An error that every item would have, for example of the options, refuses the whole batch.
         """
-        with call.calls.models.use(message.model, call=call) as model:
+        with call.calls.models.use(call, message.model) as model:
             decoding = await read_decoding(message.options, model, call)
             if call.calls.is_draining:
                 raise Unavailable("the server is shutting down")
@@ -89,7 +89,7 @@ class Seq2SeqService:
 
     async def Score(self, message: pb.ScoreRequest, call: RemoteCall) -> pb.ScoreResponse:
         """Answers with the log-probabilities of a given target."""
-        with call.calls.models.use(message.model, call=call) as model:
+        with call.calls.models.use(call, message.model) as model:
             decoding = await read_scoring(message, model, call)
             (reading,) = await read(message.sources, decoding, call)
             del message  # its sources would take memory while the request waits
@@ -101,7 +101,7 @@ class Seq2SeqService:
 
     async def GetModel(self, message: pb.GetModelRequest, call: RemoteCall) -> pb.GetModelResponse:
         """Answers with the named model, or the first one."""
-        with call.calls.models.use(message.model, call=call) as model:
+        with call.calls.models.use(call, message.model) as model:
             return pb.GetModelResponse(model=model_message(model))
 
 

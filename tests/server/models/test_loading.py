@@ -17,13 +17,14 @@ from onnx import TensorProto
 
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import BundleError, load_bundle
-from seq2seq_serve.bundle.names import SOURCE_IDS
+from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.server.check import check
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.runner import sizing as sizing_module
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import size_up
 
@@ -79,6 +80,28 @@ def test_instances_share_slots_and_threads(bundle_path):
         return found
 
     assert len({result.best.token_ids for result in asyncio.run(run())}) == 1
+
+
+@pytest.mark.skipif(not kernels.instructions(), reason="without operators, fp32 is always packed twice")
+def test_what_is_packed_twice_in_fp32_counts_against_the_memory_limit(bundle_path, tmp_path, monkeypatch):
+    """The decoder's weights by ONNX Runtime, in a bundle whose maps are not the project's operators."""
+
+    def packed_bytes(path: Path, precision: Precision = Precision.FP32) -> int:
+        runner = RunnerConfig(provider="cpu", num_threads=2, precision=precision)
+        bundle = load_bundle(path, checks_content=False)
+        monkeypatch.setattr(sizing_module, "_MOST_PACKED_BYTES", 1000)
+        return size_up(bundle, runner).packed_bytes
+
+    twice = 2 * load_bundle(bundle_path).manifest.variants[Precision.FP32].weights.size_bytes
+    assert packed_bytes(bundle_path) == 1000
+    assert packed_bytes(bundle_path, Precision.INT8) == 0
+    older = tmp_path / "older"
+    shutil.copytree(bundle_path, older)
+    step = older / "fp32" / "step.onnx"
+    step.write_bytes(step.read_bytes().replace(b"Linear", b"linear"))
+    assert packed_bytes(older) == twice
+    monkeypatch.setattr(sizing_module, "has_operators", lambda: False)
+    assert packed_bytes(bundle_path) == twice
 
 
 def test_each_instance_needs_a_thread(bundle_path):

@@ -15,6 +15,7 @@ from seq2seq_serve.server.models.folders import ModelFolders
 from seq2seq_serve.server.models.repository import Repository, State
 from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.telemetry.metrics import Metrics
+from seq2seq_serve.server.telemetry.record import Caller, CallRecord
 
 
 @dataclass(eq=False)
@@ -83,7 +84,7 @@ class Harness:
 
     def version(self) -> str:
         """The version that callers get."""
-        with self.models.use("demo") as model:
+        with self.models.use(CallRecord(request_id="", caller=Caller("")), "demo") as model:
             return model.version
 
     async def states(self) -> dict[str, State]:
@@ -129,10 +130,13 @@ async def test_a_version_that_was_never_loaded_has_that_reason(folders):
 async def test_an_old_version_ends_when_its_last_caller_has_left(folders):
     folders.add("demo", "1")
     await folders.repository.load("demo")
-    with folders.models.use("demo") as first, folders.models.use("demo"):
+    with (
+        folders.models.use(CallRecord(request_id="", caller=Caller("")), "demo") as first,
+        folders.models.use(CallRecord(request_id="", caller=Caller("")), "demo"),
+    ):
         folders.add("demo", "2")
         await folders.repository.load("demo")
-        with folders.models.use("demo") as second:
+        with folders.models.use(CallRecord(request_id="", caller=Caller("")), "demo") as second:
             assert (first.version, second.version) == ("1", "2")
         await asyncio.sleep(0.05)
         assert folders.stopped == []
@@ -281,7 +285,7 @@ async def test_the_end_waits_for_loads_and_stops_what_is_ending(folders):
     folders.add("demo", "1")
     folders.add("other", "7")
     await folders.repository.load("demo")
-    with folders.models.use("demo"):
+    with folders.models.use(CallRecord(request_id="", caller=Caller("")), "demo"):
         await folders.repository.unload("demo")
         folders.gate.clear()
         loading = asyncio.create_task(folders.repository.load("other"))

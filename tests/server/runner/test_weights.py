@@ -9,8 +9,10 @@ import pytest
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import VariantFiles
 from seq2seq_serve.bundle.names import Verb
-from seq2seq_serve.protos.onnx_weights_pb2 import ExternalData, Graph, Model, Node, Tensor
+from seq2seq_serve.protos.onnx_weights_pb2 import Attribute, ExternalData, Graph, Model, Node, Tensor
 from seq2seq_serve.server.runner.weights import pack_maps, take_weights
+
+DOMAIN = "seq2seq_serve"
 
 
 def graph_of(*, start: int, length: int, dims: list[int]) -> bytes:
@@ -43,7 +45,7 @@ def graph_of_maps(*places: tuple[int, list[int]]) -> bytes:
         entries = {"location": "weights.bin", "offset": str(start), "length": str(math.prod(dims))}
         data = [ExternalData(key=key, value=value) for key, value in entries.items()]
         model.graph.initializer.append(Tensor(name=f"w{number}", data_type=2, dims=dims, external_data=data))
-        model.graph.node.append(Node(op_type="QuantizedLinear", input=["x", f"w{number}"]))
+        model.graph.node.append(Node(domain=DOMAIN, op_type="QuantizedLinear", input=["x", f"w{number}"]))
     return model.SerializeToString()
 
 
@@ -52,7 +54,7 @@ def test_packed_weights_lie_apart_and_once_for_all_graphs():
     content, page = bytes(range(256)) * 64, mmap.PAGESIZE
     graphs = {
         Verb.ENCODE: graph_of_maps((0, [16, 32])),
-        Verb.STEP: graph_of_maps((0, [16, 32]), (page, [20, 40]), (0, [32, 16])),
+        Verb.STEP: graph_of_maps((0, [16, 32]), (page, [80, 60]), (0, [32, 16]), (2 * page + 768, [16, 16])),
     }
     memory = mmap.mmap(-1, len(content), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory[:] = content
@@ -61,13 +63,19 @@ def test_packed_weights_lie_apart_and_once_for_all_graphs():
     if not kernels.instructions():
         assert packed is files
         return
-    assert not any(memory[page : page + 20 * 40]), "the memory of weights is given back once they are packed"
+    assert not any(memory[page : 2 * page]), "the memory of weights is given back once they are packed"
     assert memory[:512] == content[:512], "but not that of weights which others read in another shape"
+    assert memory[2 * page :] == content[2 * page :], "nor that of the page in which others begin"
     found = {verb: take_weights(graph, packed.weights, "")[1] for verb, graph in packed.graphs.items()}
-    one, other, equal_bytes = found[Verb.STEP]
+    one, other, equal_bytes, neighbour = found[Verb.STEP]
     assert (one.bits == found[Verb.ENCODE][0].bits).all()
     assert one.bits.ctypes.data == found[Verb.ENCODE][0].bits.ctypes.data
-    for weight, dims, start in ((one, (16, 32), 0), (other, (20, 40), page), (equal_bytes, (32, 16), 0)):
+    for weight, dims, start in (
+        (one, (16, 32), 0),
+        (other, (80, 60), page),
+        (equal_bytes, (32, 16), 0),
+        (neighbour, (16, 16), 2 * page + 768),
+    ):
         expected = np.empty(kernels.packed_shape(np.empty(dims, np.uint8)), np.uint8)
         raw = np.frombuffer(content[start : start + math.prod(dims)], np.uint8).reshape(dims)
         kernels.pack(raw, expected)
@@ -100,8 +108,13 @@ def float_graph(*nodes: Node) -> bytes:
 def test_a_matrix_that_other_operators_read_is_not_packed():
     """A table of embeddings is shared with the output projection, if both operators are the project's own."""
     content = memoryview(np.arange(40 * 24, dtype=np.float32).tobytes())
-    linear, look_up = (Node(op_type=name, input=["x", "w"]) for name in ("Linear", "Embedding"))
+    linear, look_up, int8, choice = (
+        Node(domain=DOMAIN, op_type=name, input=["x", "w"])
+        for name in ("Linear", "Embedding", "QuantizedLinear", "Choice")
+    )
     gather = Node(op_type="Gather", input=["w", "ids"])
+    foreign = Node(domain="other", op_type="Linear", input=["x", "w"])
+    branching = Node(op_type="If", input=["x"], attribute=[Attribute(g=Graph(node=[linear]))])
 
     def shapes(*graphs: bytes) -> list[tuple[int, ...]]:
         files = VariantFiles(dict(zip(Verb, graphs, strict=False)), content)
@@ -113,3 +126,30 @@ def test_a_matrix_that_other_operators_read_is_not_packed():
     assert shapes(float_graph(linear), float_graph(gather)) == [(40, 24)] * 2
     assert shapes(float_graph(linear, gather)) == [(40, 24)]
     assert shapes(float_graph(look_up)) == [(40, 24)]
+    for other in (int8, choice, foreign, branching):
+        assert shapes(float_graph(linear, other)) == shapes(float_graph(other)) == [(40, 24)]
+
+
+@pytest.mark.parametrize("data_type", [10, 0, 2])
+def test_a_weight_whose_type_has_another_size_is_refused(data_type):
+    """Before anything is packed, which would write beyond its memory."""
+    model = Model.FromString(float_graph(Node(domain=DOMAIN, op_type="Linear", input=["x", "w"])))
+    model.graph.initializer[0].data_type = data_type
+    files = VariantFiles({Verb.STEP: model.SerializeToString()}, memoryview(bytes(40 * 24 * 4)))
+    with pytest.raises(ValueError, match=f"960 values of ONNX's type {data_type}"):
+        pack_maps(files)
+
+
+@pytest.mark.skipif(not kernels.instructions(), reason="nothing packs weights here")
+def test_weights_that_would_take_far_more_memory_than_their_file_are_refused():
+    model = Model()
+    for number in range(300):  # rows of one output are padded to 32
+        entries = {"location": "weights.bin", "offset": str(4 * number), "length": str(4 * 4000)}
+        data = [ExternalData(key=key, value=value) for key, value in entries.items()]
+        model.graph.initializer.append(
+            Tensor(name=f"w{number}", data_type=1, dims=[1, 4000], external_data=data)
+        )
+        model.graph.node.append(Node(domain=DOMAIN, op_type="Linear", input=["x", f"w{number}"]))
+    files = VariantFiles({Verb.STEP: model.SerializeToString()}, memoryview(bytes(2**15)))
+    with pytest.raises(ValueError, match="weights of 32768 bytes would take"):
+        pack_maps(files)
