@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.workers and options.ray is None:
         parser.error("--workers needs --ray: on one machine there is one worker, with all --threads")
     if options.generation.temperature and not options.generation.HasField("seed"):
-        parser.error("--temperature needs --seed, so that a shard that is done twice has the same targets")
+        parser.error("--temperature needs --seed, so that a shard that runs twice has the same targets")
     try:
         plan, writer = _plan(options)
         return asyncio.run(_translate(options, plan, writer))
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _report(f"error: {error.filename or 'output'}: {error.strerror or error}")
         return 2 if isinstance(error, WrongFile) else 1
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
-        _report("interrupted: the same command goes on from here")
+        _report("interrupted: run the same command again to continue")
         return 130 if isinstance(error, KeyboardInterrupt) else 143
 
 

@@ -163,7 +163,7 @@ class Option:
             is_text: Whether `value` is text, whatever the field's type.
 
         Raises:
-            ValueError: The value does not fit. The message says what it must be.
+            ValueError: The value does not fit. The message states what is expected.
         """
         kind = _FIELDS[self.name].cpp_type
         given: Any = value
@@ -338,11 +338,11 @@ OPTIONS = {option.name: option for option in _ALL}
 
 
 def options_of(given: Options | None) -> GenerateOptions:
-    """Returns the options of a program as a message. Texts are read as the values of the command's flags are.
+    """Returns the options of a program as a message. Texts are parsed like the values of the command's flags.
 
     Raises:
         TypeError: There is no such option, or its value is of another type.
-        ValueError: A value does not fit. The message names the option, and says what it must be.
+        ValueError: A value does not fit. The message names the option and states what is expected.
     """
     if not isinstance(given, Mapping):
         return given or GenerateOptions()

@@ -417,7 +417,7 @@ class Trainer:
         They are the average of the newest checkpoints, the best checkpoint, and the previous model.pt.
         """
         if self.guard.num_steps_above:
-            _log.warning("%s until the last one: %s", self.guard.judgement, self._advice())
+            _log.warning("%s up to the last one: %s", self.guard.judgement, self._advice())
         average, weights = self.ranks.first(self._average_of_newest)
         self.model.load_state_dict(average)
         summary = self._summarise(weights)

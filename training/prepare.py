@@ -78,7 +78,7 @@ def start_run(
         check_vocab_size(preset.model.vocab_size)
     recipe = preset.training
     if recipe.bpe_dropout and kind is not TOKENS:
-        raise ValueError("bpe_dropout cuts texts into other pieces, and this model reads none: leave it out")
+        raise ValueError("bpe_dropout is for models that read texts: leave it out")
     if recipe.max_steps < recipe.warmup_steps:
         _log.warning(
             "the learning rate rises for %s steps, and training ends after %s: set warmup_steps, too",

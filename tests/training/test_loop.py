@@ -430,7 +430,7 @@ def test_a_run_that_ends_far_above_its_best_loss_logs_advice(
 ) -> None:
     monkeypatch.setattr(loop, "learning_rate", lambda step, *_: 1e-3 if step < 40 else 10.0)
     train("run", max_steps=80, eval_interval_steps=80)
-    assert re.search(r"the training loss has been .* steps until the last one: train anew", caplog.text)
+    assert re.search(r"the training loss has been .* steps up to the last one: train anew", caplog.text)
     assert "is kept" not in caplog.text  # the only evaluation came too late
 
 
