@@ -71,9 +71,9 @@ def _word(words: dict[str, int]) -> _Form:
 
 
 _INTEGERS = {
-    FieldDescriptor.CPPTYPE_INT32: _Form("N", "an integer of 32 bits", int),
-    FieldDescriptor.CPPTYPE_INT64: _Form("N", "an integer of 64 bits", int),
-    FieldDescriptor.CPPTYPE_UINT64: _Form("N", "an integer of 64 bits, not below 0", int),
+    FieldDescriptor.CPPTYPE_INT32: _Form("N", "a 32-bit integer", int),
+    FieldDescriptor.CPPTYPE_INT64: _Form("N", "a 64-bit integer", int),
+    FieldDescriptor.CPPTYPE_UINT64: _Form("N", "a non-negative 64-bit integer", int),
 }
 _SCALARS = _INTEGERS | {
     FieldDescriptor.CPPTYPE_BOOL: _Form("BOOL", "true or false", {"true": True, "false": False}.__getitem__),

@@ -270,7 +270,7 @@ def test_attention_is_written_as_image_or_numbers(run, tmp_path, stream):
         ),
         (
             ["translate", "a", "--max-new-tokens", str(2**70)],
-            "--max-new-tokens: it is '1180591620717411303424', and must be an integer of 64 bits",
+            "--max-new-tokens: it is '1180591620717411303424', and must be a 64-bit integer",
         ),
         (["translate", "a", "--timeout-seconds", "0"], "'0' is not a number of seconds above 0"),
         (

@@ -130,7 +130,7 @@ BAD = {
     "a parameter without a value": (lambda m: m.parameters["seed"].SetInParent(), "has no value"),
     "a parameter of another type": (
         lambda m: m.parameters["beam_size"].CopyFrom(parameter("four")),
-        'beam_size is the string "four", and must be an integer of 64 bits',
+        'beam_size is the string "four", and must be a 64-bit integer',
     ),
     "a timeout below 0": (
         lambda m: m.parameters["timeout"].CopyFrom(parameter(-1)),
