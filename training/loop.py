@@ -312,7 +312,7 @@ class Trainer:
         if self.best and self.best.step <= self.step - self.guard.num_steps_above:  # before the loss rose
             kept = f"; the best checkpoint, of step {self.best.step}, is kept: score it with --step"
         return (
-            "train anew with a lower learning_rate_scale, more warmup_steps, "
+            "train again with a lower learning_rate_scale, more warmup_steps, "
             f'a smaller max_gradient_norm, or norm="pre"{kept}'
         )
 
