@@ -97,7 +97,7 @@ BAD = {
     "two of the same name": (lambda m: m.inputs.add().CopyFrom(m.inputs[0]), "two inputs are named"),
     "an unknown datatype": (lambda m: setattr(m.inputs[0], "datatype", "FP8"), "must be one of INT64"),
     "no input": (lambda m: m.ClearField("inputs"), "the inputs are missing"),
-    "a shape that does not fit": (lambda m: m.inputs[0].shape.__setitem__(0, 7), "holds 7 elements, and 2"),
+    "a shape that does not fit": (lambda m: m.inputs[0].shape.__setitem__(0, 7), "has 7 elements, and 2"),
     "a huge shape": (
         lambda m: m.inputs[0].shape.extend([2**62, 2**62]),
         "at most 256 elements of BYTES",
