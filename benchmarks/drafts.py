@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=positive, default=2)
     parser.add_argument("--in-flight", type=positive, default=1, help="requests at once (default 1)")
     parser.add_argument("--pairs", type=positive, default=100, help="groups of requests (default 100)")
-    parser.add_argument("--warm-up", type=positive, default=20, help="groups before them (default 20)")
+    parser.add_argument("--warm-up", type=positive, default=20, help="untimed groups first (default 20)")
     return parser
 
 

@@ -82,8 +82,8 @@ _TRANSLATORS = "recurrent", "recurrent-dot", "recurrent-additive", "transformer"
 _CAPTIONERS = "captioner-soft", "captioner-hard", "clip-captioner"
 _HEAD = """# A gallery of attention
 
-A small model of every family, trained on data that this project makes, served by one process and asked
-through gRPC. `make gallery` makes this page anew. Hardware: {hardware}."""
+A small model of every family, trained on generated data, served by one process and called through gRPC.
+`make gallery` writes this page. Hardware: {hardware}."""
 
 
 def main() -> int:
@@ -91,7 +91,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.gallery",
         allow_abbrev=False,
-        description="Train and serve a small model of every family, and draw where each looked.",
+        description="Train and serve a small model of every family, and draw the attention of each.",
     )
     parser.add_argument(
         "--runs",

@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.workers and options.ray is None:
         parser.error("--workers needs --ray: on one machine there is one worker, with all --threads")
     if options.generation.temperature and not options.generation.HasField("seed"):
-        parser.error("--temperature needs --seed, so that a shard that is done twice has the same targets")
+        parser.error("--temperature needs --seed, so that a shard that runs twice has the same targets")
     try:
         plan, writer = _plan(options)
         return asyncio.run(_translate(options, plan, writer))
@@ -71,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _report(f"error: {error.filename or 'output'}: {error.strerror or error}")
         return 2 if isinstance(error, WrongFile) else 1
     except (KeyboardInterrupt, asyncio.CancelledError) as error:
-        _report("interrupted: the same command goes on from here")
+        _report("interrupted: run the same command again to continue")
         return 130 if isinstance(error, KeyboardInterrupt) else 143
 
 
@@ -178,11 +178,11 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=program("bulk"),
         description="Translate the lines of files with a bundle, without a server. The inputs are cut into "
-        "shards, and each shard becomes a file in the folder --output, which appears when it is complete. If "
-        "the command is interrupted or killed, the same command goes on: every line is in the output once. "
-        "A line that cannot be translated has an empty target, and its reason is in the folder _errors of "
-        "the output. The exit code is 0 if all shards are there, 2 if the command cannot work as it is, "
-        "and otherwise 1.",
+        "shards, and each shard becomes a file in the folder --output, which appears when it is complete. "
+        "After an interruption or a kill, run the same command again: every line is in the output once. "
+        "A line that cannot be translated has an empty target, and the folder _errors of the output has the "
+        "reason. The exit code is 0 if all shards are complete, 2 if the command must be corrected, and "
+        "otherwise 1.",
         epilog="examples: %(prog)s bundles/demo --input 'corpus/*.jsonl.gz' --field ko --output translated; "
         "cat translated/corpus-*.txt > corpus.en",
         allow_abbrev=False,
@@ -211,15 +211,15 @@ def _parser() -> argparse.ArgumentParser:
         type=COUNT.read,
         default=20_000,
         metavar="N",
-        help="most lines of a shard (default %(default)s)",
+        help="maximum number of lines of a shard (default %(default)s)",
     )
     add(
         "--part",
         type=_part,
         default=(0, 1),
         metavar="I/N",
-        help="only do every N-th shard, from the I-th on, counted from 0: for N machines with one output "
-        "folder, such as the pods of an indexed Job of Kubernetes; all else must be the same on each",
+        help="only every N-th shard, from the I-th on, counted from 0: for N machines with one output "
+        "folder, such as the pods of an indexed Kubernetes Job; all other flags must be the same on each",
     )
     add(
         "--ray",

@@ -92,7 +92,7 @@ def make_parser() -> argparse.ArgumentParser:
         type=_address,
         default=DEFAULT_ADDRESS,
         metavar="HOST:PORT",
-        help="address of the server, a name of several servers, or several as ipv4:HOST:PORT,HOST:PORT "
+        help="address of the server, a name that resolves to several, or several as ipv4:HOST:PORT,HOST:PORT "
         "(default: %(default)s)",
     )
     common.add_argument(
@@ -108,15 +108,15 @@ def make_parser() -> argparse.ArgumentParser:
         "--tls-ca",
         type=Path,
         metavar="FILE",
-        help="PEM file: the authority that signed the server's certificate",
+        help="PEM file with the CA that signed the server's certificate",
     )
     add(
         "--tls-certificate",
         type=Path,
         metavar="FILE",
-        help="PEM file: the certificate of this client, for mTLS",
+        help="PEM file with the certificate of this client, for mTLS",
     )
-    add("--tls-key", type=Path, metavar="FILE", help="PEM file: the private key of that certificate")
+    add("--tls-key", type=Path, metavar="FILE", help="PEM file with the private key of that certificate")
     add("--token-file", type=Path, metavar="FILE", help="file with the token that identifies this client")
     parser = _Parser(
         prog=program("client"),
@@ -140,13 +140,13 @@ def make_parser() -> argparse.ArgumentParser:
     score = command(
         "score",
         "score a given translation of a text",
-        description="Print the log-probability of every target token and of the end, and their sum, from a "
-        "model that translates. A program can score the targets of other models with Client.score.",
+        description="Print the log-probability of every target token, of the end, and their sum, by a "
+        "translation model. A program can score the targets of other models with Client.score.",
         epilog='example: %(prog)s "나는 학생이다" "I am a student."',
     )
     score.add_argument("source", metavar="SOURCE", help="the source text")
     score.add_argument("target", metavar="TARGET", help="the target text")
-    _add_common_flags(score, "first that translates")
+    _add_common_flags(score, "first translation model")
     for name, text in (
         ("source_language", "the language of the source"),
         ("target_language", "the language of the target"),
@@ -174,9 +174,11 @@ def make_parser() -> argparse.ArgumentParser:
     unload.add_argument("model", metavar="MODEL", help="name of the model")
     for listing in (models, versions, load):
         listing.add_argument("--json", action="store_true", help="print each entry as one line of JSON")
-    health = command("health", "print whether the server is ready; the exit code is 0 if it is, and 1 if not")
+    health = command("health", "print whether the server is ready; the exit code is 0 if it is, otherwise 1")
     health.add_argument(
-        "--metrics-url", metavar="URL", help="ask the metrics port instead, for example http://localhost:9464"
+        "--metrics-url",
+        metavar="URL",
+        help="call the metrics port instead, for example http://localhost:9464",
     )
     health.add_argument(
         "service",
@@ -190,9 +192,9 @@ def make_parser() -> argparse.ArgumentParser:
         "doctor",
         allow_abbrev=False,
         help="describe this machine and installation, for a bug report",
-        description="Print what this machine can run: versions, instructions and memory, the compiled "
-        "operators, and CUDA or why it is not used; with a BUNDLE also what it needs. It asks no server. The "
-        "exit code is 1 if the bundle cannot be served here.",
+        description="Print versions, CPU instructions, memory, the compiled operators, and whether and why "
+        "CUDA is used; with a BUNDLE also what it needs. The command calls no server. The exit code is 1 if "
+        "the bundle cannot be served here.",
         epilog="example: %(prog)s bundles/demo",
     )
     doctor.add_argument(
@@ -209,9 +211,9 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         "translate texts, or the lines of a file",
         description="Translate texts, or the lines of a file or of standard input. The output has one line "
         "for each text, or N lines with --num-hypotheses N, in the order of the texts. The line of a blank "
-        "text is blank. If a text fails, its line is blank, too, stderr has the error, the client goes on "
-        "with the other texts, and the exit code is 1. The answer to a single TEXT keeps its line breaks; if "
-        "it fails, stdout stays empty. The client waits for a server that restarts or is overloaded.",
+        "text is blank. If a text fails, its line is blank, stderr has the error, the client continues with "
+        "the other texts, and the exit code is 1. The answer to a single TEXT keeps its line breaks; if it "
+        "fails, stdout stays empty. The client waits for a server that restarts or is overloaded.",
         epilog="examples: %(prog)s 오늘은 --stream; %(prog)s --input corpus.ko --output corpus.en --resume",
     )
     add = translation.add_argument
@@ -222,16 +224,16 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         default=STANDARD,
         metavar="FILE",
         help="file of texts, one on each line; .gz is decompressed (default: -, standard input). JSON lines "
-        f"(.jsonl) become records with the target, and a document ({', '.join(DOCUMENTS)}) one of the same "
-        "kind, with its times and formatting",
+        f"(.jsonl) get the target as a new field; a document ({', '.join(DOCUMENTS)}) keeps its times and "
+        "formatting",
     )
     add(
         "--output",
         type=Path,
         default=STANDARD,
         metavar="FILE",
-        help="file for the answers, which appears when it is complete; if it exists, give --resume or "
-        "--overwrite (default: -, standard output)",
+        help="file for the answers, which appears when it is complete; if it exists, --resume or --overwrite "
+        "is needed (default: -, standard output)",
     )
     existing = translation.add_mutually_exclusive_group()
     existing.add_argument(
@@ -252,10 +254,10 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--give-up-seconds",
         type=_seconds,
         metavar="SECONDS",
-        help="stop if the server has not answered any call for this time (default: "
+        help="stop if the server does not answer any call for this time (default: "
         f"{DEFAULT_GIVE_UP_SECONDS:g}; with a TEXT: {_TEXT_SECONDS:g})",
     )
-    add("--model", default="", help="name of the model (default: the server's first that translates)")
+    add("--model", default="", help="name of the model (default: the server's first translation model)")
     add("--stream", action="store_true", help="print each piece of an answer as soon as it is decoded")
     add(
         "--json",
@@ -282,7 +284,7 @@ def _add_answer(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--top",
         type=partial(_count, most=most),
         metavar="N",
-        help=f"also print the N most probable answers, and how probable (at most {most:g})",
+        help=f"also print the N most probable answers with their probabilities (at most {most:g})",
     )
     _add_common_flags(question, "first that answers questions")
     _add_attention(question, "the weights of the sentences, by hop,")
@@ -292,9 +294,8 @@ def _add_caption(command: Callable[..., argparse.ArgumentParser]) -> None:
     picture = command(
         "caption",
         "describe or read a picture, or describe a clip",
-        description="Print the caption, or the text, of a picture (PNG, JPEG, WebP, GIF), of a clip "
-        "(animated PNG, WebP or GIF), or of features that you computed (a NumPy array, .npy), as the model "
-        "takes them.",
+        description="Print the caption or the text of a picture (PNG, JPEG, WebP, GIF), the caption of a "
+        "clip (animated PNG, WebP or GIF), or of features (a NumPy array, .npy), depending on the model.",
         epilog="example: %(prog)s picture.png --attention attention.png",
     )
     picture.add_argument("file", type=Path, metavar="FILE", help="the file; -: standard input")
@@ -309,13 +310,12 @@ def _add_caption(command: Callable[..., argparse.ArgumentParser]) -> None:
 def _add_transcribe(command: Callable[..., argparse.ArgumentParser]) -> None:
     sound = command(
         "transcribe",
-        "write down what is said in a sound",
-        description="Print what is said in a sound file (WAV, FLAC, OGG, MP3), with --task translate in "
-        "English, with --timestamps or --word-timestamps one line for each part or word with its times, with "
-        "--format as subtitles. The "
-        "server reads a sound that is longer than the model takes in windows, unless --long-source says "
-        "otherwise. It refuses such a sound with --num-hypotheses, --stop-sequences or --target-prefix, "
-        "which are for a whole target.",
+        "transcribe a sound",
+        description="Print the transcript of a sound file (WAV, FLAC, OGG, MP3): with --task translate in "
+        "English, with --timestamps or --word-timestamps one line for each segment or word with its times, "
+        "with --format as subtitles. The server reads a sound that is too long for the model in windows, "
+        "unless --long-source selects another way. It refuses such a sound with --num-hypotheses, "
+        "--stop-sequences or --target-prefix, which are for a whole target.",
         epilog="example: %(prog)s speech.wav --source-language ko --format srt > speech.srt",
     )
     sound.add_argument("file", type=Path, metavar="FILE", help="the file; -: standard input")
@@ -328,16 +328,16 @@ def _add_transcribe(command: Callable[..., argparse.ArgumentParser]) -> None:
 def _add_web(command: Callable[..., argparse.ArgumentParser]) -> None:
     web = command(
         "web",
-        "show a page in the browser that asks the server",
-        description="Serve a page that asks the server, for a browser on this machine: translations appear "
-        "while they are decoded, with alignments, alternatives and times; captions, answers, the server's "
-        "latencies. Ctrl-C ends it.",
+        "serve a page for trying the server in a browser",
+        description="Serve a page for trying the server in a browser on this machine: translations as they "
+        "are decoded, with alignments, alternatives and times; captions, answers, the server's latencies. "
+        "Ctrl-C ends it.",
         epilog="example: %(prog)s --address localhost:50051 --port 8080",
     )
     web.add_argument(
         "--host",
         default="127.0.0.1",
-        help="address that the page listens on; who reaches it uses the token of this command (default: "
+        help="address that the page listens on; everyone who reaches it uses this command's token (default: "
         "%(default)s)",
     )
     web.add_argument(

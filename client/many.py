@@ -69,7 +69,7 @@ class Dispatcher(Generic[Request]):
     """Schedules the calls of one `translate_many`. Owned by the thread or task that runs it.
 
     Results come in the order of the texts. If an overloaded server pushes a call back, the dispatcher sends
-    it again after the time that the server asks for, halves the limit of calls in flight, and then raises it
+    it again after the server's retry delay, halves the limit of calls in flight, and then raises it
     by one with each round of answers. If a call does not reach a server, or ends with an error that may pass,
     the dispatcher sends it again after a pause, which doubles each time. Until an answer arrives, and for the
     texts that may have caused a failure, it sends one call at a time.

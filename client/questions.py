@@ -99,7 +99,7 @@ def caption(client: Client, options: argparse.Namespace, generate_options: Gener
 
 
 def transcribe(client: Client, options: argparse.Namespace, generate_options: GenerateOptions) -> None:
-    """Prints what is said in a sound; with --timestamps, --word-timestamps or --format, with times.
+    """Prints the transcript of a sound; with --timestamps, --word-timestamps or --format, with times.
 
     Raises:
         ClientError: The server refuses the file, or does not have a model for it.

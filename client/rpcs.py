@@ -57,11 +57,11 @@ class Rpc(Generic[Answer]):
 
     Attributes:
         method: The method of a stub.
-        direct: The same on the channel without health checks, for a server that announced its end, and still
+        direct: The same on the channel without health checks, for a server that reports NOT_SERVING and still
             accepts calls.
         request: The message for it.
         settings: The timeout and metadata, by gRPC's names.
-        read: Takes the caller's answer out of the server's.
+        read: Extracts the caller's answer from the server's message.
         first: Answers of a stream that are known without the server.
     """
 
@@ -230,11 +230,11 @@ def generate_batch(
     timeout_seconds: float | None = None,
     request_id: str = "",
 ) -> Rpc[tuple[int, Translated]]:
-    """Yields the place of a source and its answer, or its error, in the order in which they are complete.
+    """Yields the place of each source with its answer or error, in the order of completion.
 
-    Blank texts, and items that are not texts, are answered as by `translate_many`. One call takes 4 MiB, at
-    most 2,700 texts. `translate_many` takes any number of texts, yields them in order, and sends again what
-    fails for a while.
+    Blank texts, and items that are not texts, get the results that `translate_many` gives them. A call takes
+    at most 2,700 texts in 4 MiB. `translate_many` takes any number of texts, yields them in order, and
+    retries temporary failures.
     """
     request, places, errors = batch_request(sources, model, options)
 

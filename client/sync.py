@@ -107,7 +107,7 @@ class Client(Connection):
 
     Args:
         address: `host:port`.
-        timeout_seconds: Deadline of a call that sets none; None waits for ever.
+        timeout_seconds: Deadline of a call that sets none; None waits forever.
         tls: Files for an encrypted connection; None does not encrypt.
         token: Identifies the caller to a server that requires it. Without TLS it is sent in the clear.
 
@@ -138,7 +138,7 @@ class Client(Connection):
         timeout_seconds: float | None = None,
         request_id: str = "",
     ) -> Pending[GenerateResponse]:
-        """Sends what `generate` sends, and does not wait. For many texts there is `translate_many`."""
+        """Sends the request of `generate` without waiting. For many texts, use `translate_many`."""
         rpc = rpcs.generate(
             self, source, model=model, options=options, timeout_seconds=timeout_seconds, request_id=request_id
         )
@@ -156,10 +156,10 @@ class Client(Connection):
     ) -> Iterator[Translated]:
         """Yields the targets of many texts in order, each as soon as it and all before it are done.
 
-        If one text fails, or is not a text, such as None or NaN, its result has the error, and the client
-        goes on with the others. A blank text has an empty target, but among several sources it is an error.
-        If an overloaded server refuses a call, the client sends it again after the time that the server asks
-        for, with fewer calls in flight. If the server restarts, the client waits for it.
+        If a text fails, or an item is not a text (None, NaN), its result has the error, and the client
+        continues with the others. A blank text has an empty target; as one of several sources it is an error.
+        If an overloaded server refuses a call, the client repeats it after the server's retry delay, with
+        fewer calls in flight. If the server restarts, the client waits for it.
 
         Args:
             texts: Texts, or other sources as `generate` takes them. May be endless or slow: a thread reads
@@ -167,7 +167,7 @@ class Client(Connection):
             model: The model's name; empty means the server's first model.
             options: The options of every text: a message, or values by name such as {"beam_size": 4}.
             in_flight: The maximum number of calls in flight.
-            give_up_seconds: How long to go on while the server answers no call.
+            give_up_seconds: How long to continue while the server does not answer any call.
             timeout_seconds: Deadline of each call.
 
         Raises:

@@ -144,8 +144,8 @@ def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translat
         if plan.resume and plan.output.exists() and not folder.exists():
             _check_complete(plan)
             sys.stderr.write(
-                f"{plan.output} is complete, and nothing was translated: --overwrite translates it anew, as "
-                "for other options\n"
+                f"{plan.output} is complete, and nothing was translated: --overwrite translates it again, "
+                "also with other options\n"
             )
             return 0
         return _FileOutput(plan, _find_model(client, plan)).write(connect)
@@ -313,7 +313,7 @@ class _FileOutput:
             if path.name != _PIPE_FOLDER and not path.match(f".*{TEMPORARY}")
         ]
         if others if planned is None else "model" not in planned.settings:  # bulk work has a bundle
-            raise JobError(f"{folder} is in the way, and is not of this command: give another --output")
+            raise JobError(f"{folder} exists, and this command did not create it: give another --output")
         if plan.overwrite and plan.input.resolve().is_relative_to(folder):
             raise JobError(f"--overwrite would remove the input {plan.input}: move it to another folder")
 

@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Write the page anew, or with `--check` say whether that would change it: 1 if so."""
     parser = argparse.ArgumentParser(prog="python -m docs.page", description=__doc__.partition("\n")[0])
     parser.add_argument("page", type=Path, help="a Markdown file")
-    parser.add_argument("--check", action="store_true", help="change nothing, fail if it would")
+    parser.add_argument("--check", action="store_true", help="only fail if an output is out of date")
     options = parser.parse_args(arguments)
     before = options.page.read_text(encoding="utf-8")
     after = rendered(before)
@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     lines = itertools.zip_longest(before.splitlines(), after.splitlines(), fillvalue="")
     for number, (old, new) in enumerate(lines, start=1):
         if old != new:
-            sys.stderr.write(f"{options.page}:{number}: {old!r} stands there, and the code prints {new!r}\n")
+            sys.stderr.write(f"{options.page}:{number}: the page has {old!r}, and the code prints {new!r}\n")
             break
     return int(before != after)
 

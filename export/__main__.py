@@ -85,13 +85,13 @@ def _parser(*, is_checkpoint: bool) -> argparse.ArgumentParser:
         type=_precisions,
         default=_precisions("fp32,int8"),
         metavar="LIST",
-        help="fp32 and int8 (for the CPU), fp16 and bf16 (for CUDA), with commas (default: fp32,int8)",
+        help="fp32 and int8 (for the CPU), fp16 and bf16 (for CUDA), comma-separated (default: fp32,int8)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle")
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="write nothing if the proof of any precision fails (default: leave it out, and exit with 3)",
+        help="write nothing if the proof of a precision fails (default: leave it out, and exit with 3)",
     )
     if is_checkpoint:
         for name in ("source", "target"):

@@ -111,7 +111,7 @@ def export_bundle(
         ExportError: `path` exists or cannot be written, or proofs failed. No bundle is written.
     """
     if not trained.model.source_kind.forms:
-        raise ExportError("a model without a source cannot be asked: train a captioner that starts --from it")
+        raise ExportError("a language model cannot be served: train a captioner that starts --from it")
     prove = _prove if proves else None
     return write_bundle(
         path,

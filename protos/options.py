@@ -71,9 +71,9 @@ def _word(words: dict[str, int]) -> _Form:
 
 
 _INTEGERS = {
-    FieldDescriptor.CPPTYPE_INT32: _Form("N", "an integer of 32 bits", int),
-    FieldDescriptor.CPPTYPE_INT64: _Form("N", "an integer of 64 bits", int),
-    FieldDescriptor.CPPTYPE_UINT64: _Form("N", "an integer of 64 bits, not below 0", int),
+    FieldDescriptor.CPPTYPE_INT32: _Form("N", "a 32-bit integer", int),
+    FieldDescriptor.CPPTYPE_INT64: _Form("N", "a 64-bit integer", int),
+    FieldDescriptor.CPPTYPE_UINT64: _Form("N", "a non-negative 64-bit integer", int),
 }
 _SCALARS = _INTEGERS | {
     FieldDescriptor.CPPTYPE_BOOL: _Form("BOOL", "true or false", {"true": True, "false": False}.__getitem__),
@@ -163,7 +163,7 @@ class Option:
             is_text: Whether `value` is text, whatever the field's type.
 
         Raises:
-            ValueError: The value does not fit. The message says what it must be.
+            ValueError: The value does not fit. The message states what is expected.
         """
         kind = _FIELDS[self.name].cpp_type
         given: Any = value
@@ -204,13 +204,13 @@ _ALL = (
     ),
     Option(
         "encoder_no_repeat_ngram_size",
-        "never write N tokens in a row of the source; 0: off",
+        "never repeat a sequence of N tokens of the source; 0: off",
         "the model's, or 0",
         (0, inf),
     ),
     Option("suppressed_token_ids", "never select these tokens", max_items=1024),
     Option("logit_bias", "add X to the logit of token ID", "", (-1000, 1000), max_items=1024),
-    Option("stop_sequences", "end the target before TEXT; several: a line each", max_items=16),
+    Option("stop_sequences", "end the target before TEXT; several on separate lines", max_items=16),
     Option("target_prefix", "start the target with TEXT"),
     Option(
         "beam_size",
@@ -235,75 +235,82 @@ _ALL = (
     ),
     Option(
         "early_stopping",
-        "stop at as many complete hypotheses as beams; false: when the best running one is also worse now",
+        "true: stop at as many complete hypotheses as beams; false: only if the best running one is worse",
         "the model's, or true",
         needs="beam_size",
         above=1,
     ),
-    Option("exhaustive_search", "stop only when no hypothesis can become better", needs="beam_size", above=1),
+    Option(
+        "exhaustive_search",
+        "stop only when no running hypothesis can improve",
+        needs="beam_size",
+        above=1,
+    ),
     Option(
         "num_hypotheses",
-        "answer with N hypotheses for each text: with a `beam_size` above 1 the best of the beam, with a "
-        "`temperature` N drawn ones, otherwise one for each of the N most probable first tokens",
+        "return N hypotheses for each text: with a `beam_size` above 1 the best of the beam, with a "
+        "`temperature` N samples, otherwise one for each of the N most probable first tokens",
         "1",
         (1, 16),
     ),
-    Option("temperature", "divide logits by X and draw tokens; 0: off", "0", (0.01, 100)),
-    Option("top_k", "draw from the N most probable tokens", "all", (0, inf), needs="temperature"),
+    Option("temperature", "divide logits by X and sample tokens; 0: off", "0", (0.01, 100)),
+    Option("top_k", "sample from the N most probable tokens", "all", (0, inf), needs="temperature"),
     Option(
         "top_p",
-        "draw from the fewest most probable tokens whose probabilities add up to X",
+        "sample from the fewest most probable tokens whose probabilities add up to X",
         "1",
         (1e-6, 1),
         needs="temperature",
     ),
     Option(
         "min_p",
-        "draw from tokens that are at least X times as probable as the best",
+        "sample from tokens that are at least X times as probable as the best",
         "0",
         (0, 1),
         needs="temperature",
     ),
-    Option("seed", "draw the same tokens each time", "the server chooses a seed", needs="temperature"),
-    Option("log_probabilities", "answer with the log-probability of every token"),
-    Option("num_alternatives", "answer with the N most probable tokens at every position", "0", (0, 32)),
-    Option("attention", "answer with the attention of every target token over the source tokens"),
-    Option("word_alignment", "answer with the pairs of source and target words that belong together"),
+    Option("seed", "sample the same tokens each time", "the server chooses a seed", needs="temperature"),
+    Option("log_probabilities", "return the log-probability of every token"),
+    Option("num_alternatives", "return the N most probable tokens at every position", "0", (0, 32)),
+    Option("attention", "return the attention of every target token over the source tokens"),
+    Option("word_alignment", "return the pairs of source and target words that belong together"),
     Option(
         "long_source",
         "refuse: a text or sound that is too long for the model is an error; truncate: leave out its end; "
-        "split: translate each line separately, and cut lines that are too long into sentences, and sounds "
+        "split: translate each line separately (each sentence of a line that is too long), and cut a sound "
         "at quiet places; split_always: translate each sentence separately, even of a short text; "
-        "sequential: read a sound in windows, each from where the times of the one before end",
+        "sequential: read a sound in windows, each from where the times of the previous one end",
         "refuse; for models that learned from single sentences split_always, except with `target_prefix`, "
         "`stop_sequences` or several `num_hypotheses`",
     ),
     Option(
         "source_language",
-        "the language of the source; its rules tell where sentences end",
-        "the model's, or the one that is detected in a sound",
+        "the language of the source; its rules decide where sentences end",
+        "the model's, or the one detected in a sound",
     ),
     Option("target_language", "the language of the target, for models that write several", "the model's"),
-    Option("task", "what to do, for models with several tasks", "the model's"),
-    Option("timestamps", "answer with the times of what was said, for models that read sounds"),
-    Option("word_timestamps", "answer with the times of every word, for models that read sounds"),
+    Option("task", "the task, for models with several", "the model's"),
+    Option("timestamps", "return segments with their times, for models that read sounds"),
+    Option("word_timestamps", "return the times of every word, for models that read sounds"),
     Option(
         "voice_activity",
-        "leave out the places of a sound where nobody speaks, and read what is left without a gap",
+        "read only the speech of a sound, joined without gaps",
     ),
     Option(
-        "prompt", "read a sound as if this text stood before, such as names that are hard to spell", "none"
+        "prompt",
+        "text that the model reads before the sound, such as names that are hard to spell",
+        "none",
     ),
     Option(
         "condition_on_previous",
-        "read each window with the text of those before it",
+        "read each window with the text of the previous ones",
         "true",
         needs="long_source",
         above=LONG_SOURCE_SPLIT_ALWAYS,
     ),
     Option(
         "compression_ratio_threshold",
-        "a window whose text compresses better repeats itself, and is read again at a higher temperature",
+        "read a window again at a higher temperature if its text compresses better than X: it repeats itself",
         "2.4",
         (0, 1000),
         needs="long_source",
@@ -311,7 +318,7 @@ _ALL = (
     ),
     Option(
         "log_probability_threshold",
-        "a window whose tokens have a lower mean log-probability is read again at a higher temperature",
+        "read a window again at a higher temperature if the mean log-probability of its tokens is below X",
         "-1",
         (-1000, 0),
         needs="long_source",
@@ -319,7 +326,7 @@ _ALL = (
     ),
     Option(
         "no_speech_threshold",
-        "leave a window without text if its mean log-probability is below `log_probability_threshold` and "
+        "give a window an empty text if its mean log-probability is below `log_probability_threshold` and "
         "its probability of no speech is above X",
         "0.6",
         (0, 1),
@@ -331,11 +338,11 @@ OPTIONS = {option.name: option for option in _ALL}
 
 
 def options_of(given: Options | None) -> GenerateOptions:
-    """Returns the options of a program as a message. Texts are read as the values of the command's flags are.
+    """Returns the options of a program as a message. Texts are parsed like the values of the command's flags.
 
     Raises:
         TypeError: There is no such option, or its value is of another type.
-        ValueError: A value does not fit. The message names the option, and says what it must be.
+        ValueError: A value does not fit. The message names the option and states what is expected.
     """
     if not isinstance(given, Mapping):
         return given or GenerateOptions()

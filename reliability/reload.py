@@ -42,7 +42,7 @@ def reload(place: Place) -> tuple[Figures, list[Bar]]:
     return figures, [
         at_least("versions that were swapped", swaps["OK"], num_swaps),
         at_least("broken bundles that were refused", refusals[_REFUSED], num_broken),
-        at_least("of them with the old version still served, and a reason told", served, num_broken),
+        at_least("of them with the old version still served, and a reason reported", served, num_broken),
         at_least("calls meanwhile", codes.total(), _IN_FLIGHT),
         unexpected(codes, "OK"),
         *nothing_left(before, after),

@@ -48,7 +48,7 @@ def parse_command(arguments: Sequence[str] | None, environment: Mapping[str, str
         prog=program("server"),
         description="Serve exported models over gRPC, with metrics and probes over HTTP.",
         epilog="example: %(prog)s bundles/demo --port 50051 --memory-budget 512MiB. Every flag is "
-        "also a variable of the environment, such as SEQ2SEQ_MEMORY_BUDGET=512MiB.",
+        "also an environment variable, such as SEQ2SEQ_MEMORY_BUDGET=512MiB.",
         allow_abbrev=False,
     )
     add_version(parser)

@@ -38,7 +38,7 @@ def _origins(text: str) -> str:
     for origin in origins:
         scheme, place, *rest = urlsplit(origin)
         if not (scheme and place) or any(rest) or "@" in place or any(map(str.isspace, origin)):
-            raise ValueError(f"{text!r} are not origins")
+            raise ValueError(f"{text!r} is not a list of origins")
     return ",".join(origins)
 
 
@@ -79,8 +79,8 @@ class QueueLimits:
 
     Attributes:
         max_waiting_requests: Requests that may wait for the slots of a model.
-        max_waiting_tokens: Source tokens that may wait for the slots of a model; 1 KiB of another source is
-            one.
+        max_waiting_tokens: Source tokens that may wait for the slots of a model; 1 KiB of another source
+            counts as one.
     """
 
     max_waiting_requests: Annotated[int, Setting(COUNT, is_per_model=True)] = 1024
@@ -95,25 +95,24 @@ class RunnerConfig:
     """Settings of a model's runners.
 
     Attributes:
-        provider: What runs the graphs: require takes CUDA or does not start; prefer takes CUDA if it works
-            and the bundle has graphs for it, otherwise the CPU, and logs why.
-        precision: Precision of the graphs; auto takes the fastest for the provider (default auto).
+        provider: Where the graphs run: require uses CUDA or does not start; prefer uses CUDA if it works and
+            the bundle has graphs for it, otherwise the CPU, and logs why.
+        precision: Precision of the graphs; auto selects the fastest for the provider (default auto).
         num_threads: CPU threads per model (default: the CPUs that the process may use).
         shares_threads: Whether all graphs of a process use one pool of threads, as in a server.
         num_instances: Engines per model, which share its threads, memory and slots: on the CPU several
             engines with few threads decode a small model faster than one engine with all threads.
-        speculative: What drafts the next tokens of a target, which a step then checks together where that is
-            faster: n-grams of its source and of itself, or nothing. The targets are the same. On the CPU
-            only.
-        cuda_graphs: Steps on CUDA are captured and replayed, instead of launching each kernel separately.
+        speculative: Drafts of the next tokens of a target, which a step checks together if that is faster:
+            from n-grams of its source and of itself, or none. Targets do not change. On the CPU only.
+        cuda_graphs: CUDA graphs, which replay captured steps instead of launching each kernel separately.
         cuda_libraries: Folder with the libraries of CUDA and cuDNN, also in its subfolders (default: the
             nvidia-* packages of this Python, then the system's library path).
         memory_budget_bytes: Size of the cache and memory of all slots of a model, in bytes or with KiB, MiB
             or GiB.
         max_slots: Largest number of sequences decoded at once, even if the memory has room for more.
-        max_source_length: Room for a source, in tokens, or in positions of a source that is not a text; less
-            room saves memory (default: the model's limit).
-        max_target_length: Room for a target; less room saves memory (default: the model's limit).
+        max_source_length: Longest source, in tokens (positions for sources other than texts); a lower limit
+            saves memory (default: the model's limit).
+        max_target_length: Longest target, in tokens; a lower limit saves memory (default: the model's limit).
     """
 
     provider: Annotated[ProviderPolicy, Setting(_PROVIDER, is_per_model=True)] = ProviderPolicy.PREFER
@@ -142,7 +141,7 @@ class ServerConfig:
     """Settings of one server process.
 
     Attributes:
-        named_bundles: Bundles with other names than those of their folders; may be given several times.
+        named_bundles: Serves a bundle under another name than its folder's; may be given several times.
         repository: A folder with a bundle, or a folder of versions, for each model: the newest version of
             each model is served, and other versions can be loaded while the server runs.
         host: Address that both ports listen on; an address that other machines can reach needs TLS or
@@ -153,7 +152,7 @@ class ServerConfig:
         tls_client_ca: PEM file; its CA must have signed each client's certificate (default: not needed).
         access_file: TOML file with the callers' tokens and roles (default: everyone may call).
         is_repository_open: Without --access-file, lets everyone load and unload models.
-        has_reflection: Callers can list the services.
+        has_reflection: Reflection, by which callers list the services.
         port: gRPC port; 0 takes any free port.
         metrics_port: HTTP port with /metrics, /healthz, /readyz; 0 takes any free port.
         allowed_origins: Origins whose pages in a browser may use the HTTP port (CORS), such as
@@ -165,14 +164,14 @@ class ServerConfig:
         notice_seconds: Time after SIGTERM in which health reports NOT_SERVING and new requests are still
             accepted, so that load balancers can switch to other servers; Ctrl-C does not wait.
         drain_seconds: Time for accepted requests to finish after that.
-        max_connection_age_seconds: Time after which a caller has to connect again, so that callers behind a
-            balancer of connections find new servers.
-        log_level: Lines of this level and above are logged.
-        log_format: Form of a log line.
-        max_log_lines: Most calls that are logged in a second, besides those that are slow or fail by the
-            server's fault; 0 logs only these.
-        slow_seconds: A call that takes longer is slow.
-        is_traced: Sends spans of every call to a collector of OpenTelemetry, by default to
+        max_connection_age_seconds: Age at which a connection is closed, so that callers behind a
+            connection-level balancer find new servers.
+        log_level: Lowest level of the log.
+        log_format: Format of log lines.
+        max_log_lines: Maximum number of logged calls per second, besides slow calls and those that fail by
+            the server's fault; 0 logs only these.
+        slow_seconds: Calls that take longer are slow.
+        is_traced: Sends spans of every call to an OpenTelemetry collector, by default at
             http://localhost:4317; OpenTelemetry's variables, such as OTEL_EXPORTER_OTLP_ENDPOINT, apply.
         models: By name, the settings of models that have some of their own.
     """

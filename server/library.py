@@ -93,7 +93,7 @@ class AsyncModel:
             write: Is called with each piece of the targets when it is decoded.
 
         Raises:
-            InvalidRequest: The source does not fit; the message says what must be.
+            InvalidRequest: The source does not fit; the message names it and the expected value.
             ServerError: The engine failed.
         """
         [answer] = await generate([sources], decoding, self._call(), write)
@@ -111,14 +111,14 @@ class AsyncModel:
 
 
 class Model:
-    """One model in this process, for programs without an event loop; `load` makes one.
+    """One model in this process, for programs without an event loop; `load` creates it.
 
     Its methods may be called on any thread. Options are those of `seq2seq.v1.GenerateOptions`, such as
     `beam_size=4`; `docs/protocols.md` lists them. A source is a text, a list of token ids, the bytes of a
     file, an array, or several of these by the names of the model's sources.
 
     Attributes:
-        description: Sizes, limits and sources of the model, as a server tells them.
+        description: Sizes, limits and sources of the model, as a server reports them.
     """
 
     def __init__(self, bundle: Path, runner: RunnerConfig) -> None:
@@ -134,13 +134,13 @@ class Model:
             raise
 
     def generate(self, sources: Iterable[Sources], **options: Any) -> Iterator[pb.GenerateResponse]:
-        """Yields the whole answer to each source, in order; as many are decoded at once as have slots.
+        """Yields the whole answer to each source, in order; up to `max_slots` are decoded at once.
 
-        Answers have hypotheses with scores, and log-probabilities, attention or times if the options want
-        them. The sources may be endless: few more are read than have been answered.
+        Answers have hypotheses with scores, and log-probabilities, attention or times if the options request
+        them. The sources may be endless: only a few are read ahead.
 
         Raises:
-            InvalidRequest: A source or an option does not fit; the message says what must be.
+            InvalidRequest: A source or an option does not fit; the message names it and the expected value.
             ServerError: The engine failed.
             TypeError: There is no such option, or a source is of a type that cannot be read.
         """
@@ -195,7 +195,7 @@ class Model:
         return self._best(_content(picture), options)
 
     def transcribe(self, sound: Sources | Path, **options: Any) -> str:
-        """Returns what is said in a sound: a path, the bytes of a file, or its log-mel spectrogram."""
+        """Returns the transcript of a sound: a path, the bytes of a file, or its log-mel spectrogram."""
         self._check_form("a sound", Form.SOUND)
         return self._best(_content(sound), options)
 

@@ -157,7 +157,7 @@ def settings_of(config: DataclassInstance) -> Iterator[Setting]:
             text = " ".join(texts.get(field.name, "").split()).removesuffix(".")
             text = _CAPITAL.sub(lambda match: match[0].lower(), text)
             if default is True:
-                text = f"turns this off: {text}"
+                text = f"turns off {text}"
             elif default not in (None, False, ()) and "(default" not in text:
                 text = f"{text} (default {setting.form.write(default)})"
             flag = setting.flag or f"--{field.name.replace('_', '-')}"
@@ -217,8 +217,9 @@ def parse_settings(
         type=Path,
         default=environment.get(_CONFIG),
         metavar="FILE",
-        help="TOML file with flags, such as max_slots = 64, and a table [models.NAME] with the flags of one "
-        "model; outside of the tables, the command line and the environment (SEQ2SEQ_MAX_SLOTS) override it",
+        help="TOML file with flags, such as max_slots = 64, and tables [models.NAME] with the flags of "
+        "single models; the command line and the environment (SEQ2SEQ_MAX_SLOTS) override those outside the "
+        "tables",
     )
     options = vars(parser.parse_args(arguments))
     options = {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}

@@ -119,18 +119,18 @@ def parser() -> argparse.ArgumentParser:
     score = add("score", "Score a run on its own dev or test pairs or on files, or one file against another.")
     score.add_argument("run", type=Path, nargs="?", help="the folder of a run")
     _add_step_flag(score)
-    score.add_argument("--part", choices=("dev", "test"), help="which pairs of the run (default: dev)")
+    score.add_argument("--part", choices=("dev", "test"), help="part of the run's pairs (default: dev)")
     score.add_argument(
         "--beam-size", type=_at_least(1), help="number of hypotheses; 1 is greedy (default: 1)"
     )
     score.add_argument("--alpha", type=float, help="exponent of the length penalty (default: 0.6)")
     _add_comparison_flags(score)
     corpus = add("corpus", "Write the built-in corpus as text files.")
-    corpus.add_argument("--out", type=Path, required=True, help="the folder to write to")
-    _add_attention_flags(add("attention", "Translate a text and show what each target token attended to."))
-    show = add("show", "Show runs in the browser: curves, what they write over time, and their attention.")
+    corpus.add_argument("--out", type=Path, required=True, help="the output folder")
+    _add_attention_flags(add("attention", "Translate a text and show the attention of each target token."))
+    show = add("show", "Show runs in the browser: curves, samples over time, and their attention.")
     show.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, also one in training"
+        "runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, finished or in training"
     )
     show.add_argument("--host", default="127.0.0.1", help="address of the page (default: %(default)s)")
     show.add_argument(
@@ -175,7 +175,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except torch.OutOfMemoryError as error:
         _log.error("%s", str(error).partition("\n")[0])
-        _log.error("give --micro-batch-tokens N: training then needs less memory and learns the same")
+        _log.error("give --micro-batch-tokens N: training then needs less memory, with the same result")
         return 1
     except TrainingInterrupted as interrupt:
         return _BY_SIGNAL + interrupt.signal_number
@@ -202,15 +202,15 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         dest="parent",
         type=Path,
         metavar="MODEL",
-        help="start with the model, weights and tokenizer of this finished run, to tune it or to train "
-        "hard attention or a captioner's decoder in two stages; or of this folder of Hugging Face, to tune a "
-        "published model of texts such as a Marian, an NLLB or a T5",
+        help="fine-tune: start with the model, weights and tokenizer of this finished run, or of this "
+        "Hugging Face folder of a text model such as Marian, NLLB or T5; also for training hard "
+        "attention or a captioner's decoder in two stages",
     )
     train.add_argument(
         "--resume",
         action="store_true",
-        help="continue from the newest checkpoint in --out, or start where there is no run: the same command "
-        "can be given again until the run is finished",
+        help="continue from the newest checkpoint in --out, or start if there is no run: repeat the same "
+        "command until the run is finished",
     )
     train.add_argument("--max-steps", type=_at_least(1), help="the last step (default: the preset's)")
     train.add_argument(
@@ -221,8 +221,8 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--micro-batch-tokens",
         type=_at_least(1),
-        help="most padded tokens that go through the model at once; the gradients of larger batches are "
-        "accumulated, with the same result (default: whole batches)",
+        help="maximum number of padded tokens that go through the model at once; the gradients of larger "
+        "batches are accumulated, with the same result (default: whole batches)",
     )
     train.add_argument(
         "--compile", action="store_true", help="compile the model with torch.compile; needs a C++ compiler"
@@ -233,12 +233,12 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--vocab-size",
         type=_at_least(SMALLEST_VOCAB_SIZE),
-        help="most tokens in the vocabulary (default: the preset's)",
+        help="maximum size of the vocabulary (default: the preset's)",
     )
     train.add_argument(
         "--normalization",
         choices=get_args(Normalization),
-        help="how training and serving normalise texts before cutting them into tokens: nfc gives the same "
+        help="how training and serving normalise texts before tokenization: nfc gives the same "
         "text the same code points, and single spaces; nfkc also replaces full-width letters and ligatures "
         "by ordinary letters; none changes nothing (default: nfc; with --from that of MODEL)",
     )
@@ -250,7 +250,7 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
     train.add_argument(
         "--target-language",
         metavar="TAG",
-        help="language of the targets; programs for LibreTranslate ask for a model by both languages",
+        help="language of the targets; LibreTranslate's API selects a model by both languages",
     )
     add_set_flag(train)
     train.add_argument(
@@ -265,7 +265,7 @@ def _add_step_flag(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--step",
         type=_at_least(1),
-        help="use the checkpoint of this step, also while the run is trained (default: the final weights)",
+        help="use the checkpoint of this step, also during training (default: the final weights)",
     )
 
 
@@ -294,16 +294,16 @@ def _add_comparison_flags(score: argparse.ArgumentParser) -> None:
         "--reference",
         type=Path,
         nargs="+",
-        help="right texts; several files: several right texts for each source",
+        help="reference texts; several files: several references for each source",
     )
     group.add_argument(
-        "--baseline", type=Path, help="other texts: tests whether --hypothesis differs from them"
+        "--baseline", type=Path, help="texts of another system: tests whether --hypothesis differs from it"
     )
     group.add_argument(
         "--tokenize",
         choices=TOKENIZATIONS,
         default=MetricSettings.tokenization,
-        help="sacreBLEU tokenizer; none for texts that are tokens (default: the one for their script)",
+        help="sacreBLEU tokenizer; none for tokenized texts (default: the one for their script)",
     )
     group.add_argument("--lowercase", action="store_true", help="lower-case both sides")
     group.add_argument(

@@ -312,7 +312,7 @@ class Trainer:
         if self.best and self.best.step <= self.step - self.guard.num_steps_above:  # before the loss rose
             kept = f"; the best checkpoint, of step {self.best.step}, is kept: score it with --step"
         return (
-            "train anew with a lower learning_rate_scale, more warmup_steps, "
+            "train again with a lower learning_rate_scale, more warmup_steps, "
             f'a smaller max_gradient_norm, or norm="pre"{kept}'
         )
 
@@ -417,7 +417,7 @@ class Trainer:
         They are the average of the newest checkpoints, the best checkpoint, and the previous model.pt.
         """
         if self.guard.num_steps_above:
-            _log.warning("%s until the last one: %s", self.guard.judgement, self._advice())
+            _log.warning("%s up to the last one: %s", self.guard.judgement, self._advice())
         average, weights = self.ranks.first(self._average_of_newest)
         self.model.load_state_dict(average)
         summary = self._summarise(weights)

@@ -78,7 +78,7 @@ def start_run(
         check_vocab_size(preset.model.vocab_size)
     recipe = preset.training
     if recipe.bpe_dropout and kind is not TOKENS:
-        raise ValueError("bpe_dropout cuts texts into other pieces, and this model reads none: leave it out")
+        raise ValueError("bpe_dropout is for models that read texts: set bpe_dropout=0")
     if recipe.max_steps < recipe.warmup_steps:
         _log.warning(
             "the learning rate rises for %s steps, and training ends after %s: set warmup_steps, too",
@@ -88,7 +88,7 @@ def start_run(
     if parent:
         _check_fits(preset, parent)
     if recipe.bpe_dropout and parent and parent.published:
-        raise ValueError("bpe_dropout needs a tokenizer of byte pairs that was learned here: leave it out")
+        raise ValueError("bpe_dropout needs a byte-pair tokenizer that was learned here: set bpe_dropout=0")
     vector_files = {
         side: Path(name)
         for side, name in (("source", recipe.source_vectors), ("target", recipe.target_vectors))

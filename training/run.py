@@ -388,7 +388,7 @@ def _with_weights(
     if tokenizer.vocab_size != config.model.vocab_size and not is_published:
         raise ValueError(
             f"{folder.tokenizer_file} has {tokenizer.vocab_size} tokens, "
-            f"and {folder.config_file.name} says {config.model.vocab_size}"
+            f"and {folder.config_file.name} has {config.model.vocab_size}"
         )
     model = make_model(config.model)
     load_weights(model, weights, origin)

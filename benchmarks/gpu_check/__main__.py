@@ -52,7 +52,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     folder = "folder of the prepared bundles (default: %(default)s)"
     add("--folder", type=Path, default=Path(".gpu"), help=folder)
-    add("--seconds", type=float, default=480, help="no part runs after that time (default: %(default)s)")
+    add("--seconds", type=float, default=480, help="start no part after this time (default: %(default)s)")
     add(
         "--python-version",
         default="3.12",

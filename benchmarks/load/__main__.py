@@ -92,7 +92,7 @@ def main() -> int:
     add(
         "--client-cores",
         type=cores,
-        help="CPUs of the load generator (default: the others; if there are none, the same)",
+        help="CPUs of the load generator (default: the others, or the same if there are none)",
     )
     add("--plot", type=Path, metavar="FILE", help="plot the sweep into this file")
     options = parser.parse_args()

@@ -199,7 +199,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the files hold Moses tokens: score them as they are, and once more joined to texts of this "
         "language, beside the plain references of this file",
     )
-    add("--task", help="what the report calls the corpus (default: the run's name)")
+    add("--task", help="name of the corpus in the report (default: the run's name)")
     return parser
 
 

@@ -83,7 +83,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve and score; returns 0 if done, 1 if it failed."""
     parser = command("quality.captions", __doc__, "runs/pictures/soft runs/pictures/hard")
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="finished runs of captioners")
-    parser.add_argument("--task", default="captions", help="what the report calls it (default: %(default)s)")
+    parser.add_argument("--task", default="captions", help="its name in the report (default: %(default)s)")
     options = parser.parse_args(arguments)
 
     def score(console: Console) -> dict[str, Any]:

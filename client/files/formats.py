@@ -86,7 +86,7 @@ def check_formats(inputs: Sequence[Path], output: str | None) -> str:
         raise JobError(f"the inputs are {' and '.join(sorted(formats))}: choose the output's --format")
     output = output or formats.pop()
     if output == PARQUET and formats - {PARQUET}:
-        raise JobError("only inputs in Parquet have an output in Parquet: give --format jsonl or text")
+        raise JobError("only Parquet inputs can have a Parquet output: give --format jsonl or text")
     return output
 
 
@@ -379,7 +379,7 @@ def _json(record: dict[str, Any]) -> bytes:
         text = json.dumps(record, ensure_ascii=False, allow_nan=False, default=_text_of_value)
     except ValueError as error:
         raise JobError(
-            f"a row has a value that JSON does not have ({error}): give --format parquet"
+            f"a row has a value that JSON cannot represent ({error}): give --format parquet"
         ) from error
     return text.encode("utf-8", "backslashreplace")
 
@@ -409,4 +409,4 @@ def _open_parquet(path: Path) -> Iterator[Any]:
         with _parquet().ParquetFile(path) as file:
             yield file
     except _pyarrow().ArrowInvalid as error:
-        raise JobError(f"{path} is not a file of Parquet: {error}") from error
+        raise JobError(f"{path} is not a Parquet file: {error}") from error

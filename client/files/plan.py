@@ -175,7 +175,7 @@ def names_of(inputs: Sequence[Path]) -> list[str]:
             raise JobError(f"{number} inputs would have the output {name}: rename all but one of them")
         if name.startswith(("_", ".")):
             raise JobError(
-                f"an input would have the output {name}: rename it, readers skip names that begin so"
+                f"an input would have the output {name}: rename it, because readers skip such names"
             )
     return names
 

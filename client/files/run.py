@@ -150,7 +150,7 @@ class Run:
                 num_lost = 1 if self.num_lines > num_lines else num_lost + 1
                 if num_lost == _MAX_LOST:
                     raise WorkerLost(f"{num_lost} workers were lost one after the other: {lost}") from lost
-                _log.warning("a worker was lost: %s; another one does its shards", lost)
+                _log.warning("a worker was lost: %s; another one takes over its shards", lost)
                 await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _work(self, start_worker: Callable[[], Awaitable[AnyWorker]]) -> None:

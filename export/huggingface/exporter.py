@@ -275,8 +275,8 @@ def _compare_with_transformers(
         )
     if is_asked and not agrees(model, sample, target, theirs.target, 2 * tolerance):
         raise ExportError(
-            f"greedy generate of transformers gives {theirs.target} by the checkpoint's settings, and the "
-            f"imported ones give {target}"
+            f"greedy generate of transformers gives {theirs.target} with the checkpoint's settings, and the "
+            f"imported model gives {target}"
         )
     report(
         f"the model equals transformers: worst difference of log-probabilities {difference:.1e} "

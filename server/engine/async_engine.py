@@ -414,7 +414,7 @@ class AsyncEngine:
         if self._is_stopping:
             return  # `stop` answers them
         _log.critical(
-            "model %s: %s; its %d requests end, and it is started again",
+            "model %s: %s; its %d requests end, and it is restarted",
             self.model_name,
             cause,
             len(core.requests),

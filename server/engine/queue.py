@@ -82,7 +82,7 @@ class FairQueue:
         last = requests[-1]
         if last.deadline is not None:
             if now >= last.deadline:
-                raise DeadlineExceeded("the deadline passed before the request came to the engine")
+                raise DeadlineExceeded("the deadline passed before the request reached the engine")
             wait_seconds = self._expected_wait(requests, num_held)
             if now + wait_seconds > last.deadline:
                 text = f"a slot is expected in {wait_seconds:.1f} seconds, after the deadline"

@@ -92,7 +92,7 @@ class Repository:
             return await self.load(name, newest.version)
         except LoadFailed as error:
             for one in reversed(older):
-                _log.error("model %s: version %s is tried instead of: %s", name, one.version, error)
+                _log.error("model %s: trying version %s after a failure: %s", name, one.version, error)
                 with suppress(LoadFailed):
                     return await self.load(name, one.version)
             raise

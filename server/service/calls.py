@@ -318,14 +318,14 @@ class Calls:
             if self.is_draining:
                 raise Unavailable(_SHUTTING_DOWN) from None
             raise InvalidRequest(
-                f"the message did not come within {_MESSAGE_SECONDS:g} seconds", field=""
+                f"the message did not arrive within {_MESSAGE_SECONDS:g} seconds", field=""
             ) from None
         finally:
             self._reading.discard(limit)
         if message is None:
             await asyncio.sleep(_LEAVING_SECONDS)  # gRPC ends the messages before it cancels the handler
         if not is_only or message is None:
-            raise InvalidRequest("the call has not one message, as it should", field="")
+            raise InvalidRequest("the call must have exactly one message", field="")
         return message
 
     async def next_message(self, messages: AsyncIterator[_Message]) -> _Message | None:

@@ -59,7 +59,8 @@ async def fields_of(request: Request, body: bytes, call: RemoteCall) -> dict[str
                 raise InvalidRequest(f"there is no field {name[:100]!r}", field=name[:100])
             if name in _NEUTRAL and value not in _NEUTRAL[name]:
                 raise InvalidRequest(
-                    f"{name} is {str(value)[:100]!r}, and the server has only {_NEUTRAL[name][0]}", field=name
+                    f"{name} is {str(value)[:100]!r}, and the server supports only {_NEUTRAL[name][0]}",
+                    field=name,
                 )
             if name in _LANGUAGES and not isinstance(value, str):
                 raise InvalidRequest(f"{name} must be the code of a language", field=name)
@@ -202,7 +203,9 @@ async def _detected(texts: Iterable[str], call: RemoteCall) -> list[dict[str, An
     # On the thread of files, because the first one waits for the model, about two seconds.
     found = await call.read(known, SHORT_BYTES + 1)
     if not found:
-        raise InvalidRequest("the language is none from which a model translates: name it", field="source")
+        raise InvalidRequest(
+            "no model translates from the detected language: name the source", field="source"
+        )
     return [
         {"language": name, "confidence": round(100 * probability, 1)} for name, probability in found.items()
     ]
@@ -215,7 +218,8 @@ def _identifier() -> Any:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier  # optional
     except ImportError:
         raise InvalidRequest(
-            f"the server cannot detect languages: name the source, or {install_command('detection')} there",
+            "the server cannot detect languages: name the source, or on the server "
+            f"{install_command('detection')}",
             field="source",
         ) from None
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

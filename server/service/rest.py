@@ -313,7 +313,7 @@ class RestService:
                 while (part := await self.calls.next_message(parts)) is not None:
                     body += part
         except TimeoutError:
-            raise InvalidRequest(f"the body did not come within {seconds:.0f} seconds", field="") from None
+            raise InvalidRequest(f"the body did not arrive within {seconds:.0f} seconds", field="") from None
         except ClientDisconnect:
             raise asyncio.CancelledError from None
         task = asyncio.current_task()

@@ -49,7 +49,7 @@ class Watched(Generic[_Content]):
             try:
                 self.content = self._read()
             except (OSError, ValueError) as error:
-                _log.warning("%s stay as they were: %s", self._name, error)
+                _log.warning("%s are unchanged: %s", self._name, error)
                 return False
         _log.info("%s were read again from %s", self._name, ", ".join(map(str, self._paths)))
         return True

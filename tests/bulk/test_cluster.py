@@ -48,7 +48,7 @@ def test_a_cluster_that_loses_a_node_writes_every_line_once(bundle_path, tmp_pat
     )
     assert done.returncode == 0, done.stderr
     assert re.search("^error: .*--beam-size", done.stderr, re.MULTILINE)
-    assert re.search("a worker was lost: .*; another one does its shards", done.stderr)
+    assert re.search("a worker was lost: .*; another one takes over its shards", done.stderr)
     assert "3000 lines in" in done.stdout
     assert main([*arguments, "--output", str(tmp_path / "whole")]) == 0
     found = files(tmp_path / "out")  # the killed node may have left a temporary file

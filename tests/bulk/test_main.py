@@ -342,4 +342,4 @@ def test_sigterm_ends_the_command_between_two_shards(lines, tmp_path):
     process.terminate()
     _, log = process.communicate(timeout=30)
     assert process.returncode == 143, log
-    assert log.endswith("interrupted: the same command goes on from here\n")
+    assert log.endswith("interrupted: run the same command again to continue\n")

@@ -270,7 +270,7 @@ def test_attention_is_written_as_image_or_numbers(run, tmp_path, stream):
         ),
         (
             ["translate", "a", "--max-new-tokens", str(2**70)],
-            "--max-new-tokens: it is '1180591620717411303424', and must be an integer of 64 bits",
+            "--max-new-tokens: it is '1180591620717411303424', and must be a 64-bit integer",
         ),
         (["translate", "a", "--timeout-seconds", "0"], "'0' is not a number of seconds above 0"),
         (
@@ -574,7 +574,7 @@ def test_an_interrupted_output_is_continued(run, server, files, interrupted, is_
     assert server.turns.num_submitted <= before + 4
     assert output.read_text(encoding="utf-8") == expected
     assert {path.name for path in output.parent.iterdir()} - {"stdin"} == {"in.txt", "out.txt"}
-    is_done = f"{output} is complete, and nothing was translated: --overwrite translates it anew, as for"
+    is_done = f"{output} is complete, and nothing was translated: --overwrite translates it again, also with"
     assert run("translate", *command, "--resume", "--beam-size", "2", stdin=stdin) == (
         0,
         [],
@@ -626,7 +626,7 @@ def test_resume_and_overwrite_refuse_a_folder_of_another_program(run, files, fla
     for name in names:
         (folder / name).write_text(BULK_PLAN)
     code, _, [line] = run("translate", "--input", str(source), "--output", str(output), flag)
-    assert (code, "out.txt.parts is in the way, and is not of this command" in line) == (1, True)
+    assert (code, "out.txt.parts exists, and this command did not create it" in line) == (1, True)
     assert {path.name: path.read_text() for path in folder.iterdir()} == dict.fromkeys(names, BULK_PLAN)
 
 

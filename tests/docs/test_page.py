@@ -46,7 +46,7 @@ def test_a_true_page_stays_as_it_is(page):
 def test_an_output_that_the_code_does_not_print_is_found_and_put_right(page, capsys):
     page.write_text(PAGE.replace("\n3\n", "\n4\n"), encoding="utf-8")
     assert main([str(page), "--check"]) == 1
-    assert capsys.readouterr().err == f"{page}:23: '4' stands there, and the code prints '3'\n"
+    assert capsys.readouterr().err == f"{page}:23: the page has '4', and the code prints '3'\n"
     assert main([str(page)]) == 0
     assert page.read_text(encoding="utf-8") == PAGE
 
@@ -59,7 +59,7 @@ def test_a_missing_output_is_written_and_one_of_nothing_taken_away():
 def test_a_missing_end_is_found(page, capsys):
     page.write_text(PAGE[: PAGE.rindex("\n```text")], encoding="utf-8")
     assert main([str(page), "--check"]) == 1
-    assert "'' stands there, and the code prints '```text'" in capsys.readouterr().err
+    assert "the page has '', and the code prints '```text'" in capsys.readouterr().err
 
 
 def test_code_that_fails_is_not_swallowed():

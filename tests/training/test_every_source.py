@@ -152,7 +152,7 @@ def test_a_language_model_generates_nothing_in_an_evaluation(tmp_path, monkeypat
 def test_a_captioner_starts_with_the_decoder_of_a_language_model(tmp_path):
     corpus = corpus_for("nothing", tmp_path)
     parent, _ = train("nothing", tmp_path / "language-model", corpus)
-    with pytest.raises(ExportError, match="a model without a source cannot be asked"):
+    with pytest.raises(ExportError, match="a language model cannot be served"):
         export_bundle(load_run(parent.path), tmp_path / "bundle", [Precision.FP32])
     size = load_run(parent.path).tokenizer.vocab_size
     run = RunFolder(tmp_path / "captioner")

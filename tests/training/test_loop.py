@@ -371,7 +371,7 @@ def test_metrics_are_written_and_shown_in_tensorboard(train: Train, monkeypatch:
 def test_a_loss_that_is_not_finite_ends_training_with_advice(train: Train) -> None:
     with pytest.raises(
         ValueError,
-        match=r"gradients of the last 19 steps until step 20 were not finite: train anew with a lower",
+        match=r"gradients of the last 19 steps until step 20 were not finite: train again with a lower",
     ):
         train("run", learning_rate_scale=1e30, max_gradient_norm=1e30)
 
@@ -417,7 +417,7 @@ def test_a_run_that_diverges_ends_with_advice_and_keeps_its_best_checkpoint(
     monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0))
     with pytest.raises(
         ValueError,
-        match=r"loss has been 1 nat above its best, .*: train anew .* best checkpoint, of step \d+, is kept",
+        match=r"loss has been 1 nat above its best, .*: train again .* best checkpoint, of step \d+, is kept",
     ) as caught:
         train("run", **recipe)
     step = int(str(caught.value).split("of step ")[1].split(",")[0])
@@ -430,7 +430,7 @@ def test_a_run_that_ends_far_above_its_best_loss_logs_advice(
 ) -> None:
     monkeypatch.setattr(loop, "learning_rate", lambda step, *_: 1e-3 if step < 40 else 10.0)
     train("run", max_steps=80, eval_interval_steps=80)
-    assert re.search(r"the training loss has been .* steps until the last one: train anew", caplog.text)
+    assert re.search(r"the training loss has been .* steps up to the last one: train again", caplog.text)
     assert "is kept" not in caplog.text  # the only evaluation came too late
 
 

@@ -168,7 +168,7 @@ def test_the_loss_has_the_gradients_of_the_extra_loss_and_not_its_value(attentio
 
 def test_a_model_that_would_be_compiled_for_each_length_is_not_compiled() -> None:
     model = Recurrent(RecurrentConfig(300, 8, 8, 1, 1))
-    with pytest.raises(ValueError, match=r"a Recurrent model would be compiled anew .* leave out --compile"):
+    with pytest.raises(ValueError, match=r"a Recurrent model would be compiled again .* leave out --compile"):
         BatchLoss(model, torch.float32, is_compiled=True)
 
 

@@ -155,7 +155,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(finished: RunFolder) -> None:
     config = finished.read_config()
     model = dataclasses.replace(config.model, vocab_size=config.model.vocab_size + 1)
     finished.write_config(dataclasses.replace(config, model=model))
-    with pytest.raises(ValueError, match=r"tokenizer\.json has \d+ tokens, and config\.json says \d+"):
+    with pytest.raises(ValueError, match=r"tokenizer\.json has \d+ tokens, and config\.json has \d+"):
         load_run(finished.path)
 
 

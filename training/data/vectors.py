@@ -48,7 +48,9 @@ def read_vectors(path: Path, words: Collection[str], width: int) -> dict[str, ND
         if word in words and word not in found:
             found[word] = _numbers(path, number, fields[-width:])
     if num_announced is not None and num_words != num_announced:
-        raise ValueError(f"{path}: {num_words} words, but its first line says {num_announced}: cut off")
+        raise ValueError(
+            f"{path}: {num_words} words, but its first line says {num_announced}: the file is truncated"
+        )
     if not num_words:
         raise ValueError(f"{path}: {number} lines and no word in them")
     return found

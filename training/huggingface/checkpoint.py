@@ -152,7 +152,7 @@ def open_checkpoint(path: Path, *, has_weights: bool = True) -> CheckpointFolder
     for name, content in (("config.json", config), ("tokenizer_config.json", settings)):
         if content.get("auto_map"):
             raise CheckpointError(
-                f"{path / name} asks for code of the checkpoint (auto_map), which is never run"
+                f"{path / name} requests code of the checkpoint (auto_map), which is never run"
             )
     generation = _settings_of_generate(path, config)
     tokenizer_class = settings.get("tokenizer_class") or config.get("tokenizer_class") or ""

@@ -94,7 +94,7 @@ class Patches(Media):
         pictures = cls(size, patch_size, num_tokens, mean, deviation, resampling)
         if not pictures.equals(processor):
             raise CheckpointError(
-                f"{folder}: {type(processor).__name__} makes other numbers of a picture than scaling it to "
+                f"{folder}: {type(processor).__name__} computes other numbers than scaling a picture to "
                 f"{size} × {size} pixels, subtracting a mean and dividing: other settings are not supported"
             )
         return pictures

@@ -208,6 +208,6 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
             raise ValueError(f"field {number} has the wire type {wire}")
         length = varint() if wire == 2 else 8 if wire == 1 else 4
         if place + length > len(data):
-            raise ValueError(f"field {number} ends behind the file")
+            raise ValueError(f"field {number} ends after the file")
         yield number, data[place : place + length]
         place += length

@@ -96,7 +96,7 @@ class EncoderDecoder(nn.Module, ABC):
         """Raise ValueError unless `torch.compile` can compile the model for all lengths at once."""
         if not cls.is_compilable:
             raise ValueError(
-                f"a {cls.__name__} model would be compiled anew for each length: leave out --compile"
+                f"a {cls.__name__} model would be compiled again for each length: leave out --compile"
             )
 
     @property

@@ -147,7 +147,7 @@ class Captioner(EncoderDecoder):
             of the step's batch, and their number.
     """
 
-    is_compilable = False  # the loop over positions would be compiled anew for each length
+    is_compilable = False  # the loop over positions would be compiled again for each length
     config: CaptionerConfig
     features: PictureFeatures | ClipFeatures | nn.Linear
     attention: AdditiveAttention | None

@@ -143,7 +143,7 @@ class Recurrent(EncoderDecoder):
         tensors_per_cell: The number of tensors of the state per decoder layer.
     """
 
-    is_compilable = False  # the loop over positions would be compiled anew for each length
+    is_compilable = False  # the loop over positions would be compiled again for each length
     config: RecurrentConfig
     encoder: nn.GRU | nn.LSTM
     context: nn.Linear | None

@@ -83,7 +83,7 @@ def read_tensors(message: pb.ModelInferRequest) -> dict[str, Tensor]:
 
 def _check_count(count: int, size: int, field: str) -> None:
     if count != size:
-        raise InvalidRequest(f"the shape holds {size} elements, and {count} came", field=f"{field}.shape")
+        raise InvalidRequest(f"the shape has {size} elements, and {count} were sent", field=f"{field}.shape")
 
 
 def raw_contents(tensor: Tensor) -> bytes:

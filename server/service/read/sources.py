@@ -160,7 +160,7 @@ def _read_sound(
     if given.kind == "tensor":
         if decoding.options.voice_activity:
             raise InvalidRequest(
-                "voice_activity needs the samples of a file: send one, or leave the option out",
+                "voice_activity needs a sound file: send one, or leave the option out",
                 field="options.voice_activity",
             )
         spectrogram, _ = read_input(given, checkpoint)
@@ -216,7 +216,8 @@ def _speech(samples: audio.Samples, least_pause: float, checkpoint: Checkpoint) 
         return speech(samples, least_pause, checkpoint)
     except MissingVoiceActivityError:
         raise InvalidRequest(
-            f"the server cannot find speech: leave voice_activity out, or {install_command('speech')} there",
+            "the server cannot detect speech: leave voice_activity out, or on the server "
+            f"{install_command('speech')}",
             field="options.voice_activity",
         ) from None
 

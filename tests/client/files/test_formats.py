@@ -120,7 +120,7 @@ def test_a_table_that_became_shorter_is_reported(tmp_path):
 
 def test_files_that_are_not_what_their_name_says_are_reported(tmp_path):
     (tmp_path / "a.parquet").write_text("text")
-    with pytest.raises(JobError, match=r"a.parquet is not a file of Parquet"):
+    with pytest.raises(JobError, match=r"a.parquet is not a Parquet file"):
         split_into_shards(tmp_path / "a.parquet", "x", 10)
     content = bytearray(gzip.compress("\n".join(map(str, range(5000))).encode()))
     content[len(content) // 2] ^= 0xFF
@@ -164,7 +164,7 @@ def test_several_formats_need_a_choice_and_parquet_is_written_from_parquet(tmp_p
         check_formats([text, rows], None)
     assert check_formats([text, rows], "jsonl") == "jsonl"
     assert check_formats([rows], None) == "parquet"
-    with pytest.raises(JobError, match="only inputs in Parquet"):
+    with pytest.raises(JobError, match="only Parquet inputs"):
         check_formats([text], "parquet")
 
 
@@ -239,7 +239,7 @@ def test_a_row_with_a_value_that_json_does_not_have_ends_the_run(tmp_path):
     for number, column in enumerate(([float("nan")], [b"\xff"])):
         path = tmp_path / f"{number}.parquet"
         pyarrow.parquet.write_table(pyarrow.table({"text": ["one"], "x": column}), path)
-        with pytest.raises(JobError, match=r"a value that JSON does not have .*: give --format parquet"):
+        with pytest.raises(JobError, match=r"a value that JSON cannot represent .*: give --format parquet"):
             written(tmp_path, path, "jsonl", ANSWERS[:1])
 
 

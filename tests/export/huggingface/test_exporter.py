@@ -301,7 +301,7 @@ def test_targets_that_differ_from_generate_are_refused(checkpoint, tmp_path, mon
         changed = lambda *given: [(source, change(ids)) for source, ids in make_pairs(*given)]  # noqa: B023, E731
         monkeypatch.setattr(exporter, "make_pairs", changed)
         with pytest.raises(
-            ExportError, match=r"greedy generate of transformers gives \[.*imported ones give \["
+            ExportError, match=r"greedy generate of transformers gives \[.*imported model gives \["
         ):
             export()
 
@@ -460,7 +460,7 @@ class TestSounds:
             export_checkpoint(folder, tmp_path / "bundle", FP32)
 
 
-OTHER_NUMBERS = "makes other numbers of a picture than scaling it to 32 × 32 pixels"
+OTHER_NUMBERS = "computes other numbers than scaling a picture to 32 × 32 pixels"
 
 
 class TestPictures:

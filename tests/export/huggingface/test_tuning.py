@@ -133,7 +133,7 @@ def test_what_cannot_be_tuned_is_refused_in_one_line(checkpoint, corpus, tmp_pat
     for case, flags, message in (
         ("whisper", [], "reads positions: only models of texts can be tuned"),
         ("m2m100", [], "the settings name none as target_language: set src_lang and tgt_lang in tokenizer"),
-        ("t5", [], "bpe_dropout needs a tokenizer of byte pairs that was learned here: leave it out"),
+        ("t5", [], "bpe_dropout needs a byte-pair tokenizer that was learned here: set bpe_dropout=0"),
         (
             "t5",
             ["--set", "bpe_dropout=0", "frozen=head"],

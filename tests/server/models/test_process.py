@@ -219,7 +219,7 @@ def test_a_core_that_is_killed_or_stopped_loses_its_own_requests_and_is_restarte
         assert victim.last_turn_at > before, "the new one decodes"
         aborted = {"model_name": "random", "finished_reason": "abort"}
         assert served.metric("seq2seq_request_success_total", **aborted) == 5
-    assert "was killed by SIGKILL; its 5 requests end, and it is started again" in caplog.text
+    assert "was killed by SIGKILL; its 5 requests end, and it is restarted" in caplog.text
 
 
 def test_the_weights_are_in_memory_once(double):

@@ -222,7 +222,7 @@ async def test_at_the_start_an_older_version_stands_in_for_a_broken_one(folders,
         await folders.repository.load_one("demo")
     with pytest.raises(UnknownModel):
         await folders.repository.load_one("nobody")
-    assert "version 2 is tried instead of: three is broken" in caplog.text
+    assert "trying version 2 after a failure: three is broken" in caplog.text
 
 
 async def test_a_load_goes_on_when_its_caller_leaves_and_is_counted(folders):

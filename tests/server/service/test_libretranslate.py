@@ -114,8 +114,8 @@ def test_the_language_of_a_text_is_detected(url, client):
         ({"target": ""}, "no model translates from 'ko' to ''"),
         ({"q": None}, "q must be a text, or a list of at most 256 texts"),
         ({"q": ["a"] * 257}, "q must be a text, or a list of at most 256 texts"),
-        ({"format": "html"}, "format is 'html', and the server has only text"),
-        ({"alternatives": 3}, "alternatives is '3', and the server has only 0"),
+        ({"format": "html"}, "format is 'html', and the server supports only text"),
+        ({"alternatives": 3}, "alternatives is '3', and the server supports only 0"),
         ({"glossary": "x"}, "there is no field 'glossary'"),
         ({"q": "a" * 5000}, "the text has 5000 bytes"),
     ],
@@ -168,4 +168,6 @@ def test_without_the_package_that_detects_the_answer_says_so(url, monkeypatch):
     libretranslate._identifier.cache_clear()
     status, answer = post(url, "/detect", q="a text")
     assert status == 400
-    assert "the server cannot detect languages: name the source, or pip install" in answer["error"]
+    assert (
+        "the server cannot detect languages: name the source, or on the server pip install" in answer["error"]
+    )

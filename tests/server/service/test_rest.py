@@ -405,7 +405,7 @@ def test_a_body_that_does_not_come_is_refused(monkeypatch):
                 received += more
             return received
 
-    assert b"did not come within" in serve_and(asking)
+    assert b"did not arrive within" in serve_and(asking)
 
 
 def test_a_long_body_has_longer_to_come(monkeypatch):

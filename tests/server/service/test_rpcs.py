@@ -84,7 +84,7 @@ async def test_a_unary_call_has_one_message(number):
     async with serving() as served:
         raw = pb.GenerateRequest(sources=[pb.Source(text="a")]).SerializeToString()
         call = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")(iter([raw] * number))
-        with pytest.raises(aio.AioRpcError, match="has not one message") as caught:
+        with pytest.raises(aio.AioRpcError, match="must have exactly one message") as caught:
             await call
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
 
@@ -110,7 +110,7 @@ async def test_callers_who_do_not_send_stall_no_probe_and_others_for_a_while_onl
         late = send(iter([raw]))
         for call in waiting:
             assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert "did not come within 1 seconds" in await call.details()
+            assert "did not arrive within 1 seconds" in await call.details()
         # It came together with the others, so its time may be over, too; the next one has its own.
         assert await late.code() in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT)
         assert await send(iter([raw]))

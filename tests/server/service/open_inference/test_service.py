@@ -97,7 +97,7 @@ BAD = {
     "two of the same name": (lambda m: m.inputs.add().CopyFrom(m.inputs[0]), "two inputs are named"),
     "an unknown datatype": (lambda m: setattr(m.inputs[0], "datatype", "FP8"), "must be one of INT64"),
     "no input": (lambda m: m.ClearField("inputs"), "the inputs are missing"),
-    "a shape that does not fit": (lambda m: m.inputs[0].shape.__setitem__(0, 7), "holds 7 elements, and 2"),
+    "a shape that does not fit": (lambda m: m.inputs[0].shape.__setitem__(0, 7), "has 7 elements, and 2"),
     "a huge shape": (
         lambda m: m.inputs[0].shape.extend([2**62, 2**62]),
         "at most 256 elements of BYTES",
@@ -130,7 +130,7 @@ BAD = {
     "a parameter without a value": (lambda m: m.parameters["seed"].SetInParent(), "has no value"),
     "a parameter of another type": (
         lambda m: m.parameters["beam_size"].CopyFrom(parameter("four")),
-        'beam_size is the string "four", and must be an integer of 64 bits',
+        'beam_size is the string "four", and must be a 64-bit integer',
     ),
     "a timeout below 0": (
         lambda m: m.parameters["timeout"].CopyFrom(parameter(-1)),

@@ -241,11 +241,11 @@ async def test_voice_activity_needs_samples_and_the_file_of_the_model(whisper_pa
         details = await refusal(
             served.stub.Generate(message(tensor(spectrogram(quiet(0.1))), voice_activity=True))
         )
-        assert details.startswith("voice_activity needs the samples of a file")
+        assert details.startswith("voice_activity needs a sound file")
         monkeypatch.setattr(voice_activity, "_FILES", ())
         voice_activity._session.cache_clear()
         details = await refusal(served.stub.Generate(message(encoded(quiet(0.1)), voice_activity=True)))
-        assert details.startswith("the server cannot find speech: leave voice_activity out, or")
+        assert details.startswith("the server cannot detect speech: leave voice_activity out, or")
         voice_activity._session.cache_clear()
 
 
