@@ -34,6 +34,8 @@ def learning_curve(lines: list[dict[str, Any]]) -> Figure:
                 ("dev", "bleu", "dev BLEU"),
                 ("dev", "chrf", "dev chrF"),
                 ("dev", "accuracy", "dev accuracy in %"),
+                ("dev", "wer", "dev WER in %"),
+                ("dev", "cer", "dev CER in %"),
             ],
         ),
     ):
