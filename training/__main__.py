@@ -58,6 +58,7 @@ _EXAMPLES = {
   %(prog)s small --out runs/mine --resume
   %(prog)s small --out runs/tuned --from runs/mine --tsv own.tsv --set learning_rate_scale=0.2
   %(prog)s small --out runs/medical --from opus-mt-ko-en --tsv own.tsv --set learning_rate_scale=0.1
+  %(prog)s small --out runs/clinic --from whisper-small --tsv clips.tsv --set learning_rate_scale=0.0035
   torchrun --standalone --nproc-per-node gpu --max-restarts 3 \\
       -m training train base --out runs/large --tsv large.tsv.gz --resume
   %(prog)s tiny --out runs/few --tsv few.tsv.gz --set bpe_dropout=0.2 tied=none
@@ -204,7 +205,7 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         metavar="MODEL",
         help="start with the model, weights and tokenizer of this finished run, to tune it or to train "
         "hard attention or a captioner's decoder in two stages; or of this folder of Hugging Face, to tune a "
-        "published model of texts such as a Marian, an NLLB or a T5",
+        "published model such as a Marian, an NLLB, a T5, a Whisper or a TrOCR",
     )
     train.add_argument(
         "--resume",
