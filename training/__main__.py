@@ -324,6 +324,7 @@ def _show(options: argparse.Namespace) -> None:
         server.serve_forever()
 
 
+@needs_extra("huggingface")  # for Whisper and TrOCR
 def _train(options: argparse.Namespace, console: Console) -> None:
     flags = {name: value for name in _SETTING_FLAGS if (value := getattr(options, name)) is not None}
     settings = dict(options.set)
@@ -356,6 +357,7 @@ def _train(options: argparse.Namespace, console: Console) -> None:
         commands.train(request, options.device, ranks, console)
 
 
+@needs_extra("huggingface")  # for Whisper and TrOCR
 def _score(options: argparse.Namespace) -> None:
     if options.part and (options.source or options.hypothesis):
         options.parser.error("--part chooses from the run's own pairs: leave out either --part or the files")

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 
 import numpy as np
 import pytest
@@ -180,6 +181,13 @@ def test_whisper_writes_a_space_before_a_text_of_a_script_with_spaces(checkpoint
     tokenizer = load_published(folder).tokenizer
     rows = tokenizer.encode_batch(["low", "안녕", "你好"])
     assert ["".join(tokenizer.pieces(row)) for row in rows] == [" low", " 안녕", "你好"]
+
+
+def test_a_package_that_only_whisper_needs_is_named(checkpoint, corpus, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers.models.whisper.tokenization_whisper", None)
+    folder = checkpoint("whisper", SHALLOW)[0]
+    with pytest.raises(SystemExit, match=r"error: transformers is missing: pip install .*\[huggingface\]"):
+        tune(folder, tmp_path / "run", corpus)
 
 
 def test_a_file_that_is_not_a_sound_is_named(tmp_path):
