@@ -40,6 +40,7 @@ from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Factory, Linear
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID
 from seq2seq_serve.training.data.lengths import target_limits
+from seq2seq_serve.training.data.sources import Inputs
 from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.evaluation.scoring import by_source, score
 from seq2seq_serve.training.evaluation.search import greedy_search
@@ -384,7 +385,7 @@ def compare(
 def int8_difference(
     model: EncoderDecoder,
     graphs: Graphs,
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    pairs: Sequence[tuple[Inputs, Sequence[int]]],
     targets: str,
 ) -> float:
     """The mean difference in the log-probability of real targets' tokens; ProofError if it is too large."""
@@ -423,9 +424,10 @@ def _scores(trained: TrainedModel, graphs: Graphs, targets: dict[str, list[str]]
     return score(decode(ours), references).by(metric), score(decode(theirs), references).by(metric)
 
 
-def _encoded(trained: TrainedModel, targets: dict[str, list[str]]) -> list[tuple[list[int], list[int]]]:
-    """The encoded sources, and the ids of the first target of each with bos and eos, cut at the limit."""
-    sources = trained.model.source_kind.encode(list(targets), trained.tokenizer)
+def _encoded(trained: TrainedModel, targets: dict[str, list[str]]) -> list[tuple[Inputs, list[int]]]:
+    """The sources, and the ids of the first target of each with bos and eos, cut at the limit."""
+    kind = trained.model.source_kind
+    sources = map(kind.inputs, kind.encode(list(targets), trained.tokenizer))
     first_targets = trained.tokenizer.encode_batch([first for first, *_ in targets.values()])
     return [
         (source, [BOS_ID, *target, EOS_ID][: trained.config.max_target_length + 1])

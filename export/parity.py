@@ -13,7 +13,7 @@ import torch
 from seq2seq_serve.bundle import names
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.config import BOS_ID
-from seq2seq_serve.training.data.sources import Array, Inputs, SourceKind
+from seq2seq_serve.training.data.sources import Array, Inputs
 from seq2seq_serve.training.models.base import EncoderDecoder
 
 Shapes = Sequence[tuple[int, int, int]]  # (batch, source length, target length)
@@ -73,19 +73,18 @@ def rounding(model: EncoderDecoder, shapes: Shapes = SHAPES) -> float:
 def mean_difference(
     model: EncoderDecoder,
     graphs: Graphs,
-    pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+    pairs: Sequence[tuple[Inputs, Sequence[int]]],
 ) -> float:
     """The mean absolute difference of the log-probabilities of real targets' tokens.
 
-    A pair is an encoded source, and the target's token ids with the start token.
+    A pair is a source, and the target's token ids with the start token.
     """
     total, num_tokens = 0.0, 0
     for source, target in pairs:
-        rows = [model.source_kind.inputs(source)]
-        sources = graphs.sources(rows)
+        sources = graphs.sources([source])
         source_lengths = sources.lengths
         target_ids, label_ids = np.array([target[:-1]]), np.array([target[1:]])
-        expected, _ = _expected(model, rows, target_ids)
+        expected, _ = _expected(model, [source], target_ids)
         memory = graphs.encode(sources, memory_capacity=int(source_lengths.max()))
         if graphs.has_decode:
             scores, _ = _decoded(graphs, memory, source_lengths, target_ids, label_ids)
@@ -97,16 +96,14 @@ def mean_difference(
     return total / num_tokens
 
 
-def equal_tokens(
-    graphs: Graphs, kind: SourceKind, pairs: Sequence[tuple[Sequence[int], Sequence[int]]], num_start: int
-) -> float:
+def equal_tokens(graphs: Graphs, pairs: Sequence[tuple[Inputs, Sequence[int]]], num_start: int) -> float:
     """The share of tokens of a model's own greedy targets that `step` selects after those before them.
 
-    A pair is an encoded source, and the target's token ids, the first `num_start` of which were given.
+    A pair is a source, and the target's token ids, the first `num_start` of which were given.
     """
     num_equal = num_tokens = 0
     for source, target in pairs:
-        sources = graphs.sources([kind.inputs(source)])
+        sources = graphs.sources([source])
         memory = graphs.encode(sources, memory_capacity=int(sources.lengths.max()))
         steps = _step_logits(graphs, memory, sources.lengths, np.array([target[:-1]]))
         selected = [int(logits[0].argmax()) for logits in steps][num_start - 1 :]

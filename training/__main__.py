@@ -58,6 +58,7 @@ _EXAMPLES = {
   %(prog)s small --out runs/mine --resume
   %(prog)s small --out runs/tuned --from runs/mine --tsv own.tsv --set learning_rate_scale=0.2
   %(prog)s small --out runs/medical --from opus-mt-ko-en --tsv own.tsv --set learning_rate_scale=0.1
+  %(prog)s small --out runs/clinic --from whisper-small --tsv clips.tsv --set learning_rate_scale=0.0035
   torchrun --standalone --nproc-per-node gpu --max-restarts 3 \\
       -m training train base --out runs/large --tsv large.tsv.gz --resume
   %(prog)s tiny --out runs/few --tsv few.tsv.gz --set bpe_dropout=0.2 tied=none
@@ -203,7 +204,7 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         type=Path,
         metavar="MODEL",
         help="fine-tune: start with the model, weights and tokenizer of this finished run, or of this "
-        "Hugging Face folder of a text model such as Marian, NLLB or T5; also for training hard "
+        "Hugging Face folder of a model such as Marian, NLLB, T5, Whisper or TrOCR; also for training hard "
         "attention or a captioner's decoder in two stages",
     )
     train.add_argument(
@@ -323,6 +324,7 @@ def _show(options: argparse.Namespace) -> None:
         server.serve_forever()
 
 
+@needs_extra("huggingface")  # for Whisper and TrOCR
 def _train(options: argparse.Namespace, console: Console) -> None:
     flags = {name: value for name in _SETTING_FLAGS if (value := getattr(options, name)) is not None}
     settings = dict(options.set)
@@ -355,6 +357,7 @@ def _train(options: argparse.Namespace, console: Console) -> None:
         commands.train(request, options.device, ranks, console)
 
 
+@needs_extra("huggingface")  # for Whisper and TrOCR
 def _score(options: argparse.Namespace) -> None:
     if options.part and (options.source or options.hypothesis):
         options.parser.error("--part chooses from the run's own pairs: leave out either --part or the files")

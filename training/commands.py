@@ -15,6 +15,7 @@ import torch
 from rich.console import Console
 from torch import Tensor
 
+from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import is_checkpoint
 from seq2seq_serve.training.data.built_in import TRANSLATION_LANGUAGES
 from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, built_in_corpus, load_corpus
@@ -228,6 +229,8 @@ def score_run(
     scores: Sequence[MetricScore | str]
     if run.model.metric == "accuracy":
         scores = [f"accuracy {score(translations, references).accuracy:.2f} %"]
+    elif run.model.metric == "cer":
+        scores = [score(translations, references).error_rates]
     else:
         (scores,) = compare([translations], list(zip_longest(*references)), settings)
     _print_scores(f"{path}, {name}, beam {beam_size}", len(sources), scores)
@@ -325,9 +328,10 @@ def _load_translator(path: Path, step: int | None) -> TrainedModel:
         raise ValueError(f"{path} is a language model: it has no source to attend to")
     if kind is not TOKENS:
         command = "answer" if kind is STORIES else "caption"
+        advice = f": export and serve the run, and use `python -m client {command} --attention FILE`"
         raise ValueError(
-            f"{path} attends to {kind.unit}, and this command shows attention to the tokens of a text: "
-            f"export and serve the run, and use `python -m client {command} --attention FILE`"
+            f"{path} attends to {kind.unit}, and this command shows attention to the tokens of a text"
+            + ("" if names.SOUND in kind.forms else advice)
         )
     return run
 

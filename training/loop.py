@@ -332,7 +332,8 @@ class Trainer:
             self.best = BestScore(self.best.step, self.best.dev_score, self.best.num_worse_since + 1)
             self._end_early()
         if reporter:
-            scores = {"bleu": result.dev_bleu, "chrf": result.dev_chrf, "accuracy": result.dev_accuracy}
+            names = "bleu", "chrf", "accuracy", "wer", "cer"
+            scores = {name: getattr(result, f"dev_{name}") for name in names}
             known = {name: value for name, value in scores.items() if value is not None}
             reporter.record(self.step, "dev", {"loss": result.dev_loss} | known)
             from seq2seq_serve.training.reports import curves  # matplotlib takes long to import
@@ -353,6 +354,8 @@ class Trainer:
             dev_bleu=texts.bleu if texts else None,
             dev_chrf=texts.chrf if texts else None,
             dev_accuracy=result.accuracy if result and metric == "accuracy" else None,
+            dev_wer=result.wer if result and metric == "cer" else None,
+            dev_cer=result.cer if result and metric == "cer" else None,
             dev_loss=self._dev_loss(),
             metric=metric,
             bleu_signature=texts.bleu_signature if texts else "",

@@ -142,10 +142,14 @@ class Summary:
     dev_accuracy: float | None = 0.0
     dev_loss: float = 0.0
     metric: Metric = "bleu"
+    dev_wer: float | None = None
+    dev_cer: float | None = None
 
     @property
     def dev_score(self) -> float:
-        """The dev score by the metric."""
+        """The dev score by the metric; of errors it is negative, so that a higher one is better."""
+        if self.dev_cer is not None:
+            return -self.dev_cer
         scores = {"bleu": self.dev_bleu, "accuracy": self.dev_accuracy, "likelihood": -self.dev_loss}
         score = scores[self.metric]
         assert score is not None
@@ -158,6 +162,8 @@ class Summary:
             ("BLEU", self.dev_bleu, ""),
             ("chrF", self.dev_chrf, ""),
             ("accuracy", self.dev_accuracy, " %"),
+            ("WER", self.dev_wer, " %"),
+            ("CER", self.dev_cer, " %"),
         )
         texts = [f"{name} {score:.2f}{unit}" for name, score, unit in named if score is not None]
         return ", ".join([f"dev loss {self.dev_loss:.3f}", *texts])
@@ -165,6 +171,8 @@ class Summary:
     def __str__(self) -> str:
         if self.metric == "accuracy":
             return f"dev accuracy {self.dev_accuracy:.2f} %"
+        if self.metric == "cer":
+            return f"dev WER {self.dev_wer:.2f} %, CER {self.dev_cer:.2f} %"
         if self.metric == "likelihood":
             return f"dev loss {self.dev_loss:.3f}"
         return f"dev BLEU {self.dev_bleu:.2f} ({self.bleu_signature}), chrF {self.dev_chrf:.2f}"
@@ -353,7 +361,7 @@ def load_run(path: Path | str) -> TrainedModel:
 
 
 def load_published(path: Path) -> TrainedModel:
-    """Read a published model of texts from its folder; a ValueError says what is not supported."""
+    """Read a published model from its folder; a ValueError says what is not supported."""
     published = read_published(path, has_weights=True)
     model = published.read_model()
     provenance = {"weights": f"{published.family.name} checkpoint {path.resolve().name}"}

@@ -61,7 +61,7 @@ from seq2seq_serve.export.huggingface.reference import (
 )
 from seq2seq_serve.export.huggingface.samples import largest_channel, make_pairs, sample_texts
 from seq2seq_serve.export.runtime import Graphs
-from seq2seq_serve.training.data.sources import Numbers
+from seq2seq_serve.training.data.sources import TOKENS, Inputs
 from seq2seq_serve.training.huggingface.checkpoint import (
     CheckpointError,
     CheckpointFolder,
@@ -105,7 +105,7 @@ LEAST_EQUAL_TOKENS = {Precision.FP16: 0.95, Precision.BF16: 0.85, Precision.INT8
 # is 16 times as large. Whisper tiny.en has 13, and a Marian for Russian 126.
 _LARGEST_INT8_CHANNEL = 16.0
 
-_Pairs = list[tuple[Numbers, list[int]]]
+_Pairs = list[tuple[Inputs, list[int]]]
 
 
 @dataclass(frozen=True)
@@ -216,11 +216,12 @@ def export_tuned(
     config = trained.config
     assert trained.published is not None
     assert isinstance(config, PublishedConfig)
-    score = {} if trained.dev_score is None else {"dev_score": f"{trained.dev_score:.2f}"}
+    score = {} if trained.dev_score is None else {"dev_score": f"{abs(trained.dev_score):.2f}"}
     with tempfile.TemporaryDirectory(prefix="tuned-") as temporary:
         folder = Path(temporary) / trained.published.parent.resolve().name
         write_published(trained.published, trained.model.state_dict(), config, folder)
-        limits = Limits(config.max_source_length, config.max_target_length)
+        longest_source = 0 if config.media else config.max_source_length  # a limit is for texts
+        limits = Limits(longest_source, config.max_target_length)
         provenance = trained.provenance | score
         return export_checkpoint(
             folder,
@@ -233,10 +234,10 @@ def export_tuned(
         )
 
 
-def _samples(config: PublishedConfig, tokenizers: ImportedTokenizers) -> list[Numbers]:
-    """The encoded sources of the proof."""
+def _samples(config: PublishedConfig, tokenizers: ImportedTokenizers) -> list[Inputs]:
+    """The sources of the proof."""
     if config.media is None:
-        return sample_texts(tokenizers, config.max_source_length)
+        return list(map(TOKENS.inputs, sample_texts(tokenizers, config.max_source_length)))
     return config.media.make()
 
 
@@ -246,12 +247,12 @@ def _compare_with_transformers(
     model: Transformer,
     tokenizers: ImportedTokenizers,
     ends: Sequence[int],
-    pair: tuple[Numbers, list[int]],
+    pair: tuple[Inputs, list[int]],
     report: Callable[[str], None],
 ) -> float:
     """Returns the largest difference that graphs in float32 may have; ExportError if the model has more."""
-    batches, kind = random_batches(config, tokenizers.pad_id), model.source_kind
-    *source, mask = kind.tensors([kind.inputs(pair[0])])
+    batches = random_batches(config, tokenizers.pad_id)
+    *source, mask = model.source_kind.tensors([pair[0]])
     num_start = len(tokenizers.frames.start)
     sample, target = Batch(source[0], mask, torch.zeros(1, 0, dtype=torch.int64)), pair[1]
     target = target[: num_start + NUM_GENERATED]
@@ -388,9 +389,7 @@ def _judge(
         None,
         tuple(shapes),
         mean_log_probability_difference=parity.mean_difference(model, graphs, pairs),
-        equal_tokens=parity.equal_tokens(
-            graphs, model.source_kind, pairs, len(frames.start) + len(frames.forced)
-        ),
+        equal_tokens=parity.equal_tokens(graphs, pairs, len(frames.start) + len(frames.forced)),
     )
     assert proof.mean_log_probability_difference is not None
     assert proof.equal_tokens is not None

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from seq2seq_serve.bundle.manifest import Choice, Places
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE
-from seq2seq_serve.training.data.sources import Numbers
+from seq2seq_serve.training.data.sources import Inputs, Numbers
 from seq2seq_serve.training.huggingface.tokenizers import ImportedTokenizers
 from seq2seq_serve.training.models.transformer import Transformer
 
@@ -83,13 +83,13 @@ def sample_texts(tokenizers: ImportedTokenizers, max_source_length: int) -> list
 
 
 def make_pairs(
-    model: Transformer, tokenizers: ImportedTokenizers, eos_ids: Sequence[int], sources: Sequence[Numbers]
-) -> list[tuple[Numbers, list[int]]]:
-    """Each encoded source, and the target that greedy search finds, with its start tokens."""
+    model: Transformer, tokenizers: ImportedTokenizers, eos_ids: Sequence[int], sources: Sequence[Inputs]
+) -> list[tuple[Inputs, list[int]]]:
+    """Each source, and the target that greedy search finds, with its start tokens."""
     frames = tokenizers.frames
     places = (*frames.start, *frames.forced)
     starts = [_fill(places, tokenizers.choices, row) for row in range(len(sources))]
-    order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
+    order = sorted(range(len(sources)), key=lambda row: model.source_kind.memory_length(sources[row]))
     targets: list[list[int]] = [[] for _ in sources]
     num_rows = _BATCH_ROWS if model.architecture.media is None else 1
     for first in range(0, len(order), num_rows):
@@ -100,18 +100,18 @@ def make_pairs(
     return list(zip(sources, targets, strict=True))
 
 
-def largest_channel(model: Transformer, sources: Sequence[Numbers]) -> float:
+def largest_channel(model: Transformer, sources: Sequence[Inputs]) -> float:
     """How many times as large as the median channel the largest one of the encoder's output is.
 
-    Sizes are root mean squares over all positions of the encoded sources.
+    Sizes are root mean squares over all positions of the sources.
     """
     squares: list[Tensor] = []
-    kind, reader = model.source_kind, next(iter(model.decoder_layers)).memory_attention.key
+    reader = next(iter(model.decoder_layers)).memory_attention.key
     hook = reader.register_forward_pre_hook(lambda _, given: squares.append(given[0][0].square()))
     try:
         with torch.inference_mode():
             for source in sources:
-                model.encode(*kind.tensors([kind.inputs(source)]))
+                model.encode(*model.source_kind.tensors([source]))
     finally:
         hook.remove()
     sizes = torch.cat(squares).mean(dim=0).sqrt()  # (D,)
@@ -134,16 +134,15 @@ def _fill(places: Places, choices: dict[str, Choice], row: int, source_language:
 
 def _greedy(
     model: Transformer,
-    sources: Sequence[Numbers],
+    sources: Sequence[Inputs],
     starts: Sequence[Sequence[int]],
     eos_ids: Sequence[int],
 ) -> list[list[int]]:
     """The start tokens and those of greedy search, eos included; all starts are equally long."""
-    kind = model.source_kind
     targets = [list(start) for start in starts]
     longest = min(model.config.max_target_length, _MAX_TARGET_LENGTH)
     with torch.inference_mode():
-        *source, mask = kind.tensors([kind.inputs(ids) for ids in sources])
+        *source, mask = model.source_kind.tensors(sources)
         memory = model.encode(*source, mask)
         state = model.start(memory, mask)
         for position in range(longest):

@@ -1,20 +1,19 @@
-"""The common base of sounds and pictures as sources of published models."""
+"""The common base of sounds and pictures as sources of published models: files, as those of captioners."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
 from typing import ClassVar
 
 from torch import Tensor
 
-from seq2seq_serve.bundle.tokenizer import Tokenizer
-from seq2seq_serve.training.data.sources import Numbers, SourceKind
+from seq2seq_serve.bundle.manifest import LengthRule
+from seq2seq_serve.training.data.sources import Files, Inputs, Numbers
 from seq2seq_serve.training.models.fronts import PatchMap, SoundMaps
 
 
-class Media(SourceKind):
-    """Sources that are not texts, each with the same number of positions of memory.
+class Media(Files):
+    """Files that all have the same number of positions of memory.
 
     Attributes:
         auto_class: The class of `transformers` that loads models of such sources.
@@ -28,6 +27,19 @@ class Media(SourceKind):
     def num_positions(self) -> int:
         """The positions of memory of every source."""
 
+    @property
+    @abstractmethod
+    def window(self) -> tuple[int, ...]:
+        """The sizes of what a convolution of the front reads at once."""
+
+    @property
+    def memory(self) -> LengthRule:
+        (name,) = self.forms
+        return LengthRule(name, constant=self.num_positions)
+
+    def length(self, source: Numbers) -> int:  # noqa: ARG002
+        return self.num_positions
+
     @abstractmethod
     def make_front(self, d_model: int) -> SoundMaps | PatchMap:
         """The module that turns a batch of sources into embeddings (B, S, D)."""
@@ -37,8 +49,5 @@ class Media(SourceKind):
         """A batch of sources as a model of `transformers` takes it."""
 
     @abstractmethod
-    def make(self) -> list[Numbers]:
-        """Encoded sources that resemble those of the family's models, for the proof of int8."""
-
-    def encode(self, sources: Sequence[str], tokenizer: Tokenizer) -> list[list[int]]:
-        raise NotImplementedError("models of sounds and pictures are not trained on a corpus")
+    def make(self) -> list[Inputs]:
+        """Sources that resemble those of the family's models, for the proof of int8."""

@@ -198,7 +198,7 @@ class Stories(SourceKind):
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Files(SourceKind):
+class Files(SourceKind):
     """Files, whose names the corpus holds. Encoded, a source is its file's name in UTF-8.
 
     Attributes:
@@ -236,7 +236,7 @@ class _Files(SourceKind):
 
 
 @dataclass(frozen=True)
-class Pictures(_Files):
+class Pictures(Files):
     """Pictures of one size: `picture` (size, size, 3). STRIDE x STRIDE pixels are one position of memory."""
 
     size: int
@@ -263,7 +263,7 @@ class Pictures(_Files):
 
 
 @dataclass(frozen=True)
-class Clips(_Files):
+class Clips(Files):
     """Clips: `clip` (F, size, size, 3). Each frame is a position of the memory."""
 
     size: int
@@ -287,7 +287,7 @@ class Clips(_Files):
 
 
 @dataclass(frozen=True)
-class Features(_Files):
+class Features(Files):
     """Annotations that another program computed: `features` (S, width), from files of NumPy (.npy)."""
 
     width: int

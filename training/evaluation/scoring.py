@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
 
 import torch
+from rapidfuzz.distance import Levenshtein
 from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 
@@ -27,10 +28,12 @@ from seq2seq_serve.training.models.base import EncoderDecoder, Metric
 
 @dataclass(frozen=True)
 class Score:
-    """BLEU (Papineni et al. 2002) and chrF (Popovic 2015) by sacreBLEU (Post 2018), and accuracy.
+    """BLEU (Papineni et al. 2002) and chrF (Popovic 2015) by sacreBLEU (Post 2018), accuracy and error rates.
 
     Attributes:
         accuracy: The percentage of targets that equal one of their references.
+        wer: Words that were left out, added or replaced, in percent of the references' words.
+        cer: The same for characters.
     """
 
     bleu: float
@@ -38,10 +41,17 @@ class Score:
     chrf: float
     chrf_signature: str
     accuracy: float
+    wer: float
+    cer: float
 
     def by(self, metric: Metric) -> float:
         """The score by a metric of generated targets."""
-        return {"bleu": self.bleu, "accuracy": self.accuracy}[metric]
+        return {"bleu": self.bleu, "accuracy": self.accuracy, "cer": -self.cer}[metric]
+
+    @property
+    def error_rates(self) -> str:
+        """Both in one line."""
+        return f"WER {self.wer:.2f} %, CER {self.cer:.2f} %"
 
 
 def by_source(pairs: Sequence[SentencePair]) -> dict[str, list[str]]:
@@ -74,7 +84,28 @@ def score(
     chrf_score = chrf.corpus_score(hypotheses, streams).score
     num_right = sum(given in group for given, group in zip(hypotheses, groups, strict=True))
     accuracy = 100 * num_right / len(hypotheses)
-    return Score(bleu_score, str(bleu.get_signature()), chrf_score, str(chrf.get_signature()), accuracy)
+    words = [[text.split() for text in texts] for texts in (hypotheses, *groups)]
+    characters = [[" ".join(each) for each in texts] for texts in words]
+    return Score(
+        bleu_score,
+        str(bleu.get_signature()),
+        chrf_score,
+        str(chrf.get_signature()),
+        accuracy,
+        wer=_error_rate(words),
+        cer=_error_rate(characters),
+    )
+
+
+def _error_rate(texts: Sequence[Sequence[Sequence[Hashable]]]) -> float:
+    """Edits of hypotheses, the first texts, in percent of the nearest references, those of each after it."""
+    hypotheses, *groups = texts
+    nearest = [
+        min((Levenshtein.distance(given, reference), len(reference)) for reference in group)
+        for given, group in zip(hypotheses, groups, strict=True)
+    ]
+    num_edits, length = map(sum, zip(*nearest, strict=True))
+    return 100 * num_edits / max(length, 1)
 
 
 def translate(

@@ -24,6 +24,7 @@ from seq2seq_serve.training.models.base import EncoderDecoder, Memory, select_ro
 
 NO_CONSTRAINTS = Constraints()
 _ROWS_AT_ONCE = 256
+_SCORES_AT_ONCE = 2**24  # of a head of an encoder's self-attention: a sound has 1,500² of them
 
 
 @dataclass(frozen=True)
@@ -86,8 +87,10 @@ def greedy_search(
     targets: list[list[int]] = [[] for _ in source_ids]
     length = model.source_kind.length
     by_length = sorted(range(len(source_ids)), key=lambda row: length(source_ids[row]))
-    for start in range(0, len(by_length), _ROWS_AT_ONCE):
-        running = by_length[start : start + _ROWS_AT_ONCE]
+    while by_length:
+        longest = length(source_ids[by_length[:_ROWS_AT_ONCE][-1]])
+        num_rows = min(max(_SCORES_AT_ONCE // longest**2, 1), _ROWS_AT_ONCE)
+        running, by_length = by_length[:num_rows], by_length[num_rows:]
         memory, source_mask = _encode(model, [source_ids[row] for row in running])
         state = model.start(memory, source_mask)
         token_ids = torch.full((len(running),), bos_id, device=source_mask.device)

@@ -15,11 +15,10 @@ from torch import Tensor
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.errors import first_line
-from seq2seq_serve.bundle.manifest import LengthRule
 from seq2seq_serve.bundle.names import Form
-from seq2seq_serve.bundle.pictures import Resampling, read_picture
+from seq2seq_serve.bundle.pictures import Pixels, Resampling, read_picture
 from seq2seq_serve.training.data.media import Media
-from seq2seq_serve.training.data.sources import Inputs, Numbers
+from seq2seq_serve.training.data.sources import Inputs
 from seq2seq_serve.training.huggingface.checkpoint import CheckpointError
 from seq2seq_serve.training.models.fronts import PatchMap
 
@@ -38,7 +37,7 @@ _TOLERANCE = 1e-5
 class Patches(Media):
     """Pictures of one size, cut into patches: `picture` (size, size, 3).
 
-    Encoded, a picture is its pixels. Each patch is a position of memory, after those of `num_tokens` tokens.
+    Each patch is a position of memory, after those of `num_tokens` tokens.
 
     Attributes:
         mean: Subtracted from the pixels of red, green and blue, which are 0 to 255.
@@ -118,15 +117,15 @@ class Patches(Media):
         return (self.size // self.patch_size) ** 2 + self.num_tokens
 
     @property
-    def memory(self) -> LengthRule:
-        return LengthRule(names.PICTURE, constant=self.num_positions)
+    def window(self) -> tuple[int, ...]:
+        return self.patch_size, self.patch_size
 
     def normal(self, pixels: Tensor) -> Tensor:
         """Pixels (…, 3) as the encoder's first map reads them, in float32."""
         return (pixels - torch.tensor(self.mean)) / torch.tensor(self.deviation)
 
-    def inputs(self, source: Numbers) -> Inputs:
-        return {names.PICTURE: np.frombuffer(bytearray(source), np.uint8).reshape(self.size, self.size, 3)}
+    def _read(self, file: Path) -> Inputs:
+        return {names.PICTURE: read_picture(file.read_bytes(), self.size, self.resampling)}
 
     def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
         return {names.PICTURE: rng.integers(0, 256, (self.size, self.size, 3), np.uint8)}
@@ -137,12 +136,12 @@ class Patches(Media):
     def arguments(self, source: Tensor) -> dict[str, Tensor]:
         return {"pixel_values": self.normal(source).permute(0, 3, 1, 2)}
 
-    def make(self) -> list[Numbers]:
+    def make(self) -> list[Inputs]:
         """Lines of print and of script-like slant, dark on light, with noise and some blur."""
         chance = np.random.default_rng(0)
-        return [self._line(text, chance) for text in _LINES]
+        return [{names.PICTURE: self._line(text, chance)} for text in _LINES]
 
-    def _line(self, text: str, chance: np.random.Generator) -> Numbers:
+    def _line(self, text: str, chance: np.random.Generator) -> Pixels:
         font = ImageFont.load_default(size=48)
         left, top, right, bottom = font.getbbox(text)
         margin = int(chance.integers(4, 24))
@@ -154,7 +153,7 @@ class Patches(Media):
         line = line.filter(ImageFilter.GaussianBlur(chance.uniform(0, 1.5)))
         scaled = line.convert("RGB").resize((self.size,) * 2, Image.Resampling[self.resampling.upper()])
         noise = chance.uniform(0, 12) * chance.standard_normal((self.size, self.size, 3))
-        return np.clip(np.asarray(scaled) + noise, 0, 255).astype(np.uint8).tobytes()
+        return np.clip(np.asarray(scaled) + noise, 0, 255).astype(np.uint8)
 
 
 def _image_processor(folder: Path) -> Any:

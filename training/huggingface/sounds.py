@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
@@ -12,16 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from seq2seq_serve.bundle import names
-from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, WINDOW, log_mel
-from seq2seq_serve.bundle.manifest import LengthRule
+from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, WINDOW, Samples, log_mel, read_sound
 from seq2seq_serve.bundle.names import Form
+from seq2seq_serve.bundle.sound_files import SoundTooLongError, opened
 from seq2seq_serve.training.data.media import Media
 from seq2seq_serve.training.data.sources import Inputs, Numbers
 from seq2seq_serve.training.huggingface.checkpoint import CheckpointError
 from seq2seq_serve.training.models.fronts import SoundMaps
 
 _NUM_SAMPLES = 4
-_PEAK = 2**15 - 1  # of a sample of 16 bits
+_BLOCK = 2**16  # samples that are decoded at once
 _FORMANTS = ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240), (530, 1840, 2480), (570, 840, 2410))
 """Hertz, of five vowels of English (Peterson and Barney 1952)."""
 
@@ -30,8 +30,7 @@ _FORMANTS = ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240), (530, 1840,
 class Sounds(Media):
     """Sounds of one length, padded with silence: `sound` (bands, frames).
 
-    Encoded, a sound is its samples, whole numbers of 16 bits at `SAMPLE_RATE`. Two frames are one position of
-    memory, also those of the silence.
+    Two frames are one position of memory, also those of the silence.
     """
 
     num_bands: int
@@ -74,12 +73,24 @@ class Sounds(Media):
         return self.num_frames * HOP / SAMPLE_RATE
 
     @property
-    def memory(self) -> LengthRule:
-        return LengthRule(names.SOUND, constant=self.num_positions)
+    def window(self) -> tuple[int, ...]:
+        return (3,)
 
-    def inputs(self, source: Numbers) -> Inputs:
-        samples = np.asarray(source, np.float32) / np.float32(_PEAK)
-        return {names.SOUND: log_mel(samples, self.num_bands, self.num_frames)}
+    def drop_reason(self, source: Numbers) -> str | None:
+        with self._named(source) as file:
+            try:
+                with opened(file.read_bytes(), self.max_seconds, _BLOCK):
+                    return None
+            except SoundTooLongError:
+                return "too long"
+
+    def _read(self, file: Path) -> Inputs:
+        return self._heard(read_sound(file.read_bytes(), self.max_seconds))
+
+    def _heard(self, samples: Samples) -> Inputs:
+        """The spectrogram; resampling may have added a sample to the longest sounds."""
+        longest = self.num_frames * HOP
+        return {names.SOUND: log_mel(samples[:longest], self.num_bands, self.num_frames)}
 
     def random(self, rng: np.random.Generator, length: int, vocab_size: int) -> Inputs:  # noqa: ARG002
         sound = rng.uniform(-1, 1.5, (self.num_bands, self.num_frames))
@@ -91,7 +102,10 @@ class Sounds(Media):
     def arguments(self, source: Tensor) -> dict[str, Tensor]:
         return {"input_features": source}
 
-    def make(self) -> list[Numbers]:
+    def make(self) -> list[Inputs]:
+        return [self._heard(samples) for samples in self.made_samples()]
+
+    def made_samples(self) -> list[Samples]:
         """Sounds that resemble speech: vowels of changing pitch and loudness, hisses, pauses, noise."""
         chance = np.random.default_rng(0)
         sounds = []
@@ -104,12 +118,8 @@ class Sounds(Media):
             sound = np.concatenate(pieces)[: int(self.max_seconds * SAMPLE_RATE)]
             sound *= chance.uniform(0.1, 0.9) / np.abs(sound).max()
             noise = 10 ** chance.uniform(-4, -2) * chance.standard_normal(len(sound))
-            sounds.append(_encoded(sound + noise))
+            sounds.append(np.clip(sound + noise, -1, 1).astype(np.float32))
         return sounds
-
-
-def _encoded(samples: NDArray[Any]) -> Numbers:
-    return array("h", np.rint(np.clip(samples, -1, 1) * _PEAK).astype(np.int16).tobytes())
 
 
 def _vowel(pitch: float, chance: np.random.Generator) -> NDArray[np.float64]:

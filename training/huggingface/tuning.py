@@ -20,6 +20,7 @@ from seq2seq_serve.bundle.manifest import Choice, Places
 from seq2seq_serve.bundle.normalization import Normalization
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.config import TargetFrame
+from seq2seq_serve.training.evaluation.comparison import tokenization_for
 from seq2seq_serve.training.huggingface.checkpoint import (
     CheckpointError,
     CheckpointFolder,
@@ -30,7 +31,12 @@ from seq2seq_serve.training.huggingface.checkpoint import (
 from seq2seq_serve.training.huggingface.dialect import Family, Limits
 from seq2seq_serve.training.huggingface.families import config_of, family_of
 from seq2seq_serve.training.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
-from seq2seq_serve.training.huggingface.weights import names_of_weights, published_weights, read_model
+from seq2seq_serve.training.huggingface.weights import (
+    has_projection,
+    names_of_weights,
+    published_weights,
+    read_model,
+)
 from seq2seq_serve.training.models.options import PublishedConfig
 from seq2seq_serve.training.models.transformer import Transformer
 
@@ -49,6 +55,7 @@ class FramedTokenizer(Tokenizer):
     def __init__(self, given: ImportedTokenizers) -> None:
         self._source = given.source
         super().__init__(tokenizers.Tokenizer.from_str(given.target.to_json()))
+        self._is_prompted = given.timestamps is not None
         self._prefix = _filled(given.frames.source_prefix, given.choices)
         self._suffix = _filled(given.frames.source_suffix, given.choices)
 
@@ -66,13 +73,20 @@ class FramedTokenizer(Tokenizer):
     def source_pieces(self, token_ids: Sequence[int]) -> list[str]:
         return self._source.pieces(token_ids)
 
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        if not self._is_prompted:
+            return super().encode_batch(texts)
+        # Whisper writes a space before a text, but not in Chinese, Japanese, Thai and the like.
+        is_spaced = [tokenization_for([text]) == "13a" for text in texts]
+        return super().encode_batch([" " * one + text for one, text in zip(is_spaced, texts, strict=True)])
+
     def encode_sources(self, texts: Sequence[str]) -> list[list[int]]:
         return [[*self._prefix, *ids, *self._suffix] for ids in self._source.encode_batch(texts)]
 
 
 @dataclass(frozen=True)
 class Published:
-    """The settings of a published model of texts, read from its folder or from what a run keeps of it.
+    """The settings of a published model, read from its folder or from what a run keeps of it.
 
     Attributes:
         frame: The tokens around targets.
@@ -99,15 +113,13 @@ def read_published(folder: Path, *, has_weights: bool = False) -> Published:
     """Read the settings and tokenizers of a published model.
 
     Raises:
-        ValueError: The folder is not a checkpoint, its model does not read texts, it is not supported, or a
-            language must be chosen and the settings have no default.
+        ValueError: The folder is not a checkpoint, it is not supported, or a language must be chosen and the
+            settings have no default.
     """
     checkpoint = open_checkpoint(folder, has_weights=has_weights)
     family = family_of(checkpoint)
     config = config_of(family, checkpoint, Limits())
-    if config.media is not None:
-        raise CheckpointError(f"{folder} reads {config.media.unit}: only models of texts can be tuned")
-    settings = {**checkpoint.config, "vocab_size": config.source_vocab_size}
+    settings = {**checkpoint.config, "vocab_size": config.source_vocab_size or config.vocab_size}
     given = read_tokenizers(folder, family.name, settings, checkpoint.generation)
     start_ids = _filled((*given.frames.start, *given.frames.forced), given.choices)
     eos_id, *_ = eos_ids(checkpoint.generation, config.vocab_size)
@@ -120,6 +132,10 @@ def keep_published(given: Path, model: Transformer, folder: Path) -> None:
     for file in given.iterdir():
         if file.suffix in _KEPT_SUFFIXES and not file.name.endswith(_INDEX) and file.is_file():
             shutil.copyfile(file, folder / file.name)
+    config = read_json(folder / "config.json")
+    if has_projection(config):  # which is a part of keys and values now
+        config["decoder"]["cross_attention_hidden_size"] = config["encoder"]["hidden_size"]
+        (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     if not (folder / _NAMES_FILE).is_file():
         published = read_published(given, has_weights=True)
         names = names_of_weights(published.checkpoint, published.family, model)
@@ -144,7 +160,8 @@ def _filled(places: Places, choices: Mapping[str, Choice]) -> list[int]:
             if not choice.default:
                 raise CheckpointError(
                     f"the model has several languages, and the settings name none as {place}: "
-                    "set src_lang and tgt_lang in tokenizer_config.json"
+                    "set src_lang and tgt_lang in tokenizer_config.json, and for Whisper language in "
+                    "generation_config.json"
                 )
             ids.append(choice.ids[choice.default])
         else:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, CheckpointFolder
 from seq2seq_serve.training.huggingface.dialect import Dialect, Family
+from seq2seq_serve.training.huggingface.pictures import Patches
 from seq2seq_serve.training.models.options import PublishedConfig
 from seq2seq_serve.training.models.transformer import Transformer
 
@@ -46,7 +47,7 @@ def read_model(checkpoint: CheckpointFolder, family: Family, config: PublishedCo
                 tensor = _linear(tensor)
             weights[renamed], origins[renamed] = tensor + offset if offset else tensor, name
     _cut_positions(weights, config)
-    _fold_projection(weights, config, is_needed=_has_projection(checkpoint.config))
+    _fold_projection(weights, config, is_needed=has_projection(checkpoint.config))
     is_shared = bool(checkpoint.config.get("share_encoder_decoder_embeddings", family.shares_embedding))
     options = _tie(weights, is_shared=is_shared, reads_texts=config.media is None) | _logits_bias(weights)
     if family.scales_output and _scales_output(checkpoint.config):
@@ -93,18 +94,26 @@ def names_of_weights(checkpoint: CheckpointFolder, family: Family, model: Transf
 def published_weights(
     weights: Mapping[str, Tensor], names: Mapping[str, str], family: Family, config: PublishedConfig
 ) -> dict[str, Tensor]:
-    """A model's weights with the names and values that a checkpoint of its family has, for texts."""
+    """A model's weights with the names and values that a checkpoint of its family has."""
     given = dict(weights)
+    if config.media is not None:
+        for name in given:
+            if name.startswith("front.") and name.endswith(".weight"):
+                given[name] = given[name].view(len(given[name]), *config.media.window, -1).movedim(-1, 1)
     for name, stack in (("source_positions", config.encoder), ("target_positions", config.decoder)):
         if name in given and stack.positions is not None:
             unused = given[name].new_zeros(stack.positions.first, stack.d_model)  # rows of the table
             given[name] = torch.cat([unused, given[name]])
+    if isinstance(config.media, Patches):
+        given["source_positions"] = given["source_positions"][None]
     if "output_bias" in given:
         given["output_bias"] = given["output_bias"][None]
     for name in given:
         if name.endswith("norm.weight") and family.dialect.norm_offset:
             given[name] = given[name] - family.dialect.norm_offset
-    return {theirs: given[ours].clone() for theirs, ours in names.items()}
+    return {
+        theirs: given[ours].clone(memory_format=torch.contiguous_format) for theirs, ours in names.items()
+    }
 
 
 def renamed_by(dialect: Dialect, name: str) -> str:
@@ -205,7 +214,7 @@ def _check_names(checkpoint: CheckpointFolder, names: set[str], problem: str) ->
         raise CheckpointError(f"{checkpoint.path}: weights {problem}: {listed}{rest}")
 
 
-def _has_projection(config: Mapping[str, Any]) -> bool:
+def has_projection(config: Mapping[str, Any]) -> bool:
     """Whether a map is between the widths of the halves of a `VisionEncoderDecoderModel`."""
     if config["model_type"] != "vision-encoder-decoder":
         return False

@@ -25,7 +25,7 @@ from seq2seq_serve.training.models.dropout import dropout
 Memory = tuple[Tensor, ...]
 State = tuple[Tensor, ...]
 Trace = tuple[Tensor, ...]  # intermediate results of one pass over a batch, for `extra_loss`
-Metric = Literal["bleu", "accuracy", "likelihood"]
+Metric = Literal["bleu", "accuracy", "cer", "likelihood"]
 
 
 _Module = TypeVar("_Module", bound=nn.Module)
@@ -78,7 +78,10 @@ class EncoderDecoder(nn.Module, ABC):
 
     @property
     def metric(self) -> Metric:
-        """The score by which the best weights are chosen; "likelihood" is minus the loss on dev."""
+        """The score by which the best weights are chosen.
+
+        "cer" is the character error rate, and "likelihood" the loss on dev: the lowest is best.
+        """
         return "bleu"
 
     @classmethod

@@ -88,6 +88,6 @@ class PatchMap(nn.Module):
 
     def forward(self, pictures: Tensor) -> Tensor:
         """(B, size, size, 3) to (B, S, D)."""
-        normal = (pictures - torch.tensor(self.mean)) / torch.tensor(self.deviation)
-        x = self.last(patches(normal, self.patch_size))
+        mean, deviation = (torch.tensor(one, device=pictures.device) for one in (self.mean, self.deviation))
+        x = self.last(patches((pictures - mean) / deviation, self.patch_size))
         return torch.cat([self.tokens.expand(len(x), -1, -1), x], dim=1)

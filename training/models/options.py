@@ -8,6 +8,7 @@ that of models that others published (`training.huggingface`); `training.models.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Literal, Self
 
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from seq2seq_serve.training.config import ModelConfig, TargetFrame, TransformerConfig
 from seq2seq_serve.training.data.media import Media
+from seq2seq_serve.training.huggingface.pictures import Patches
+from seq2seq_serve.training.huggingface.sounds import Sounds
 
 # T query positions   S key positions   H heads   K d_head
 
@@ -23,6 +26,7 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 NormKind = Literal["layer", "rms"]
 PositionKind = Literal["paper", "halves", "tensor2tensor", "learned"]
 
+_MEDIA: dict[str, Callable[..., Media]] = {kind.__name__: kind for kind in (Sounds, Patches)}
 ALL_MAPS = frozenset({"query", "key", "value", "output", "gate", "inner", "outer"})
 
 
@@ -264,9 +268,11 @@ class PublishedConfig(Architecture, ModelConfig):
         self._require_number("attention_dropout", below=1)
 
     def to_json(self) -> dict[str, Any]:
-        """The fields by name, of a model of texts."""
-        assert self.media is None
+        """The fields by name; those of `media` with the name of its class, and without a folder."""
         content = super().to_json()
+        if self.media is not None:
+            content["media"] |= {"kind": type(self.media).__name__}
+            del content["media"]["folder"]
         for name in ("encoder", "decoder"):
             content[name]["unbiased"] = sorted(content[name]["unbiased"])
         return content
@@ -278,7 +284,9 @@ class PublishedConfig(Architecture, ModelConfig):
             stacks = {name: StackConfig.from_json(content[name]) for name in ("encoder", "decoder")}
             start_ids, eos_id = content["target_frame"]
             frame = TargetFrame(tuple(start_ids), eos_id)
-            known = {"target_frame": frame, "alignment_heads": ()}  # models of sounds are not written
+            heads = tuple(map(tuple, content["alignment_heads"]))
+            media = content["media"] and _media_from_json(content["media"])
+            known = {"target_frame": frame, "alignment_heads": heads, "media": media}
             return super().from_json(content | stacks | known)
         except (KeyError, TypeError) as error:
             raise ValueError(f"{cls.__name__}: a field is missing or wrong: {error}") from error
@@ -305,6 +313,12 @@ class PublishedConfig(Architecture, ModelConfig):
     def free_in_a_child(self) -> tuple[str, ...]:
         """Not the limits of lengths, by which the tables of positions are made."""
         return "dropout", "word_dropout", "attention_dropout"
+
+
+def _media_from_json(content: dict[str, Any]) -> Media:
+    make = _MEDIA[content["kind"]]
+    fields = ((name, value) for name, value in content.items() if name != "kind")
+    return make(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields})
 
 
 def architecture_of(config: TransformerConfig | PublishedConfig) -> Architecture:

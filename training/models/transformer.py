@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from seq2seq_serve.training.config import ModelConfig, TransformerConfig
 from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.models.attention import MultiHeadAttention, causal_mask
-from seq2seq_serve.training.models.base import EncoderDecoder, Layers, Memory, State
+from seq2seq_serve.training.models.base import EncoderDecoder, Layers, Memory, Metric, State
 from seq2seq_serve.training.models.dropout import Dropout
 from seq2seq_serve.training.models.fronts import PatchMap, SoundMaps
 from seq2seq_serve.training.models.options import (
@@ -340,6 +340,10 @@ class Transformer(EncoderDecoder):
     def source_kind_of(cls, config: ModelConfig) -> SourceKind:
         media = config.media if isinstance(config, PublishedConfig) else None
         return media or TOKENS
+
+    @property
+    def metric(self) -> Metric:
+        return "bleu" if self.front is None else "cer"
 
     @property
     def encoder(self) -> Stack:

@@ -34,6 +34,8 @@ def learning_curve(lines: list[dict[str, Any]]) -> Figure:
                 ("dev", "bleu", "dev BLEU"),
                 ("dev", "chrf", "dev chrF"),
                 ("dev", "accuracy", "dev accuracy in %"),
+                ("dev", "wer", "dev WER in %"),
+                ("dev", "cer", "dev CER in %"),
             ],
         ),
     ):
@@ -43,7 +45,7 @@ def learning_curve(lines: list[dict[str, Any]]) -> Figure:
                 axes.plot(*zip(*points, strict=True), label=label, marker="." * (kind == "dev"))
         axes.grid(alpha=0.3)
         if axes.lines:
-            axes.legend()
+            axes.legend(loc="center right")  # the best place takes long to find on a busy machine
     losses.set_ylabel("nats a token")
     scores.set_ylim(bottom=0)
     scores.set_xlabel("step")

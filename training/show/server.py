@@ -27,7 +27,7 @@ _POLICY = (
 )
 _CURVES = {
     "train": ("loss", "learning_rate", "tokens_per_second"),
-    "dev": ("loss", "bleu", "chrf", "accuracy"),
+    "dev": ("loss", "bleu", "chrf", "accuracy", "wer", "cer"),
 }
 
 

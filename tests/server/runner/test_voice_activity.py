@@ -20,7 +20,7 @@ needs_model = pytest.mark.skipif(
 
 def vowels(number: int = 1) -> np.ndarray:
     """Sounds that resemble speech: of 2.3, 5.3, 8.1 and 12.5 seconds."""
-    return np.asarray(Sounds(80, 3_000).make()[number], np.float32) / np.float32(2**15)
+    return Sounds(80, 3_000).made_samples()[number]
 
 
 def quiet(seconds: float) -> np.ndarray:

@@ -63,3 +63,12 @@ def test_a_model_that_repeats_itself_stops_at_the_bound(model: Transformer, beam
     whole = translate(model, tokenizer, texts, beam_size=beam_size)
     for text, long, short in zip(texts, whole, bounded, strict=True):
         assert tokenizer.encode(short) == tokenizer.encode(long)[: len(text) + 1 + 3]
+
+
+def test_error_rates_count_the_edits_of_the_nearest_reference() -> None:
+    hypotheses = [" a cat sat", "on the  mat"]
+    result = score(hypotheses, [["a cat sat down", "a dog sat on it"], ["on a mat"]])
+    assert result.wer == pytest.approx(100 * (1 + 1) / (4 + 3))
+    assert result.cer == pytest.approx(100 * (len(" down") + 3) / (len("a cat sat down") + len("on a mat")))
+    assert result.by("cer") == -result.cer
+    assert score(["a b"], ["a b"]).error_rates == "WER 0.00 %, CER 0.00 %"

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from seq2seq_serve.bundle.manifest import EarlyStopping
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID, TransformerConfig
+from seq2seq_serve.training.evaluation import search
 from seq2seq_serve.training.evaluation.search import (
     beam_search,
     greedy_hypothesis,
@@ -45,6 +46,18 @@ def random_sources(model: Transformer, count: int) -> list[list[int]]:
         [*torch.randint(4, model.config.vocab_size, (1 + row % 7,), generator=generator).tolist(), EOS_ID]
         for row in range(count)
     ]
+
+
+def test_long_sources_are_searched_a_few_at_a_time(
+    model: Transformer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = random_sources(model, 20)
+    expected = greedy(model, sources)
+    encode, rows = model.encode, list[int]()
+    monkeypatch.setattr(model, "encode", lambda *source: rows.append(len(source[0])) or encode(*source))
+    monkeypatch.setattr(search, "_SCORES_AT_ONCE", 3 * 8**2)  # the longest have 8 tokens
+    assert greedy(model, sources) == expected
+    assert (max(rows), sum(rows)) == (3, 20)
 
 
 def log_probabilities(model: Transformer, source: list[int], target: list[int]) -> Tensor:

@@ -5,7 +5,13 @@ const CHARTS = [
   { title: "Loss, nats a token", curves: { "train loss": "training", "dev loss": "dev" }, low: 0 },
   {
     title: "Dev score",
-    curves: { "dev bleu": "BLEU", "dev chrf": "chrF", "dev accuracy": "accuracy in %" },
+    curves: {
+      "dev bleu": "BLEU",
+      "dev chrf": "chrF",
+      "dev accuracy": "accuracy in %",
+      "dev wer": "WER in %",
+      "dev cer": "CER in %",
+    },
     low: 0,
   },
   { title: "Learning rate", curves: { "train learning_rate": "" }, low: 0 },
@@ -124,7 +130,7 @@ function chart({ title, curves }) {
         ? svg("polyline", { points: path })
         : svg("circle", { cx: x(points[0][0]), cy: y(points[0][1]), r: 3 });
     shown.setAttribute("class", color(number));
-    shown.setAttribute("stroke-dasharray", DASHES[kind]);
+    shown.setAttribute("stroke-dasharray", DASHES[kind % DASHES.length]);
     picture.append(shown);
   }
   const kinds = Object.values(curves).filter(
