@@ -113,6 +113,7 @@ async def answer(engine: AsyncEngine, outcome: Outcome, _now: Clock) -> None:
     else:
         outcome.num_tokens = len(result.best.token_ids)
         outcome.queue_seconds = result.timings.queue_seconds
+        outcome.first_token_seconds = result.timings.first_token_seconds
 
 
 class DrivenEngine:

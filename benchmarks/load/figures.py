@@ -12,6 +12,7 @@ from rich.progress import Progress
 
 from benchmarks.load.engine import DrivenEngine
 from benchmarks.load.generator import Generator, Run
+from benchmarks.load.ideal import MOST_ENCODED, replay
 from benchmarks.load.mix import (
     MIX,
     ONLY_GREEDY,
@@ -29,9 +30,11 @@ from benchmarks.report import median
 from benchmarks.serving import RunningServer
 
 IN_FLIGHT = 64
-SERVICE_LOAD = 0.7  # share of the capacity at which latencies are compared with their bars
+SERVICE_LOAD = 0.7  # share of the capacity at which whole latencies are compared with the peer's
 _MIXES = {"mix": MIX, "greedy": ONLY_GREEDY}
 _STEP_SECONDS, _STEP_ROWS = "seq2seq_decode_step_seconds", "seq2seq_step_batch_size"
+
+BESIDE_IDEAL = [f"{name}_p{q}" for name in ("first_token", "inter_token") for q in (50, 99)]
 
 Figures = dict[str, Any]
 
@@ -43,7 +46,7 @@ class Plan:
     Attributes:
         num_rounds: Number of timed rounds.
         open_seconds: Duration of the arrivals in an open loop.
-        loads: Arrival rates of the sweep, as shares of the capacity; includes `SERVICE_LOAD`.
+        loads: Arrival rates of the sweep, as shares of the capacity.
         batch_sizes: Largest batches to try with CTranslate2.
         rate_ratios: Rising ratios of our rate to CTranslate2's, at which latencies are compared.
         num_jobs: Jobs of a closed loop; a multiple of `IN_FLIGHT`.
@@ -124,32 +127,66 @@ def measure_closed_loops(bench: Bench, engine: DrivenEngine) -> Figures:
     }
 
 
-def measure_sweep(bench: Bench) -> list[Figures]:
-    """Measure latencies of streams at rising arrival rates; each round first measures the capacity."""
+def measure_sweep(bench: Bench, measure_machine: Callable[[], Figures] = dict) -> list[Figures]:
+    """Measure latencies of streams at rising arrival rates; each round first measures the capacity.
+
+    Args:
+        bench: The server, the load generator and the plan.
+        measure_machine: Measures the times of turns, as `fit` returns them, with which an ideal scheduler
+            serves the same arrivals; by default there is none.
+    """
     rows: dict[float, list[Figures]] = defaultdict(list)
     for seed in bench.rounds("arrival rates"):
         capacity = bench.capacity(MIX, seed, stream=True)
+        machine = measure_machine() if seed else {}
         for load in bench.plan.loads if seed else ():
-            rows[load].append(_open_figures(bench, load * capacity, seed))
+            rows[load].append(_open_figures(bench, load * capacity, seed, machine))
     return [
         {"load": load} | {name: median(row[name] for row in found) for name in found[0]}
         for load, found in rows.items()
     ]
 
 
-def _open_figures(bench: Bench, rate: float, seed: int) -> Figures:
-    """Run one open loop, and collect figures from its clients and from the server's histograms."""
+def _open_figures(bench: Bench, rate: float, seed: int, machine: Figures) -> Figures:
+    """Run one open loop, and collect figures from its clients and from the server's histograms.
+
+    Args:
+        bench: The server, the load generator and the plan.
+        rate: Arrivals per second.
+        seed: Seed of the requests.
+        machine: As `measure_sweep` takes it.
+    """
     steps, rows = bench.server.histogram(_STEP_SECONDS), bench.server.histogram(_STEP_ROWS)
     cpu_before = bench.server.cpu_seconds()
     run = bench.open_loop(MIX, rate, seed, stream=True)
     seconds = max(outcome.end for outcome in run.outcomes)
-    return latencies(run.outcomes) | {
+    ours = latencies(run.outcomes)
+    if machine:
+        ours |= _beside_ideal(ours, run.outcomes, machine)
+    return ours | {
         "requests_per_second": rate,
         "step_median": bench.server.histogram(_STEP_SECONDS).since(steps).quantile(0.5),
         "step_rows_median": bench.server.histogram(_STEP_ROWS).since(rows).quantile(0.5),
         "client_cpu_share": run.cpu_share,
         "client_lateness_p99": run.lateness_seconds,
         "server_cpu_share": (bench.server.cpu_seconds() - cpu_before) / seconds,
+    }
+
+
+def _beside_ideal(ours: Figures, outcomes: Sequence[Outcome], machine: Figures) -> Figures:
+    """Returns the latencies of an ideal scheduler, and how many times as long ours are.
+
+    Its bound of encoding is the one with the least sum of both p99.
+    """
+    calls = [(outcome.arrival, outcome.job) for outcome in outcomes]
+    found = []
+    for bound in MOST_ENCODED:
+        served, busy_seconds = replay(machine["times"], machine["spread"], calls, bound)
+        share = busy_seconds / max(outcome.end for outcome in served)
+        found.append(latencies(served) | {"most_encoded": bound, "busy_share": share})
+    ideal = min(found, key=lambda one: one["first_token_p99"] + one["inter_token_p99"])
+    return {f"ideal_{name}": ideal[name] for name in (*BESIDE_IDEAL, "most_encoded", "busy_share")} | {
+        f"{name}_to_ideal": ours[name] / ideal[name] for name in BESIDE_IDEAL
     }
 
 

@@ -20,7 +20,7 @@ from seq2seq_serve.server.engine.request import Beam, Request, Sampling
 VOCAB_SIZE = 32_000
 MAX_TARGET_LENGTH = 64
 _MIN_SOURCE_LENGTH, _MAX_SOURCE_LENGTH, _MIN_TARGET_LENGTH = 10, 40, 4
-_EOS_ID, _FIRST_ID = 2, 4
+_EOS_ID, _SOURCE_IDS = 2, range(4, 4000)  # which the smallest preset has, too
 BEAM_SIZE = 4
 
 
@@ -66,11 +66,10 @@ class Job:
 def draw_jobs(count: int, shares: Mapping[Mode, float], seed: int) -> list[Job]:
     """Draw random requests with uniform lengths: sources of 10–40 and targets of 4–64 tokens."""
     chance = random.Random(seed)
-    ids = range(_FIRST_ID, VOCAB_SIZE)
     jobs = []
     for mode in chance.choices(list(shares), list(shares.values()), k=count):
         source_length = chance.randint(_MIN_SOURCE_LENGTH, _MAX_SOURCE_LENGTH)
-        source_ids = (*chance.choices(ids, k=source_length - 1), _EOS_ID)
+        source_ids = (*chance.choices(_SOURCE_IDS, k=source_length - 1), _EOS_ID)
         num_tokens = chance.randint(_MIN_TARGET_LENGTH, MAX_TARGET_LENGTH)
         jobs.append(Job(source_ids, num_tokens, mode, seed=chance.getrandbits(63)))
     return jobs

@@ -28,22 +28,23 @@ def save_plot(report: dict[str, Any], path: Path) -> None:
     ):
         for q, style in (("p50", "--"), ("p99", "-")):
             panel.plot(rates, [1e3 * row[f"{name}_{q}"] for row in rows], style, marker="o", label=q)
-        if name != "latency":
-            panel.plot(rates, [1e3 * row["step_median"] for row in rows], ":", label="median step")
+            if name != "latency":
+                ideal = [1e3 * row[f"ideal_{name}_{q}"] for row in rows]
+                panel.plot(rates, ideal, style, color="gray", label=f"{q} of an ideal scheduler")
         panel.set_title(title)
         panel.set_xlabel("requests/s")
         panel.set_ylabel("ms")
         panel.set_yscale("log")
         panel.grid(which="both", alpha=0.3)
-    peer = report["against_ctranslate2"]
-    ratios = peer["ctranslate2_latency_p99_by_rate_ratio"]
-    panels[0].plot(
-        [peer["requests_per_second"] / float(ratio) for ratio in ratios],
-        [1e3 * p99 for p99 in ratios.values()],
-        "-",
-        marker="x",
-        label="p99 of CTranslate2, without sampling",
-    )
+    if peer := report["against_ctranslate2"]:
+        ratios = peer["ctranslate2_latency_p99_by_rate_ratio"]
+        panels[0].plot(
+            [peer["requests_per_second"] / float(ratio) for ratio in ratios],
+            [1e3 * p99 for p99 in ratios.values()],
+            "-",
+            marker="x",
+            label="p99 of CTranslate2, without sampling",
+        )
     for panel in panels:
         panel.legend(loc="upper left")
     hardware = report["hardware"]

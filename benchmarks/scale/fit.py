@@ -6,8 +6,9 @@ import dataclasses
 import os
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig, Speculation
-from seq2seq_serve.server.engine.plan import Selected
+from seq2seq_serve.server.engine.plan import Move, Selected
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.engine.state import Sequence as Row
@@ -44,6 +45,7 @@ _KNOTS = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128, 192, 
 _LEAST_TURNS = 10
 _INTERRUPTED = 3  # the fit leaves out turns that took more than 3 times the fitted time
 _ROUNDS = 12  # of the weighted least squares
+_PERCENTILES = np.arange(0.005, 1, 0.01)  # the middle of each
 
 _LEVELS = (1, 2, 3, 4, 6, 8, 12, 16, 32, 64)  # requests in flight
 _NUM_PINGS = 200
@@ -60,34 +62,53 @@ _CONFIG = RunnerConfig(
 
 
 class _MeasuredRunner(OnnxRunner):
-    """Counts what each turn runs, in the order of `COLUMNS`, and takes the processor time of its thread."""
+    """Counts what each turn runs, in the order of `COLUMNS`, and takes its time.
+
+    Attributes:
+        seconds: Processor time of the engine's thread, by turn.
+        machine_seconds: Time for which the graphs ran and rows were copied, by turn.
+    """
 
     def reset(self) -> None:
         """Forget all turns so far."""
         self._counts = np.zeros(len(COLUMNS))
-        self._began = 0.0
+        self._began = self._machine_seconds = 0.0
         self.turns: list[np.ndarray] = []
         self.seconds: list[float] = []
+        self.machine_seconds: list[float] = []
 
     def encode(self, first_row: int, requests: list[Request]) -> None:
         self._counts[COLUMNS.index("encode_seconds")] += 1
         self._counts[COLUMNS.index("token_seconds")] += sum(request.encode_tokens for request in requests)
-        super().encode(first_row, requests)
+        with self._timed():
+            super().encode(first_row, requests)
 
     def step(self, rows: tuple[Row, ...]) -> Selected:
         num_sampling = sum(row.request.sampling is not None for row in rows)
         num_beam = sum(row.request.beam is not None for row in rows)
         num_positions = sum(row.memory_length + row.cache_length for row in rows)
         self._counts += (len(rows), num_sampling, num_beam, num_positions, 0, 0)
-        return super().step(rows)
+        with self._timed():
+            return super().step(rows)
+
+    def move(self, moves: Iterable[Move]) -> int:
+        with self._timed():
+            return super().move(moves)
 
     def end_turn(self, _: Turn) -> None:
         """End a turn, and begin the next one; the time of the first one is not known."""
         now = time.thread_time()  # others may share the core, so wall time would not do
         if self._began:
             self.seconds.append(now - self._began)
+            self.machine_seconds.append(self._machine_seconds)
             self.turns.append(self._counts)
-        self._counts, self._began = np.zeros(len(COLUMNS)), now
+        self._counts, self._began, self._machine_seconds = np.zeros(len(COLUMNS)), now, 0.0
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self._machine_seconds += time.perf_counter() - began
 
 
 def measure(bundle: Path) -> dict[str, Any]:
@@ -102,9 +123,21 @@ def measure(bundle: Path) -> dict[str, Any]:
 
 
 def measure_turns(
-    bundle: Path, config: RunnerConfig, levels: Sequence[int], num_rounds: int = 5
+    bundle: Path,
+    config: RunnerConfig,
+    levels: Sequence[int],
+    num_rounds: int = 9,
+    *,
+    of_machine: bool = False,
 ) -> list[tuple[np.ndarray, np.ndarray]]:
     """Decode the mix in closed loops with few and with many requests in flight.
+
+    Args:
+        bundle: The folder of a bundle.
+        config: The settings of its runner.
+        levels: Numbers of requests in flight.
+        num_rounds: How often each of them is measured.
+        of_machine: Whether to take the time of the graphs alone, and not the processor time of whole turns.
 
     Returns:
         For each loop what each turn ran `(turns, columns)`, and its seconds `(turns,)`.
@@ -116,8 +149,9 @@ def measure_turns(
     for number in range(num_rounds):
         for level in levels:
             runner.reset()
-            engine.closed_loop(draw_jobs(40 + 3 * level, MIX, seed=100 * number + level), level)
-            found.append((np.array(runner.turns), np.array(runner.seconds)))
+            engine.closed_loop(draw_jobs(16 + 2 * level, MIX, seed=100 * number + level), level)
+            seconds = runner.machine_seconds if of_machine else runner.seconds
+            found.append((np.array(runner.turns), np.array(seconds)))
     engine.stop()
     return found
 
@@ -148,8 +182,8 @@ def fit(measured: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
 
     Returns:
         The `times`; the `num_turns` that were measured; the share of the variance of their times that is
-        `explained`; and `total_error`, of the
-        worst level: predicted by measured time of all its turns, less 1.
+        `explained`; `total_error`, of the worst level: predicted by measured time of all its turns, less 1;
+        and the `spread`, percentiles of measured by predicted times.
 
     Raises:
         ValueError: There are not enough turns.
@@ -169,6 +203,7 @@ def fit(measured: Sequence[tuple[np.ndarray, np.ndarray]]) -> dict[str, Any]:
         "num_turns": len(seconds),
         "explained": float(1 - residual.var() / seconds[usual].var()),
         "total_error": float(max(errors, key=abs)),
+        "spread": np.quantile(seconds / (design @ found), _PERCENTILES).tolist(),
     }
 
 

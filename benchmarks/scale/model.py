@@ -81,6 +81,22 @@ class EngineTimes:
         places = blend(num_rows, [rows for rows, _ in self.rows_seconds])
         return sum(share * self.rows_seconds[place][1] for place, share in places.items())
 
+    def step_seconds(self, num_rows: int, num_sampling: int, num_beam: int, num_positions: int) -> float:
+        """Returns the time of a turn without its encode call.
+
+        Args:
+            num_rows: All rows.
+            num_sampling: Those of sampling.
+            num_beam: Those of beam search.
+            num_positions: The positions of memory and cache that all rows read.
+        """
+        return (
+            self.turn_seconds(num_rows)
+            + num_sampling * self.sampling_row_seconds
+            + num_beam * self.beam_row_seconds
+            + num_positions * self.position_seconds
+        )
+
     @classmethod
     def of(cls, figures: Mapping[str, Any]) -> EngineTimes:
         """Returns the times of a result file.
@@ -183,7 +199,6 @@ class _TimedRunner:
         self.num_slots = num_slots
         self.now = self.owed_seconds = 0.0
         self._times = times
-        self._turn_seconds = [times.turn_seconds(num_rows) for num_rows in range(num_slots + 1)]
         shape = (num_slots, 2 * BEAM_SIZE)  # more candidates than a beam ranks
         self._token_ids = np.full(shape, _TOKEN_ID) + np.arange(shape[1])
         self._log_probabilities = np.full(shape, -1.0)
@@ -193,13 +208,12 @@ class _TimedRunner:
         self.now += self._times.encode_seconds + self._times.token_seconds * num_tokens
 
     def step(self, rows: tuple[Row, ...]) -> Selected:
-        times = self._times
         num_positions = sum(row.memory_length + row.cache_length for row in rows)
-        self.now += self.owed_seconds + self._turn_seconds[len(rows)] + times.position_seconds * num_positions
-        self.owed_seconds = 0.0
         beams = [number for number, row in enumerate(rows) if row.request.beam is not None]
         num_sampling = sum(row.request.sampling is not None for row in rows)
-        self.now += len(beams) * times.beam_row_seconds + num_sampling * times.sampling_row_seconds
+        step_seconds = self._times.step_seconds(len(rows), num_sampling, len(beams), num_positions)
+        self.now += self.owed_seconds + step_seconds
+        self.owed_seconds = 0.0
         token_ids = [_TOKEN_ID] * len(rows)
         if not beams:
             return Selected(token_ids)
