@@ -104,8 +104,3 @@ def test_presets_have_the_papers_sizes() -> None:
     )
     assert (tiny.num_encoder_layers, tiny.num_decoder_layers, tiny.d_model, tiny.d_ff) == (4, 4, 128, 512)
     assert base.d_head == 64
-
-
-def test_an_unknown_preset_is_refused_with_those_that_exist() -> None:
-    with pytest.raises(ValueError, match=r"unknown preset 'huge'; there are demo, .*, recurrent-additive"):
-        preset_named("huge")

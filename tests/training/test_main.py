@@ -576,14 +576,6 @@ def test_a_users_mistake_is_one_line_and_exit_code_1(
     assert "\n" not in found
 
 
-@pytest.mark.parametrize("command", ["train", "score", "corpus", "attention", "show"])
-def test_help_has_an_example(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main([command, "--help"])
-    assert caught.value.code == 0
-    assert f"  python -m training {command} " in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(("signal_number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_sets_the_exit_code_and_logs_how_to_resume(
     tmp_path: Path,

@@ -5,23 +5,8 @@ import pytest
 from rich.console import Console
 
 from benchmarks.complexity import __main__ as complexity
-from benchmarks.complexity.__main__ import Case, all_cases, exponent, main, measure, summarise
+from benchmarks.complexity.__main__ import Case, main, measure, summarise
 from benchmarks.complexity.layers import LAYER_TYPES
-
-
-@pytest.mark.parametrize("power", [0.0, 1.0, 2.0, 1.5])
-def test_the_exponent_of_a_power_is_found_whatever_its_factor(power):
-    sizes = [128, 256, 512, 1024]
-    assert exponent(sizes, [3e-6 * size**power for size in sizes]) == pytest.approx(power, abs=1e-9)
-
-
-def test_every_layer_grows_in_n_and_d_and_those_with_a_width_in_it():
-    axes = {(case.kind.name, case.axis) for case in all_cases()}
-    for kind in LAYER_TYPES:
-        assert {axis for name, axis in axes if name == kind.name} == {"n", "d"} | kind.orders.keys()
-    for case in all_cases():
-        sizes = {"n": case.n, "d": case.d, "k": case.width, "r": case.width}
-        assert sizes[case.axis] == case.size
 
 
 def test_every_case_is_timed_once_a_round_and_its_median_is_told():

@@ -126,12 +126,6 @@ def test_a_beam_that_holds_everything_is_exhaustive_search(
         assert hypothesis.is_finished == (len(hypothesis.token_ids) < limit)
 
 
-def test_length_penalty_is_the_published_formula() -> None:
-    assert length_penalty(1, 0.6) == 1.0
-    assert length_penalty(7, 0.6) == pytest.approx((12 / 6) ** 0.6)
-    assert length_penalty(7, 0.0) == 1.0
-
-
 @pytest.mark.parametrize("max_new_tokens", [0, 25])
 def test_limits_beyond_the_models_are_refused(model: Transformer, max_new_tokens: int) -> None:
     with pytest.raises(ValueError, match=f"max_new_tokens is {max_new_tokens}, and the model's limit is 24"):
@@ -147,10 +141,6 @@ def test_empty_and_long_sources_are_refused(model: Transformer, length: int) -> 
 def test_beam_size_0_is_refused(model: Transformer) -> None:
     with pytest.raises(ValueError, match="beam_size is 0, and must be at least 1"):
         beam_search(model, [5, EOS_ID], bos_id=1, eos_id=2, beam_size=0, alpha=0, max_new_tokens=3)
-
-
-def test_nothing_to_search_for_gives_nothing(model: Transformer) -> None:
-    assert greedy(model, []) == []
 
 
 class PrescribedModel(Transformer):

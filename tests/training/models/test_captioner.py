@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from seq2seq_serve.training.config import PAD_ID
-from seq2seq_serve.training.data.sources import Clips, Features, Pictures
 from seq2seq_serve.training.models.captioner import Captioner, CaptionerConfig
 from seq2seq_serve.training.models.vision import PictureFeatures
 
@@ -253,13 +252,6 @@ def test_the_penalty_wants_every_place_looked_at_once() -> None:
     extra = model.extra_loss((weights, mask), torch.zeros(1, 3, 12), label_ids)
     torch.testing.assert_close(extra, torch.tensor(0.3 * (0.25**2 + 0.25**2) / 2))
     assert make(FEATURES).extra_loss((weights, mask), torch.zeros(1, 3, 12), label_ids) is None
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_each_source_has_its_kind(name: str) -> None:
-    config = CONFIGS[name]
-    expected = {"picture": Pictures(12), "clip": Clips(16), "features": Features(WIDTH)}[config.source]
-    assert make(config).source_kind == expected
 
 
 @pytest.mark.parametrize(
