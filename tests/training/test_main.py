@@ -524,14 +524,11 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
     ("flags", "message"),
     [
         (["--max-steps", "0"], "--max-steps: 0 is less than 1"),
-        (["--max-steps", "-1"], "--max-steps: -1 is less than 1"),
         (["--max-steps", "many"], "--max-steps: invalid integer value: 'many'"),
-        (["--threads", "0"], "--threads: 0 is less than 1"),
         (["--seed", "-1"], "--seed: -1 is less than 0"),
         (["--vocab-size", "1"], "--vocab-size: 1 is less than 260"),
         (["--set", "dropout"], "--set: 'dropout' is not NAME=VALUE"),
         (["--device", "abacus"], "--device: 'abacus' is unknown: give auto, cpu, cuda or cuda:N"),
-        (["--device", "meta"], "--device: 'meta' is unknown"),
         (["--device", "cuda:99"], "--device: there is no cuda:99: torch finds "),
     ],
 )

@@ -310,12 +310,6 @@ def test_a_language_that_the_checkpoint_fixes_is_the_default(tmp_path):
     assert choices["target_language"].default == "fra_Latn"
 
 
-def test_mbart_starts_with_a_language_and_not_with_bos(tmp_path):
-    files = mbart(tmp_path)
-    ours = read_tokenizers(tmp_path, "mbart", files.config, {"bos_token_id": 0})
-    assert ours.frames.start == ("target_language",)
-
-
 def test_mbart_starts_with_the_language_that_the_checkpoint_fixes(tmp_path):
     files = mbart(tmp_path)
     language = files.theirs.convert_tokens_to_ids("ro_RO")
