@@ -375,7 +375,7 @@ def test_versions_are_listed_unloaded_and_loaded(run):
 
 
 @pytest.mark.parametrize("flag", [["--log-probabilities"], ["--num-alternatives", "2"], ["--word-alignment"]])
-def test_what_only_json_shows_is_refused_without_it(run, flag, capsys):
+def test_an_option_that_only_json_shows_needs_json(run, flag, capsys):
     with pytest.raises(SystemExit, match="2"):
         run("translate", "ab", *flag)
     assert f"{flag[0]} needs --json: the text output does not show its result" in capsys.readouterr().err

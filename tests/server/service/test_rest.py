@@ -28,8 +28,10 @@ def ask(port: int, method: str, path: str, content=None, **headers: str) -> tupl
     return answer.status, dict(answer.headers), json.loads(text) if is_json else text
 
 
-def request_of(path: str, body: bytes) -> bytes:
-    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+def request_of(path: str, body: bytes, num_bytes: int = 0, more: str = "") -> bytes:
+    """A request whose body has `num_bytes` by its header, as many as are given by default."""
+    size = f"Content-Length: {num_bytes or len(body)}\r\n"
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{size}{more}\r\n".encode() + body
 
 
 def serve_and(ask_it, **changes):
@@ -57,6 +59,7 @@ def infer_body(*texts: str, **parameters) -> dict:
 
 
 INFER, GENERATE, STREAM = (f"/v2/models/echo/{name}" for name in ("infer", "generate", "generate_stream"))
+UNFINISHED = request_of(INFER, b"{", num_bytes=9)
 
 
 def test_infer_answers_with_the_targets_of_all_rows(port):
@@ -275,9 +278,7 @@ def test_rights_come_before_the_body(tmp_path):
 
     def asking(port):
         with socket.create_connection(("127.0.0.1", port), 20) as client:
-            client.sendall(
-                f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n".encode()
-            )
+            client.sendall(request_of(INFER, b"", 4_000_000))
             return client.recv(4096)
 
     assert serve_and(asking, access_file=file).startswith(b"HTTP/1.1 401")
@@ -285,10 +286,9 @@ def test_rights_come_before_the_body(tmp_path):
 
 async def test_large_requests_are_held_as_those_of_grpc(monkeypatch):
     monkeypatch.setattr("seq2seq_serve.server.service.calls._MAX_HELD_BYTES", 10**6)
-    head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000\r\n\r\n".encode()
     async with serving() as served:
         _, writer = await asyncio.open_connection("127.0.0.1", served.app.http.port)
-        writer.write(head)  # its body does not come
+        writer.write(request_of(INFER, b"", 2_000_000))  # its body does not come
         async with asyncio.timeout(20):
             while not served.app._calls.held.held:
                 await asyncio.sleep(0)
@@ -338,7 +338,6 @@ async def test_a_stream_is_finished_when_the_server_stops():
 def test_unfinished_requests_leave_room_for_probes(monkeypatch):
     monkeypatch.setattr("seq2seq_serve.server.service.rest._MAX_OPEN", 3)
     monkeypatch.setattr("seq2seq_serve.server.http._MAX_CONNECTIONS", 6)
-    unfinished = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{".encode()
 
     def asking(port):
         with ExitStack() as stack:
@@ -346,7 +345,7 @@ def test_unfinished_requests_leave_room_for_probes(monkeypatch):
             def begin(count):
                 for _ in range(count):
                     client = stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
-                    client.sendall(unfinished)
+                    client.sendall(UNFINISHED)
 
             begin(3)
             # The server may not have read all three yet. No connection is closed: there is room for 6.
@@ -389,9 +388,7 @@ def test_a_body_that_does_not_come_is_refused(monkeypatch):
 
     def asking(port):
         with socket.create_connection(("127.0.0.1", port), 20) as client:
-            client.sendall(
-                f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{".encode()
-            )
+            client.sendall(UNFINISHED)
             received = b""
             while b"seconds" not in received and (more := client.recv(4096)):
                 received += more
@@ -408,8 +405,7 @@ def test_a_long_body_has_longer_to_come(monkeypatch):
 
     def asking(port):
         with socket.create_connection(("127.0.0.1", port), 20) as client:
-            head = f"POST {GENERATE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-            client.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
+            client.sendall(request_of(GENERATE, b"", len(body), "Expect: 100-continue\r\n"))
             assert b" 100 " in client.recv(4096)
             for octet in body:
                 client.sendall(bytes([octet]))
@@ -424,15 +420,14 @@ def test_a_long_body_has_longer_to_come(monkeypatch):
 def test_slow_bodies_of_one_caller_leave_room_for_others(monkeypatch):
     """They took all places, and every other caller got 429."""
     monkeypatch.setattr("seq2seq_serve.server.service.rest._MAX_OPEN", 4)
-    unfinished = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{".encode()
 
     def asking(port):
         with ExitStack() as stack:
             for _ in range(4):
                 client = socket.create_connection(("127.0.0.1", port), 20, source_address=("127.0.0.2", 0))
-                stack.enter_context(client).sendall(unfinished)
+                stack.enter_context(client).sendall(UNFINISHED)
             with socket.create_connection(("127.0.0.1", port), 20, source_address=("127.0.0.2", 0)) as client:
-                client.sendall(unfinished)
+                client.sendall(UNFINISHED)
                 refused = client.recv(4096)
             return refused, ask(port, "POST", GENERATE, {"text_input": "a"})[0]
 

@@ -143,7 +143,7 @@ BAD = [
 ]
 
 
-async def test_what_does_not_fit_is_refused_with_its_reason():
+async def test_a_wrong_tensor_parameter_or_output_is_refused_with_the_reason():
     async with serving() as served:
         for change, expected in BAD:
             message = infer_request("ab", "c")
@@ -414,7 +414,7 @@ async def test_both_numberings_of_the_repository_calls_are_understood(first, sec
         ),
     ],
 )
-async def test_what_cannot_be_loaded_is_refused(change, code):
+async def test_loading_a_model_or_files_that_are_not_there_is_refused(change, code):
     async with serving(is_repository_open=True) as served:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub_of(served).RepositoryModelLoad(pb.RepositoryModelLoadRequest(**change))
