@@ -9,14 +9,12 @@ import time
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
 from benchmarks.gpu_check import __main__ as gpu_check
 from benchmarks.gpu_check import more, prepare, run, steps
 from benchmarks.gpu_check.place import CPU_SCALE, Findings, Place
-from seq2seq_serve.bundle.manifest import load_bundle
 
 ROOT = Path(run.__file__).parents[2]
 WITHOUT_PACKAGES = """
@@ -102,14 +100,6 @@ def test_a_missing_package_and_missing_bundles_are_one_line(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         gpu_check.main(["--parts", "device,speeed"])
     assert "unknown parts ['speeed']; there are device, tokens" in capsys.readouterr().err
-
-
-def test_other_random_numbers_get_a_manifest_of_their_own(prepared, tmp_path, monkeypatch):
-    random = np.random.default_rng
-    monkeypatch.setattr(np.random, "default_rng", lambda seed: random(seed + 1))
-    place = Place(CPU_SCALE, tmp_path)
-    assert not prepare.restore(prepared, place)
-    load_bundle(place.folder / "base")
 
 
 def test_the_packed_packages_are_those_that_the_project_takes(monkeypatch, tmp_path):

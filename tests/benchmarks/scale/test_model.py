@@ -96,12 +96,6 @@ def test_a_call_alone_takes_the_fitted_times(mode, num_tokens):
     assert outcome.queue_seconds == 0
 
 
-def test_a_call_that_comes_in_a_turn_waits_for_its_end():
-    times = EngineTimes(((1, 0.1),))
-    first, second = serve([(0.0, make_job(1, 3)), (0.15, make_job(1, 1))], times)
-    assert (first.end, second.queue_seconds, second.end) == pytest.approx((0.3, 0.05, 0.3))
-
-
 @pytest.mark.parametrize("policy", Policy)
 def test_every_call_ends_once_and_too_many_are_refused(policy):
     group = Group(TIMES, 8, num_servers=4, policy=policy, queue=QueueLimits(max_waiting_requests=20))
