@@ -60,6 +60,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.hookimpl(tryfirst=True)  # before pytest refuses it
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> bool | None:
     """Runs a test that is a coroutine function, in an event loop of its own."""
+    # Pytest-asyncio takes as long, and its options in pyproject.toml are errors where it is missing, as in
+    # the check of a GPU (`benchmarks.gpu_check.more`), which runs without plugins.
     if not inspect.iscoroutinefunction(pyfuncitem.obj):
         return None
     names = pyfuncitem._fixtureinfo.argnames

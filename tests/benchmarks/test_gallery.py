@@ -100,20 +100,6 @@ def echoed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("echoed")
-@pytest.mark.parametrize(("settings", "flags"), [({"dropout": 0.0}, " --set dropout=0.0"), ({}, "")])
-def test_a_failed_training_names_its_log(settings, flags, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(gallery, "EXHIBITS", [Exhibit("short", "Short", "demo", 7, settings)])
-    monkeypatch.setattr(sys, "argv", ["gallery", "--runs", str(tmp_path)])
-    assert main() == 1
-    captured = capsys.readouterr()
-    run, log = tmp_path / "runs" / "short", tmp_path / "runs" / "short.log"
-    assert captured.out == ""
-    assert captured.err.splitlines()[-1] == f"error: short failed; its log is {log}"
-    # It ends with the training's own error: nothing is exported.
-    assert log.read_text() == f"-m training train demo --out {run} --resume --max-steps 7{flags}\n"
-
-
-@pytest.mark.usefixtures("echoed")
 @pytest.mark.parametrize(
     ("is_finished", "first"), [(False, "training train demo --out {run} --resume"), (True, "export {run} ")]
 )

@@ -20,14 +20,13 @@ from seq2seq_serve.bundle.manifest import (
     Frames,
     LengthBound,
     Manifest,
-    TensorSpec,
     Timestamps,
     bundle_version,
     file_spec,
     load_bundle,
 )
 from seq2seq_serve.bundle.manifest.check import contradictions
-from seq2seq_serve.bundle.names import FORMAT_VERSION, SOURCE_IDS, Axis, Form, Precision, Role, Verb
+from seq2seq_serve.bundle.names import FORMAT_VERSION, SOURCE_IDS, Form, Precision, Verb
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 
 
@@ -425,8 +424,3 @@ def test_all_problems_are_listed_at_once(damaged):
     ):
         assert sum(pattern in problem for problem in problems) == 1, pattern
     assert len(problems) == 5
-
-
-def test_a_tensor_knows_its_shape_for_given_sizes():
-    spec = TensorSpec("cache_key_0", "float32", (Axis.BATCH, 4, Axis.CACHE_CAPACITY, 8), Role.CACHE)
-    assert spec.shape({"batch": 3, "cache_capacity": 7}) == (3, 4, 7, 8)

@@ -17,6 +17,7 @@ import trustme
 from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.files.formats import Writer
 from seq2seq_serve.client.flags import make_parser, translation
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Timings
 from tests.server.service.harness import serving_on_a_thread
 
 
@@ -77,18 +78,13 @@ def test_only_the_answer_to_a_single_text_keeps_its_line_breaks(run, flags):
 
 
 @pytest.mark.parametrize("flags", [(), ("--stream",)])
-def test_what_the_server_takes_for_blank_is_blank(run, flags):
+def test_blank_lines_stay_blank_without_a_request_of_the_engine(run, server, flags):
     """A line of a zero-width space was an error."""
-    stdin = "가\n\u200b\n\ufeff\u3000\n나\n".encode()
-    assert run("translate", *flags, stdin=stdin) == (0, ["가", "", "", "나"], [])
-    assert run("translate", *flags, "\u200b") == (0, [""], [])
-
-
-@pytest.mark.parametrize("flags", [(), ("--stream",)])
-def test_blank_lines_stay_blank_without_a_call(run, server, flags):
     before = server.turns.num_submitted
-    assert run("translate", *flags, stdin="가\n\n \t\u3000\n나\n".encode()) == (0, ["가", "", "", "나"], [])
-    assert run("translate", *flags, "") == (0, [""], [])
+    stdin = "가\n\n \t\u3000\n\u200b\n\ufeff\u3000\n나\n".encode()
+    assert run("translate", *flags, stdin=stdin) == (0, ["가", *[""] * 4, "나"], [])
+    for blank in ("", "\u200b"):
+        assert run("translate", *flags, blank) == (0, [""], [])
     assert server.turns.num_submitted == before + 2
 
 
@@ -192,20 +188,8 @@ def test_json_has_everything_the_server_answered(run):
     assert answer["source"] == "abc"
     assert answer["hypotheses"][0]["text"] == "ab"
     assert answer["hypotheses"][0]["finish_reason"] == "FINISH_REASON_LENGTH"
-    assert answer["usage"] == {
-        "source_tokens": 4,
-        "target_tokens": 2,
-        "truncated_source_tokens": 0,
-        "source_seconds": 0.0,
-    }
-    assert set(answer["timings"]) == {
-        "queue_seconds",
-        "encode_seconds",
-        "first_token_seconds",
-        "total_seconds",
-        "draft_tokens",
-        "accepted_tokens",
-    }
+    assert (answer["usage"]["source_tokens"], answer["usage"]["target_tokens"]) == (4, 2)
+    assert set(answer["timings"]) == {field.name for field in Timings.DESCRIPTOR.fields}
 
 
 @pytest.mark.parametrize("flags", [(), ("--stream",), ("--json",), ("--json", "--stream")])
@@ -288,19 +272,12 @@ def test_attention_is_written_as_image_or_numbers(run, tmp_path, stream):
             ["transcribe", "a.wav", "--num-hypotheses", "2", "--long-source", "split"],
             "--num-hypotheses needs --json where --long-source splits",
         ),
-        (["translate", "a", "--timeout-seconds", "soon"], "'soon' is not a number of seconds above 0"),
-        (["translate", "--output", "none/b"], "--output none/b: there is no folder none"),
-        (
-            ["translate", "a", "--num-hypotheses", "2", "--long-source", "split"],
-            "--num-hypotheses needs --json",
-        ),
         (
             ["transcribe", "a.wav", "--num-hypotheses", "2", "--timestamps"],
             "--num-hypotheses needs --json with --timestamps",
         ),
         (["health", "--tls-key", "a"], "--tls-certificate and --tls-key must be given together"),
         (["translate", "a", "--beam-size", "0"], "it is '0', and must be from 1 to 16"),
-        (["translate", "a", "--num-hypotheses", "0"], "it is '0', and must be from 1 to 16"),
         (["translate", "a", "--nothing"], "unrecognized arguments: --nothing"),
         (["models", "--adress", "a:1"], "unrecognized arguments: --adress a:1 (meant: --address?)"),
         (["translate", "a", "--seed", "1", "--seed", "2"], "--seed is given twice: leave one out"),
@@ -352,18 +329,9 @@ def test_an_error_names_options_as_the_command_does(run, flags, message):
 
 
 def test_hypotheses_are_printed_one_a_line(run):
-    flags = [
-        "--beam-size",
-        "3",
-        "--num-hypotheses",
-        "2",
-        "--length-penalty",
-        "0.8",
-        "--early-stopping",
-        "false",
-    ]
-    assert run("translate", "ab", *flags) == (0, ["ab", ""], [])
-    assert run("translate", "ab", "--stream", *flags) == (0, ["ab", ""], [])
+    flags = "--beam-size 3 --num-hypotheses 2 --length-penalty 0.8 --early-stopping false"
+    assert run("translate", "ab", *flags.split()) == (0, ["ab", ""], [])
+    assert run("translate", "ab", "--stream", *flags.split()) == (0, ["ab", ""], [])
     with pytest.raises(SystemExit, match="2"):
         run("translate", "ab", "--early-stopping", "maybe")
 
@@ -407,7 +375,7 @@ def test_versions_are_listed_unloaded_and_loaded(run):
 
 
 @pytest.mark.parametrize("flag", [["--log-probabilities"], ["--num-alternatives", "2"], ["--word-alignment"]])
-def test_what_only_json_shows_is_refused_without_it(run, flag, capsys):
+def test_an_option_that_only_json_shows_needs_json(run, flag, capsys):
     with pytest.raises(SystemExit, match="2"):
         run("translate", "ab", *flag)
     assert f"{flag[0]} needs --json: the text output does not show its result" in capsys.readouterr().err
@@ -462,16 +430,11 @@ def test_output_to_dev_null_works_and_utf16_input_is_refused(run, files, tmp_pat
 @pytest.mark.parametrize(
     "command", [["translate", "a", "b"], ["translate", "--stream", "a"], ["models"], ["health"]]
 )
-def test_a_server_that_is_not_there_is_one_clear_line(command):
-    done = subprocess.run(
-        [sys.executable, "-m", "client", *command, "--address", "127.0.0.1:1"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert (done.returncode, done.stdout) == (1, "")
-    [line] = done.stderr.splitlines()
+def test_a_server_that_is_not_there_is_one_clear_line(command, capfd):
+    assert main([*command, "--address", "127.0.0.1:1"]) == 1
+    out, err = capfd.readouterr()  # also what gRPC itself writes
+    [line] = err.splitlines()
+    assert out == ""
     assert line.startswith("error: UNAVAILABLE: no server answers at 127.0.0.1:1 (")
 
 

@@ -290,13 +290,6 @@ def test_the_page_waits_for_a_server(browser, server_later):
     context.close()
 
 
-def test_the_server_panel_shows_rates_and_latencies(page):
-    ask(page, "abc")
-    page.wait_for_selector("#latency .tile")
-    assert "4" in page.locator("#latency .tile", has_text="slots in use").inner_text()
-    sync_api.expect(page.locator("#latency td").first).to_contain_text("ms")
-
-
 def test_the_panel_shows_a_model_at_once(browser, toys):
     """It was empty until the second look at the metrics, and showed the model before meanwhile."""
     with opened(browser, toys) as page:

@@ -361,23 +361,6 @@ def test_an_array_of_any_real_numbers_is_read_as_float32(run, client, tmp_path, 
     assert run("caption", "a.npy")[:2] == (0, wanted + "\n")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("answer --story story.txt", "the following arguments are required: --question"),
-        ("answer --story a --question b --top 33", "argument --top: '33' is not a number from 1 to 32"),
-        ("caption a --log-probabilities", "--log-probabilities needs --json"),
-        ("caption a --long-source split", "unrecognized arguments: --long-source split"),
-    ],
-)
-def test_wrong_usage_exits_2(arguments, message, capsys):
-    with pytest.raises(SystemExit, match="2"):
-        main(arguments.split())
-    first, second = capsys.readouterr().err.splitlines()
-    assert message in first
-    assert second == f"python -m client {arguments.split()[0]} --help shows the usage"
-
-
 def test_many_sources_of_any_form_are_answered_in_order(client):
     pictures = RNG.integers(0, 256, (20, 6, 6, 3), np.uint8)
     results = list(

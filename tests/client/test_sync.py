@@ -49,15 +49,6 @@ def test_translate_has_the_timeout_and_the_id_of_every_call(client, server):
     assert client.translate("abc", request_id="r7", timeout_seconds=20) == "abc"
 
 
-def test_models_and_health(client):
-    assert [model.name for model in client.models()] == ["echo", "other"]
-    assert client.health() == client.health("other") == "SERVING"
-    assert client.model() == client.models()[0]
-    assert client.model("other").name == "other"
-    with pytest.raises(ClientError, match="NOT_FOUND: unknown service 'nobody'"):
-        client.health("nobody")
-
-
 def test_a_refusal_says_which_field(client):
     with pytest.raises(
         ClientError, match=r"^INVALID_ARGUMENT: max_new_tokens is 0, and echo takes 1 to 64$"

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from seq2seq_serve.client import AsyncClient, Client, ClientError, GenerateOptions, Translated
-from seq2seq_serve.server.config import QueueLimits
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
 
 TEXTS = [f"text {number}" for number in range(120)]
@@ -73,23 +72,6 @@ def test_texts_and_failures_come_in_order(kind, server):
     ]
     assert results[3].source == [7, 8, 2]
     assert list(each(kind, server.address, [])) == []
-
-
-def test_every_text_is_answered_where_few_may_wait(kind):
-    runner = EchoRunner(num_slots=2)
-    runner.gate.clear()  # so that the first calls have to wait
-    with serving_on_a_thread(runner, queue=QueueLimits(max_waiting_requests=2)) as served:
-        refused = []
-
-        def open_gate(record):
-            if record.code == "RESOURCE_EXHAUSTED":
-                refused.append(record)
-                if len(refused) == 12:
-                    runner.gate.set()
-
-        served.app._calls._sinks += (open_gate,)
-        assert [result.text for result in each(kind, served.address, TEXTS, in_flight=16)] == TEXTS
-        assert 12 <= len(refused) < 100
 
 
 def test_a_server_that_restarts_loses_no_text(kind):

@@ -109,7 +109,7 @@ def test_an_error_of_the_server_is_an_event(page):
         ({"sources": {"x": {"file": "", "form": "features"}}}, "not a NumPy array"),
     ],
 )
-def test_what_the_page_would_not_send_is_refused(page, content, message):
+def test_a_malformed_request_is_refused_with_the_reason(page, content, message):
     answer = page.post("/api/generate", json=content)
     assert answer.status_code == 400
     assert message in answer.json()["error"]["message"]

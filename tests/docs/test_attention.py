@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks.complexity.layers import LAYER_TYPES
 from docs.page import main
 
 ROOT = Path(__file__).parent.parent.parent
@@ -37,20 +36,6 @@ def test_every_decimal_of_the_prose_stands_in_a_block_of_its_section():
         assert set(numbers) <= printed, section.splitlines()[0]
         num_found += len(numbers)
     assert num_found
-
-
-def test_what_layers_cost_is_what_the_benchmark_has():
-    text = (ROOT / "docs" / "attention-transformer.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (.*?)(?:, r neighbours)? \| (.*) \| (.*) \| (.*) \|$", text, flags=re.MULTILINE)
-    found = {name: costs for name, *costs in rows if costs[0].startswith("O(")}
-    expected = {
-        kind.name.removesuffix(" (GRU)"): [kind.operations, kind.sequential, kind.path.partition(",")[0]]
-        for kind in LAYER_TYPES
-        if kind.orders
-    }
-    assert found.keys() == expected.keys()
-    for name, costs in expected.items():
-        assert [cost.partition(";")[0] for cost in found[name]] == [f"O({cost})" for cost in costs]
 
 
 @every_page

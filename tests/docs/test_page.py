@@ -1,5 +1,3 @@
-from pathlib import Path
-
 import pytest
 
 from docs.page import main, rendered
@@ -70,8 +68,3 @@ def test_code_that_fails_is_not_swallowed():
 def test_text_blocks_that_follow_no_code_are_left_alone():
     text = "```\nmake demo\n```\n\n```text\nas it was\n```\n"
     assert rendered(text) == text
-
-
-def test_the_path_of_a_page_must_exist(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.md"):
-        main([str(Path(tmp_path) / "none.md")])

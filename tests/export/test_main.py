@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export import convert, exporter
 from seq2seq_serve.export.__main__ import main
 
@@ -135,11 +134,3 @@ def test_an_unknown_precision_is_named_with_those_there_are(capsys):
     with pytest.raises(SystemExit, match=r"^2$"):
         main(["run", "bundle", "--precision", "fp32, fp8"])
     assert "'fp8' is not one of fp32, fp16, bf16, int8" in capsys.readouterr().err
-
-
-def test_help_has_an_example_and_every_precision(capsys):
-    with pytest.raises(SystemExit, match=r"^0$"):
-        main(["--help"])
-    text = capsys.readouterr().out
-    assert "python -m export runs/demo bundles/demo" in text
-    assert all(precision in text for precision in Precision)

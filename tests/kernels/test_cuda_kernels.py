@@ -79,7 +79,9 @@ def attend(query, keys, values, *, scale, cap):
         (256, 1, 1, 128, 0.0, False),
     ],
 )
-def test_attention(host, d_head, num_heads, num_groups, num_threads, cap, appends, dtype):
+def test_attention_is_that_of_float64_up_to_rounding(
+    host, d_head, num_heads, num_groups, num_threads, cap, appends, dtype
+):
     chance = torch.Generator().manual_seed(0)
     B, H, G, C, K = 3, num_heads, num_groups, 37, d_head
     random = lambda *shape: torch.randn(*shape, generator=chance).to(dtype)  # noqa: E731

@@ -33,28 +33,16 @@ from tests.server.service.harness import serving_bundles
 _MAX_NEW_TOKENS = 10
 _BATCH = 5  # sources of one length, which `generate` takes in little more time than one
 _GAP = 2e-5  # of two scores that float32 may order either way
-# What a caller sends, and the same for `generate`
+_NAMES_OF_GENERATE = {"beam_size": "num_beams", "num_hypotheses": "num_return_sequences"}
 SEARCHES = [
-    ({}, {}),
-    ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
-    ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
-    ({"beam_size": 2, "early_stopping": True}, {"num_beams": 2, "early_stopping": True}),
-    (
-        {"beam_size": 3, "early_stopping": False, "length_penalty": 2.0},
-        {"num_beams": 3, "early_stopping": False, "length_penalty": 2.0},
-    ),
-    (
-        {"beam_size": 4, "exhaustive_search": True, "length_penalty": 0.6, "num_hypotheses": 4},
-        {"num_beams": 4, "early_stopping": "never", "length_penalty": 0.6, "num_return_sequences": 4},
-    ),
-    (
-        {"beam_size": 5, "no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "num_hypotheses": 2},
-        {"num_beams": 5, "no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "num_return_sequences": 2},
-    ),
-    (
-        {"beam_size": 2, "encoder_no_repeat_ngram_size": 1, "min_new_tokens": 4, "length_penalty": -1.0},
-        {"num_beams": 2, "encoder_no_repeat_ngram_size": 1, "min_new_tokens": 4, "length_penalty": -1.0},
-    ),
+    {},
+    {"no_repeat_ngram_size": 2},
+    {"repetition_penalty": 1.5},
+    {"beam_size": 2, "early_stopping": True},
+    {"beam_size": 3, "early_stopping": False, "length_penalty": 2.0},
+    {"beam_size": 4, "exhaustive_search": True, "length_penalty": 0.6, "num_hypotheses": 4},
+    {"beam_size": 5, "no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "num_hypotheses": 2},
+    {"beam_size": 2, "encoder_no_repeat_ngram_size": 1, "min_new_tokens": 4, "length_penalty": -1.0},
 ]
 
 
@@ -62,6 +50,14 @@ _NUM_SOURCES = _BATCH * len(SEARCHES)
 
 Target = tuple[list[int], bool]  # tokens, and whether an end of sequence follows
 Expected = tuple[list[Target], list[float]]  # the targets of a source, and their scores in a beam search
+
+
+def for_generate(options: dict) -> dict:
+    """The settings of `generate` that search as the options of a request do."""
+    settings = {_NAMES_OF_GENERATE.get(name, name): value for name, value in options.items()}
+    if settings.pop("exhaustive_search", False):
+        settings["early_stopping"] = "never"
+    return settings
 
 
 def answers(message: pb.GenerateResponse) -> list[Target]:
@@ -131,8 +127,8 @@ def check_texts(case: str, folder: Path, num_sources: int) -> None:
             for number in range(num_sources // _BATCH):
                 length = chance.randint(1, 9)
                 sources = [[*chance.choices(usable, k=length), eos_ids[0]] for _ in range(_BATCH)]
-                ours, given = SEARCHES[number % len(SEARCHES)]
-                options, settings = dict(ours, max_new_tokens=_MAX_NEW_TOKENS), dict(given)
+                ours = SEARCHES[number % len(SEARCHES)]
+                options, settings = dict(ours, max_new_tokens=_MAX_NEW_TOKENS), for_generate(ours)
                 if choice is not None:
                     name = chance.choice(sorted(choice.ids))
                     options["target_language"] = name
@@ -228,17 +224,11 @@ def test_the_rules_of_a_checkpoint_are_those_of_generate(case, quick_checkpoint,
 
 _NUM_NEW_TOKENS = 16  # of a sound, for several times
 MEDIA_SEARCHES = [
-    ({}, {}),
-    ({"beam_size": 3, "early_stopping": True}, {"num_beams": 3, "early_stopping": True}),
-    ({"no_repeat_ngram_size": 2}, {"no_repeat_ngram_size": 2}),
-    (
-        {"beam_size": 4, "length_penalty": 2.0, "early_stopping": False, "num_hypotheses": 2},
-        {"num_beams": 4, "length_penalty": 2.0, "early_stopping": False, "num_return_sequences": 2},
-    ),
-    (
-        {"beam_size": 2, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "early_stopping": True},
-        {"num_beams": 2, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "early_stopping": True},
-    ),
+    {},
+    {"beam_size": 3, "early_stopping": True},
+    {"no_repeat_ngram_size": 2},
+    {"beam_size": 4, "length_penalty": 2.0, "early_stopping": False, "num_hypotheses": 2},
+    {"beam_size": 2, "repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "early_stopping": True},
 ]
 
 
@@ -290,7 +280,7 @@ def check_sounds(case: str, folder: Path, num_sounds: int) -> None:
     cases, num_ties, seen = [], 0, set()
     for number in range(num_sounds):
         sound = rng.uniform(-1, 1.5, shape).astype(np.float32)
-        ours, given = MEDIA_SEARCHES[number % len(MEDIA_SEARCHES)]
+        ours = MEDIA_SEARCHES[number % len(MEDIA_SEARCHES)]
         has_times, is_detected = number % 2 == 0, number % 3 == 0
         language, task = (
             chance.choice(sorted(settings.lang_to_id)),
@@ -304,7 +294,7 @@ def check_sounds(case: str, folder: Path, num_sounds: int) -> None:
         start = [settings.decoder_start_token_id, settings.lang_to_id[language], settings.task_to_id[task]]
         if not has_times:
             start.append(off_id)
-        expected = transcribed(theirs, sound, start, given, has_times=has_times)
+        expected = transcribed(theirs, sound, start, for_generate(ours), has_times=has_times)
         named = "" if is_detected else name
         message = hearing(sound, **ours, source_language=named, task=task, timestamps=has_times)
         cases.append((message, name if is_detected else "", expected))
@@ -364,9 +354,9 @@ def check_pictures(case: str, folder: Path, num_pictures: int) -> None:
             pictures = picture_files(num_pictures)
             for number in range(0, num_pictures, _BATCH):
                 batch = pictures[number : number + _BATCH]
-                ours, given = MEDIA_SEARCHES[number // _BATCH % len(MEDIA_SEARCHES)]
+                ours = MEDIA_SEARCHES[number // _BATCH % len(MEDIA_SEARCHES)]
                 pixels = processor(batch, return_tensors="pt").pixel_values
-                expected += searched(theirs, start, given, pixel_values=pixels)
+                expected += searched(theirs, start, for_generate(ours), pixel_values=pixels)
                 for picture in batch:
                     content = io.BytesIO()
                     picture.save(content, "PNG")

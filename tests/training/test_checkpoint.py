@@ -10,10 +10,8 @@ from seq2seq_serve.training.checkpoint import (
     Checkpoint,
     average_weights,
     checkpoint_path,
-    list_checkpoints,
     load_checkpoint,
     newest_checkpoint,
-    remove_checkpoints,
     save_checkpoint,
     save_tensors,
     write_atomically,
@@ -141,9 +139,3 @@ def test_checkpoints_of_another_model_are_not_averaged(tmp_path: Path) -> None:
         average_weights([first, other])
     with pytest.raises(ValueError, match="no checkpoint to average"):
         average_weights([])
-
-
-def test_all_but_the_kept_are_removed(tmp_path: Path) -> None:
-    paths = [save_checkpoint(tmp_path, checkpoint(step)) for step in (1, 2, 3)]
-    remove_checkpoints(tmp_path, {paths[0], paths[2]})
-    assert list_checkpoints(tmp_path) == [paths[0], paths[2]]

@@ -513,24 +513,6 @@ def test_a_processor_without_an_lstm_in_bf16_is_refused_before_the_first_step(
     assert summary.steps == 1
 
 
-def test_ten_pairs_are_learnt_by_heart_and_translated(
-    tmp_path: Path, preset: Preset, corpus: Corpus, console: Console
-) -> None:
-    recipe = dataclasses.replace(
-        preset.training, max_steps=250, warmup_steps=40, eval_interval_steps=250, label_smoothing=0.0
-    )
-    model = dataclasses.replace(preset.model, dropout=0.0)
-    pairs = tuple(corpus.train)[:10]
-    seen = Corpus("ten", pairs, pairs)
-    folder = RunFolder(tmp_path / "run")
-    start_run(folder, dataclasses.replace(preset, model=model, training=recipe), seen)
-    continue_run(folder, seen, CPU, console)
-    run = load_run(folder.path)
-    translations = translate(run.model, run.tokenizer, [pair.source for pair in pairs])
-    assert translations == [pair.target for pair in pairs]
-    assert metrics(folder, "dev")[-1]["loss"] < 0.02
-
-
 def test_dev_loss_is_per_token_whatever_the_batches(
     tmp_path: Path, preset: Preset, corpus: Corpus, console: Console
 ) -> None:

@@ -22,21 +22,6 @@ TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 ON_CPU = ["--device", "cpu", "--threads", "1"]
 
 # Rank 1 fails in the third step, where rank 0 waits for its gradients.
-FAILING = """
-import sys
-from seq2seq_serve.training.__main__ import main
-from seq2seq_serve.training.loop import Trainer
-
-step = Trainer.train_step
-
-def failing(self, share):
-    if self.ranks.rank == 1 and self.step == 2:
-        raise ValueError("out of luck")
-    return step(self, share)
-
-Trainer.train_step = failing
-sys.exit(main(sys.argv[1:]))
-"""
 
 # The first process dies in the middle of the preparation, and after a restart the other one in a step.
 DYING = """
@@ -157,15 +142,6 @@ def test_two_processes_and_small_pieces_learn_what_one_process_learns(
     assert norms[0] == pytest.approx(norms[1], rel=1e-4)
 
 
-@pytest.mark.slow  # that the number makes no difference, and that a run goes on, are the tests beside it
-def test_a_run_goes_on_with_another_number_of_processes(tmp_path: Path, flags: list[str], train) -> None:
-    parts = tmp_path / "parts"
-    train(1, *new_run(tmp_path / "whole", [*flags, "--max-steps", "20"], "dropout=0.0"))
-    train(2, *new_run(parts, [*flags, "--max-steps", "10"], "dropout=0.0"))
-    train(1, "--out", str(parts), "--resume", "--max-steps", "20", *ON_CPU)
-    assert learnt_the_same(tmp_path / "whole", parts)
-
-
 def test_sigterm_to_one_stops_all_processes_at_one_step_and_they_go_on_bit_for_bit(
     tmp_path: Path, flags: list[str], start_ranks, train
 ) -> None:
@@ -235,16 +211,6 @@ def test_a_process_that_does_not_answer_ends_the_others(
     done = torchrun(SILENT.format(rank=rank, method=method), *new_run(tmp_path / "run", flags))
     assert done.returncode != 0
     assert "another process of this training failed, and has reported why if it could" in done.stderr
-
-
-@pytest.mark.slow  # the race in it is what the next test is about
-def test_a_process_that_fails_says_why_and_the_others_end(tmp_path: Path, flags: list[str], torchrun) -> None:
-    """Under torchrun itself, which ends the others with SIGTERM as soon as the first has exited."""
-    done = torchrun(FAILING, *new_run(tmp_path / "run", flags))
-    assert done.returncode != 0
-    assert "process 1: error: out of luck" in done.stderr
-    assert "another process of this training failed, and has reported why if it could" in done.stderr
-    assert "Traceback" not in done.stderr.split("ChildFailedError")[0].split("elastic")[0]
 
 
 def test_an_error_is_raised_although_torchrun_wants_to_end_the_process_that_has_it(

@@ -9,17 +9,12 @@ import time
 import tomllib
 from pathlib import Path
 
-import numpy as np
 import pytest
-import torch
 from packaging.requirements import Requirement
 
 from benchmarks.gpu_check import __main__ as gpu_check
-from benchmarks.gpu_check import answers, more, prepare, run, steps
-from benchmarks.gpu_check.place import CPU_SCALE, CUDA_SCALE, Findings, Place
-from seq2seq_serve.bundle.manifest import load_bundle
-from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.export.convert import WEIGHTS_FILE
+from benchmarks.gpu_check import more, prepare, run, steps
+from benchmarks.gpu_check.place import CPU_SCALE, Findings, Place
 
 ROOT = Path(run.__file__).parents[2]
 WITHOUT_PACKAGES = """
@@ -107,20 +102,6 @@ def test_a_missing_package_and_missing_bundles_are_one_line(tmp_path, capsys):
     assert "unknown parts ['speeed']; there are device, tokens" in capsys.readouterr().err
 
 
-def test_the_bundle_travels_without_weights_and_gets_the_same_ones(prepared, place):
-    bundle = place.folder / "base"
-    assert not list((prepared / prepare.BUNDLES / "base").rglob(WEIGHTS_FILE))
-    assert load_bundle(bundle).read_variant(Precision.FP32).weights.nbytes > 0
-
-
-def test_other_random_numbers_get_a_manifest_of_their_own(prepared, tmp_path, monkeypatch):
-    random = np.random.default_rng
-    monkeypatch.setattr(np.random, "default_rng", lambda seed: random(seed + 1))
-    place = Place(CPU_SCALE, tmp_path)
-    assert not prepare.restore(prepared, place)
-    load_bundle(place.folder / "base")
-
-
 def test_the_packed_packages_are_those_that_the_project_takes(monkeypatch, tmp_path):
     commands = []
 
@@ -190,22 +171,6 @@ def test_a_part_that_hangs_or_fails_keeps_what_it_found(part, problem, found, tm
     assert (record["status"], record["problem"], record["found"]) == ("failed", problem, found)
 
 
-def test_no_part_begins_without_time(tmp_path):
-    record = run.run_part("device", Place(CPU_SCALE, tmp_path), time.monotonic())
-    assert record["status"] == "no time was left"
-
-
-def test_tokens_may_part_where_torch_is_in_doubt_and_nowhere_else(place):
-    model, source = place.model(), place.sources(1)[0]
-    ids = torch.tensor([source])
-    with torch.inference_mode():
-        logits = model(ids, torch.ones_like(ids, dtype=torch.bool), torch.tensor([[1, 7]]))[0]
-    best, second = logits.topk(2).indices.T.tolist()
-    gaps = answers._gaps(model, [source], [[7, 9]], [[best[0], second[1]]])
-    assert gaps[0, 0] == 0
-    assert gaps[0, 1] == pytest.approx(float(logits[1].amax() - logits[1][second[1]]))
-
-
 def test_every_bar_says_whether_it_was_met():
     rows = [
         {"contender": "ours fp16", "rows": 1, "step_ms": 0.3, "floor_ms": 0.03, "tokens_per_second": 2e3},
@@ -217,11 +182,3 @@ def test_every_bar_says_whether_it_was_met():
     bars = steps.bars({"speed": {"results": rows}, "static": {"results": static}, "load": load})
     assert [bar["met"] for bar in bars] == [True, None, False, True, None]
     assert bars[2]["value"] == 2.5, "the faster of the two counts"
-
-
-def test_a_step_reads_the_weights_once_and_each_rows_live_positions():
-    D, F, L, V = 512, 2048, 6, 32_000
-    weights = L * (6 * D * D + 2 * D * F) + V * D
-    one, two = (steps.step_bytes(CUDA_SCALE, 2, rows) for rows in (1, 2))
-    assert two - one == 2 * (2 * L * D * (20 + 16))
-    assert one == 2 * weights + (two - one)

@@ -20,14 +20,6 @@ def test_a_seed_makes_the_same_requests_for_every_contender():
         assert sum(one.mode is mode for one in jobs) / len(jobs) == pytest.approx(share, abs=0.05)
 
 
-def test_the_wire_says_how_long_a_target_is_and_how_it_is_searched():
-    for one in draw_jobs(50, MIX, seed=0):
-        options = one.options()
-        assert options.max_new_tokens == one.num_tokens
-        assert (options.beam_size == 4) is (one.mode is Mode.BEAM)
-        assert (options.temperature == 1) is options.HasField("seed") is (one.mode is Mode.SAMPLING)
-
-
 def test_arrivals_are_those_of_a_poisson_process():
     times = list(islice(poisson_arrivals(50.0, seed=1), 20_000))
     gaps = [after - before for before, after in pairwise(times)]

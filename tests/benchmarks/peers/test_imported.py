@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import os
-import sys
 
 import pytest
 
@@ -14,7 +13,6 @@ from benchmarks.floors import Machine
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import optimum_peer
 from benchmarks.peers.checkpoints import make_checkpoint
-from benchmarks.peers.report import medians
 from benchmarks.peers.work import Checkpoint, imported_suite, imported_suites
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.training.config import TransformerConfig
@@ -74,14 +72,6 @@ def test_optimum_gives_the_same_targets(run_small):
     check_report(run_small("nllb"), {"ctranslate2", "transformers", "optimum"})
 
 
-def test_the_end_of_optimums_process_is_reported(tmp_path, monkeypatch):
-    monkeypatch.setattr(optimum_peer, "PYTHON", tmp_path / "bin/of/python")
-    optimum_peer.PYTHON.parent.mkdir(parents=True)
-    optimum_peer.PYTHON.symlink_to(sys.executable)  # without the benchmarks, and so without an answer
-    with pytest.raises(EOFError, match="the process of optimum has ended"):
-        optimum_peer.OptimumPeer(tmp_path, 1)
-
-
 @pytest.mark.parametrize("family", sorted(EOS_IDS.keys() - {"whisper"}))  # whose ids follow from the size
 def test_checkpoints_have_the_sizes_and_the_settings_of_published_ones(family, tmp_path):
     make_checkpoint(Checkpoint(family, SIZES, EOS_IDS[family]), tmp_path / "made")
@@ -94,11 +84,3 @@ def test_checkpoints_have_the_sizes_and_the_settings_of_published_ones(family, t
     assert generation.get("bad_words_ids") == ([[1299]] if family == "marian" else None)
     assert generation.get("renormalize_logits", False) == (family == "marian")
     assert ("forced_bos_token_id" in generation) == (family == "nllb")
-
-
-def test_medians_are_over_the_works_of_both_precisions():
-    rows = [
-        {"precision": precision, "peers": {"ctranslate2": {"ratio": ratio}}}
-        for precision, ratio in (("fp32", 1.0), ("fp32", 3.0), ("int8", 4.0), ("int8", 9.0), ("int8", 5.0))
-    ]
-    assert medians(rows) == {"ctranslate2": {"bar": 1.3, "both": 4.0, "fp32": 2.0, "int8": 5.0}}

@@ -96,21 +96,6 @@ def test_everybody_takes_turns_and_gives_the_same_tokens(run_small, corpus, tmp_
             assert len({bleu["score"] for bleu in row["bleu"].values()}) == 1
 
 
-@pytest.mark.slow
-def test_only_chooses_works_by_their_names_and_a_peer_may_be_missing(run_small, monkeypatch):
-    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
-    report, told = run_small("--only", "base, greedy x 1")
-    assert {(row["work"], row["precision"]) for row in report["results"]} == {
-        ("base, greedy x 1", "fp32"),
-        ("base, greedy x 1", "int8"),
-    }
-    assert all(row["peers"] == {} for row in report["results"])
-    assert "Multi30k is skipped" in told
-    assert "ctranslate2 is not installed" in told
-    with pytest.raises(SystemExit, match="2"):
-        run_small("--only", "nothing")
-
-
 def test_targets_of_another_length_are_not_compared():
     work = Work("exact", [[5, 2], [6, 2]], Search(1, max_new_tokens=3), is_exact=True)
     ours = Contender("ours", Precision.FP32, "", lambda *_: [])

@@ -21,10 +21,3 @@ def test_generate_gives_the_oracles_tokens(is_static, random_trained):
     peer = TransformersPeer(as_marian(model, torch.device("cpu"), torch.float32), is_static=is_static)
     oracle = greedy_search(model, sources, bos_id=BOS_ID, eos_id=-1, max_new_tokens=9)
     assert peer.translate(sources, Search(1, max_new_tokens=9, min_new_tokens=9)) == oracle
-
-
-def test_a_pre_norm_model_is_refused(random_pre_norm):
-    from benchmarks.peers.marian import as_marian
-
-    with pytest.raises(ValueError, match="MarianMTModel is post-norm, and the model has norm='pre'"):
-        as_marian(random_pre_norm.model, torch.device("cpu"), torch.float32)

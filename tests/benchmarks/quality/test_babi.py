@@ -40,26 +40,6 @@ def test_a_question_has_the_sentences_before_it_and_no_question_before_it(tmp_pa
     assert third.story == ("Fred is bored.",)
 
 
-def test_a_large_file_that_is_missing_is_the_small_one(tmp_path):
-    write(tmp_path / "en", 3, "train")
-    assert len(babi.read_questions(tmp_path, "en-10k", "train", [3])) == 3
-    with pytest.raises(FileNotFoundError, match="qa4"):
-        babi.read_questions(tmp_path, "en-10k", "train", [3, 4])
-
-
-def test_a_file_of_another_format_is_named(tmp_path):
-    write(tmp_path / "en", 1, "test", "Where is Fred?\n")
-    with pytest.raises(
-        ValueError, match=r"qa1_some-name_test.txt.gz, line 1: it does not begin with a number"
-    ):
-        babi.read_questions(tmp_path, "en", "test", [1])
-
-
-def test_a_missing_folder_is_one_line(tmp_path, capsys):
-    assert babi.main([str(tmp_path / "none"), "en", "--corpus", str(tmp_path)]) == 1
-    assert capsys.readouterr().err.startswith("error: [Errno 2] no such file: ")
-
-
 def test_every_place_of_a_question_in_its_story_is_scored_in_training(tmp_path):
     questions = [
         babi.Question(1, ("Fred went away.",) * place, f"Where is {number}?", "room")

@@ -50,35 +50,6 @@ def test_the_frames_of_an_event_are_its_places():
     assert example.places(0).sum() == clip.events[0].stop - clip.events[0].start
 
 
-def test_a_word_of_several_tokens_has_their_mean():
-    scene = next(iter(shapes.generate(1, split="test")))
-    example = captions._of_scene(scene)
-    text = shapes.caption(scene, random.Random(0))
-    words = text.split()
-    place = next(i for i, number in enumerate(shapes.named_figures(scene, text)) if number is not None)
-    whole = attention_at(words, [0] * len(words), 196)
-    tokens = [
-        *whole.target_tokens[:place],
-        f" {words[place]}"[:3],
-        words[place][2:],
-        *whole.target_tokens[place + 1 :],
-    ]
-    weights = np.zeros((len(tokens), 196), np.float32)
-    number = shapes.named_figures(scene, text)[place]
-    on = int(scene.places(number).argmax())
-    weights[place, 0], weights[place, on], weights[place + 1, on] = 0.5, 0.4, 0.4
-    attention = Attention(target_tokens=tokens, weights=weights.ravel().tolist())
-    hits = captions.pointing(example, hypothesis_of(text, attention))
-    assert hits[0]
-
-
-def test_a_system_without_attention_points_nowhere_in_the_table():
-    scores = {"right_percent": {"fp32": 91.26, "int8": 90.0}, "events_percent": {}, "pointing_percent": {}}
-    basic = {"parameters": 812_345, "steps": 1500, **scores}
-    _, _, row = captions.table({"systems": {"basic": basic}}).splitlines()
-    assert row == "| basic | 812,345 | 1,500 | 91.3 | 90.0 | – | – | – | – |"
-
-
 @pytest.mark.slow  # trainings, exports and servers
 @pytest.mark.parametrize("preset", ["captioner", "clip-captioner"])
 def test_a_run_is_served_and_scored(preset, tmp_path, capsys, monkeypatch):

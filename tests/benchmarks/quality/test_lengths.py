@@ -3,24 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.quality.lengths import bins_of, main
+from benchmarks.quality.lengths import main
 from seq2seq_serve.training.data.text_files import write_lines
-
-
-def test_bins_hold_every_sentence_once() -> None:
-    lengths = [17, 9, 1, 10, 40, 11, 12, 13, 14, 16]
-    assert [(each.label, each.rows) for each in bins_of(lengths)] == [
-        ("1–9", [1, 2]),
-        ("10–11", [3, 5]),
-        ("12–13", [6, 7]),
-        ("14–16", [8, 9]),
-        ("17+", [0, 4]),
-    ]
-
-
-def test_a_test_set_without_long_sources_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"^no source of the test set has 14–16 or 17\+ tokens$"):
-        bins_of([5, 10, 12])
 
 
 def test_a_model_that_fails_on_long_sources_has_low_bleu_in_those_bins_only(

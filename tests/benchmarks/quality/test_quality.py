@@ -1,5 +1,4 @@
 import shutil
-import subprocess
 from io import StringIO
 from pathlib import Path
 
@@ -7,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from benchmarks.quality import __main__ as quality
-from benchmarks.quality.__main__ import detokenise, main, measure, table
+from benchmarks.quality.__main__ import detokenise, measure, table
 from seq2seq_serve.training.checkpoint import checkpoint_step, list_checkpoints
 from seq2seq_serve.training.data.text_files import read_lines, write_lines
 from seq2seq_serve.training.evaluation.comparison import MetricSettings
@@ -58,21 +57,9 @@ def test_a_run_is_averaged_served_and_scored_in_both_precisions(
     assert any(row.startswith("| test | BLEU, detokenised, lower case | ") for row in rows)
 
 
-def test_a_missing_file_is_one_line_before_anything_is_exported(tmp_path, capsys):
-    assert main([str(tmp_path), "--test", "test", str(tmp_path / "a"), str(tmp_path / "b")]) == 1
-    assert capsys.readouterr().err == f"error: [Errno 2] No such file or directory: '{tmp_path}/a'\n"
-
-
 def test_tokens_become_text() -> None:
     assert detokenise(["l&apos; homme dit : « oui » .", "un chien"], "fr") == [
         "l'homme dit : « oui ».",
         "un chien",
     ]
     assert detokenise(["a man , 3 @-@ year @-@ old ."], "en") == ["a man, 3-year-old."]
-
-
-@pytest.mark.parametrize("script", sorted(Path(quality.__file__).parent.glob("*.sh")), ids=lambda it: it.stem)
-def test_a_recipe_without_arguments_ends_before_training(script: Path) -> None:
-    done = subprocess.run(["sh", str(script)], capture_output=True, text=True, check=False)
-    assert done.returncode != 0
-    assert "1: " in done.stderr  # the shell names the missing argument

@@ -1,5 +1,3 @@
-import dataclasses
-
 import numpy as np
 import pytest
 
@@ -58,12 +56,6 @@ def test_a_term_is_never_negative_except_what_a_mode_saves():
     assert min(found.encode_seconds, found.token_seconds) > 0
 
 
-def test_what_never_ran_has_no_time():
-    turns, seconds = draw_turns(200, 0)
-    turns[:, COLUMNS.index("beam_row_seconds")] = 0
-    assert fit([(turns, seconds)])["times"].beam_row_seconds == 0
-
-
 def test_rows_that_were_not_measured_continue_the_curve():
     found = fit([draw_turns(2000, 0, most_rows=10)])["times"]
     assert max(rows for rows, _ in found.rows_seconds) == 10
@@ -74,19 +66,3 @@ def test_the_curve_is_straight_between_and_beyond_its_points():
     times = EngineTimes(((2, 1.0), (4, 2.0), (8, 2.0)))
     assert [times.turn_seconds(rows) for rows in (1, 2, 3, 4, 6, 8, 100)] == [0.5, 1.0, 1.5, 2, 2, 2, 2]
     assert EngineTimes(((5, 3.0),)).turn_seconds(1) == 3.0
-
-
-def test_too_few_turns_are_an_error():
-    with pytest.raises(ValueError, match="9 turns are not enough"):
-        fit([draw_turns(9, 0, most_rows=9)])
-
-
-def test_times_of_another_version_are_an_error():
-    with pytest.raises(ValueError, match="measure them with `fit` again"):
-        EngineTimes.of({"turn_seconds": 1e-3})
-
-
-def test_times_survive_a_result_file():
-    figures = dataclasses.asdict(TIMES)
-    figures["rows_seconds"] = [list(point) for point in CURVE]
-    assert EngineTimes.of(figures) == TIMES

@@ -1,4 +1,3 @@
-import asyncio
 import dataclasses
 import math
 import random
@@ -11,12 +10,10 @@ from benchmarks.scale.model import (
     EngineTimes,
     Group,
     Policy,
-    VirtualLoop,
     best_rate,
     capacity,
     draw_calls,
     simulate,
-    summarize,
 )
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine import scheduler
@@ -99,12 +96,6 @@ def test_a_call_alone_takes_the_fitted_times(mode, num_tokens):
     assert outcome.queue_seconds == 0
 
 
-def test_a_call_that_comes_in_a_turn_waits_for_its_end():
-    times = EngineTimes(((1, 0.1),))
-    first, second = serve([(0.0, make_job(1, 3)), (0.15, make_job(1, 1))], times)
-    assert (first.end, second.queue_seconds, second.end) == pytest.approx((0.3, 0.05, 0.3))
-
-
 @pytest.mark.parametrize("policy", Policy)
 def test_every_call_ends_once_and_too_many_are_refused(policy):
     group = Group(TIMES, 8, num_servers=4, policy=policy, queue=QueueLimits(max_waiting_requests=20))
@@ -127,24 +118,6 @@ def test_a_proxy_that_counts_open_calls_meets_an_objective_at_a_higher_rate_than
     assert 0 < in_turn["slots_in_use"] < 1
 
 
-def test_an_engine_that_is_too_slow_for_the_objective_has_no_rate():
-    assert best_rate(Group(SLOW, 4), 40, latency_seconds=0.01, wait_seconds=4.0)["rate"] == 0
-
-
-def test_a_summary_counts_the_calls_after_the_warm_up():
-    beam = Job((5,), 3, Mode.BEAM, seed=0)
-    outcomes = [
-        Outcome(beam, arrival, end=arrival + 3, code=code, queue_seconds=1.0)
-        for arrival, code in ((0.0, "OK"), (1.0, "OK"), (2.0, "Overloaded"), (3.0, "OK"))
-    ]
-    assert summarize(outcomes, after=1.0) == {
-        "refused": pytest.approx(1 / 3),
-        "wait_p99": 1.0,
-        "latency_p99": 3.0,
-        "held_seconds": 8.0,  # 4 slots for 2 seconds
-    }
-
-
 def test_arrivals_have_the_rates_and_shares():
     calls = list(draw_calls(rate=200.0, seconds=60.0))
     times = [at for at, _ in calls]
@@ -159,17 +132,6 @@ def test_arrivals_have_the_rates_and_shares():
         at - before for before, (at, job) in zip(times, calls[1:], strict=False) if job.mode is Mode.BEAM
     ]
     assert sum(beams) / len(beams) == pytest.approx(60 / len(times), rel=0.08)
-
-
-def test_an_endless_wait_in_virtual_time_is_an_error():
-    async def wait() -> None:
-        await asyncio.Event().wait()
-
-    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
-        with pytest.raises(RuntimeError, match="waits for something that never comes"):
-            runner.run(wait())
-        for task in asyncio.all_tasks(runner.get_loop()):
-            task.cancel()
 
 
 def test_a_full_core_gathers_requests_for_an_encode_call(monkeypatch):

@@ -97,12 +97,6 @@ def test_flops_are_those_that_are_counted_where_nothing_is_padded(preset: Preset
     assert found == counter.get_total_flops() + not_counted
 
 
-def test_padding_counts_no_flops(preset: Preset) -> None:
-    short, long = EncodedPair([5, EOS_ID], [7]), EncodedPair([*range(5, 17), EOS_ID], [8, 9, 10])
-    apart = [model_flops(preset.model, make_batch([pair])) for pair in (short, long)]
-    assert model_flops(preset.model, make_batch([short, long])) == sum(apart)
-
-
 @pytest.mark.parametrize(("bar", "code"), [(0.0, 0), (1e9, 1)])
 def test_the_command_measures_prints_writes_and_judges(
     preset: Preset,

@@ -426,16 +426,16 @@ class TestSounds:
         export_checkpoint(folder, tmp_path / "bundle", FP32, limits=Limits(0, 24))
         assert load_bundle(tmp_path / "bundle").manifest.max_target_length == 24
 
-    @pytest.mark.parametrize("is_processor", [False, True])
     @pytest.mark.parametrize(
-        ("name", "value"),
+        ("name", "value", "is_processor"),
         [
-            ("sampling_rate", 8_000),
-            ("hop_length", 80),
-            ("n_fft", 512),
-            ("feature_size", 80),
-            ("dither", 1e-4),
-            ("do_normalize", True),
+            ("sampling_rate", 8_000, False),
+            ("sampling_rate", 8_000, True),
+            ("hop_length", 80, False),
+            ("n_fft", 512, False),
+            ("feature_size", 80, False),
+            ("dither", 1e-4, False),
+            ("do_normalize", True, False),
         ],
     )
     def test_another_spectrogram_is_refused(self, checkpoint, tmp_path, name, value, is_processor):
@@ -483,12 +483,9 @@ class TestPictures:
         [
             ({"size": {"height": 32, "width": 64}}, OTHER_NUMBERS),
             ({"size": {"shortest_edge": 32}}, OTHER_NUMBERS),
-            ({"size": {"shortest_edge": 32}, "do_center_crop": True, "crop_size": 32}, OTHER_NUMBERS),
-            ({"size": 384}, OTHER_NUMBERS),
             ({"do_center_crop": True, "crop_size": 24}, OTHER_NUMBERS),
             ({"do_resize": False}, OTHER_NUMBERS),
             ({"do_rescale": False}, OTHER_NUMBERS),
-            ({"image_mean": [0.5]}, OTHER_NUMBERS),
             ({"image_std": [0.5, 0.0, 0.5]}, OTHER_NUMBERS),
             ({"image_processor_type": "DonutImageProcessor"}, OTHER_NUMBERS),
             (
@@ -525,11 +522,6 @@ class TestPictures:
         scale = 1 / settings.get("rescale_factor", 1 / 255)
         assert (pictures.mean[0] / scale, pictures.deviation[0] / scale) == pytest.approx(expected)
 
-    def test_a_folder_without_an_image_processor_is_refused(self, folder, tmp_path):
-        (folder / "preprocessor_config.json").unlink()
-        with pytest.raises(CheckpointError, match="its image processor cannot be read: "):
-            export_checkpoint(folder, tmp_path / "bundle", FP32, report=refuse_to_go_on)
-
     @pytest.mark.parametrize(
         ("half", "settings", "match"),
         [
@@ -538,7 +530,6 @@ class TestPictures:
             ("encoder", {"patch_size": 7}, "image_size is 32, and patches of 7 do not divide it"),
             ("encoder", {"num_channels": 1}, "num_channels is 1, and 3 is supported"),
             ("encoder", {"num_hidden_layers": "x"}, "num_layers is 'x', and must be a whole number"),
-            ("encoder", {"intermediate_size": -8}, "d_ff is -8, and must be a whole number above 0"),
             ("encoder", {"hidden_size": -48}, "config.json has a size that is not supported"),
             ("encoder", {"layer_norm_eps": "x"}, "the epsilon of norms is 'x', and must be a number"),
             ("decoder", {"decoder_layers": None}, "num_layers is None, and must be a whole number"),

@@ -31,7 +31,7 @@ def test_lengths_do_not_count_the_start_tokens():
     assert generation_of({"eos_token_id": 2, "min_length": 0}, 1, 1024, 600).min_new_tokens == 0
 
 
-def test_settings_of_a_marian_checkpoint():
+def test_settings_of_a_marian_checkpoint_become_defaults_of_requests():
     generation = generation_of(
         {
             "eos_token_id": 0,

@@ -310,12 +310,6 @@ def test_a_language_that_the_checkpoint_fixes_is_the_default(tmp_path):
     assert choices["target_language"].default == "fra_Latn"
 
 
-def test_mbart_starts_with_a_language_and_not_with_bos(tmp_path):
-    files = mbart(tmp_path)
-    ours = read_tokenizers(tmp_path, "mbart", files.config, {"bos_token_id": 0})
-    assert ours.frames.start == ("target_language",)
-
-
 def test_mbart_starts_with_the_language_that_the_checkpoint_fixes(tmp_path):
     files = mbart(tmp_path)
     language = files.theirs.convert_tokens_to_ids("ro_RO")
@@ -399,12 +393,12 @@ def test_a_stop_sequence_is_normalised_as_the_text_is(stop, ours):
 
 
 class TestRefusals:
-    def test_a_tokenizer_of_another_model(self, tmp_path):
+    def test_a_tokenizer_of_another_model_is_refused(self, tmp_path):
         files = t5(tmp_path)
         with pytest.raises(ValueError, match="beyond the model's vocabulary of 1000"):
             read_tokenizers(tmp_path, "t5", {"vocab_size": 1000}, files.generation)
 
-    def test_pieces_of_another_model(self, tmp_path):
+    def test_pieces_of_another_model_are_refused(self, tmp_path):
         files = marian(tmp_path)
         with pytest.raises(ValueError, match="beyond the model's vocabulary of 1000"):
             read_tokenizers(tmp_path, "marian", {"vocab_size": 1000}, files.generation)
@@ -416,17 +410,17 @@ class TestRefusals:
         assert list(ours.choices["source_language"].ids) == ["af", "am", "ar"]
 
     @pytest.mark.parametrize("name", ["source.spm", "target.spm", "vocab.json"])
-    def test_a_missing_file(self, name, tmp_path):
+    def test_a_missing_file_is_refused_by_its_name(self, name, tmp_path):
         files = marian(tmp_path)
         (tmp_path / name).unlink()
         with pytest.raises(ValueError, match=f"no {name}"):
             imported(files)
 
-    def test_a_folder_without_a_tokenizer(self, tmp_path):
+    def test_a_folder_without_a_tokenizer_is_refused(self, tmp_path):
         with pytest.raises(ValueError, match=r"no spiece\.model"):
             read_tokenizers(tmp_path, "t5", {"vocab_size": 100}, {"decoder_start_token_id": 0})
 
-    def test_a_damaged_model(self, tmp_path):
+    def test_a_damaged_model_of_pieces_is_refused(self, tmp_path):
         files = marian(tmp_path)
         content = (tmp_path / "source.spm").read_bytes()
         for damaged in (b"", b"\xff" * 20, content[: len(content) // 2], b"{}"):
@@ -434,14 +428,14 @@ class TestRefusals:
             with pytest.raises(ValueError, match=r"source\.spm: not a SentencePiece model"):
                 imported(files)
 
-    def test_a_damaged_file(self, tmp_path):
+    def test_a_damaged_file_is_refused(self, tmp_path):
         files = t5(tmp_path)
         for damaged in ("", "{", "[]", "{}", '{"model": {"vocab": [1]}, "added_tokens": []}'):
             (tmp_path / "tokenizer.json").write_text(damaged)
             with pytest.raises(ValueError, match=r"tokenizer\.json"):
                 imported(files)
 
-    def test_a_class_of_another_family(self, tmp_path):
+    def test_a_tokenizer_class_of_another_family_is_refused(self, tmp_path):
         files = t5(tmp_path)
         settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
         (tmp_path / "tokenizer_config.json").write_text(
@@ -453,13 +447,13 @@ class TestRefusals:
             imported(files)
 
     @pytest.mark.parametrize(("family", "other"), [("m2m100", nllb), ("nllb", m2m100), ("mbart", nllb)])
-    def test_a_tokenizer_without_the_languages_of_its_family(self, family, other, tmp_path):
+    def test_a_tokenizer_without_the_languages_of_its_family_is_refused(self, family, other, tmp_path):
         files = other(tmp_path)
         edit(tmp_path / "tokenizer_config.json", tokenizer_class=None)
         with pytest.raises(ValueError, match=r"no token of the tokenizer is a language|no languages"):
             read_tokenizers(tmp_path, family, files.config, files.generation)
 
-    def test_a_vocabulary_with_gaps(self, tmp_path):
+    def test_a_vocabulary_with_gaps_is_refused(self, tmp_path):
         files = marian(tmp_path)
         vocab = json.loads((tmp_path / "vocab.json").read_text())
         vocab.popitem()
@@ -467,7 +461,7 @@ class TestRefusals:
         with pytest.raises(ValueError, match="their ids have gaps"):
             imported(files)
 
-    def test_a_model_without_a_start_token(self, tmp_path):
+    def test_a_model_without_a_start_token_is_refused(self, tmp_path):
         files = t5(tmp_path)
         with pytest.raises(ValueError, match="neither decoder_start_token_id nor bos_token_id"):
             read_tokenizers(tmp_path, "t5", files.config, {})

@@ -23,6 +23,7 @@ from seq2seq_serve.training.huggingface.sounds import Sounds
 from seq2seq_serve.training.huggingface.tuning import keep_published, write_published
 from seq2seq_serve.training.models.options import PublishedConfig
 from seq2seq_serve.training.prepare import continue_run
+from seq2seq_serve.training.reports import curves
 from seq2seq_serve.training.run import RunFolder, load_published, load_run
 from tests.export.huggingface.checkpoints import CASES, PICTURES, SHALLOW, SOUNDS, edit
 from tests.export.huggingface.tokenizer_files import sentences
@@ -41,8 +42,14 @@ WHISPER_LANGUAGE = {"whisper": {"language": "en"}}
 SETTINGS = (
     *("learning_rate_scale=0.05", "warmup_steps=10", "batch_tokens=200", "dropout=0.1"),
     *("max_length_ratio=null", "bpe_dropout=0", "cooldown_share=0", "num_averaged=1"),
-    *("eval_interval_steps=20", "checkpoint_interval_steps=10"),
+    *("eval_interval_steps=10", "checkpoint_interval_steps=10"),
 )
+
+
+@pytest.fixture(autouse=True)
+def _no_pictures(monkeypatch):
+    # Drawing the curve takes as long as the steps of these trainings.
+    monkeypatch.setattr(curves, "save_learning_curve", lambda folder: None)
 
 
 @pytest.fixture
@@ -70,13 +77,13 @@ def test_a_tuned_model_learns_resumes_exactly_and_is_served_as_transformers_gene
     checkpoint, corpus, tmp_path, case
 ):
     folder = shutil.copytree(checkpoint(case, SHALLOW)[0], tmp_path / "published")
-    whole = tune(folder, tmp_path / "whole", corpus, "--max-steps", "40")
+    whole = tune(folder, tmp_path / "whole", corpus, "--max-steps", "20")
     losses = [line["loss"] for line in whole.read_metrics() if line["kind"] == "dev"]
     assert losses[1] < losses[0] - 0.1
-    parts = tune(folder, tmp_path / "parts", corpus, "--max-steps", "30")
+    parts = tune(folder, tmp_path / "parts", corpus, "--max-steps", "10")
     shutil.rmtree(folder)  # a run keeps what it needs
-    assert continue_run(parts, None, torch.device("cpu"), Console(quiet=True), {"max_steps": 40}).steps == 40
-    expected, found = weights(whole, 40), weights(parts, 40)
+    assert continue_run(parts, None, torch.device("cpu"), Console(quiet=True), {"max_steps": 20}).steps == 20
+    expected, found = weights(whole, 20), weights(parts, 20)
     assert all(torch.equal(tensor, found[name]) for name, tensor in expected.items())
 
     bundle = tmp_path / "bundle"

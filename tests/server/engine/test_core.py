@@ -532,16 +532,6 @@ def test_padding_counts_a_part_of_what_it_adds():
     assert [len(batch) for batch in driver.runner.encoded] == [3, 1]
 
 
-@pytest.mark.parametrize("is_recurrent", [False, True])
-def test_a_scored_target_counts_as_one_step_or_as_a_step_a_token_where_steps_read_it(is_recurrent):
-    driver = Driver(FakeRunner(1, is_recurrent=is_recurrent))
-    scored = make_request((13, 4), prefix_ids=tuple(range(10, 19)), is_score=True)
-    driver.submit(scored)
-    driver.finish()
-    num_turns = 10 if is_recurrent else 1
-    assert len(driver.turns) == num_turns == scored.cost(feeds_prefix=is_recurrent).num_steps
-
-
 def test_a_prefix_that_steps_read_does_not_bound_an_encode_call():
     for is_recurrent, num_encoded in ((False, [1, 1]), (True, [2])):
         driver = Driver(FakeRunner(2, is_recurrent=is_recurrent), limits=SchedulerLimits(max_encode_tokens=8))

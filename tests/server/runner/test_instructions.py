@@ -61,9 +61,9 @@ def check_bits(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(tried) > 1
 
 
-def test_a_transformer(random_bundle, monkeypatch):
+def test_a_transformer_has_the_same_bits_with_all_instructions(random_bundle, monkeypatch):
     check_bits(random_bundle, monkeypatch)
 
 
-def test_a_recurrent_model(random_recurrent, monkeypatch):
+def test_a_recurrent_model_has_the_same_bits_with_all_instructions(random_recurrent, monkeypatch):
     check_bits(random_recurrent("additive")[1], monkeypatch)

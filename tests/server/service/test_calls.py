@@ -22,7 +22,7 @@ from tests.server.service.harness import make_rpcs, serving
 REQUEST = pb.GenerateRequest(sources=[pb.Source(text="abc")])
 
 
-async def test_the_callers_request_id_is_kept_and_else_one_is_made():
+async def test_the_callers_request_id_is_kept_and_otherwise_one_is_made():
     async with serving() as served, AsyncClient(served.address) as client:
         given = await client.generate("abc", request_id="order-66/b")
         assert given.request_id == "order-66/b"
@@ -114,7 +114,7 @@ def abandoned(calls: Calls) -> RemoteCall:
     )
 
 
-async def test_who_leaves_while_the_server_waits_for_them_to_read_has_cancelled_and_is_no_bug(caplog):
+async def test_a_caller_who_leaves_without_reading_is_cancelled_without_a_traceback(caplog):
     """The write fails before gRPC cancels the handler, which was logged and counted as INTERNAL."""
     metrics = Metrics()
     calls = make_rpcs(metrics)._calls

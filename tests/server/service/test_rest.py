@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from seq2seq_serve.server.config import ServerConfig
-from tests.server.service.harness import EchoRunner, fetch, serving
+from tests.server.service.harness import EchoRunner, serving, serving_on_a_thread
 
 SHA256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
 
@@ -28,8 +28,10 @@ def ask(port: int, method: str, path: str, content=None, **headers: str) -> tupl
     return answer.status, dict(answer.headers), json.loads(text) if is_json else text
 
 
-def request_of(path: str, body: bytes) -> bytes:
-    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body
+def request_of(path: str, body: bytes, num_bytes: int = 0, more: str = "") -> bytes:
+    """A request whose body has `num_bytes` by its header, as many as are given by default."""
+    size = f"Content-Length: {num_bytes or len(body)}\r\n"
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{size}{more}\r\n".encode() + body
 
 
 def serve_and(ask_it, **changes):
@@ -42,6 +44,13 @@ def serve_and(ask_it, **changes):
     return asyncio.run(run())[0]
 
 
+@pytest.fixture(scope="module")
+def port():
+    """The HTTP port of a server as it is by default."""
+    with serving_on_a_thread() as served:
+        yield served.app.http.port
+
+
 def infer_body(*texts: str, **parameters) -> dict:
     return {
         "inputs": [{"name": "text_input", "datatype": "BYTES", "shape": [len(texts)], "data": list(texts)}],
@@ -50,13 +59,12 @@ def infer_body(*texts: str, **parameters) -> dict:
 
 
 INFER, GENERATE, STREAM = (f"/v2/models/echo/{name}" for name in ("infer", "generate", "generate_stream"))
+UNFINISHED = request_of(INFER, b"{", num_bytes=9)
 
 
-def test_infer_answers_with_the_targets_of_all_rows():
-    def asking(port):
-        return ask(port, "POST", INFER, infer_body("오늘은", "ab") | {"id": "7"}, x_request_id="mine")
-
-    status, headers, content = serve_and(asking)
+def test_infer_answers_with_the_targets_of_all_rows(port):
+    body = infer_body("오늘은", "ab") | {"id": "7"}
+    status, headers, content = ask(port, "POST", INFER, body, x_request_id="mine")
     outputs = {one.pop("name"): one for one in content.pop("outputs")}
     assert (status, headers["x-request-id"]) == (200, "mine")
     assert content == {"model_name": "echo", "model_version": "0123456789ab", "id": "7"}
@@ -66,14 +74,10 @@ def test_infer_answers_with_the_targets_of_all_rows():
     assert outputs["finish_reason"]["data"] == ["eos", "eos"]
 
 
-def test_generate_takes_names_and_options_side_by_side():
-    def asking(port):
-        plain = ask(port, "POST", GENERATE, {"text_input": "abc", "max_new_tokens": 2, "id": "x"})
-        nested = ask(port, "POST", GENERATE, {"input_ids": [70, 71, 2], "parameters": {"num_hypotheses": 2}})
-        version = ask(port, "POST", "/v2/models/echo/versions/0123456789ab/generate", {"text_input": "a"})
-        return plain, nested, version
-
-    plain, nested, version = serve_and(asking)
+def test_generate_takes_names_and_options_side_by_side(port):
+    plain = ask(port, "POST", GENERATE, {"text_input": "abc", "max_new_tokens": 2, "id": "x"})
+    nested = ask(port, "POST", GENERATE, {"input_ids": [70, 71, 2], "parameters": {"num_hypotheses": 2}})
+    version = ask(port, "POST", "/v2/models/echo/versions/0123456789ab/generate", {"text_input": "a"})
     assert plain[2] == {
         "model_name": "echo",
         "model_version": "0123456789ab",
@@ -95,8 +99,8 @@ def events_of(text: bytes) -> list[dict]:
     return [json.loads(line.removeprefix(b"data: ")) for line in lines]
 
 
-def test_a_stream_is_the_answer_in_pieces():
-    status, headers, text = serve_and(lambda port: ask(port, "POST", STREAM, {"text_input": "오늘은 ab"}))
+def test_a_stream_is_the_answer_in_pieces(port):
+    status, headers, text = ask(port, "POST", STREAM, {"text_input": "오늘은 ab"})
     events = events_of(text)
     assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
     assert "".join(event["text_output"] for event in events) == "오늘은 ab"
@@ -185,10 +189,10 @@ async def test_a_reader_who_leaves_in_the_middle_frees_the_slot():
         (infer_body("a", beam_size=99), "beam_size is 99", "beam_size"),
     ],
 )
-def test_an_error_names_the_row_and_the_protocols_own_field(body, message, field):
+def test_an_error_names_the_row_and_the_protocols_own_field(port, body, message, field):
     """A wrong text among 256 was "sources[0].text"."""
     kind = "parameters" if field == "beam_size" else "inputs"
-    status, _, answer = serve_and(lambda port: ask(port, "POST", INFER, body))
+    status, _, answer = ask(port, "POST", INFER, body)
     assert (status, answer["field"]) == (400, f"{kind}[{field}]")
     assert answer["error"].startswith(message)
 
@@ -225,19 +229,17 @@ def test_an_error_names_the_row_and_the_protocols_own_field(body, message, field
         ),
         (INFER, infer_body("a") | {"id": "\ud800"}, 400, "INVALID_ARGUMENT", "not JSON in UTF-8"),
         (GENERATE, {"input_ids": [True]}, 400, "INVALID_ARGUMENT", "does not have the type"),
-        (GENERATE, {"input_ids": [1.5]}, 400, "INVALID_ARGUMENT", "does not have the type"),
-        (GENERATE, {"text_input": "\ud800"}, 400, "INVALID_ARGUMENT", "not JSON in UTF-8"),
         (STREAM, {"text_input": "a", "num_hypotheses": 2}, 400, "INVALID_ARGUMENT", "one hypothesis"),
     ],
 )
-def test_a_wrong_request_gets_its_status_and_the_reason(path, content, status, code, text):
-    found, headers, answer = serve_and(lambda port: ask(port, "POST", path, content))
+def test_a_wrong_request_gets_its_status_and_the_reason(port, path, content, status, code, text):
+    found, headers, answer = ask(port, "POST", path, content)
     assert (found, answer["code"]) == (status, code)
     assert text in answer["error"]
     assert headers["x-request-id"]
 
 
-def test_nested_lists_are_row_major():
+def test_nested_lists_are_row_major(port):
     body = {
         "inputs": [
             {"name": "input_ids", "datatype": "INT64", "shape": [2, 2], "data": [[70, 2], [71, 2]]},
@@ -245,7 +247,7 @@ def test_nested_lists_are_row_major():
         ],
         "outputs": [{"name": "output_ids"}],
     }
-    _, _, answer = serve_and(lambda port: ask(port, "POST", INFER, body))
+    _, _, answer = ask(port, "POST", INFER, body)
     assert answer["outputs"] == [
         {"name": "output_ids", "datatype": "INT64", "shape": [2, 1, 1], "data": [70, 71]}
     ]
@@ -276,9 +278,7 @@ def test_rights_come_before_the_body(tmp_path):
 
     def asking(port):
         with socket.create_connection(("127.0.0.1", port), 20) as client:
-            client.sendall(
-                f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 4000000\r\n\r\n".encode()
-            )
+            client.sendall(request_of(INFER, b"", 4_000_000))
             return client.recv(4096)
 
     assert serve_and(asking, access_file=file).startswith(b"HTTP/1.1 401")
@@ -286,10 +286,9 @@ def test_rights_come_before_the_body(tmp_path):
 
 async def test_large_requests_are_held_as_those_of_grpc(monkeypatch):
     monkeypatch.setattr("seq2seq_serve.server.service.calls._MAX_HELD_BYTES", 10**6)
-    head = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2000000\r\n\r\n".encode()
     async with serving() as served:
         _, writer = await asyncio.open_connection("127.0.0.1", served.app.http.port)
-        writer.write(head)  # its body does not come
+        writer.write(request_of(INFER, b"", 2_000_000))  # its body does not come
         async with asyncio.timeout(20):
             while not served.app._calls.held.held:
                 await asyncio.sleep(0)
@@ -339,7 +338,6 @@ async def test_a_stream_is_finished_when_the_server_stops():
 def test_unfinished_requests_leave_room_for_probes(monkeypatch):
     monkeypatch.setattr("seq2seq_serve.server.service.rest._MAX_OPEN", 3)
     monkeypatch.setattr("seq2seq_serve.server.http._MAX_CONNECTIONS", 6)
-    unfinished = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{".encode()
 
     def asking(port):
         with ExitStack() as stack:
@@ -347,7 +345,7 @@ def test_unfinished_requests_leave_room_for_probes(monkeypatch):
             def begin(count):
                 for _ in range(count):
                     client = stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
-                    client.sendall(unfinished)
+                    client.sendall(UNFINISHED)
 
             begin(3)
             # The server may not have read all three yet. No connection is closed: there is room for 6.
@@ -361,13 +359,11 @@ def test_unfinished_requests_leave_room_for_probes(monkeypatch):
     assert (probed, status, headers["retry-after"]) == (200, 429, "1")
 
 
-def test_pages_describe_the_server_and_its_models():
+def test_pages_describe_the_server_and_its_models(port):
     paths = ("", "/health/live", "/health/ready", "/models/echo", "/models/echo/ready", "/models/echo/config")
-
-    def asking(port):
-        return [ask(port, "GET", f"/v2{path}") for path in (*paths, "/models/none", "/models/none/ready")]
-
-    *answers, none, unready = serve_and(asking)
+    *answers, none, unready = (
+        ask(port, "GET", f"/v2{path}") for path in (*paths, "/models/none", "/models/none/ready")
+    )
     assert [status for status, *_ in answers] == [200] * len(paths)
     server, live, ready, model, model_ready, config = (content for *_, content in answers)
     assert server["name"]
@@ -376,11 +372,6 @@ def test_pages_describe_the_server_and_its_models():
     assert model["inputs"][0]["shape"] == [-1]
     assert config["config"]["name"] == "echo"
     assert (none[0], unready[0], unready[2]["reason"]) == (404, 404, "UNKNOWN_MODEL")
-
-
-def test_an_unknown_page_names_the_known_ones():
-    known = "/detect, /healthz, /languages, /metrics, /readyz, /translate, /v1, /v2"
-    assert serve_and(lambda port: fetch(port, "/")) == (404, f"try {known}\n")
 
 
 @pytest.mark.parametrize(
@@ -397,9 +388,7 @@ def test_a_body_that_does_not_come_is_refused(monkeypatch):
 
     def asking(port):
         with socket.create_connection(("127.0.0.1", port), 20) as client:
-            client.sendall(
-                f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{".encode()
-            )
+            client.sendall(UNFINISHED)
             received = b""
             while b"seconds" not in received and (more := client.recv(4096)):
                 received += more
@@ -416,8 +405,7 @@ def test_a_long_body_has_longer_to_come(monkeypatch):
 
     def asking(port):
         with socket.create_connection(("127.0.0.1", port), 20) as client:
-            head = f"POST {GENERATE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
-            client.sendall(f"{head}Expect: 100-continue\r\n\r\n".encode())
+            client.sendall(request_of(GENERATE, b"", len(body), "Expect: 100-continue\r\n"))
             assert b" 100 " in client.recv(4096)
             for octet in body:
                 client.sendall(bytes([octet]))
@@ -432,15 +420,14 @@ def test_a_long_body_has_longer_to_come(monkeypatch):
 def test_slow_bodies_of_one_caller_leave_room_for_others(monkeypatch):
     """They took all places, and every other caller got 429."""
     monkeypatch.setattr("seq2seq_serve.server.service.rest._MAX_OPEN", 4)
-    unfinished = f"POST {INFER} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n{{".encode()
 
     def asking(port):
         with ExitStack() as stack:
             for _ in range(4):
                 client = socket.create_connection(("127.0.0.1", port), 20, source_address=("127.0.0.2", 0))
-                stack.enter_context(client).sendall(unfinished)
+                stack.enter_context(client).sendall(UNFINISHED)
             with socket.create_connection(("127.0.0.1", port), 20, source_address=("127.0.0.2", 0)) as client:
-                client.sendall(unfinished)
+                client.sendall(UNFINISHED)
                 refused = client.recv(4096)
             return refused, ask(port, "POST", GENERATE, {"text_input": "a"})[0]
 
@@ -485,8 +472,8 @@ def test_a_server_that_drains_answers_what_it_has_accepted(caplog):
     assert caplog.records == []
 
 
-def test_a_wrong_method_is_an_error_in_json():
-    status, headers, answer = serve_and(lambda port: ask(port, "GET", INFER))
+def test_a_wrong_method_is_an_error_in_json(port):
+    status, headers, answer = ask(port, "GET", INFER)
     assert (status, answer["code"], answer["reason"]) == (405, "UNIMPLEMENTED", "METHOD_NOT_ALLOWED")
     assert headers["allow"] == "POST"
     assert "send POST" in answer["error"]
@@ -500,15 +487,13 @@ def test_a_wrong_method_is_an_error_in_json():
         ({"logit_bias": {"5": -1.5}}, "abc"),
     ],
 )
-def test_lists_and_maps_of_json_are_options(parameters, text):
-    status, _, answer = serve_and(
-        lambda port: ask(port, "POST", GENERATE, {"text_input": "abc"} | parameters)
-    )
+def test_lists_and_maps_of_json_are_options(port, parameters, text):
+    status, _, answer = ask(port, "POST", GENERATE, {"text_input": "abc"} | parameters)
     assert (status, answer["text_output"]) == (200, text)
 
 
-def test_a_body_may_repeat_the_name_of_the_model():
+def test_a_body_may_repeat_the_name_of_the_model(port):
     """The requests of KServe's client were refused."""
     body = infer_body("ab") | {"id": "1", "model_name": "echo"}
-    status, _, answer = serve_and(lambda port: ask(port, "POST", INFER, body))
+    status, _, answer = ask(port, "POST", INFER, body)
     assert (status, answer["outputs"][0]["data"]) == (200, ["ab"])

@@ -50,11 +50,6 @@ def test_a_container_bounds_the_memory(name, tmp_path):
     assert usable_memory(tmp_path) == usable_memory(tmp_path / "nothing") > 2**20
 
 
-def test_a_container_without_a_limit_has_the_memory_of_the_machine(tmp_path):
-    (tmp_path / "memory.max").write_text("max\n")
-    assert usable_memory(tmp_path) == usable_memory(tmp_path / "nothing") > 2**20
-
-
 @pytest.mark.parametrize(("hard", "limit"), [(4096, 4096), (64, 64), (resource.RLIM_INFINITY, 2**20)])
 def test_as_many_files_may_be_open_as_the_hard_limit_allows(hard, limit, monkeypatch):
     given = []

@@ -193,10 +193,3 @@ async def test_a_call_without_a_trace_begins_one_and_errors_of_ours_are_marked(e
 )
 def test_the_trace_of_a_caller_is_read_as_w3c_writes_it(given, expected):
     assert trace_id_of((("traceparent", given),)) == expected
-
-
-def test_spans_are_made_by_the_standard_exporter_by_default():
-    made = Tracing()
-    (processor,) = made._provider._active_span_processor._span_processors
-    assert type(processor.span_exporter).__name__ == "OTLPSpanExporter"
-    made.stop()

@@ -165,19 +165,6 @@ def test_articles_and_first_and_joints():
     assert not moving_shapes.is_right(single, "first a red cross moves left")
 
 
-def test_the_content_words_of_a_caption_name_its_events_in_order(captioned):
-    for clip, text in captioned:
-        words = {}
-        for word, number in zip(text.split(), moving_shapes.named_events(clip, text), strict=True):
-            if number is not None:
-                words.setdefault(number, []).append(word)
-        assert list(words) == list(range(len(clip.events)))
-        for number, (colour, shape, *verb) in words.items():
-            event = clip.events[number]
-            assert (colour, shape) == clip.kinds[event.figure]
-            assert " ".join(verb) in ACTIONS[event.action]
-
-
 def test_each_event_named_at_its_place_counts():
     clip = Clip(
         kinds=(("red", "cross"), ("blue", "square")),

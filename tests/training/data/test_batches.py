@@ -136,11 +136,6 @@ def test_a_stream_sees_every_pair_of_a_pass_once_whatever_the_number_of_processe
     assert seen[0] == seen[1]
 
 
-def test_a_stream_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="0 pairs left: nothing to train on"):
-        BatchStream(lambda _: [], 100, seed=0)
-
-
 def test_evaluation_sees_every_pair_once(pairs: list[EncodedPair]) -> None:
     assert sum(len(batch.source[0]) for batch in batches_in_order(pairs, 120)) == len(pairs)
 

@@ -10,7 +10,7 @@ from seq2seq_serve.training.builtin import shapes
 from seq2seq_serve.training.data import built_in
 from seq2seq_serve.training.data.built_in import built_in_parts
 from seq2seq_serve.training.data.corpus import built_in_corpus
-from seq2seq_serve.training.data.sources import NOTHING, STORIES, Clips, Features, Pictures, SourceKind
+from seq2seq_serve.training.data.sources import NOTHING, STORIES, Clips, Pictures, SourceKind
 
 SIZES = {"train": 4, "dev": 2, "test": 3}
 KINDS: dict[str, SourceKind] = {
@@ -81,16 +81,3 @@ def test_a_story_ends_with_its_question(tmp_path):
         assert story
         assert question.endswith("?")
         assert pair.target
-
-
-def test_a_larger_corpus_begins_with_a_smaller_one(tmp_path, monkeypatch):
-    _, small = built_in_parts(Pictures(56), tmp_path)
-    monkeypatch.setattr(built_in, "_NUM_PICTURES", dict.fromkeys(SIZES, 6))
-    _, large = built_in_parts(Pictures(56), tmp_path)
-    for split, size in SIZES.items():
-        assert large[split][:size] == small[split]
-
-
-def test_there_is_no_built_in_corpus_of_features(tmp_path):
-    with pytest.raises(ValueError, match=r"no built-in corpus for this model: give its files \(--tsv\)"):
-        built_in_parts(Features(6), tmp_path)

@@ -5,7 +5,7 @@ from random import Random
 
 import pytest
 
-from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, built_in_corpus, load_corpus
+from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, load_corpus
 from seq2seq_serve.training.data.sources import STORIES, Pictures
 from seq2seq_serve.training.data.text_files import SentencePair
 
@@ -81,13 +81,6 @@ def test_the_hash_tells_corpora_apart() -> None:
     assert corpus.sha256() == Corpus("another name", (a, b), (c,)).sha256()
     others = [Corpus("", (b, a), (c,)), Corpus("", (a,), (b, c)), Corpus("", (a, b), (), (c,))]
     assert corpus.sha256() not in {other.sha256() for other in others}
-
-
-def test_the_built_in_corpus_is_the_default_and_always_the_same() -> None:
-    corpus = load_corpus(CorpusFiles(), seed=7)
-    assert len(corpus.train) >= 30_000
-    assert SentencePair("나는 학생이다", "I am a student.") in corpus.train
-    assert corpus.sha256() == built_in_corpus().sha256()
 
 
 def test_held_out_pairs_are_distinct_and_the_same_whether_from_a_file_or_a_pipe(

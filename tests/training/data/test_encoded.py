@@ -5,9 +5,7 @@ from pathlib import Path
 import pytest
 
 from seq2seq_serve.bundle.tokenizer import Tokenizer
-from seq2seq_serve.training.config import EOS_ID
 from seq2seq_serve.training.data import encoded
-from seq2seq_serve.training.data.batches import plan_pass
 from seq2seq_serve.training.data.encoded import EncodedCorpus, encode_pairs, passing_pairs, write_encoded
 from seq2seq_serve.training.data.filters import CorpusFilters
 from seq2seq_serve.training.data.sources import NOTHING
@@ -21,13 +19,6 @@ PAIRS = [SentencePair(f"문장 {i} 🎉", "a sentence " * (i % 2) + str(i)) for 
 @pytest.fixture
 def tokenizer() -> Tokenizer:
     return train_tokenizer(["문장 sentence"] * 3, 270)
-
-
-def test_texts_become_framed_sources_and_bare_targets() -> None:
-    tokenizer = train_tokenizer([], 260)
-    ((source_ids, target_ids),) = encode_pairs([SentencePair("ab", "c")], tokenizer)
-    assert source_ids == [*tokenizer.encode("ab"), EOS_ID]
-    assert target_ids == tokenizer.encode("c")
 
 
 def test_pairs_are_normalised_before_they_are_looked_at(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -56,15 +47,6 @@ def test_what_is_read_is_what_was_written(
     assert corpus.target_lengths.tolist() == [pair.target_length for pair in expected]
     assert list(corpus.texts(tokenizer)) == PAIRS
     assert not list(tmp_path.glob("*.tmp"))
-
-
-def test_batches_are_those_of_the_pairs_in_memory(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    write_encoded(tmp_path / "encoded", PAIRS, tokenizer, FILTERS)
-    plans = [
-        plan_pass(pairs, 60, seed=1, epoch=2)
-        for pairs in (encode_pairs(PAIRS, tokenizer), EncodedCorpus(tmp_path / "encoded"))
-    ]
-    assert [rows.tolist() for rows in plans[0]] == [rows.tolist() for rows in plans[1]]
 
 
 def test_what_is_dropped_is_what_filters_drop_from_pairs_in_memory(
@@ -102,11 +84,6 @@ def test_large_vocabularies_have_wide_ids(tmp_path: Path, monkeypatch: pytest.Mo
     write_encoded(tmp_path / "encoded", [SentencePair("a", "b")], tokenizer, FILTERS)
     (pair,) = EncodedCorpus(tmp_path / "encoded")
     assert pair.target_ids == [69_999]
-
-
-def test_no_pairs_are_an_empty_corpus(tmp_path: Path, tokenizer: Tokenizer) -> None:
-    write_encoded(tmp_path / "encoded", [], tokenizer, FILTERS)
-    assert list(EncodedCorpus(tmp_path / "encoded")) == []
 
 
 def test_files_that_do_not_fit_each_other_are_refused(tmp_path: Path, tokenizer: Tokenizer) -> None:

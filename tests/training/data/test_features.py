@@ -37,11 +37,3 @@ def test_an_array_of_another_shape_is_refused_by_the_name_of_its_file(
             ValueError, match=rf"features\.npy: the array is {shown}, and must be annotations x 4"
         ):
             read(source)
-
-
-def test_a_file_that_is_cut_off_is_refused_by_its_name(tmp_path: Path) -> None:
-    file = tmp_path / "features.npy"
-    np.save(file, np.ones((30, 4), np.float32))
-    file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(ValueError, match=r"features\.npy: "):
-        Features(4).length(list(str(file).encode()))

@@ -65,12 +65,6 @@ def test_white_space_and_invisible_characters_are_not_broken_ones(text: str) -> 
     assert CorpusFilters(100, 100).text_reason(SentencePair(text, text)) is None
 
 
-def test_copies_are_dropped_on_request_only() -> None:
-    pair = SentencePair("Berlin", "Berlin")
-    assert CorpusFilters(100, 100).text_reason(pair) is None
-    assert CorpusFilters(100, 100, are_copies_dropped=True).text_reason(pair) == "copies"
-
-
 def test_what_is_far_too_long_is_never_cut_into_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     filters = CorpusFilters(10, 20)
     tokenizer, seen = train_tokenizer([], 260), list[str]()

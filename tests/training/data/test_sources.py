@@ -22,8 +22,6 @@ from seq2seq_serve.training.data.sources import (
     Features,
     Pictures,
     SourceKind,
-    pad_arrays,
-    pad_rows,
 )
 from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.data.tokenizer import train_tokenizer, train_word_tokenizer
@@ -125,14 +123,6 @@ def test_the_last_sentence_of_a_story_is_the_question(tokenizer):
     assert inputs[names.QUESTION].tolist() == tokenizer.encode("where is sam")
 
 
-@pytest.mark.parametrize("text", ["Where is Sam?", "", "..."])
-def test_a_question_alone_has_an_empty_story(text, tokenizer):
-    (encoded,) = STORIES.encode([text], tokenizer)
-    assert STORIES.length(encoded) == 0
-    assert STORIES.inputs(encoded)[names.STORY].shape == (0, 1)
-    assert STORIES.drop_reason(encoded) == "empty"
-
-
 def test_stories_that_the_server_refuses_are_dropped(tokenizer):
     longest, too_long = "sam " * MAX_WORDS, "sam " * (MAX_WORDS + 1)
     texts = [f"{longest}. {longest}?", f"{too_long}. Where?", f"Sam goes. {too_long}?", "Where?"]
@@ -194,10 +184,3 @@ def test_features_that_are_python_objects_are_refused(tmp_path):
     np.save(tmp_path / "bad.npy", np.array([[{}]]), allow_pickle=True)
     with pytest.raises(ValueError, match=r"/bad\.npy: Array can.t be memory-mapped"):
         Features(1).in_folder(tmp_path).inputs(list(b"bad.npy"))
-
-
-def test_rows_and_arrays_are_padded_to_the_largest():
-    assert pad_rows([[1, 2, 3], [4]]).tolist() == [[1, 2, 3], [4, PAD_ID, PAD_ID]]
-    padded = pad_arrays([np.ones((1, 2), np.uint8), np.ones((2, 1), np.uint8)])
-    assert padded.dtype == np.uint8
-    assert padded.tolist() == [[[1, 1], [0, 0]], [[1, 0], [1, 0]]]

@@ -66,21 +66,6 @@ def test_a_broken_gzip_file_is_reported(tmp_path: Path, content: bytes, message:
         read_lines(path)
 
 
-@pytest.mark.parametrize(
-    ("content", "guess"),
-    [
-        (gzip.compress(b"a", mtime=0), "it is gzip, so its name must end in .gz"),
-        ("text".encode("utf-16"), "it is UTF-16, convert it with `iconv"),
-        (b"\x89PNG\r\x1a\x00\x00\x00\rIHDR", "a binary file?"),
-    ],
-    ids=["gzip", "utf-16", "png"],
-)
-def test_the_format_of_a_binary_file_is_guessed(tmp_path: Path, content: bytes, guess: str) -> None:
-    (tmp_path / "a").write_bytes(content)
-    with pytest.raises(ValueError, match=r"a, line 1: not UTF-8 \(byte .* at column .\): " + guess):
-        read_lines(tmp_path / "a")
-
-
 @pytest.mark.parametrize("name", ["a.txt", "a.txt.gz"])
 def test_a_line_that_no_sentence_has_is_refused_before_it_fills_the_memory(
     tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
@@ -111,13 +96,6 @@ def test_the_hash_of_a_pair_tells_its_sides_apart() -> None:
     assert pair_hash(pairs[0]) == pair_hash(SentencePair("a", "b c"))
 
 
-def test_a_missing_file_is_reported(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=re.escape(str(tmp_path / "a"))):
-        read_lines(tmp_path / "a")
-    with pytest.raises(IsADirectoryError, match=re.escape(str(tmp_path))):
-        read_lines(tmp_path)
-
-
 def test_a_pipe_can_be_read(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -141,12 +119,6 @@ def test_empty_files_are_refused(tmp_path: Path) -> None:
         read_parallel(empty, empty)
     with pytest.raises(ValueError, match="has 0 lines: the corpus is empty"):
         list(iterate_tsv(empty))
-
-
-@pytest.mark.parametrize("name", ["a.tsv", "a.tsv.gz"])
-def test_tsv_has_a_pair_a_line(tmp_path: Path, name: str) -> None:
-    path = write(tmp_path / name, "하나\tone\n둘\ttwo\n".encode())
-    assert list(iterate_tsv(path)) == [("하나", "one"), ("둘", "two")]
 
 
 @pytest.mark.parametrize(("line", "count"), [("alone", 1), ("a\tb\tc", 3), ("", 1)])

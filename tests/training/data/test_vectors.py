@@ -52,18 +52,17 @@ def test_a_file_may_be_gzip_and_the_first_of_equal_words_counts(tmp_path: Path) 
     [
         ("2 300\nthe 1 2\n", "line 1: vectors of 300 numbers, but d_model is 2"),
         ("the 1 2 3\n", "line 1: vectors of 3 numbers, but d_model is 2"),
-        ("the 1\n", "line 1: vectors of 1 numbers, but d_model is 2"),
         ("the 1 2\ncat 1\n", "line 2: expected a word and 2 numbers, got 'cat 1'"),
-        ("the 1 2\n\n", "line 2: expected a word and 2 numbers, got ''"),
         (
             "the 1 2\ncat 1 two\n",
             "line 2: not a word and 2 numbers (could not convert string to float: 'two')",
         ),
         ("the 1 2\ncat nan 1\n", "line 2: a number is infinite or undefined"),
-        ("the 1 2\ncat 1 1e99\n", "line 2: a number is infinite or undefined"),
-        ("3 2\nthe 1 2\ncat 1 2\n", ": 2 words, but its first line says 3: the file is truncated"),
+        ("3 2
+the 1 2
+cat 1 2
+", ": 2 words, but its first line says 3: the file is truncated"),
         ("", ": 0 lines and no word in them"),
-        ("0 2\n", ": 1 lines and no word in them"),
     ],
 )
 def test_a_broken_file_is_refused_with_its_place(

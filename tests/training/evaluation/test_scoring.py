@@ -1,13 +1,10 @@
-import dataclasses
-
 import pytest
 import sacrebleu
 import torch
 
 from seq2seq_serve.bundle.manifest import LengthBound
-from seq2seq_serve.training.config import EOS_ID, TransformerConfig
+from seq2seq_serve.training.config import EOS_ID
 from seq2seq_serve.training.data.tokenizer import train_tokenizer
-from seq2seq_serve.training.evaluation import scoring
 from seq2seq_serve.training.evaluation.scoring import score, translate
 from seq2seq_serve.training.models.transformer import Transformer
 
@@ -34,23 +31,6 @@ def test_translations_keep_the_order_and_end_without_eos(model: Transformer) -> 
     together = translate(model, tokenizer, texts)
     assert together == [translate(model, tokenizer, [text, "abcdef"])[0] for text in texts]
     assert translate(model, tokenizer, []) == []
-
-
-def test_targets_end_at_the_bound_of_their_sources_and_at_the_models_limit(
-    model_config: TransformerConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = Transformer(dataclasses.replace(model_config, max_target_length=100))
-    limits = []
-
-    def search(*_: object, max_new_tokens: list[int], **__: object) -> list[list[int]]:
-        limits.append(max_new_tokens)
-        return [[]]
-
-    monkeypatch.setattr(scoring, "greedy_search", search)
-    tokenizer = train_tokenizer([], 260)
-    for bound in (LengthBound(2.0, 20), None, LengthBound(60.0, 0)):
-        translate(model, tokenizer, ["a", "abc"], length_bound=bound)  # 2 and 4 tokens with eos
-    assert limits == [[24, 28], [100, 100], [100, 100]]
 
 
 @pytest.mark.parametrize("beam_size", [1, 2])

@@ -33,15 +33,6 @@ def test_hand_worked_example_has_the_known_values() -> None:
     torch.testing.assert_close(context, expected, atol=6e-5, rtol=0)
 
 
-def test_masked_positions_get_no_weight_and_the_others_share_it() -> None:
-    query, key, value = torch.randn(3, 4), torch.randn(5, 4), torch.randn(5, 4)
-    mask = torch.tensor([True, False, True, True, False])
-    context, weights = scaled_dot_product_attention(query, key, value, mask)
-    assert weights[:, ~mask].abs().max() == 0
-    expected, _ = scaled_dot_product_attention(query, key[mask], value[mask])
-    torch.testing.assert_close(context, expected)
-
-
 def test_dot_attention_by_hand() -> None:
     # The scores s^T h are log 2, log 1 and log 5; with the second one masked the weights are 2/7 and 5/7.
     query = torch.tensor([[1.0, 0.0]])
@@ -110,18 +101,6 @@ def test_heads_are_the_papers_matrices_side_by_side(has_mask: bool) -> None:
         output, none = attention(x, memory, mask)
         assert none is None
         torch.testing.assert_close(output, expected)
-
-
-@pytest.mark.parametrize("is_fused", [True, False])
-def test_weights_are_left_out_while_training_and_only_then(is_fused: bool) -> None:
-    torch.manual_seed(0)
-    attention = MultiHeadAttention(d_model=16, num_heads=2, dropout=0.5)
-    attention.is_fused = is_fused
-    x = torch.randn(1, 9, 16)
-    outputs = [attention(x, x, None)[0] for _ in range(2)]
-    assert not torch.allclose(*outputs)
-    attention.eval()
-    torch.testing.assert_close(*(attention(x, x, None)[0] for _ in range(2)), rtol=0, atol=0)
 
 
 def test_dropout_leaves_out_weights_of_the_sum_and_not_those_returned() -> None:

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from seq2seq_serve.training.config import PAD_ID
-from seq2seq_serve.training.data.sources import Clips, Features, Pictures
 from seq2seq_serve.training.models.captioner import Captioner, CaptionerConfig
 from seq2seq_serve.training.models.vision import PictureFeatures
 
@@ -255,19 +254,11 @@ def test_the_penalty_wants_every_place_looked_at_once() -> None:
     assert make(FEATURES).extra_loss((weights, mask), torch.zeros(1, 3, 12), label_ids) is None
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_each_source_has_its_kind(name: str) -> None:
-    config = CONFIGS[name]
-    expected = {"picture": Pictures(12), "clip": Clips(16), "features": Features(WIDTH)}[config.source]
-    assert make(config).source_kind == expected
-
-
 @pytest.mark.parametrize(
     ("config", "settings", "message"),
     [
         (PICTURE, {"size": 30}, "size is 30, and must be a multiple of 4"),
         (PICTURE, {"size": 64, "max_source_length": 196}, "at least 256, the places of 64 x 64 pixels"),
-        (PICTURE, {"size": 4}, "size is 4, and must be an integer of at least 8"),
         (
             PICTURE,
             {"source": "sound"},
@@ -278,7 +269,6 @@ def test_each_source_has_its_kind(name: str) -> None:
         (PICTURE, {"feature_width": 5}, "feature_width is 5, and must be null unless source is features"),
         (FEATURES, {"feature_width": None}, "feature_width is None, and must be an integer of at least 1"),
         (CLIP, {"is_local": 1}, "is_local is 1, and must be true or false"),
-        (PICTURE, {"d_annotation": 0}, "d_annotation is 0"),
         (PICTURE, {"soft_share": 1.5}, "soft_share is 1.5, and must be a number from 0 to 1"),
         (PICTURE, {"reward_weight": -1}, "reward_weight is -1, and must be a number of at least 0"),
     ],

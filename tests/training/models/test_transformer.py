@@ -18,12 +18,6 @@ from seq2seq_serve.training.models.transformer import (
 )
 
 
-@pytest.fixture(params=["post", "pre"])
-def either_model(model_config: TransformerConfig, request: pytest.FixtureRequest) -> Transformer:
-    torch.manual_seed(0)
-    return Transformer(dataclasses.replace(model_config, norm=request.param)).eval()
-
-
 def random_ids(*shape: int) -> Tensor:
     return torch.randint(4, 300, shape)
 
@@ -153,20 +147,6 @@ def test_embeddings_are_scaled_by_the_root_of_d_model(model: Transformer) -> Non
     source = random_ids(1, 3)
     expected = model.embedding.weight[source] * math.sqrt(32) + sinusoidal_positions(3, 32)
     torch.testing.assert_close(model._embed(source, model.encoder), expected)
-
-
-def test_attention_weights_are_returned_and_change_no_logits(either_model: Transformer) -> None:
-    source, target = random_ids(2, 6), random_ids(2, 4)
-    mask = torch.tensor([[True] * 6, [True] * 4 + [False] * 2])
-    memory, encoder_weights = either_model.encode_with_attention(source, mask)
-    logits, cross_weights = either_model.decode_with_attention(target, memory, mask)
-    torch.testing.assert_close(memory, either_model.encode(source, mask))
-    torch.testing.assert_close(logits, either_model.decode(target, memory, mask))
-    assert [weights.shape for weights in encoder_weights] == [(2, 2, 6, 6)] * 2
-    assert [weights.shape for weights in cross_weights] == [(2, 2, 4, 6)] * 2
-    for weights in cross_weights:
-        torch.testing.assert_close(weights.sum(-1), torch.ones(2, 2, 4))
-        assert weights[1, :, :, 4:].abs().max() == 0
 
 
 def test_more_positions_than_the_model_has_are_refused(model: Transformer) -> None:

@@ -1,8 +1,4 @@
-import json
-from pathlib import Path
-
-from seq2seq_serve.training.reports.curves import learning_curve, save_learning_curve
-from seq2seq_serve.training.run import RunFolder
+from seq2seq_serve.training.reports.curves import learning_curve
 
 LINES = [
     {"step": 20, "kind": "train", "loss": 5.0},
@@ -22,11 +18,3 @@ def test_the_picture_has_losses_and_scores_over_steps() -> None:
         "dev BLEU": [[40, 12.0]],
         "dev chrF": [[40, 30.0]],
     }
-
-
-def test_the_picture_is_a_file_of_the_run(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in LINES[:1]))
-    save_learning_curve(folder)
-    assert folder.curve_file.read_bytes().startswith(b"\x89PNG")
-    assert list(tmp_path.glob("*.tmp")) == []

@@ -88,47 +88,25 @@ async def test_a_model_says_what_it_hears_and_what_one_may_choose(whisper_path):
 GOOD = np.zeros((NUM_MELS, NUM_FRAMES), np.float32)
 
 
-@pytest.mark.parametrize(
-    ("value", "match"),
-    [
-        (tensor(GOOD[:, :-1]), "sound has the shape [12, 63], and bundle takes [12, 64]"),
-        (tensor(GOOD[:-1]), "sound has the shape [11, 64], and bundle takes [12, 64]"),
-        (tensor(GOOD, datatype="INT64"), "sound has the datatype 'INT64', and bundle takes FP32"),
-        (tensor(np.full_like(GOOD, np.nan)), "sound is nan at [0, 0], and must be from -65504 to 65504"),
-        (b"not a sound", "sound: the file is not a WAV, FLAC"),
-        (
-            encoded(np.full(99, np.nan), subtype="FLOAT"),
-            "sound: the sound has samples that are not numbers from",
-        ),
-        (
-            encoded(noise(SAMPLE_RATE)),
-            "sound: the sound has 1.00 seconds, and 0.64 is the limit: send a shorter one or set long_source",
-        ),
-    ],
-)
-async def test_what_does_not_fit_is_refused_with_the_reason(whisper_path, value, match):
+async def test_a_sound_or_an_option_that_does_not_fit_is_refused_with_the_reason(whisper_path):
+    good = tensor(GOOD)
+    long, split = "sound: the sound has 1.00 seconds, and 0.64 is the limit: send", pb.LONG_SOURCE_SPLIT
     async with serving_bundles(whisper_path / "bundle") as served:
-        details = await refusal(served.stub.Generate(message(value)))
-        assert details.startswith(match), details
-
-
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"source_language": "fr"}, "source_language is 'fr', and bundle has de, en, ko"),
-        ({"target_language": "de"}, "bundle does not have a target_language to choose: leave it out"),
-        ({"word_alignment": True}, "word_alignment needs the words of a text, and bundle reads sound"),
-        ({"max_new_tokens": 38}, "max_new_tokens is 38, and bundle takes 1 to 37"),
-        (
-            {"long_source": pb.LONG_SOURCE_SPLIT, "stop_sequences": ["a"]},
-            "stop_sequences applies to one target, and a source that is split has several",
-        ),
-    ],
-)
-async def test_an_option_that_does_not_fit_is_refused_with_the_reason(whisper_path, options, match):
-    async with serving_bundles(whisper_path / "bundle") as served:
-        details = await refusal(served.stub.Generate(message(tensor(GOOD), **options)))
-        assert details.startswith(match), details
+        for value, options, expected in (
+            (tensor(GOOD[:, :-1]), {}, "sound has the shape [12, 63], and bundle takes [12, 64]"),
+            (tensor(GOOD, datatype="INT64"), {}, "sound has the datatype 'INT64', and bundle takes FP32"),
+            (tensor(np.full_like(GOOD, np.nan)), {}, "sound is nan at [0, 0], and must be from -65504 to"),
+            (b"not a sound", {}, "sound: the file is not a WAV, FLAC"),
+            (encoded(np.full(99, np.nan), subtype="FLOAT"), {}, "sound: the sound has samples that are not"),
+            (encoded(noise(SAMPLE_RATE)), {}, long),
+            (good, {"source_language": "fr"}, "source_language is 'fr', and bundle has de, en, ko"),
+            (good, {"target_language": "de"}, "bundle does not have a target_language to choose: leave it"),
+            (good, {"word_alignment": True}, "word_alignment needs the words of a text, and bundle reads"),
+            (good, {"max_new_tokens": 38}, "max_new_tokens is 38, and bundle takes 1 to 37"),
+            (good, {"long_source": split, "stop_sequences": ["a"]}, "stop_sequences applies to one target"),
+        ):
+            details = await refusal(served.stub.Generate(message(value, **options)))
+            assert details.startswith(expected), details
 
 
 async def test_a_long_sound_is_truncated_only_when_asked_and_the_answer_says_how_much(whisper_path):
