@@ -58,10 +58,7 @@ def test_a_file_may_be_gzip_and_the_first_of_equal_words_counts(tmp_path: Path) 
             "line 2: not a word and 2 numbers (could not convert string to float: 'two')",
         ),
         ("the 1 2\ncat nan 1\n", "line 2: a number is infinite or undefined"),
-        ("3 2
-the 1 2
-cat 1 2
-", ": 2 words, but its first line says 3: the file is truncated"),
+        ("3 2\nthe 1 2\ncat 1 2\n", ": 2 words, but its first line says 3: the file is truncated"),
         ("", ": 0 lines and no word in them"),
     ],
 )
