@@ -105,7 +105,7 @@ def test_an_error_of_the_server_is_an_event(page):
         ({"sources": {"x": {"text": 5}}}, "a request has"),
         ({"sources": {"x": {"file": "%"}}}, "must be in base64"),
         ({"sources": {}, "options": {"colour": 1}}, "there is no option 'colour'"),
-        ({"sources": {}, "options": {"beam_size": "x"}}, "beam_size must be an integer"),
+        ({"sources": {}, "options": {"beam_size": "x"}}, "beam_size must be a 64-bit integer"),
         ({"sources": {"x": {"file": "", "form": "features"}}}, "not a NumPy array"),
     ],
 )

@@ -189,7 +189,7 @@ def test_a_run_is_finished_whatever_checkpoints_are_damaged(
 ) -> None:
     """A damaged checkpoint of the best step made every --resume fail, with all training done."""
     values = iter([30.0, 20.0, 25.0])
-    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0))
+    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0, 0.0, 0.0))
     finish = Trainer._finish
 
     def damage_and_finish(self: Trainer) -> Summary:
@@ -240,7 +240,7 @@ def test_final_weights_are_the_average_or_the_best_whichever_scores_better(
 ) -> None:
     def scores(*bleus: float) -> None:
         values = iter(bleus)
-        monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0))
+        monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0, 0.0, 0.0))
 
     # Two evaluations on the way, then the average, then the chosen one again if it is a single checkpoint.
     scores(30.0, 20.0, 40.0)
@@ -262,7 +262,7 @@ def test_a_run_that_goes_on_keeps_what_was_better_before(
     train: Train, monkeypatch: pytest.MonkeyPatch, console: Console
 ) -> None:
     values = iter([30.0, 20.0, 40.0, 35.0, 39.0, 35.0, 41.0])
-    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0))
+    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0, 0.0, 0.0))
     folder, first = train("run")
     weights = final_weights(folder)
     second = continue_run(folder, None, CPU, console, {"max_steps": 22})
@@ -278,7 +278,7 @@ def test_training_stops_when_the_dev_score_has_stopped_rising(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = iter([10.0, 20.0, 15.0, 20.0, 20.0, 20.0])
-    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0))
+    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0, 0.0, 0.0))
     folder, summary = train("run", max_steps=100, eval_interval_steps=3, patience=2)
     assert summary.steps == 12
     assert [line["step"] for line in metrics(folder, "dev")] == [3, 6, 9, 12]
@@ -293,7 +293,7 @@ def test_patience_begins_the_cooldown_and_does_not_leave_it_out(
     last_step: int,
 ) -> None:
     """With 0.6 a run of 40 steps cools from step 16 on, and one that ends at 20 from step 8 on."""
-    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0))
+    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0, 0.0, 0.0))
     monkeypatch.setattr(loop, "_REPORT_INTERVAL_STEPS", 1)
     recipe = {"max_steps": 40, "eval_interval_steps": 2, "patience": 3, "warmup_steps": 1}
     rates = []
@@ -349,7 +349,7 @@ def test_only_the_newest_and_the_best_checkpoints_are_kept(
     train: Train, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = iter([10.0, *[5.0] * 20])
-    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0))
+    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0, 0.0, 0.0))
     folder, _ = train("run", max_steps=30, eval_interval_steps=5)
     steps = [load_checkpoint(path).step for path in list_checkpoints(folder.checkpoints)]
     assert steps == [5, 25, 30]
@@ -414,7 +414,7 @@ def test_a_run_that_diverges_ends_with_advice_and_keeps_its_best_checkpoint(
 
     monkeypatch.setattr(loop, "learning_rate", rising)
     values = iter([10.0, 30.0, *[20.0] * 20])
-    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0))
+    monkeypatch.setattr(loop, "score", lambda *_: Score(next(values), "b", 0.0, "c", 0.0, 0.0, 0.0))
     with pytest.raises(
         ValueError,
         match=r"loss has been 1 nat above its best, .*: train again .* best checkpoint, of step \d+, is kept",

@@ -70,7 +70,7 @@ def test_a_config_that_is_not_json_is_refused(folder, content):
         ),
         ({"model_type": None}, r"config.json has no model_type"),
         ({"quantization_config": {"quant_method": "bitsandbytes"}}, r"is quantised \(bitsandbytes\)"),
-        ({"auto_map": {"AutoModel": "modeling.Mine"}}, r"asks for code of the checkpoint \(auto_map\)"),
+        ({"auto_map": {"AutoModel": "modeling.Mine"}}, r"requests code of the checkpoint \(auto_map\)"),
     ],
 )
 def test_models_of_other_kinds_are_refused_by_name(folder, changes, message):
