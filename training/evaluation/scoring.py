@@ -21,7 +21,6 @@ from seq2seq_serve.training.data.lengths import target_limits
 from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.evaluation.comparison import tokenization_for
 from seq2seq_serve.training.evaluation.search import beam_search, check_sources, greedy_search
-from seq2seq_serve.training.evaluation.selection import Constraints
 from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.base import EncoderDecoder, Metric
 
@@ -146,7 +145,6 @@ def translate(
             before_step=before_step,
         )
         return tokenizer.decode_batch(targets)
-    constraints = Constraints(prefix_ids=tuple(prefix_ids))
     beam = functools.partial(
         beam_search,
         model,
@@ -154,7 +152,7 @@ def translate(
         eos_id=eos_id,
         beam_size=beam_size,
         alpha=alpha,
-        constraints=constraints,
+        prefix_ids=prefix_ids,
     )
     best = [beam(ids, max_new_tokens=limit)[0] for ids, limit in zip(sources, limits, strict=True)]
     return tokenizer.decode_batch([hypothesis.token_ids[len(prefix_ids) :] for hypothesis in best])
