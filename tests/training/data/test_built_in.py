@@ -1,4 +1,4 @@
-"""The built-in corpora of stories, pictures, captions and clips; that of texts is in `test_korean_english`."""
+"""The built-in corpora of stories, pictures, captions and clips; `test_korean_english` has that of texts."""
 
 from pathlib import Path
 
