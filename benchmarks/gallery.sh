@@ -50,10 +50,11 @@ fi
 
 folder=${1:-runs/gallery}
 mkdir -p "$folder/runs" "$folder/gallery"
-# The longest first.
+cores=$(nproc)
 export OMP_NUM_THREADS=1
+# The longest first.
 printf '%s\n' captioners clip-captioner recurrent recurrent-dot recurrent-additive transformer memory-network |
-    xargs -P "$(nproc)" -I NAME sh "$0" --one NAME "$folder"
+    xargs -P "$cores" -I NAME sh "$0" --one NAME "$folder"
 unset OMP_NUM_THREADS
 
 port=${PORT:-50099} metrics_port=${METRICS_PORT:-50098}
