@@ -80,6 +80,7 @@ from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
+from seq2seq_serve.training.config import TransformerConfig
 from seq2seq_serve.training.huggingface.dialect import Limits
 from seq2seq_serve.training.run import TrainedModel
 
@@ -251,6 +252,7 @@ def _floor(suite: Suite, work: Work, precision: Precision, machine: Machine) -> 
     """Returns the floor of a step with all requests; empty if they do not all run in every step."""
     if not work.is_exact or work.search.max_new_tokens is None:
         return {}
+    assert isinstance(suite.sizes, TransformerConfig)
     floor = step_floor(
         suite.sizes,
         precision,
