@@ -10,7 +10,7 @@ TRAIN_FLAGS ?=
 SERVE_FLAGS ?=
 TATOEBA ?= tatoeba/deu-eng.txt.gz
 BENCH_FLAGS ?=
-GALLERY_FLAGS ?=
+GALLERY ?= runs/gallery
 
 # Where a GPU answers: ONNX Runtime for CUDA, torch as PyPI has it, and fp16 graphs beside those for the CPU.
 ifneq ($(shell nvidia-smi -L 2>/dev/null),)
@@ -55,7 +55,7 @@ demo: $(BUNDLE)/manifest.json ## install, train, export, serve, translate, show 
 	$(PY) -m benchmarks.demo $(BUNDLE) --run $(RUN)
 
 gallery: $(RUNTIME_INSTALLED) ## train, export, serve and draw a small model of every family; a finished step is not repeated
-	$(PY) -m benchmarks.gallery $(GALLERY_FLAGS)
+	PYTHON=$(PY) sh benchmarks/gallery.sh $(GALLERY)
 
 serve: $(BUNDLE)/manifest.json ## serve the demo bundle in the foreground
 	$(PY) -m server $(BUNDLE) $(SERVE_FLAGS)

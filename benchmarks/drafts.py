@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import json
 import statistics
 import sys
 import time
@@ -22,6 +21,7 @@ from pathlib import Path
 
 from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
+from benchmarks.report import command, publish
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig, Speculation
@@ -32,8 +32,7 @@ def main() -> int:
     """Measure, and print one JSON object; returns 0 if all targets are equal."""
     options = _parser().parse_args()
     figures = asyncio.run(_measure(options))
-    hardware = {} if figures["are_equal"] else {"error": "the targets differ"}
-    print(json.dumps({"benchmark": "drafts", "hardware": describe_hardware(), **figures, **hardware}))
+    publish({"benchmark": "drafts", "hardware": describe_hardware(), **figures}, options.out)
     return 0 if figures["are_equal"] else 1
 
 
@@ -89,16 +88,15 @@ async def _decode(model: AsyncModel, texts: list[str]) -> list[pb.GenerateRespon
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("bundle", type=Path, metavar="BUNDLE")
-    parser.add_argument("texts", type=Path, metavar="TEXTS", help="file of sources, one in a line")
-    parser.add_argument("--precision", type=Precision, choices=list(Precision), help="default: the fastest")
-    parser.add_argument("--threads", type=positive, default=2)
-    parser.add_argument("--in-flight", type=positive, default=1, help="requests at once (default 1)")
-    parser.add_argument("--pairs", type=positive, default=100, help="groups of requests (default 100)")
-    parser.add_argument("--warm-up", type=positive, default=20, help="untimed groups first (default 20)")
+    parser = command("drafts", __doc__, "bundles/marian benchmarks/quality/russian.txt --in-flight 32")
+    add = parser.add_argument
+    add("bundle", type=Path, metavar="BUNDLE")
+    add("texts", type=Path, metavar="TEXTS", help="file of sources, one in a line")
+    add("--precision", type=Precision, choices=list(Precision), help="default: the fastest")
+    add("--threads", type=positive, default=2, help="(default: %(default)s)")
+    add("--in-flight", type=positive, default=1, help="requests at once (default: %(default)s)")
+    add("--pairs", type=positive, default=100, help="groups of requests (default: %(default)s)")
+    add("--warm-up", type=positive, default=20, help="untimed groups first (default: %(default)s)")
     return parser
 
 

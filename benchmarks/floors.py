@@ -13,8 +13,7 @@ import onnxruntime as ort
 from onnx import helper
 
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.training.config import ModelConfig, TransformerConfig
-from seq2seq_serve.training.models.recurrent import RecurrentConfig
+from seq2seq_serve.training.config import TransformerConfig
 
 _REPETITIONS = 9
 _M, _K, _N = 512, 2048, 2048  # sizes of the product whose speed is the peak
@@ -53,7 +52,7 @@ def measure_machine(num_threads: int) -> Machine:
 
 
 def step_floor(
-    config: ModelConfig,
+    config: TransformerConfig,
     precision: Precision,
     num_requests: int,
     beam_size: int,
@@ -77,34 +76,18 @@ def step_floor(
         machine: Measured limits of the machine.
     """
     num_rows = num_requests * beam_size
-    if isinstance(config, RecurrentConfig):
-        num_weights, width = _recurrent_weights(config), config.d_hidden
-        num_read = {"none": 0, "dot": 1, "additive": 2}[config.attention]  # states; states and keys
-        live_positions, attended_positions = num_requests * source_tokens, num_rows * source_tokens
-    else:
-        assert isinstance(config, TransformerConfig)
-        D, F, L, V = config.d_model, config.d_ff, config.num_decoder_layers, config.vocab_size
-        num_weights, width, num_read = L * (6 * D * D + 2 * D * F) + V * D, D, 2 * L  # keys and values
-        live_positions = num_rows * target_tokens + num_requests * source_tokens
-        attended_positions = num_rows * (target_tokens + source_tokens)
+    D, F, L, V = config.d_model, config.d_ff, config.num_decoder_layers, config.vocab_size
+    num_weights, num_read = L * (6 * D * D + 2 * D * F) + V * D, 2 * L  # matrices; keys and values
+    live_positions = num_rows * target_tokens + num_requests * source_tokens
+    attended_positions = num_rows * (target_tokens + source_tokens)
     weight_bytes = num_weights * (1 if precision is Precision.INT8 else 4)
-    live_bytes = num_read * live_positions * width * 4
-    attended = num_read * attended_positions * width
+    live_bytes = num_read * live_positions * D * 4
+    attended = num_read * attended_positions * D
     return Floor(
         (weight_bytes + live_bytes) / machine.bytes_per_second,
         num_rows * num_weights / machine.multiply_adds_per_second[precision]
         + attended / machine.multiply_adds_per_second[Precision.FP32],
     )
-
-
-def _recurrent_weights(config: RecurrentConfig) -> int:
-    """Returns the number of weights in a step: cells, context, query, readout and the output projection."""
-    D, E = config.d_model, config.d_hidden
-    num_gates = {"gru": 3, "lstm": 4}[config.cell]
-    cells = num_gates * E * (D + E + (config.num_decoder_layers - 1) * 2 * E)
-    context = 0 if config.attention == "dot" else num_gates * E * E
-    query = E * E if config.attention == "additive" else 0
-    return cells + context + query + (2 * E + D) * D + config.vocab_size * D
 
 
 def _read_bandwidth(num_threads: int) -> float:

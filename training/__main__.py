@@ -67,9 +67,7 @@ _EXAMPLES = {
     "score": """examples:
   %(prog)s runs/demo --part test
   %(prog)s runs/mine --source test.ko --reference test.en --beam-size 5
-  %(prog)s --hypothesis translations.txt --reference test.en
-  python -m client translate < test.ko | %(prog)s --hypothesis - --reference test.en
-  %(prog)s --hypothesis new.txt --baseline old.txt --reference a.en b.en --tokenize none""",
+  %(prog)s runs/mine --source test.ko --reference a.en b.en --tokenize none""",
     "corpus": """example:
   %(prog)s --out corpora/built-in""",
     "show": """examples:
@@ -117,15 +115,15 @@ def parser() -> argparse.ArgumentParser:
         return command
 
     _add_train_flags(add("train", "Train a preset on a corpus; without files, on the built-in one."))
-    score = add("score", "Score a run on its own dev or test pairs or on files, or one file against another.")
-    score.add_argument("run", type=Path, nargs="?", help="the folder of a run")
+    score = add("score", "Score a run on its own dev or test pairs, or on files.")
+    score.add_argument("run", type=Path, help="the folder of a run")
     _add_step_flag(score)
     score.add_argument("--part", choices=("dev", "test"), help="part of the run's pairs (default: dev)")
-    score.add_argument(
-        "--beam-size", type=_at_least(1), help="number of hypotheses; 1 is greedy (default: 1)"
-    )
-    score.add_argument("--alpha", type=float, help="exponent of the length penalty (default: 0.6)")
-    _add_comparison_flags(score)
+    beams = "number of hypotheses; 1 is greedy (default: %(default)s)"
+    score.add_argument("--beam-size", type=_at_least(1), default=1, help=beams)
+    alpha = "exponent of the length penalty (default: %(default)s)"
+    score.add_argument("--alpha", type=float, default=0.6, help=alpha)
+    _add_metric_flags(score)
     corpus = add("corpus", "Write the built-in corpus as text files.")
     corpus.add_argument("--out", type=Path, required=True, help="the output folder")
     _add_attention_flags(add("attention", "Translate a text and show the attention of each target token."))
@@ -285,21 +283,16 @@ def _add_attention_flags(attention: argparse.ArgumentParser) -> None:
     attention.add_argument("--png", type=Path, help="draw the weights as heatmaps into this file")
 
 
-def _add_comparison_flags(score: argparse.ArgumentParser) -> None:
-    group = score.add_argument_group("files", "gzip if a name ends in .gz")
-    group.add_argument("--source", type=Path, help="sources for the run, one per line; - is standard input")
-    group.add_argument(
-        "--hypothesis", type=Path, help="score these texts instead of a run's; - is standard input"
-    )
-    group.add_argument(
+def _add_metric_flags(score: argparse.ArgumentParser) -> None:
+    files = score.add_argument_group("files", "gzip if a name ends in .gz")
+    files.add_argument("--source", type=Path, help="sources, one per line; - is standard input")
+    files.add_argument(
         "--reference",
         type=Path,
         nargs="+",
         help="reference texts; several files: several references for each source",
     )
-    group.add_argument(
-        "--baseline", type=Path, help="texts of another system: tests whether --hypothesis differs from it"
-    )
+    group = score.add_argument_group("metric")
     group.add_argument(
         "--tokenize",
         choices=TOKENIZATIONS,
@@ -359,27 +352,15 @@ def _train(options: argparse.Namespace, console: Console) -> None:
 
 @needs_extra("huggingface")  # for Whisper and TrOCR
 def _score(options: argparse.Namespace) -> None:
-    if options.part and (options.source or options.hypothesis):
-        options.parser.error("--part chooses from the run's own pairs: leave out either --part or the files")
-    if options.hypothesis and (options.step, options.beam_size, options.alpha) != (None, None, None):
+    if (options.source is None) != (options.reference is None):
         options.parser.error(
-            "--step, --beam-size and --alpha are for a run that translates, not for --hypothesis"
+            "--source and --reference go together; without them, the run's own pairs are scored"
         )
-    search = options.beam_size or 1, 0.6 if options.alpha is None else options.alpha
+    if options.part and options.source:
+        options.parser.error("--part chooses from the run's own pairs: leave out either --part or the files")
+    tested = (options.source, options.reference) if options.source else options.part or "dev"
     settings = MetricSettings(options.tokenize, options.lowercase, options.bootstrap)
-    if options.baseline and not options.hypothesis:
-        options.parser.error("--baseline is compared with --hypothesis")
-    match options.run, options.source, options.hypothesis, options.reference:
-        case None, None, Path(), [*references]:
-            commands.score_files(options.hypothesis, references, options.baseline, settings)
-        case Path(), None, None, None:
-            commands.score_run(options.run, options.step, options.part or "dev", *search, settings)
-        case Path(), Path() as source, None, [*references]:
-            commands.score_run(options.run, options.step, (source, references), *search, settings)
-        case _:
-            options.parser.error(
-                "score needs a run, a run with --source and --reference, or --hypothesis and --reference"
-            )
+    commands.score_run(options.run, options.step, tested, options.beam_size, options.alpha, settings)
 
 
 def _attention(options: argparse.Namespace) -> None:

@@ -22,7 +22,7 @@ from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, built_in_cor
 from seq2seq_serve.training.data.encoded import encode_pairs
 from seq2seq_serve.training.data.lengths import target_limits
 from seq2seq_serve.training.data.sources import NOTHING, STORIES, TOKENS
-from seq2seq_serve.training.data.text_files import STANDARD_INPUT, SentencePair, read_lines, write_lines
+from seq2seq_serve.training.data.text_files import SentencePair, read_lines, write_lines
 from seq2seq_serve.training.evaluation.comparison import MetricScore, MetricSettings, compare
 from seq2seq_serve.training.evaluation.scoring import by_source, score, total_loss, translate
 from seq2seq_serve.training.evaluation.search import SourceLengthError, greedy_search
@@ -171,17 +171,6 @@ def _is_newer(files: CorpusFiles, folder: RunFolder) -> bool:
     return folder.encoded.is_dir() and max(changes, default=0.0) > folder.encoded.stat().st_mtime
 
 
-def score_files(
-    hypothesis: Path, references: Sequence[Path], baseline: Path | None, settings: MetricSettings
-) -> None:
-    """Print the scores of a file of translations, and of a baseline that it is compared with."""
-    files = [baseline, hypothesis] if baseline else [hypothesis]
-    lines = _read_parallel([*files, *references])
-    systems, reference_lines = lines[: len(files)], lines[len(files) :]
-    for file, scores in zip(files, compare(systems, reference_lines, settings), strict=True):
-        _print_scores(_name(file), len(lines[0]), scores)
-
-
 def score_run(
     path: Path,
     step: int | None,
@@ -203,7 +192,7 @@ def score_run(
         sources, references = list(targets), list(targets.values())
     else:
         source, files = tested
-        name = _name(source)
+        name = str(source)
         sources, *streams = _read_parallel([source, *files])
         # A run writes normalised text only: see `training.data.encoded.passing_pairs`.
         references = [
@@ -338,17 +327,11 @@ def _load_translator(path: Path, step: int | None) -> TrainedModel:
 
 def _read_parallel(files: Sequence[Path]) -> list[list[str]]:
     """The lines of each file; raise ValueError unless all have the same number."""
-    if files.count(STANDARD_INPUT) > 1:
-        raise ValueError("only one of the files can be standard input, -")
     lines = [read_lines(file) for file in files]
     if len({len(texts) for texts in lines}) != 1:
         counts = ", ".join(f"{file} has {len(texts)}" for file, texts in zip(files, lines, strict=True))
         raise ValueError(f"the files have different numbers of lines: {counts}")
     return lines
-
-
-def _name(file: Path) -> str:
-    return "standard input" if file == STANDARD_INPUT else str(file)
 
 
 def _print_scores(name: str, num_sentences: int, scores: Sequence[MetricScore | str]) -> None:

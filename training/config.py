@@ -8,9 +8,8 @@ from __future__ import annotations
 import dataclasses
 import math
 import re
-from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Literal, NamedTuple, Self, get_args
+from typing import Any, Literal, NamedTuple, Self, get_args
 
 from seq2seq_serve.bundle.normalization import Normalization
 from seq2seq_serve.bundle.tokenizer import Tokenizer
@@ -50,14 +49,7 @@ class TargetFrame(NamedTuple):
 
 @dataclass(frozen=True)
 class _Config:
-    """A configuration that is read from and written to JSON; a ValueError names a wrong field.
-
-    Attributes:
-        gone: The fields that only older runs have, and the values with which their models are as those of
-            today; None is any value.
-    """
-
-    gone: ClassVar[Mapping[str, tuple[Any, ...] | None]] = {}
+    """A configuration that is read from and written to JSON; a ValueError names a wrong field."""
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name."""
@@ -72,11 +64,6 @@ class _Config:
         """
         if not isinstance(content, dict):
             raise ValueError(f"{cls.__name__} must be a JSON object, not {type(content).__name__}")
-        content = {
-            name: value
-            for name, value in content.items()
-            if (values := cls.gone.get(name, ())) is not None and value not in values
-        }
         names = {field.name for field in dataclasses.fields(cls)}
         needed = {field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING}
         unknown, missing = sorted(content.keys() - names), sorted(needed - content.keys())
@@ -238,8 +225,6 @@ class TrainingConfig(_Config):
             batches are cut and their gradients accumulated, with the same result. None does not cut.
     """
 
-    gone: ClassVar[Mapping[str, tuple[Any, ...] | None]] = {"r_drop": (0,), "group_pairs": None}
-
     max_steps: int = 100_000
     batch_tokens: int = 25_000
     mixes_lengths: bool = False
@@ -266,13 +251,6 @@ class TrainingConfig(_Config):
     are_vectors_frozen: bool = False
     frozen: str | None = None
     seed: int = 0
-
-    @classmethod
-    def from_json(cls, content: Any) -> Self:
-        """Read what `to_json` returned; in a run older than the field, `normalization` is "none"."""
-        if isinstance(content, dict):
-            content = {"normalization": "none"} | content
-        return super().from_json(content)
 
     def cooldown_steps(self, last_step: int) -> int:
         """The number of last steps, of `last_step` in all, in which the learning rate falls."""

@@ -8,8 +8,8 @@ counts those that do. No other option is set, because it would make rows slower 
 
 * Closed loops with 64 requests in flight: tokens per second of the engine in process, of unary calls and of
   streaming calls. The same engine also runs static batches of 64, in which a batch starts after the previous
-  one has ended completely: once with rows that leave the batch when they end, and once padded to the longest
-  target, as in a batch of fixed shape. Both with the mix, and with greedy requests only.
+  one has ended completely, padded to the longest target, as in a batch of fixed shape. Both with the mix, and
+  with greedy requests only.
 * Open loops: streams arrive as a Poisson process that does not wait for answers, at rising shares of the
   capacity (the rate of a full closed loop of the same mix). A latency starts when the request was due. Gaps
   between tokens are measured at the client for greedy and sampling streams, where every step yields a token;
@@ -59,7 +59,6 @@ from benchmarks.load.figures import (
 from benchmarks.load.generator import Generator
 from benchmarks.load.mix import MAX_TARGET_LENGTH
 from benchmarks.load.peer import PeerQueue
-from benchmarks.load.plot import save_plot
 from benchmarks.report import bar, bars_table, command, publish, table
 from benchmarks.scale.fit import fit, measure_turns
 from benchmarks.serving import serving
@@ -90,7 +89,7 @@ _IN_FLIGHT_BY_TURN = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)  # while the ideal sched
 
 def main() -> int:
     """Measure, print the tables and one JSON object; returns 0 if done, 1 if it failed."""
-    parser = command("load", __doc__, "--server-cores 0,1 --client-cores 2,3 --plot load.png")
+    parser = command("load", __doc__, "--server-cores 0,1 --client-cores 2,3")
     add = parser.add_argument
     add("--only-latencies", action="store_true", help="measure neither closed loops nor CTranslate2")
     add("--quick", action="store_true", help="one short round, in about three minutes instead of ten")
@@ -101,7 +100,6 @@ def main() -> int:
         type=cores,
         help="CPUs of the load generator (default: the others, or the same if there are none)",
     )
-    add("--plot", type=Path, metavar="FILE", help="plot the sweep into this file")
     options = parser.parse_args()
     usable = sorted(os.sched_getaffinity(0))
     server_cores = options.server_cores or usable[:_NUM_SERVER_CORES]
@@ -128,8 +126,6 @@ def main() -> int:
         console.print(shown)
     if any(row["client_lateness_p99"] > row["step_median"] for row in report["sweep"]):
         console.print("the load generator sent requests more than a step late: its cores were busy")
-    if options.plot:
-        save_plot(report, options.plot)
     publish(report, options.out)
     return 0
 
@@ -220,9 +216,8 @@ def bars(closed: Figures, sweep: Sequence[Figures], against: Figures) -> list[Fi
         ratio = against["rate_ratio_at_same_p99"]
         found.append(bar("requests/s to CTranslate2's at the same p99", ratio, 2.0))
     for mix, figures in closed.items():
-        for name, label in (("static", "rows leave"), ("static_padded", "padded")):
-            ratio = 1 / figures[name]["to_engine"]
-            found.append(bar(f"engine to static batching, tokens/s, {label}, {mix}", ratio, 1.6))
+        ratio = 1 / figures["static"]["to_engine"]
+        found.append(bar(f"engine to padded static batches, tokens/s, {mix}", ratio, 1.6))
     return found
 
 

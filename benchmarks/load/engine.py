@@ -133,23 +133,19 @@ class DrivenEngine:
         """Decode jobs, with `in_flight` of them at any time; returns their outcomes in order."""
         return self._run(closed_loop(partial(answer, self._engine), jobs, in_flight))
 
-    def static_batches(self, jobs: Sequence[Job], batch_size: int, *, is_padded: bool) -> list[Outcome]:
+    def static_batches(self, jobs: Sequence[Job], batch_size: int) -> list[Outcome]:
         """Decode each batch after the previous one has ended completely.
 
-        Args:
-            jobs: The jobs of all batches.
-            batch_size: Number of jobs in a batch.
-            is_padded: Whether every row is decoded to the longest target of its batch, as in a batch of fixed
-                shape. Otherwise, a row leaves the batch when it ends.
+        Every row is decoded to the longest target of its batch, as in a batch of fixed shape. Tokens beyond a
+        job's own length do not count.
         """
-        sent = list(jobs)
-        if is_padded:
-            for start in range(0, len(jobs), batch_size):
-                longest = max(job.num_tokens for job in jobs[start : start + batch_size])
-                for place, job in enumerate(jobs[start : start + batch_size], start):
-                    sent[place] = dataclasses.replace(job, num_tokens=longest)
-        outcomes = self._run(static_batches(partial(answer, self._engine), sent, batch_size))
-        for outcome, job in zip(outcomes, jobs, strict=True):  # tokens beyond a job's own length do not count
+        padded = []
+        for start in range(0, len(jobs), batch_size):
+            batch = jobs[start : start + batch_size]
+            longest = max(job.num_tokens for job in batch)
+            padded += [dataclasses.replace(job, num_tokens=longest) for job in batch]
+        outcomes = self._run(static_batches(partial(answer, self._engine), padded, batch_size))
+        for outcome, job in zip(outcomes, jobs, strict=True):
             outcome.num_tokens = min(outcome.num_tokens, job.num_tokens)
         return outcomes
 

@@ -100,8 +100,7 @@ def measure_closed_loops(bench: Bench, engine: DrivenEngine) -> Figures:
         "engine": lambda jobs: throughput(engine.closed_loop(jobs, IN_FLIGHT), IN_FLIGHT),
         "unary": lambda jobs: bench.closed_loop(jobs, stream=False),
         "stream": lambda jobs: bench.closed_loop(jobs, stream=True),
-        "static": lambda jobs: _batch_rate(engine.static_batches(jobs, IN_FLIGHT, is_padded=False)),
-        "static_padded": lambda jobs: _batch_rate(engine.static_batches(jobs, IN_FLIGHT, is_padded=True)),
+        "static": lambda jobs: _batch_rate(engine.static_batches(jobs, IN_FLIGHT)),
     }
     rates: dict[tuple[str, str], list[Throughput]] = defaultdict(list)
     for seed in bench.rounds("closed loops"):

@@ -6,16 +6,15 @@ without gRPC. The works are:
 * a `base` Transformer with random weights (V = 32,000, 20 source tokens, exactly 32 target tokens), greedy
   and with beams;
 * if a corpus and a run are given, the test set of Multi30k, each sentence to its last token, with the
-  sacreBLEU of every contender;
-* the recurrent presets with states of 512, greedy, compared with a loop of the same model in PyTorch.
+  sacreBLEU of every contender.
 
 With `--imported` they are checkpoints of Hugging Face with random weights, in the sizes of published ones and
-with their settings of `generate`: greedy for 1 and 8 requests, and beams for 8. optimum, whose environment
-`benchmarks.peers.optimum_peer` describes, is a further peer.
+with their settings of `generate`: greedy for 1 and 8 requests, and beams for 8. (`benchmarks.speech` has
+Whisper.)
 
-Precisions are fp32 and int8; transformers, optimum and PyTorch have fp32 only. The engine runs with two
-settings (instances x threads per instance), and so does CTranslate2 (inter_threads x intra_threads). The
-faster setting of each counts.
+Precisions are fp32 and int8; transformers has fp32 only. The engine runs with two settings (instances x
+threads per instance), and so does CTranslate2 (inter_threads x intra_threads). The faster setting of each
+counts.
 
 First the tokens are compared: our fp32 with the fp32 of each peer, and int8 with the fp32 of the same
 library. Then all contenders alternate within each round, and medians over the rounds are compared. The
@@ -55,7 +54,6 @@ from benchmarks.flags import positive
 from benchmarks.floors import Machine, measure_machine, step_floor
 from benchmarks.hardware import describe_hardware
 from benchmarks.load.engine import settings_of
-from benchmarks.peers import optimum_peer
 from benchmarks.peers.our_engine import EngineProcess
 from benchmarks.peers.report import (
     Turns,
@@ -66,7 +64,6 @@ from benchmarks.peers.report import (
     speed_table,
     summarise,
 )
-from benchmarks.peers.torch_peer import TorchPeer
 from benchmarks.peers.transformers_peer import TransformersPeer
 from benchmarks.peers.work import (
     Checkpoint,
@@ -76,7 +73,6 @@ from benchmarks.peers.work import (
     base_suite,
     imported_suites,
     multi30k_suite,
-    recurrent_suites,
     sentences_suite,
 )
 from benchmarks.report import command, publish
@@ -84,8 +80,9 @@ from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
+from seq2seq_serve.training.config import TransformerConfig
 from seq2seq_serve.training.huggingface.dialect import Limits
-from seq2seq_serve.training.models.transformer import Transformer
+from seq2seq_serve.training.run import TrainedModel
 
 _PAUSE_SECONDS = 0.3  # the previous contender's threads still spin for a while
 _WIDTH = 160  # columns of the tables in a file
@@ -208,8 +205,7 @@ def _contenders(
         from benchmarks.peers.checkpoints import make_checkpoint
 
         make_checkpoint(model, folder / "checkpoint")
-        max_source_length = 0 if model.num_bands else model.sizes.max_source_length
-        limits = Limits(max_source_length, model.sizes.max_target_length)
+        limits = Limits(model.sizes.max_source_length, model.sizes.max_target_length)
         export_checkpoint(folder / "checkpoint", folder / "bundle", precisions, limits=limits)
     else:
         export_bundle(model, folder / "bundle", precisions)
@@ -221,11 +217,6 @@ def _contenders(
         engine = EngineProcess(folder / "bundle", precision, num_cores, num_slots, num_instances=setting[0])
         stack.callback(engine.stop)
         yield Contender("ours", precision, "{}x{}".format(*setting), engine.translate, engine.clock)
-    if not isinstance(model, Checkpoint) and not isinstance(model.model, Transformer):
-        for num_threads in sorted({1, num_cores}):  # no library decodes it
-            torch_peer = TorchPeer(model.model, num_threads)
-            yield Contender("torch", Precision.FP32, f"{num_threads}", torch_peer.translate)
-        return
     if _is_installed("ctranslate2", console):
         from benchmarks.peers.ctranslate2_peer import converted
 
@@ -234,30 +225,20 @@ def _contenders(
             peer = load(_COMPUTE_TYPES[precision], *setting)
             yield Contender("ctranslate2", precision, "{}x{}".format(*setting), peer.translate)
     if not any(work.is_long for work in suite.works) and _is_installed("transformers", console):
-        generate = _generate(model, folder, settings["start_ids"])
+        generate = _generate(model, folder)
         yield Contender("transformers", Precision.FP32, "", generate.translate)
-    if isinstance(model, Checkpoint) and not model.num_bands:
-        if optimum_peer.PYTHON.exists():
-            optimum = optimum_peer.OptimumPeer(folder / "checkpoint", num_cores)
-            stack.callback(optimum.stop)
-            yield Contender("optimum", Precision.FP32, "", optimum.translate)
-        else:
-            console.print("optimum is skipped: its environment .venv-optimum is missing", markup=False)
 
 
-def _generate(model: Any, folder: Path, start_ids: Sequence[int]) -> TransformersPeer:
+def _generate(model: TrainedModel | Checkpoint, folder: Path) -> TransformersPeer:
     """Returns `generate` of the checkpoint, or of a converted model of this project."""
     import transformers
 
-    if not isinstance(model, Checkpoint):
-        from benchmarks.peers.marian import as_marian
+    if isinstance(model, Checkpoint):
+        loaded = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / "checkpoint")
+        return TransformersPeer(loaded.eval())
+    from benchmarks.peers.marian import as_marian
 
-        return TransformersPeer(as_marian(model.model, torch.device("cpu"), torch.float32))
-    if model.num_bands:
-        loaded = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(folder / "checkpoint")
-        return TransformersPeer(loaded.eval(), start_ids=start_ids)
-    loaded = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / "checkpoint")
-    return TransformersPeer(loaded.eval())
+    return TransformersPeer(as_marian(model.model, torch.device("cpu"), torch.float32))
 
 
 def _is_installed(package: str, console: Console) -> bool:
@@ -271,15 +252,13 @@ def _floor(suite: Suite, work: Work, precision: Precision, machine: Machine) -> 
     """Returns the floor of a step with all requests; empty if they do not all run in every step."""
     if not work.is_exact or work.search.max_new_tokens is None:
         return {}
-    has_sounds = isinstance(suite.model, Checkpoint) and suite.model.num_bands
+    assert isinstance(suite.sizes, TransformerConfig)
     floor = step_floor(
         suite.sizes,
         precision,
         num_requests=len(work.sources),
         beam_size=work.search.beam_size,
-        source_tokens=suite.sizes.max_source_length
-        if has_sounds
-        else statistics.mean(map(len, work.sources)),
+        source_tokens=statistics.mean(map(len, work.sources)),
         target_tokens=work.search.max_new_tokens / 2,
         machine=machine,
     )
@@ -301,7 +280,7 @@ def _provenance(suite: Suite) -> dict[str, Any]:
 
 def _suites(options: argparse.Namespace, console: Console) -> list[Suite]:
     """Returns the suites with the works that `--only` selects."""
-    suites = imported_suites() if options.imported else [base_suite(), sentences_suite(), *recurrent_suites()]
+    suites = imported_suites() if options.imported else [base_suite(), sentences_suite()]
     if options.multi30k and options.run:
         suites.append(multi30k_suite(options.multi30k, options.run))
     elif not options.imported:

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import ctranslate2
-import numpy as np
 from ctranslate2.converters import TransformersConverter
 from ctranslate2.converters.transformers import BartLoader
 
@@ -51,7 +50,7 @@ def convert(model: EncoderDecoder, path: Path) -> list[str]:
 
 def converted(
     model: TrainedModel | Checkpoint, folder: Path, settings: dict[str, Any]
-) -> Callable[..., CTranslate2Peer | CTranslate2Whisper]:
+) -> Callable[..., CTranslate2Peer]:
     """Convert a model, or the checkpoint in `folder/checkpoint`; returns what loads it with its threads.
 
     Args:
@@ -63,8 +62,6 @@ def converted(
     if not isinstance(model, Checkpoint):
         return partial(CTranslate2Peer, path, convert(model.model, path))
     TransformersConverter(str(folder / "checkpoint")).convert(str(path))
-    if model.num_bands:
-        return partial(CTranslate2Whisper, path, settings["start_ids"])
     (vocabulary,) = path.glob("*vocabulary.json")
     tokens: list[str] = json.loads(vocabulary.read_text(encoding="utf-8"))
     return partial(CTranslate2Peer, path, tokens, forced_ids=settings["prefix_ids"])
@@ -144,45 +141,3 @@ class CTranslate2Peer:
         )
         answers = [result.result() for result in results]
         return [[self._ids[token] for token in answer.hypotheses[0]] for answer in answers]
-
-
-class CTranslate2Whisper:
-    """CTranslate2's Whisper with its thread setting.
-
-    Args:
-        path: Folder that CTranslate2's converter wrote.
-        start_ids: The tokens before every target.
-        compute_type: As for `CTranslate2Peer`.
-        inter_threads: Number of batches at once.
-        intra_threads: Number of threads per batch.
-    """
-
-    def __init__(
-        self, path: Path, start_ids: Sequence[int], compute_type: str, inter_threads: int, intra_threads: int
-    ) -> None:
-        self._start_ids = list(start_ids)
-        self._inter_threads = inter_threads
-        self._model = ctranslate2.models.Whisper(
-            str(path),
-            device="cpu",
-            compute_type=compute_type,
-            inter_threads=inter_threads,
-            intra_threads=intra_threads,
-        )
-
-    def translate(self, sources: Sequence[Any], search: Search) -> list[list[int]]:
-        """Returns the best target of each spectrogram; includes encoding."""
-        size = -(-len(sources) // self._inter_threads)
-        batches = [sources[first : first + size] for first in range(0, len(sources), size)]
-        answers = [
-            self._model.generate(
-                ctranslate2.StorageView.from_array(np.stack(batch)),
-                [self._start_ids] * len(batch),
-                asynchronous=True,
-                beam_size=search.beam_size,
-                length_penalty=_NO_PENALTY,
-                max_length=2 * max(map(search.most, sources)),  # half of it is for the prompt
-            )
-            for batch in batches
-        ]
-        return [answer.result().sequences_ids[0] for batch in answers for answer in batch]

@@ -28,16 +28,11 @@ _BARS_CTRANSLATE2 = {
     "Multi30k, greedy": (1.2, 1.0),
     "Multi30k, beam 5": (1.0, 0.9),
 }
-_BARS = {"transformers": (3.5, 2.0), "torch": (4.0, 1.3)}  # for every work
+_BARS = {"transformers": (3.5, 2.0)}  # for every work
 # Of imported checkpoints: for every work, and for the median of the works.
 _IMPORTED_BARS = {"ctranslate2": 1.0}
-_MEDIAN_BARS = {"ctranslate2": 1.3, "transformers": 3.0, "optimum": 2.0}
-_PEERS = {
-    "ctranslate2": "CTranslate2",
-    "transformers": "generate",
-    "optimum": "optimum",
-    "torch": "torch loop",
-}
+_MEDIAN_BARS = {"ctranslate2": 1.3, "transformers": 3.0}
+_PEERS = {"ctranslate2": "CTranslate2", "transformers": "generate"}
 _BOTH_PRECISIONS = ("ours", "ctranslate2")
 
 

@@ -1,20 +1,15 @@
-"""Calls `generate` of transformers' models, and of others that have its interface.
-
-Imports nothing of this project, so that a peer in an environment of its own runs it, too.
-"""
+"""Calls `generate` of transformers' models."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import GenerationMixin
 
-if TYPE_CHECKING:
-    from benchmarks.peers.work import Search
+from benchmarks.peers.work import Search
 
 # The fastest of 32 to 256 on Multi30k; a batch runs until its last target ends.
 _BATCH_SIZE = 32
@@ -26,12 +21,10 @@ class TransformersPeer:
     Args:
         model: The model, in eval mode on its device.
         is_static: Whether its cache is allocated once; transformers then compiles the step if it can.
-        start_ids: The tokens before every target of a model that reads sounds.
     """
 
-    def __init__(self, model: Any, *, is_static: bool = False, start_ids: Sequence[int] = ()) -> None:
+    def __init__(self, model: Any, *, is_static: bool = False) -> None:
         self._model = model
-        self._start_ids = list(start_ids)
         self._options = {"cache_implementation": "static"} if is_static else {}
         settings = model.generation_config
         self._ends = settings.eos_token_id, settings.pad_token_id
@@ -57,27 +50,20 @@ class TransformersPeer:
             options |= {"early_stopping": True, "length_penalty": 0.0}
         if search.min_new_tokens:
             options["min_new_tokens"] = self._num_forced + search.min_new_tokens
-        # Whisper has a method of its own, which adds a prompt and reads what the targets' times leave over.
-        generated: Tensor = GenerationMixin.generate(
-            self._model,
+        generated: Tensor = self._model.generate(
             **self._inputs(sources),
             num_beams=search.beam_size,
             do_sample=False,
             max_new_tokens=self._num_forced + search.most(sources[0]),
             **options,
         )  # (B, 1 + T)
-        first = max(1, len(self._start_ids)) + self._num_forced
+        first = 1 + self._num_forced
         return [self._without_end(target[first:], search.min_new_tokens) for target in generated.tolist()]
 
     def _inputs(self, sources: Sequence[Any]) -> dict[str, Tensor]:
-        rows = [torch.as_tensor(source) for source in sources]
-        if rows[0].is_floating_point():
-            start_ids = torch.tensor([self._start_ids] * len(rows))
-            return {"input_features": torch.stack(rows), "decoder_input_ids": start_ids}
         pad_id = self._ends[1]
-        source_ids = pad_sequence(rows, batch_first=True, padding_value=pad_id).to(
-            self._model.device
-        )  # (B, S)
+        padded = pad_sequence(list(map(torch.tensor, sources)), batch_first=True, padding_value=pad_id)
+        source_ids = padded.to(self._model.device)  # (B, S)
         return {"input_ids": source_ids, "attention_mask": (source_ids != pad_id).long()}
 
     def _without_end(self, target: list[int], min_new_tokens: int) -> list[int]:

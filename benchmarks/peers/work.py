@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from benchmarks.random_models import untrained
 from seq2seq_serve.bundle.names import Precision
@@ -17,14 +16,13 @@ from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.training.config import EOS_ID, UNK_ID, ModelConfig, TransformerConfig
 from seq2seq_serve.training.data.text_files import read_lines
 from seq2seq_serve.training.models.registry import make_model
-from seq2seq_serve.training.presets import base, recurrent, recurrent_additive, recurrent_dot
+from seq2seq_serve.training.presets import base
 from seq2seq_serve.training.run import TrainedModel, load_run
 
 BEAM_SIZE, IMPORTED_BEAM_SIZE = 5, 4
 SOURCE_TOKENS, TARGET_TOKENS = 20, 32
 VOCAB_SIZE = 32_000
 _GREEDY_ROWS, _BEAM_REQUESTS = (1, 8, 32), (1, 32)
-_RECURRENT_ROWS = (1, 32)
 _MANY_SENTENCES = 1000
 _SENTENCE_TOKENS = 14, 4.5  # about the mean and the standard deviation of the lengths in Multi30k
 _IMPORTED_ROWS = 8
@@ -76,7 +74,7 @@ class Work:
     """Requests that arrive all at once.
 
     Attributes:
-        sources: Token ids of each source, with the end of sequence, or spectrograms `(bands, frames)`.
+        sources: Token ids of each source, with the end of sequence.
         references: Reference of each source; empty if quality cannot be scored.
         is_exact: Whether every target has exactly the most tokens that the search allows.
     """
@@ -106,13 +104,11 @@ class Checkpoint:
         family: "marian", "t5", "nllb" or "whisper".
         sizes: The sizes of a published checkpoint.
         eos_id: The last token of every text.
-        num_bands: The bands of the spectrograms that it reads; 0 if it reads texts.
     """
 
     family: str
     sizes: TransformerConfig
     eos_id: int
-    num_bands: int = 0
 
 
 @dataclass(frozen=True)
@@ -151,7 +147,7 @@ class Clock:
     runner_seconds: float = 0.0
 
 
-Source = Sequence[int] | NDArray[np.float32]
+Source = Sequence[int]
 Translate = Callable[[Sequence[Source], Search], list[list[int]]]
 
 
@@ -160,7 +156,7 @@ class Contender:
     """A library with a precision and a thread setting; contenders are compared by identity.
 
     Attributes:
-        library: "ours", "ctranslate2", "transformers", "optimum" or "torch".
+        library: "ours", "ctranslate2" or "transformers".
         setting: Thread setting; the fastest setting of a library counts.
         translate: Returns the target of each source in order, without the end of sequence; includes encoding.
         clock: Times of the last translation; None if the library does not report them.
@@ -189,23 +185,17 @@ def random_model(config: ModelConfig) -> TrainedModel:
     return untrained(model, config)
 
 
-def base_works(
-    vocab_size: int, num_new_tokens: int = TARGET_TOKENS, *, name: str = "base"
-) -> tuple[Work, ...]:
+def base_works(vocab_size: int, num_new_tokens: int = TARGET_TOKENS) -> tuple[Work, ...]:
     """Returns works of random sources of `SOURCE_TOKENS`, with targets of exactly `num_new_tokens`."""
     sources = _random_sources(max(_GREEDY_ROWS + _BEAM_REQUESTS), UNK_ID + 1, vocab_size, EOS_ID)
     searches = [(1, number) for number in _GREEDY_ROWS] + [(BEAM_SIZE, number) for number in _BEAM_REQUESTS]
-    return _exact_works(name, sources, searches, num_new_tokens)
+    return _exact_works("base", sources, searches, num_new_tokens)
 
 
 def imported_suite(name: str, checkpoint: Checkpoint, num_new_tokens: int = TARGET_TOKENS) -> Suite:
     """Returns the suite of a checkpoint: greedy for 1 and 8 requests, and beams for 8."""
     last = checkpoint.sizes.vocab_size - NUM_AFTER_WORDS
-    sources: Sequence[Source] = _random_sources(_IMPORTED_ROWS, FIRST_WORD, last, checkpoint.eos_id)
-    if checkpoint.num_bands:
-        shape = (checkpoint.num_bands, 2 * checkpoint.sizes.max_source_length)
-        rng = np.random.default_rng(0)
-        sources = [rng.uniform(-1, 1.5, shape).astype(np.float32) for _ in range(_IMPORTED_ROWS)]
+    sources = _random_sources(_IMPORTED_ROWS, FIRST_WORD, last, checkpoint.eos_id)
     searches = [(1, 1), (1, _IMPORTED_ROWS), (IMPORTED_BEAM_SIZE, _IMPORTED_ROWS)]
     return Suite(name, checkpoint, _exact_works(name, sources, searches, num_new_tokens))
 
@@ -213,9 +203,7 @@ def imported_suite(name: str, checkpoint: Checkpoint, num_new_tokens: int = TARG
 def imported_suites() -> list[Suite]:
     """Returns the suites of checkpoints in the sizes of published ones, the largest one last."""
 
-    def sizes(
-        V: int, D: int, F: int, H: int, L: int, max_source_length: int = _IMPORTED_LENGTH
-    ) -> TransformerConfig:
+    def sizes(V: int, D: int, F: int, H: int, L: int) -> TransformerConfig:
         return TransformerConfig(
             vocab_size=V,
             d_model=D,
@@ -223,14 +211,13 @@ def imported_suites() -> list[Suite]:
             num_heads=H,
             num_encoder_layers=L,
             num_decoder_layers=L,
-            max_source_length=max_source_length,
+            max_source_length=_IMPORTED_LENGTH,
             max_target_length=_IMPORTED_LENGTH,
         )
 
     checkpoints = {
         "opus-mt": Checkpoint("marian", sizes(58_101, 512, 2048, 8, 6), eos_id=0),
         "t5-base": Checkpoint("t5", sizes(32_128, 768, 3072, 12, 12), eos_id=1),
-        "whisper-base": Checkpoint("whisper", sizes(51_865, 512, 2048, 8, 6, 1500), 50_257, num_bands=80),
         "nllb-600M": Checkpoint("nllb", sizes(256_206, 1024, 4096, 16, 12), eos_id=2),
     }
     return [imported_suite(name, checkpoint) for name, checkpoint in checkpoints.items()]
@@ -273,22 +260,6 @@ def sentences_suite() -> Suite:
         for label, beam_size in _LABELS
     )
     return Suite("base, many sentences", random_model(config), works, max_slots=_MANY_SLOTS)
-
-
-def recurrent_suites(
-    width: int = 512, vocab_size: int = VOCAB_SIZE, num_new_tokens: int = TARGET_TOKENS
-) -> list[Suite]:
-    """Returns suites of the recurrent presets with random weights and states of `width`.
-
-    Their works are greedy, with one source and with 32 sources.
-    """
-    suites = []
-    for preset in (recurrent(), recurrent_dot(), recurrent_additive()):
-        config = preset.changed({"vocab_size": vocab_size, "d_model": width, "d_hidden": width}).model
-        works = base_works(vocab_size, num_new_tokens, name=preset.name)
-        chosen = tuple(w for w in works if w.search.beam_size == 1 and len(w.sources) in _RECURRENT_ROWS)
-        suites.append(Suite(preset.name, random_model(config), chosen))
-    return suites
 
 
 def multi30k_suite(corpus: Path, run: Path, max_sentences: int | None = None) -> Suite:

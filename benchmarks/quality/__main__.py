@@ -27,8 +27,8 @@ from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.client import GenerateOptions
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.training.checkpoint import checkpoint_step, list_checkpoints, load_checkpoint
-from seq2seq_serve.training.data.text_files import read_lines, read_parallel, write_lines
-from seq2seq_serve.training.evaluation.comparison import MetricScore, MetricSettings, compare
+from seq2seq_serve.training.data.text_files import read_parallel, write_lines
+from seq2seq_serve.training.evaluation.comparison import MetricSettings, compare
 from seq2seq_serve.training.run import RunFolder, load_checkpoints
 
 BEAM_SIZE = 5
@@ -63,10 +63,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments and arguments[0] == "published":
         return published.main(arguments)
     options = _parser().parse_args(arguments)
-    metric = MetricSettings(tokenization="none" if options.moses else None)
+    metric = MetricSettings(tokenization="none" if options.tokens else None)
     return report_scores(
         options.task or options.run.name,
-        lambda console: measure(options.run, options.test, metric, options.moses, console),
+        lambda console: measure(options.run, options.test, metric, console),
         table,
         options.out,
     )
@@ -76,7 +76,6 @@ def measure(
     run: Path,
     test_sets: Sequence[tuple[str, str, str]],
     metric: MetricSettings,
-    moses: Sequence[str] | None,
     console: Console,
 ) -> dict[str, Any]:
     """Choose, export, serve and score; returns the report.
@@ -84,8 +83,7 @@ def measure(
     Args:
         run: Folder of a finished run.
         test_sets: Name, file of sources, and file of references of each.
-        metric: Settings of the first score; the same metric chooses on dev.
-        moses: Language and plain references of a test set whose files hold Moses tokens.
+        metric: Settings of the scores; the same metric chooses on dev.
         console: Shows progress.
     """
     pairs = {
@@ -104,12 +102,11 @@ def measure(
     for name, its in pairs.items():
         systems = [texts[name, precision] for precision in PRECISIONS]
         scores = compare(systems, [[pair.target for pair in its]], metric)
-        test[name] = {"sentences": len(its), "scores": _by_precision(scores)}
-        if moses:
-            language, plain = moses
-            undone = [detokenise(system, language) for system in systems]
-            settings = dataclasses.replace(metric, tokenization=None, is_lower_cased=True)
-            test[name]["detokenised"] = _by_precision(compare(undone, [read_lines(Path(plain))], settings))
+        by_precision = {
+            precision: {score.metric: dataclasses.asdict(score) for score in row}
+            for precision, row in zip(PRECISIONS, scores, strict=True)
+        }
+        test[name] = {"sentences": len(its), "scores": by_precision}
     return {
         "run": describe_run(run),
         "search": {"beam_size": BEAM_SIZE, "alpha": best.alpha, "steps": best.steps},
@@ -147,35 +144,19 @@ def step_choices(run: Path) -> list[tuple[int, ...]]:
     return list(dict.fromkeys([(best.step,), *newest] if best else newest))
 
 
-def detokenise(texts: Sequence[str], language: str) -> list[str]:
-    """Join Moses tokens to texts: remove spaces before punctuation, and undo escapes such as &apos;."""
-    from sacremoses import MosesDetokenizer  # takes long to import
-
-    detokenizer = MosesDetokenizer(lang=language)
-    return [detokenizer.detokenize(text.split()) for text in texts]
-
-
 def table(report: dict[str, Any]) -> str:
     """Returns the scores as a Markdown table."""
     rows = []
     for name, result in report["test"].items():
-        for kind, label in (("scores", ""), ("detokenised", ", detokenised, lower case")):
-            for metric in result.get(kind, {}).get(Precision.FP32, {}):
-                scores = [result[kind][precision][metric] for precision in PRECISIONS]
-                cells = (f"{score['score']:.2f} ± {score['half_interval']:.2f}" for score in scores)
-                rows.append((name, f"{metric}{label}", *cells))
+        for metric in result["scores"][Precision.FP32]:
+            scores = [result["scores"][precision][metric] for precision in PRECISIONS]
+            cells = (f"{score['score']:.2f} ± {score['half_interval']:.2f}" for score in scores)
+            rows.append((name, metric, *cells))
     return (
         f"{report['task']}: {report['run']['parameters']:,} parameters, {report['run']['steps']:,} steps, "
         f"{len(report['search']['steps'])} checkpoints averaged, beam {report['search']['beam_size']}, "
         f"alpha {report['search']['alpha']}\n\n"
     ) + markdown(("test set", "metric", *PRECISIONS), rows, num_left=2)
-
-
-def _by_precision(scores: list[list[MetricScore]]) -> dict[str, dict[str, Any]]:
-    return {
-        precision: {score.metric: dataclasses.asdict(score) for score in row}
-        for precision, row in zip(PRECISIONS, scores, strict=True)
-    }
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -192,13 +173,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar=("NAME", "SOURCES", "REFERENCES"),
         help="a test set: its name and its files, one text a line; repeat the flag for each",
     )
-    add(
-        "--moses",
-        nargs=2,
-        metavar=("LANGUAGE", "PLAIN"),
-        help="the files hold Moses tokens: score them as they are, and once more joined to texts of this "
-        "language, beside the plain references of this file",
-    )
+    add("--tokens", action="store_true", help="the files hold tokens, which BLEU counts as they are")
     add("--task", help="name of the corpus in the report (default: the run's name)")
     return parser
 

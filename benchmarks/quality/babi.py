@@ -44,7 +44,7 @@ class Question:
     answer: str
 
 
-def read_questions(data: Path, part: str, split: str, tasks: Sequence[int]) -> list[Question]:
+def read_questions(data: Path, part: str, split: str, tasks: Sequence[int] = _ALL_TASKS) -> list[Question]:
     """Returns the questions of some tasks in their order.
 
     Args:
@@ -154,22 +154,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("data", type=Path, help="folder with the folders en and en-10k of bAbI v1.2")
     parser.add_argument("part", choices=("en", "en-10k"), help="1,000 training questions a task, or 10,000")
-    parser.add_argument(
-        "--tasks",
-        type=int,
-        nargs="+",
-        choices=_ALL_TASKS,
-        default=_ALL_TASKS,
-        metavar="TASK",
-        help="only these tasks (default: all 20)",
-    )
     todo = parser.add_mutually_exclusive_group(required=True)
     todo.add_argument("--corpus", type=Path, metavar="FOLDER", help="write train.tsv and dev.tsv into it")
     todo.add_argument("--runs", type=Path, nargs="+", metavar="RUN", help="score the best of these runs")
     options = parser.parse_args(arguments)
 
     def read(split: str) -> list[Question]:
-        return read_questions(options.data, options.part, split, options.tasks)
+        return read_questions(options.data, options.part, split)
 
     if options.runs:
         return report_scores(

@@ -9,13 +9,11 @@ Attend and Tell" (soft and hard attention), and `clips.sh` the four of Yao et al
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from rich.console import Console
 
 from benchmarks.quality.recipe import PRECISIONS, ask, describe_run, export, report_scores
@@ -26,57 +24,6 @@ from seq2seq_serve.training.builtin import moving_shapes, shapes
 from seq2seq_serve.training.run import RunFolder, load_run
 
 SCORES = "right_percent", "events_percent", "pointing_percent"
-
-
-@dataclass(frozen=True)
-class Example:
-    """A picture or clip of the test set.
-
-    Attributes:
-        is_right: Whether a caption is entirely right.
-        named: For each word of a right caption, the number of the object or event that it names, or None.
-        places: The places of memory, bool (S,), that lie on the object or in the event of a number.
-        num_events: The number of events; 0 for a picture.
-        num_told: The number of events that a caption tells at their place in the order.
-    """
-
-    is_right: Callable[[str], bool]
-    named: Callable[[str], list[int | None]]
-    places: Callable[[int], NDArray[np.bool_]]
-    num_events: int = 0
-    num_told: Callable[[str], int] = lambda _: 0
-
-
-def _pictures(number: int) -> list[Example]:
-    return [_of_scene(scene) for scene in shapes.generate(number, split="test")]
-
-
-def _of_scene(scene: shapes.Scene) -> Example:
-    return Example(
-        lambda text: shapes.is_right(scene, text),
-        lambda text: shapes.named_figures(scene, text),
-        lambda number: scene.places(number).ravel(),
-    )
-
-
-def _clips(number: int) -> list[Example]:
-    return [_of_clip(clip) for clip in moving_shapes.generate(number, split="test")]
-
-
-def _of_clip(clip: moving_shapes.Clip) -> Example:
-    frames = np.arange(len(clip.frames))
-
-    def places(number: int) -> NDArray[np.bool_]:
-        event = clip.events[number]
-        return np.asarray((event.start <= frames) & (frames < event.stop))
-
-    return Example(
-        lambda text: moving_shapes.is_right(clip, text),
-        lambda text: moving_shapes.named_events(clip, text),
-        places,
-        len(clip.events),
-        lambda text: moving_shapes.num_told(clip, text),
-    )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -95,9 +42,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def caption_all(run: Path, console: Console) -> dict[str, Any]:
     """Export the run, and caption the files of its test set through the server; returns the scores."""
     folder = RunFolder(run)
-    make = _clips if folder.read_config().preset == "clip-captioner" else _pictures
+    is_clip = folder.read_config().preset == "clip-captioner"
     files = [Path(pair.source) for pair in folder.read_pairs("test")]
-    examples = make(1 + max(int(file.stem) for file in files))
+    num_examples = 1 + max(int(file.stem) for file in files)
+    examples: list[Any] = list((moving_shapes if is_clip else shapes).generate(num_examples, split="test"))
+    is_right = moving_shapes.is_right if is_clip else shapes.is_right
     has_attention = getattr(folder.read_config().model, "attention", None) != "mean"
     options = GenerateOptions(attention=has_attention)
     report: dict[str, Any] = describe_run(run) | {"test": len(files)} | {score: {} for score in SCORES}
@@ -108,8 +57,10 @@ def caption_all(run: Path, console: Console) -> dict[str, Any]:
         num_told = num_events = 0
         for file, result in zip(files, results, strict=True):
             example, text = examples[int(file.stem)], result.text
-            rights.append(example.is_right(text))
-            num_told, num_events = num_told + example.num_told(text), num_events + example.num_events
+            rights.append(is_right(example, text))
+            if is_clip:
+                num_told += moving_shapes.num_told(example, text)
+                num_events += len(example.events)
             if rights[-1] and has_attention:
                 hits += pointing(example, result.answer.hypotheses[0])
         report["right_percent"][precision] = 100 * sum(rights) / len(rights)
@@ -120,7 +71,7 @@ def caption_all(run: Path, console: Console) -> dict[str, Any]:
     return report
 
 
-def pointing(example: Example, hypothesis: Hypothesis) -> list[bool]:
+def pointing(example: shapes.Scene | moving_shapes.Clip, hypothesis: Hypothesis) -> list[bool]:
     """Returns, for each word that names something, whether the place with most weight lies on it.
 
     A word's weights are the mean of those of its tokens.
@@ -130,12 +81,15 @@ def pointing(example: Example, hypothesis: Hypothesis) -> list[bool]:
     if hypothesis.finish_reason == FINISH_REASON_EOS:
         tokens, weights = tokens[:-1], weights[:-1]
     words = np.cumsum([token.startswith(" ") for token in tokens])  # of each token
+    if isinstance(example, shapes.Scene):
+        named = shapes.named(example, hypothesis.text)
+    else:
+        named = moving_shapes.named(example, hypothesis.text)
     hits = []
-    for word, number in enumerate(example.named(hypothesis.text)):
+    for word, number in enumerate(named):
         if number is not None:
-            is_on = example.places(number)
             looked_at = int(weights[words == word].mean(axis=0).argmax())
-            hits.append(bool(is_on[looked_at]))
+            hits.append(bool(example.places(number).ravel()[looked_at]))
     return hits
 
 

@@ -12,7 +12,6 @@ import dataclasses
 import sys
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,19 +25,6 @@ from seq2seq_serve.training.evaluation.comparison import MetricSettings, compare
 
 # The greatest length of each bin except the last one. Every bin has more than 100 sentences of test2016.
 LAST_LENGTHS = 9, 11, 13, 16
-
-
-@dataclass(frozen=True)
-class Bin:
-    """Sentences of similar length.
-
-    Attributes:
-        label: Range of the lengths, such as 10–11 or 17+.
-        rows: Indices of its sentences in the test set.
-    """
-
-    label: str
-    rows: list[int]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,18 +63,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return report_scores(options.task, score, shown, options.out)
 
 
-def bins_of(lengths: Sequence[int]) -> list[Bin]:
-    """Sort every sentence into one of the bins that `LAST_LENGTHS` bounds, the shortest bin first.
+def bins_of(lengths: Sequence[int]) -> dict[str, list[int]]:
+    """Returns the rows of the sentences in each bin, by its lengths such as 10–11 or 17+, the shortest first.
 
     Raises:
         ValueError: A bin is empty.
     """
     firsts = [1, *(last + 1 for last in LAST_LENGTHS)]
     labels = [f"{first}–{last}" for first, last in zip(firsts, LAST_LENGTHS, strict=False)]
-    bins = [Bin(label, []) for label in (*labels, f"{firsts[-1]}+")]
+    bins: dict[str, list[int]] = {label: [] for label in (*labels, f"{firsts[-1]}+")}
     for row, length in enumerate(lengths):
-        bins[bisect_left(LAST_LENGTHS, length)].rows.append(row)
-    if empty := [each.label for each in bins if not each.rows]:
+        [*bins.values()][bisect_left(LAST_LENGTHS, length)].append(row)
+    if empty := [label for label, rows in bins.items() if not rows]:
         raise ValueError(f"no source of the test set has {' or '.join(empty)} tokens")
     return bins
 
@@ -111,9 +97,9 @@ def score_by_length(
         return [dataclasses.asdict(score) for score, *_ in scores]
 
     over_all = bleus(range(len(pairs)))
-    by_bin = [bleus(each.rows) for each in bins]
+    by_bin = [bleus(rows) for rows in bins.values()]
     return {
-        "bins": [{"source_tokens": each.label, "sentences": len(each.rows)} for each in bins],
+        "bins": [{"source_tokens": label, "sentences": len(rows)} for label, rows in bins.items()],
         "systems": [
             {"name": name, "all": over_all[number], "by_bin": [scores[number] for scores in by_bin]}
             for number, name in enumerate(texts)

@@ -1,6 +1,6 @@
 """Computes the changes of logits that a request's constraints cause, in pure Python.
 
-`training.evaluation.search` implements the same independently, and tests compare the two.
+`tests/oracle.py` implements the same independently, and tests compare the two.
 """
 
 from __future__ import annotations

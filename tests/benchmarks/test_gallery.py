@@ -1,21 +1,18 @@
 """The gallery trains what is missing, names the log of what failed, and shows each picture that it draws."""
 
-import dataclasses
+import os
 import re
+import subprocess
 import sys
-from io import StringIO
 from pathlib import Path
 
 import pytest
 from PIL import Image
-from rich.console import Console
 
-from benchmarks import gallery
-from benchmarks.gallery import EXHIBITS, Exhibit, main, make_bundles
-from seq2seq_serve.bundle.names import MANIFEST_FILE
+from benchmarks.serving import free_ports
 from seq2seq_serve.training.run import RunFolder
-from tests.benchmarks import few_examples
 
+ROOT = Path(__file__).parents[2]
 HEADINGS = [
     "# A gallery of attention",
     "## One sentence, four models",
@@ -39,99 +36,52 @@ PICTURES = [
     "story-1",
     "story-2",
 ]
+# Steps of a long warm-up: steps at the full rate would leave weights that float32 rounds coarsely.
+SHORT = "--max-steps 2 --set eval_interval_steps=2 warmup_steps=1000 batch_tokens=400"
 
 
-def headings(page: str) -> list[str]:
-    return [line for line in page.splitlines() if line.startswith("#")]
-
-
-def shown(page: str) -> list[str]:
-    """The paths of the pictures that a page shows."""
-    return re.findall(r"!\[.+\]\((.+)\)", page)
-
-
-@pytest.fixture
-def console() -> Console:
-    return Console(file=StringIO())
-
-
-@pytest.fixture
-def few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two steps for each model, on a few pictures, clips, stories and sentences."""
-    # Two steps of a long warm-up: steps at the full rate would leave weights that float32 rounds coarsely.
-    short = {"eval_interval_steps": 2, "warmup_steps": 1000, "batch_tokens": 400}
-    exhibits = [
-        dataclasses.replace(exhibit, max_steps=2, settings=exhibit.settings | short) for exhibit in EXHIBITS
-    ]
-
-    monkeypatch.setattr(gallery, "EXHIBITS", exhibits)
-    monkeypatch.setattr(gallery, "run_command", few_examples.run)
+def make_gallery(folder: Path, interpreter: str) -> subprocess.CompletedProcess[str]:
+    """Run the script with an interpreter of its own."""
+    program = folder.parent / "python"
+    program.write_text(f'#!/bin/sh\nexec {interpreter} "$@"\n')
+    program.chmod(0o755)
+    ports = dict(zip(("PORT", "METRICS_PORT"), map(str, free_ports(2)), strict=True))
+    return subprocess.run(
+        ["sh", "benchmarks/gallery.sh", str(folder)],
+        cwd=ROOT,
+        env=os.environ | ports | {"PYTHON": str(program), "FLAGS": SHORT},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.mark.slow  # eight trainings and exports
-def test_every_model_is_trained_once_and_the_page_shows_all_of_them(few_steps, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["gallery", "--runs", str(tmp_path)])
-    assert main() == 0, capsys.readouterr().err
-    path = Path(capsys.readouterr().out.strip())
-    assert path == tmp_path / "gallery.md"
-    page = path.read_text()
-    assert headings(page) == HEADINGS
-    assert shown(page) == [f"gallery/{name}.png" for name in PICTURES]
-    for picture in shown(page):
-        Image.open(tmp_path / picture).verify()
-    hard, soft = (
-        RunFolder(tmp_path / "runs" / f"captioner-{name}").read_config() for name in ("hard", "soft")
-    )
+def test_every_model_is_trained_once_and_the_page_shows_all_of_them(tmp_path):
+    folder, interpreter = tmp_path / "gallery", f"{sys.executable} -m tests.benchmarks.few_examples"
+    done = make_gallery(folder, interpreter)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == f"{folder}/gallery.md\n"
+    page = (folder / "gallery.md").read_text()
+    assert [line for line in page.splitlines() if line.startswith("#")] == HEADINGS
+    pictures = re.findall(r"!\[.+\]\((.+)\)", page)
+    assert pictures == [f"gallery/{name}.png" for name in PICTURES]
+    for picture in pictures:
+        Image.open(folder / picture).verify()
+    hard, soft = (RunFolder(folder / "runs" / f"captioner-{name}").read_config() for name in ("hard", "soft"))
     assert "steps: 2;" in hard.parent
     assert soft.corpus_sha256 in hard.parent
 
-    monkeypatch.setattr(gallery, "run_command", lambda *_: pytest.fail("a finished step is repeated"))
-    other = tmp_path / "other"
-    monkeypatch.setattr(sys, "argv", ["gallery", "--runs", str(tmp_path), "--out", str(other)])
-    assert main() == 0, capsys.readouterr().err
-    assert (other / "gallery.md").read_text() == page
-    assert sorted((other / "gallery").iterdir()) == sorted(other / picture for picture in shown(page))
+    again = make_gallery(folder, interpreter)
+    assert again.returncode == 0, again.stderr
+    assert "steps" not in again.stderr
+    assert (folder / "gallery.md").read_text() == page
 
 
-@pytest.fixture
-def echoed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each command only prints itself, so that nothing is trained or exported."""
-    monkeypatch.setattr(sys, "executable", "/bin/echo")
-
-
-@pytest.mark.usefixtures("echoed")
-@pytest.mark.parametrize(
-    ("is_finished", "first"), [(False, "training train demo --out {run} --resume"), (True, "export {run} ")]
-)
-def test_a_stopped_training_goes_on_and_a_finished_one_is_not_repeated(
-    is_finished, first, tmp_path, console, monkeypatch
-):
-    monkeypatch.setattr(gallery, "EXHIBITS", [Exhibit("begun", "Begun", "demo", 7, {})])
-    run = RunFolder(tmp_path / "runs" / "begun")
-    run.path.mkdir(parents=True)
-    run.config_file.touch()
-    if is_finished:
-        run.summary_file.touch()
-    with pytest.raises(RuntimeError, match="begun failed"):
-        make_bundles(tmp_path, console)
-    log = (tmp_path / "runs" / "begun.log").read_text()
-    assert log.startswith(f"-m {first.format(run=run.path)}")
-
-
-@pytest.mark.usefixtures("echoed")
-def test_a_model_starts_with_the_weights_of_its_parent_or_not_at_all(tmp_path, console, monkeypatch):
-    parent = Exhibit("parent", "Parent", "captioner", 7, {})
-    child = Exhibit("child", "Child", "captioner", 3, {}, "parent")
-    monkeypatch.setattr(gallery, "EXHIBITS", [parent, child])
-    run, log = tmp_path / "runs" / "parent", tmp_path / "runs" / "child.log"
-    with pytest.raises(RuntimeError, match="parent failed"):
-        make_bundles(tmp_path, console)
-    assert not log.exists()
-
-    run.mkdir()
-    RunFolder(run).summary_file.touch()
-    (tmp_path / "bundles" / "parent").mkdir(parents=True)
-    (tmp_path / "bundles" / "parent" / MANIFEST_FILE).touch()
-    with pytest.raises(RuntimeError, match="child failed"):
-        make_bundles(tmp_path, console)
-    assert f"--from {run} --max-steps 3" in log.read_text()
+def test_a_failed_training_names_its_log_and_nothing_is_exported_or_served(tmp_path):
+    folder = tmp_path / "gallery"
+    done = make_gallery(folder, "false")
+    assert done.returncode != 0
+    assert done.stdout == ""
+    assert f"failed; its log is {folder}/runs/captioner-soft.log\n" in done.stderr
+    assert not (folder / "bundles").exists()

@@ -1,1 +1,1 @@
-"""The project's own data: sentences in Korean and English, captioned pictures and clips, and stories."""
+"""The project's own data: sentences in Korean and English, stories, captioned pictures and clips."""

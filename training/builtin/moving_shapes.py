@@ -126,6 +126,11 @@ class Clip:
     events: tuple[Event, ...]
     frames: NDArray[np.uint8]
 
+    def places(self, number: int) -> NDArray[np.bool_]:
+        """Returns which frames belong to event `number`: bool [T]."""
+        frames, event = np.arange(len(self.frames)), self.events[number]
+        return np.asarray((event.start <= frames) & (frames < event.stop))
+
 
 def generate(num_clips: int, seed: int = 0, split: Split = "train") -> Iterator[Clip]:
     """Yields clips, the same for the same seed and split; a longer run begins with a shorter one.
@@ -178,7 +183,7 @@ def _told(clip: Clip, text: str) -> list[tuple[str, tuple[str, ...], str]]:
     return told
 
 
-def named_events(clip: Clip, text: str) -> list[int | None]:
+def named(clip: Clip, text: str) -> list[int | None]:
     """Returns, for each word of a right caption, the number of the event whose figure or action it names.
 
     Raises:
@@ -186,12 +191,12 @@ def named_events(clip: Clip, text: str) -> list[int | None]:
     """
     if not is_right(clip, text):
         raise ValueError(f"the words of a right caption name events, but {text!r} is wrong for this clip")
-    named: list[int | None] = []
+    found: list[int | None] = []
     number = -1
     for word in text.split():
         number += word in ("a", "the")
-        named.append(None if word in ("first", "a", "the", ",", "and", "then") else number)
-    return named
+        found.append(None if word in ("first", "a", "the", ",", "and", "then") else number)
+    return found
 
 
 def _article(clip: Clip, number: int) -> str:

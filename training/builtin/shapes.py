@@ -168,7 +168,7 @@ def is_right(scene: Scene, text: str) -> bool:
     return _mentioned(scene, text) is not None
 
 
-def named_figures(scene: Scene, text: str) -> list[int | None]:
+def named(scene: Scene, text: str) -> list[int | None]:
     """Returns, for each word of a right caption, the number of the figure whose colour or shape it names.
 
     Raises:
@@ -177,13 +177,13 @@ def named_figures(scene: Scene, text: str) -> list[int | None]:
     order = _mentioned(scene, text)
     if order is None:
         raise ValueError(f"the words of a right caption name figures, but {text!r} is wrong for this scene")
-    named: list[int | None] = []
+    found: list[int | None] = []
     mentions = iter(order)
     for word in text.split():
         if word in COLOURS:
             figure = next(mentions)
-        named.append(figure if word in COLOURS or word in SHAPES else None)
-    return named
+        found.append(figure if word in COLOURS or word in SHAPES else None)
+    return found
 
 
 def _mention(figure: Figure, rng: random.Random) -> str:

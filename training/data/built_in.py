@@ -1,8 +1,16 @@
 """The built-in corpora: one for each kind of sources that a model can read.
 
-That of texts is data, `training/builtin/korean-english`: short sentences that a grammar of this project
-wrote, in up to nine Korean spellings and styles each. The held-out sentences test new combinations of known
-words: each has two words that no training sentence has together. The others come from generators.
+Those of texts and stories are data that programs of this project wrote (commit f1d8ffd has that of the
+stories); those of pictures and clips come from generators.
+
+`training/builtin/korean-english` has short sentences, in up to nine Korean spellings and styles each. The
+held-out sentences test new combinations of known words: each has two words that no training sentence has
+together.
+
+`training/builtin/stories` has nine kinds of question, equally often: where a person or a thing is, who has a
+thing, yes or no, how many things someone carries, before or after; the colour of an animal by analogy, what
+it fears by its kind, and how rooms lie to each other. Exactly the people and things of a held-out story never
+come together in training.
 """
 
 from __future__ import annotations
@@ -15,14 +23,12 @@ from typing import get_args
 from PIL import Image
 
 from seq2seq_serve.training import builtin
-from seq2seq_serve.training.builtin import moving_shapes, shapes, stories
+from seq2seq_serve.training.builtin import moving_shapes, shapes
 from seq2seq_serve.training.builtin.splits import Split
 from seq2seq_serve.training.data.sources import Clips, Nothing, Pictures, SourceKind, Stories, Tokens
 from seq2seq_serve.training.data.text_files import SentencePair, iterate_tsv
 
-_TRANSLATIONS = Path(builtin.__path__[0]) / "korean-english"
 TRANSLATION_LANGUAGES = {"source_language": "ko", "target_language": "en"}  # of the corpus of texts
-_NUM_STORIES: dict[Split, int] = {"train": 20_000, "dev": 1_000, "test": 1_000}
 _NUM_PICTURES: dict[Split, int] = {"train": 20_000, "dev": 500, "test": 1_000}
 _NUM_CLIPS: dict[Split, int] = {"train": 10_000, "dev": 300, "test": 1_000}
 _FRAME_MILLISECONDS = 100
@@ -42,9 +48,9 @@ def built_in_parts(kind: SourceKind, folder: Path) -> tuple[str, Parts]:
     """
     match kind:
         case Tokens():
-            return "built-in Korean-English", _translations()
+            return "built-in Korean-English", _read("korean-english")
         case Stories():
-            return "built-in stories", _parts(_NUM_STORIES, _story_pairs)
+            return "built-in stories", _read("stories")
         case Pictures():
             return "built-in pictures", _parts(_NUM_PICTURES, lambda *part: _picture_pairs(folder, *part))
         case Nothing():
@@ -67,17 +73,13 @@ def write_clip(path: Path, clip: moving_shapes.Clip) -> None:
     )
 
 
-def _translations() -> Parts:
-    return {split: tuple(iterate_tsv(_TRANSLATIONS / f"{split}.tsv.gz")) for split in get_args(Split)}
+def _read(name: str) -> Parts:
+    folder = Path(builtin.__path__[0]) / name
+    return {split: tuple(iterate_tsv(folder / f"{split}.tsv.gz")) for split in get_args(Split)}
 
 
 def _parts(sizes: dict[Split, int], pairs: Callable[[int, Split], Iterator[SentencePair]]) -> Parts:
     return {split: tuple(pairs(sizes[split], split)) for split in get_args(Split)}
-
-
-def _story_pairs(size: int, split: Split) -> Iterator[SentencePair]:
-    for story in stories.generate(size, split=split):
-        yield SentencePair(" ".join([*story.sentences, story.question]), story.answer)
 
 
 def _caption_pairs(size: int, split: Split) -> Iterator[SentencePair]:

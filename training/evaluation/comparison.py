@@ -57,7 +57,8 @@ class MetricSettings:
         """BLEU (Papineni et al. 2002) and chrF (Popovic 2015) by name."""
         tokenization = self.tokenization or tokenization_for(references)
         return {
-            "BLEU": BLEU(lowercase=self.is_lower_cased, tokenize=tokenization),
+            # force: no warning about texts that look tokenized
+            "BLEU": BLEU(lowercase=self.is_lower_cased, force=True, tokenize=tokenization),
             "chrF": CHRF(lowercase=self.is_lower_cased),
         }
 

@@ -9,8 +9,6 @@ from itertools import zip_longest
 
 import torch
 from rapidfuzz.distance import Levenshtein
-from sacrebleu.metrics.bleu import BLEU
-from sacrebleu.metrics.chrf import CHRF
 
 from seq2seq_serve.bundle.manifest import LengthBound
 from seq2seq_serve.bundle.tokenizer import Tokenizer
@@ -19,9 +17,8 @@ from seq2seq_serve.training.data.batches import batches_in_order
 from seq2seq_serve.training.data.encoded import EncodedPair
 from seq2seq_serve.training.data.lengths import target_limits
 from seq2seq_serve.training.data.text_files import SentencePair
-from seq2seq_serve.training.evaluation.comparison import tokenization_for
+from seq2seq_serve.training.evaluation.comparison import MetricSettings
 from seq2seq_serve.training.evaluation.search import beam_search, check_sources, greedy_search
-from seq2seq_serve.training.evaluation.selection import Constraints
 from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.base import EncoderDecoder, Metric
 
@@ -74,12 +71,8 @@ def score(
     if len(hypotheses) != len(references) or not references:
         raise ValueError(f"{len(hypotheses)} hypotheses for {len(references)} references")
     groups = [[given] if isinstance(given, str) else given for given in references]
-    streams = list(
-        zip_longest(*groups)
-    )  # the first reference of each, the second, ...; None where it lacks one
-    tokenization = tokenization or tokenization_for(group[0] for group in groups)
-    # force: no warning about texts that look tokenized
-    bleu, chrf = BLEU(force=True, tokenize=tokenization), CHRF()
+    streams = list(zip_longest(*groups))  # the first of each, the second, ...; None where it lacks one
+    bleu, chrf = MetricSettings(tokenization).metrics(streams[0]).values()
     bleu_score = bleu.corpus_score(hypotheses, streams).score
     chrf_score = chrf.corpus_score(hypotheses, streams).score
     num_right = sum(given in group for given, group in zip(hypotheses, groups, strict=True))
@@ -146,7 +139,6 @@ def translate(
             before_step=before_step,
         )
         return tokenizer.decode_batch(targets)
-    constraints = Constraints(prefix_ids=tuple(prefix_ids))
     beam = functools.partial(
         beam_search,
         model,
@@ -154,7 +146,7 @@ def translate(
         eos_id=eos_id,
         beam_size=beam_size,
         alpha=alpha,
-        constraints=constraints,
+        prefix_ids=prefix_ids,
     )
     best = [beam(ids, max_new_tokens=limit)[0] for ids, limit in zip(sources, limits, strict=True)]
     return tokenizer.decode_batch([hypothesis.token_ids[len(prefix_ids) :] for hypothesis in best])

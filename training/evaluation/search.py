@@ -1,10 +1,10 @@
-"""Greedy search, beam search and sampling by definition: the server is tested against them.
+"""Greedy search and beam search by definition: the server is tested against them.
 
-For one source, every step decodes the whole prefix again. `greedy_search`, for many sources, uses the model's
-`step` instead. All searches take a model in eval mode, sources as the model's kind encodes them (texts with
-eos at their end), `bos_id` with which every target starts, and `eos_id` which ends a target.
+`beam_search`, for one source, decodes the whole prefix again at every step. `greedy_search`, for many
+sources, uses the model's `step` instead. Both take a model in eval mode, sources as the model's kind encodes
+them (texts with eos at their end), `bos_id` with which every target starts, and `eos_id` which ends a target.
 `max_new_tokens` limits the generated tokens, those after a forced prefix, eos included. They raise ValueError
-if a source is empty or too long, a limit is wrong, or a token is unknown.
+if a source is empty or too long, or a limit is wrong.
 
 Shapes: B batch rows, S source length, T target length, V vocabulary.
 """
@@ -19,12 +19,18 @@ import torch
 from torch import Tensor
 
 from seq2seq_serve.bundle.manifest import EarlyStopping, LengthPenalty
-from seq2seq_serve.training.evaluation.selection import Constraints, Sampling
 from seq2seq_serve.training.models.base import EncoderDecoder, Memory, select_rows
 
-NO_CONSTRAINTS = Constraints()
+Adjust = Callable[[Tensor, Sequence[int]], Tensor]
+"""Turns the logits (V,) of the token after a target, without bos, into those by which it is selected."""
+
 _ROWS_AT_ONCE = 256
 _SCORES_AT_ONCE = 2**24  # of a head of an encoder's self-attention: a sound has 1,500² of them
+
+
+def in_float64(logits: Tensor, _target_ids: Sequence[int]) -> Tensor:
+    """The logits of the model."""
+    return logits.double()
 
 
 @dataclass(frozen=True)
@@ -77,13 +83,13 @@ def greedy_search(
 ) -> list[list[int]]:
     """Take the most probable token at each step, of equal ones the lowest id; many sources at once.
 
-    Returns each target's token ids without bos, `prefix_ids`, which are read after it, and eos. For
-    constraints and log-probabilities, see `greedy_hypothesis`. `max_new_tokens` is one limit, or one for each
-    source. `before_step` is called before each step, and may raise to end the search.
+    Returns each target's token ids without bos, `prefix_ids`, which are read after it, and eos.
+    `max_new_tokens` is one limit, or one for each source. `before_step` is called before each step, and may
+    raise to end the search.
     """
     limits = [max_new_tokens] * len(source_ids) if isinstance(max_new_tokens, int) else max_new_tokens
     for limit in set(limits):
-        _check_limits(model, source_ids, limit, Constraints(prefix_ids=tuple(prefix_ids)))
+        check_limits(model, source_ids, limit, prefix_ids)
     targets: list[list[int]] = [[] for _ in source_ids]
     length = model.source_kind.length
     by_length = sorted(range(len(source_ids)), key=lambda row: length(source_ids[row]))
@@ -91,7 +97,7 @@ def greedy_search(
         longest = length(source_ids[by_length[:_ROWS_AT_ONCE][-1]])
         num_rows = min(max(_SCORES_AT_ONCE // longest**2, 1), _ROWS_AT_ONCE)
         running, by_length = by_length[:num_rows], by_length[num_rows:]
-        memory, source_mask = _encode(model, [source_ids[row] for row in running])
+        memory, source_mask = encode(model, [source_ids[row] for row in running])
         state = model.start(memory, source_mask)
         token_ids = torch.full((len(running),), bos_id, device=source_mask.device)
         for token_id in prefix_ids:
@@ -115,46 +121,6 @@ def greedy_search(
     return targets
 
 
-def greedy_hypothesis(
-    model: EncoderDecoder,
-    source_ids: Sequence[int],
-    *,
-    bos_id: int,
-    eos_id: int,
-    max_new_tokens: int,
-    constraints: Constraints = NO_CONSTRAINTS,
-) -> Hypothesis:
-    """Greedy search of one source, with log-probabilities; its score is their sum."""
-
-    def most_probable(logits: Tensor, _: int) -> int:
-        return int(logits.argmax())
-
-    return _search_one(model, source_ids, bos_id, eos_id, max_new_tokens, constraints, most_probable)
-
-
-def sample_search(
-    model: EncoderDecoder,
-    source_ids: Sequence[int],
-    *,
-    bos_id: int,
-    eos_id: int,
-    max_new_tokens: int,
-    sampling: Sampling,
-    uniforms: Callable[[int], float],
-    constraints: Constraints = NO_CONSTRAINTS,
-) -> Hypothesis:
-    """Draw the target of one source token by token; its score is the sum of its log-probabilities.
-
-    Log-probabilities are those of the adjusted logits at temperature 1, whatever the sampling. `uniforms`
-    maps the position of a generated token, from 0, to the number in [0, 1) that draws it.
-    """
-
-    def drawn(logits: Tensor, position: int) -> int:
-        return sampling.draw(logits, uniforms(position))
-
-    return _search_one(model, source_ids, bos_id, eos_id, max_new_tokens, constraints, drawn)
-
-
 @torch.inference_mode()
 def beam_search(
     model: EncoderDecoder,
@@ -165,35 +131,37 @@ def beam_search(
     beam_size: int,
     alpha: float,
     max_new_tokens: int,
+    prefix_ids: Sequence[int] = (),
     early_stopping: EarlyStopping = True,
     formula: LengthPenalty = "wu",
-    constraints: Constraints = NO_CONSTRAINTS,
+    adjust: Adjust = in_float64,
 ) -> list[Hypothesis]:
     """Return the best hypotheses of one source, best first, at most `beam_size`; 1 is greedy search.
 
     At each step every running hypothesis is extended by every token. The 2 * beam_size extensions with the
     highest log-probabilities are then taken, best first (equal ones: the better parent, then the lower id).
     An extension with eos is finished if it is among the first beam_size, and dropped otherwise; the others
-    run on until beam_size hypotheses run. Hypotheses that still run at the limit are results, too. Forbidden
-    tokens extend nothing, so there may be fewer extensions, and fewer results.
+    run on until beam_size hypotheses run. Hypotheses that still run at the limit are results, too. Tokens to
+    which `adjust` gives minus infinity extend nothing, so there may be fewer extensions, and fewer results.
 
     The search stops when beam_size hypotheses are finished and, unless `early_stopping` is True, the best
     running one has a worse score: at its present length (False), or at the limit if alpha is positive
     ("never"). Further tokens have log-probabilities of at most 0, so no hypothesis can improve after "never".
-    `alpha` is the exponent of the length penalty; 0 ranks by log-probability.
+    `alpha` is the exponent of the length penalty; 0 ranks by log-probability. The forced `prefix_ids` count
+    neither as tokens nor in a log-probability.
     """
     if beam_size < 1:
         raise ValueError(f"beam_size is {beam_size}, and must be at least 1")
-    _check_limits(model, [source_ids], max_new_tokens, constraints)
-    memory, source_mask = _encode(model, [source_ids])
-    running = [Hypothesis(list(constraints.prefix_ids), [], 0.0, is_finished=False)]
+    check_limits(model, [source_ids], max_new_tokens, prefix_ids)
+    memory, source_mask = encode(model, [source_ids])
+    running = [Hypothesis(list(prefix_ids), [], 0.0, is_finished=False)]
     finished: list[Hypothesis] = []
     for num_tokens in range(1, max_new_tokens + 1):
         B = len(running)
         prefixes = [[bos_id, *hypothesis.token_ids] for hypothesis in running]
         memories = select_rows(memory, [0] * B)
-        logits = _next_logits(model, prefixes, memories, source_mask.expand(B, -1))  # (B, V)
-        extensions = _best_extensions(running, logits, eos_id, constraints, 2 * beam_size)
+        logits = next_logits(model, prefixes, memories, source_mask.expand(B, -1))  # (B, V)
+        extensions = _best_extensions(running, logits, adjust, 2 * beam_size)
         parents, running = running, []
         for rank, (parent, token_id, log_probability) in enumerate(extensions):
             ids = parents[parent].token_ids
@@ -215,58 +183,14 @@ def beam_search(
     return _best(finished + running, beam_size)
 
 
-@torch.inference_mode()
-def score_target(
-    model: EncoderDecoder, source_ids: Sequence[int], target_ids: Sequence[int], *, bos_id: int, eos_id: int
-) -> list[float]:
-    """The log-probability of each token of a target, given without bos and eos, and of eos after it."""
-    check_sources(model, [source_ids])
-    if len(target_ids) >= model.config.max_target_length:
-        raise ValueError(
-            f"a target has {len(target_ids)} tokens, and the model takes {model.config.max_target_length} "
-            "with its eos"
-        )
-    memory, source_mask = _encode(model, [source_ids])
-    given = torch.tensor([[bos_id, *target_ids]], device=source_mask.device)  # (1, T)
-    log_probabilities = model.decode(given, memory, source_mask)[0].double().log_softmax(dim=-1)  # (T, V)
-    return [float(log_probabilities[place, token_id]) for place, token_id in enumerate([*target_ids, eos_id])]
-
-
-@torch.inference_mode()
-def _search_one(
-    model: EncoderDecoder,
-    source_ids: Sequence[int],
-    bos_id: int,
-    eos_id: int,
-    max_new_tokens: int,
-    constraints: Constraints,
-    choose: Callable[[Tensor, int], int],
-) -> Hypothesis:
-    """Search with one hypothesis; `choose` takes each token from the adjusted logits (V,) of its position."""
-    _check_limits(model, [source_ids], max_new_tokens, constraints)
-    memory, source_mask = _encode(model, [source_ids])
-    target = list(constraints.prefix_ids)
-    log_probabilities: list[float] = []
-    is_finished = False
-    while len(log_probabilities) < max_new_tokens and not is_finished:
-        logits = _next_logits(model, [[bos_id, *target]], memory, source_mask)[0]  # (V,)
-        adjusted = constraints.adjust(logits, target, eos_id)
-        token_id = choose(adjusted, len(log_probabilities))
-        log_probabilities.append(float(adjusted.log_softmax(dim=-1)[token_id]))
-        is_finished = token_id == eos_id
-        if not is_finished:
-            target.append(token_id)
-    return Hypothesis(target, log_probabilities, sum(log_probabilities), is_finished)
-
-
-def _check_limits(
-    model: EncoderDecoder, sources: Sequence[Sequence[int]], max_new_tokens: int, constraints: Constraints
+def check_limits(
+    model: EncoderDecoder, sources: Sequence[Sequence[int]], max_new_tokens: int, prefix_ids: Sequence[int]
 ) -> None:
-    limit, num_forced = model.config.max_target_length, len(constraints.prefix_ids)
+    """Raise ValueError if the sources, or the target with its prefix, do not fit the model."""
+    limit, num_forced = model.config.max_target_length, len(prefix_ids)
     if not 1 <= max_new_tokens <= limit - num_forced:
         after = f" after a prefix of {num_forced}" if num_forced else ""
         raise ValueError(f"max_new_tokens is {max_new_tokens}{after}, and the model's limit is {limit}")
-    constraints.check_vocabulary(model.config.vocab_size)
     check_sources(model, sources)
 
 
@@ -279,13 +203,14 @@ def check_sources(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> No
             raise SourceLengthError(row, length, limit, model.source_kind.unit)
 
 
-def _encode(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> tuple[Memory, Tensor]:
+def encode(model: EncoderDecoder, sources: Sequence[Sequence[int]]) -> tuple[Memory, Tensor]:
+    """The memory of sources, and their mask (B, S)."""
     device = model.embedding.weight.device
     source = tuple(tensor.to(device) for tensor in model.source_kind.collate(sources))
     return model.encode(*source), source[-1]
 
 
-def _next_logits(
+def next_logits(
     model: EncoderDecoder, prefixes: list[list[int]], memory: Memory, source_mask: Tensor
 ) -> Tensor:
     """Logits (B, V) of the tokens after the prefixes, which all have the same length."""
@@ -295,13 +220,10 @@ def _next_logits(
 
 
 def _best_extensions(
-    running: list[Hypothesis], logits: Tensor, eos_id: int, constraints: Constraints, num_extensions: int
+    running: list[Hypothesis], logits: Tensor, adjust: Adjust, num_extensions: int
 ) -> list[tuple[int, int, float]]:
     """(parent, token id, the token's log-probability) of the best extensions, best first."""
-    adjusted = [
-        constraints.adjust(row, hypothesis.token_ids, eos_id)
-        for row, hypothesis in zip(logits, running, strict=True)
-    ]
+    adjusted = [adjust(row, hypothesis.token_ids) for row, hypothesis in zip(logits, running, strict=True)]
     log_probabilities = torch.stack(adjusted).log_softmax(dim=-1).cpu()  # (B, V)
     sums = torch.tensor([hypothesis.log_probability for hypothesis in running], dtype=torch.float64)
     totals = (sums[:, None] + log_probabilities).flatten()  # (B * V,)

@@ -21,6 +21,7 @@ from seq2seq_serve.bundle.charsmap import GUARD, HIDDEN
 from seq2seq_serve.bundle.manifest import Choice, Frames, Places, Timestamps
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK
 from seq2seq_serve.bundle.tokenizer import BYTE_OF_CHARACTER, Tokenizer
+from seq2seq_serve.training.huggingface.checkpoint import read_json
 from seq2seq_serve.training.huggingface.sentencepiece import PieceType, SentencePieceModel
 
 ANY_CLASS = ("PreTrainedTokenizer", "TokenizersBackend")  # the file as it is
@@ -100,7 +101,7 @@ class Checkpoint:
         settings: dict[str, Any] = {}
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
             if (folder / name).is_file():
-                settings |= _read_json(folder / name)
+                settings |= read_json(folder / name)
         return cls(folder, settings, config)
 
     @property
@@ -136,7 +137,7 @@ class Checkpoint:
             special = {*self._roles(), *self._listed()}
             fields = {
                 int(token_id): {"content": name, "special": name in special}
-                for name, token_id in (_read_json(file) if file.is_file() else {}).items()
+                for name, token_id in (read_json(file) if file.is_file() else {}).items()
             }
         return {
             token_id: tokenizers.AddedToken(
@@ -424,7 +425,7 @@ def _languages(tokenizer: Tokenizer, pattern: str) -> dict[str, int]:
 def _of_file(checkpoint: Checkpoint, recipe: TokenizerRecipe) -> tokenizers.Tokenizer:
     """The tokenizer of a `tokenizer.json`, without its frame and special tokens beyond the vocabulary."""
     path, vocab_size = checkpoint.folder / "tokenizer.json", checkpoint.vocab_size
-    described, ids = _read_json(path), _tokens_of_file(path)
+    described, ids = read_json(path), _tokens_of_file(path)
     model, added = described["model"], described["added_tokens"]
     is_unigram = isinstance(model["vocab"], list)
     if sorted(ids.values()) != list(range(len(ids))):
@@ -468,7 +469,7 @@ def _of_file(checkpoint: Checkpoint, recipe: TokenizerRecipe) -> tokenizers.Toke
 
 def _tokens_of_file(path: Path) -> dict[str, int]:
     """The ids of the tokens of a `tokenizer.json`."""
-    described = _read_json(path)
+    described = read_json(path)
     try:
         vocab = described["model"]["vocab"]
         ids = {entry[0]: i for i, entry in enumerate(vocab)} if isinstance(vocab, list) else dict(vocab)
@@ -546,10 +547,10 @@ class _Vocabulary:
 def _marian(checkpoint: Checkpoint) -> _Built:
     """Pieces of one SentencePiece model a side, with the ids of `vocab.json`."""
     config, unk = checkpoint.config, checkpoint.token("unk_token", "<unk>")
-    vocab = _read_json(checkpoint.file("vocab.json"))
+    vocab = read_json(checkpoint.file("vocab.json"))
     target_vocab, target_size = vocab, checkpoint.vocab_size
     if checkpoint.settings.get("separate_vocabs"):
-        target_vocab = _read_json(checkpoint.file("target_vocab.json"))
+        target_vocab = read_json(checkpoint.file("target_vocab.json"))
         target_size = int(config.get("decoder_vocab_size") or target_size)
 
     def side(file: str, ids: Mapping[str, int], vocab_size: int, *, has_added: bool) -> tokenizers.Tokenizer:
@@ -576,7 +577,7 @@ def _of_pieces(checkpoint: Checkpoint, file: str, vocabulary: _Vocabulary, unk: 
 
 
 def _m2m100(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
-    vocab = _read_json(checkpoint.file("vocab.json"))
+    vocab = read_json(checkpoint.file("vocab.json"))
     codes = str(checkpoint.settings.get("language_codes") or "m2m100")
     if codes not in _M2M100_LANGUAGES:
         raise ValueError(
@@ -648,7 +649,7 @@ def _pegasus(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
 
 
 def _byte_pairs(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
-    ids = _read_json(checkpoint.file("vocab.json"))
+    ids = read_json(checkpoint.file("vocab.json"))
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *checkpoint.special_tokens()]
     names = [*ids, *(token.content for token in checkpoint.added_tokens().values())]
     special += [name for name in names if re.fullmatch(r"<\|.+\|>", name)]  # Whisper's
@@ -703,16 +704,6 @@ def _numbered(names: Sequence[str], special: Iterable[str], checkpoint: Checkpoi
     if len(ids) != len(names):
         raise ValueError(f"{checkpoint.folder}: a token occurs twice in the vocabulary")
     return _Vocabulary.of(checkpoint, ids, special, checkpoint.vocab_size)
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a JSON object")
-    return content
 
 
 def _content(token: Any) -> str:

@@ -20,9 +20,9 @@ Shapes: B batch rows, N sentences, J words of a sentence, T target length, D d_m
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -57,8 +57,6 @@ class MemoryNetworkConfig(ModelConfig):
         num_linear_steps: The number of first training steps without the softmax of the memories (section
             4.2, "linear start"). Evaluation always has the softmax.
     """
-
-    gone: ClassVar[Mapping[str, tuple[Any, ...] | None]] = {"relu": ("none",)}
 
     _: KW_ONLY
     dropout: float = 0.0

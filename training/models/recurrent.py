@@ -16,9 +16,9 @@ Shapes: B batch rows, S source length, T target length, D d_model, E d_hidden, G
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, ClassVar, Literal, get_args
+from typing import ClassVar, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +48,6 @@ class RecurrentConfig(ModelConfig):
         reverses_source: Whether the encoder reads the source from its end, which brings the first words of
             both sides close together (Sutskever et al. 2014, section 3.3, arXiv:1409.3215).
     """
-
-    gone: ClassVar[Mapping[str, tuple[Any, ...] | None]] = {"input_feeding": (False,)}
 
     d_hidden: int
     num_encoder_layers: int

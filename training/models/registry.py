@@ -18,8 +18,6 @@ from seq2seq_serve.training.models.options import PublishedConfig
 from seq2seq_serve.training.models.recurrent import Recurrent, RecurrentConfig
 from seq2seq_serve.training.models.transformer import Transformer
 
-_KIND_OF_OLDER_RUNS = "transformer"
-
 
 @dataclass(frozen=True)
 class Family:
@@ -59,7 +57,7 @@ def config_to_json(config: ModelConfig) -> dict[str, Any]:
 
 
 def config_from_json(content: Any) -> ModelConfig:
-    """Read what `config_to_json` returned; without `kind` it is a Transformer's.
+    """Read what `config_to_json` returned.
 
     Raises:
         ValueError: The family is unknown, or a field is missing, unknown or wrong.
@@ -67,7 +65,7 @@ def config_from_json(content: Any) -> ModelConfig:
     if not isinstance(content, dict):
         raise ValueError(f"the model must be a JSON object, not {type(content).__name__}")
     sizes = dict(content)
-    kind = sizes.pop("kind", _KIND_OF_OLDER_RUNS)
+    kind = sizes.pop("kind", None)
     if kind not in FAMILIES:
         raise ValueError(f"unknown kind of model {kind!r}; there are {', '.join(FAMILIES)}")
     return FAMILIES[kind].config.from_json(sizes)

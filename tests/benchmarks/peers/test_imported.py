@@ -1,6 +1,5 @@
 """The comparison of imported checkpoints, whole, at sizes that tell nothing of speed."""
 
-import dataclasses
 import json
 import os
 
@@ -11,7 +10,6 @@ pytest.importorskip("sentencepiece")
 
 from benchmarks.floors import Machine
 from benchmarks.peers import __main__ as peers
-from benchmarks.peers import optimum_peer
 from benchmarks.peers.checkpoints import make_checkpoint
 from benchmarks.peers.work import Checkpoint, imported_suite, imported_suites
 from seq2seq_serve.bundle.names import Precision
@@ -33,11 +31,7 @@ def run_small(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(peers, "measure_machine", lambda _: machine)
 
     def run(family: str, *flags: str) -> dict:
-        checkpoint = Checkpoint(family, SIZES, EOS_IDS[family])
-        if family == "whisper":
-            sizes = dataclasses.replace(SIZES, vocab_size=2200, max_source_length=1500)
-            checkpoint = Checkpoint(family, sizes, EOS_IDS[family], num_bands=80)
-        suite = imported_suite(family, checkpoint, num_new_tokens=6)
+        suite = imported_suite(family, Checkpoint(family, SIZES, EOS_IDS[family]), num_new_tokens=6)
         monkeypatch.setattr(peers, "imported_suites", lambda: [suite])
         assert peers.main(["--imported", "--rounds", "1", "--cores", "1", *flags]) == 0
         return json.loads(capsys.readouterr().out.splitlines()[-1])
@@ -61,18 +55,11 @@ def check_report(report: dict, rivals: set[str]) -> None:
 
 @pytest.mark.slow  # it exports the model, and three libraries load it
 @pytest.mark.parametrize("family", sorted(EOS_IDS))
-def test_all_give_the_same_targets_of_an_imported_checkpoint(family, run_small, tmp_path, monkeypatch):
-    monkeypatch.setattr(optimum_peer, "PYTHON", tmp_path / "missing")
+def test_all_give_the_same_targets_of_an_imported_checkpoint(family, run_small):
     check_report(run_small(family), {"ctranslate2", "transformers"})
 
 
-@pytest.mark.slow  # optimum exports the checkpoint, too
-@pytest.mark.skipif(not optimum_peer.PYTHON.exists(), reason="optimum's environment is missing")
-def test_optimum_gives_the_same_targets(run_small):
-    check_report(run_small("nllb"), {"ctranslate2", "transformers", "optimum"})
-
-
-@pytest.mark.parametrize("family", sorted(EOS_IDS.keys() - {"whisper"}))  # whose ids follow from the size
+@pytest.mark.parametrize("family", sorted(EOS_IDS))
 def test_checkpoints_have_the_sizes_and_the_settings_of_published_ones(family, tmp_path):
     make_checkpoint(Checkpoint(family, SIZES, EOS_IDS[family]), tmp_path / "made")
     config, generation = (

@@ -13,9 +13,8 @@ from benchmarks.floors import Machine, step_floor
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import work as peers_work
 from benchmarks.peers.report import Turns, equal_targets, summarise
-from benchmarks.peers.work import Contender, Search, Suite, Work, base_works, recurrent_suites
+from benchmarks.peers.work import Contender, Search, Suite, Work, base_works
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.training.config import TransformerConfig
 
 PEERS = [name for name in ("ctranslate2", "transformers") if importlib.util.find_spec(name)]
@@ -32,10 +31,7 @@ def _whole_process():
 
 @pytest.fixture
 def run_small(random_trained, bundle_path, tmp_path, monkeypatch, capsys, _whole_process):
-    """`main` with the session's random model, which ends a target now and then, in place of the Transformers.
-
-    Of the recurrent models only the additive one, small.
-    """
+    """`main` with the session's random model, which ends a target now and then."""
     works = base_works(random_trained.config.vocab_size, num_new_tokens=4)
     works = tuple(dataclasses.replace(work, is_exact=work.name.endswith("greedy x 1")) for work in works)
     machine = Machine(1e10, {Precision.FP32: 1e11, Precision.INT8: 4e11})
@@ -47,16 +43,7 @@ def run_small(random_trained, bundle_path, tmp_path, monkeypatch, capsys, _whole
         for label, beam_size in (("greedy", 1), ("beam 5", 5))
     )
     monkeypatch.setattr(peers, "sentences_suite", lambda: Suite("sentences", random_trained, sentences))
-    additive = recurrent_suites(width=32, vocab_size=300, num_new_tokens=4)[-1]
-    monkeypatch.setattr(peers, "recurrent_suites", lambda: [additive])
-
-    def export(trained, path, precisions):
-        if trained is random_trained:
-            shutil.copytree(bundle_path, path)
-        else:
-            export_bundle(trained, path, precisions)
-
-    monkeypatch.setattr(peers, "export_bundle", export)
+    monkeypatch.setattr(peers, "export_bundle", lambda _, path, __: shutil.copytree(bundle_path, path))
     monkeypatch.setattr(peers_work, "load_run", lambda _: random_trained)
 
     def run(*flags: str) -> tuple[dict, str]:
@@ -81,16 +68,15 @@ def test_everybody_takes_turns_and_gives_the_same_tokens(run_small, corpus, tmp_
     out = tmp_path / "report.json"
     report, _ = run_small("--multi30k", str(corpus), "--run", str(tmp_path / "mine"), "--out", str(out))
     assert report == json.loads(out.read_text())
-    assert len(report["results"]) == 2 * len(report["equal_targets"]) == 2 * 11
+    assert len(report["results"]) == 2 * len(report["equal_targets"]) == 2 * 9
     for row in report["equal_targets"]:
         fp32 = {name: number for name, number in row["equal"].items() if "fp32" in name}
         assert fp32 == dict.fromkeys(fp32, row["requests"]), row
     for row in report["results"]:
-        is_recurrent = row["work"].startswith("recurrent-additive")
-        assert row["peers"].keys() == ({"torch"} if is_recurrent else set(PEERS))
+        assert row["peers"].keys() == set(PEERS)
         assert all(peer["ratio"] > 0 and peer["bar"] > 0 for peer in row["peers"].values())
         assert 0 < row["python_share"] < 1
-        assert ("floor_ms" in row) == (is_recurrent or row["work"] == "base, greedy x 1")
+        assert ("floor_ms" in row) == (row["work"] == "base, greedy x 1")
         assert ("bleu" in row) == row["work"].startswith("Multi30k")
         if row["precision"] == "fp32" and "bleu" in row:
             assert len({bleu["score"] for bleu in row["bleu"].values()}) == 1

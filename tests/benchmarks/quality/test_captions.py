@@ -28,26 +28,26 @@ def attention_at(words: list[str], places: list[int], num_places: int) -> Attent
 def test_a_look_at_the_named_figure_is_a_hit_and_any_other_is_none():
     scene = next(scene for scene in shapes.generate(50, split="test") if len(scene.figures) > 1)
     text = shapes.caption(scene, random.Random(0))
-    example, words = captions._of_scene(scene), text.split()
-    assert example.is_right(text)
-    named = shapes.named_figures(scene, text)
+    words = text.split()
+    assert shapes.is_right(scene, text)
+    named = shapes.named(scene, text)
     on = [0 if number is None else int(scene.places(number).argmax()) for number in named]
     off = [int((~scene.places(number or 0)).argmax()) for number in named]
-    hits = captions.pointing(example, hypothesis_of(text, attention_at(words, on, 196)))
+    hits = captions.pointing(scene, hypothesis_of(text, attention_at(words, on, 196)))
     assert hits == [True] * sum(number is not None for number in named)
-    assert not any(captions.pointing(example, hypothesis_of(text, attention_at(words, off, 196))))
+    assert not any(captions.pointing(scene, hypothesis_of(text, attention_at(words, off, 196))))
 
 
 def test_the_frames_of_an_event_are_its_places():
     clip = next(iter(moving_shapes.generate(1, split="test")))
     text = moving_shapes.caption(clip, random.Random(0))
-    example, named = captions._of_clip(clip), moving_shapes.named_events(clip, text)
+    named = moving_shapes.named(clip, text)
     on = [0 if number is None else clip.events[number].start for number in named]
     attention = attention_at(text.split(), on, len(clip.frames))
-    hits = captions.pointing(example, hypothesis_of(text, attention))
+    hits = captions.pointing(clip, hypothesis_of(text, attention))
     assert hits
     assert all(hits)
-    assert example.places(0).sum() == clip.events[0].stop - clip.events[0].start
+    assert clip.places(0).sum() == clip.events[0].stop - clip.events[0].start
 
 
 @pytest.mark.slow  # trainings, exports and servers

@@ -20,9 +20,9 @@ from seq2seq_serve.server.errors import NO_NUMBERS
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.service.read.inputs import MAX_MAGNITUDE
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
-from seq2seq_serve.training.evaluation import search
 from seq2seq_serve.training.models.captioner import CaptionerConfig
 from tests.models import RECURRENT, random_model
+from tests.oracle import score_target
 from tests.server.driver import Driver
 from tests.server.runner.test_selection import (
     LIMIT,
@@ -100,7 +100,7 @@ def everything(seed: int) -> list[Request]:
 
 def check_score(trained, request, result) -> None:
     source, target = request.sources[SOURCE_IDS].tolist(), list(request.prefix_ids)
-    expected = search.score_target(trained.model, source, target, bos_id=BOS_ID, eos_id=EOS_ID)
+    expected = score_target(trained.model, source, target, bos_id=BOS_ID, eos_id=EOS_ID)
     given = [choice.log_probability for choice in result.best.choices]
     np.testing.assert_allclose(given, expected, atol=1e-4)
     assert (result.best.token_ids, result.num_target_tokens) == (request.prefix_ids, 0)

@@ -16,7 +16,7 @@ from seq2seq_serve.server.runner.buffers import Columns
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.selection import Selector, uniform
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
-from seq2seq_serve.training.evaluation import search, selection
+from tests import oracle as definition
 from tests.server.driver import Driver
 from tests.server.runner.test_runner import FarDevice, use_device
 
@@ -85,20 +85,20 @@ def requests() -> list[Request]:
     return [random_request(chance) for _ in range(60)]
 
 
-def oracles_constraints(request: Request) -> selection.Constraints:
-    """The constraints of a request as the search of training knows them."""
-    names = [each.name for each in dataclasses.fields(selection.Constraints) if each.name != "prefix_ids"]
+def oracles_constraints(request: Request) -> definition.Constraints:
+    """The constraints of a request as the oracle knows them."""
+    names = [each.name for each in dataclasses.fields(definition.Constraints) if each.name != "prefix_ids"]
     given = {name: getattr(request.constraints, name) for name in names}
-    return selection.Constraints(**given, prefix_ids=request.prefix_ids)
+    return definition.Constraints(**given, prefix_ids=request.prefix_ids)
 
 
-def oracle(trained, request) -> list[search.Hypothesis]:
-    """The hypotheses of a request by the searches of training."""
+def oracle(trained, request) -> list[definition.Hypothesis]:
+    """The hypotheses of a request by definition."""
     source = request.sources[SOURCE_IDS].tolist()
     constraints = oracles_constraints(request)
     common = {"bos_id": BOS_ID, "eos_id": EOS_ID, "max_new_tokens": request.max_new_tokens}
     if request.beam is not None:
-        found = search.beam_search(
+        found = definition.beam_search(
             trained.model,
             source,
             beam_size=request.beam.size,
@@ -113,10 +113,10 @@ def oracle(trained, request) -> list[search.Hypothesis]:
         options = dict(vars(request.sampling))
         seed = options.pop("seed")
         return [
-            search.sample_search(
+            definition.sample_search(
                 trained.model,
                 source,
-                sampling=selection.Sampling(**options),
+                sampling=definition.Sampling(**options),
                 uniforms=lambda position, sample=sample: uniform(seed, sample, position),
                 constraints=constraints,
                 **common,
@@ -124,9 +124,9 @@ def oracle(trained, request) -> list[search.Hypothesis]:
             for sample in range(request.num_hypotheses)
         ]
     if request.num_hypotheses == 1:
-        return [search.greedy_hypothesis(trained.model, source, constraints=constraints, **common)]
+        return [definition.greedy_hypothesis(trained.model, source, constraints=constraints, **common)]
     # Several greedy ones: a beam of one token says with which tokens they begin.
-    firsts = search.beam_search(
+    firsts = definition.beam_search(
         trained.model,
         source,
         beam_size=request.num_hypotheses,
@@ -144,7 +144,7 @@ def oracle(trained, request) -> list[search.Hypothesis]:
             prefix_ids=tuple(first.token_ids),
             min_new_tokens=max(constraints.min_new_tokens - 1, 0),
         )
-        rest = search.greedy_hypothesis(
+        rest = definition.greedy_hypothesis(
             trained.model,
             source,
             constraints=forced,

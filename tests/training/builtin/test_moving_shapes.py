@@ -157,9 +157,9 @@ def test_articles_and_first_and_joints():
         ("hops", "hops ."),
     ):
         assert not moving_shapes.is_right(clip, right.replace(old, new))
-    assert moving_shapes.named_events(clip, right) == [None, None, *[0] * 4, None, None, None, *[1] * 3]
+    assert moving_shapes.named(clip, right) == [None, None, *[0] * 4, None, None, None, *[1] * 3]
     with pytest.raises(ValueError, match="'a red cross hops' is wrong"):
-        moving_shapes.named_events(clip, "a red cross hops")
+        moving_shapes.named(clip, "a red cross hops")
     single = Clip(clip.kinds, clip.events[:1], clip.frames)
     assert moving_shapes.is_right(single, "a red cross moves left")
     assert not moving_shapes.is_right(single, "first a red cross moves left")

@@ -134,7 +134,7 @@ def test_every_figure_is_mentioned_once_and_nothing_else(scenes):
 def test_words_point_at_pixels_of_their_colour_and_figures_of_their_shape(captioned):
     names, values = list(COLOURS), np.array(list(COLOURS.values()))
     for scene, text in captioned[::3]:
-        named = shapes.named_figures(scene, text)
+        named = shapes.named(scene, text)
         words = text.split()
         assert len(named) == len(words)
         assert sorted(number for number in named if number is not None) == sorted(

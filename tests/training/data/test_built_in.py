@@ -1,11 +1,10 @@
-"""The built-in corpora of stories, pictures, captions and clips; that of texts is tested in `test_corpus`."""
+"""The built-in corpora of stories, pictures, captions and clips; `test_korean_english` has that of texts."""
 
 from pathlib import Path
 
 import pytest
 
 from seq2seq_serve.bundle.pictures import count_frames, read_picture
-from seq2seq_serve.bundle.sentences import split_sentences
 from seq2seq_serve.training.builtin import shapes
 from seq2seq_serve.training.data import built_in
 from seq2seq_serve.training.data.built_in import built_in_parts
@@ -14,7 +13,6 @@ from seq2seq_serve.training.data.sources import NOTHING, STORIES, Clips, Picture
 
 SIZES = {"train": 4, "dev": 2, "test": 3}
 KINDS: dict[str, SourceKind] = {
-    "built-in stories": STORIES,
     "built-in pictures": Pictures(56),
     "captions of the built-in pictures": NOTHING,
     "built-in clips": Clips(56),
@@ -23,7 +21,7 @@ KINDS: dict[str, SourceKind] = {
 
 @pytest.fixture(autouse=True)
 def _tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("_NUM_STORIES", "_NUM_PICTURES", "_NUM_CLIPS"):
+    for name in ("_NUM_PICTURES", "_NUM_CLIPS"):
         monkeypatch.setattr(built_in, name, SIZES)
 
 
@@ -74,10 +72,6 @@ def test_a_language_model_gets_the_captions_without_files(tmp_path):
     assert not (tmp_path / "none").exists()
 
 
-def test_a_story_ends_with_its_question(tmp_path):
-    _, parts = built_in_parts(STORIES, tmp_path)
-    for pair in (pair for part in parts.values() for pair in part):
-        *story, question = split_sentences(pair.source)
-        assert story
-        assert question.endswith("?")
-        assert pair.target
+def test_the_stories_are_those_of_the_published_scores():
+    corpus = built_in_corpus(STORIES)
+    assert corpus.sha256() == "e508c3fd9dda114c8e8299a58c2debcb147983ef57d537b22935068013dcf9de"

@@ -14,16 +14,9 @@ from torch import Tensor
 from seq2seq_serve.bundle.manifest import EarlyStopping
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID, TransformerConfig
 from seq2seq_serve.training.evaluation import search
-from seq2seq_serve.training.evaluation.search import (
-    beam_search,
-    greedy_hypothesis,
-    greedy_search,
-    length_penalty,
-    sample_search,
-    score_target,
-)
-from seq2seq_serve.training.evaluation.selection import Constraints, Sampling
+from seq2seq_serve.training.evaluation.search import greedy_search, length_penalty
 from seq2seq_serve.training.models.transformer import Transformer
+from tests.oracle import Constraints, Sampling, beam_search, greedy_hypothesis, sample_search, score_target
 
 
 @pytest.fixture

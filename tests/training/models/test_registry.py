@@ -9,7 +9,6 @@ from seq2seq_serve.training.models.registry import (
     FAMILIES,
     config_from_json,
     config_to_json,
-    kind_of,
     make_model,
 )
 from seq2seq_serve.training.presets import PRESETS, preset_named
@@ -31,13 +30,10 @@ def test_every_preset_survives_json_and_is_built(name: str) -> None:
         assert sum(weight.numel() for weight in model.parameters()) < 8_000_000
 
 
-def test_a_config_without_a_kind_is_a_transformers(model_config: TransformerConfig) -> None:
-    assert kind_of(model_config) == "transformer"
-    assert config_from_json(model_config.to_json()) == model_config
-
-
 def test_an_unknown_kind_is_refused_with_those_that_exist(model_config: TransformerConfig) -> None:
     with pytest.raises(ValueError, match="unknown kind of model 'rnn'; there are transformer, recurrent"):
         config_from_json(model_config.to_json() | {"kind": "rnn"})
+    with pytest.raises(ValueError, match="unknown kind of model None"):
+        config_from_json(model_config.to_json())
     with pytest.raises(ValueError, match="the model must be a JSON object, not list"):
         config_from_json([])

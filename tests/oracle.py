@@ -1,16 +1,28 @@
-"""The choice of the next token from the model's logits: constraints on the logits, and the draw of a sample.
+"""The choices of a server, computed one token at a time: constraints on logits, samples, scores of targets.
 
-Nothing here knows the model or the search. Shapes: V vocabulary.
+Tests compare the server with them. The searches without constraints are in `training.evaluation.search`.
+Shapes: V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from seq2seq_serve.training.evaluation import search
+from seq2seq_serve.training.evaluation.search import (
+    Hypothesis,
+    check_limits,
+    check_sources,
+    encode,
+    next_logits,
+)
+from seq2seq_serve.training.models.base import EncoderDecoder
 
 _FORBIDDEN = -math.inf
 
@@ -154,3 +166,111 @@ class Sampling:
         running_sums = torch.where(is_kept, p, 0.0).cumsum(dim=0)
         is_beyond = running_sums > uniform * running_sums[-1]
         return int(token_ids[is_beyond.nonzero()[0, 0]])
+
+
+NO_CONSTRAINTS = Constraints()
+
+
+def beam_search(
+    model: EncoderDecoder,
+    source_ids: Sequence[int],
+    *,
+    eos_id: int,
+    constraints: Constraints = NO_CONSTRAINTS,
+    **options: Any,
+) -> list[Hypothesis]:
+    """`search.beam_search` with constraints."""
+    constraints.check_vocabulary(model.config.vocab_size)
+    return search.beam_search(
+        model,
+        source_ids,
+        eos_id=eos_id,
+        prefix_ids=constraints.prefix_ids,
+        adjust=lambda logits, target_ids: constraints.adjust(logits, target_ids, eos_id),
+        **options,
+    )
+
+
+def greedy_hypothesis(
+    model: EncoderDecoder,
+    source_ids: Sequence[int],
+    *,
+    bos_id: int,
+    eos_id: int,
+    max_new_tokens: int,
+    constraints: Constraints = NO_CONSTRAINTS,
+) -> Hypothesis:
+    """Greedy search of one source, with log-probabilities; its score is their sum."""
+
+    def most_probable(logits: Tensor, _: int) -> int:
+        return int(logits.argmax())
+
+    return _search_one(model, source_ids, bos_id, eos_id, max_new_tokens, constraints, most_probable)
+
+
+def sample_search(
+    model: EncoderDecoder,
+    source_ids: Sequence[int],
+    *,
+    bos_id: int,
+    eos_id: int,
+    max_new_tokens: int,
+    sampling: Sampling,
+    uniforms: Callable[[int], float],
+    constraints: Constraints = NO_CONSTRAINTS,
+) -> Hypothesis:
+    """Draw the target of one source token by token; its score is the sum of its log-probabilities.
+
+    Log-probabilities are those of the adjusted logits at temperature 1, whatever the sampling. `uniforms`
+    maps the position of a generated token, from 0, to the number in [0, 1) that draws it.
+    """
+
+    def drawn(logits: Tensor, position: int) -> int:
+        return sampling.draw(logits, uniforms(position))
+
+    return _search_one(model, source_ids, bos_id, eos_id, max_new_tokens, constraints, drawn)
+
+
+@torch.inference_mode()
+def score_target(
+    model: EncoderDecoder, source_ids: Sequence[int], target_ids: Sequence[int], *, bos_id: int, eos_id: int
+) -> list[float]:
+    """The log-probability of each token of a target, given without bos and eos, and of eos after it."""
+    check_sources(model, [source_ids])
+    if len(target_ids) >= model.config.max_target_length:
+        raise ValueError(
+            f"a target has {len(target_ids)} tokens, and the model takes {model.config.max_target_length} "
+            "with its eos"
+        )
+    memory, source_mask = encode(model, [source_ids])
+    given = torch.tensor([[bos_id, *target_ids]], device=source_mask.device)  # (1, T)
+    log_probabilities = model.decode(given, memory, source_mask)[0].double().log_softmax(dim=-1)  # (T, V)
+    return [float(log_probabilities[place, token_id]) for place, token_id in enumerate([*target_ids, eos_id])]
+
+
+@torch.inference_mode()
+def _search_one(
+    model: EncoderDecoder,
+    source_ids: Sequence[int],
+    bos_id: int,
+    eos_id: int,
+    max_new_tokens: int,
+    constraints: Constraints,
+    choose: Callable[[Tensor, int], int],
+) -> Hypothesis:
+    """Search with one hypothesis; `choose` takes each token from the adjusted logits (V,) of its position."""
+    constraints.check_vocabulary(model.config.vocab_size)
+    check_limits(model, [source_ids], max_new_tokens, constraints.prefix_ids)
+    memory, source_mask = encode(model, [source_ids])
+    target = list(constraints.prefix_ids)
+    log_probabilities: list[float] = []
+    is_finished = False
+    while len(log_probabilities) < max_new_tokens and not is_finished:
+        logits = next_logits(model, [[bos_id, *target]], memory, source_mask)[0]  # (V,)
+        adjusted = constraints.adjust(logits, target, eos_id)
+        token_id = choose(adjusted, len(log_probabilities))
+        log_probabilities.append(float(adjusted.log_softmax(dim=-1)[token_id]))
+        is_finished = token_id == eos_id
+        if not is_finished:
+            target.append(token_id)
+    return Hypothesis(target, log_probabilities, sum(log_probabilities), is_finished)
