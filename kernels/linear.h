@@ -48,6 +48,9 @@ static void write_panels(const float *weights, size_t inputs, size_t outputs, fl
           to[first * inputs + i * PANEL + o - first] = weights[o * inputs + i];
 }
 
+// Otherwise g++ keeps the sums in memory.
+#define UNROLLED _Pragma("GCC unroll 16")
+
 // Some rows, and a group of outputs.
 struct FloatTile {
   const float *x;         // rows of I inputs
@@ -60,22 +63,34 @@ struct FloatTile {
 };
 
 struct FloatsInEights {
-  static constexpr size_t MOST_ROWS = 4;
+  static constexpr size_t MOST_ROWS = 6;
 
   template <int ROWS> static void run(const FloatTile &tile) {
     constexpr int TOGETHER = ROWS == 1 ? 2 : 1; // panels: the sums of one row would wait for each other
     const size_t I = tile.num_inputs;
-    for (int panel = 0; panel < 2; panel += TOGETHER) {
-      Vector sums[ROWS][2 * TOGETHER] = {};
-      for (size_t i = 0; i < I; i++)
-        for (int v = 0; v < 2 * TOGETHER; v++) {
-          const Vector eight = load(tile.panels[panel + v / 2] + i * PANEL + v % 2 * 8);
-          if (v % 2 == 0) __builtin_prefetch(tile.panels[panel + v / 2] + (i + AHEAD) * PANEL);
-          for (int row = 0; row < ROWS; row++) sums[row][v] = fused(eight, tile.x[row * I + i], sums[row][v]);
+    for (int first = 0; first < 2; first += TOGETHER) {
+      const float *x = tile.x, *panels[TOGETHER];
+      for (int panel = 0; panel < TOGETHER; panel++) panels[panel] = tile.panels[first + panel];
+      Vector sums[ROWS][2 * TOGETHER];
+      UNROLLED
+      for (int row = 0; row < ROWS; row++)
+        for (Vector &sum : sums[row]) sum = Vector{};
+      for (const float *end = x + I; x < end; x++)
+        for (int panel = 0; panel < TOGETHER; panel++) {
+          const Vector left = load(panels[panel]), right = load(panels[panel] + 8);
+          __builtin_prefetch(panels[panel] + AHEAD * PANEL);
+          panels[panel] += PANEL;
+          UNROLLED
+          for (int row = 0; row < ROWS; row++) {
+            const Vector input = repeated(x[row * I]);
+            sums[row][2 * panel] = fused(left, input, sums[row][2 * panel]);
+            sums[row][2 * panel + 1] = fused(right, input, sums[row][2 * panel + 1]);
+          }
         }
+      UNROLLED
       for (int row = 0; row < ROWS; row++)
         for (int v = 0; v < 2 * TOGETHER; v++) {
-          const size_t column = panel * PANEL + 8 * v;
+          const size_t column = first * PANEL + 8 * v;
           const Vector outputs = fused(sums[row][v], tile.factor, load(tile.bias + column));
           store(tile.to + row * tile.distance + column, outputs < tile.least ? repeated(tile.least) : outputs);
         }
@@ -89,22 +104,27 @@ struct FloatsInSixteens {
 
   template <int ROWS> __attribute__((target("avx2,fma,f16c,avx512f"))) static void run(const FloatTile &tile) {
     const size_t I = tile.num_inputs;
+    const float *x = tile.x, *left = tile.panels[0], *right = tile.panels[1];
     __m512 sums[ROWS][2];
-    for (auto &of_row : sums) of_row[0] = of_row[1] = _mm512_setzero_ps();
-    for (size_t i = 0; i < I; i++) {
-      __m512 weights[2];
-      for (int half = 0; half < 2; half++) {
-        weights[half] = _mm512_loadu_ps(tile.panels[half] + i * PANEL);
-        __builtin_prefetch(tile.panels[half] + (i + AHEAD) * PANEL);
+    UNROLLED
+    for (int row = 0; row < ROWS; row++) sums[row][0] = sums[row][1] = _mm512_setzero_ps();
+    for (const float *end = x + I; x < end; x++, left += PANEL, right += PANEL) {
+      const __m512 weights[2] = {_mm512_loadu_ps(left), _mm512_loadu_ps(right)};
+      __builtin_prefetch(left + AHEAD * PANEL);
+      __builtin_prefetch(right + AHEAD * PANEL);
+      UNROLLED
+      for (int row = 0; row < ROWS; row++) {
+        const __m512 input = _mm512_set1_ps(x[row * I]);
+        sums[row][0] = _mm512_fmadd_ps(weights[0], input, sums[row][0]);
+        sums[row][1] = _mm512_fmadd_ps(weights[1], input, sums[row][1]);
       }
-      for (int row = 0; row < ROWS; row++)
-        for (int half = 0; half < 2; half++)
-          sums[row][half] = _mm512_fmadd_ps(weights[half], _mm512_set1_ps(tile.x[row * I + i]), sums[row][half]);
     }
     const __m512 factor = _mm512_set1_ps(tile.factor), least = _mm512_set1_ps(tile.least);
+    const __m512 bias[2] = {_mm512_loadu_ps(tile.bias), _mm512_loadu_ps(tile.bias + PANEL)};
+    UNROLLED
     for (int row = 0; row < ROWS; row++)
       for (int half = 0; half < 2; half++) {
-        const __m512 outputs = _mm512_fmadd_ps(sums[row][half], factor, _mm512_loadu_ps(tile.bias + half * PANEL));
+        const __m512 outputs = _mm512_fmadd_ps(sums[row][half], factor, bias[half]);
         // A maximum of a number and NaN is the second of both.
         _mm512_storeu_ps(tile.to + row * tile.distance + half * PANEL, _mm512_maskz_max_ps(0xffff, least, outputs));
       }
