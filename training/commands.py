@@ -92,6 +92,8 @@ class TrainRequest:
         if parent:
             preset = dataclasses.replace(preset, model=parent.config)
             preset = preset.changed({"normalization": parent.tokenizer.normalization})
+            if parent.published:  # its tokenizer always cuts a text into the same pieces
+                preset = preset.changed({"bpe_dropout": 0.0})
         if self.files.is_built_in and source_kind_of(preset.model) is TOKENS:
             preset = preset.changed(TRANSLATION_LANGUAGES)
         return preset.changed({**self.settings, **self.changes})
