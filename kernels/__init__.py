@@ -114,10 +114,11 @@ def instructions() -> str:
     name = function()
     if name is None and (wanted := os.environ.get(_ISA)):
         is_arm = platform.machine().lower() in ("aarch64", "arm64")
-        others = [one for one in INSTRUCTIONS if one == "scalar" or (one in _OF_ARM) is is_arm]
+        known = [one for one in INSTRUCTIONS if one == "scalar" or (one in _OF_ARM) is is_arm]
+        others = ", ".join(one for one in known if one != wanted)
         raise ValueError(
-            f"{_ISA} is {wanted!r}, which this processor or the library does not have: leave it out, or set "
-            f"one of {', '.join(others)}"
+            f"{_ISA} is {wanted!r}, which this processor or the library does not have: leave it out, or try "
+            f"another one of {others}"
         )
     return "" if name is None else str(name.decode())
 

@@ -450,6 +450,8 @@ def repository_commit() -> str:
 
 
 def _check_files(folder: RunFolder, *finished: Path) -> None:
+    if not folder.path.is_dir():
+        raise ValueError(f"there is no folder {folder.path}")
     if not folder.is_run:
         raise ValueError(f"{folder.path} is not a training run: there is no {folder.config_file.name} in it")
     needed = folder.tokenizer_file, *folder.text_files("dev"), *finished
