@@ -152,8 +152,8 @@ class FloatFactory:
     ) -> Linear:
         weight, bias = _side_by_side(layers)
         if self.is_fused:
-            return FloatLinear(weight, bias)
-        return PanelLinear(weight.t().contiguous(), bias, has_relu=precedes_relu)
+            return FloatLinear(weight.t().contiguous(), bias)
+        return PanelLinear(weight, bias, has_relu=precedes_relu)
 
     def output(self, weight: Tensor, bias: Tensor | None = None, *, scale: float = 1.0) -> Linear | None:
         return None if self.is_fused else PanelLinear(weight.detach(), bias, factor=scale)
@@ -225,15 +225,16 @@ class Int8Factory:
         follows_relu: bool = False,
         precedes_relu: bool = False,  # noqa: ARG002
     ) -> Linear:
-        return Int8Linear(*_side_by_side(layers), clamps_negative=follows_relu)
+        weight, bias = _side_by_side(layers)
+        return Int8Linear(weight.t().contiguous(), bias, clamps_negative=follows_relu)
 
     def output(self, weight: Tensor, bias: Tensor | None = None, *, scale: float = 1.0) -> Linear | None:
         return Int8Linear(weight.detach().t() * scale, bias)
 
 
 def _side_by_side(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:
-    """Weight `(I, O)` and bias `(O,)` of the layers as one map; the bias is None if no layer has one."""
-    weight = torch.cat([layer.weight.detach().t() for layer in layers], dim=1).contiguous()
+    """Weight `(O, I)` and bias `(O,)` of the layers as one map; the bias is None if no layer has one."""
+    weight = torch.cat([layer.weight.detach() for layer in layers])
     given: list[Tensor | None] = [layer.bias for layer in layers]
     if all(bias is None for bias in given):
         return weight, None

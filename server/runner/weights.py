@@ -25,7 +25,7 @@ _ELEMENT_BYTES = {_FLOAT: 4, _UINT8: 1, 3: 1, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 16
 # The type of the weights, which are the second input, by the operator of `kernels` that multiplies by them
 _MAPS = {"QuantizedLinear": _UINT8, "QuantizedChoice": _UINT8, "Linear": _FLOAT, "LinearRelu": _FLOAT}
 _EMBEDDING = "Embedding"  # reads its second input in either form
-_MOST_PADDING = 2, 2**24  # packed weights take at most so many times the file, and so many bytes more
+_MOST_TIMES, _MOST_MORE_BYTES = 2, 2**24  # packed weights take at most twice the file and 16 MiB
 _LINE_BYTES = 64
 _Key = tuple[int, int, tuple[int, ...]]  # where a weight begins in the file, its type and its shape
 
@@ -111,8 +111,7 @@ def pack_maps(files: VariantFiles) -> VariantFiles:
         for key, weight in stored.items()
     }
     ends = list(accumulate(-(-size // _LINE_BYTES) * _LINE_BYTES for size in sizes.values()))
-    most_times, most_more = _MOST_PADDING
-    if ends[-1] > most_times * len(files.weights) + most_more:
+    if ends[-1] > _MOST_TIMES * len(files.weights) + _MOST_MORE_BYTES:
         raise ValueError(f"weights of {len(files.weights)} bytes would take {ends[-1]} bytes of memory")
     places = dict(zip(sizes, [0, *ends], strict=False))
     content = memoryview(mmap.mmap(-1, ends[-1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -42,8 +42,8 @@ _CLOSING = "\"'”’»）」』】》〉〕］｝)"
 _END = re.compile(rf"[。．！？｡]([{re.escape(_CLOSING)}]*)$")
 _OPENING = "“‘「『（【《〈〔［｛"
 _MOST_MARKS = 8  # that are looked at before a place
-# A capital letter and a full stop abbreviate a name or a title ("avec M. Dupont"). In English they end a
-# sentence after a word in lower case ("Who am I.").
+# A capital letter and a full stop abbreviate a name or a title ("avec M. Dupont"). In English, such a letter
+# ends a sentence after a word in lower case ("It is I.").
 _INITIAL = re.compile(r"(?:^|[^\w.])([^\W\d_])\.$")
 _ENGLISH_INITIAL = re.compile(r"(?:^|[^\w.])(?<![^\W\d_A-ZÀ-Þ] )([^\W\d_])\.$")
 _HANGUL = re.compile("[\uac00-\ud7a3\u1100-\u11ff\u3130-\u318f]")

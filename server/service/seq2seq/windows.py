@@ -1,9 +1,9 @@
 """Decodes a long sound in windows, each as a request of its own to the engine: in a row, or all at once.
 
 The rules are Whisper's (Radford et al. 2022, arXiv:2212.04356, section 4.5). If the text of a window repeats
-itself, or the model is not sure of it, the window is decoded once more at a higher temperature. If probably
-nobody speaks in a window, it has no text. In a row, each window begins where the times of the one before end,
-and the decoder is given the text before it.
+itself, or the model is not sure of it, the window is decoded once more at a higher temperature. A window
+without speech has no text. With the option `sequential`, a window begins at the last time of the one before,
+and the decoder reads the text before it.
 """
 
 from __future__ import annotations
