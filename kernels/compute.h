@@ -245,6 +245,12 @@ template <class Element> struct Rows {
   }
 };
 
+// Calls a function with a number of rows up to MOST as a constant, so that sums of the rows stay in registers.
+template <int MOST, class Function> static void with_rows(size_t num_rows, const Function &run) {
+  if (num_rows == MOST) return run(std::integral_constant<int, MOST>());
+  if constexpr (MOST > 1) with_rows<MOST - 1>(num_rows, run);
+}
+
 constexpr size_t PANEL = 16; // columns of a matrix that lie together, row by row
 
 // Some rows of a product A B, of the first vectors of a panel of B. Rows of A and of the product have these strides.

@@ -156,12 +156,6 @@ struct FloatProduct {
   }
 };
 
-template <class Tiles, int ROWS = static_cast<int>(Tiles::MOST_ROWS)>
-static void multiply_tile(const FloatTile &tile, size_t num_rows) {
-  if (num_rows == ROWS) return Tiles::template run<ROWS>(tile);
-  if constexpr (ROWS > 1) multiply_tile<Tiles, ROWS - 1>(tile, num_rows);
-}
-
 // Multiplies some rows by some groups, in tiles of few rows, which stay in the first-level cache.
 template <class Tiles>
 static void multiply_floats(const FloatProduct &work, size_t first_row, size_t num_rows, size_t begin, size_t end) {
@@ -173,9 +167,9 @@ static void multiply_floats(const FloatProduct &work, size_t first_row, size_t n
       const float *panel = map.weights + place * I;
       float *to = work.outputs + row * O + place, rest[Tiles::MOST_ROWS * GROUP];
       const bool is_whole = place + GROUP <= O;
-      multiply_tile<Tiles>({work.x + row * I, {panel, panel + PANEL * I}, I, map.bias + place, map.factor,
-                            map.least, is_whole ? to : rest, is_whole ? O : GROUP},
-                           count);
+      const FloatTile tile{work.x + row * I, {panel, panel + PANEL * I}, I, map.bias + place, map.factor, map.least,
+                           is_whole ? to : rest, is_whole ? O : GROUP};
+      with_rows<Tiles::MOST_ROWS>(count, [&](auto rows) { Tiles::template run<rows>(tile); });
       for (size_t r = 0; r < count && !is_whole; r++) memcpy(to + r * O, rest + r * GROUP, (O - place) * sizeof(float));
     }
   }

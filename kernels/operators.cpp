@@ -249,7 +249,8 @@ template <bool HAS_RELU> struct Linear {
     require(I > 0, "there must be an input");
     bias = std::make_unique<Aligned<float>>(map.num_groups() * GROUP);
     std::copy(added.data, added.data + O, &(*bias)[0]);
-    map.multiply = float_multiplication(), map.least = HAS_RELU ? 0 : -INFINITY, map.bias = bias->data(), map.weights = weight.data;
+    map.multiply = float_multiplication(), map.least = HAS_RELU ? 0 : -INFINITY;
+    map.bias = bias->data(), map.weights = weight.data;
     if (is_packed) {
       require(weight.shape[0] * PANEL == map.num_groups() * GROUP && weight.shape[2] == PANEL,
               "the weights are packed for another number of outputs");

@@ -72,14 +72,8 @@ template <class Tile> void multiply_by(const Work &work, size_t num_rows) {
   const size_t num_tiles = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
   for (size_t i = 0; i < num_tiles; i++) {
     const size_t first = i * num_rows / num_tiles;
-    switch ((i + 1) * num_rows / num_tiles - first) {
-    case 1: Tile::template run<1>(work, first); break;
-    case 2: Tile::template run<2>(work, first); break;
-    case 3: Tile::template run<3>(work, first); break;
-    case 4: Tile::template run<4>(work, first); break;
-    case 5: Tile::template run<5>(work, first); break;
-    case 6: Tile::template run<6>(work, first); break;
-    }
+    const size_t count = (i + 1) * num_rows / num_tiles - first;
+    with_rows<MOST_ROWS>(count, [&](auto rows) { Tile::template run<rows>(work, first); });
   }
 }
 

@@ -20,6 +20,7 @@
 #include <memory>
 #include <new>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #if defined(__x86_64__)
