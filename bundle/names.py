@@ -71,6 +71,7 @@ class Precision(enum.StrEnum):
     FP16 = "fp16"
     BF16 = "bf16"
     INT8 = "int8"
+    INT4 = "int4"
 
 
 # Options of ONNX Runtime's CUDA provider. They choose the kernels, so export and server must use the same

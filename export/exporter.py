@@ -36,7 +36,7 @@ from seq2seq_serve.bundle.names import (
 from seq2seq_serve.export import convert, parity
 from seq2seq_serve.export.graphs.base import Graph, sizes_of
 from seq2seq_serve.export.graphs.families import make_modules
-from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Factory, LinearFactory
+from seq2seq_serve.export.graphs.linear import FloatFactory, LinearFactory, QuantizedFactory
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID
 from seq2seq_serve.training.data.lengths import target_limits
@@ -55,13 +55,15 @@ TOLERANCES = {  # differences of a log-probability
     # Random tokens are unlike what a trained model reads: measured 2.5 and 4.1 with published weights, and
     # at most 0.35 with those of the tests.
     Precision.INT8: 10.0,
+    Precision.INT4: 10.0,
 }
-# Limits of int8 on real pairs
-MAX_INT8_LOSS = 1.0  # of the model's metric, in points
-# In the log-probability of a reference's token; measured below 0.03 in the tests, 0.06 with Whisper's
+# The bits of a quantised weight, and limits on real pairs
+BITS = {Precision.INT8: 8, Precision.INT4: 4}
+MAX_LOSS = {Precision.INT8: 1.0, Precision.INT4: 2.0}  # of the model's metric, in points
+# In the log-probability of a reference's token; measured in int8 below 0.03 in the tests, 0.06 with Whisper's
 # published weights, and 0.12 for a Russian model on an import's samples in 28 languages (0.16 without zero
 # points).
-MAX_INT8_MEAN_DIFFERENCE = 0.2
+MAX_MEAN_DIFFERENCE = {Precision.INT8: 0.2, Precision.INT4: 0.4}
 _LEAST_SCORE = 5.0  # of the trained model; below it, a loss proves nothing
 _DTYPES = {
     Precision.FP32: torch.float32,
@@ -72,7 +74,10 @@ _PROOF_SOURCES = 200
 MOST_ROUNDING = 2e-3  # of log-probabilities in float32; memory networks for bAbI have 2e-4
 _BATCH_SENTENCES = 32
 _METRIC_NAMES = {"bleu": "BLEU", "accuracy": "% accuracy"}
-_INT8_ADVICE = "Export fp32 only (--precision fp32)"
+_ADVICE = {
+    Precision.INT8: "Export fp32 only (--precision fp32)",
+    Precision.INT4: "Export int8 or fp32 (--precision fp32,int8)",
+}
 
 _Prove = Callable[[TrainedModel, Graphs, Precision], Parity]
 
@@ -268,7 +273,7 @@ def _export_variant(
         report,
     )
     if prove is not None:
-        report(f"{precision}: {describe(variant.parity, trained.dev)}")
+        report(f"{precision}: {describe(variant.parity, precision, trained.dev)}")
     return variant
 
 
@@ -311,14 +316,14 @@ def make_graphs(trained: TrainedModel, precision: Precision) -> dict[Verb, Graph
 
 def factory_of(precision: Precision) -> LinearFactory:
     """Creates the maps of a precision."""
-    if precision is Precision.INT8:
-        return Int8Factory()
+    if precision in BITS:
+        return QuantizedFactory(BITS[precision])
     return FloatFactory(_DTYPES[precision], is_fused=precision is not Precision.FP32)
 
 
-def describe(proof: Parity, dev: Sequence[tuple[str, str]]) -> str:
+def describe(proof: Parity, precision: Precision, dev: Sequence[tuple[str, str]]) -> str:
     """The proof in one line; `dev` are all dev pairs."""
-    text = describe_differences(proof)
+    text = describe_differences(proof, precision)
     if proof.score is not None and proof.reference_score is not None:
         text += (
             f", {_METRIC_NAMES[proof.metric]} {proof.score:.2f} on {len(_proof_targets(dev))} dev sources "
@@ -328,29 +333,35 @@ def describe(proof: Parity, dev: Sequence[tuple[str, str]]) -> str:
     return text
 
 
-def describe_differences(proof: Parity) -> str:
+def describe_differences(proof: Parity, precision: Precision) -> str:
     """The differences of log-probabilities, with the limit of the one that decides."""
     worst, mean = proof.max_log_probability_difference, proof.mean_log_probability_difference
     if mean is None:
         return f"worst difference of log-probabilities {worst:.1e} (tolerance {proof.tolerance:.0e})"
     return (
-        f"mean difference of log-probabilities {mean:.1e} (tolerance {MAX_INT8_MEAN_DIFFERENCE}), "
+        f"mean difference of log-probabilities {mean:.1e} (tolerance {MAX_MEAN_DIFFERENCE[precision]}), "
         f"worst for random tokens {worst:.1e}"
     )
 
 
 def _prove(trained: TrainedModel, graphs: Graphs, precision: Precision) -> Parity:
     proof = compare(trained.model, graphs, precision)
-    if precision is not Precision.INT8:
+    if precision not in BITS:
         return proof
     targets = _proof_targets(trained.dev)
-    mean = int8_difference(trained.model, graphs, _encoded(trained, targets), "of dev")
+    mean = parity.mean_difference(trained.model, graphs, _encoded(trained, targets))
+    if not mean <= MAX_MEAN_DIFFERENCE[precision]:
+        raise ProofError(
+            f"{precision} differs from the {trained.model.origin} model by {mean:.2f} on average in the "
+            f"log-probability of a token of dev, and {MAX_MEAN_DIFFERENCE[precision]} is allowed. "
+            f"{_ADVICE[precision]}"
+        )
     metric = trained.model.metric
     ours, reference = _scores(trained, graphs, targets)
-    if reference >= _LEAST_SCORE and ours < reference - MAX_INT8_LOSS:
+    if reference >= _LEAST_SCORE and ours < reference - MAX_LOSS[precision]:
         raise ProofError(
-            f"int8 scores {ours:.2f} {_METRIC_NAMES[metric]} on dev where the trained model scores "
-            f"{reference:.2f}; a loss of {MAX_INT8_LOSS} is allowed. {_INT8_ADVICE}"
+            f"{precision} scores {ours:.2f} {_METRIC_NAMES[metric]} on dev where the trained model scores "
+            f"{reference:.2f}; a loss of {MAX_LOSS[precision]} is allowed. {_ADVICE[precision]}"
         )
     return replace(
         proof,
@@ -380,22 +391,6 @@ def compare(
             f"and {tolerance:.0e} is allowed"
         )
     return Parity(difference, tolerance, tuple(shapes))
-
-
-def int8_difference(
-    model: EncoderDecoder,
-    graphs: Graphs,
-    pairs: Sequence[tuple[Inputs, Sequence[int]]],
-    targets: str,
-) -> float:
-    """The mean difference in the log-probability of real targets' tokens; ProofError if it is too large."""
-    mean = parity.mean_difference(model, graphs, pairs)
-    if not mean <= MAX_INT8_MEAN_DIFFERENCE:
-        raise ProofError(
-            f"int8 differs from the {model.origin} model by {mean:.2f} on average in the log-probability of "
-            f"a token {targets}, and {MAX_INT8_MEAN_DIFFERENCE} is allowed. {_INT8_ADVICE}"
-        )
-    return mean
 
 
 def _proof_targets(dev: Sequence[tuple[str, str]]) -> dict[str, list[str]]:

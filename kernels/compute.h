@@ -1,15 +1,6 @@
-// The computation of the operators, in vectors of eight floats. It knows nothing of ONNX Runtime.
-//
-// operators.cpp includes it after the standard headers.
+// Attention, norms and the choice of tokens, in vectors of eight floats. It knows nothing of ONNX Runtime.
 //
 // Letters: H heads, G heads of keys and values, K width of a head, D width of a model, V vocabulary.
-
-#if defined(__x86_64__) && defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#elif defined(__x86_64__)
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-#endif
 
 typedef float Vector __attribute__((vector_size(32)));
 typedef float Unaligned __attribute__((vector_size(32), aligned(4)));
@@ -17,8 +8,6 @@ typedef int32_t Integers __attribute__((vector_size(32)));
 
 constexpr size_t MAX_WIDTH = 128; // of a head, in vectors: K is at most 1024
 constexpr Integers LANES = {0, 1, 2, 3, 4, 5, 6, 7};
-
-#define INLINE static inline __attribute__((always_inline))
 
 #if defined(__clang__)
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
@@ -471,9 +460,3 @@ struct Ranking {
     for (size_t i = 0; i < BLOCK / 8; i++) eights[i] = load(place + 8 * i);
   }
 };
-
-#if defined(__x86_64__) && defined(__clang__)
-#pragma clang attribute pop
-#elif defined(__x86_64__)
-#pragma GCC pop_options
-#endif

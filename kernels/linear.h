@@ -1,21 +1,9 @@
 // Products of floats by weights that lie in panels. It knows nothing of ONNX Runtime.
 //
-// operators.cpp includes it after compute.h and before products.h.
-//
 // An output is the sum of its products in the order of the inputs, each rounded once with its addition. So a row has the same
 // outputs alone and beside others, and on every processor.
 //
 // Letters: I inputs of a map, O outputs.
-
-#if defined(__x86_64__) && defined(__clang__)
-#pragma clang attribute push(__attribute__((target("avx2,fma,f16c"))), apply_to = function)
-#elif defined(__x86_64__)
-#pragma GCC push_options
-#pragma GCC target("avx2,fma,f16c")
-#endif
-
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized" // g++ 12 means its own header of AVX-512
 
 constexpr size_t GROUP = 2 * PANEL; // outputs that are computed together
 constexpr size_t AHEAD = 16;        // by so many inputs, weights are prefetched from the third-level cache or memory
@@ -199,21 +187,3 @@ struct Lookup {
     }
   }
 };
-
-#pragma GCC diagnostic pop
-
-#if defined(__x86_64__) && defined(__clang__)
-#pragma clang attribute pop
-#elif defined(__x86_64__)
-#pragma GCC pop_options
-#endif
-
-// The fastest multiplication that this processor has, or that of the instructions that SEQ2SEQ_ISA names.
-static decltype(FloatMap::multiply) float_multiplication() {
-#if defined(__x86_64__)
-  const char *wanted = getenv("SEQ2SEQ_ISA");
-  const bool is_wide = !wanted || !*wanted || !strcmp(wanted, "avx512vnni");
-  if (is_wide && __builtin_cpu_supports("avx512f")) return multiply_floats<FloatsInSixteens>;
-#endif
-  return multiply_floats<FloatsInEights>;
-}

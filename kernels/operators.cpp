@@ -14,6 +14,10 @@
 //   Candidates       finds the most probable tokens of each row
 //   QuantizedLinear  quantizes each row, and multiplies by int8 weights
 //   QuantizedChoice  does the same for logits, or only finds the most probable tokens, without writing logits
+//   QuantizedEmbedding looks up tokens in a table that is the weights of a QuantizedLinear
+//   Int4Linear       quantizes each row, and multiplies by int4 weights in blocks
+//   Int4Choice       does the same for logits, as QuantizedChoice
+//   Int4Embedding    looks up tokens in a table that is the weights of an Int4Linear
 //
 // A row's numbers do not depend on the rows beside it.
 
@@ -22,6 +26,7 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -47,10 +52,8 @@
 
 namespace {
 
-#include "compute.h"
+#include "computation.h"
 #include "interface.h"
-#include "linear.h"
-#include "products.h"
 
 // Computes all items of some work, by several threads if that is worth it: a thread does some ten products in a
 // nanosecond.
@@ -273,6 +276,25 @@ template <bool HAS_RELU> struct Linear {
   }
 };
 
+// The ids of tokens (…), which are the first input of an embedding.
+struct Tokens {
+  Tensor<int64_t> ids;
+  size_t count = 1;
+
+  Tokens(void *context, int64_t vocab_size) : ids(input<int64_t>(context, 0)) {
+    for (size_t axis = 0; axis < ids.num_axes; axis++) count *= ids.shape[axis];
+    for (size_t i = 0; i < count; i++)
+      require(ids.data[i] >= 0 && ids.data[i] < vocab_size, "a token is outside of the table");
+  }
+
+  // The first output: a row of this width for each token.
+  float *rows(void *context, size_t width) const {
+    std::vector<int64_t> shape(ids.shape, ids.shape + ids.num_axes);
+    shape.push_back(width);
+    return output(context, 0, shape.data(), shape.size());
+  }
+};
+
 // Inputs: token ids (…); and, a constant, the table (V, D), or packed as the weights of a Linear. Output: (…, D). Ids from V on
 // are refused, but those of a packed table's padding, whose numbers are zeros.
 struct Embedding {
@@ -286,16 +308,80 @@ struct Embedding {
   }
 
   void operator()(void *context) const {
-    const auto ids = input<int64_t>(context, 0);
     const bool is_packed = table.num_axes == 3;
-    const int64_t D = table.shape[1], V = table.shape[0] * (is_packed ? PANEL : 1);
-    size_t count = 1;
-    std::vector<int64_t> shape(ids.shape, ids.shape + ids.num_axes);
-    for (const int64_t size : shape) count *= size;
-    for (size_t i = 0; i < count; i++) require(ids.data[i] >= 0 && ids.data[i] < V, "a token is outside of the table");
-    shape.push_back(D);
-    const Lookup work{table.data, is_packed, ids.data, output(context, 0, shape.data(), shape.size()), count, static_cast<size_t>(D)};
-    compute(context, work, count * D);
+    const Tokens tokens(context, table.shape[0] * (is_packed ? PANEL : 1));
+    const size_t D = table.shape[1];
+    compute(context, Lookup{table.data, is_packed, tokens.ids.data, tokens.rows(context, D), tokens.count, D}, tokens.count * D);
+  }
+};
+
+enum Purpose { LEVELS, SCALES, SHIFTS, SUMMARY };
+
+// Memory of the calling thread, until the next call for the same purpose. It is kept: new memory of this size would come from
+// the system each time.
+template <class T, Purpose> T *scratch(size_t size) {
+  thread_local std::vector<T> kept;
+  if (kept.size() < size) kept.resize(size);
+  return kept.data();
+}
+
+Int8Levels levels_of(const Int8Map &map, size_t num_rows) {
+  return {scratch<uint8_t, LEVELS>(num_rows * map.row_bytes()), scratch<float, SCALES>(num_rows),
+          scratch<int32_t, SHIFTS>(num_rows)};
+}
+
+Int4Levels levels_of(const Int4Map &map, size_t num_rows) {
+  return {scratch<int8_t, LEVELS>(num_rows * map.depth), scratch<float, SCALES>(num_rows),
+          scratch<int32_t, SHIFTS>(num_rows * map.num_blocks())};
+}
+
+const Instructions &required_instructions() {
+  const Instructions *here = instructions_here();
+  require(here, "this processor does not have the instructions of SEQ2SEQ_ISA");
+  return *here;
+}
+
+bool are_positive(const void *info) { // the inputs that count
+  float least_input = 0;
+  check(call<85>(info, "least_input", &least_input));
+  return least_input == 0;
+}
+
+// A map of levels, by weights of one kind.
+template <class Weights> struct Quantized {
+  using Map = Weights;
+  std::unique_ptr<const Map> map;
+  int64_t num_inputs = 0; // 0 if the weights do not tell
+
+  void operator()(void *context) const {
+    const auto x = given(context);
+    multiply(context, x, output(context, 0, {x.shape[0], static_cast<int64_t>(map->num_outputs)}));
+  }
+
+  Tensor<float> given(void *context) const {
+    const auto x = input<float>(context, 0);
+    const size_t least = map->depth - Map::INPUTS_TOGETHER; // of the inputs, which are padded to whole groups
+    require(x.num_axes == 2 && (num_inputs ? x.shape[1] == num_inputs
+                                           : x.shape[1] > static_cast<int64_t>(least) && x.shape[1] <= static_cast<int64_t>(map->depth)),
+            "x has another width");
+    return x;
+  }
+
+  void multiply(void *context, const Tensor<float> &x, float *outputs) const {
+    run(context, Product<Map>{map.get(), levels(context, x), outputs, static_cast<size_t>(x.shape[0])});
+  }
+
+  template <class Multiplication> void run(void *context, const Multiplication &work) const {
+    // Fewer than 32 rows take as long as 32, to read the weights.
+    compute(context, work,
+            std::max<size_t>(work.num_rows, 32) * map->depth * map->num_outputs / map->instructions->speed);
+  }
+
+  typename Map::Levels levels(void *context, const Tensor<float> &x) const {
+    const size_t num_rows = x.shape[0], num_inputs = x.shape[1];
+    const auto levels = levels_of(*map, num_rows);
+    compute(context, typename Map::Quantization{map.get(), x.data, levels, num_rows, num_inputs}, 4 * num_rows * map->depth);
+    return levels;
   }
 };
 
@@ -304,23 +390,18 @@ struct Embedding {
 //
 // A server gives the weights as `pack_int8` writes them, and they are multiplied where they lie, so that all sessions, and all
 // processes, share them. Others are packed by each session.
-struct QuantizedLinear {
-  static constexpr const char *NAME = "QuantizedLinear";
+struct QuantizedLinear : Quantized<Int8Map> {
+  static constexpr const char *NAME = "QuantizedLinear", *CHOICE = "QuantizedChoice";
   static constexpr int INPUTS[] = {FLOAT, UINT8, FLOAT, INT32, FLOAT}, OUTPUTS[] = {FLOAT};
   std::unique_ptr<Aligned<int8_t>> own;
-  std::unique_ptr<const Int8Map> map;
-  int64_t num_inputs = 0; // 0 if packed weights do not tell
 
   explicit QuantizedLinear(const void *info) {
     const auto weight = constant<uint8_t>(info, 1);
     const auto scales = constant<float>(info, 2), bias = constant<float>(info, 4);
     const auto sums = constant<int32_t>(info, 3);
-    float least_input = 0;
-    check(call<85>(info, "least_input", &least_input));
     require(weight.num_axes == 2 || weight.num_axes == 5, "the weights must have 2 axes, or 5 if they are packed");
     require(scales.num_axes == 1, "the scales must have 1 axis");
-    require(instructions_here(), "this processor does not have the instructions of SEQ2SEQ_ISA");
-    const Instructions &how = *instructions_here();
+    const Instructions &how = required_instructions();
     const size_t O = scales.shape[0];
     require(sums.has_shape(O) && bias.has_shape(O), "the columns differ in number");
     const bool is_packed = weight.num_axes == 5;
@@ -336,70 +417,123 @@ struct QuantizedLinear {
       pack(how, weight.data, weight.shape[0], O, &(*own)[0]);
       weights = own->data();
     }
-    map = std::make_unique<const Int8Map>(&how, weights, depth, O, least_input == 0, sums.data, scales.data, bias.data);
-  }
-
-  void operator()(void *context) const {
-    const auto x = given(context);
-    multiply(context, x, output(context, 0, {x.shape[0], static_cast<int64_t>(map->num_outputs)}));
-  }
-
-  Tensor<float> given(void *context) const {
-    const auto x = input<float>(context, 0);
-    require(x.num_axes == 2 && depth_of(x.shape[1]) == map->depth && (!num_inputs || x.shape[1] == num_inputs),
-            "x has another width");
-    return x;
-  }
-
-  void multiply(void *context, const Tensor<float> &x, float *outputs) const {
-    run(context, Product{map.get(), levels(context, x), outputs, static_cast<size_t>(x.shape[0])});
-  }
-
-  template <class Multiplication> void run(void *context, const Multiplication &work) const {
-    // Fewer than 32 rows take as long as 32, to read the weights.
-    compute(context, work,
-            std::max<size_t>(work.num_rows, 32) * map->depth * map->num_outputs / map->instructions->speed);
-  }
-
-  Levels levels(void *context, const Tensor<float> &x) const {
-    const size_t num_rows = x.shape[0];
-    const Levels levels{scratch<uint8_t, LEVELS>(num_rows * map->row_bytes()), scratch<float, SCALES>(num_rows),
-                        scratch<int32_t, SHIFTS>(num_rows)};
-    const size_t num_inputs = x.shape[1];
-    compute(context, Quantization{map.get(), x.data, levels, num_rows, num_inputs}, 4 * num_rows * map->depth);
-    return levels;
-  }
-
-  enum Purpose { LEVELS, SCALES, SHIFTS, SUMMARY };
-
-  // Memory of the calling thread, until the next call for the same purpose. It is kept: new memory of this size would come
-  // from the system each time.
-  template <class T, Purpose> static T *scratch(size_t size) {
-    thread_local std::vector<T> kept;
-    if (kept.size() < size) kept.resize(size);
-    return kept.data();
+    map = std::make_unique<const Int8Map>(&how, weights, depth, O, are_positive(info), sums.data, scales.data, bias.data);
   }
 };
 
-// Inputs: those of QuantizedLinear; constant, what is added to logits before a choice (O,), minus infinity for tokens that
-// are never chosen; and the number of candidates (1,). Outputs: the logits (N, O) if that number is 0, otherwise (0, O); the
-// ids of the candidates (N, candidates), the most probable first, -1 if the logits are not numbers; and their
-// log-probabilities, if there are several.
-struct QuantizedChoice : QuantizedLinear {
-  static constexpr const char *NAME = "QuantizedChoice";
-  static constexpr int INPUTS[] = {FLOAT, UINT8, FLOAT, INT32, FLOAT, FLOAT, INT64}, OUTPUTS[] = {FLOAT, INT64, FLOAT};
-  std::vector<float> bias;
+// Inputs: token ids (…), the weights (D, V) of a QuantizedLinear, or as a server gives them, and their scales. Output: (…, D),
+// where D must be a multiple of 16. Ids from V on are refused.
+struct QuantizedEmbedding {
+  static constexpr const char *NAME = "QuantizedEmbedding";
+  static constexpr int INPUTS[] = {INT64, UINT8, FLOAT}, OUTPUTS[] = {FLOAT};
+  Tensor<uint8_t> weight;
+  Tensor<float> scales;
 
-  explicit QuantizedChoice(const void *info)
-      : QuantizedLinear(info), bias(map->bias.data(), map->bias.data() + map->num_panels() * COLUMNS) {
-    const auto added = constant<float>(info, 5);
+  explicit QuantizedEmbedding(const void *info) : weight(constant<uint8_t>(info, 1)), scales(constant<float>(info, 2)) {
+    require(weight.num_axes == 2 || weight.num_axes == 5, "the weights must have 2 axes, or 5 if they are packed");
+    require(scales.num_axes == 1, "the scales must have 1 axis");
+    const Packing packing(required_instructions(), width(), scales.shape[0]);
+    require(width() % DEPTH == 0, "the width must be a multiple of 16");
+    require(is_packed() ? std::equal(packing.shape, packing.shape + 5, weight.shape) : weight.shape[1] == scales.shape[0],
+            "the weights are packed for other instructions, or their columns differ in number");
+  }
+
+  bool is_packed() const { return weight.num_axes == 5; }
+  size_t width() const { return is_packed() ? weight.shape[2] * weight.shape[4] : weight.shape[0]; }
+
+  void operator()(void *context) const {
+    const int64_t V = scales.shape[0];
+    const Tokens tokens(context, V);
+    const size_t D = width();
+    compute(context, Int8Lookup{is_packed() ? instructions_here() : nullptr, weight.data, scales.data, tokens.ids.data,
+                                tokens.rows(context, D), tokens.count, D, static_cast<size_t>(V)},
+            tokens.count * D);
+  }
+};
+
+// int4 weights (panels, blocks, groups, 16, 4), as int4.h says, and their scales (panels, blocks, 32).
+struct Int4Weights {
+  Tensor<uint8_t> levels;
+  Tensor<Half> scales;
+
+  explicit Int4Weights(const void *info) : levels(constant<uint8_t>(info, 1)), scales(constant<Half>(info, 2)) {
+    const int64_t inner[] = {INT4_GROUPS, COLUMNS / 2, 4};
+    require(levels.num_axes == 5 && std::equal(inner, inner + 3, levels.shape + 2),
+            "the weights must have the shape (panels, blocks, 8, 16, 4)");
+    require(scales.num_axes == 3 && std::equal(scales.shape, scales.shape + 2, levels.shape) && scales.shape[2] == COLUMNS,
+            "the scales must have the shape (panels, blocks, 32)");
+    require(num_panels() > 0 && num_blocks() > 0, "there must be an input and an output");
+  }
+
+  int64_t num_panels() const { return levels.shape[0]; }
+  int64_t num_blocks() const { return levels.shape[1]; }
+};
+
+// Inputs: x (N, I); and, constants, the weights and their scales, as above, and the bias (O,). Output: (N, O). Attributes:
+// `factor` multiplies the products, and `least_input` is 0 where negative inputs count as 0. The weights are multiplied where
+// they lie.
+struct Int4Linear : Quantized<Int4Map> {
+  static constexpr const char *NAME = "Int4Linear", *CHOICE = "Int4Choice";
+  static constexpr int INPUTS[] = {FLOAT, UINT8, FLOAT16, FLOAT}, OUTPUTS[] = {FLOAT};
+
+  explicit Int4Linear(const void *info) {
+    const Int4Weights weights(info);
+    const auto bias = constant<float>(info, 3);
+    float factor = 1;
+    check(call<85>(info, "factor", &factor));
+    require(bias.num_axes == 1 && panels_of(bias.shape[0]) == static_cast<size_t>(weights.num_panels()),
+            "the outputs differ in number");
+    map = std::make_unique<const Int4Map>(&required_instructions(), weights.levels.data, weights.num_blocks() * INT4_BLOCK,
+                                          bias.shape[0], are_positive(info), factor, weights.scales.data, bias.data);
+  }
+};
+
+// Inputs: token ids (…), the weights (V, D) of an Int4Linear, and their scales. Output: (…, 32 blocks): D and its padding. Ids
+// from V on are refused, but those of the padding.
+struct Int4Embedding {
+  static constexpr const char *NAME = "Int4Embedding";
+  static constexpr int INPUTS[] = {INT64, UINT8, FLOAT16}, OUTPUTS[] = {FLOAT};
+  Int4Weights weights;
+
+  explicit Int4Embedding(const void *info) : weights(info) {}
+
+  void operator()(void *context) const {
+    const Tokens tokens(context, weights.num_panels() * COLUMNS);
+    const size_t D = weights.num_blocks() * INT4_BLOCK;
+    compute(context, Int4Lookup{weights.levels.data, weights.scales.data, tokens.ids.data, tokens.rows(context, D), tokens.count, D},
+            tokens.count * D);
+  }
+};
+
+template <size_t N> constexpr std::array<int, N + 2> with_choice(const int (&inputs)[N]) {
+  std::array<int, N + 2> all{};
+  for (size_t i = 0; i < N; i++) all[i] = inputs[i];
+  all[N] = FLOAT, all[N + 1] = INT64;
+  return all;
+}
+
+// Inputs: those of a map; constant, what is added to logits before a choice (O,), minus infinity for tokens that are never
+// chosen; and the number of candidates (1,). Outputs: the logits (N, O) if that number is 0, otherwise (0, O); the ids of the
+// candidates (N, candidates), the most probable first, -1 if the logits are not numbers; and their log-probabilities, if there
+// are several.
+template <class Linear> struct Choosing : Linear {
+  static constexpr const char *NAME = Linear::CHOICE;
+  static constexpr auto INPUTS = with_choice(Linear::INPUTS);
+  static constexpr int OUTPUTS[] = {FLOAT, INT64, FLOAT};
+  std::vector<float> bias;
+  using Linear::map;
+  using Map = typename Linear::Map;
+
+  explicit Choosing(const void *info)
+      : Linear(info), bias(map->bias.data(), map->bias.data() + map->num_panels() * COLUMNS) {
+    const auto added = constant<float>(info, std::size(Linear::INPUTS));
     require(added.has_shape(map->num_outputs), "the columns differ in number");
     for (size_t o = 0; o < map->num_outputs; o++) bias[o] += added.data[o];
   }
 
   void operator()(void *context) const {
-    const auto x = given(context);
-    const auto number = input<int64_t>(context, 6);
+    const auto x = this->given(context);
+    const auto number = input<int64_t>(context, std::size(Linear::INPUTS) + 1);
     require(number.has_shape(1), "the number must have 1 axis");
     const int64_t N = x.shape[0], V = map->num_outputs, count = *number.data;
     require(count >= 0 && count <= V, "the number of candidates must be from 0 to the size of the vocabulary");
@@ -408,13 +542,13 @@ struct QuantizedChoice : QuantizedLinear {
     float *log_probabilities = output(context, 2, {N, count > 1 ? count : 0});
     require(N == 0 || (count ? token_ids && (count == 1 || log_probabilities) : logits != nullptr),
             "the outputs must be read");
-    if (!count) return multiply(context, x, logits);
+    if (!count) return this->multiply(context, x, logits);
     const size_t size = N * map->num_panels();
     float *largest = scratch<float, SUMMARY>(2 * size);
-    const Summary summary{map.get(), bias.data(), levels(context, x), largest, count > 1 ? largest + size : nullptr,
-                          static_cast<size_t>(N)};
-    run(context, summary);
-    const Choice choice{summary, static_cast<size_t>(count), token_ids, count > 1 ? log_probabilities : nullptr};
+    const Summary<Map> summary{map.get(), bias.data(), this->levels(context, x), largest, count > 1 ? largest + size : nullptr,
+                               static_cast<size_t>(N)};
+    this->run(context, summary);
+    const Choice<Map> choice{summary, static_cast<size_t>(count), token_ids, count > 1 ? log_probabilities : nullptr};
     compute(context, choice, size * 8 + N * count * COLUMNS * map->depth / map->instructions->speed);
   }
 };
@@ -444,7 +578,7 @@ struct Candidates {
 
 // The operators, which live as long as the library, because sessions use them.
 struct Domain {
-  const Operator operators[12] = {described<CacheAttention<float>>(),
+  const Operator operators[16] = {described<CacheAttention<float>>(),
                                   described<CacheAttention<Half>>(),
                                   described<MemoryAttention<float>>(),
                                   described<MemoryAttention<Half>>(),
@@ -455,7 +589,11 @@ struct Domain {
                                   described<Embedding>(),
                                   described<Candidates>(),
                                   described<QuantizedLinear>(),
-                                  described<QuantizedChoice>()};
+                                  described<Choosing<QuantizedLinear>>(),
+                                  described<QuantizedEmbedding>(),
+                                  described<Int4Linear>(),
+                                  described<Choosing<Int4Linear>>(),
+                                  described<Int4Embedding>()};
   void *domain = nullptr;
   bool is_complete = false;
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import TensorSpec
-from seq2seq_serve.bundle.names import Axis, Role
+from seq2seq_serve.bundle.names import Axis, Role, Verb
 from seq2seq_serve.export.graphs import operators
 from seq2seq_serve.export.graphs.linear import Linear, LinearFactory
 from seq2seq_serve.training.models.base import EncoderDecoder
@@ -19,7 +19,6 @@ from seq2seq_serve.training.models.fronts import PatchMap, SoundMaps
 
 # B batch rows   S source length   D d_model   V vocabulary
 
-_LEAST_SHARED_BYTES = 2**24  # of a table
 TYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
@@ -30,28 +29,36 @@ class Graph(nn.Module):
     outputs: tuple[TensorSpec, ...]
 
 
+def in_type(graphs: dict[Verb, Graph], dtype: torch.dtype) -> dict[Verb, Graph]:
+    """Graphs, which are in float32, in another type."""
+    if dtype is torch.float32:  # the scales of int4 weights keep theirs
+        return graphs
+    return {verb: graph.to(dtype) for verb, graph in graphs.items()}
+
+
 class Embedding(nn.Module):
     """Token embeddings times a constant, √D by default (Vaswani et al. 2017, section 3.4).
 
     Attributes:
         weight: `(V, D)`.
         weight_scale: The factor that `weight` already includes.
-        is_shared: Whether the project's own operator looks tokens up, so that a server may keep the table and
-            the weights of an output projection once. In packed weights a token's numbers are far apart: 640
-            tokens of 256 numbers take a millisecond to collect.
+        table: Looks tokens up instead; None if `weight` is used.
     """
 
     def __init__(self, weight: Tensor, linear: LinearFactory, scale: float | None = None) -> None:
         super().__init__()
         self.scale = math.sqrt(weight.shape[1]) if scale is None else scale
         self.weight_scale = self.scale if linear.is_fused else 1.0
-        self.is_shared = linear.shares_tables and weight.nbytes >= _LEAST_SHARED_BYTES
         scaled = weight.detach() if self.weight_scale == 1 else weight.detach() * self.weight_scale
-        self.weight = nn.Parameter(scaled, requires_grad=False)
+        self.table = linear.table(scaled)
+        self.weight = None if self.table else nn.Parameter(scaled, requires_grad=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        look_up = operators.embedding if self.is_shared else nn.functional.embedding
-        embedded = look_up(ids, self.weight)
+        if self.table is not None:
+            embedded = self.table(ids)
+        else:
+            assert self.weight is not None
+            embedded = nn.functional.embedding(ids, self.weight)
         return embedded if self.weight_scale == self.scale else embedded * self.scale
 
 
@@ -100,6 +107,7 @@ class Projection(nn.Module):
             return self.linear(hidden)
         weight, alpha = self.weight, self.scale
         if weight is None:
+            assert embedding.weight is not None
             weight, alpha = embedding.weight, self.scale / embedding.weight_scale
         return operators.gemm(hidden, weight, self.bias, transposed=True, alpha=alpha)
 

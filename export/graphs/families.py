@@ -10,7 +10,7 @@ from typing import Any
 
 from seq2seq_serve.bundle.names import Verb
 from seq2seq_serve.export.graphs import captioner, memory_network, recurrent, transformer
-from seq2seq_serve.export.graphs.base import Graph
+from seq2seq_serve.export.graphs.base import Graph, in_type
 from seq2seq_serve.export.graphs.linear import LinearFactory
 from seq2seq_serve.training.models.base import EncoderDecoder
 from seq2seq_serve.training.models.registry import kind_of
@@ -25,5 +25,4 @@ FAMILIES: dict[str, Callable[[Any, LinearFactory], dict[Verb, Graph]]] = {
 
 def make_modules(model: EncoderDecoder, linear: LinearFactory) -> dict[Verb, Graph]:
     """The torch modules of a model's graphs with maps of one kind."""
-    graphs = FAMILIES[kind_of(model.config)](model, linear)
-    return {verb: graph.to(linear.dtype) for verb, graph in graphs.items()}
+    return in_type(FAMILIES[kind_of(model.config)](model, linear), linear.dtype)

@@ -137,7 +137,7 @@ Embedding (ids, table) => (embedded)
 # below `least_input`, which is 0 or minus infinity, count as it. Products of unsigned by unsigned levels are
 # exact on every processor: with signed weights ONNX Runtime saturates on those without VNNI. The zero that is
 # added is NaN in a row with a NaN, most of which ReduceMax passes over; their levels would be any number.
-_PRODUCTS = """
+_INT8_PRODUCTS = """
     least = Constant <value_float: float = @least_input> ()
     counted = Max (x, least)
     last_axis = Constant <value_ints = [1]> ()
@@ -172,17 +172,69 @@ _PRODUCTS = """
     float_sums = Cast <to = 1> (sums)
     of_levels = Mul (float_sums, scale)
     of_columns = Mul (of_levels, weight_scale)"""
-_QUANTIZED_LINEAR = (
-    """
-<domain: "{domain}", opset_import: ["": {opset}]>
-QuantizedLinear <least_input> (x, weight, weight_scale, weight_sum, bias) => (output)
-{{"""
-    + _PRODUCTS
-    + """
-    output = Add (of_columns, bias)
-}}
-"""
-)
+# The levels -127 to 127 of a row reach to its largest magnitude. Sums over a block of 32 inputs are whole
+# numbers below 2^24, so floats add them exactly. ONNX Runtime would run nodes that only read constants when
+# it loads a graph, as for `added` above: so weights and scales are cut at a place that depends on x, which
+# is their beginning.
+_INT4_PRODUCTS = """
+    least = Constant <value_float: float = @least_input> ()
+    counted = Max (x, least)
+    last_axis = Constant <value_ints = [1]> ()
+    magnitudes = Abs (counted)
+    largest = ReduceMax (magnitudes, last_axis)
+    tiny = Constant <value_float = 7.8886090522101181e-31> ()
+    positive = Max (largest, tiny)
+    zeros = Sub (counted, counted)
+    zero_of_row = ReduceSum (zeros, last_axis)
+    divided = Add (positive, zero_of_row)
+    most = Constant <value_float = 127.0> ()
+    levels_per_unit = Div (most, divided)
+    steps = Mul (counted, levels_per_unit)
+    levels = Round (steps)
+    scale = Div (divided, most)
+    factor = Constant <value_float: float = @factor> ()
+    scale_of_row = Mul (scale, factor)
+    num_given = Shape <start = 0, end = 1> (x)
+    begin = Sub (num_given, num_given)
+    num_panels = Shape <start = 0, end = 1> (weight)
+    num_blocks = Shape <start = 1, end = 2> (weight)
+    all_bytes = Slice (weight, begin, num_panels)
+    all_scales = Slice (weight_scale, begin, num_panels)
+    first_axis = Constant <value_ints = [0]> ()
+    one = Constant <value_ints = [1]> ()
+    rest = Constant <value_ints = [-1]> ()
+    in_block = Constant <value_ints = [32]> ()
+    depth = Mul (num_blocks, in_block)
+    width = Shape <start = 1, end = 2> (x)
+    missing = Sub (depth, width)
+    pads = Concat <axis = 0> (first_axis, first_axis, first_axis, missing)
+    padded = Pad (levels, pads)
+    shape_of_rows = Concat <axis = 0> (rest, num_blocks, in_block)
+    rows = Reshape (padded, shape_of_rows)
+    blocks = Transpose <perm = [1, 0, 2]> (rows)
+    fifteen = Constant <value_int = 15> ()
+    low_bits = Cast <to = 2> (fifteen)
+    four = Constant <value_int = 4> ()
+    num_bits = Cast <to = 2> (four)
+    low = BitwiseAnd (all_bytes, low_bits)
+    high = BitShift <direction = "RIGHT"> (all_bytes, num_bits)
+    shifted = Concat <axis = 3> (low, high)
+    ordered = Transpose <perm = [1, 2, 4, 0, 3]> (shifted)
+    shape_of_blocks = Concat <axis = 0> (num_blocks, in_block, rest)
+    by_input = Reshape (ordered, shape_of_blocks)
+    numbers = Cast <to = 1> (by_input)
+    middle = Constant <value_float = 8.0> ()
+    weights = Sub (numbers, middle)
+    sums = MatMul (blocks, weights)
+    scales_by_block = Transpose <perm = [1, 0, 2]> (all_scales)
+    shape_of_scales = Concat <axis = 0> (num_blocks, one, rest)
+    half_scales = Reshape (scales_by_block, shape_of_scales)
+    scales = Cast <to = 1> (half_scales)
+    scaled = Mul (sums, scales)
+    padded_totals = ReduceSum <keepdims = 0> (scaled, first_axis)
+    num_outputs = Shape <start = 0, end = 1> (bias)
+    totals = Slice (padded_totals, first_axis, num_outputs, one)
+    of_columns = Mul (totals, scale_of_row)"""
 _CANDIDATES = """
 <domain: "{domain}", opset_import: ["": {opset}]>
 Candidates (logits, num_candidates) => (token_ids, log_probabilities)
@@ -192,14 +244,20 @@ Candidates (logits, num_candidates) => (token_ids, log_probabilities)
     log_probabilities = GatherElements <axis = 1> (all_log_probabilities, token_ids)
 }}
 """
-_QUANTIZED_CHOICE = (
-    """
+_INT8_WEIGHTS, _INT4_WEIGHTS = "weight, weight_scale, weight_sum", "weight, weight_scale"
+# `products` are int8's or int4's: they compute `of_columns`. The operator's own inputs follow its name.
+_QUANTIZED = """
 <domain: "{domain}", opset_import: ["": {opset}]>
-QuantizedChoice <least_input> (x, weight, weight_scale, weight_sum, bias, added, num_candidates)
+NAME (x, WEIGHTS, bias) => (output)
+{{PRODUCTS
+    output = Add (of_columns, bias)
+}}
+"""
+_CHOICE = """
+<domain: "{domain}", opset_import: ["": {opset}]>
+NAME (x, WEIGHTS, bias, added, num_candidates)
     => (logits, token_ids, log_probabilities)
-{{"""
-    + _PRODUCTS
-    + """
+{{PRODUCTS
     logits = Add (of_columns, bias)
     zero = Constant <value_ints = [0]> ()
     are_wanted = Greater (num_candidates, zero)
@@ -220,7 +278,88 @@ QuantizedChoice <least_input> (x, weight, weight_scale, weight_sum, bias, added,
     >
 }}
 """
-)
+_CANDIDATES = """
+<domain: "{domain}", opset_import: ["": {opset}]>
+Candidates (logits, num_candidates) => (token_ids, log_probabilities)
+{{
+    best, token_ids = TopK <axis = 1> (logits, num_candidates)
+    all_log_probabilities = LogSoftmax <axis = 1> (logits)
+    log_probabilities = GatherElements <axis = 1> (all_log_probabilities, token_ids)
+}}
+"""
+# The weights are those of a map, (D, V) and 128 above their levels.
+_QUANTIZED_EMBEDDING = """
+<domain: "{domain}", opset_import: ["": {opset}]>
+QuantizedEmbedding (ids, weight, weight_scale) => (embedded)
+{{
+    all = Constant <value_ints = [-1]> ()
+    flat = Reshape (ids, all)
+    columns = Gather <axis = 1> (weight, flat)
+    rows = Transpose <perm = [1, 0]> (columns)
+    shifted = Cast <to = 1> (rows)
+    middle = Constant <value_float = 128.0> ()
+    levels = Sub (shifted, middle)
+    scales = Gather (weight_scale, flat)
+    one = Constant <value_ints = [1]> ()
+    scale_of_row = Unsqueeze (scales, one)
+    embeddings = Mul (levels, scale_of_row)
+    shape = Shape (ids)
+    width = Shape <start = 0, end = 1> (weight)
+    whole_shape = Concat <axis = 0> (shape, width)
+    embedded = Reshape (embeddings, whole_shape)
+}}
+"""
+# Panels, blocks and bytes as in kernels/int4.h.
+_INT4_EMBEDDING = """
+<domain: "{domain}", opset_import: ["": {opset}]>
+Int4Embedding (ids, weight, weight_scale) => (embedded)
+{{
+    all = Constant <value_ints = [-1]> ()
+    flat = Reshape (ids, all)
+    num_columns = Constant <value_int = 32> ()
+    panels = Div (flat, num_columns)
+    columns = Mod (flat, num_columns)
+    num_bytes = Constant <value_int = 16> ()
+    places = Mod (columns, num_bytes)
+    one = Constant <value_ints = [1]> ()
+    place_of_row = Unsqueeze (places, one)
+    column_of_row = Unsqueeze (columns, one)
+    of_panels = Gather (weight, panels)
+    by_place = Transpose <perm = [0, 3, 1, 2, 4]> (of_panels)
+    bytes = GatherND <batch_dims = 1> (by_place, place_of_row)
+    fifteen = Constant <value_int = 15> ()
+    low_bits = Cast <to = 2> (fifteen)
+    four = Constant <value_int = 4> ()
+    num_bits = Cast <to = 2> (four)
+    low = BitwiseAnd (bytes, low_bits)
+    high = BitShift <direction = "RIGHT"> (bytes, num_bits)
+    inner_axes = Constant <value_ints = [1, 2, 3]> ()
+    column_of_bytes = Unsqueeze (columns, inner_axes)
+    is_low = Less (column_of_bytes, num_bytes)
+    shifted = Where (is_low, low, high)
+    numbers = Cast <to = 1> (shifted)
+    middle = Constant <value_float = 8.0> ()
+    levels = Sub (numbers, middle)
+    scales_of_panels = Gather (weight_scale, panels)
+    by_column = Transpose <perm = [0, 2, 1]> (scales_of_panels)
+    half_scales = GatherND <batch_dims = 1> (by_column, column_of_row)
+    scales = Cast <to = 1> (half_scales)
+    group_axes = Constant <value_ints = [2, 3]> ()
+    scale_of_block = Unsqueeze (scales, group_axes)
+    embeddings = Mul (levels, scale_of_block)
+    shape = Shape (ids)
+    num_blocks = Shape <start = 1, end = 2> (weight)
+    width = Mul (num_blocks, num_columns)
+    whole_shape = Concat <axis = 0> (shape, width)
+    embedded = Reshape (embeddings, whole_shape)
+}}
+"""
+
+
+def _of_map(text: str, name: str, weights: str, products: str) -> str:
+    """The definition of an operator of a quantised map, from the text of its kind."""
+    filled = text.replace("NAME", name).replace("WEIGHTS", weights)
+    return filled.replace("PRODUCTS", products)
 
 
 def _of_half(text: str) -> str:
@@ -241,8 +380,12 @@ _TEXTS = {
     "Linear": _LINEAR,
     "LinearRelu": _LINEAR_RELU,
     "Embedding": _EMBEDDING,
-    "QuantizedLinear": _QUANTIZED_LINEAR,
-    "QuantizedChoice": _QUANTIZED_CHOICE,
+    "QuantizedLinear": _of_map(_QUANTIZED, "QuantizedLinear <least_input>", _INT8_WEIGHTS, _INT8_PRODUCTS),
+    "QuantizedChoice": _of_map(_CHOICE, "QuantizedChoice <least_input>", _INT8_WEIGHTS, _INT8_PRODUCTS),
+    "QuantizedEmbedding": _QUANTIZED_EMBEDDING,
+    "Int4Linear": _of_map(_QUANTIZED, "Int4Linear <least_input, factor>", _INT4_WEIGHTS, _INT4_PRODUCTS),
+    "Int4Choice": _of_map(_CHOICE, "Int4Choice <least_input, factor>", _INT4_WEIGHTS, _INT4_PRODUCTS),
+    "Int4Embedding": _INT4_EMBEDDING,
     "Candidates": _CANDIDATES,
     "MostProbable": _MOST_PROBABLE,
 }

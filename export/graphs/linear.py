@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
 from seq2seq_serve.export.graphs import operators
+
+_LEAST_SHARED_BYTES = 2**24  # of a table
+_BLOCK = 32  # inputs that share a scale in int4, and outputs of a panel
+_PANELS_AT_ONCE = 64  # are quantised, because that takes several times their memory
+# What a block's largest weight may be of its scale, in int4
+_EXTREME_LEVELS = (-8.0, 8.0, -7.5, 7.5, -7.0, 7.0, -8.5, 8.5, -9.0, 9.0)
 
 
 class Linear(nn.Module):
@@ -31,6 +38,14 @@ class Linear(nn.Module):
         raise NotImplementedError
 
 
+@runtime_checkable
+class Chooser(Protocol):
+    """An output projection that also finds the most probable tokens, without writing logits."""
+
+    def choose(self, x: Tensor, added: Tensor, num_candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The outputs as logits, or the most probable tokens: see `operators.quantized_choice`."""
+
+
 class LinearFactory(Protocol):
     """Creates the linear maps of one precision.
 
@@ -40,7 +55,6 @@ class LinearFactory(Protocol):
             them.
         is_fused: Whether norms add the biases of the neighbouring maps. On a GPU, each bias that a map adds
             itself is one more kernel, whose launch costs about as much as its computation for a few rows.
-        shares_tables: Whether an output projection and an embedding can read one table as a server packs it.
     """
 
     @property
@@ -51,9 +65,6 @@ class LinearFactory(Protocol):
 
     @property
     def is_fused(self) -> bool: ...
-
-    @property
-    def shares_tables(self) -> bool: ...
 
     def __call__(
         self, layers: Sequence[nn.Linear], *, follows_relu: bool = False, precedes_relu: bool = False
@@ -71,6 +82,32 @@ class LinearFactory(Protocol):
 
         None if the graph multiplies by the matrix itself.
         """
+
+    def table(self, weight: Tensor) -> Table | None:
+        """A table of embeddings (V, D), which an output projection by the same matrix shares.
+
+        None if the graph looks tokens up itself.
+        """
+
+
+class Table(nn.Module):
+    """Rows `(…, D)` of a table by ids `(…)`."""
+
+    def __call__(self, ids: Tensor) -> Tensor:
+        result: Tensor = super().__call__(ids)
+        return result
+
+    def forward(self, ids: Tensor) -> Tensor:
+        raise NotImplementedError
+
+
+def _is_large(table: Tensor) -> bool:
+    """Whether a table is worth sharing with an output projection.
+
+    In the weights of a map a token's numbers are far apart: 640 tokens of 256 numbers take a millisecond to
+    collect.
+    """
+    return table.nbytes >= _LEAST_SHARED_BYTES
 
 
 class FloatLinear(Linear):
@@ -123,25 +160,32 @@ class PanelLinear(Linear):
         return operators.linear(x, self.weight, self.bias, factor=self.factor, has_relu=self.has_relu)
 
 
+class PanelTable(Table):
+    """A table in float32, which a server keeps once with the weights of a `PanelLinear`."""
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(weight, requires_grad=False)  # (V, D)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return operators.embedding(ids, self.weight)
+
+
 @dataclass(frozen=True)
 class FloatFactory:
     """Maps in a floating-point type.
 
     Attributes:
-        is_beside_int8: Whether the graph writes the memory of int8 graphs.
+        is_beside_quantized: Whether the graph writes the memory of quantised graphs.
     """
 
     dtype: torch.dtype
     is_fused: bool = False
-    is_beside_int8: bool = False
+    is_beside_quantized: bool = False
 
     @property
     def cache_dtype(self) -> torch.dtype:
-        return Int8Factory.cache_dtype if self.is_beside_int8 else self.dtype
-
-    @property
-    def shares_tables(self) -> bool:
-        return not self.is_fused
+        return QuantizedFactory.cache_dtype if self.is_beside_quantized else self.dtype
 
     def __call__(
         self,
@@ -158,35 +202,53 @@ class FloatFactory:
     def output(self, weight: Tensor, bias: Tensor | None = None, *, scale: float = 1.0) -> Linear | None:
         return None if self.is_fused else PanelLinear(weight.detach(), bias, factor=scale)
 
+    def table(self, weight: Tensor) -> Table | None:
+        return None if self.is_fused or not _is_large(weight) else PanelTable(weight.detach())
 
-class Int8Linear(Linear):
+
+class Int8Weights(nn.Module):
+    """Weights `(O, I)` with a scale for each output.
+
+    Attributes:
+        weight: `(I, O)` uint8: the levels from -127 to 127, plus 128. ONNX Runtime multiplies unsigned by
+            unsigned levels exactly everywhere; unsigned by signed ones saturate on processors without VNNI.
+        weight_scale: `(O,)`.
+    """
+
+    weight: Tensor
+    weight_scale: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        columns = weight.t()  # (I, O)
+        scale = columns.abs().amax(dim=0).clamp_min(1e-8) / 127
+        self.register_buffer("weight", (torch.round(columns / scale) + 128).to(torch.uint8))
+        self.register_buffer("weight_scale", scale)
+
+
+class Int8Linear(Int8Weights, Linear):
     """Products of 8-bit levels, exact on every processor, with a scale for each row and each output column.
 
     A row's scale and zero point are computed from this row alone, so a row's outputs do not depend on its
     neighbours.
 
     Attributes:
-        weight: `(I, O)` uint8: the levels from -127 to 127, plus 128. ONNX Runtime multiplies unsigned by
-            unsigned levels exactly everywhere; unsigned by signed ones saturate on processors without VNNI.
-        weight_scale: `(O,)`.
         weight_sum: `(O,)` int32: the sum of each column's levels.
         bias: `(O,)`.
     """
 
-    weight: Tensor
-    weight_scale: Tensor
     weight_sum: Tensor
     bias: Tensor
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, *, clamps_negative: bool = False) -> None:
-        super().__init__()
-        weight_scale = weight.abs().amax(dim=0).clamp_min(1e-8) / 127  # (O,)
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, *, factor: float = 1.0, clamps_negative: bool = False
+    ) -> None:
+        super().__init__(weight)
         self.clamps_negative = clamps_negative
-        levels = torch.round(weight / weight_scale)
-        self.register_buffer("weight", (levels + 128).to(torch.uint8))
-        self.register_buffer("weight_scale", weight_scale)
-        self.register_buffer("weight_sum", levels.sum(dim=0, dtype=torch.float64).to(torch.int32))
-        self.register_buffer("bias", torch.zeros_like(weight_scale) if bias is None else bias)
+        sums = self.weight.sum(dim=0, dtype=torch.int32) - 128 * len(self.weight)
+        self.register_buffer("weight_sum", sums.to(torch.int32))
+        self.register_buffer("bias", torch.zeros_like(self.weight_scale) if bias is None else bias)
+        self.weight_scale = self.weight_scale * factor
 
     def forward(self, x: Tensor) -> Tensor:
         return operators.quantized_linear(
@@ -199,24 +261,96 @@ class Int8Linear(Linear):
         )
 
     def choose(self, x: Tensor, added: Tensor, num_candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The outputs as logits, or the most probable tokens: see `operators.quantized_choice`."""
         return operators.quantized_choice(
             x, self.weight, self.weight_scale, self.weight_sum, self.bias, added, num_candidates
         )
 
 
+class Int8Table(Int8Weights, Table):
+    """A table that shares the levels of an `Int8Linear`."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return operators.quantized_embedding(ids, self.weight, self.weight_scale)
+
+
+class Int4Weights(nn.Module):
+    """Weights `(O, I)` of 4 bits, with a scale for each 32 inputs of an output.
+
+    Attributes:
+        weight: `(panels, blocks, 8, 16, 4)` uint8, as for `operators.int4_linear`.
+        weight_scale: `(panels, blocks, 32)` float16.
+    """
+
+    weight: Tensor
+    weight_scale: Tensor
+
+    def __init__(self, weight: Tensor) -> None:
+        super().__init__()
+        panels = [int4_panels(some) for some in torch.split(weight, _PANELS_AT_ONCE * _BLOCK)]
+        levels, scales = (torch.cat(parts) for parts in zip(*panels, strict=True))
+        self.register_buffer("weight", levels)
+        self.register_buffer("weight_scale", scales)
+
+
+class Int4Linear(Int4Weights, Linear):
+    """Products of the 8-bit levels of a row by 4-bit weights, with the same bits on every processor.
+
+    Attributes:
+        factor: Multiplies the products.
+        bias: `(O,)`.
+    """
+
+    bias: Tensor
+
+    def __init__(
+        self, weight: Tensor, bias: Tensor | None, *, factor: float = 1.0, clamps_negative: bool = False
+    ) -> None:
+        super().__init__(weight)
+        self.factor, self.clamps_negative = factor, clamps_negative
+        self.register_buffer("bias", torch.zeros(len(weight)) if bias is None else bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return operators.int4_linear(
+            x,
+            self.weight,
+            self.weight_scale,
+            self.bias,
+            factor=self.factor,
+            clamps_negative=self.clamps_negative,
+        )
+
+    def choose(self, x: Tensor, added: Tensor, num_candidates: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return operators.int4_choice(
+            x, self.weight, self.weight_scale, self.bias, added, num_candidates, factor=self.factor
+        )
+
+
+class Int4Table(Int4Weights, Table):
+    """A table that shares the weights of an `Int4Linear`."""
+
+    def forward(self, ids: Tensor) -> Tensor:
+        return operators.int4_embedding(ids, self.weight, self.weight_scale)
+
+
 @dataclass(frozen=True)
-class Int8Factory:
-    """Quantised maps.
+class QuantizedFactory:
+    """Maps of 8-bit levels.
 
     Keys and values are in half precision: rounding changes a number by 1/2048 of itself at most, and they are
     read in half the time.
+
+    Attributes:
+        bits: Those of a weight, 8 or 4.
     """
 
+    bits: int
     dtype: ClassVar[torch.dtype] = torch.float32
     cache_dtype: ClassVar[torch.dtype] = torch.float16
     is_fused: ClassVar[bool] = False
-    shares_tables: ClassVar[bool] = False
+
+    @property
+    def _linear(self) -> type[Int8Linear] | type[Int4Linear]:
+        return Int4Linear if self.bits == 4 else Int8Linear
 
     def __call__(
         self,
@@ -226,10 +360,43 @@ class Int8Factory:
         precedes_relu: bool = False,  # noqa: ARG002
     ) -> Linear:
         weight, bias = _side_by_side(layers)
-        return Int8Linear(weight.t().contiguous(), bias, clamps_negative=follows_relu)
+        return self._linear(weight, bias, clamps_negative=follows_relu)
 
     def output(self, weight: Tensor, bias: Tensor | None = None, *, scale: float = 1.0) -> Linear | None:
-        return Int8Linear(weight.detach().t() * scale, bias)
+        return self._linear(weight.detach(), bias, factor=scale)
+
+    def table(self, weight: Tensor) -> Table | None:
+        if not _is_large(weight) or weight.shape[1] % _BLOCK:
+            return None
+        return Int4Table(weight.detach()) if self.bits == 4 else Int8Table(weight.detach())
+
+
+def int4_panels(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise weights `(O, I)`: their levels `(panels, blocks, 8, 16, 4)` uint8 and scales, float16.
+
+    A block's largest weight may become less than its level of -8 or 8: of some scales the one with the least
+    sum of squared errors is taken.
+    """
+    num_outputs, num_inputs = weight.shape
+    padding = (0, -num_inputs % _BLOCK, 0, -num_outputs % _BLOCK)
+    padded = nn.functional.pad(weight.float(), padding)
+    blocks = padded.view(padded.shape[0] // _BLOCK, _BLOCK, -1, _BLOCK).transpose(1, 2)  # (P, B, 32 O, 32 I)
+    extremes = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
+    best = torch.zeros_like(extremes)
+    least = torch.full_like(extremes, math.inf)
+    for level in _EXTREME_LEVELS:
+        scale = (extremes / level).half().float()
+        errors = ((_int4_levels(blocks, scale) * scale - blocks) ** 2).sum(-1, keepdim=True)
+        is_better = errors < least
+        best, least = torch.where(is_better, scale, best), torch.where(is_better, errors, least)
+    shifted = (_int4_levels(blocks, best) + 8).to(torch.uint8)
+    halves = shifted.view(*shifted.shape[:2], 2, 16, 8, 4)  # the outputs, and the inputs
+    octets = (halves[:, :, 0] | halves[:, :, 1] << 4).transpose(2, 3).contiguous()
+    return octets, best.squeeze(-1).half()
+
+
+def _int4_levels(blocks: Tensor, scale: Tensor) -> Tensor:
+    return torch.round(blocks / torch.where(scale == 0, 1.0, scale)).clamp_(-8, 7)
 
 
 def _side_by_side(layers: Sequence[nn.Linear]) -> tuple[Tensor, Tensor | None]:

@@ -496,6 +496,81 @@ def quantized_choice(
     return logits, token_ids, log_probabilities
 
 
+def quantized_embedding(ids: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """The rows `(…, D)` of int8 weights of a map, in the project's own operator (QuantizedEmbedding).
+
+    Args:
+        ids: `(…)`.
+        weight: `(D, V)` uint8, 128 above its levels.
+        weight_scale: `(V,)`.
+    """
+    shape = (*ids.shape, weight.shape[0])
+    name = f"{DOMAIN}::QuantizedEmbedding"
+    return symbolic(name, [ids, weight, weight_scale], {}, dtype=torch.float32, shape=shape, version=1)
+
+
+def int4_linear(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor,
+    *,
+    factor: float,
+    clamps_negative: bool,
+) -> Tensor:
+    """A map of levels by int4 weights in blocks of 32 inputs, in the project's own operator (Int4Linear).
+
+    A row's levels are `q = round(x / scale)` with `scale = max(|x|) / 127`. Its outputs are `factor * scale`
+    times the sum over blocks b of `q_b @ (weight_b - 8) * weight_scale_b`, plus the bias.
+
+    Args:
+        x: `(rows, I)`.
+        weight: `(panels, blocks, 8, 16, 4)` uint8: a byte has the weights of output `32 panel + i` in its low
+            bits, and of `32 panel + 16 + i` in its high bits, for input `32 block + 4 group + j`.
+        weight_scale: `(panels, blocks, 32)` float16.
+        bias: `(O,)`.
+        factor: Multiplies the products.
+        clamps_negative: Whether negative inputs count as 0.
+    """
+    return symbolic(
+        f"{DOMAIN}::Int4Linear",
+        [x, weight, weight_scale, bias],
+        {"least_input": 0.0 if clamps_negative else -math.inf, "factor": factor},
+        dtype=torch.float32,
+        shape=(*x.shape[:-1], bias.shape[0]),
+        version=1,
+    )
+
+
+def int4_choice(
+    x: Tensor,
+    weight: Tensor,
+    weight_scale: Tensor,
+    bias: Tensor,
+    added: Tensor,
+    num_candidates: Tensor,
+    *,
+    factor: float,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """`int4_linear` as logits, or the most probable tokens, as `quantized_choice` (Int4Choice, our own)."""
+    logits, token_ids, log_probabilities = symbolic_multi_out(
+        f"{DOMAIN}::Int4Choice",
+        [x, weight, weight_scale, bias, added, num_candidates],
+        {"least_input": -math.inf, "factor": factor},
+        dtypes=(torch.float32, torch.int64, torch.float32),
+        shapes=((x.shape[0], bias.shape[0]), x.shape, x.shape),
+        version=1,
+    )
+    return logits, token_ids, log_probabilities
+
+
+def int4_embedding(ids: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
+    """The rows `(…, 32 blocks)` of weights as those of `int4_linear` (Int4Embedding, our own)."""
+    shape = (*ids.shape, 32 * weight.shape[1])
+    name = f"{DOMAIN}::Int4Embedding"
+    return symbolic(name, [ids, weight, weight_scale], {}, dtype=torch.float32, shape=shape, version=1)
+
+
 def first(x: Tensor, length: int | Tensor, *, axis: int = 1) -> Tensor:
     """The first `length` positions along an axis, as a slice that is opaque to torch (Slice).
 

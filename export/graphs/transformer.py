@@ -39,7 +39,7 @@ from seq2seq_serve.export.graphs.blocks import (
     MergedBlock,
 )
 from seq2seq_serve.export.graphs.layout import Layout, PackedLayout, PaddedLayout
-from seq2seq_serve.export.graphs.linear import Int8Linear, Linear, LinearFactory
+from seq2seq_serve.export.graphs.linear import Chooser, Linear, LinearFactory
 from seq2seq_serve.training.models.base import Layers
 from seq2seq_serve.training.models.fronts import PatchMap, SoundMaps, neighbours, patches
 from seq2seq_serve.training.models.options import Rotary, StackConfig
@@ -385,7 +385,8 @@ class SharingStepGraph(StepGraph):
     """The step for the CPU, in which rows may read the memory of another row of their request.
 
     With the project's own operators a row may have several positions in a step, such as those of a draft.
-    In int8 it also finds the most probable tokens, if the caller wants these instead of logits.
+    If its weights are quantised it also finds the most probable tokens, which callers may want instead of
+    logits.
     """
 
     def __init__(
@@ -398,7 +399,7 @@ class SharingStepGraph(StepGraph):
         super().__init__(model, linear, decoder, suppressed_token_ids)
         cache = self._cache_specs()
         linear_map, is_capped = decoder.logits.linear, decoder.logits.cap is not None
-        self.chooser = linear_map if isinstance(linear_map, Int8Linear) and not is_capped else None
+        self.chooser = linear_map if isinstance(linear_map, Chooser) and not is_capped else None
         rows = TensorSpec(names.CACHE_ROWS, "int64", (Axis.BATCH,), Role.TOKEN)
         places = [rows] if self.has_own_operators else []
         choice: list[TensorSpec] = []

@@ -32,6 +32,7 @@ from seq2seq_serve.bundle.names import (
 )
 from seq2seq_serve.export import parity
 from seq2seq_serve.export.exporter import (
+    BITS,
     TOLERANCES,
     ExportError,
     ProofError,
@@ -44,7 +45,7 @@ from seq2seq_serve.export.exporter import (
     write_variant,
     write_variants,
 )
-from seq2seq_serve.export.graphs.base import Graph
+from seq2seq_serve.export.graphs.base import Graph, in_type
 from seq2seq_serve.export.graphs.linear import FloatFactory
 from seq2seq_serve.export.graphs.merged import make_merged_graphs
 from seq2seq_serve.export.graphs.transformer import EncodeGraph, make_graphs
@@ -78,8 +79,14 @@ from seq2seq_serve.training.models.options import PublishedConfig
 from seq2seq_serve.training.models.transformer import Transformer
 from seq2seq_serve.training.run import TrainedModel
 
-# int8 has 2.6, and more if its encoder stays in float32
-_BYTES_PER_WEIGHT = {Precision.FP32: 4, Precision.FP16: 2, Precision.BF16: 2, Precision.INT8: 4}
+# int8 and int4 have more if their encoder stays in float32
+_BYTES_PER_WEIGHT = {
+    Precision.FP32: 4,
+    Precision.FP16: 2,
+    Precision.BF16: 2,
+    Precision.INT8: 2,
+    Precision.INT4: 1,
+}
 _MEMORY_PER_WEIGHT = 10  # bytes: 2.5 times the weights in float32; measured with 300 million weights: 2.3
 _MEMORY_PER_CONVERTED_WEIGHT = 4  # bytes, for files in another type, whose weights are not mapped but copied
 _SPARE_BYTES = 1 << 30  # of the libraries
@@ -98,12 +105,22 @@ _DEFAULT_LIMITS = Limits()
 _NO_PROVENANCE: Mapping[str, str] = {}
 # For a model's own targets. Trained models, Whisper tiny.en and a Marian for Russian, have means of 0.06 and
 # 0.11 in int8, with 90% and 95% equal tokens, and 0.001 and 0.008 in fp16, with 100% and 99.6%.
-MAX_MEAN_DIFFERENCE = {Precision.FP16: 0.05, Precision.BF16: 0.2, Precision.INT8: 0.2}
-LEAST_EQUAL_TOKENS = {Precision.FP16: 0.95, Precision.BF16: 0.85, Precision.INT8: 0.85}
+MAX_MEAN_DIFFERENCE = {
+    Precision.FP16: 0.05,
+    Precision.BF16: 0.2,
+    Precision.INT8: 0.2,
+    Precision.INT4: 0.4,
+}
+LEAST_EQUAL_TOKENS = {
+    Precision.FP16: 0.95,
+    Precision.BF16: 0.85,
+    Precision.INT8: 0.85,
+    Precision.INT4: 0.75,
+}
 # Of the encoder's output, in median channels. A row's 255 levels span about 6 deviations of its largest
 # channel, so that rounding moves each channel by 6 / 255 / √12 of that one: 11% of a median channel where it
 # is 16 times as large. Whisper tiny.en has 13, and a Marian for Russian 126.
-_LARGEST_INT8_CHANNEL = 16.0
+_LARGEST_CHANNEL = 16.0
 
 _Pairs = list[tuple[Inputs, list[int]]]
 
@@ -359,19 +376,21 @@ def _write_variant(
 def _modules(
     imported: _Imported, precision: Precision, pairs: _Pairs, report: Callable[[str], None]
 ) -> dict[Verb, Graph]:
-    """The graphs of a precision; `encode` of int8 is in float32 if one channel of its output is too large."""
+    """The graphs of a precision.
+
+    If one channel of the encoder's output is too large for levels, `encode` is in float32.
+    """
     linear, model = factory_of(precision), imported.model
     make = make_merged_graphs if model.architecture.is_merged else make_graphs
-    graphs = make(model, linear, imported.generation.suppressed_token_ids)
-    modules = {verb: graph.to(linear.dtype) for verb, graph in graphs.items()}
-    if precision is Precision.INT8:
+    modules = in_type(make(model, linear, imported.generation.suppressed_token_ids), linear.dtype)
+    if precision in BITS:
         ratio = largest_channel(model, [source for source, _ in pairs[:_NUM_MEASURED]])
-        if not ratio <= _LARGEST_INT8_CHANNEL:  # also where it is not a number
+        if not ratio <= _LARGEST_CHANNEL:  # also where it is not a number
             report(
                 f"{precision}: the encoder stays in float32, because one channel of its output is "
-                f"{ratio:.0f} times as large as the median one (at most {_LARGEST_INT8_CHANNEL:.0f})"
+                f"{ratio:.0f} times as large as the median one (at most {_LARGEST_CHANNEL:.0f})"
             )
-            modules[Verb.ENCODE] = EncodeGraph(model, FloatFactory(torch.float32, is_beside_int8=True))
+            modules[Verb.ENCODE] = EncodeGraph(model, FloatFactory(torch.float32, is_beside_quantized=True))
     return modules
 
 
@@ -402,7 +421,7 @@ def _judge(
 def _described(proof: Parity, precision: Precision) -> str:
     """The differences in one line, with their limits."""
     if proof.mean_log_probability_difference is None or proof.equal_tokens is None:
-        return describe_differences(proof)
+        return describe_differences(proof, precision)
     least = 100 * LEAST_EQUAL_TOKENS[precision]
     return (
         "for its own targets, mean difference of log-probabilities "

@@ -32,9 +32,13 @@ _log = logging.getLogger(__name__)
 CPU, CUDA = "cpu", "cuda"
 _DEVICE_ID = 0  # CUDA_VISIBLE_DEVICES chooses which of several GPUs this is
 _FULL_NAMES = {CPU: "CPUExecutionProvider", CUDA: "CUDAExecutionProvider"}
-# The fastest first. On CUDA the attention of fp32 and int8 graphs does not have a kernel, and would silently
-# run on the CPU. On the CPU fp16 does not have fast kernels, and bf16 does not have any.
-_PRECISIONS = {CPU: (Precision.INT8, Precision.FP32), CUDA: (Precision.FP16, Precision.BF16)}
+# The preferred first: int8 is nearer to the trained model than int4. On CUDA the attention of the CPU's
+# graphs does not have a kernel, and would silently run on the CPU. On the CPU fp16 does not have fast
+# kernels, and bf16 does not have any.
+_PRECISIONS = {
+    CPU: (Precision.INT8, Precision.INT4, Precision.FP32),
+    CUDA: (Precision.FP16, Precision.BF16),
+}
 
 # The driver of an NVIDIA GPU creates the first file; under Windows the driver of any GPU creates the second.
 _GPU_FILES = (Path("/dev/nvidiactl"), Path("/dev/dxg"))
@@ -278,14 +282,14 @@ def share_threads(num_threads: int) -> None:
 def describe_device(provider: str, precision: Precision, cuda_libraries: Path | None) -> str:
     """Returns a provider with a remark: the GPU's name and memory, if they can be read.
 
-    For a CPU the remark names the instructions of int8 products, or says that the operators are missing.
+    For a CPU the remark names the instructions of quantised products, or says that the operators are missing.
     """
     if provider != CPU:
         remark = _try_cuda(cuda_libraries).description
     elif not has_operators():
         remark = "without the compiled operators"
     else:
-        remark = kernels.instructions() if precision is Precision.INT8 else ""
+        remark = "" if precision is Precision.FP32 else kernels.instructions()
     return f"{provider} ({remark})" if remark else provider
 
 

@@ -9,13 +9,13 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.names import Role, Verb
 from seq2seq_serve.export import convert, parity
 from seq2seq_serve.export.graphs.families import make_modules
-from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Factory, LinearFactory
+from seq2seq_serve.export.graphs.linear import FloatFactory, LinearFactory, QuantizedFactory
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.models.captioner import Captioner
 from tests.training.models.test_captioner import CONFIGS, make
 
 FP32, FP16 = FloatFactory(torch.float32), FloatFactory(torch.float16, is_fused=True)
-INT8 = Int8Factory()
+INT8 = QuantizedFactory(8)
 SHAPES = ((1, 1, 1), (1, 8, 6), (4, 5, 3))
 
 

@@ -14,7 +14,7 @@ from torch import nn
 
 from seq2seq_serve.export.convert import OPSET
 from seq2seq_serve.export.graphs.functions import DOMAIN, definition
-from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Factory, Int8Linear
+from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Linear, QuantizedFactory
 
 Floats = npt.NDArray[np.float32]
 Run = Callable[[Floats], Floats]
@@ -36,7 +36,7 @@ def test_layers_side_by_side_are_one_map(layers):
 
 
 def test_int8_weights_are_at_most_half_a_level_off(layers):
-    made = Int8Factory()(layers)
+    made = QuantizedFactory(8)(layers)
     assert isinstance(made, Int8Linear)
     weight = torch.cat([layer.weight.t() for layer in layers], dim=1)
     assert made.weight.dtype == torch.uint8
@@ -46,14 +46,14 @@ def test_int8_weights_are_at_most_half_a_level_off(layers):
 
 
 def test_only_a_map_after_a_relu_clamps_by_itself(layers):
-    assert not Int8Factory()(layers).clamps_negative
-    assert Int8Factory()(layers, follows_relu=True).clamps_negative
+    assert not QuantizedFactory(8)(layers).clamps_negative
+    assert QuantizedFactory(8)(layers, follows_relu=True).clamps_negative
 
 
 def test_a_column_of_zeros_has_a_finite_scale(layers):
     with torch.no_grad():
         layers[0].weight[1] = 0
-    made = Int8Factory()(layers)
+    made = QuantizedFactory(8)(layers)
     assert isinstance(made, Int8Linear)
     assert made.weight[:, 1].tolist() == [128] * 6
     assert torch.isfinite(made.weight_scale).all()
@@ -66,7 +66,7 @@ def made_map(num_inputs: int, *, clamps: bool, spread: float = 1.0) -> Int8Linea
     # Levels of 127 and of -127 only: pairs of their products saturate 16 bits where the weights are signed.
     weight[:, 0], weight[:, 1] = 1, -1
     weight *= torch.logspace(0, torch.tensor(spread).log10().item(), 10)
-    return Int8Linear(weight, torch.randn(10, generator=chance), clamps_negative=clamps)
+    return Int8Linear(weight.t(), torch.randn(10, generator=chance), clamps_negative=clamps)
 
 
 @functools.cache

@@ -8,7 +8,7 @@ import torch
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.export import parity
-from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Factory
+from seq2seq_serve.export.graphs.linear import FloatFactory, QuantizedFactory
 from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.models.memory_network import MemoryNetwork, MemoryNetworkConfig
 from tests.export.graphs.test_captioner import FP16, FP32, graphs_of
@@ -36,7 +36,7 @@ def make(kind: str) -> MemoryNetwork:
         # Adjacent tying in fp32 is that of the story that the server's tests export.
         ("layer-wise", FP32, 1e-4),  # sums in another order; measured 1e-6
         ("bag", FP32, 1e-4),
-        ("layer-wise", Int8Factory(), 0.15),  # 255 levels for each row of a map's inputs; measured 0.05
+        ("layer-wise", QuantizedFactory(8), 0.15),  # 255 levels for each row of a map's inputs; measured 0.05
         ("adjacent", FP16, 0.02),  # 11 significant bits; measured 0.002
         # The form for CUDA, checked more exactly.
         pytest.param("adjacent", FloatFactory(torch.float32, is_fused=True), 1e-4, marks=pytest.mark.slow),

@@ -1,0 +1,58 @@
+// What this processor has, found by code that needs none of it.
+
+#if defined(__x86_64__)
+static bool has_avx2() { // a compiler may have no name for f16c
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
+}
+
+static bool has_avx512vnni() {
+  return has_avx2() && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+
+#ifdef HAS_AVXVNNI
+static bool has_avxvnni() { // g++ 12 has no name for it
+  unsigned a = 0, b = 0, c = 0, d = 0;
+  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 4);
+}
+#endif
+
+static bool has_least() { return has_avx2(); } // all other code of the operators has it, too
+#else
+static bool has_dotprod() { return getauxval(AT_HWCAP) & HWCAP_ASIMDDP; }
+
+static bool has_least() { return true; }
+#endif
+
+// The fastest first.
+static const Instructions INSTRUCTIONS[] = {
+#if defined(__x86_64__)
+    {"avx512vnni", has_avx512vnni, 32, 4, false, 0, 16, quantize_avx512, multiply_by<Avx512Vnni>, true, multiply_by<Int4Avx512Vnni>},
+#ifdef HAS_AVXVNNI
+    {"avxvnni", has_avxvnni, 16, 4, false, 0, 12, quantize, multiply_by<AvxVnni>, false, multiply_by<Int4Avx2>},
+#endif
+    {"avx2", has_avx2, 16, 2, true, 0, 8, quantize, multiply_by<Avx2>, false, multiply_by<Int4Avx2>},
+#else
+    {"dotprod", has_dotprod, 16, 4, false, -128, 8, quantize, multiply_by<DotProd>, false, multiply_by<Int4DotProd>},
+#endif
+    {"scalar", has_least, 32, 1, true, 0, 2, quantize, multiply_by<Scalar>, false, multiply_by<Int4Scalar>},
+};
+
+// The instructions that SEQ2SEQ_ISA names, or the fastest that this processor has; null if it does not have those.
+static const Instructions *instructions_here() {
+  const char *wanted = getenv("SEQ2SEQ_ISA");
+  for (const Instructions &each : INSTRUCTIONS)
+    if ((!wanted || !*wanted || !strcmp(wanted, each.name)) && each.run_here()) return &each;
+  return nullptr;
+}
+
+// The fastest multiplication that this processor has, or that of the instructions that SEQ2SEQ_ISA names.
+static decltype(FloatMap::multiply) float_multiplication() {
+#if defined(__x86_64__)
+  const char *wanted = getenv("SEQ2SEQ_ISA");
+  const bool is_wide = !wanted || !*wanted || !strcmp(wanted, "avx512vnni");
+  if (is_wide && __builtin_cpu_supports("avx512f")) return multiply_floats<FloatsInSixteens>;
+#endif
+  return multiply_floats<FloatsInEights>;
+}
