@@ -32,6 +32,9 @@ class Machine:
     multiply_adds_per_second: dict[Precision, float]
 
 
+_WEIGHT_BYTES = {Precision.FP32: 4, Precision.INT8: 1, Precision.INT4: 9 / 16}  # with a scale for 32 weights
+
+
 @dataclass(frozen=True)
 class Floor:
     """The least time of a step: the larger of its reading time and its multiplication time."""
@@ -48,7 +51,7 @@ class Floor:
 def measure_machine(num_threads: int) -> Machine:
     """Measure bandwidth and peaks; takes some seconds."""
     peaks = {precision: _peak(precision, num_threads) for precision in (Precision.FP32, Precision.INT8)}
-    return Machine(_read_bandwidth(num_threads), peaks)
+    return Machine(_read_bandwidth(num_threads), peaks | {Precision.INT4: peaks[Precision.INT8]})
 
 
 def step_floor(
@@ -80,7 +83,7 @@ def step_floor(
     num_weights, num_read = L * (6 * D * D + 2 * D * F) + V * D, 2 * L  # matrices; keys and values
     live_positions = num_rows * target_tokens + num_requests * source_tokens
     attended_positions = num_rows * (target_tokens + source_tokens)
-    weight_bytes = num_weights * (1 if precision is Precision.INT8 else 4)
+    weight_bytes = num_weights * _WEIGHT_BYTES[precision]
     live_bytes = num_read * live_positions * D * 4
     attended = num_read * attended_positions * D
     return Floor(

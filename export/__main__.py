@@ -85,7 +85,8 @@ def _parser(*, is_checkpoint: bool) -> argparse.ArgumentParser:
         type=_precisions,
         default=_precisions("fp32,int8"),
         metavar="LIST",
-        help="fp32 and int8 (for the CPU), fp16 and bf16 (for CUDA), comma-separated (default: fp32,int8)",
+        help="fp32, int8 and, for large models, int4 (for the CPU), fp16 and bf16 (for CUDA), "
+        "comma-separated (default: fp32,int8)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle")
     parser.add_argument(

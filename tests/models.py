@@ -252,8 +252,8 @@ def one_layer_trained() -> TrainedModel:
 
 @pytest.fixture(scope="session")
 def bundle_path(random_trained: TrainedModel, made_once) -> Path:
-    """A bundle of random weights in fp32 and int8; copy it to damage it."""
-    precisions = [Precision.FP32, Precision.INT8]
+    """A bundle of random weights in fp32, int8 and int4; copy it to damage it."""
+    precisions = [Precision.FP32, Precision.INT8, Precision.INT4]
     make = lambda folder: export_bundle(random_trained, folder / "random", precisions)  # noqa: E731
     return made_once("bundles", make) / "random"
 

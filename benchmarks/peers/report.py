@@ -33,7 +33,6 @@ _BARS = {"transformers": (3.5, 2.0)}  # for every work
 _IMPORTED_BARS = {"ctranslate2": 1.0}
 _MEDIAN_BARS = {"ctranslate2": 1.3, "transformers": 3.0}
 _PEERS = {"ctranslate2": "CTranslate2", "transformers": "generate"}
-_BOTH_PRECISIONS = ("ours", "ctranslate2")
 
 
 @dataclass
@@ -88,7 +87,7 @@ def summarise(suite: Suite, work: Work, precision: Precision, turns: AllTurns) -
     """Returns a row of results: the engine and CTranslate2 in one precision, the other peers in fp32."""
     fastest: dict[str, Contender] = {}
     for contender, its in turns.items():
-        if contender.precision is _compared(contender.library, precision):
+        if contender.precision is compared(contender.library, precision):
             known = fastest.setdefault(contender.library, contender)
             if its.median_seconds < turns[known].median_seconds:
                 fastest[contender.library] = contender
@@ -184,16 +183,18 @@ def _with_bar(ratio: float, bar: float | None) -> str:
     return f"{ratio:.2f} / {bar:.2f} {outcome}"
 
 
-def _compared(library: str, precision: Precision) -> Precision:
+def compared(library: str, precision: Precision) -> Precision:
     """Returns the precision in which a library is compared; most peers run only in fp32 here."""
-    return precision if library in _BOTH_PRECISIONS else Precision.FP32
+    if library == "ctranslate2":
+        return Precision.INT8 if precision is Precision.INT4 else precision  # its least on a CPU
+    return precision if library == "ours" else Precision.FP32
 
 
 def _bar(suite: Suite, work: Work, precision: Precision, library: str) -> float | None:
     if isinstance(suite.model, Checkpoint):
         return _IMPORTED_BARS.get(library)
     bars = _BARS.get(library, _BARS_CTRANSLATE2.get(work.name))
-    return None if bars is None else bars[0 if precision is Precision.INT8 else 1]
+    return None if bars is None else bars[1 if precision is Precision.FP32 else 0]
 
 
 def _rate(turns: Turns) -> float:

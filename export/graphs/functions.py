@@ -172,10 +172,9 @@ _INT8_PRODUCTS = """
     float_sums = Cast <to = 1> (sums)
     of_levels = Mul (float_sums, scale)
     of_columns = Mul (of_levels, weight_scale)"""
-# The levels -127 to 127 of a row reach to its largest magnitude. Sums over a block of 32 inputs are whole
-# numbers below 2^24, so floats add them exactly. ONNX Runtime would run nodes that only read constants when
-# it loads a graph, as for `added` above: so weights and scales are cut at a place that depends on x, which
-# is their beginning.
+# The levels -127 to 127 of a row reach to its largest magnitude. ONNX Runtime would run nodes that only read
+# constants when it loads a graph, as for `added` above: so weights and scales are cut at a place that depends
+# on x, which is their beginning.
 _INT4_PRODUCTS = """
     least = Constant <value_float: float = @least_input> ()
     counted = Max (x, least)
@@ -209,9 +208,6 @@ _INT4_PRODUCTS = """
     missing = Sub (depth, width)
     pads = Concat <axis = 0> (first_axis, first_axis, first_axis, missing)
     padded = Pad (levels, pads)
-    shape_of_rows = Concat <axis = 0> (rest, num_blocks, in_block)
-    rows = Reshape (padded, shape_of_rows)
-    blocks = Transpose <perm = [1, 0, 2]> (rows)
     fifteen = Constant <value_int = 15> ()
     low_bits = Cast <to = 2> (fifteen)
     four = Constant <value_int = 4> ()
@@ -225,13 +221,14 @@ _INT4_PRODUCTS = """
     numbers = Cast <to = 1> (by_input)
     middle = Constant <value_float = 8.0> ()
     weights = Sub (numbers, middle)
-    sums = MatMul (blocks, weights)
     scales_by_block = Transpose <perm = [1, 0, 2]> (all_scales)
     shape_of_scales = Concat <axis = 0> (num_blocks, one, rest)
     half_scales = Reshape (scales_by_block, shape_of_scales)
     scales = Cast <to = 1> (half_scales)
-    scaled = Mul (sums, scales)
-    padded_totals = ReduceSum <keepdims = 0> (scaled, first_axis)
+    scaled = Mul (weights, scales)
+    shape_of_matrix = Concat <axis = 0> (depth, rest)
+    matrix = Reshape (scaled, shape_of_matrix)
+    padded_totals = MatMul (padded, matrix)
     num_outputs = Shape <start = 0, end = 1> (bias)
     totals = Slice (padded_totals, first_axis, num_outputs, one)
     of_columns = Mul (totals, scale_of_row)"""

@@ -14,7 +14,7 @@ from seq2seq_serve.export.graphs import operators
 
 _LEAST_SHARED_BYTES = 2**24  # of a table
 _BLOCK = 32  # inputs that share a scale in int4, and outputs of a panel
-_PANELS_AT_ONCE = 64  # are quantised, because that takes several times their memory
+_PANELS_AT_ONCE = 8  # are quantised, so that they stay in a processor's cache
 # What a block's largest weight may be of its scale, in int4
 _EXTREME_LEVELS = (-8.0, 8.0, -7.5, 7.5, -7.0, 7.0, -8.5, 8.5, -9.0, 9.0)
 
@@ -206,49 +206,50 @@ class FloatFactory:
         return None if self.is_fused or not _is_large(weight) else PanelTable(weight.detach())
 
 
-class Int8Weights(nn.Module):
+class Int8Weights:
     """Weights `(O, I)` with a scale for each output.
 
     Attributes:
-        weight: `(I, O)` uint8: the levels from -127 to 127, plus 128. ONNX Runtime multiplies unsigned by
+        levels: `(I, O)` uint8: the levels from -127 to 127, plus 128. ONNX Runtime multiplies unsigned by
             unsigned levels exactly everywhere; unsigned by signed ones saturate on processors without VNNI.
-        weight_scale: `(O,)`.
+        scale: `(O,)`.
     """
 
-    weight: Tensor
-    weight_scale: Tensor
-
     def __init__(self, weight: Tensor) -> None:
-        super().__init__()
         columns = weight.t()  # (I, O)
-        scale = columns.abs().amax(dim=0).clamp_min(1e-8) / 127
-        self.register_buffer("weight", (torch.round(columns / scale) + 128).to(torch.uint8))
-        self.register_buffer("weight_scale", scale)
+        self.scale = columns.abs().amax(dim=0).clamp_min(1e-8) / 127
+        self.levels = (torch.round(columns / self.scale) + 128).to(torch.uint8)
 
 
-class Int8Linear(Int8Weights, Linear):
+class Int8Linear(Linear):
     """Products of 8-bit levels, exact on every processor, with a scale for each row and each output column.
 
     A row's scale and zero point are computed from this row alone, so a row's outputs do not depend on its
     neighbours.
 
     Attributes:
+        weight: `(I, O)` uint8, as in `Int8Weights`.
+        weight_scale: `(O,)`.
         weight_sum: `(O,)` int32: the sum of each column's levels.
         bias: `(O,)`.
     """
 
+    weight: Tensor
+    weight_scale: Tensor
     weight_sum: Tensor
     bias: Tensor
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, *, factor: float = 1.0, clamps_negative: bool = False
+        self, weights: Int8Weights, bias: Tensor, *, factor: float = 1.0, clamps_negative: bool = False
     ) -> None:
-        super().__init__(weight)
+        super().__init__()
         self.clamps_negative = clamps_negative
-        sums = self.weight.sum(dim=0, dtype=torch.int32) - 128 * len(self.weight)
+        levels = weights.levels
+        sums = levels.sum(dim=0, dtype=torch.int32) - 128 * len(levels)
+        self.register_buffer("weight", levels)
+        self.register_buffer("weight_scale", weights.scale * factor)
         self.register_buffer("weight_sum", sums.to(torch.int32))
-        self.register_buffer("bias", torch.zeros_like(self.weight_scale) if bias is None else bias)
-        self.weight_scale = self.weight_scale * factor
+        self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return operators.quantized_linear(
@@ -266,48 +267,56 @@ class Int8Linear(Int8Weights, Linear):
         )
 
 
-class Int8Table(Int8Weights, Table):
+class Int8Table(Table):
     """A table that shares the levels of an `Int8Linear`."""
+
+    weight: Tensor
+    weight_scale: Tensor
+
+    def __init__(self, weights: Int8Weights) -> None:
+        super().__init__()
+        self.register_buffer("weight", weights.levels)
+        self.register_buffer("weight_scale", weights.scale)
 
     def forward(self, ids: Tensor) -> Tensor:
         return operators.quantized_embedding(ids, self.weight, self.weight_scale)
 
 
-class Int4Weights(nn.Module):
+class Int4Weights:
     """Weights `(O, I)` of 4 bits, with a scale for each 32 inputs of an output.
 
     Attributes:
-        weight: `(panels, blocks, 8, 16, 4)` uint8, as for `operators.int4_linear`.
-        weight_scale: `(panels, blocks, 32)` float16.
+        levels: `(panels, blocks, 8, 16, 4)` uint8, as for `operators.int4_linear`.
+        scale: `(panels, blocks, 32)` float16.
     """
 
-    weight: Tensor
-    weight_scale: Tensor
-
     def __init__(self, weight: Tensor) -> None:
-        super().__init__()
-        panels = [int4_panels(some) for some in torch.split(weight, _PANELS_AT_ONCE * _BLOCK)]
-        levels, scales = (torch.cat(parts) for parts in zip(*panels, strict=True))
-        self.register_buffer("weight", levels)
-        self.register_buffer("weight_scale", scales)
+        panels = [_int4_panels(some) for some in torch.split(weight, _PANELS_AT_ONCE * _BLOCK)]
+        self.levels, self.scale = (torch.cat(parts) for parts in zip(*panels, strict=True))
 
 
-class Int4Linear(Int4Weights, Linear):
+class Int4Linear(Linear):
     """Products of the 8-bit levels of a row by 4-bit weights, with the same bits on every processor.
 
     Attributes:
+        weight: `(panels, blocks, 8, 16, 4)` uint8.
+        weight_scale: `(panels, blocks, 32)` float16.
         factor: Multiplies the products.
         bias: `(O,)`.
     """
 
+    weight: Tensor
+    weight_scale: Tensor
     bias: Tensor
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, *, factor: float = 1.0, clamps_negative: bool = False
+        self, weights: Int4Weights, bias: Tensor, *, factor: float = 1.0, clamps_negative: bool = False
     ) -> None:
-        super().__init__(weight)
+        super().__init__()
         self.factor, self.clamps_negative = factor, clamps_negative
-        self.register_buffer("bias", torch.zeros(len(weight)) if bias is None else bias)
+        self.register_buffer("weight", weights.levels)
+        self.register_buffer("weight_scale", weights.scale)
+        self.register_buffer("bias", bias)
 
     def forward(self, x: Tensor) -> Tensor:
         return operators.int4_linear(
@@ -325,8 +334,16 @@ class Int4Linear(Int4Weights, Linear):
         )
 
 
-class Int4Table(Int4Weights, Table):
+class Int4Table(Table):
     """A table that shares the weights of an `Int4Linear`."""
+
+    weight: Tensor
+    weight_scale: Tensor
+
+    def __init__(self, weights: Int4Weights) -> None:
+        super().__init__()
+        self.register_buffer("weight", weights.levels)
+        self.register_buffer("weight_scale", weights.scale)
 
     def forward(self, ids: Tensor) -> Tensor:
         return operators.int4_embedding(ids, self.weight, self.weight_scale)
@@ -344,13 +361,10 @@ class QuantizedFactory:
     """
 
     bits: int
+
     dtype: ClassVar[torch.dtype] = torch.float32
     cache_dtype: ClassVar[torch.dtype] = torch.float16
     is_fused: ClassVar[bool] = False
-
-    @property
-    def _linear(self) -> type[Int8Linear] | type[Int4Linear]:
-        return Int4Linear if self.bits == 4 else Int8Linear
 
     def __call__(
         self,
@@ -368,10 +382,19 @@ class QuantizedFactory:
     def table(self, weight: Tensor) -> Table | None:
         if not _is_large(weight) or weight.shape[1] % _BLOCK:
             return None
-        return Int4Table(weight.detach()) if self.bits == 4 else Int8Table(weight.detach())
+        weight = weight.detach()
+        return Int8Table(Int8Weights(weight)) if self.bits == 8 else Int4Table(Int4Weights(weight))
+
+    def _linear(
+        self, weight: Tensor, bias: Tensor | None, *, factor: float = 1.0, clamps_negative: bool = False
+    ) -> Linear:
+        added = torch.zeros(len(weight)) if bias is None else bias
+        if self.bits == 8:
+            return Int8Linear(Int8Weights(weight), added, factor=factor, clamps_negative=clamps_negative)
+        return Int4Linear(Int4Weights(weight), added, factor=factor, clamps_negative=clamps_negative)
 
 
-def int4_panels(weight: Tensor) -> tuple[Tensor, Tensor]:
+def _int4_panels(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Quantise weights `(O, I)`: their levels `(panels, blocks, 8, 16, 4)` uint8 and scales, float16.
 
     A block's largest weight may become less than its level of -8 or 8: of some scales the one with the least

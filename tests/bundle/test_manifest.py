@@ -76,7 +76,7 @@ def test_a_whole_bundle_is_loaded_with_all_that_the_server_needs(bundle_path, ra
     assert (manifest.max_source_length, manifest.max_target_length) == (48, 48)
     assert manifest.frames == Frames(start=(BOS_ID,), source_suffix=(EOS_ID,))
     assert manifest.special_ids.eos_ids == (EOS_ID,)
-    assert manifest.variants.keys() == {Precision.FP32, Precision.INT8}
+    assert manifest.variants.keys() == {Precision.FP32, Precision.INT8, Precision.INT4}
     for variant in manifest.variants.values():
         assert variant.graphs.keys() == set(Verb)
     text = "오늘은 금요일입니다"

@@ -64,6 +64,11 @@ def post_int8(random_trained: TrainedModel, bundle_path: Path) -> Exported:
 
 
 @pytest.fixture(scope="session")
+def post_int4(random_trained: TrainedModel, bundle_path: Path) -> Exported:
+    return _exported(random_trained, Precision.INT4, bundle_path / "int4")
+
+
+@pytest.fixture(scope="session")
 def pre_fp32(trained_run) -> Exported:
     return _exported(trained_run.trained, Precision.FP32, trained_run.bundle / "fp32")
 

@@ -10,15 +10,16 @@ import onnx
 import onnxruntime
 import pytest
 
-from seq2seq_serve import kernels
-from seq2seq_serve.bundle.manifest import Bundle
+from seq2seq_serve import kernels, load
+from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.bundle.names import NUM_CANDIDATES, Precision, Verb
 from seq2seq_serve.export import convert, parity
 from seq2seq_serve.export.exporter import TOLERANCES, ExportError, export_bundle, make_graphs
+from seq2seq_serve.export.graphs import linear
 from seq2seq_serve.export.graphs.transformer import Graph
 from seq2seq_serve.export.runtime import Graphs
 
-PRECISIONS = [Precision.FP32, Precision.INT8]
+PRECISIONS = [Precision.FP32, Precision.INT8, Precision.INT4]
 
 
 def graph_of(bundle: Bundle, precision: Precision, verb: Verb) -> onnx.GraphProto:
@@ -90,6 +91,38 @@ def test_the_embedding_is_the_output_projection(random_bundle, random_trained):
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
+def test_a_large_table_is_stored_once_for_embeddings_and_output(
+    precision, random_trained, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(linear, "_LEAST_SHARED_BYTES", 0)
+    export_bundle(random_trained, tmp_path / "bundle", [precision])
+    bundle = load_bundle(tmp_path / "bundle")
+    tables = set()
+    for verb in Verb:
+        graph = graph_of(bundle, precision, verb)
+        names = [node.input[1] for node in graph.node if node.op_type.endswith("Embedding")]
+        last = [node.input[1] for node in graph.node if node.op_type.endswith(("Linear", "Choice"))][-1]
+        names += [last] if verb is not Verb.ENCODE else []
+        assert names
+        for tensor in graph.initializer:
+            if tensor.name in names:
+                places = {entry.key: entry.value for entry in tensor.external_data}
+                tables.add((places["offset"], places["length"]))
+    assert len(tables) == 1
+
+    def answers() -> list[tuple[int, ...]]:
+        with load(bundle.path, provider="cpu", threads=1) as model:
+            return [
+                answer.hypotheses[0].token_ids
+                for answer in model.generate(["하나 둘 셋", "다섯"], max_new_tokens=20, beam_size=2)
+            ]
+
+    expected = answers()
+    monkeypatch.setattr(kernels, "register", lambda *_, **__: False)
+    assert answers() == expected
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("verb", Verb)
 def test_nothing_of_the_exporting_machine_is_in_a_graph(precision, verb, random_bundle):
     file = random_bundle.path / precision / f"{verb}.onnx"
@@ -140,12 +173,13 @@ def test_the_fused_operators_are_in_place(random_bundle):
     assert (decode["GroupQueryAttention"], decode["Softmax"]) == (L, L)
 
 
+@pytest.mark.parametrize(("precision", "family"), [(Precision.INT8, "Quantized"), (Precision.INT4, "Int4")])
 @pytest.mark.parametrize(("verb", "num_maps"), [(Verb.ENCODE, 9), (Verb.STEP, 13), (Verb.DECODE, 13)])
-def test_int8_graphs_quantise_every_map_by_constant_weights(verb, num_maps, random_bundle):
-    graph = graph_of(random_bundle, Precision.INT8, verb)
+def test_graphs_quantise_every_map_by_constant_weights(verb, num_maps, precision, family, random_bundle):
+    graph = graph_of(random_bundle, precision, verb)
     operators = Counter(node.op_type for node in graph.node)
-    assert operators["QuantizedLinear"] + operators["QuantizedChoice"] == num_maps
-    assert operators["QuantizedChoice"] == (verb is Verb.STEP)
+    assert operators[f"{family}Linear"] + operators[f"{family}Choice"] == num_maps
+    assert operators[f"{family}Choice"] == (verb is Verb.STEP)
     assert operators["Gemm"] == operators["DynamicQuantizeLinear"] == operators["MatMulInteger"] == 0
     # What is left are no maps by weights: queries by keys and weights by values, in decode's cross-attention.
     assert operators["MatMul"] == (4 if verb is Verb.DECODE else 0)
@@ -154,7 +188,7 @@ def test_int8_graphs_quantise_every_map_by_constant_weights(verb, num_maps, rand
     for node in graph.node:
         if node.op_type == "MatMul":
             assert not constants & set(node.input)
-        if node.op_type.startswith("Quantized"):
+        if node.op_type.startswith(family):
             assert set(node.input[1:]) <= constants | {NUM_CANDIDATES}
 
 

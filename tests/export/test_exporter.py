@@ -11,7 +11,7 @@ import torch
 from seq2seq_serve.bundle.manifest import SpecialIds, load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export import exporter, parity
-from seq2seq_serve.export.exporter import TOLERANCES, ExportError, describe, export_bundle
+from seq2seq_serve.export.exporter import MAX_LOSS, TOLERANCES, ExportError, describe, export_bundle
 from tests.models import RECURRENT, make_random_recurrent
 
 FP32 = [Precision.FP32]
@@ -51,10 +51,11 @@ def test_the_manifest_holds_the_proof(random_bundle):
     proof = random_bundle.manifest.variants[Precision.FP32].parity
     assert 0 < proof.max_log_probability_difference < proof.tolerance == TOLERANCES[Precision.FP32]
     assert proof.shapes == parity.SHAPES
-    proof = random_bundle.manifest.variants[Precision.INT8].parity
-    assert 0 < proof.max_log_probability_difference < proof.tolerance == TOLERANCES[Precision.INT8]
-    assert 0 < proof.mean_log_probability_difference < 0.04  # measured 0.013
-    assert proof.score >= proof.reference_score - 1
+    for precision, most in ((Precision.INT8, 0.04), (Precision.INT4, 0.4)):  # measured 0.013 and 0.14
+        proof = random_bundle.manifest.variants[precision].parity
+        assert 0 < proof.max_log_probability_difference < proof.tolerance == TOLERANCES[precision]
+        assert 0 < proof.mean_log_probability_difference < most
+        assert proof.score >= proof.reference_score - MAX_LOSS[precision]
 
 
 def test_int8_of_a_trained_model_translates_as_well(trained_run):
@@ -133,16 +134,24 @@ def test_overwrite_replaces_only_bundles(random_trained, tmp_path):
     assert (folder / "chapter 1").read_text() == file.read_text() == "precious"
 
 
-def test_int8_that_translates_worse_is_refused(random_trained, post_int8, monkeypatch):
-    monkeypatch.setattr(exporter, "_scores", lambda *_: (88.9, 90.0))
-    with pytest.raises(
-        ExportError, match=r"int8 scores 88.90 BLEU on dev where .* 90.00; .* Export fp32 only"
-    ):
-        exporter._prove(random_trained, post_int8.graphs, Precision.INT8)
-    monkeypatch.setattr(exporter, "_scores", lambda *_: (89.1, 90.0))
-    proof = exporter._prove(random_trained, post_int8.graphs, Precision.INT8)
-    line = describe(proof, random_trained.dev)
-    assert line.endswith(", BLEU 89.10 on 4 dev sources (trained model 90.00)")
+@pytest.mark.parametrize(
+    ("precision", "worse", "worst", "advice"),
+    [
+        (Precision.INT8, 89.1, 88.9, r"a loss of 1\.0 is allowed. Export fp32 only"),
+        (Precision.INT4, 88.1, 87.9, r"a loss of 2\.0 is allowed. Export int8 or fp32"),
+    ],
+)
+def test_a_precision_that_translates_worse_is_refused(
+    precision, worse, worst, advice, random_trained, request, monkeypatch
+):
+    graphs = request.getfixturevalue(f"post_{precision}").graphs
+    monkeypatch.setattr(exporter, "_scores", lambda *_: (worst, 90.0))
+    message = rf"{precision} scores {worst}0 BLEU on dev where .* 90.00; {advice}"
+    with pytest.raises(ExportError, match=message):
+        exporter._prove(random_trained, graphs, precision)
+    monkeypatch.setattr(exporter, "_scores", lambda *_: (worse, 90.0))
+    line = describe(exporter._prove(random_trained, graphs, precision), precision, random_trained.dev)
+    assert line.endswith(f", BLEU {worse}0 on 4 dev sources (trained model 90.00)")
 
 
 @pytest.mark.parametrize("difference", [float("inf"), float("nan"), 10.1])
@@ -162,7 +171,9 @@ def test_where_bleu_is_too_low_to_prove_anything_references_decide(
 ):
     monkeypatch.setattr(exporter, "_scores", lambda *_: (0.0, 0.9))
     proof = exporter._prove(random_trained, post_int8.graphs, Precision.INT8)
-    assert "(trained model 0.90, too low to prove anything)" in describe(proof, random_trained.dev)
+    assert "(trained model 0.90, too low to prove anything)" in describe(
+        proof, Precision.INT8, random_trained.dev
+    )
     model = deepcopy(random_trained.model)
     with torch.no_grad():
         model.embedding.weight += noise * torch.randn(model.embedding.weight.shape)
@@ -184,7 +195,7 @@ def test_the_proof_of_int8_counts_each_source_once(random_trained, post_int8, mo
     monkeypatch.setattr(exporter, "score", lambda *args: scored.append(args[1]) or score(*args))
     dev = [(f"source {number}", f"target {number} {i}") for number in range(3) for i in range(5)]
     trained = replace(random_trained, dev=dev)
-    line = describe(exporter._prove(trained, post_int8.graphs, Precision.INT8), dev)
+    line = describe(exporter._prove(trained, post_int8.graphs, Precision.INT8), Precision.INT8, dev)
     encode = random_trained.tokenizer.encode_batch
     assert [target[1:-1] for _, target in compared] == encode([f"target {number} 0" for number in range(3)])
     assert scored == [[[f"target {number} {i}" for i in range(5)] for number in range(3)]] * 2

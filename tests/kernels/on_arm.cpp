@@ -2,6 +2,7 @@
 // standard input, and writes what it has computed to standard output, both as they are in memory.
 //
 //   products I O is_positive N     weights (I, O), their scales, biases, rows x (N, I) -> outputs (N, O)
+//   int4_products I O is_positive N   the factor, weights and scales as in int4.h, biases, rows x (N, I) -> outputs (N, O)
 //   linear I O N                   weights (O, I), biases, rows x (N, I) -> outputs (N, O)
 //   attention B H G C K            queries (B, H, K), keys, values (B, G, C, K), last positions, owners (B,) -> (B, H, K)
 //   half_attention B H G C K       the same with keys and values in half precision
@@ -34,9 +35,7 @@
 
 namespace {
 
-#include "compute.h"
-#include "linear.h"
-#include "products.h"
+#include "computation.h"
 
 template <class T = float> std::vector<T> read(size_t count) {
   std::vector<T> values(count);
@@ -92,9 +91,24 @@ int main(int count, char **given) {
     std::vector<uint8_t> levels(N * map.row_bytes());
     std::vector<float> row_scales(N), outputs(N * O);
     std::vector<int32_t> shifts(N);
-    const Levels to{levels.data(), row_scales.data(), shifts.data()};
-    run(Quantization{&map, x.data(), to, N, I});
-    run(Product{&map, to, outputs.data(), N});
+    const Int8Levels to{levels.data(), row_scales.data(), shifts.data()};
+    run(Int8Quantization{&map, x.data(), to, N, I});
+    run(Product<Int8Map>{&map, to, outputs.data(), N});
+    write(outputs);
+  } else if (name == "int4_products") {
+    const size_t I = sizes[0], O = sizes[1], N = sizes[3], num_blocks = int4_blocks_of(I);
+    const float factor = read(1)[0];
+    const auto weights = read<uint8_t>(panels_of(O) * num_blocks * INT4_BYTES);
+    const auto scales = read<Half>(panels_of(O) * num_blocks * COLUMNS);
+    const auto biases = read(O), x = read(N * I);
+    const Int4Map map(instructions_here(), weights.data(), num_blocks * INT4_BLOCK, O, sizes[2] != 0, factor, scales.data(),
+                      biases.data());
+    std::vector<int8_t> levels(N * map.depth);
+    std::vector<float> factors(N), outputs(N * O);
+    std::vector<int32_t> offsets(N * num_blocks);
+    const Int4Levels to{levels.data(), factors.data(), offsets.data()};
+    run(Int4Quantization{&map, x.data(), to, N, I});
+    run(Product<Int4Map>{&map, to, outputs.data(), N});
     write(outputs);
   } else if (name == "linear") {
     const size_t I = sizes[0], O = sizes[1], N = sizes[2];

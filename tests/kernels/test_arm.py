@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from seq2seq_serve import kernels
-from tests.kernels.test_products import SIZES, expected_of, inputs_of, linear_of
+from tests.kernels.test_products import BITS, FACTOR, SIZES, expected_of, inputs_of, inputs_of_map, linear_of
 
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 WARNINGS = ("-Wall", "-Wextra", "-Wno-psabi", "-Werror")
@@ -69,13 +69,16 @@ def test_the_library_is_compiled_without_a_warning(tmp_path):
     subprocess.run([*command, SOURCES / "operators.cpp", SOURCES / "moves.cpp"], check=True)
 
 
+@BITS
 @pytest.mark.parametrize("is_positive", [False, True])
 @pytest.mark.parametrize(("N", "width", "num_outputs"), [*SIZES[:-1], (40, 256, 512)])
-def test_products_have_the_bits_of_every_other_processor(N, width, num_outputs, is_positive, run):
-    _, constants = linear_of(width, num_outputs, is_positive=is_positive)
+def test_products_have_the_bits_of_every_other_processor(N, width, num_outputs, is_positive, bits, run):
+    _, constants = linear_of(width, num_outputs, bits, is_positive=is_positive)
     x = inputs_of(N, width)
-    arrays = [constants[name] for name in ("weight", "weight_scale", "bias")]
-    output = run("products", width, num_outputs, int(is_positive), N, arrays=[*arrays, x])
+    given = inputs_of_map(**constants)
+    arrays = [given[name] for name in ("weight", "weight_scale", "bias")]
+    name, factor = ("products", []) if bits == 8 else ("int4_products", [np.float32(FACTOR)])
+    output = run(name, width, num_outputs, int(is_positive), N, arrays=[*factor, *arrays, x])
     expected = expected_of(x, constants, is_positive=is_positive)
     np.testing.assert_array_equal(np.frombuffer(output, np.float32).reshape(expected.shape), expected)
 

@@ -1,4 +1,4 @@
-"""The products of int8 weights: one result on every processor, bit for bit, and that of the definition."""
+"""Products of quantised weights: one result on every processor, bit for bit, and that of the definition."""
 
 import numpy as np
 import onnx_ir as ir
@@ -18,6 +18,8 @@ from tests.kernels.test_operators import (
 
 __all__ = ["pytestmark"]
 
+FACTOR = 0.7  # of int4 products
+BITS = pytest.mark.parametrize("bits", [8, 4])
 SIZES = [
     (1, 2, 1),
     (1, 128, 96),
@@ -41,49 +43,95 @@ def isa(request, monkeypatch):
     return request.param
 
 
-def linear_of(width, num_outputs, *, is_positive=False, added=None):
+def linear_of(width, num_outputs, bits, *, is_positive=False, added=None):
     """A map of levels, or with `added` the choice of tokens by it; and its constants."""
     rng = np.random.default_rng(width)
+    per_block = bits == 4 and -(-width // 32)
+    least, most = (-127, 128) if bits == 8 else (-8, 8)
     constants = {
-        "weight": rng.integers(1, 256, (width, num_outputs)).astype(np.uint8),
-        "weight_scale": rng.uniform(0.001, 0.01, num_outputs).astype(np.float32),
+        "levels": rng.integers(least, most, (num_outputs, width)).astype(np.int64),
+        "scales": rng.uniform(0.001, 0.01, (num_outputs, per_block) if per_block else num_outputs),
         "bias": rng.standard_normal(num_outputs).astype(np.float32),
     } | ({} if added is None else {"added": added})
+    constants["scales"] = constants["scales"].astype(np.float16 if per_block else np.float32)
     half = num_outputs // 2
-    for name in ("weight", "weight_scale", "bias"):  # every output has an equal one
-        constants[name][..., half : 2 * half] = constants[name][..., :half]
+    for name in ("levels", "scales", "bias"):  # every output has an equal one
+        constants[name][half : 2 * half] = constants[name][:half]
     return graph_of(constants, is_positive=is_positive), constants
 
 
-def graph_of(constants, *, is_positive=False, sums=None):
+def inputs_of_map(levels, scales, bias, **_):
+    """The constants that the graph has."""
+    if scales.ndim == 1:
+        sums = levels.sum(axis=1, dtype=np.int32)
+        return {
+            "weight": np.ascontiguousarray(levels.T + 128).astype(np.uint8),
+            "weight_scale": scales,
+            "weight_sum": sums,
+            "bias": bias,
+        }
+    weight, weight_scale = panels_of(levels, scales)
+    return {"weight": weight, "weight_scale": weight_scale, "bias": bias}
+
+
+def panels_of(levels, scales):
+    """int4 weights as the kernels read them; what is beyond the last output has the level -8."""
+    (num_outputs, width), num_blocks = levels.shape, scales.shape[1]
+    num_panels = -(-num_outputs // 32)
+    numbers = np.zeros((num_panels * 32, num_blocks * 32), np.uint8)
+    numbers[:num_outputs, :width] = levels + 8
+    columns = numbers.reshape(num_panels, 2, 16, num_blocks, 8, 4)
+    weight = (columns[:, 0] | columns[:, 1] << 4).transpose(0, 2, 3, 1, 4)
+    all_scales = np.zeros((num_panels * 32, num_blocks), np.float16)
+    all_scales[:num_outputs] = scales
+    return weight, all_scales.reshape(num_panels, 32, num_blocks).transpose(0, 2, 1)
+
+
+def graph_of(constants, *, is_positive=False, given=None):
+    """The graph of a map; `given` are other constants than those of `inputs_of_map`."""
     inputs = values_of({"x": FLOAT}, [["N", "I"]])
-    if sums is None:
-        sums = (constants["weight"].astype(np.int32) - 128).sum(axis=0, dtype=np.int32)
-    names = ["weight", "weight_scale", "weight_sum", "bias", "added"]
-    for name in names[: 4 + ("added" in constants)]:
-        array = (constants | {"weight_sum": sums})[name]
-        inputs.append(ir.val(name, const_value=ir.tensor(array, name=name)))
-    attributes = {"least_input": 0.0 if is_positive else -np.inf}
+    arrays = given or inputs_of_map(**constants)
+    if "added" in constants:
+        arrays |= {"added": constants["added"]}
+    for name, array in arrays.items():
+        inputs.append(ir.val(name, const_value=ir.tensor(np.ascontiguousarray(array), name=name)))
+    is_int8 = constants["scales"].ndim == 1
+    attributes = {"least_input": 0.0 if is_positive else -np.inf} | ({} if is_int8 else {"factor": FACTOR})
+    family = "Quantized" if is_int8 else "Int4"
     if "added" not in constants:
-        return model_of("QuantizedLinear", inputs, attributes, {"output": FLOAT})
+        return model_of(f"{family}Linear", inputs, attributes, {"output": FLOAT})
     inputs += values_of({"num_candidates": INT64}, [[1]])
     outputs = {"logits": FLOAT, "token_ids": INT64, "log_probabilities": FLOAT}
-    return model_of("QuantizedChoice", inputs, attributes, outputs)
+    return model_of(f"{family}Choice", inputs, attributes, outputs)
 
 
 def expected_of(x, constants, *, is_positive=False):
     """The outputs in the kernels' arithmetic: the products of levels are exact, and the last sum is fused."""
     counted = np.where(x < 0, np.float32(0), x) if is_positive else x
+    if constants["scales"].ndim == 2:
+        return int4_expected_of(counted, constants)
     low = np.minimum(counted.min(axis=1, keepdims=True), np.float32(0))
     high = np.maximum(counted.max(axis=1, keepdims=True), np.float32(0))
     span = np.maximum(high - low, np.float32(2.0**-100))
     per_unit = (np.float32(255) / span).astype(np.float64)
     zero_point = -np.rint(low * per_unit)
     levels = np.minimum(np.rint(counted * per_unit) + zero_point, 255)
-    sums = (levels - zero_point).astype(np.int64) @ (constants["weight"].astype(np.int64) - 128)
+    sums = (levels - zero_point).astype(np.int64) @ constants["levels"].T
     of_levels = sums.astype(np.float32) * (span / np.float32(255))
-    fused = of_levels.astype(np.float64) * constants["weight_scale"] + constants["bias"]
+    fused = of_levels.astype(np.float64) * constants["scales"] + constants["bias"]
     return fused.astype(np.float32)
+
+
+def int4_expected_of(counted, constants):
+    range_ = np.maximum(np.abs(counted).max(axis=1, keepdims=True), np.float32(2.0**-100))
+    levels = np.rint(counted * (np.float32(127) / range_).astype(np.float64)).astype(np.int64)
+    totals = np.zeros((len(counted), len(constants["bias"])), np.float32)
+    for block, scale in enumerate(constants["scales"].T.astype(np.float64)):
+        inputs = slice(32 * block, 32 * (block + 1))
+        sums = levels[:, inputs] @ constants["levels"][:, inputs].T
+        totals = (sums * scale + totals).astype(np.float32)
+    factor = range_ / np.float32(127) * np.float32(FACTOR)
+    return (totals.astype(np.float64) * factor + constants["bias"]).astype(np.float32)
 
 
 def inputs_of(N, width):
@@ -96,19 +144,21 @@ def inputs_of(N, width):
     return x.astype(np.float32)
 
 
+@BITS
 @pytest.mark.parametrize("is_positive", [False, True])
 @pytest.mark.parametrize(("N", "width", "num_outputs"), SIZES)
-def test_every_kind_of_instructions_gives_the_same_bits(N, width, num_outputs, is_positive, isa):
-    model, constants = linear_of(width, num_outputs, is_positive=is_positive)
+def test_every_kind_of_instructions_gives_the_same_bits(N, width, num_outputs, is_positive, bits, isa):
+    model, constants = linear_of(width, num_outputs, bits, is_positive=is_positive)
     x = inputs_of(N, width)
     (output,) = session_of(model, has_kernels=True).run(None, {"x": x})
     np.testing.assert_array_equal(output, expected_of(x, constants, is_positive=is_positive))
 
 
+@BITS
 @pytest.mark.parametrize("is_positive", [False, True])
 @pytest.mark.parametrize(("N", "width", "num_outputs"), SIZES)
-def test_the_definition_gives_the_same_up_to_rounding(N, width, num_outputs, is_positive):
-    model, constants = linear_of(width, num_outputs, is_positive=is_positive)
+def test_the_definition_gives_the_same_up_to_rounding(N, width, num_outputs, is_positive, bits):
+    model, constants = linear_of(width, num_outputs, bits, is_positive=is_positive)
     x = inputs_of(N, width)
     (output,) = session_of(model, has_kernels=False).run(None, {"x": x})
     expected = expected_of(x, constants, is_positive=is_positive)
@@ -118,14 +168,16 @@ def test_the_definition_gives_the_same_up_to_rounding(N, width, num_outputs, is_
     assert np.median(np.abs(output - expected) / (np.abs(expected) + 1e-6)) < 1e-6
 
 
+@BITS
 @pytest.mark.parametrize("is_positive", [False, True])
-@pytest.mark.parametrize("weight", [1, 255, None])
-def test_sums_of_extreme_levels_do_not_saturate(weight, is_positive, isa):
+@pytest.mark.parametrize("extremes", [[0], [1], [0, 1]])
+def test_sums_of_extreme_levels_do_not_saturate(extremes, is_positive, bits, isa):
     """ONNX Runtime's products of unsigned by signed levels do, without VNNI."""
     N, width, num_outputs = 3, 2048, 33
-    _, constants = linear_of(width, num_outputs)
+    _, constants = linear_of(width, num_outputs, bits)
     rng = np.random.default_rng(0)
-    constants["weight"][:] = rng.choice([1, 255], (width, num_outputs)) if weight is None else weight
+    levels = np.array([-127, 127] if bits == 8 else [-8, 7])[extremes]
+    constants["levels"][:] = rng.choice(levels, (num_outputs, width))
     model = graph_of(constants, is_positive=is_positive)
     x = np.ones((N, width), np.float32)
     x[1] = -1
@@ -133,11 +185,14 @@ def test_sums_of_extreme_levels_do_not_saturate(weight, is_positive, isa):
     for has_kernels in (True, False):
         (output,) = session_of(model, has_kernels=has_kernels).run(None, {"x": x})
         expected = expected_of(x, constants, is_positive=is_positive)
-        np.testing.assert_allclose(output, expected, rtol=1e-6, atol=1e-5)
+        # The definition of int4 adds products of floats.
+        error = 1e-5 if bits == 8 or has_kernels else 1e-3
+        np.testing.assert_allclose(output, expected, rtol=1e-6, atol=error)
 
 
-def test_products_of_many_rows_are_those_of_each_row(isa):
-    session = session_of(linear_of(96, 1000)[0], has_kernels=True)
+@BITS
+def test_products_of_many_rows_are_those_of_each_row(bits, isa):
+    session = session_of(linear_of(96, 1000, bits)[0], has_kernels=True)
     x = np.random.default_rng(0).standard_normal((201, 96)).astype(np.float32)
     (together,) = session.run(None, {"x": x})
     for row in (0, 5, 77, 200):
@@ -149,14 +204,16 @@ def test_products_of_many_rows_are_those_of_each_row(isa):
     [(1, 8, 1, 1), (3, 16, 37, 1), (3, 16, 37, 37), (80, 128, 6000, 10), (13, 64, 20_001, 70)],
 )
 @pytest.mark.parametrize("share", [0.1, 0.97])
-def test_kernel_and_definition_choose_tokens(N, width, V, K, share):
+@BITS
+def test_kernel_and_definition_choose_tokens(N, width, V, K, share, bits):
     rng = np.random.default_rng(V)
     added = np.where(rng.random(V) < share, -np.inf, 0).astype(np.float32)
     added[0] = 0
-    model, constants = linear_of(width, V, added=added)
+    model, constants = linear_of(width, V, bits, added=added)
     # Whole levels, so that the definition rounds as the kernel does.
-    x = rng.integers(-127, 129, (N, width)).astype(np.float32)
-    x[:, :2] = -127, 128
+    most = 128 if bits == 8 else 127
+    x = rng.integers(-127, most + 1, (N, width)).astype(np.float32)
+    x[:, :2] = -127, most
     feeds = {"x": x, "num_candidates": np.array([K])}
     for has_kernels in (True, False):
         session = session_of(model, has_kernels=has_kernels)
@@ -177,8 +234,9 @@ def test_kernel_and_definition_choose_tokens(N, width, V, K, share):
             np.testing.assert_allclose(scores, expected, atol=3e-5, rtol=1e-6)
 
 
-def test_choices_of_many_rows_are_those_of_each_row(isa):
-    session = session_of(linear_of(96, 5000, added=np.zeros(5000, np.float32))[0], has_kernels=True)
+@BITS
+def test_choices_of_many_rows_are_those_of_each_row(bits, isa):
+    session = session_of(linear_of(96, 5000, bits, added=np.zeros(5000, np.float32))[0], has_kernels=True)
     x, number = np.random.default_rng(0).standard_normal((201, 96)).astype(np.float32), np.array([7])
     together = session.run(None, {"x": x, "num_candidates": number})
     for row in (0, 5, 77, 200):
@@ -187,13 +245,14 @@ def test_choices_of_many_rows_are_those_of_each_row(isa):
             np.testing.assert_array_equal(one[0], many[row])
 
 
+@BITS
 @pytest.mark.parametrize("V", [300, 6001])
-def test_tokens_are_chosen_as_from_logits_bit_for_bit(V, isa):
+def test_tokens_are_chosen_as_from_logits_bit_for_bit(V, bits, isa):
     """A row's numbers must not depend on rows beside it, for which the step computes logits."""
     inputs = values_of({"logits": FLOAT, "num_candidates": INT64}, [["m", "V"], [1]])
     outputs = {"token_ids": INT64, "log_probabilities": FLOAT}
     from_logits = session_of(model_of("Candidates", inputs, {}, outputs), has_kernels=True)
-    choice = session_of(linear_of(128, V, added=np.zeros(V, np.float32))[0], has_kernels=True)
+    choice = session_of(linear_of(128, V, bits, added=np.zeros(V, np.float32))[0], has_kernels=True)
     x = np.random.default_rng(0).standard_normal((77, 128)).astype(np.float32)
     (logits, *_), (_, *chosen) = (
         choice.run(None, {"x": x, "num_candidates": np.array([number])}) for number in (0, 6)
@@ -205,7 +264,7 @@ def test_tokens_are_chosen_as_from_logits_bit_for_bit(V, isa):
 
 @pytest.mark.parametrize("count", [-1, 38])
 def test_a_wrong_number_of_chosen_tokens_is_refused(count):
-    session = session_of(linear_of(8, 37, added=np.zeros(37, np.float32))[0], has_kernels=True)
+    session = session_of(linear_of(8, 37, 8, added=np.zeros(37, np.float32))[0], has_kernels=True)
     with pytest.raises(Exception, match="number of candidates"):
         session.run(None, {"x": np.zeros((2, 8), np.float32), "num_candidates": np.array([count])})
 
@@ -218,10 +277,12 @@ def test_weights_that_are_not_constant_are_refused():
         session_of(model_of("QuantizedLinear", inputs, attributes, {"output": FLOAT}), has_kernels=True)
 
 
+@BITS
+@pytest.mark.parametrize("has_kernels", [True, False])
 @pytest.mark.parametrize("count", [None, 0, 1, 3])
-def test_no_rows_have_no_products_and_no_candidates(count):
+def test_no_rows_have_no_products_and_no_candidates(count, has_kernels, bits):
     added = None if count is None else np.zeros(37, np.float32)
-    session = session_of(linear_of(8, 37, added=added)[0], has_kernels=True)
+    session = session_of(linear_of(8, 37, bits, added=added)[0], has_kernels=has_kernels)
     feeds = {"x": np.zeros((0, 8), np.float32)}
     if count is not None:
         feeds["num_candidates"] = np.array([count])
@@ -238,21 +299,80 @@ def packed_of(weights):
 
 @pytest.mark.parametrize(("N", "width", "num_outputs"), SIZES)
 def test_packed_weights_give_the_same_bits(N, width, num_outputs, isa):
-    model, constants = linear_of(width, num_outputs)
-    packed = constants | {"weight": packed_of(constants["weight"])}
-    sums = (constants["weight"].astype(np.int32) - 128).sum(axis=0, dtype=np.int32)
+    model, constants = linear_of(width, num_outputs, 8)
+    arrays = inputs_of_map(**constants)
+    packed = arrays | {"weight": packed_of(arrays["weight"])}
     x = inputs_of(N, width)
     (expected,) = session_of(model, has_kernels=True).run(None, {"x": x})
-    (output,) = session_of(graph_of(packed, sums=sums), has_kernels=True).run(None, {"x": x})
+    (output,) = session_of(graph_of(constants, given=packed), has_kernels=True).run(None, {"x": x})
     np.testing.assert_array_equal(output, expected)
 
 
 def test_weights_that_are_packed_for_other_instructions_are_refused():
-    _, constants = linear_of(32, 64)
-    packed = packed_of(constants["weight"])
-    constants["weight"] = packed.reshape(packed.shape[0], -1, 1, 1, 1)
+    _, constants = linear_of(32, 64, 8)
+    arrays = inputs_of_map(**constants)
+    packed = packed_of(arrays["weight"])
+    arrays["weight"] = packed.reshape(packed.shape[0], -1, 1, 1, 1)
     with pytest.raises(Exception, match="packed for other instructions"):
-        session_of(graph_of(constants, sums=np.zeros(64, np.int32)), has_kernels=True)
+        session_of(graph_of(constants, given=arrays), has_kernels=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "problem"),
+    [
+        ("weight", lambda weight: weight[:, :, :4], "the weights must have the shape"),
+        ("weight", lambda weight: weight[:1], "the scales must have the shape"),
+        ("weight_scale", lambda scale: scale[:, :, :16], "the scales must have the shape"),
+        ("bias", lambda bias: bias[:32], "the outputs differ in number"),
+        ("bias", lambda bias: np.tile(bias, 2), "the outputs differ in number"),
+    ],
+)
+def test_int4_weights_of_other_shapes_are_refused(name, change, problem):
+    _, constants = linear_of(64, 64, 4)
+    arrays = inputs_of_map(**constants)
+    with pytest.raises(Exception, match=problem):
+        session_of(graph_of(constants, given=arrays | {name: change(arrays[name])}), has_kernels=True)
+
+
+@pytest.mark.parametrize("width", [31, 32, 65])
+def test_int4_rows_of_another_width_are_refused(width):
+    session = session_of(linear_of(64, 64, 4)[0], has_kernels=True)
+    with pytest.raises(Exception, match="x has another width"):
+        session.run(None, {"x": np.zeros((2, width), np.float32)})
+
+
+def embedding_of(constants, *, given=None):
+    arrays = given or inputs_of_map(**constants)
+    inputs = values_of({"ids": INT64}, [["B", "T"]])
+    for name in ("weight", "weight_scale"):
+        array = np.ascontiguousarray(arrays[name])
+        inputs.append(ir.val(name, const_value=ir.tensor(array, name=name)))
+    family = "Quantized" if constants["scales"].ndim == 1 else "Int4"
+    return model_of(f"{family}Embedding", inputs, {}, {"embedded": FLOAT})
+
+
+@BITS
+@pytest.mark.parametrize(("width", "V"), [(32, 1), (64, 70), (1024, 333)])
+def test_tokens_are_looked_up_in_the_weights_of_a_map(width, V, bits, isa):
+    _, constants = linear_of(width, V, bits)
+    scales = constants["scales"].astype(np.float32).reshape(V, -1)
+    table = constants["levels"].astype(np.float32) * np.repeat(scales, width // scales.shape[1], axis=1)
+    ids = np.random.default_rng(0).integers(0, V, (3, 5))
+    models = [embedding_of(constants)]
+    if bits == 8:
+        arrays = inputs_of_map(**constants)
+        models.append(embedding_of(constants, given=arrays | {"weight": packed_of(arrays["weight"])}))
+    for model, has_kernels in ((models[0], False), *((model, True) for model in models)):
+        (embedded,) = session_of(model, has_kernels=has_kernels).run(None, {"ids": ids})
+        np.testing.assert_array_equal(embedded, table[ids])
+
+
+@BITS
+@pytest.mark.parametrize("token", [-1, 96])
+def test_tokens_outside_of_the_weights_are_refused(token, bits):
+    session = session_of(embedding_of(linear_of(32, 96, bits)[1]), has_kernels=True)
+    with pytest.raises(Exception, match="a token is outside of the table"):
+        session.run(None, {"ids": np.array([[0, token]])})
 
 
 def test_instructions_that_the_processor_lacks_are_an_error(monkeypatch):

@@ -14,7 +14,14 @@ from torch import nn
 
 from seq2seq_serve.export.convert import OPSET
 from seq2seq_serve.export.graphs.functions import DOMAIN, definition
-from seq2seq_serve.export.graphs.linear import FloatFactory, Int8Linear, QuantizedFactory
+from seq2seq_serve.export.graphs.linear import (
+    FloatFactory,
+    Int4Weights,
+    Int8Linear,
+    Int8Weights,
+    QuantizedFactory,
+)
+from tests.kernels.test_products import panels_of
 
 Floats = npt.NDArray[np.float32]
 Run = Callable[[Floats], Floats]
@@ -59,6 +66,43 @@ def test_a_column_of_zeros_has_a_finite_scale(layers):
     assert torch.isfinite(made.weight_scale).all()
 
 
+@pytest.mark.parametrize(("num_outputs", "num_inputs"), [(1, 1), (33, 65), (64, 512)])
+def test_int4_weights_lie_as_the_kernels_read_them(num_outputs, num_inputs):
+    rng = np.random.default_rng(0)
+    num_blocks = -(-num_inputs // 32)
+    levels = rng.integers(-8, 8, (num_outputs, num_inputs))
+    levels[:, ::32] = -8  # so that each block has its scale
+    scales = rng.uniform(0.001, 0.01, (num_outputs, num_blocks)).astype(np.float16)
+    weight = levels * np.repeat(scales.astype(np.float32), 32, axis=1)[:, :num_inputs]
+    made = Int4Weights(torch.from_numpy(weight.astype(np.float32)))
+    expected_levels, expected_scale = panels_of(levels, scales)
+    np.testing.assert_array_equal(made.scale.numpy(), expected_scale)
+    padded = torch.zeros(64 if num_outputs > 32 else 32, 32 * num_blocks)
+    padded[:num_outputs, :num_inputs] = torch.from_numpy(weight)
+    torch.testing.assert_close(dequantized(made), padded)
+    if num_outputs % 32 == num_inputs % 32 == 0:  # levels of padding may be any
+        np.testing.assert_array_equal(made.levels.numpy(), expected_levels)
+
+
+@pytest.mark.parametrize("spread", [1e-6, 1.0, 1e4])
+def test_int4_weights_have_a_twelfth_of_their_deviation_as_error(spread):
+    weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(0)) * spread
+    weight[5] = 0
+    error = float((dequantized(Int4Weights(weight)) - weight).norm() / weight.norm())
+    assert 0.07 < error < 0.09
+
+
+def dequantized(weights: Int4Weights) -> torch.Tensor:
+    P, B = weights.levels.shape[:2]
+    levels = torch.stack([weights.levels & 15, weights.levels >> 4], 2).float() - 8  # (P, B, 2, 8, 16, 4)
+    rows = levels.permute(0, 2, 4, 1, 3, 5).reshape(32 * P, B, 32)
+    return (rows * weights.scale.transpose(1, 2).reshape(32 * P, B, 1).float()).flatten(1)
+
+
+def int8_map(weight: torch.Tensor, bias: torch.Tensor, *, clamps: bool = False) -> Int8Linear:
+    return Int8Linear(Int8Weights(weight), bias, clamps_negative=clamps)
+
+
 def made_map(num_inputs: int, *, clamps: bool, spread: float = 1.0) -> Int8Linear:
     """A map of random weights and one of the largest levels, whose columns' scales differ by `spread`."""
     chance = torch.Generator().manual_seed(1)
@@ -66,7 +110,7 @@ def made_map(num_inputs: int, *, clamps: bool, spread: float = 1.0) -> Int8Linea
     # Levels of 127 and of -127 only: pairs of their products saturate 16 bits where the weights are signed.
     weight[:, 0], weight[:, 1] = 1, -1
     weight *= torch.logspace(0, torch.tensor(spread).log10().item(), 10)
-    return Int8Linear(weight.t(), torch.randn(10, generator=chance), clamps_negative=clamps)
+    return int8_map(weight.t(), torch.randn(10, generator=chance), clamps=clamps)
 
 
 @functools.cache
@@ -141,7 +185,7 @@ def test_onnx_runtime_computes_exact_products_by_row(num_inputs, spread, clamps)
 
 @CLAMPS
 def test_a_map_is_within_half_a_level_of_each_input(clamps):
-    made = Int8Linear(torch.eye(64), None, clamps_negative=clamps)  # the levels of eye are exact
+    made = int8_map(torch.eye(64), torch.zeros(64), clamps=clamps)  # the levels of eye are exact
     x = rows_of(64)
     expected = np.maximum(x, 0) if clamps else x
     error = np.abs(by_definition(made, x) - expected).max(axis=1)
@@ -153,7 +197,7 @@ def test_a_map_is_within_half_a_level_of_each_input(clamps):
 
 
 def test_half_a_level_is_rounded_to_the_even_one():
-    made = Int8Linear(torch.eye(8), None)
+    made = int8_map(torch.eye(8), torch.zeros(8))
     x = np.array([[127, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, -128]], np.float32)
     np.testing.assert_allclose(by_definition(made, x)[0], [127, 0, 2, 2, 0, -2, -2, -128], rtol=1e-6)
 

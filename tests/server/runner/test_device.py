@@ -114,7 +114,8 @@ def test_a_precision_that_cannot_run_is_refused_by_name(
 
 def test_a_build_without_cuda_runs_the_graphs_of_the_cpu(random_bundle, monkeypatch):
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    assert usable_variants(random_bundle) == [("cpu", Precision.INT8), ("cpu", Precision.FP32)]
+    precisions = [Precision.INT8, Precision.INT4, Precision.FP32]
+    assert usable_variants(random_bundle) == [("cpu", precision) for precision in precisions]
     with pytest.raises(ValueError, match=re.escape(f"CUDA is required: {NO_CUDA}")):
         choose(holding(random_bundle, "fp16"), ProviderPolicy.REQUIRE, None)
 

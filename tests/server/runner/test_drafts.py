@@ -40,7 +40,7 @@ def check_drafts(bundle, requests, num_slots, precision=Precision.FP32):
     assert num_drafted / 4 < num_accepted < num_drafted
 
 
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8, Precision.INT4])
 def test_drafts_change_no_answer(precision, random_bundle):
     check_drafts(random_bundle, everything(seed=4), num_slots=9, precision=precision)
 

@@ -37,7 +37,10 @@ from tests.server.runner.test_selection import (
 QUICK = "transformer", "additive"
 FAMILIES = [*QUICK, *(pytest.param(name, marks=pytest.mark.slow) for name in RECURRENT if name not in QUICK)]
 PRECISIONS = Precision.FP32, Precision.INT8
-BATCHES = [("transformer", Precision.FP32), ("transformer", Precision.INT8), ("additive", Precision.INT8)]
+BATCHES = [
+    *(("transformer", precision) for precision in (*PRECISIONS, Precision.INT4)),
+    ("additive", Precision.INT8),
+]
 BATCHES += [
     pytest.param(*case, marks=pytest.mark.slow)
     for case in product(RECURRENT, PRECISIONS)
@@ -198,6 +201,7 @@ with_and_without_operators = pytest.mark.parametrize("has_operators", [True, Fal
     [
         ("random_bundle", Precision.FP32),
         ("random_bundle", Precision.INT8),
+        ("random_bundle", Precision.INT4),
         ("merged_bundle", Precision.FP32),
     ],
 )
@@ -221,7 +225,7 @@ def test_values_that_earlier_requests_left_in_the_buffers_change_no_answer(
 
 
 @with_and_without_operators
-@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8])
+@pytest.mark.parametrize("precision", [Precision.FP32, Precision.INT8, Precision.INT4])
 def test_nan_logits_fail_their_request_and_no_other(precision, has_operators, random_bundle, monkeypatch):
     """Greedy and drawn tokens of NaN were answers: token 0 again and again."""
     if not has_operators:

@@ -1,4 +1,4 @@
-"""An int8 bundle gives the same bits whatever instructions multiply: the logits of whole models."""
+"""Quantised models give the same bits whatever instructions multiply: the logits of whole models."""
 
 import numpy as np
 import pytest
@@ -17,16 +17,16 @@ NUM_ROWS, NUM_STEPS = 7, 5  # more rows than one tile has
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason="there are no compiled operators")
 
 
-def logits_of(bundle: Bundle) -> np.ndarray:
+def logits_of(bundle: Bundle, precision: Precision) -> np.ndarray:
     """The logits `(steps, rows, V)` for random sources and random tokens."""
-    config = RunnerConfig(provider="cpu", precision=Precision.INT8, num_threads=2, max_slots=NUM_ROWS)
+    config = RunnerConfig(provider="cpu", precision=precision, num_threads=2, max_slots=NUM_ROWS)
     runner = OnnxRunner(bundle, config)
     assert runner._device.has_operators
     rng = np.random.default_rng(0)
     rows, manifest = [], bundle.manifest
     for row in range(NUM_ROWS):
         sources = {}
-        for spec in source_specs(manifest, Precision.INT8):
+        for spec in source_specs(manifest, precision):
             shape = [size if isinstance(size, int) else 2 + row for size in spec.axes[1:]]
             whole = np.issubdtype(np.dtype(spec.dtype), np.integer)
             array = rng.integers(4, 90, shape) if whole else rng.standard_normal(shape)
@@ -47,8 +47,8 @@ def logits_of(bundle: Bundle) -> np.ndarray:
     return np.array(found)
 
 
-def check_bits(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = logits_of(bundle)
+def check_bits(bundle: Bundle, precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = logits_of(bundle, precision)
     assert np.isfinite(expected).all()
     tried = set()
     for name in kernels.INSTRUCTIONS:
@@ -57,13 +57,14 @@ def check_bits(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
             tried.add(kernels.instructions())
         except ValueError:
             continue
-        np.testing.assert_array_equal(logits_of(bundle), expected)
+        np.testing.assert_array_equal(logits_of(bundle, precision), expected)
     assert len(tried) > 1
 
 
-def test_a_transformer_has_the_same_bits_with_all_instructions(random_bundle, monkeypatch):
-    check_bits(random_bundle, monkeypatch)
+@pytest.mark.parametrize("precision", [Precision.INT8, Precision.INT4])
+def test_a_transformer_has_the_same_bits_with_all_instructions(precision, random_bundle, monkeypatch):
+    check_bits(random_bundle, precision, monkeypatch)
 
 
 def test_a_recurrent_model_has_the_same_bits_with_all_instructions(random_recurrent, monkeypatch):
-    check_bits(random_recurrent("additive")[1], monkeypatch)
+    check_bits(random_recurrent("additive")[1], Precision.INT8, monkeypatch)

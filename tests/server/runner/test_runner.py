@@ -109,6 +109,7 @@ def alone(random_bundle, trained_bundle):
     [
         ("random", Precision.FP32, 1),
         ("random", Precision.INT8, 3),
+        ("random", Precision.INT4, 3),
         ("random", Precision.FP32, 16),
         ("trained", Precision.INT8, 16),
     ],
