@@ -1,8 +1,10 @@
-"""Reads small files that may be anything, such as a pipe without a writer, and keeps new names of files."""
+"""Small files that may be anything, such as a pipe without a writer; names of files that last; memory."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import mmap
 import os
 import stat
 from pathlib import Path
@@ -44,3 +46,12 @@ def sync_folder(folder: Path) -> None:
             raise
     finally:
         os.close(descriptor)
+
+
+def new_memory(num_bytes: int) -> memoryview:
+    """Returns memory of zeros, which the system gets back as soon as its last user is gone."""
+    content = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, "MADV_HUGEPAGE"):  # the first use of each page takes its time
+        with contextlib.suppress(OSError):  # of a kernel without them
+            content.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(content)[:num_bytes]

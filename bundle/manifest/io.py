@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import mmap
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from seq2seq_serve.bundle.files import read_small_file
+from seq2seq_serve.bundle.files import new_memory, read_small_file
 from seq2seq_serve.bundle.manifest.check import contradictions
 from seq2seq_serve.bundle.manifest.schema import FileSpec, Manifest
 from seq2seq_serve.bundle.names import CHECKSUM_FILE, FORMAT_VERSION, MANIFEST_FILE, Precision, Verb
@@ -21,6 +21,7 @@ from seq2seq_serve.bundle.tokenizer import Tokenizer
 MAX_MANIFEST_BYTES = 4 << 20  # the manifest of a Transformer-base in two precisions has 80 KB
 MAX_TOKENIZER_BYTES = 64 << 20  # tokenizers of 250,000 tokens have 20 MB
 
+_READ_BYTES = 16 << 20  # at once, of a file that is checked while it is read
 _VERSION_DIGITS = 12
 _MANIFEST = TypeAdapter(Manifest)
 
@@ -173,14 +174,16 @@ def _read(folder: Path, spec: FileSpec) -> memoryview:
     """Read a file, and check the checksum of the bytes that are returned."""
     if problems := _place_problems(folder, spec):
         raise BundleError(folder, problems)
-    # The system gets the memory of an anonymous mapping back as soon as its last user is gone.
-    content = memoryview(mmap.mmap(-1, max(spec.size_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
-    with (folder / spec.file).open("rb") as stream:
-        content = content[: stream.readinto(content[: spec.size_bytes])]
-    digest = hashlib.sha256(content).hexdigest()
+    content = new_memory(spec.size_bytes)
+    sha256, end = hashlib.sha256(), 0
+    with (folder / spec.file).open("rb") as stream, ThreadPoolExecutor(1) as pool:
+        while count := stream.readinto(content[end : end + _READ_BYTES]):
+            pool.submit(sha256.update, content[end : end + count])  # while the next ones are read
+            end += count
+    digest = sha256.hexdigest()
     if digest != spec.sha256:
         raise BundleError(folder, [_changed(spec.file, digest, spec.sha256)])
-    return content
+    return content[:end]
 
 
 def _parse(path: Path, raw: bytes) -> Manifest:

@@ -13,6 +13,7 @@ from itertools import accumulate
 import numpy as np
 
 from seq2seq_serve import kernels
+from seq2seq_serve.bundle.files import new_memory
 from seq2seq_serve.bundle.manifest import VariantFiles
 from seq2seq_serve.protos.onnx_weights_pb2 import Graph, Model, Tensor
 from seq2seq_serve.server.engine.request import Array
@@ -114,7 +115,7 @@ def pack_maps(files: VariantFiles) -> VariantFiles:
     if ends[-1] > _MOST_TIMES * len(files.weights) + _MOST_MORE_BYTES:
         raise ValueError(f"weights of {len(files.weights)} bytes would take {ends[-1]} bytes of memory")
     places = dict(zip(sizes, [0, *ends], strict=False))
-    content = memoryview(mmap.mmap(-1, ends[-1], flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
+    content = new_memory(ends[-1])
     starts = sorted(start for start, _, _ in stored)
 
     def write(key: _Key) -> None:
