@@ -146,7 +146,7 @@ def pack(weights: Weights, packed: Weights) -> None:
 
     Args:
         weights: As for `packed_shape`, without gaps.
-        packed: Has the shape `packed_shape`, without gaps.
+        packed: Zeros of the shape `packed_shape`, without gaps.
     """
     function = _function("pack_int8" if weights.dtype == np.uint8 else "pack_floats")
     function(weights.ctypes.data, *weights.shape, packed.ctypes.data)

@@ -256,10 +256,9 @@ struct Packing {
   size_t size() const { return shape[0] * shape[1] * shape[2] * shape[3] * shape[4]; }
 };
 
-// Packs weights (I, O), which lie 128 above their levels. What lies beyond I and O becomes zero.
+// Packs weights (I, O), which lie 128 above their levels, into zeros.
 static void pack(const Instructions &how, const uint8_t *weights, size_t inputs, size_t outputs, int8_t *to) {
   const size_t depth = depth_of(inputs), strip = how.strip, group = how.group;
-  memset(to, 0, Packing(how, depth, outputs).size());
   for (size_t first = 0; first < outputs; first += strip)
     for (size_t i = 0; i < inputs; i++) {
       int8_t *here = to + first * depth + i / group * strip * group + i % group;

@@ -25,10 +25,9 @@ static inline size_t size_in_panels(size_t inputs, size_t outputs) {
   return (outputs + GROUP - 1) / GROUP * GROUP * inputs;
 }
 
-// Packs weights (O, I) into panels.
+// Packs weights (O, I) into panels, which must be zeros.
 static void write_panels(const float *weights, size_t inputs, size_t outputs, float *to) {
   constexpr size_t TOGETHER = 64; // inputs, so that whole lines are read and written
-  memset(to, 0, size_in_panels(inputs, outputs) * sizeof(float));
   for (size_t first = 0; first < outputs; first += PANEL)
     for (size_t begin = 0; begin < inputs; begin += TOGETHER)
       for (size_t o = first; o < std::min(first + PANEL, outputs); o++)

@@ -304,7 +304,7 @@ def choose(
     Args:
         bundle: A checked bundle.
         policy: The allowed providers.
-        precision: None takes the fastest one.
+        precision: None takes the preferred one.
         cuda_libraries: Folder with CUDA's libraries; None searches the packages of this Python.
 
     Raises:
@@ -318,7 +318,7 @@ def choose(
     if policy != ProviderPolicy.CPU:
         reason = _why_not_cuda(asked, cuda_libraries)
         if not reason:
-            return CUDA, _fastest(CUDA, asked)
+            return CUDA, _preferred(CUDA, asked)
         if policy == ProviderPolicy.REQUIRE:
             raise ValueError(f"CUDA is required: {reason}")
     if not set(asked) & set(_PRECISIONS[CPU]):
@@ -333,11 +333,11 @@ def choose(
             _log.warning("%s runs on the CPU, though CUDA is preferred: %s", bundle.path, reason)
         else:
             _log.info("%s runs on the CPU: neither a GPU nor onnxruntime-gpu was found", bundle.path)
-    return CPU, _fastest(CPU, asked)
+    return CPU, _preferred(CPU, asked)
 
 
 def usable_variants(bundle: Bundle) -> list[tuple[str, Precision]]:
-    """Returns every provider and precision that can run a bundle here, the fastest first."""
+    """Returns every provider and precision that can run a bundle here, the preferred first."""
     providers = [CPU] if cuda_problem(None) else [CUDA, CPU]
     return [
         (provider, precision)
@@ -347,7 +347,7 @@ def usable_variants(bundle: Bundle) -> list[tuple[str, Precision]]:
     ]
 
 
-def _fastest(provider: str, asked: tuple[Precision, ...]) -> Precision:
+def _preferred(provider: str, asked: tuple[Precision, ...]) -> Precision:
     return next(precision for precision in _PRECISIONS[provider] if precision in asked)
 
 
@@ -424,4 +424,5 @@ def one_line(error: Exception) -> str:
 
 
 def _listed(precisions: tuple[Precision, ...]) -> str:
-    return " and ".join(precisions)
+    *others, last = precisions
+    return f"{', '.join(others)} and {last}" if others else last

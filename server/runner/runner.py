@@ -198,7 +198,7 @@ class OnnxRunner:
         return self._captures[Verb.STEP]
 
     def warm_up(self) -> None:
-        """Run every graph, and a step of every bucket, so that no request waits for first-time work.
+        """Run every graph, on a device a step of every bucket, so that no request waits for first-time work.
 
         If steps are captured, the thread that will call `step` must call it: ONNX Runtime keeps captured
         graphs for each thread, and another thread would capture them again.
@@ -527,8 +527,8 @@ class OnnxRunner:
         return self._state[0].copy if self._state else 0
 
     def _step_every_bucket(self) -> None:
-        # The largest first: the others reuse the memory that it allocates.
-        for num_rows in reversed(self._buckets):
+        # The largest first: the others reuse the memory that it allocates. On a host they need nothing else.
+        for num_rows in reversed(self._buckets[-1:] if self._device.is_host else self._buckets):
             self._columns.fill((), is_same=False)
             for _ in range(2 if self._state else 1):  # from either copy
                 self._run_step(num_rows, num_candidates=int(self._chooses))

@@ -76,7 +76,7 @@ def test_packed_weights_lie_apart_and_once_for_all_graphs():
         (equal_bytes, (32, 16), 0),
         (neighbour, (16, 16), 2 * page + 768),
     ):
-        expected = np.empty(kernels.packed_shape(np.empty(dims, np.uint8)), np.uint8)
+        expected = np.zeros(kernels.packed_shape(np.empty(dims, np.uint8)), np.uint8)
         raw = np.frombuffer(content[start : start + math.prod(dims)], np.uint8).reshape(dims)
         kernels.pack(raw, expected)
         np.testing.assert_array_equal(weight.bits, expected)
