@@ -1,4 +1,4 @@
-"""Small files that may be anything, such as a pipe without a writer; names of files that last; memory."""
+"""Reads small files that may be anything, keeps new names of files, and gives memory to read files into."""
 
 from __future__ import annotations
 

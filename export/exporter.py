@@ -63,7 +63,7 @@ MAX_LOSS = {Precision.INT8: 1.0, Precision.INT4: 2.0}  # of the model's metric, 
 # In the log-probability of a reference's token; measured in int8 below 0.03 in the tests, 0.06 with Whisper's
 # published weights, and 0.12 for a Russian model on an import's samples in 28 languages (0.16 without zero
 # points).
-MAX_MEAN_DIFFERENCE = {Precision.INT8: 0.2, Precision.INT4: 0.4}
+MAX_DIFFERENCE = {Precision.INT8: 0.2, Precision.INT4: 0.4}
 _LEAST_SCORE = 5.0  # of the trained model; below it, a loss proves nothing
 _DTYPES = {
     Precision.FP32: torch.float32,
@@ -339,7 +339,7 @@ def describe_differences(proof: Parity, precision: Precision) -> str:
     if mean is None:
         return f"worst difference of log-probabilities {worst:.1e} (tolerance {proof.tolerance:.0e})"
     return (
-        f"mean difference of log-probabilities {mean:.1e} (tolerance {MAX_MEAN_DIFFERENCE[precision]}), "
+        f"mean difference of log-probabilities {mean:.1e} (tolerance {MAX_DIFFERENCE[precision]}), "
         f"worst for random tokens {worst:.1e}"
     )
 
@@ -350,10 +350,10 @@ def _prove(trained: TrainedModel, graphs: Graphs, precision: Precision) -> Parit
         return proof
     targets = _proof_targets(trained.dev)
     mean = parity.mean_difference(trained.model, graphs, _encoded(trained, targets))
-    if not mean <= MAX_MEAN_DIFFERENCE[precision]:
+    if not mean <= MAX_DIFFERENCE[precision]:
         raise ProofError(
             f"{precision} differs from the {trained.model.origin} model by {mean:.2f} on average in the "
-            f"log-probability of a token of dev, and {MAX_MEAN_DIFFERENCE[precision]} is allowed. "
+            f"log-probability of a token of dev, and {MAX_DIFFERENCE[precision]} is allowed. "
             f"{_ADVICE[precision]}"
         )
     metric = trained.model.metric

@@ -95,7 +95,8 @@ class Graphs:
             if made.get_providers()[0] != provider:
                 raise ValueError(
                     f"this onnxruntime has the {provider}, but cannot use it here: install the libraries of "
-                    "CUDA and cuDNN (pip install 'onnxruntime-gpu[cuda,cudnn]'), or export fp32 and int8 only"
+                    "CUDA and cuDNN (pip install 'onnxruntime-gpu[cuda,cudnn]'), or export for the CPU only "
+                    "(--precision fp32,int8)"
                 )
         self._graphs = graphs
         self.has_decode = Verb.DECODE in graphs

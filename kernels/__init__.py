@@ -98,7 +98,7 @@ def _warn(path: Path, problem: str) -> None:
 
 
 def instructions() -> str:
-    """Returns the name of the instructions that multiply int8 weights here.
+    """Returns the name of the instructions that multiply quantised weights here.
 
     It is empty without the library, and on a processor that cannot run any of its operators. The environment
     variable SEQ2SEQ_ISA may name other ones. The outputs are the same, bit for bit. Floats are multiplied in

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 _PREFIX = "SEQ2SEQ_"
-_CONFIG, _ISA = f"{_PREFIX}CONFIG", f"{_PREFIX}ISA"  # kernels/products.h reads the latter
+_CONFIG, _ISA = f"{_PREFIX}CONFIG", f"{_PREFIX}ISA"  # kernels/instructions.h reads the latter
 # Kubernetes sets the last ones for a Service SEQ2SEQ_…
 _NO_SETTINGS = re.compile(rf"{_CONFIG}|{_ISA}|\w*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_\w+)?)")
 _SIMILAR = 0.9  # of 1: one or two letters differ

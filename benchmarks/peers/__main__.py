@@ -12,11 +12,11 @@ With `--imported` they are checkpoints of Hugging Face with random weights, in t
 with their settings of `generate`: greedy for 1 and 8 requests, and beams for 8. (`benchmarks.speech` has
 Whisper.)
 
-Precisions are fp32 and int8; transformers has fp32 only. The engine runs with two settings (instances x
-threads per instance), and so does CTranslate2 (inter_threads x intra_threads). The faster setting of each
-counts.
+Precisions are fp32, int8 and int4, which is compared with CTranslate2's int8; transformers has fp32 only.
+The engine runs with two settings (instances x threads per instance), and so does CTranslate2 (inter_threads x
+intra_threads). The faster setting of each counts.
 
-First the tokens are compared: our fp32 with the fp32 of each peer, and int8 with the fp32 of the same
+First the tokens are compared: our fp32 with the fp32 of each peer, and others with the fp32 of the same
 library. Then all contenders alternate within each round, and medians over the rounds are compared. The
 machine's speed varies over time, so only ratios within one run are meaningful.
 

@@ -120,11 +120,11 @@ def summarise(suite: Suite, work: Work, precision: Precision, turns: AllTurns) -
 
 
 def medians(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Returns the median ratio to each peer, of both precisions and of each, for imported checkpoints."""
+    """Returns the median ratio to each peer, of all precisions and of each, for imported checkpoints."""
     ratios: dict[str, dict[str, list[float]]] = {library: defaultdict(list) for library in _MEDIAN_BARS}
     for row in rows:
         for library, peer in row["peers"].items():
-            for name in ("both", row["precision"]):
+            for name in ("all", row["precision"]):
                 ratios[library][name].append(peer["ratio"])
     return {
         library: {"bar": bar} | {name: statistics.median(its) for name, its in ratios[library].items()}
@@ -135,17 +135,17 @@ def medians(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, float]]:
 
 def medians_table(found: Mapping[str, Mapping[str, float]]) -> Table:
     """Returns the result of `medians` as a table for the terminal."""
-    rows = []
+    rows, compared_precisions = [], (Precision.FP32, Precision.INT8, Precision.INT4)
     for library, its in found.items():
-        shown = (f"{its[name]:.2f}" if name in its else "" for name in (Precision.FP32, Precision.INT8))
-        rows.append((_PEERS[library], *shown, _with_bar(its["both"], its["bar"])))
-    return table("medians of the ratios", ("", "fp32", "int8", "both / bar"), rows)
+        shown = (f"{its[name]:.2f}" if name in its else "" for name in compared_precisions)
+        rows.append((_PEERS[library], *shown, _with_bar(its["all"], its["bar"])))
+    return table("medians of the ratios", ("", *compared_precisions, "all / bar"), rows)
 
 
 def agreement_table(agreement: Sequence[dict[str, Any]]) -> Table:
     """Returns the results of `equal_targets` as a table for the terminal."""
     names = list(dict.fromkeys(name for row in agreement for name in row["equal"]))
-    title = "equal targets: fp32 with ours in fp32, int8 with the same library's fp32"
+    title = "equal targets: fp32 with ours in fp32, others with the same library's fp32"
     rows = [
         (row["work"], str(row["requests"]), *(str(row["equal"].get(name, "")) for name in names))
         for row in agreement

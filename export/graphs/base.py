@@ -102,7 +102,7 @@ class Projection(nn.Module):
         return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
 
     def products(self, hidden: Tensor, embedding: Embedding) -> Tensor:
-        """The logits before the cap, in the type of the graph's maps; int8 maps give float32."""
+        """The logits before the cap, in the type of the graph's maps; quantised maps give float32."""
         if self.linear is not None:
             return self.linear(hidden)
         weight, alpha = self.weight, self.scale

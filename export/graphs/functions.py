@@ -199,14 +199,14 @@ _INT4_PRODUCTS = """
     num_blocks = Shape <start = 1, end = 2> (weight)
     all_bytes = Slice (weight, begin, num_panels)
     all_scales = Slice (weight_scale, begin, num_panels)
-    first_axis = Constant <value_ints = [0]> ()
+    nothing = Constant <value_ints = [0]> ()
     one = Constant <value_ints = [1]> ()
     rest = Constant <value_ints = [-1]> ()
     in_block = Constant <value_ints = [32]> ()
     depth = Mul (num_blocks, in_block)
     width = Shape <start = 1, end = 2> (x)
     missing = Sub (depth, width)
-    pads = Concat <axis = 0> (first_axis, first_axis, first_axis, missing)
+    pads = Concat <axis = 0> (nothing, nothing, nothing, missing)
     padded = Pad (levels, pads)
     fifteen = Constant <value_int = 15> ()
     low_bits = Cast <to = 2> (fifteen)
@@ -230,17 +230,8 @@ _INT4_PRODUCTS = """
     matrix = Reshape (scaled, shape_of_matrix)
     padded_totals = MatMul (padded, matrix)
     num_outputs = Shape <start = 0, end = 1> (bias)
-    totals = Slice (padded_totals, first_axis, num_outputs, one)
+    totals = Slice (padded_totals, nothing, num_outputs, one)
     of_columns = Mul (totals, scale_of_row)"""
-_CANDIDATES = """
-<domain: "{domain}", opset_import: ["": {opset}]>
-Candidates (logits, num_candidates) => (token_ids, log_probabilities)
-{{
-    best, token_ids = TopK <axis = 1> (logits, num_candidates)
-    all_log_probabilities = LogSoftmax <axis = 1> (logits)
-    log_probabilities = GatherElements <axis = 1> (all_log_probabilities, token_ids)
-}}
-"""
 _INT8_WEIGHTS, _INT4_WEIGHTS = "weight, weight_scale, weight_sum", "weight, weight_scale"
 # `products` are int8's or int4's: they compute `of_columns`. The operator's own inputs follow its name.
 _QUANTIZED = """
@@ -303,7 +294,7 @@ QuantizedEmbedding (ids, weight, weight_scale) => (embedded)
     shape = Shape (ids)
     width = Shape <start = 0, end = 1> (weight)
     whole_shape = Concat <axis = 0> (shape, width)
-    embedded = Reshape (embeddings, whole_shape)
+    embedded = Reshape <allowzero = 1> (embeddings, whole_shape)
 }}
 """
 # Panels, blocks and bytes as in kernels/int4.h.
@@ -348,7 +339,7 @@ Int4Embedding (ids, weight, weight_scale) => (embedded)
     num_blocks = Shape <start = 1, end = 2> (weight)
     width = Mul (num_blocks, num_columns)
     whole_shape = Concat <axis = 0> (shape, width)
-    embedded = Reshape (embeddings, whole_shape)
+    embedded = Reshape <allowzero = 1> (embeddings, whole_shape)
 }}
 """
 

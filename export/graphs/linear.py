@@ -84,7 +84,7 @@ class LinearFactory(Protocol):
         """
 
     def table(self, weight: Tensor) -> Table | None:
-        """A table of embeddings (V, D), which an output projection by the same matrix shares.
+        """A table of embeddings (V, D); an output projection by the same matrix shares its weights.
 
         None if the graph looks tokens up itself.
         """
@@ -102,7 +102,7 @@ class Table(nn.Module):
 
 
 def _is_large(table: Tensor) -> bool:
-    """Whether a table is worth sharing with an output projection.
+    """Whether a table is worth keeping as the weights of a map.
 
     In the weights of a map a token's numbers are far apart: 640 tokens of 256 numbers take a millisecond to
     collect.
@@ -161,7 +161,7 @@ class PanelLinear(Linear):
 
 
 class PanelTable(Table):
-    """A table in float32, which a server keeps once with the weights of a `PanelLinear`."""
+    """A table in the weights of a map: those of the output projection, if it is the same matrix."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
@@ -268,7 +268,7 @@ class Int8Linear(Linear):
 
 
 class Int8Table(Table):
-    """A table that shares the levels of an `Int8Linear`."""
+    """A table in the weights of a map: those of the output projection, if it is the same matrix."""
 
     weight: Tensor
     weight_scale: Tensor
@@ -335,7 +335,7 @@ class Int4Linear(Linear):
 
 
 class Int4Table(Table):
-    """A table that shares the weights of an `Int4Linear`."""
+    """A table in the weights of a map: those of the output projection, if it is the same matrix."""
 
     weight: Tensor
     weight_scale: Tensor

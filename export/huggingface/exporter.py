@@ -79,13 +79,13 @@ from seq2seq_serve.training.models.options import PublishedConfig
 from seq2seq_serve.training.models.transformer import Transformer
 from seq2seq_serve.training.run import TrainedModel
 
-# int8 and int4 have more if their encoder stays in float32
+# Quantised weights have fewer, unless the encoder stays in float32.
 _BYTES_PER_WEIGHT = {
     Precision.FP32: 4,
     Precision.FP16: 2,
     Precision.BF16: 2,
-    Precision.INT8: 2,
-    Precision.INT4: 1,
+    Precision.INT8: 3,
+    Precision.INT4: 3,
 }
 _MEMORY_PER_WEIGHT = 10  # bytes: 2.5 times the weights in float32; measured with 300 million weights: 2.3
 _MEMORY_PER_CONVERTED_WEIGHT = 4  # bytes, for files in another type, whose weights are not mapped but copied

@@ -342,13 +342,20 @@ def usable_variants(bundle: Bundle) -> list[tuple[str, Precision]]:
     return [
         (provider, precision)
         for provider in providers
-        for precision in _PRECISIONS[provider]
+        for precision in _in_order(provider)
         if precision in bundle.manifest.variants
     ]
 
 
 def _preferred(provider: str, asked: tuple[Precision, ...]) -> Precision:
-    return next(precision for precision in _PRECISIONS[provider] if precision in asked)
+    return next(precision for precision in _in_order(provider) if precision in asked)
+
+
+def _in_order(provider: str) -> tuple[Precision, ...]:
+    """Returns the precisions that a provider runs, the preferred first."""
+    if provider == CPU and not has_operators():  # each step would unpack all weights of int4
+        return Precision.INT8, Precision.FP32, Precision.INT4
+    return _PRECISIONS[provider]
 
 
 def _why_not_cuda(asked: tuple[Precision, ...], libraries: Path | None) -> str:

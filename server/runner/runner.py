@@ -198,7 +198,7 @@ class OnnxRunner:
         return self._captures[Verb.STEP]
 
     def warm_up(self) -> None:
-        """Run every graph, on a device a step of every bucket, so that no request waits for first-time work.
+        """Run every graph, and on a GPU a step of every bucket, so that no request waits for first-time work.
 
         If steps are captured, the thread that will call `step` must call it: ONNX Runtime keeps captured
         graphs for each thread, and another thread would capture them again.

@@ -24,8 +24,14 @@ _DOMAIN = "seq2seq_serve"
 _FLOAT, _UINT8 = 1, 2  # ONNX's numbers of types
 _ELEMENT_BYTES = {_FLOAT: 4, _UINT8: 1, 3: 1, 6: 4, 7: 8, 9: 1, 10: 2, 11: 8, 16: 2}
 # The type of the weights, which are the second input, by the operator of `kernels` that multiplies by them
-_MAPS = {"QuantizedLinear": _UINT8, "QuantizedChoice": _UINT8, "Linear": _FLOAT, "LinearRelu": _FLOAT}
-_EMBEDDINGS = {"Embedding", "QuantizedEmbedding"}  # they read their second input in either form
+_MAPS = {
+    "QuantizedLinear": _UINT8,
+    "QuantizedChoice": _UINT8,
+    "QuantizedEmbedding": _UINT8,
+    "Linear": _FLOAT,
+    "LinearRelu": _FLOAT,
+}
+_EMBEDDING = "Embedding"  # reads its second input in either form
 _MOST_TIMES, _MOST_MORE_BYTES = 2, 2**24  # packed weights take at most twice the file and 16 MiB
 _LINE_BYTES = 64
 _Key = tuple[int, int, tuple[int, ...]]  # where a weight begins in the file, its type and its shape
@@ -100,7 +106,7 @@ def pack_maps(files: VariantFiles) -> VariantFiles:
         for tensor in filter(_is_external, model.graph.initializer):
             key, its_readers = _key(tensor), readers.get(tensor.name, set())
             stored[key] = _weight(tensor, files.weights)
-            if its_maps := its_readers - _EMBEDDINGS:
+            if its_maps := its_readers - {_EMBEDDING}:
                 types = {_MAPS.get(reader) for reader in its_maps}
                 is_map = len(tensor.dims) == 2 and types == {tensor.data_type}
                 (maps if is_map else others).add(key)

@@ -23,6 +23,7 @@ from seq2seq_serve.bundle.manifest import (
     Timestamps,
     bundle_version,
     file_spec,
+    io,
     load_bundle,
 )
 from seq2seq_serve.bundle.manifest.check import contradictions
@@ -82,6 +83,19 @@ def test_a_whole_bundle_is_loaded_with_all_that_the_server_needs(bundle_path, ra
     text = "오늘은 금요일입니다"
     assert bundle.source_tokenizer.encode_source(text) == random_trained.tokenizer.encode_source(text)
     assert bundle.target_tokenizer.vocab_size == config.vocab_size
+
+
+def test_a_file_is_checked_whole_though_it_is_read_in_parts(bundle_path, damaged, monkeypatch):
+    monkeypatch.setattr(io, "_READ_BYTES", 1000)
+    files = load_bundle(damaged).read_variant(Precision.INT8)
+    path = damaged / "int8" / "weights.bin"
+    assert bytes(files.weights) == path.read_bytes()
+    for place in (0, 1500, len(files.weights) - 1):
+        content = bytearray((bundle_path / "int8" / "weights.bin").read_bytes())
+        content[place] ^= 1
+        path.write_bytes(content)
+        with pytest.raises(BundleError, match=r"weights\.bin was changed"):
+            load_bundle(damaged, checks_content=False).read_variant(Precision.INT8)
 
 
 def test_a_copy_has_the_same_version_and_another_manifest_another_one(bundle_path, damaged):

@@ -45,15 +45,25 @@ def works(monkeypatch):
         (True, "fp32 bf16", "prefer", None, ("cuda", "bf16")),
         (True, "fp32 int8 fp16", "cpu", None, ("cpu", "int8")),
         (False, "fp32 int8", "cpu", "fp32", ("cpu", "fp32")),
+        (False, "fp32 int4 int8", "cpu", None, ("cpu", "int8")),
+        (False, "fp32 int4", "cpu", None, ("cpu", "int4")),
     ],
 )
-def test_the_fastest_usable_precision_is_chosen_without_a_log_line(
+def test_the_preferred_usable_precision_is_chosen_without_a_log_line(
     cuda, held, policy, precision, expected, random_bundle, works, caplog
 ):
     works(cuda)
     wanted = precision and Precision(precision)
     assert choose(holding(random_bundle, held), ProviderPolicy(policy), wanted) == expected
     assert caplog.messages == []
+
+
+def test_int4_is_the_last_choice_without_operators(random_bundle, works, monkeypatch):
+    """Each of its steps would unpack all weights."""
+    works(False)
+    monkeypatch.setattr(device_module, "has_operators", lambda: False)
+    assert choose(holding(random_bundle, "fp32 int4"), ProviderPolicy.CPU, None) == ("cpu", "fp32")
+    assert choose(holding(random_bundle, "int4"), ProviderPolicy.CPU, None) == ("cpu", "int4")
 
 
 @pytest.mark.parametrize("files", [[], ["/dev/null"]])

@@ -96,11 +96,11 @@ def test_weights_outside_of_their_file_are_not_packed(places, message):
         pack_maps(files)
 
 
-def float_graph(*nodes: Node) -> bytes:
+def float_graph(*nodes: Node, is_int8: bool = False) -> bytes:
     """A graph whose nodes read one matrix (40, 24) of float32, at the beginning of the file of weights."""
-    entries = {"location": "weights.bin", "offset": "0", "length": str(40 * 24 * 4)}
+    entries = {"location": "weights.bin", "offset": "0", "length": str(40 * 24 * (1 if is_int8 else 4))}
     data = [ExternalData(key=key, value=value) for key, value in entries.items()]
-    tensor = Tensor(name="w", data_type=1, dims=[40, 24], external_data=data)
+    tensor = Tensor(name="w", data_type=2 if is_int8 else 1, dims=[40, 24], external_data=data)
     return Model(graph=Graph(initializer=[tensor], node=nodes)).SerializeToString()
 
 
@@ -108,9 +108,9 @@ def float_graph(*nodes: Node) -> bytes:
 def test_a_matrix_that_other_operators_read_is_not_packed():
     """A table of embeddings is shared with the output projection, if both operators are the project's own."""
     content = memoryview(np.arange(40 * 24, dtype=np.float32).tobytes())
-    linear, look_up, int8, choice = (
+    linear, look_up, int8, int8_look_up, choice = (
         Node(domain=DOMAIN, op_type=name, input=["x", "w"])
-        for name in ("Linear", "Embedding", "QuantizedLinear", "Choice")
+        for name in ("Linear", "Embedding", "QuantizedLinear", "QuantizedEmbedding", "Choice")
     )
     gather = Node(op_type="Gather", input=["w", "ids"])
     foreign = Node(domain="other", op_type="Linear", input=["x", "w"])
@@ -126,6 +126,10 @@ def test_a_matrix_that_other_operators_read_is_not_packed():
     assert shapes(float_graph(linear), float_graph(gather)) == [(40, 24)] * 2
     assert shapes(float_graph(linear, gather)) == [(40, 24)]
     assert shapes(float_graph(look_up)) == [(40, 24)]
+    packed = kernels.packed_shape(np.empty((40, 24), np.uint8))
+    for nodes in ([int8, int8_look_up], [int8_look_up]):
+        assert shapes(float_graph(*nodes, is_int8=True)) == [packed]
+    assert shapes(float_graph(int8, gather, is_int8=True)) == [(40, 24)]
     for other in (int8, choice, foreign, branching):
         assert shapes(float_graph(linear, other)) == shapes(float_graph(other)) == [(40, 24)]
 
