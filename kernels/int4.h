@@ -1,6 +1,6 @@
 // Products of 8-bit levels by int4 weights in blocks, with the same bits on every processor. It knows nothing of ONNX Runtime.
 //
-// A row of inputs x becomes levels from -127 to 127, which is its largest magnitude. Sums of products over a block of inputs
+// A row of inputs x becomes levels from -127 to 127; 127 is the level of its largest magnitude. Sums of products over a block of inputs
 // are integers; they become floats, and are added in the order of the blocks, each product with a scale rounded once with
 // its addition.
 //
@@ -19,7 +19,7 @@ constexpr int INT4_ZERO = 8;
 struct Int4Work {
   const int8_t *levels;   // rows of (blocks, 32)
   const float *factors;   // of each row
-  const int32_t *offsets; // rows of (blocks,): by how much the sums with these weights are too large, negative
+  const int32_t *offsets; // rows of (blocks,): what is added to sums, because weights lie 8 above their levels
   size_t num_blocks;
   const uint8_t *weights; // (blocks, groups, COLUMNS / 2, 4)
   const Half *scales;     // (blocks, COLUMNS)
@@ -200,7 +200,6 @@ static inline size_t int4_blocks_of(size_t inputs) { return (inputs + INT4_BLOCK
 struct Int4Map {
   using Levels = Int4Levels;
   using Quantization = Int4Quantization;
-  static constexpr size_t INPUTS_TOGETHER = INT4_BLOCK;
 
   const Instructions *instructions;
   size_t depth, num_outputs;
@@ -219,6 +218,7 @@ struct Int4Map {
 
   size_t num_panels() const { return panels_of(num_outputs); }
   size_t num_blocks() const { return depth / INT4_BLOCK; }
+  static size_t padded(size_t inputs) { return int4_blocks_of(inputs) * INT4_BLOCK; }
   bool finds_largest() const { return false; }
 
   // Multiplies some rows of levels by one panel.
@@ -281,7 +281,8 @@ struct Int4Quantization {
           Integers numbers[2];
           for (int half = 0; half < 2; half++) {
             const Vector rounded = fused(counted(i + 8 * half), per_unit, rounding);
-            numbers[half] = reinterpret_cast<Integers>(rounded) - bits_of(ROUNDING);
+            const Integers number = reinterpret_cast<Integers>(rounded) - bits_of(ROUNDING);
+            numbers[half] = number < -127 ? -127 - Integers{} : number > 127 ? 127 - Integers{} : number; // where x is NaN
             total += numbers[half];
           }
           store_signed(numbers[0], numbers[1], levels + i);
@@ -300,24 +301,22 @@ struct Int4Lookup {
   const uint8_t *weights;
   const Half *scales;
   const int64_t *token_ids; // (N,)
-  float *to;                // (N, D)
-  size_t num_tokens, width;
+  float *to;                // (N, 32 blocks)
+  size_t num_tokens, num_blocks;
 
   size_t num_items() const { return num_tokens; }
   size_t scratch() const { return 0; }
 
   void run(size_t begin, size_t end, float *) const {
-    const size_t num_blocks = int4_blocks_of(width);
     for (size_t token = begin; token < end; token++) {
       const size_t id = static_cast<size_t>(token_ids[token]), first = id / COLUMNS * num_blocks, column = id % COLUMNS;
       const int shift = column < COLUMNS / 2 ? 0 : 4;
       for (size_t block = 0; block < num_blocks; block++) {
         const uint8_t *levels = weights + (first + block) * INT4_BYTES + column % (COLUMNS / 2) * 4;
         const float scale = load(scales + (first + block) * COLUMNS + column / 8 * 8)[column % 8];
-        for (size_t i = block * INT4_BLOCK; i < std::min(width, (block + 1) * INT4_BLOCK); i++) {
-          const int level = levels[i % INT4_BLOCK / 4 * INT4_GROUP + i % 4] >> shift & 15;
-          to[token * width + i] = static_cast<float>(level - INT4_ZERO) * scale;
-        }
+        float *row = to + (token * num_blocks + block) * INT4_BLOCK;
+        for (size_t i = 0; i < INT4_BLOCK; i++)
+          row[i] = static_cast<float>((levels[i / 4 * INT4_GROUP + i % 4] >> shift & 15) - INT4_ZERO) * scale;
       }
     }
   }

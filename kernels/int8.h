@@ -291,7 +291,7 @@ struct Int8Levels {
 struct Int8Map {
   using Levels = Int8Levels;
   using Quantization = Int8Quantization;
-  static constexpr size_t INPUTS_TOGETHER = DEPTH;
+  static constexpr auto padded = depth_of; // inputs
 
   const Instructions *instructions;
   size_t depth, num_outputs;
@@ -387,7 +387,7 @@ struct Int8Quantization {
       const float least = -::largest(-low), range = std::max(::largest(high) - least, LEAST_RANGE) + sum(zeros);
       const float per_unit = MOST / range;
       const int32_t zero_point = -whole_number(std::fma(least, per_unit, ROUNDING));
-      // Int8Levels of 16 bits are those whose zero is 0; the others are shifted.
+      // Levels of 16 bits are those whose zero is 0; the others are shifted.
       const int32_t shift = how.has_wide_levels ? 0 : zero_point + how.least_level;
       const Integers offset = Integers{} + (shift - bits_of(ROUNDING)), most = Integers{} + (255 - zero_point + shift);
       uint8_t *levels = to.levels + row * map->row_bytes();

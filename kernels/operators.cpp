@@ -360,9 +360,7 @@ template <class Weights> struct Quantized {
 
   Tensor<float> given(void *context) const {
     const auto x = input<float>(context, 0);
-    const size_t least = map->depth - Map::INPUTS_TOGETHER; // of the inputs, which are padded to whole groups
-    require(x.num_axes == 2 && (num_inputs ? x.shape[1] == num_inputs
-                                           : x.shape[1] > static_cast<int64_t>(least) && x.shape[1] <= static_cast<int64_t>(map->depth)),
+    require(x.num_axes == 2 && Map::padded(x.shape[1]) == map->depth && (!num_inputs || x.shape[1] == num_inputs),
             "x has another width");
     return x;
   }
@@ -406,6 +404,7 @@ struct QuantizedLinear : Quantized<Int8Map> {
     require(sums.has_shape(O) && bias.has_shape(O), "the columns differ in number");
     const bool is_packed = weight.num_axes == 5;
     const size_t depth = is_packed ? weight.shape[2] * weight.shape[4] : depth_of(weight.shape[0]);
+    require(depth > 0 && depth % DEPTH == 0, "the weights must have inputs, padded to a multiple of 16");
     const Packing packing(how, depth, O);
     const int8_t *weights = reinterpret_cast<const int8_t *>(weight.data);
     if (is_packed) {
@@ -428,12 +427,13 @@ struct QuantizedEmbedding {
   static constexpr int INPUTS[] = {INT64, UINT8, FLOAT}, OUTPUTS[] = {FLOAT};
   Tensor<uint8_t> weight;
   Tensor<float> scales;
+  const Instructions &how = required_instructions();
 
   explicit QuantizedEmbedding(const void *info) : weight(constant<uint8_t>(info, 1)), scales(constant<float>(info, 2)) {
     require(weight.num_axes == 2 || weight.num_axes == 5, "the weights must have 2 axes, or 5 if they are packed");
     require(scales.num_axes == 1, "the scales must have 1 axis");
-    const Packing packing(required_instructions(), width(), scales.shape[0]);
-    require(width() % DEPTH == 0, "the width must be a multiple of 16");
+    const Packing packing(how, width(), scales.shape[0]);
+    require(width() > 0 && width() % DEPTH == 0, "the width must be a multiple of 16");
     require(is_packed() ? std::equal(packing.shape, packing.shape + 5, weight.shape) : weight.shape[1] == scales.shape[0],
             "the weights are packed for other instructions, or their columns differ in number");
   }
@@ -445,7 +445,7 @@ struct QuantizedEmbedding {
     const int64_t V = scales.shape[0];
     const Tokens tokens(context, V);
     const size_t D = width();
-    compute(context, Int8Lookup{is_packed() ? instructions_here() : nullptr, weight.data, scales.data, tokens.ids.data,
+    compute(context, Int8Lookup{is_packed() ? &how : nullptr, weight.data, scales.data, tokens.ids.data,
                                 tokens.rows(context, D), tokens.count, D, static_cast<size_t>(V)},
             tokens.count * D);
   }
@@ -488,8 +488,8 @@ struct Int4Linear : Quantized<Int4Map> {
   }
 };
 
-// Inputs: token ids (…), the weights (V, D) of an Int4Linear, and their scales. Output: (…, 32 blocks): D and its padding. Ids
-// from V on are refused, but those of the padding.
+// Inputs: token ids (…), and, constants, the weights of an Int4Linear with V outputs, and their scales. Output: (…, D), where
+// D is 32 for each block. Ids beyond the panels are refused.
 struct Int4Embedding {
   static constexpr const char *NAME = "Int4Embedding";
   static constexpr int INPUTS[] = {INT64, UINT8, FLOAT16}, OUTPUTS[] = {FLOAT};
@@ -499,8 +499,8 @@ struct Int4Embedding {
 
   void operator()(void *context) const {
     const Tokens tokens(context, weights.num_panels() * COLUMNS);
-    const size_t D = weights.num_blocks() * INT4_BLOCK;
-    compute(context, Int4Lookup{weights.levels.data, weights.scales.data, tokens.ids.data, tokens.rows(context, D), tokens.count, D},
+    const size_t B = weights.num_blocks(), D = B * INT4_BLOCK;
+    compute(context, Int4Lookup{weights.levels.data, weights.scales.data, tokens.ids.data, tokens.rows(context, D), tokens.count, B},
             tokens.count * D);
   }
 };
@@ -616,7 +616,7 @@ extern "C" const char *sources_digest() { return SOURCES_DIGEST; }
 // Whether ONNX Runtime has accepted the operators.
 extern "C" bool is_complete() { return is_described; }
 
-// The name of the instructions that multiply int8 weights; null if SEQ2SEQ_ISA names some that this processor does not have.
+// The name of the instructions that multiply quantised weights; null if SEQ2SEQ_ISA names some that this processor does not have.
 extern "C" const char *instructions() {
   const Instructions *here = instructions_here();
   return here ? here->name : nullptr;

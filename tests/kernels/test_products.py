@@ -312,9 +312,33 @@ def test_weights_that_are_packed_for_other_instructions_are_refused():
     _, constants = linear_of(32, 64, 8)
     arrays = inputs_of_map(**constants)
     packed = packed_of(arrays["weight"])
-    arrays["weight"] = packed.reshape(packed.shape[0], -1, 1, 1, 1)
+    arrays["weight"] = packed.reshape(packed.shape[0], -1, 32, 1, 1)
     with pytest.raises(Exception, match="packed for other instructions"):
         session_of(graph_of(constants, given=arrays), has_kernels=True)
+
+
+@pytest.mark.parametrize("depth", [0, 4, 20])
+def test_packed_weights_without_their_padding_are_refused(depth, isa):
+    """Levels of more inputs were written than there was room for."""
+    _, constants = linear_of(32, 32, 8)
+    arrays = inputs_of_map(**constants)
+    panels, strips, _, strip, group = packed_of(arrays["weight"]).shape
+    arrays["weight"] = np.zeros((panels, strips, depth // group, strip, group), np.uint8)
+    with pytest.raises(Exception, match="padded to a multiple of 16"):
+        session_of(graph_of(constants, given=arrays), has_kernels=True)
+
+
+@BITS
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_a_row_with_a_number_that_is_not_finite_has_none_that_is(number, bits, isa):
+    model, _ = linear_of(64, 40, bits)
+    x = np.random.default_rng(0).standard_normal((9, 64)).astype(np.float32)
+    session = session_of(model, has_kernels=True)
+    (expected,) = session.run(None, {"x": x})
+    x[4, 33] = number
+    (output,) = session.run(None, {"x": x})
+    assert not np.isfinite(output[4]).any()
+    np.testing.assert_array_equal(np.delete(output, 4, 0), np.delete(expected, 4, 0))
 
 
 @pytest.mark.parametrize(
@@ -365,6 +389,13 @@ def test_tokens_are_looked_up_in_the_weights_of_a_map(width, V, bits, isa):
     for model, has_kernels in ((models[0], False), *((model, True) for model in models)):
         (embedded,) = session_of(model, has_kernels=has_kernels).run(None, {"ids": ids})
         np.testing.assert_array_equal(embedded, table[ids])
+
+
+@BITS
+@pytest.mark.parametrize("has_kernels", [True, False])
+def test_no_tokens_have_no_rows(has_kernels, bits):
+    session = session_of(embedding_of(linear_of(32, 96, bits)[1]), has_kernels=has_kernels)
+    assert session.run(None, {"ids": np.zeros((3, 0), np.int64)})[0].shape == (3, 0, 32)
 
 
 @BITS
