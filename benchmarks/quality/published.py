@@ -1,10 +1,11 @@
 """Compares the precisions of published checkpoints: `python -m benchmarks.quality published --models FOLDER`.
 
 FOLDER holds checkpoints in Hugging Face's format, Whisper's and the Marian that sets stress marks in Russian
-texts, and recordings (`*.wav`). Each checkpoint is imported in fp32 and int8, if its bundle is not there yet.
-Whisper transcribes the recordings and sentences that `espeak-ng` speaks: the word error rate is that of these
-sentences, and the words that differ are counted between the precisions. The Marian marks `russian.txt`; two
-targets have equal stress marks if the same vowels are marked in the same order, whatever letters it drops.
+texts, and recordings (`*.wav`). Each checkpoint is imported in fp32, int8 and, if its proof holds, int4,
+unless its bundle is there. Whisper transcribes the recordings and sentences that `espeak-ng` speaks: the word
+error rate is that of these sentences, and the words that differ are counted between the precisions. The
+Marian marks `russian.txt`; two targets have equal stress marks if the same vowels are marked in the same
+order, whatever letters it drops.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.hardware import describe_hardware
-from benchmarks.quality.recipe import PRECISIONS
 from seq2seq_serve import load
+from seq2seq_serve.bundle.manifest import load_bundle
+from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.export.__main__ import main as export
 from seq2seq_serve.server.library import Model
 
@@ -60,17 +62,17 @@ def main(arguments: Sequence[str]) -> int:
             if kind not in ("whisper", "marian"):
                 continue
             bundle = bundles / config.parent.name
-            names = ",".join(PRECISIONS)
-            if not bundle.exists() and export(
-                ["huggingface", str(config.parent), str(bundle), "--precision", names]
-            ):
-                raise SystemExit(f"{config.parent} was not imported in {names}")
-            with load(bundle, precision="fp32") as exact, load(bundle, precision="int8") as rounded:
-                if kind == "whisper":
-                    recordings = sorted(options.models.glob("*.wav"))
-                    results += _transcribed(config.parent.name, exact, rounded, recordings, spoken)
-                else:
-                    results.append(_marked(config.parent.name, exact, rounded))
+            command = ["huggingface", str(config.parent), str(bundle), "--precision", "fp32,int8,int4"]
+            if not bundle.exists() and export(command):
+                raise SystemExit(f"{config.parent} was not imported")
+            for precision in sorted(load_bundle(bundle).manifest.variants.keys() - {Precision.FP32}):
+                name = f"{config.parent.name}, {precision}"
+                with load(bundle, precision="fp32") as exact, load(bundle, precision=precision) as rounded:
+                    if kind == "whisper":
+                        recordings = sorted(options.models.glob("*.wav"))
+                        results += _transcribed(name, exact, rounded, recordings, spoken)
+                    else:
+                        results.append(_marked(name, exact, rounded))
     Console().print(_table(results))
     print(json.dumps({"benchmark": "published", "hardware": describe_hardware(), "results": results}))
     return 0
@@ -130,7 +132,7 @@ def _speak(text: str, language: str, folder: Path) -> Path:
 
 
 def _table(results: Sequence[dict[str, Any]]) -> Table:
-    table = Table("checkpoint", "read", "word errors fp32, int8", "fp32 against int8")
+    table = Table("checkpoint", "read", "word errors in fp32, and in this precision", "fp32 against it")
     for result in results:
         if "equal_marks" in result:
             of = result["of"]
