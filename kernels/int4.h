@@ -1,17 +1,17 @@
 // Products of 8-bit levels by int4 weights in blocks, with the same bits on every processor. It knows nothing of ONNX Runtime.
 //
-// A row of inputs x becomes levels from -127 to 127; 127 is the level of its largest magnitude. Sums of products over a block of inputs
-// are integers; they become floats, and are added in the order of the blocks, each product with a scale rounded once with
-// its addition.
+// A row of inputs x becomes levels from -127 to 127; 127 is the level of its largest magnitude. Sums of products over a
+// block of inputs are integers; they become floats, and are added in the order of the blocks, each product with a scale
+// rounded once with its addition.
 //
 // Weights lie 8 above their levels of -8 to 7, as all instructions read them: a panel of 32 columns has blocks, a block has
 // groups of four inputs, and a byte has two columns, the first in its low bits. So nothing is packed when they are loaded.
 //
 // Letters: I inputs of a map, O outputs.
 
-constexpr size_t INT4_BLOCK = 32;  // inputs, which share a scale
-constexpr size_t INT4_GROUP = 64;  // bytes of four inputs: (COLUMNS / 2, 4)
-constexpr size_t INT4_GROUPS = 8;  // of a block
+constexpr size_t INT4_BLOCK = 32;                       // inputs, which share a scale
+constexpr size_t INT4_GROUP = 64;                       // bytes of four inputs: (COLUMNS / 2, 4)
+constexpr size_t INT4_GROUPS = 8;                       // of a block
 constexpr size_t INT4_BYTES = INT4_GROUPS * INT4_GROUP; // of a block
 constexpr int INT4_ZERO = 8;
 

@@ -311,7 +311,8 @@ struct Embedding {
     const bool is_packed = table.num_axes == 3;
     const Tokens tokens(context, table.shape[0] * (is_packed ? PANEL : 1));
     const size_t D = table.shape[1];
-    compute(context, Lookup{table.data, is_packed, tokens.ids.data, tokens.rows(context, D), tokens.count, D}, tokens.count * D);
+    const Lookup work{table.data, is_packed, tokens.ids.data, tokens.rows(context, D), tokens.count, D};
+    compute(context, work, tokens.count * D);
   }
 };
 
@@ -445,9 +446,9 @@ struct QuantizedEmbedding {
     const int64_t V = scales.shape[0];
     const Tokens tokens(context, V);
     const size_t D = width();
-    compute(context, Int8Lookup{is_packed() ? &how : nullptr, weight.data, scales.data, tokens.ids.data,
-                                tokens.rows(context, D), tokens.count, D, static_cast<size_t>(V)},
-            tokens.count * D);
+    const Int8Lookup work{is_packed() ? &how : nullptr, weight.data, scales.data, tokens.ids.data,
+                          tokens.rows(context, D), tokens.count, D, static_cast<size_t>(V)};
+    compute(context, work, tokens.count * D);
   }
 };
 
@@ -500,8 +501,9 @@ struct Int4Embedding {
   void operator()(void *context) const {
     const Tokens tokens(context, weights.num_panels() * COLUMNS);
     const size_t B = weights.num_blocks(), D = B * INT4_BLOCK;
-    compute(context, Int4Lookup{weights.levels.data, weights.scales.data, tokens.ids.data, tokens.rows(context, D), tokens.count, B},
-            tokens.count * D);
+    const Int4Lookup work{weights.levels.data, weights.scales.data, tokens.ids.data, tokens.rows(context, D),
+                          tokens.count, B};
+    compute(context, work, tokens.count * D);
   }
 };
 
@@ -616,7 +618,8 @@ extern "C" const char *sources_digest() { return SOURCES_DIGEST; }
 // Whether ONNX Runtime has accepted the operators.
 extern "C" bool is_complete() { return is_described; }
 
-// The name of the instructions that multiply quantised weights; null if SEQ2SEQ_ISA names some that this processor does not have.
+// The name of the instructions that multiply quantised weights; null if SEQ2SEQ_ISA names some that this processor does not
+// have.
 extern "C" const char *instructions() {
   const Instructions *here = instructions_here();
   return here ? here->name : nullptr;
