@@ -92,7 +92,8 @@ def _parser(*, is_checkpoint: bool) -> argparse.ArgumentParser:
     parser.add_argument(
         "--strict",
         action="store_true",
-        help="write nothing if the proof of a precision fails (default: leave it out, and exit with 3)",
+        help="write nothing if the proof of a precision fails (default: leave it out, and exit with 3, or "
+        "with 1 if none is left)",
     )
     if is_checkpoint:
         for name in ("source", "target"):

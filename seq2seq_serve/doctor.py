@@ -86,7 +86,7 @@ def _kernels() -> Iterator[tuple[str, str]]:
         with _logged("seq2seq_serve.kernels") as problems:
             try:
                 is_loaded = kernels.register(ort.SessionOptions(), is_cuda=is_cuda)
-                remark = "" if is_cuda or not is_loaded else f" (int8: {kernels.instructions()})"
+                remark = "" if is_cuda or not is_loaded else f" (int8, int4: {kernels.instructions()})"
             except ValueError as error:
                 is_loaded, remark = False, str(error)
         if is_loaded:

@@ -97,7 +97,7 @@ class RunnerConfig:
     Attributes:
         provider: Where the graphs run: require uses CUDA or does not start; prefer uses CUDA if it works and
             the bundle has graphs for it, otherwise the CPU, and logs why.
-        precision: Precision of the graphs; auto selects the first that the bundle has: int8, int4 and fp32 on
+        precision: Precision of the graphs; auto selects the first that the bundle has: int8, fp32 and int4 on
             the CPU, fp16 and bf16 on CUDA (default auto).
         num_threads: CPU threads per model (default: the CPUs that the process may use).
         shares_threads: Whether all graphs of a process use one pool of threads, as in a server.

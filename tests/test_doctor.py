@@ -42,7 +42,7 @@ def test_a_machine_is_described(run, monkeypatch):
     assert "onnxruntime 1." in rows["packages"]
     assert "GiB, of which models may have" in rows["memory"]
     if kernels.instructions():
-        assert f"for a CPU: compiled and loaded (int8: {kernels.instructions()})" in rows["operators"]
+        assert f"for a CPU: compiled and loaded (int8, int4: {kernels.instructions()})" in rows["operators"]
     assert rows.keys() >= {"python", "processor", "GPU", "CUDA"}
     assert "bundle" not in rows
 

@@ -32,11 +32,11 @@ _log = logging.getLogger(__name__)
 CPU, CUDA = "cpu", "cuda"
 _DEVICE_ID = 0  # CUDA_VISIBLE_DEVICES chooses which of several GPUs this is
 _FULL_NAMES = {CPU: "CPUExecutionProvider", CUDA: "CUDAExecutionProvider"}
-# The preferred first: int8 is nearer to the trained model than int4. On CUDA the attention of the CPU's
-# graphs does not have a kernel, and would silently run on the CPU. On the CPU fp16 does not have fast
-# kernels, and bf16 does not have any.
+# The preferred first; int4, the farthest from the trained model, is for those who ask for it. On CUDA the
+# attention of the CPU's graphs does not have a kernel, and would silently run on the CPU. On the CPU fp16
+# does not have fast kernels, and bf16 does not have any.
 _PRECISIONS = {
-    CPU: (Precision.INT8, Precision.INT4, Precision.FP32),
+    CPU: (Precision.INT8, Precision.FP32, Precision.INT4),
     CUDA: (Precision.FP16, Precision.BF16),
 }
 
@@ -342,20 +342,13 @@ def usable_variants(bundle: Bundle) -> list[tuple[str, Precision]]:
     return [
         (provider, precision)
         for provider in providers
-        for precision in _in_order(provider)
+        for precision in _PRECISIONS[provider]
         if precision in bundle.manifest.variants
     ]
 
 
 def _preferred(provider: str, asked: tuple[Precision, ...]) -> Precision:
-    return next(precision for precision in _in_order(provider) if precision in asked)
-
-
-def _in_order(provider: str) -> tuple[Precision, ...]:
-    """Returns the precisions that a provider runs, the preferred first."""
-    if provider == CPU and not has_operators():  # each step would unpack all weights of int4
-        return Precision.INT8, Precision.FP32, Precision.INT4
-    return _PRECISIONS[provider]
+    return next(precision for precision in _PRECISIONS[provider] if precision in asked)
 
 
 def _why_not_cuda(asked: tuple[Precision, ...], libraries: Path | None) -> str:

@@ -201,7 +201,7 @@ def test_wrong_usage_exits_2_and_says_what_is_wrong(arguments, message, capsys):
 def test_a_folder_without_a_bundle_exits_1_with_the_reason(tmp_path, capsys):
     assert run_main(str(tmp_path / "none"), "--host", "127.0.0.1", "--port", "0", "--metrics-port", "0") == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert re.fullmatch(r"error: .*none is not a usable bundle: there is no manifest\.json .*", line)
+    assert re.fullmatch(r"error: .*none is not a usable bundle: there is no such folder", line)
 
 
 @pytest.mark.parametrize("flag", ["--port", "--metrics-port"])

@@ -46,7 +46,9 @@ def works(monkeypatch):
         (True, "fp32 int8 fp16", "cpu", None, ("cpu", "int8")),
         (False, "fp32 int8", "cpu", "fp32", ("cpu", "fp32")),
         (False, "fp32 int4 int8", "cpu", None, ("cpu", "int8")),
-        (False, "fp32 int4", "cpu", None, ("cpu", "int4")),
+        (False, "fp32 int4", "cpu", None, ("cpu", "fp32")),
+        (False, "fp32 int4", "cpu", "int4", ("cpu", "int4")),
+        (False, "int4", "cpu", None, ("cpu", "int4")),
     ],
 )
 def test_the_preferred_usable_precision_is_chosen_without_a_log_line(
@@ -56,14 +58,6 @@ def test_the_preferred_usable_precision_is_chosen_without_a_log_line(
     wanted = precision and Precision(precision)
     assert choose(holding(random_bundle, held), ProviderPolicy(policy), wanted) == expected
     assert caplog.messages == []
-
-
-def test_int4_is_the_last_choice_without_operators(random_bundle, works, monkeypatch):
-    """Each of its steps would unpack all weights."""
-    works(False)
-    monkeypatch.setattr(device_module, "has_operators", lambda: False)
-    assert choose(holding(random_bundle, "fp32 int4"), ProviderPolicy.CPU, None) == ("cpu", "fp32")
-    assert choose(holding(random_bundle, "int4"), ProviderPolicy.CPU, None) == ("cpu", "int4")
 
 
 @pytest.mark.parametrize("files", [[], ["/dev/null"]])
@@ -102,13 +96,13 @@ def test_where_cuda_is_preferred_the_log_says_why_it_is_the_cpu_and_warns_if_the
             "fp32",
             "CUDA is required: it runs fp16 and bf16 graphs, and not fp32",
         ),
-        (True, "fp16", "cpu", None, "fp16 graphs do not run on the CPU, which takes int8, int4 and fp32"),
+        (True, "fp16", "cpu", None, "fp16 graphs do not run on the CPU, which takes int8, fp32 and int4"),
         (
             False,
             "fp32 fp16",
             "prefer",
             "fp16",
-            f"fp16 graphs do not run on the CPU, which takes int8, int4 and fp32; and not on CUDA: {NO_CUDA}",
+            f"fp16 graphs do not run on the CPU, which takes int8, fp32 and int4; and not on CUDA: {NO_CUDA}",
         ),
         (True, "fp32 int8", "prefer", "fp16", "the bundle has no fp16 graphs; it has fp32, int8"),
     ],
@@ -124,7 +118,7 @@ def test_a_precision_that_cannot_run_is_refused_by_name(
 
 def test_a_build_without_cuda_runs_the_graphs_of_the_cpu(random_bundle, monkeypatch):
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
-    precisions = [Precision.INT8, Precision.INT4, Precision.FP32]
+    precisions = [Precision.INT8, Precision.FP32, Precision.INT4]
     assert usable_variants(random_bundle) == [("cpu", precision) for precision in precisions]
     with pytest.raises(ValueError, match=re.escape(f"CUDA is required: {NO_CUDA}")):
         choose(holding(random_bundle, "fp16"), ProviderPolicy.REQUIRE, None)
