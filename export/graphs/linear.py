@@ -267,21 +267,6 @@ class Int8Linear(Linear):
         )
 
 
-class Int8Table(Table):
-    """A table in the weights of a map: those of the output projection, if it is the same matrix."""
-
-    weight: Tensor
-    weight_scale: Tensor
-
-    def __init__(self, weights: Int8Weights) -> None:
-        super().__init__()
-        self.register_buffer("weight", weights.levels)
-        self.register_buffer("weight_scale", weights.scale)
-
-    def forward(self, ids: Tensor) -> Tensor:
-        return operators.quantized_embedding(ids, self.weight, self.weight_scale)
-
-
 class Int4Weights:
     """Weights `(O, I)` of 4 bits, with a scale for each 32 inputs of an output.
 
@@ -334,19 +319,26 @@ class Int4Linear(Linear):
         )
 
 
-class Int4Table(Table):
-    """A table in the weights of a map: those of the output projection, if it is the same matrix."""
+class QuantizedTable(Table):
+    """A table in the weights of a map: those of the output projection, if it is the same matrix.
+
+    Attributes:
+        weight: The levels of the weights.
+        weight_scale: Their scales.
+    """
 
     weight: Tensor
     weight_scale: Tensor
 
-    def __init__(self, weights: Int4Weights) -> None:
+    def __init__(self, weights: Int8Weights | Int4Weights) -> None:
         super().__init__()
+        is_int8 = isinstance(weights, Int8Weights)
+        self._look_up = operators.quantized_embedding if is_int8 else operators.int4_embedding
         self.register_buffer("weight", weights.levels)
         self.register_buffer("weight_scale", weights.scale)
 
     def forward(self, ids: Tensor) -> Tensor:
-        return operators.int4_embedding(ids, self.weight, self.weight_scale)
+        return self._look_up(ids, self.weight, self.weight_scale)
 
 
 @dataclass(frozen=True)
@@ -382,8 +374,7 @@ class QuantizedFactory:
     def table(self, weight: Tensor) -> Table | None:
         if not _is_large(weight) or weight.shape[1] % _BLOCK:
             return None
-        weight = weight.detach()
-        return Int8Table(Int8Weights(weight)) if self.bits == 8 else Int4Table(Int4Weights(weight))
+        return QuantizedTable((Int8Weights if self.bits == 8 else Int4Weights)(weight.detach()))
 
     def _linear(
         self, weight: Tensor, bias: Tensor | None, *, factor: float = 1.0, clamps_negative: bool = False

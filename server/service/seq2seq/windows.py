@@ -2,8 +2,8 @@
 
 The rules are Whisper's (Radford et al. 2022, arXiv:2212.04356, section 4.5). If the text of a window repeats
 itself, or the model is not sure of it, the window is decoded once more at a higher temperature. A window
-without speech has no text. With the option `sequential`, a window begins at the last time of the one before,
-and the decoder reads the text before it.
+in which nobody speaks gets no text. The option `sequential` begins each window at the last timestamp of the
+window before it, and gives the decoder the text up to there.
 """
 
 from __future__ import annotations
