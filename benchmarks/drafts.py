@@ -6,7 +6,9 @@ of whole requests without gRPC, and the median over all pairs is reported, with 
 must be equal. The first round is not counted: in it the averages of times and of right predictions settle.
 
 Acceptance is the share of drafted tokens that were selected; of the target's tokens, the rest took a step
-each. The last line on standard output is one JSON object.
+each. With `--draft` a draft model drafts, too. `--simulated SHARE` is for models with random weights: sources
+are random, n-grams do not draft, and the draft model takes its time, but each of its tokens is then the right
+one with that chance. The last line on standard output is one JSON object.
 """
 
 from __future__ import annotations
@@ -14,64 +16,85 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
+import random
 import statistics
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
 from benchmarks.report import command, publish
-from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig, Speculation
+from seq2seq_serve.server.engine.draft_model import DraftModel
+from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.library import AsyncModel
+
+_NUM_SIMULATED, _SOURCE_TOKENS, _TARGET_TOKENS = 32, 20, 32
 
 
 def main() -> int:
     """Measure, and print one JSON object; returns 0 if all targets are equal."""
-    options = _parser().parse_args()
+    parser = _parser()
+    options = parser.parse_args()
+    if (options.texts is None) == (options.simulated is None) or (options.simulated and not options.draft):
+        parser.error("give either TEXTS, or --draft and --simulated")
     figures = asyncio.run(_measure(options))
     publish({"benchmark": "drafts", "hardware": describe_hardware(), **figures}, options.out)
     return 0 if figures["are_equal"] else 1
 
 
 async def _measure(options: argparse.Namespace) -> dict[str, object]:
-    config = RunnerConfig(
-        provider=ProviderPolicy.CPU,
-        precision=options.precision,
-        num_threads=options.threads,
-        shares_threads=True,
-        max_slots=options.in_flight,
-    )
-    texts = itertools.cycle(options.texts.read_text().split("\n")[:-1])
-    models = {}
-    for speculative in Speculation:
-        models[speculative] = AsyncModel(
-            options.bundle, RunnerConfig(**vars(config) | {"speculative": speculative})
-        )
-        await models[speculative].start()
-    order, ratios, are_equal = list(Speculation), list[float](), True
+    settings: dict[str, Any] = {
+        "provider": ProviderPolicy.CPU,
+        "precision": options.precision,
+        "num_threads": options.threads,
+        "shares_threads": True,
+        "max_slots": options.in_flight,
+    }
+    without = AsyncModel(options.bundle, RunnerConfig(**settings, speculative=Speculation.OFF))
+    drafted = AsyncModel(options.bundle, RunnerConfig(**settings, draft=options.draft))
+    await without.start()
+    with ExitStack() as stack:
+        if options.simulated is None:
+            sources = [pb.Source(text=text) for text in options.texts.read_text().split("\n")[:-1]]
+        else:
+            sources = await _simulate(without, options.simulated, stack)
+        await drafted.start()
+        figures = await _take_turns(without, drafted, sources, options)
+    for model in (without, drafted):
+        await model.stop()
+    return figures
+
+
+async def _take_turns(
+    without: AsyncModel, drafted: AsyncModel, sources: Sequence[pb.Source], options: argparse.Namespace
+) -> dict[str, object]:
+    order, ratios, are_equal, endless = [without, drafted], list[float](), True, itertools.cycle(sources)
     num_tokens = num_drafted = num_accepted = 0
     for number in range(options.pairs + options.warm_up):
-        group = list(itertools.islice(texts, options.in_flight))
-        seconds, answers = dict[Speculation, float](), dict[Speculation, list[pb.GenerateResponse]]()
+        group = list(itertools.islice(endless, options.in_flight))
+        seconds, answers = dict[AsyncModel, float](), dict[AsyncModel, list[pb.GenerateResponse]]()
         order.reverse()
-        for speculative in order:
+        for model in order:
             began = time.perf_counter()
-            answers[speculative] = await _decode(models[speculative], group)
-            seconds[speculative] = time.perf_counter() - began
-        ids = [[list(answer.hypotheses[0].token_ids) for answer in answers[each]] for each in Speculation]
+            answers[model] = await _decode(model, group, options.simulated)
+            seconds[model] = time.perf_counter() - began
+        ids = [[list(answer.hypotheses[0].token_ids) for answer in answers[model]] for model in order]
         are_equal &= ids[0] == ids[1]
         if number < options.warm_up:
             continue
-        ratios.append(seconds[Speculation.OFF] / seconds[Speculation.NGRAM])
-        for answer in answers[Speculation.NGRAM]:
+        ratios.append(seconds[without] / seconds[drafted])
+        for answer in answers[drafted]:
             num_tokens += answer.usage.target_tokens
             num_drafted += answer.timings.draft_tokens
             num_accepted += answer.timings.accepted_tokens
-    for model in models.values():
-        await model.stop()
     return {
         "ratio": statistics.median(ratios),
         "quartiles": statistics.quantiles(ratios, n=4),
@@ -81,17 +104,50 @@ async def _measure(options: argparse.Namespace) -> dict[str, object]:
     }
 
 
-async def _decode(model: AsyncModel, texts: list[str]) -> list[pb.GenerateResponse]:
-    """Decode texts at once, greedily unless the model's defaults are others."""
-    decoding = model.read_options(pb.GenerateOptions())
-    return await asyncio.gather(*(model.generate([pb.Source(text=text)], decoding) for text in texts))
+async def _simulate(model: AsyncModel, share: float, stack: ExitStack) -> list[pb.Source]:
+    """Let draft models know the targets of random sources, which are returned, until the stack ends."""
+    chance = random.Random(0)
+    size, eos_id = model.description.vocab_size, model.description.eos_ids[0]
+    ids = [
+        (*chance.choices(range(10, size // 2), k=_SOURCE_TOKENS - 1), eos_id) for _ in range(_NUM_SIMULATED)
+    ]
+    sources = [pb.Source(token_ids=pb.TokenIds(values=each)) for each in ids]
+    answers = [(await _decode(model, [source], share))[0] for source in sources]
+    targets = {each: list(answer.hypotheses[0].token_ids) for each, answer in zip(ids, answers, strict=True)}
+    propose = DraftModel._propose
+
+    def propose_right(self: DraftModel, rows: Any, most: Any) -> None:
+        propose(self, rows, most)
+        for sequence, row in rows:
+            right = targets[tuple(sequence.request.sources[SOURCE_IDS])][sequence.num_generated :]
+            row.token_ids = [
+                token_id if chance.random() < share else other
+                for token_id, other in zip(right, row.token_ids, strict=False)
+            ]
+
+    stack.enter_context(patch.object(DraftModel, "_propose", propose_right))
+    stack.enter_context(patch.object(Drafter, "draft", lambda *_: ()))
+    return sources
+
+
+async def _decode(
+    model: AsyncModel, sources: Sequence[pb.Source], simulated: float | None
+) -> list[pb.GenerateResponse]:
+    """Decode sources at once, greedily unless the model's defaults are others."""
+    options = pb.GenerateOptions()
+    if simulated is not None:
+        options.max_new_tokens = _TARGET_TOKENS
+    decoding = model.read_options(options)
+    return await asyncio.gather(*(model.generate([source], decoding) for source in sources))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = command("drafts", __doc__, "bundles/marian benchmarks/quality/russian.txt --in-flight 32")
     add = parser.add_argument
     add("bundle", type=Path, metavar="BUNDLE")
-    add("texts", type=Path, metavar="TEXTS", help="file of sources, one in a line")
+    add("texts", type=Path, nargs="?", metavar="TEXTS", help="file of sources, one in a line")
+    add("--draft", type=Path, metavar="BUNDLE", help="a draft model (default: n-grams alone)")
+    add("--simulated", type=float, metavar="SHARE", help="the share of right drafts, in place of TEXTS")
     add("--precision", type=Precision, choices=list(Precision), help="default: the fastest")
     add("--threads", type=positive, default=2, help="(default: %(default)s)")
     add("--in-flight", type=positive, default=1, help="requests at once (default: %(default)s)")

@@ -105,6 +105,8 @@ class RunnerConfig:
             engines with few threads decode a small model faster than one engine with all threads.
         speculative: Drafts of the next tokens of a target, which a step checks together if that is faster:
             from n-grams of its source and of itself, or none. Targets do not change. On the CPU only.
+        draft: A bundle with a smaller model, which drafts tokens, too: with the same sources, and the same
+            tokens of targets (default: none).
         cuda_graphs: CUDA graphs, which replay captured steps instead of launching each kernel separately.
         cuda_libraries: Folder with the libraries of CUDA and cuDNN, also in its subfolders (default: the
             nvidia-* packages of this Python, then the system's library path).
@@ -122,6 +124,7 @@ class RunnerConfig:
     shares_threads: bool = False
     num_instances: Annotated[int, Setting(COUNT, flag="--instances")] = 1
     speculative: Annotated[Speculation, Setting(_SPECULATION, is_per_model=True)] = Speculation.NGRAM
+    draft: Annotated[Path | None, Setting(_BUNDLE, is_per_model=True)] = None
     cuda_graphs: Annotated[bool, Setting(SWITCH, flag="--no-cuda-graphs")] = True
     cuda_libraries: Annotated[Path | None, Setting(_FOLDER)] = None
     memory_budget_bytes: Annotated[int, Setting(SIZE, flag="--memory-budget", is_per_model=True)] = 1 << 30
@@ -135,6 +138,8 @@ class RunnerConfig:
             raise ValueError(
                 f"num_instances is {self.num_instances}, and must be at most max_slots, {self.max_slots}"
             )
+        if self.draft is not None and self.speculative is Speculation.OFF:
+            raise ValueError(f"draft is {self.draft}, and speculative is off: leave out one of them")
 
 
 @dataclass(frozen=True)

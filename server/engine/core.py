@@ -14,15 +14,16 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
 from operator import attrgetter
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from seq2seq_serve.server.engine.draft_model import DraftModel
 from seq2seq_serve.server.engine.drafts import Drafter
-from seq2seq_serve.server.engine.plan import Alignment, Move, Selected, StepPlan, StepResult
+from seq2seq_serve.server.engine.plan import Alignment, Runner, Selected, StepPlan, StepResult
 from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.result import Choice, FinishReason, Result, Timings, Turn, Update
 from seq2seq_serve.server.engine.scheduler import Finished, Scheduler, SchedulerLimits
 from seq2seq_serve.server.engine.search import unsent_tokens
-from seq2seq_serve.server.engine.state import Search, Sequence
+from seq2seq_serve.server.engine.state import Search
 from seq2seq_serve.server.errors import EngineFailed, ServerError, Unavailable
 
 _log = logging.getLogger(__name__)
@@ -36,48 +37,6 @@ _LAST_TOKEN_AT = attrgetter("last_token_at")  # of a search; 0 before its first 
 
 def _no_action() -> None:
     pass
-
-
-class Runner(Protocol):
-    """Runs the graphs for an engine; `server.runner.runner.OnnxRunner` implements it.
-
-    Attributes:
-        num_slots: Rows of the buffers.
-        start_ids: The tokens that a sequence is fed first.
-        eos_ids: The tokens that end a sequence; the first one ends a target that is scored.
-        has_decode: Whether it can `prefill` and `align`; otherwise steps read prefixes and compute attention.
-        shares_memory: Whether a step reads the memory of a request in the row of its keeper only.
-    """
-
-    num_slots: int
-    start_ids: tuple[int, ...]
-    eos_ids: tuple[int, ...]
-    has_decode: bool
-    shares_memory: bool
-
-    def warm_up(self) -> None:
-        """Does first-time work, on the thread that makes all later calls."""
-
-    def encode(self, first_row: int, requests: list[Request]) -> None:
-        """Encodes new requests into the memory of the rows from `first_row` on."""
-
-    def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> list[list[float]]:
-        """Fills the caches of new rows from their prefixes; returns the log-probabilities of scored rows."""
-
-    def step(self, rows: tuple[Sequence, ...]) -> Selected:
-        """Feeds every row its last token, and selects its next one.
-
-        With a `Drafter`, further positions of the rows follow the rows.
-        """
-
-    def move(self, moves: Iterable[Move]) -> int:
-        """Copies rows in order; returns the number of bytes copied."""
-
-    def align(self, row: int, first_position: int, target_ids: tuple[int, ...], memory_length: int) -> Array:
-        """Returns the attention `(T, memory_length)` of the positions after those in the row's cache."""
-
-    def close(self) -> None:
-        """Frees all memory; called last, on the same thread."""
 
 
 class Admit(NamedTuple):
@@ -117,6 +76,7 @@ class Core:
         died: Is called at the end of that thread, unless `stop` ends it.
         limits: Bounds of a turn.
         drafter: Drafts tokens of rows; None if the runner takes one position of a row at a time.
+        draft_runner: Runs a draft model, with as many slots; only with a drafter.
         clock: Returns monotonic seconds.
     """
 
@@ -129,6 +89,7 @@ class Core:
         died: Callable[[], object] = _no_action,
         limits: SchedulerLimits | None = None,
         drafter: Drafter | None = None,
+        draft_runner: Runner | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model_name = model_name
@@ -145,6 +106,10 @@ class Core:
             limits=limits,
             drafter=drafter,
         )
+        self._draft_model: DraftModel | None = None
+        if draft_runner is not None:
+            assert drafter is not None
+            self._draft_model = DraftModel(draft_runner, drafter, model_name, clock)
         self._eos_id = runner.eos_ids[0]
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._is_stopping = False
@@ -213,9 +178,11 @@ class Core:
     def _loop(self) -> None:
         try:
             self._runner.warm_up()
+            if self._draft_model is not None:
+                self._draft_model.runner.warm_up()
         except Exception as error:
             try:
-                self._runner.close()
+                self._close()
             except Exception:
                 _log.exception("model %s: the memory of a runner cannot be freed", self.model_name)
             self._warm_up.set_exception(error)
@@ -232,11 +199,16 @@ class Core:
                     self._is_asleep = False
                     self.run_turn(command)
             self._abandon([], Unavailable("the engine stopped before the target was complete"))
-            self._runner.close()
+            self._close()
         except BaseException:  # whatever ends the thread, every handler must get an answer
             _log.critical("model %s: the engine's thread ends", self.model_name, exc_info=True)
             self._abandon([], EngineFailed("the engine's thread ended"))
         self._died()
+
+    def _close(self) -> None:
+        self._runner.close()
+        if self._draft_model is not None:
+            self._draft_model.runner.close()
 
     def _abandon(self, finished: list[Finished], error: ServerError) -> None:
         """End all requests. An exception in here is logged, because it must not end the thread."""
@@ -261,6 +233,8 @@ class Core:
         moved_bytes, encode_seconds = 0, 0.0
         started = self._clock()
         try:
+            if self._draft_model is not None and plan.rows:
+                plan = self._draft_model.extend(plan)
             moved_bytes = self._runner.move(plan.moves)
             attention = tuple(self._align(piece) for piece in plan.alignments)
             if plan.admitted:

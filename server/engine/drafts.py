@@ -72,12 +72,17 @@ class Drafter:
     Args:
         eos_ids: The tokens that end a sequence.
         source_name: The source whose ids are those of targets, too; None if there is none.
+
+    Attributes:
+        times: The times of steps.
+        least_rate: Rows with a lower share of right predictions are left to a draft model.
     """
 
     def __init__(self, eos_ids: Collection[int], source_name: str | None) -> None:
         self._eos_ids = eos_ids
         self._source_name = source_name
         self.times = StepTimes()
+        self.least_rate = 0.0
         self._rates = [FIRST_RATE, FIRST_RATE]  # of right predictions, from sources and from targets
         self._share = FIRST_RATE  # of tokens that were predicted
         self._num_idle = 0  # turns since rows are no longer followed in each turn; 0 if they are
@@ -98,20 +103,18 @@ class Drafter:
         if max(self._rates) * seconds < least_gain * num_tokens:
             num_followed = 1  # whose predictions are compared, so that the rates stay known
         drafts: list[Sequence] = []
-        for row in islice(filter(_may_be_drafted, rows), num_followed):
+        for row in islice(filter(may_be_drafted, rows), num_followed):
             follower, chance, token_ids = self._follow(row), 1.0, row.token_ids
-            most = min(
-                _MAX_OF_A_ROW,
-                MAX_DRAFTED - len(drafts),
-                row.request.max_new_tokens - row.num_generated - 1,  # the last token is not fed
-            )
+            if follower.rate < self.least_rate:
+                continue
+            most = min(_MAX_OF_A_ROW, MAX_DRAFTED - len(drafts), row.num_draftable)
             for token_id in follower.ids[follower.place : follower.place + most]:
                 chance *= follower.rate
                 pays = chance * seconds >= least_gain * num_tokens and chance >= _LEAST_CHANCE
                 if token_id in self._eos_ids or not pays:
                     break
                 token_ids = [*token_ids, token_id]
-                drafts.append(_drafted(row, token_ids))
+                drafts.append(drafted(row, token_ids))
                 num_tokens += chance
                 seconds += self.times.seconds_of_position
         return tuple(drafts)
@@ -138,14 +141,14 @@ class Drafter:
         return row.lookup.best()
 
 
-def _may_be_drafted(row: Sequence) -> bool:
+def may_be_drafted(row: Sequence) -> bool:
     """Returns whether a row's next step selects one token, of a target that is not given."""
     request = row.request
     is_generated = row.num_branches == 1 and not (row.num_forced or row.detects or request.is_score)
     return is_generated and request.beam is None
 
 
-def _drafted(row: Sequence, token_ids: list[int]) -> Sequence:
+def drafted(row: Sequence, token_ids: list[int]) -> Sequence:
     """Returns the row as it is if it selects these tokens."""
     return Sequence(
         row.search,

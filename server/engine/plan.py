@@ -1,12 +1,12 @@
-"""The plan of a turn, which the scheduler makes, and the results that the runner returns for it."""
+"""The plan of a turn, which the scheduler makes, and what the runner does for it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from seq2seq_serve.server.engine.request import Array
+from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.result import Alternatives
 from seq2seq_serve.server.engine.state import Sequence
 
@@ -132,3 +132,45 @@ class StepResult:
     step_seconds: float
     moved_bytes: int
     attention: tuple[Array | Exception, ...] = ()
+
+
+class Runner(Protocol):
+    """Runs the graphs for an engine; `server.runner.runner.OnnxRunner` implements it.
+
+    Attributes:
+        num_slots: Rows of the buffers.
+        start_ids: The tokens that a sequence is fed first.
+        eos_ids: The tokens that end a sequence; the first one ends a target that is scored.
+        has_decode: Whether it can `prefill` and `align`; otherwise steps read prefixes and compute attention.
+        shares_memory: Whether a step reads the memory of a request in the row of its keeper only.
+    """
+
+    num_slots: int
+    start_ids: tuple[int, ...]
+    eos_ids: tuple[int, ...]
+    has_decode: bool
+    shares_memory: bool
+
+    def warm_up(self) -> None:
+        """Does first-time work, on the thread that makes all later calls."""
+
+    def encode(self, first_row: int, requests: list[Request]) -> None:
+        """Encodes new requests into the memory of the rows from `first_row` on."""
+
+    def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> list[list[float]]:
+        """Fills the caches of new rows from their prefixes; returns the log-probabilities of scored rows."""
+
+    def step(self, rows: tuple[Sequence, ...]) -> Selected:
+        """Feeds every row its last token, and selects its next one.
+
+        With a `Drafter`, further positions of the rows follow the rows.
+        """
+
+    def move(self, moves: Iterable[Move]) -> int:
+        """Copies rows in order; returns the number of bytes copied."""
+
+    def align(self, row: int, first_position: int, target_ids: tuple[int, ...], memory_length: int) -> Array:
+        """Returns the attention `(T, memory_length)` of the positions after those in the row's cache."""
+
+    def close(self) -> None:
+        """Frees all memory; called last, on the same thread."""

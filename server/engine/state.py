@@ -109,3 +109,8 @@ class Sequence:
     def num_generated(self) -> int:
         """Target tokens after the prefix."""
         return len(self.token_ids) - len(self.request.prefix_ids)
+
+    @property
+    def num_draftable(self) -> int:
+        """The most next tokens that can be drafted: the last token of a target is never fed."""
+        return self.request.max_new_tokens - self.num_generated - 1

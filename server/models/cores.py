@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -27,7 +27,7 @@ class CoreSpec:
 
     Attributes:
         bundle: Its tokenizers are not used.
-        graphs: The content of the graphs' files.
+        graphs: The content of the graphs' files, of the model and of its draft model, if it has one.
         copied_source: The source whose ids are those of targets, too; None if there is none.
         token_bytes: The table of the target's tokens, to which the stop rules of requests refer.
         log_level: As in the server's configuration.
@@ -38,7 +38,7 @@ class CoreSpec:
     bundle: Bundle
     runner: RunnerConfig
     sizing: Sizing
-    graphs: dict[Verb, bytes]
+    graphs: tuple[dict[Verb, bytes], ...]
     limits: SchedulerLimits
     copied_source: str | None
     token_bytes: tuple[bytes, ...]
@@ -47,16 +47,30 @@ class CoreSpec:
 
 
 def started_core(
-    spec: CoreSpec, weights: memoryview, deliver: Callable[[Turn], object], died: Callable[[], object]
+    spec: CoreSpec,
+    weights: Sequence[memoryview],
+    deliver: Callable[[Turn], object],
+    died: Callable[[], object],
 ) -> Core:
     """Load the graphs, and start the core on a thread of this process.
+
+    Args:
+        spec: Describes the core.
+        weights: Those of the model, and of its draft model, if it has one.
+        deliver: As for `Core`.
+        died: As for `Core`.
 
     Raises:
         ValueError: The bundle cannot be used here; the message names it.
     """
-    path = spec.bundle.path
+    path, draft = spec.bundle.path, spec.sizing.draft
+    files, *draft_files = map(VariantFiles, spec.graphs, weights)
+    draft_runner: OnnxRunner | None = None
     try:
-        runner = OnnxRunner(spec.bundle, spec.runner, spec.sizing, VariantFiles(spec.graphs, weights))
+        runner = OnnxRunner(spec.bundle, spec.runner, spec.sizing, files)
+        if draft is not None:
+            path = draft.bundle.path
+            draft_runner = OnnxRunner(draft.bundle, spec.runner, draft.sizing, draft_files[0], is_draft=True)
     except Exception as error:  # ONNX Runtime's errors do not have a common class
         raise ValueError(f"{path}: {error}") from error
     drafts = spec.runner.speculative is Speculation.NGRAM and runner.takes_drafts
@@ -67,12 +81,13 @@ def started_core(
         died=died,
         limits=spec.limits,
         drafter=Drafter(runner.eos_ids, spec.copied_source) if drafts else None,
+        draft_runner=draft_runner,
     )
     try:
         core.start()
     except Exception as error:  # ONNX Runtime's errors do not have a common class
         core.stop()
-        raise ValueError(f"{path}: the graphs do not run here: {error}") from error
+        raise ValueError(f"{spec.bundle.path}: the graphs do not run here: {error}") from error
     return core
 
 

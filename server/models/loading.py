@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -71,7 +73,8 @@ def load_model(
         describe_device(sizing.provider, sizing.precision, config.runner.cuda_libraries),
         num_slots,
         num_instances * sizing.num_threads,
-        f", {num_instances} instances" if num_instances > 1 else "",
+        (f", {num_instances} instances" if num_instances > 1 else "")
+        + (f", drafts by {sizing.draft.bundle.path}" if sizing.draft else ""),
     )
     engine = create_engine(bundle, sizing, config, model_name, record)
     return ServedModel(engine, bundle, sizing, version)
@@ -100,7 +103,12 @@ def create_engine(
     Raises:
         ValueError: The bundle cannot be used here; the message names it.
     """
-    files = read_files(bundle, sizing.precision, sizing.provider)
+    all_files = [read_files(bundle, sizing.precision, sizing.provider)]
+    draft = sizing.draft
+    if draft is not None:
+        all_files.append(read_files(draft.bundle, draft.sizing.precision, draft.sizing.provider))
+        sizing = replace(sizing, draft=replace(draft, bundle=without_tokenizers(draft.bundle)))
+    contents = [files.weights for files in all_files]
     token_bytes = bundle.target_tokenizer.token_bytes
     is_text = names.SOURCE_IDS in bundle.manifest.sources
     shares_ids = is_text and bundle.source_tokenizer.token_bytes == token_bytes
@@ -109,7 +117,7 @@ def create_engine(
         bundle=without_tokenizers(bundle),
         runner=config.runner,
         sizing=sizing,
-        graphs=files.graphs,
+        graphs=tuple(files.graphs for files in all_files),
         limits=LIMITS[sizing.provider],
         copied_source=names.SOURCE_IDS if shares_ids else None,
         token_bytes=token_bytes,
@@ -118,8 +126,10 @@ def create_engine(
     )
     cores: list[CoreHandle]
     if sizing.num_instances == 1 and sizing.provider == CPU:
-        cores = [ThreadCore(sizing.num_slots, partial(started_core, spec, files.weights))]
+        cores = [ThreadCore(sizing.num_slots, partial(started_core, spec, contents))]
     else:
-        with shared_memory(files.weights) as weights:
+        with ExitStack() as stack:
+            weights = [stack.enter_context(shared_memory(content)) for content in contents]
             cores = [ProcessCore(spec, weights) for _ in range(sizing.num_instances)]
-    return AsyncEngine(model_name, cores, config.queue, record, feeds_prefix=Verb.DECODE not in files.graphs)
+    feeds_prefix = Verb.DECODE not in spec.graphs[0]
+    return AsyncEngine(model_name, cores, config.queue, record, feeds_prefix=feeds_prefix)

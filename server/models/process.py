@@ -21,7 +21,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, NamedTuple
 
@@ -81,15 +81,16 @@ class ProcessCore(CoreHandle):
 
     Args:
         spec: Describes the core.
-        weights: A descriptor of memory with the weights (`shared_memory`); it may be closed afterwards.
+        weights: Descriptors of memory with the weights of the model, and of its draft model, if it has one
+            (`shared_memory`); they may be closed afterwards.
     """
 
     can_be_killed = True
 
-    def __init__(self, spec: CoreSpec, weights: int) -> None:
+    def __init__(self, spec: CoreSpec, weights: Sequence[int]) -> None:
         super().__init__(spec.sizing.num_slots)
         self._spec = spec
-        self._weights = os.dup(weights)
+        self._weights = [os.dup(descriptor) for descriptor in weights]
         self._process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
@@ -101,9 +102,10 @@ class ProcessCore(CoreHandle):
         """Start the process; as `CoreHandle.start`."""
         ours, theirs = socket.socketpair()
         with theirs, _signals_blocked():
+            descriptors = theirs.fileno(), *self._weights
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _MAIN, str(theirs.fileno()), str(self._weights)],
-                pass_fds=(theirs.fileno(), self._weights),
+                [sys.executable, "-P", "-c", _MAIN, *map(str, descriptors)],
+                pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             )
@@ -153,9 +155,8 @@ class ProcessCore(CoreHandle):
             await stopping
         if self._process is not None:
             await self._reap()
-        if self._weights >= 0:
-            os.close(self._weights)
-            self._weights = -1
+        while self._weights:
+            os.close(self._weights.pop())
 
     def _send(self, message: object) -> None:
         """Send a message without waiting; what a dead process does not read is lost."""
@@ -231,12 +232,12 @@ def shared_memory(content: memoryview) -> Iterator[int]:
         os.close(descriptor)
 
 
-def main(connection: int, weights: int) -> None:
+def main(connection: int, *weights: int) -> None:
     """Run one core for the process that started this one, until that process stops it or ends.
 
     Args:
         connection: Descriptor of the socket.
-        weights: Descriptor of the memory with the weights.
+        weights: Descriptors of the memory with the weights, as for `ProcessCore`.
     """
     _Process(socket.socket(fileno=connection)).run(weights)
 
@@ -259,15 +260,14 @@ class _Process:
         self._held: list[Turn] = []  # turns that are not reported yet
         self._held_since = 0.0
 
-    def run(self, weights: int) -> None:
+    def run(self, weights: Sequence[int]) -> None:
         """Build the core, and carry out commands until one stops it."""
         spec: CoreSpec = _read_blocking(self._stream)
         configure_logging(spec.log_level, spec.log_format)
         token_bytes = spec.token_bytes
-        with open(weights, "rb") as file:
-            content = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        contents = [memoryview(mmap.mmap(each, 0, access=mmap.ACCESS_READ)) for each in weights]
         try:
-            core = started_core(spec, content, self._deliver, _exit_with_failure)
+            core = started_core(spec, contents, self._deliver, _exit_with_failure)
         except ValueError as error:
             self._send(_Stopped(str(error)))
             return

@@ -56,7 +56,7 @@ class _Staged(NamedTuple):
 
 
 class OnnxRunner:
-    """The graphs of one bundle, and the rows that they work on: the `Runner` of `server.engine.engine`.
+    """The graphs of one bundle, and the rows that they work on: the `Runner` of `server.engine.plan`.
 
     Owned by the engine; after construction used on its thread only. The sequence in slot i is row i of every
     buffer. A step runs the first rows and may overwrite the rows after them. If it `takes_drafts`, further
@@ -68,6 +68,8 @@ class OnnxRunner:
         sizing: The result of `size_up`; None computes it.
         files: The bundle's files of the sizing's precision; None reads them. Runners of one bundle should
             share them, because the host uses their weights in place.
+        is_draft: Whether the rows of a step are any of the rows in use, so that a step must not take memory
+            from the others.
 
     Raises:
         ValueError: The bundle does not have graphs for an allowed provider, the budget is less than one slot,
@@ -80,6 +82,8 @@ class OnnxRunner:
         config: RunnerConfig,
         sizing: Sizing | None = None,
         files: VariantFiles | None = None,
+        *,
+        is_draft: bool = False,
     ) -> None:
         manifest, sizing = bundle.manifest, sizing or size_up(bundle, config)
         self.provider, self.precision = sizing.provider, sizing.precision
@@ -104,6 +108,7 @@ class OnnxRunner:
             load_cuda_libraries(config.cuda_libraries)
         self._device = OnnxDevice(self.provider, self.num_threads)
         self._path = bundle.path
+        self._is_draft = is_draft
         self._graphs = manifest.variants[self.precision].graphs
         captures = config.cuda_graphs and self._device.can_capture and self.max_target_length > 1
         self._source_specs = source_specs(bundle.manifest, self.precision)
@@ -345,7 +350,7 @@ class OnnxRunner:
 
     def step(self, rows: tuple[Sequence, ...]) -> Selected:
         num_rows = len(rows)
-        if rows is not self._fitting:
+        if rows is not self._fitting and not self._is_draft:
             self._fitting = rows
             longest = self._rounded(max(row.memory_length for row in rows))
             if 2 * longest <= self._memory_capacity:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.files import read_small_file
-from seq2seq_serve.bundle.manifest import Bundle, Manifest, TensorSpec, Variant
+from seq2seq_serve.bundle.manifest import Bundle, Manifest, TensorSpec, Variant, load_bundle
 from seq2seq_serve.bundle.names import Axis, Precision, Role, Verb
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, num_copies
 from seq2seq_serve.server.runner.device import CPU, choose, has_operators
 from seq2seq_serve.server.system.machine import usable_cpus
+
+_log = logging.getLogger(__name__)
 
 # What one runner on a CPU packs in fp32 beside the weights that all runners share. Where maps are the
 # project's own operators, these are tables that are small, or that other operators read, too: once for steps,
@@ -45,6 +49,7 @@ class Sizing:
             not report its attention.
         num_alignment_heads: The number of heads whose attention it reports one by one, because they align
             targets with sounds; 0 if it reports their mean.
+        draft: The draft model, if there is one.
     """
 
     provider: str
@@ -61,6 +66,7 @@ class Sizing:
     vocab_size: int
     num_hops: int
     num_alignment_heads: int = 0
+    draft: Draft | None = None
 
     @property
     def num_staged_rows(self) -> int:
@@ -79,7 +85,12 @@ class Sizing:
             staged_bytes = self.num_staged_rows * self.slot_bytes  # at most: they have no cache
             return self.num_instances * (self.weight_bytes + slots_bytes + columns_bytes + staged_bytes)
         process_bytes = _PROCESS_BYTES if self.num_instances > 1 else 0
-        return self.weight_bytes + self.num_instances * (self.packed_bytes + slots_bytes + process_bytes)
+        draft_bytes = 0 if self.draft is None else self.draft.sizing.total_bytes
+        return (
+            draft_bytes
+            + self.weight_bytes
+            + self.num_instances * (self.packed_bytes + slots_bytes + process_bytes)
+        )
 
     @property
     def limited_bytes(self) -> int:
@@ -87,13 +98,21 @@ class Sizing:
         return self.total_bytes if self.provider == CPU else 0
 
 
+@dataclass(frozen=True)
+class Draft:
+    """The bundle of a draft model, and the sizes of its runners."""
+
+    bundle: Bundle
+    sizing: Sizing
+
+
 def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
     """Returns the sizes of each of the configured runners.
 
     Raises:
         ValueError: The bundle does not have graphs for an allowed provider, its step reads an unknown column,
-            a limit does not fit the model, the budget is less than one slot, or there are more instances
-            than threads.
+            a limit does not fit the model, the budget is less than one slot, there are more instances than
+            threads, or the draft model does not fit.
     """
     manifest = bundle.manifest
     provider, precision = choose(bundle, config.provider, config.precision, config.cuda_libraries)
@@ -147,7 +166,7 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
         packed_bytes = _MOST_PACKED_COPIES * weight_bytes
         if has_operators() and _has_own_maps(bundle, variant):
             packed_bytes = min(packed_bytes, _MOST_PACKED_BYTES)
-    return Sizing(
+    sizing = Sizing(
         provider=provider,
         precision=precision,
         num_instances=num_instances,
@@ -163,6 +182,51 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
         num_hops=num_hops,
         num_alignment_heads=num_alignment_heads,
     )
+    if config.draft is None:
+        return sizing
+    if provider != CPU:
+        _log.warning("%s: the draft model is not used, because the model runs on %s", bundle.path, provider)
+        return sizing
+    try:
+        return replace(sizing, draft=_draft_of(bundle, sizing, config, config.draft))
+    except ValueError as error:
+        raise ValueError(f"the draft model {config.draft} does not fit: {error}") from error
+
+
+def _draft_of(bundle: Bundle, sizing: Sizing, config: RunnerConfig, path: Path) -> Draft:
+    """Returns the draft model of a model; raises ValueError if it cannot draft for it."""
+    draft, manifest = load_bundle(path, checks_content=False), bundle.manifest
+    if draft.target_tokenizer.token_bytes != bundle.target_tokenizer.token_bytes:
+        raise ValueError("its targets have other tokens")
+    if draft.manifest.special_ids.eos_ids != manifest.special_ids.eos_ids:
+        raise ValueError("its targets end with other tokens")
+    own = replace(
+        config,
+        draft=None,
+        precision=None,
+        max_slots=sizing.num_instances * sizing.num_slots,
+        max_source_length=sizing.max_source_length,
+        max_target_length=sizing.sizes[Axis.CACHE_CAPACITY],
+    )
+    its = size_up(draft, own)
+    inputs = [
+        {spec.name: (spec.dtype, spec.axes) for spec in source_specs(each.manifest, of_it.precision)}
+        for each, of_it in ((bundle, sizing), (draft, its))
+    ]
+    is_text = names.SOURCE_IDS in manifest.sources
+    has_tokens = is_text and draft.source_tokenizer.token_bytes != bundle.source_tokenizer.token_bytes
+    if inputs[0] != inputs[1] or draft.manifest.memory != manifest.memory or has_tokens:
+        raise ValueError("it reads other sources")
+    for each, precision in ((bundle, sizing.precision), (draft, its.precision)):
+        step = each.manifest.variants[precision].graphs[Verb.STEP]
+        if names.CACHE_ROWS not in [spec.name for spec in step.inputs] or not has_operators():
+            raise ValueError(f"a step of {each.path} cannot read several tokens of a target")
+    if its.num_slots < sizing.num_slots:
+        raise ValueError(
+            f"its slots take {its.slot_bytes} bytes, so the memory budget has {its.num_slots} for the "
+            f"{sizing.num_slots} of the model: raise --memory-budget, or lower --max-slots"
+        )
+    return Draft(draft, its)
 
 
 def _has_own_maps(bundle: Bundle, variant: Variant) -> bool:

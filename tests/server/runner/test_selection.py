@@ -62,10 +62,10 @@ def random_request(chance: random.Random) -> Request:
     )
 
 
-def run(bundle, requests, num_slots, precision=Precision.FP32, seed=0, drafter=None):
+def run(bundle, requests, num_slots, precision=Precision.FP32, seed=0, **options):
     """The result of each, who come in any order."""
     config = RunnerConfig(provider="cpu", precision=precision, num_threads=1, max_slots=num_slots)
-    driver = Driver(OnnxRunner(bundle, config), drafter=drafter)
+    driver = Driver(OnnxRunner(bundle, config), **options)
     chance, waiting = random.Random(seed), list(requests)
     chance.shuffle(waiting)
     while waiting:
