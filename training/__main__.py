@@ -1,4 +1,4 @@
-"""The command line of training: `python -m training train|score|corpus|attention|show`."""
+"""The command line of training: `python -m training train|distill|score|corpus|attention|show`."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ with needs_extra("training", __name__):
     from seq2seq_serve.training.config import Precision
     from seq2seq_serve.training.data.corpus import CorpusFiles
     from seq2seq_serve.training.data.tokenizer import SMALLEST_VOCAB_SIZE
+    from seq2seq_serve.training.distill import target_files
     from seq2seq_serve.training.evaluation.comparison import TOKENIZATIONS, MetricSettings
     from seq2seq_serve.training.interrupt import TrainingInterrupted
     from seq2seq_serve.training.prepare import CHANGEABLE
@@ -64,6 +65,10 @@ _EXAMPLES = {
   %(prog)s tiny --out runs/few --tsv few.tsv.gz --set bpe_dropout=0.2 tied=none
   %(prog)s captioner --out runs/photos --tsv photos.tsv --dev-tsv dev.tsv --vocab-size 4000
   %(prog)s memory-network --out runs/stories --tsv stories.tsv""",
+    "distill": """example:
+  %(prog)s runs/mine tiny --out runs/mine-draft
+  python -m export runs/mine-draft bundles/mine-draft
+  python -m server bundles/mine --draft bundles/mine-draft""",
     "score": """examples:
   %(prog)s runs/demo --part test
   %(prog)s runs/mine --source test.ko --reference test.en --beam-size 5
@@ -115,6 +120,9 @@ def parser() -> argparse.ArgumentParser:
         return command
 
     _add_train_flags(add("train", "Train a preset on a corpus; without files, on the built-in one."))
+    _add_distill_flags(
+        add("distill", "Train a small model that drafts tokens for a run's, from the run's own targets.")
+    )
     score = add("score", "Score a run on its own dev or test pairs, or on files.")
     score.add_argument("run", type=Path, help="the folder of a run")
     _add_step_flag(score)
@@ -157,6 +165,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if options.command == "train":
             _train(options, console)
+        elif options.command == "distill":
+            _distill(options, console)
         elif options.command == "score":
             _score(options)
         elif options.command == "corpus":
@@ -251,11 +261,31 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         metavar="TAG",
         help="language of the targets; LibreTranslate's API selects a model by both languages",
     )
-    add_set_flag(train)
-    train.add_argument(
+    _add_machine_flags(train)
+
+
+def _add_distill_flags(distill: argparse.ArgumentParser) -> None:
+    distill.add_argument("run", type=Path, help="the folder of a finished run of a Transformer")
+    distill.add_argument("preset", choices=tuple(PRESETS), help="the small model and its recipe")
+    distill.add_argument(
+        "--out", type=Path, required=True, help="the folder of its run, such as runs/NAME-draft"
+    )
+    distill.add_argument(
+        "--max-sources",
+        type=_at_least(1),
+        default=100_000,
+        help="the most sources of the run's corpus that the run translates first (default: %(default)s)",
+    )
+    distill.add_argument("--max-steps", type=_at_least(1), help="the last step (default: the preset's)")
+    _add_machine_flags(distill)
+
+
+def _add_machine_flags(command: argparse.ArgumentParser) -> None:
+    add_set_flag(command)
+    command.add_argument(
         "--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
     )
-    train.add_argument(
+    command.add_argument(
         "--threads", type=_at_least(1), help="CPU threads (default: the CPUs that this process may use)"
     )
 
@@ -324,25 +354,34 @@ def _train(options: argparse.Namespace, console: Console) -> None:
     for name in settings.keys() & flags.keys():
         options.parser.error(f"{name} is given twice: by --{name.replace('_', '-')} and by --set")
     settings |= flags
+    try:
+        files = CorpusFiles(**{field.name: getattr(options, field.name) for field in fields(CorpusFiles)})
+    except ValueError as error:
+        options.parser.error(str(error))
+    parts = {"is_resumed": options.resume, "is_compiled": options.compile, "parent": options.parent}
+    _run(options, files, settings, console, **parts)
+
+
+def _distill(options: argparse.Namespace, console: Console) -> None:
+    settings = dict(options.set)
+    if options.max_steps is not None:
+        settings["max_steps"] = options.max_steps
+    files = target_files(options.out)
+    _run(options, files, settings, console, teacher=options.run, max_sources=options.max_sources)
+
+
+def _run(
+    options: argparse.Namespace, files: CorpusFiles, settings: dict[str, Any], console: Console, **parts: Any
+) -> None:
+    """Start or continue a run; `parts` are fields of its request."""
     changes = {name: settings.pop(name) for name in CHANGEABLE if name in settings}
     # torch starts a thread for each CPU of the machine. In a process tied to a few CPUs that is many times
     # slower.
     has_affinity = hasattr(os, "sched_getaffinity")  # Linux only
     num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     torch.set_num_threads(options.threads or max(num_cpus // num_local_ranks(), 1))
-    try:
-        files = CorpusFiles(**{field.name: getattr(options, field.name) for field in fields(CorpusFiles)})
-    except ValueError as error:
-        options.parser.error(str(error))
     request = commands.TrainRequest(
-        preset=options.preset,
-        out=options.out,
-        files=files,
-        is_resumed=options.resume,
-        settings=settings,
-        changes=changes,
-        is_compiled=options.compile,
-        parent=options.parent,
+        preset=options.preset, out=options.out, files=files, settings=settings, changes=changes, **parts
     )
     if options.device.type == "cuda":
         torch.cuda.set_device(options.device)

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import is_checkpoint
+from seq2seq_serve.training import distill
 from seq2seq_serve.training.data.built_in import TRANSLATION_LANGUAGES
 from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, built_in_corpus, load_corpus
 from seq2seq_serve.training.data.encoded import encode_pairs
@@ -53,22 +54,27 @@ class TrainRequest:
 
     Attributes:
         out: The run's folder.
-        is_resumed: Whether a run that exists already is continued; otherwise it is an error.
         settings: Values of the preset's fields that a new run replaces; a resumed run must have them.
         changes: The same for the fields that a resumed run may replace, too.
+        is_resumed: Whether a run that exists already is continued; otherwise it is an error.
         is_compiled: Whether `torch.compile` compiles the model.
         parent: The finished run, or the folder of a published model, whose model, weights and tokenizer a new
             run starts with.
+        teacher: The finished run for which a new run trains a draft model, with its tokenizer and from its
+            own targets.
+        max_sources: The most of the teacher's sources.
     """
 
     preset: str
     out: Path
     files: CorpusFiles
-    is_resumed: bool
     settings: Mapping[str, Any]
     changes: Mapping[str, Any]
-    is_compiled: bool
+    is_resumed: bool = False
+    is_compiled: bool = False
     parent: Path | None = None
+    teacher: Path | None = None
+    max_sources: int = 0
 
     @property
     def resume_command(self) -> str:
@@ -82,8 +88,10 @@ class TrainRequest:
             return None
         return load_published(self.parent) if is_checkpoint(self.parent) else load_run(self.parent)
 
-    def configuration(self, parent: TrainedModel | None = None) -> Preset:
-        """Return the preset of a new run with all that the parent, the corpus and the settings change.
+    def configuration(
+        self, parent: TrainedModel | None = None, teacher: TrainedModel | None = None
+    ) -> Preset:
+        """Return the preset of a new run with all that parent, teacher, corpus and settings change.
 
         Raises:
             ValueError: There is no such preset, or a setting is wrong.
@@ -94,6 +102,8 @@ class TrainRequest:
             preset = preset.changed({"normalization": parent.tokenizer.normalization})
             if parent.published:  # its tokenizer always cuts a text into the same pieces
                 preset = preset.changed({"bpe_dropout": 0.0})
+        if teacher:
+            preset = distill.recipe(preset, teacher)
         if self.files.is_built_in and source_kind_of(preset.model) is TOKENS:
             preset = preset.changed(TRANSLATION_LANGUAGES)
         return preset.changed({**self.settings, **self.changes})
@@ -106,7 +116,7 @@ def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Co
 
     def prepare() -> None:
         nonlocal corpus
-        corpus = _prepare(request, folder)
+        corpus = _prepare(request, folder, console)
 
     try:
         ranks.first(prepare, is_preparation=True)
@@ -134,20 +144,23 @@ def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Co
         print(f"{summary.steps} steps, {summary.seconds:.0f} seconds; weights: {summary.weights}")
 
 
-def _prepare(request: TrainRequest, folder: RunFolder) -> Corpus | None:
+def _prepare(request: TrainRequest, folder: RunFolder, console: Console) -> Corpus | None:
     """Start a run, unless there is one to continue; return a corpus that must be compared with the run's."""
     if request.is_resumed and folder.is_run:
         return _check_run(request, folder)
     folder.check_is_free(f"continue it with `{request.resume_command}`, or give another --out")
     parent = request.load_parent()
-    preset = request.configuration(parent)
+    teacher = None if request.teacher is None else load_run(request.teacher)
+    preset = request.configuration(parent, teacher)
     if request.is_compiled:  # before the long work
         FAMILIES[kind_of(preset.model)].model.check_compilable()
     kind = source_kind_of(preset.model)
+    if request.teacher is not None and teacher is not None:
+        distill.write_targets(RunFolder(request.teacher), teacher, request.out, request.max_sources, console)
     corpus = load_corpus(request.files, preset.training.seed, kind, folder.pictures)
     if request.is_resumed:
         _log.warning("%s has no run yet: starting one on %s", request.out, corpus.description)
-    start_run(folder, preset, corpus, request.files, parent)
+    start_run(folder, preset, corpus, request.files, parent, tokenizer=teacher.tokenizer if teacher else None)
     return None
 
 

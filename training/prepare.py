@@ -61,10 +61,12 @@ def start_run(
     corpus: Corpus,
     files: CorpusFiles | None = None,
     parent: TrainedModel | None = None,
+    tokenizer: Tokenizer | None = None,
 ) -> RunConfig:
     """Train the tokenizer and write the files that the whole run keeps, `config.json` last.
 
-    A run with a parent takes its tokenizer, and starts with its weights. `files` is where the corpus was read
+    A run with a parent takes its tokenizer, and starts with its weights; another one takes `tokenizer` if it
+    is given. `files` is where the corpus was read
     from, for a resume without flags; None is the built-in corpus. The folder may hold an interrupted start.
 
     Raises:
@@ -74,7 +76,7 @@ def start_run(
     """
     folder.check_is_free()
     kind = source_kind_of(preset.model).in_folder(corpus.folder)
-    if not kind.has_word_tokens and not parent:
+    if not kind.has_word_tokens and not (parent or tokenizer):
         check_vocab_size(preset.model.vocab_size)
     recipe = preset.training
     if recipe.bpe_dropout and kind is not TOKENS:
@@ -110,7 +112,9 @@ def start_run(
         (as_read(pair.source), as_read(pair.target)) for pair in corpus.train
     ):
         _log.warning("%d of %d dev pairs are in the training corpus, too", len(shared), len(corpus.dev))
-    tokenizer = parent.tokenizer if parent else _learn_tokenizer(corpus, filters, preset, kind)
+    tokenizer = parent.tokenizer if parent else tokenizer
+    if tokenizer is None:
+        tokenizer = _learn_tokenizer(corpus, filters, preset, kind)
     _log.info("tokenizer: %s tokens", f"{tokenizer.vocab_size:,}")
     model = preset.model
     if not (parent and parent.published):  # whose matrices may have more rows than there are tokens

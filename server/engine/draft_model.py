@@ -20,7 +20,7 @@ from seq2seq_serve.server.engine.state import Search, Sequence
 _log = logging.getLogger(__name__)
 
 _FIRST_RATE = 0.7  # of right drafts, before there is one
-_ROW_NEWS, _SHARED_NEWS = 1 / 8, 1 / 64  # the weights of a draft in the average of its row, and of all rows
+_ROW_NEWS, _SHARED_NEWS = 1 / 16, 1 / 64  # the weights of a draft in the average of its row, and of all rows
 _MOST_OF_A_ROW = 8
 _LEAST_GAIN = 1.05  # of the tokens a second that drafts must bring
 _IDLE_TURNS = 64  # after as many turns without drafts there is one, so that their cost and rate stay known

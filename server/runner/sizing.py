@@ -200,10 +200,12 @@ def _draft_of(bundle: Bundle, sizing: Sizing, config: RunnerConfig, path: Path) 
         raise ValueError("its targets have other tokens")
     if draft.manifest.special_ids.eos_ids != manifest.special_ids.eos_ids:
         raise ValueError("its targets end with other tokens")
+    # A wrong draft costs time alone, and one row's step takes as long as reading the weights.
+    precision = Precision.INT4 if Precision.INT4 in draft.manifest.variants else None
     own = replace(
         config,
         draft=None,
-        precision=None,
+        precision=precision,
         max_slots=sizing.num_instances * sizing.num_slots,
         max_source_length=sizing.max_source_length,
         max_target_length=sizing.sizes[Axis.CACHE_CAPACITY],

@@ -119,6 +119,29 @@ def test_a_fine_tuning_resumes_with_its_command_and_refuses_another_parent(
     assert message == f"{out} was not started with the weights of --from: leave it out"
 
 
+def test_a_draft_model_learns_what_its_run_writes_and_has_its_tokens(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], failed: Failed
+) -> None:
+    out = tmp_path / "draft"
+    flags = ["--out", str(out), "--max-steps", "2", "--max-sources", "30", "--set", "d_ff=16"]
+    assert main(["distill", str(run), "toy", *flags]) == 0
+    assert capsys.readouterr().out.startswith(f"{out}: dev BLEU ")
+    teacher, draft = load_run(run), load_run(out)
+    assert draft.tokenizer.token_bytes == teacher.tokenizer.token_bytes
+    assert (draft.config.d_ff, draft.config.vocab_size) == (16, teacher.config.vocab_size)
+    assert (out / "distilled" / "train.target.txt").read_text(encoding="utf-8").count("\n") == 30
+    sources, targets = zip(*draft.dev, strict=True)
+    bound = teacher.length_bound
+    assert list(targets) == translate(teacher.model, teacher.tokenizer, sources, length_bound=bound)
+    assert main(["train", "toy", "--out", str(out), "--resume", "--max-steps", "3"]) == 0
+    message = failed("distill", str(run), "toy", *flags)
+    assert message.startswith(f"{out} already holds a run")
+    flags[1] = str(tmp_path / "other")
+    assert failed("distill", str(run), "recurrent", *flags).startswith("a draft model is a Transformer")
+    shutil.copytree(run, tmp_path / "copy", ignore=shutil.ignore_patterns("encoded"))
+    assert "there is nothing to translate" in failed("distill", str(tmp_path / "copy"), "toy", *flags)
+
+
 @pytest.fixture
 def whole_command(tmp_path: Path, corpus_files: list[str]) -> list[str]:
     """A command that decides everything of a run, and gives more room to the vocabulary than it takes."""
@@ -240,7 +263,7 @@ def test_seed_vocabulary_and_normalization_are_the_flags(
 )
 def test_the_built_in_corpus_of_texts_has_its_languages(preset, files, settings, languages) -> None:
     """A server of the demo's model listed no language for LibreTranslate's programs."""
-    recipe = TrainRequest(preset, Path("run"), files, False, settings, {}, False).configuration().training
+    recipe = TrainRequest(preset, Path("run"), files, settings, {}).configuration().training
     assert (recipe.source_language, recipe.target_language) == languages
 
 
