@@ -71,6 +71,7 @@ class _MeasuredRunner(OnnxRunner):
 
     def reset(self) -> None:
         """Forget all turns so far."""
+        self.repeats_steps = False  # a turn is one step
         self._counts = np.zeros(len(COLUMNS))
         self._began = self._machine_seconds = 0.0
         self.turns: list[np.ndarray] = []
@@ -83,13 +84,13 @@ class _MeasuredRunner(OnnxRunner):
         with self._timed():
             super().encode(first_row, requests)
 
-    def step(self, rows: tuple[Row, ...]) -> Selected:
+    def step(self, rows: tuple[Row, ...], num_steps: int = 1) -> Selected:
         num_sampling = sum(row.request.sampling is not None for row in rows)
         num_beam = sum(row.request.beam is not None for row in rows)
         num_positions = sum(row.memory_length + row.cache_length for row in rows)
         self._counts += (len(rows), num_sampling, num_beam, num_positions, 0, 0)
         with self._timed():
-            return super().step(rows)
+            return super().step(rows, num_steps)
 
     def move(self, moves: Iterable[Move]) -> int:
         with self._timed():

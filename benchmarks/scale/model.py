@@ -194,6 +194,7 @@ class _TimedRunner:
     eos_ids: tuple[int, ...] = (_EOS_ID,)
     has_decode = True
     shares_memory = True
+    repeats_steps = False
 
     def __init__(self, times: EngineTimes, num_slots: int) -> None:
         self.num_slots = num_slots
@@ -207,7 +208,7 @@ class _TimedRunner:
         num_tokens = sum(request.encode_tokens for request in requests)
         self.now += self._times.encode_seconds + self._times.token_seconds * num_tokens
 
-    def step(self, rows: tuple[Row, ...]) -> Selected:
+    def step(self, rows: tuple[Row, ...], num_steps: int = 1) -> Selected:  # noqa: ARG002
         num_positions = sum(row.memory_length + row.cache_length for row in rows)
         beams = [number for number, row in enumerate(rows) if row.request.beam is not None]
         num_sampling = sum(row.request.sampling is not None for row in rows)

@@ -103,6 +103,7 @@ class Core:
             eos_ids=runner.eos_ids,
             has_decode=runner.has_decode,
             shares_memory=runner.shares_memory,
+            repeats_steps=runner.repeats_steps,
             limits=limits,
             drafter=drafter,
         )
@@ -263,8 +264,13 @@ class Core:
                 for sequence in plan.rows
             )
             positions = plan.rows + plan.drafts
-            selected = self._runner.step(positions) if num_rows else Selected([self._eos_id] * len(positions))
-            step_seconds = self._clock() - started
+            if not num_rows:
+                selected = Selected([self._eos_id] * len(positions))
+            elif plan.num_steps == 1:
+                selected = self._runner.step(positions)
+            else:
+                selected = self._runner.step(positions, plan.num_steps)
+            step_seconds = (self._clock() - started) / (1 + len(selected.further))
         except Exception:
             self._num_failures += 1
             self._log_failure("step", dict.fromkeys(sequence.request for sequence in plan.rows))
@@ -308,6 +314,7 @@ class Core:
             turn = Turn(
                 tuple(updates),
                 num_rows=result.num_rows if result is not None else 0,
+                num_steps=1 + len(result.selected.further) if result is not None else 1,
                 step_seconds=result.step_seconds if result is not None else 0.0,
                 encode_seconds=result.encode_seconds if result is not None else 0.0,
                 queue_seconds=tuple(search.admitted_at - search.request.arrival for search in admitted),

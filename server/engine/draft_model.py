@@ -135,7 +135,7 @@ class DraftModel:
                     break
                 token_ids = [*token_ids, token_id]
                 drafts.append(drafted(sequence, token_ids))
-        return replace(plan, drafts=plan.drafts + tuple(drafts))
+        return replace(plan, drafts=plan.drafts + tuple(drafts), num_steps=1)
 
     def _rows_to_draft(self, plan: StepPlan) -> list[tuple[Sequence, _Row]]:
         """Compare the last drafts of all rows; returns those to draft now, which n-grams do not draft."""

@@ -48,6 +48,7 @@ class Selected:
         branches: By row, for the rows whose requests are neither plain nor beams.
         candidates: Those of the rows of beams. All rows of a request are in one of them.
         failures: By row, the error that the selection raised; other rows are not affected.
+        further: The tokens of each further step of the same rows, one per row.
         attention: By row, the step's attention `(1, memory_length)`, or `(1, hops, memory_length)`, for the
             rows whose requests want it, if the step computes it.
     """
@@ -57,6 +58,7 @@ class Selected:
     candidates: tuple[Candidates, ...] = ()
     failures: Mapping[int, Exception] = field(default_factory=dict)
     attention: Mapping[int, Array] = field(default_factory=dict)
+    further: tuple[list[int], ...] = ()
 
 
 class Move(NamedTuple):
@@ -96,7 +98,7 @@ class StepPlan:
     """The work of the next turn, which the scheduler decides and the engine runs.
 
     The order is: the moves, the alignments, one encode of `admitted` into the last rows, one step of all
-    `rows` and `drafts`.
+    `rows` and `drafts`, or several steps of the rows.
 
     Attributes:
         moves: Rows to copy, in order.
@@ -104,6 +106,7 @@ class StepPlan:
         rows: All running sequences; the sequence at index i is in slot i.
         alignments: In order.
         drafts: Further positions of some of the rows, each row's in order.
+        num_steps: More than 1 only without drafts, for rows whose next tokens need nothing but the steps.
     """
 
     moves: tuple[Move, ...]
@@ -111,6 +114,7 @@ class StepPlan:
     rows: tuple[Sequence, ...]
     alignments: tuple[Alignment, ...] = ()
     drafts: tuple[Sequence, ...] = ()
+    num_steps: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +125,7 @@ class StepResult:
         selected: The tokens of the plan's rows.
         num_rows: The number of rows that needed the step.
         encode_seconds: Time of the encode call; 0 without one.
-        step_seconds: Time of the step and its selection.
+        step_seconds: Mean time of a step and its selection.
         moved_bytes: Bytes copied by the moves.
         attention: `(T, memory_length)` of each alignment, or the exception that it raised.
     """
@@ -143,6 +147,7 @@ class Runner(Protocol):
         eos_ids: The tokens that end a sequence; the first one ends a target that is scored.
         has_decode: Whether it can `prefill` and `align`; otherwise steps read prefixes and compute attention.
         shares_memory: Whether a step reads the memory of a request in the row of its keeper only.
+        repeats_steps: Whether it can do several steps in one call.
     """
 
     num_slots: int
@@ -150,6 +155,7 @@ class Runner(Protocol):
     eos_ids: tuple[int, ...]
     has_decode: bool
     shares_memory: bool
+    repeats_steps: bool
 
     def warm_up(self) -> None:
         """Does first-time work, on the thread that makes all later calls."""
@@ -160,10 +166,11 @@ class Runner(Protocol):
     def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> list[list[float]]:
         """Fills the caches of new rows from their prefixes; returns the log-probabilities of scored rows."""
 
-    def step(self, rows: tuple[Sequence, ...]) -> Selected:
+    def step(self, rows: tuple[Sequence, ...], num_steps: int = 1) -> Selected:
         """Feeds every row its last token, and selects its next one.
 
-        With a `Drafter`, further positions of the rows follow the rows.
+        With a `Drafter`, further positions of the rows follow the rows. Of several steps each feeds the token
+        that the one before has selected; there may be fewer than `num_steps`.
         """
 
     def move(self, moves: Iterable[Move]) -> int:

@@ -139,7 +139,9 @@ class Turn(NamedTuple):
     """Everything that leaves a core's thread after one turn of its loop.
 
     Attributes:
-        num_rows: Rows of the step; 0 without one.
+        num_rows: Rows of its steps; 0 without one.
+        num_steps: The number of steps.
+        step_seconds: Their mean time.
         queue_seconds: The waiting time of each admitted request.
         inter_token_seconds: The times since their previous token, of the requests that had one, with the
             number of requests for each: most had it in the same turn.
@@ -150,6 +152,7 @@ class Turn(NamedTuple):
 
     updates: tuple[Update, ...] = ()
     num_rows: int = 0
+    num_steps: int = 1
     step_seconds: float = 0.0
     encode_seconds: float = 0.0
     queue_seconds: tuple[float, ...] = ()

@@ -7,7 +7,7 @@ clock.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from seq2seq_serve.server.engine.drafts import Drafter
@@ -77,6 +77,8 @@ _PADDING_SHARE = 4  # attention and copies over this number of padded positions 
 # A full core admits requests when this part of its slots, one in eight, is free: an encode call for each
 # would cost an H100 a third of its tokens (tests/benchmarks/scale).
 _GATHERED_SHARE = 8
+# A turn may take so long with several steps, so that a newcomer or a stream does not wait for it.
+_SHORT_TURN_SECONDS, _MOST_STEPS = 1e-3, 4
 _End = tuple[Search, FinishReason, ServerError | None]
 
 
@@ -93,6 +95,7 @@ class Scheduler:
         has_decode: Whether the runner can compute several positions at once; otherwise steps read prefixes
             and compute attention.
         shares_memory: Whether the runner reads the memory of a request in the row of its keeper only.
+        repeats_steps: Whether the runner can do several steps in one call.
         limits: Bounds of a turn.
         drafter: Drafts tokens of rows; None if the runner takes one position of a row at a time.
 
@@ -110,6 +113,7 @@ class Scheduler:
         eos_ids: Collection[int],
         has_decode: bool = True,
         shares_memory: bool = False,
+        repeats_steps: bool = False,
         limits: SchedulerLimits | None = None,
         drafter: Drafter | None = None,
     ) -> None:
@@ -119,6 +123,8 @@ class Scheduler:
         self._start_ids = start_ids
         self._eos_ids = eos_ids
         self._has_decode = has_decode
+        self._repeats_steps = repeats_steps
+        self._step_seconds = 0.0  # of the last turn; 0 before the first one
         self._limits = limits or SchedulerLimits()
         self._drafter = drafter
         self._moves: tuple[Move, ...] = ()
@@ -160,7 +166,27 @@ class Scheduler:
         moves, self._moves = self._moves, ()
         alignments = tuple(self._plan_alignments()) if self._aligning else ()
         drafts = () if self._drafter is None else self._drafter.draft(self.slots.rows)
-        return StepPlan(moves, tuple(admitted), self.slots.rows, alignments, drafts)
+        plan = StepPlan(moves, tuple(admitted), self.slots.rows, alignments, drafts)
+        num_steps = self._num_steps(plan)
+        return plan if num_steps == 1 else replace(plan, num_steps=num_steps)
+
+    def _num_steps(self, plan: StepPlan) -> int:
+        """Returns how many steps the rows can do before something has to be decided.
+
+        Short steps take less time than what is done around them, and a row that ends has at most a few
+        positions computed in vain. Requests that wait are admitted at once.
+        """
+        seconds = self._step_seconds
+        if not (self._repeats_steps and 0.0 < seconds < _SHORT_TURN_SECONDS / 2):
+            return 1
+        if self.waiting or plan.drafts or plan.alignments or not plan.rows:
+            return 1
+        most = min(_MOST_STEPS, int(_SHORT_TURN_SECONDS / seconds))
+        for row in plan.rows:
+            most = min(most, 1 + row.num_draftable)
+            if most < 2 or not row.is_simple:
+                return 1
+        return most
 
     def _newcomers(self) -> list[Request]:
         """Returns the waiting requests that the next turn admits, the oldest first.
@@ -194,7 +220,7 @@ class Scheduler:
         """
         for sequence in plan.admitted:
             sequence.search.encode_seconds = result.encode_seconds
-        selected = result.selected
+        selected, self._step_seconds = result.selected, result.step_seconds
         positions, num_rows = plan.rows + plan.drafts, len(plan.rows)
         if self._drafter is not None and result.num_rows:
             self._drafter.record(len(positions), result.step_seconds)
@@ -232,6 +258,10 @@ class Scheduler:
                     leavers.append(sequence)
             except Exception as error:
                 failed[search] = error
+        for token_ids in selected.further:
+            for sequence, token_id in zip(plan.rows, token_ids, strict=True):
+                if sequence in sequence.search.rows and extend(sequence, token_id, self._eos_ids):
+                    leavers.append(sequence)
         forks: list[Fork] = []
         ranked = rank(forking, selected.candidates) if selected.candidates else {}
         for search in forking:

@@ -111,6 +111,13 @@ class Sequence:
         return len(self.token_ids) - len(self.request.prefix_ids)
 
     @property
+    def is_simple(self) -> bool:
+        """Whether nothing but steps is needed for its next tokens."""
+        request = self.request
+        is_generated = self.is_plain and self.num_branches == 1 and not (self.num_forced or self.detects)
+        return is_generated and not (request.attention or request.is_score)
+
+    @property
     def num_draftable(self) -> int:
         """The most next tokens that can be drafted: the last token of a target is never fed."""
         return self.request.max_new_tokens - self.num_generated - 1

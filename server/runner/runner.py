@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import product
 from operator import attrgetter
@@ -137,6 +137,8 @@ class OnnxRunner:
             if self._device.is_host and buffers.capacity_axis == Axis.MEMORY_CAPACITY
         ]
         self.has_decode = Verb.DECODE in self._graphs
+        # What a step without numbers did to a state cannot be undone.
+        self.repeats_steps = not self._state
         step = self._graphs[Verb.STEP]
         inputs = [spec.name for spec in step.inputs if spec.role is Role.TOKEN]
         # A move copies a state whole, so a keeper could not hand over its memory alone.
@@ -348,7 +350,7 @@ class OnnxRunner:
             for row, ids, sequence in zip(scores, labels, sequences, strict=True)
         ]
 
-    def step(self, rows: tuple[Sequence, ...]) -> Selected:
+    def step(self, rows: tuple[Sequence, ...], num_steps: int = 1) -> Selected:
         num_rows = len(rows)
         if rows is not self._fitting and not self._is_draft:
             self._fitting = rows
@@ -368,6 +370,8 @@ class OnnxRunner:
             self._columns.pick(num_rows)
         token_ids = self._columns.read_token_ids(num_rows) if has_plain else [self.eos_ids[0]] * num_rows
         self._rows = rows if are_growing else ()
+        if num_steps > 1 and min(token_ids) >= 0:
+            return Selected(token_ids, further=tuple(self._repeated(rows, num_steps - 1, num_candidates)))
         attention = self._read_attention(rows)
         failures = {}
         if min(token_ids) < 0:
@@ -385,6 +389,21 @@ class OnnxRunner:
             return Selected(token_ids, candidates=selection.table_of(rows, *best), attention=attention)
         selected = self._selector.select(rows, token_ids)
         return replace(selected, failures={**failures, **selected.failures}, attention=attention)
+
+    def _repeated(
+        self, rows: tuple[Sequence, ...], num_steps: int, num_candidates: int
+    ) -> Iterator[list[int]]:
+        """Yields the tokens of further steps of plain rows, and ends before a step without numbers."""
+        for _ in range(num_steps):
+            self._columns.fill(rows, is_same=True)
+            self._run_step(len(rows), num_candidates=num_candidates)
+            if self._device.is_host and not num_candidates:
+                self._columns.pick(len(rows))
+            token_ids = self._columns.read_token_ids(len(rows))
+            if min(token_ids) < 0:
+                self._rows = ()  # so that the columns forget this step
+                return
+            yield token_ids
 
     def move(self, moves: Iterable[Move]) -> int:
         moves = tuple(moves)

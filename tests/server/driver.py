@@ -14,15 +14,26 @@ from tests.server.fakes import FakeRunner
 
 
 class Driver:
-    """A core that a test drives turn by turn, with a clock of its own."""
+    """A core that a test drives turn by turn, with a clock of its own.
 
-    def __init__(self, runner: FakeRunner | OnnxRunner, **options) -> None:
+    Args:
+        runner: The core's runner.
+        tick: By how much each look at the clock moves it on.
+        options: Arguments of the core.
+    """
+
+    def __init__(self, runner: FakeRunner | OnnxRunner, *, tick: float = 0.0, **options) -> None:
         self.runner = runner
         self.now = 0.0
+        self._tick = tick
         self.turns: list[Turn] = []
         self.results: dict[Request, Result] = {}
         self.streamed: dict[Request, dict[int, list[int]]] = {}
-        self.core = Core(runner, model_name="fake", deliver=self._deliver, clock=lambda: self.now, **options)
+        self.core = Core(runner, model_name="fake", deliver=self._deliver, clock=self._look, **options)
+
+    def _look(self) -> float:
+        self.now += self._tick
+        return self.now
 
     def _deliver(self, turn: Turn) -> None:
         self.turns.append(turn)

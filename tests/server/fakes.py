@@ -154,6 +154,7 @@ class FakeRunner:
 
     max_source_length = 64
     max_target_length = 64
+    repeats_steps = False
     start_ids = (START_ID,)
     eos_ids = (EOS_ID,)
 

@@ -21,6 +21,7 @@ from seq2seq_serve.server.engine.request import Array, Beam, Constraints, Reques
 from seq2seq_serve.server.engine.result import FinishReason
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
 from seq2seq_serve.server.engine.state import Sequence
+from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.runner import device as device_module
 from seq2seq_serve.server.runner import runner as runner_module
 from seq2seq_serve.server.runner.device import OnnxDevice
@@ -43,8 +44,8 @@ class RecordingRunner(OnnxRunner):
         self.can_choose, self._chooses = self._chooses, False  # a step that chooses tokens writes no logits
         self.logits: dict[Request, list[Array]] = defaultdict(list)
 
-    def step(self, rows: tuple[Sequence, ...]) -> Selected:
-        selected = super().step(rows)
+    def step(self, rows: tuple[Sequence, ...], num_steps: int = 1) -> Selected:
+        selected = super().step(rows, num_steps)
         logits = self._columns._logits
         values = logits if isinstance(logits, np.ndarray) else logits.numpy()
         for row, sequence in enumerate(rows):
@@ -55,6 +56,9 @@ class RecordingRunner(OnnxRunner):
 def make_runner(bundle: Bundle, num_slots: int = 4, precision=Precision.FP32, **options) -> RecordingRunner:
     settings = {"provider": "cpu", "precision": precision, "num_threads": 1, "max_slots": num_slots} | options
     return RecordingRunner(bundle, RunnerConfig(**settings))
+
+
+TICK = 1e-5  # seconds of a step that a core does several times in a turn
 
 
 def make_request(source, max_new_tokens: int = 16, **options) -> Request:
@@ -151,6 +155,49 @@ def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(
                 assert difference <= (0 if HAS_AVX512 else 1e-5)
             if copy.stream:
                 assert tuple(driver.told(copy)) == result.best.token_ids
+
+
+@pytest.mark.parametrize("of", ["random_bundle", "trained_bundle"])
+def test_several_steps_of_a_turn_select_what_single_steps_select(of, request, monkeypatch):
+    """Whoever ends in the middle; and a step without numbers, which is not the first, is done again."""
+    bundle = request.getfixturevalue(of)
+    runner, chance = make_runner(bundle, 5, Precision.INT8), random.Random(1)
+    requests = random_requests(bundle, 40, seed=3)
+    stops = StopSequences(["o", "e "], bundle.target_tokenizer.token_bytes)
+    requests = [
+        dataclasses.replace(one, stream=number % 2 > 0, stops=stops if number % 3 else None)
+        for number, one in enumerate(requests)
+    ]
+    step, read = runner.step, runner._columns.read_token_ids
+    num_read = 0
+
+    def counted_step(rows, *num_steps):
+        nonlocal num_read
+        num_read = 0
+        return step(rows, *num_steps)
+
+    def read_or_fail(num_rows):
+        nonlocal num_read
+        num_read += 1
+        token_ids = read(num_rows)
+        return [-1] * num_rows if num_read == 3 and chance.random() < 0.3 else token_ids
+
+    answers, num_steps = [], []
+    for tick in (0.0, TICK):
+        driver = Driver(runner, tick=tick)
+        copies = [dataclasses.replace(one) for one in requests]
+        for copy in copies:
+            driver.submit(copy)
+            driver.turn(seconds=0.0)
+        driver.finish()
+        answers.append([driver.results[copy].best for copy in copies])
+        for copy, best in zip(copies, answers[-1], strict=True):
+            assert not copy.stream or tuple(driver.told(copy)) == best.token_ids
+        num_steps.append({turn.num_steps for turn in driver.turns})
+        monkeypatch.setattr(runner, "step", counted_step)
+        monkeypatch.setattr(runner._columns, "read_token_ids", read_or_fail)
+    assert answers[0] == answers[1]
+    assert num_steps == [{1}, {1, 2, 3, 4}]
 
 
 def _has_avx512() -> bool:
@@ -278,7 +325,7 @@ def test_captured_steps_of_whole_buckets_give_the_same_tokens(num_slots, of, alo
     runner = make_runner(request.getfixturevalue(of), num_slots)
     runner.warm_up()
     chance = random.Random(num_slots)
-    driver = Driver(runner)
+    driver = Driver(runner, tick=TICK)
     waiting = {dataclasses.replace(request): request for request in expected}
     copies = dict(waiting)
     runner._device.graph_ids.clear()
@@ -289,6 +336,7 @@ def test_captured_steps_of_whole_buckets_give_the_same_tokens(num_slots, of, alo
     driver.finish()
     for copy, request in copies.items():
         assert driver.results[copy].best.token_ids == expected[request].best.token_ids
+    assert max(turn.num_steps for turn in driver.turns) == 4
     assert set(runner._device.graph_ids) == set(runner._buckets)
     assert {num_rows for num_rows, *_ in runner._bindings} == set(runner._buckets)
 
@@ -318,7 +366,7 @@ def test_steps_that_feed_themselves_give_the_same_tokens_whatever_the_neighbours
         driver.finish()
         alone.append(driver.results[request].best.token_ids)
     for seed in range(3):
-        chance, driver = random.Random(seed), Driver(runner)
+        chance, driver = random.Random(seed), Driver(runner, tick=TICK)
         copies = [dataclasses.replace(request) for request in requests]
         waiting = chance.sample(copies, len(copies))
         while waiting:

@@ -94,6 +94,7 @@ class EchoRunner:
 
     num_slots: int = 4
     max_source_length: int = 64
+    repeats_steps: bool = False
     max_target_length: int = 64
     start_ids: tuple[int, ...] = (BOS,)
     eos_ids: tuple[int, ...] = (EOS,)
