@@ -52,6 +52,7 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
                 f"{describe_device(sizing.provider, sizing.precision, config.runner.cuda_libraries)}, "
                 f"{sizing.num_instances * sizing.num_slots} slots, {bound} "
                 f"{sizing.total_bytes / 2**20:.0f} MiB"
+                + (f", drafts by {sizing.draft.bundle.path}" if sizing.draft else "")
             )
             break
         else:
@@ -70,6 +71,9 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
 def _sized(version: Version, config: ServerConfig) -> tuple[Bundle, Sizing]:
     bundle = load_bundle(version.path)
     try:
-        return bundle, size_up(bundle, config.of_model(version.model_name).runner)
+        sizing = size_up(bundle, config.of_model(version.model_name).runner)
+        if sizing.draft is not None:
+            load_bundle(sizing.draft.bundle.path)  # all of its content
+        return bundle, sizing
     except ValueError as error:
         raise ValueError(f"{version.path}: {error}") from error

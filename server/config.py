@@ -105,8 +105,8 @@ class RunnerConfig:
             engines with few threads decode a small model faster than one engine with all threads.
         speculative: Drafts of the next tokens of a target, which a step checks together if that is faster:
             from n-grams of its source and of itself, or none. Targets do not change. On the CPU only.
-        draft: A bundle with a smaller model, which drafts tokens, too: with the same sources, and the same
-            tokens of targets (default: none).
+        draft: Bundle of a smaller model, which drafts tokens beside n-grams; it must read the same sources,
+            and have the same tokens of targets (default: none).
         cuda_graphs: CUDA graphs, which replay captured steps instead of launching each kernel separately.
         cuda_libraries: Folder with the libraries of CUDA and cuDNN, also in its subfolders (default: the
             nvidia-* packages of this Python, then the system's library path).
@@ -138,8 +138,6 @@ class RunnerConfig:
             raise ValueError(
                 f"num_instances is {self.num_instances}, and must be at most max_slots, {self.max_slots}"
             )
-        if self.draft is not None and self.speculative is Speculation.OFF:
-            raise ValueError(f"draft is {self.draft}, and speculative is off: leave out one of them")
 
 
 @dataclass(frozen=True)

@@ -274,7 +274,7 @@ def _add_distill_flags(distill: argparse.ArgumentParser) -> None:
         "--max-sources",
         type=_at_least(1),
         default=100_000,
-        help="the most sources of the run's corpus that the run translates first (default: %(default)s)",
+        help="about how many sources of its corpus the run translates first (default: %(default)s)",
     )
     distill.add_argument("--max-steps", type=_at_least(1), help="the last step (default: the preset's)")
     _add_machine_flags(distill)
@@ -363,6 +363,8 @@ def _train(options: argparse.Namespace, console: Console) -> None:
 
 
 def _distill(options: argparse.Namespace, console: Console) -> None:
+    if options.out.resolve() == options.run.resolve():
+        options.parser.error("--out is the folder of the draft model, and not that of the run")
     settings = dict(options.set)
     if options.max_steps is not None:
         settings["max_steps"] = options.max_steps

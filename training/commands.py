@@ -50,7 +50,7 @@ _LOSS_BATCH_TOKENS = 4000
 
 @dataclass(frozen=True)
 class TrainRequest:
-    """The arguments of `python -m training train`.
+    """The arguments of `python -m training train` and `distill`.
 
     Attributes:
         out: The run's folder.
@@ -103,7 +103,7 @@ class TrainRequest:
             if parent.published:  # its tokenizer always cuts a text into the same pieces
                 preset = preset.changed({"bpe_dropout": 0.0})
         if teacher:
-            preset = distill.recipe(preset, teacher)
+            preset = distill.recipe(preset, teacher, {**self.settings, **self.changes})
         if self.files.is_built_in and source_kind_of(preset.model) is TOKENS:
             preset = preset.changed(TRANSLATION_LANGUAGES)
         return preset.changed({**self.settings, **self.changes})
@@ -116,7 +116,7 @@ def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Co
 
     def prepare() -> None:
         nonlocal corpus
-        corpus = _prepare(request, folder, console)
+        corpus = _prepare(request, folder, device, console)
 
     try:
         ranks.first(prepare, is_preparation=True)
@@ -144,7 +144,9 @@ def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Co
         print(f"{summary.steps} steps, {summary.seconds:.0f} seconds; weights: {summary.weights}")
 
 
-def _prepare(request: TrainRequest, folder: RunFolder, console: Console) -> Corpus | None:
+def _prepare(
+    request: TrainRequest, folder: RunFolder, device: torch.device, console: Console
+) -> Corpus | None:
     """Start a run, unless there is one to continue; return a corpus that must be compared with the run's."""
     if request.is_resumed and folder.is_run:
         return _check_run(request, folder)
@@ -155,8 +157,11 @@ def _prepare(request: TrainRequest, folder: RunFolder, console: Console) -> Corp
     if request.is_compiled:  # before the long work
         FAMILIES[kind_of(preset.model)].model.check_compilable()
     kind = source_kind_of(preset.model)
-    if request.teacher is not None and teacher is not None:
-        distill.write_targets(RunFolder(request.teacher), teacher, request.out, request.max_sources, console)
+    if teacher:
+        assert request.teacher is not None
+        with fast_matmul(device):
+            run, most = RunFolder(request.teacher), request.max_sources
+            distill.write_targets(run, teacher, request.out, most, device, console)
     corpus = load_corpus(request.files, preset.training.seed, kind, folder.pictures)
     if request.is_resumed:
         _log.warning("%s has no run yet: starting one on %s", request.out, corpus.description)

@@ -1,12 +1,12 @@
-"""What a draft model learns from: the targets that a finished run writes by itself.
+"""The corpus of a draft model: sources of a finished run, with the targets that the run itself writes.
 
-So it learns to predict the run, and not the corpus (sequence-level knowledge distillation, Kim and Rush 2016,
-arXiv:1606.07947). A server lets it draft tokens, which the run's model checks (`--draft`).
+From it a model learns to predict the run, and not the run's corpus (sequence-level knowledge distillation,
+Kim and Rush 2016, arXiv:1606.07947). A server lets it draft tokens, which the run's model checks (`--draft`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,15 @@ from seq2seq_serve.training.config import TransformerConfig
 from seq2seq_serve.training.data.corpus import CorpusFiles
 from seq2seq_serve.training.data.encoded import EncodedCorpus
 from seq2seq_serve.training.data.sources import TOKENS
-from seq2seq_serve.training.data.text_files import write_lines
+from seq2seq_serve.training.data.text_files import read_lines, write_lines
 from seq2seq_serve.training.evaluation.scoring import translate
 from seq2seq_serve.training.models.transformer import Transformer
 from seq2seq_serve.training.presets import Preset
 from seq2seq_serve.training.run import RunFolder, TrainedModel
 
 _SOURCES_AT_ONCE = 500
-# In place of the preset's: a draft is too small to overfit, and its targets are certain.
+_OF_THE_RUN = "normalization", "vocab_size", "max_source_length", "max_target_length"
+# In place of the preset's: a draft is too small to overfit, its targets are certain, and none is dropped.
 _RECIPE: Mapping[str, Any] = {
     "dropout": 0.0,
     "label_smoothing": 0.0,
@@ -35,13 +36,20 @@ _RECIPE: Mapping[str, Any] = {
 }
 
 
-def recipe(preset: Preset, teacher: TrainedModel) -> Preset:
+def recipe(preset: Preset, teacher: TrainedModel, settings: Iterable[str]) -> Preset:
     """Returns a preset with the limits of a run, for a draft model of it.
 
+    Args:
+        preset: The preset.
+        teacher: The run.
+        settings: The names of the settings that will replace others.
+
     Raises:
-        ValueError: The run is not that of a Transformer that reads texts, or tunes a published model, or the
-            preset is of another family.
+        ValueError: One of the settings is given by the run, the run is not that of a Transformer that reads
+            texts, or tunes a published model, or the preset is of another family.
     """
+    if given := sorted(set(settings) & set(_OF_THE_RUN)):
+        raise ValueError(f"{', '.join(given)} of a draft model are those of its run: leave them out")
     if not isinstance(teacher.model, Transformer) or teacher.model.source_kind is not TOKENS:
         raise ValueError("only a Transformer that reads texts can have a draft model")
     if teacher.published:
@@ -62,31 +70,46 @@ def target_files(folder: Path) -> CorpusFiles:
     return CorpusFiles(source=source, target=target, dev_source=dev_source, dev_target=dev_target)
 
 
-def write_targets(run: RunFolder, teacher: TrainedModel, out: Path, most: int, console: Console) -> None:
-    """Write the run's own targets of at most `most` sources that it learned from, and of its dev sources.
+def write_targets(
+    run: RunFolder, teacher: TrainedModel, out: Path, most: int, device: torch.device, console: Console
+) -> None:
+    """Write the run's own targets of about `most` sources that it learned from, and of its dev sources.
+
+    Targets that an earlier call has written are kept.
 
     Raises:
         ValueError: The run does not have its corpus any more.
     """
     if not run.encoded.is_dir():
         raise ValueError(f"{run.encoded} is missing, so there is nothing to translate: train the run anew")
-    pairs, files = EncodedCorpus(run.encoded).texts(teacher.tokenizer), target_files(out)
-    sources = dict.fromkeys(pair.source for pair in islice(pairs, most))
+    pairs, files = EncodedCorpus(run.encoded), target_files(out)
+    step = -(-len(pairs) // most)  # from all parts of the corpus
+    sources = dict.fromkeys(pair.source for pair in islice(pairs.texts(teacher.tokenizer), 0, None, step))
     dev_sources = dict.fromkeys(source for source, _ in teacher.dev)
+    teacher.model.to(device)
     for texts, source_file, target_file in (
         (list(dev_sources), files.dev_source, files.dev_target),
         (list(sources), files.source, files.target),
     ):
         assert source_file is not None
         assert target_file is not None
-        Path(source_file).parent.mkdir(parents=True, exist_ok=True)
-        write_lines(Path(source_file), texts)
-        write_lines(Path(target_file), _translated(teacher, texts, console))
+        _translate(teacher, texts, Path(source_file), Path(target_file), console)
 
 
 @torch.inference_mode()
-def _translated(teacher: TrainedModel, texts: Sequence[str], console: Console) -> Iterator[str]:
-    starts = range(0, len(texts), _SOURCES_AT_ONCE)
-    for start in track(starts, f"translating {len(texts):,} sources", console=console):
-        given = texts[start : start + _SOURCES_AT_ONCE]
-        yield from translate(teacher.model, teacher.tokenizer, given, length_bound=teacher.length_bound)
+def _translate(
+    teacher: TrainedModel, texts: Sequence[str], source_file: Path, target_file: Path, console: Console
+) -> None:
+    done: list[str] = []
+    if source_file.is_file() and target_file.is_file() and read_lines(source_file) == texts:
+        done = target_file.read_text(encoding="utf-8").split("\n")[:-1]  # without a line that is not complete
+    source_file.parent.mkdir(parents=True, exist_ok=True)
+    write_lines(source_file, texts)
+    write_lines(target_file, done)
+    starts = range(len(done), len(texts), _SOURCES_AT_ONCE)
+    with target_file.open("a", encoding="utf-8") as file:
+        for start in track(starts, f"translating {len(texts):,} sources", console=console):
+            given = texts[start : start + _SOURCES_AT_ONCE]
+            targets = translate(teacher.model, teacher.tokenizer, given, length_bound=teacher.length_bound)
+            file.writelines(f"{target}\n" for target in targets)
+            file.flush()

@@ -66,8 +66,8 @@ def start_run(
     """Train the tokenizer and write the files that the whole run keeps, `config.json` last.
 
     A run with a parent takes its tokenizer, and starts with its weights; another one takes `tokenizer` if it
-    is given. `files` is where the corpus was read
-    from, for a resume without flags; None is the built-in corpus. The folder may hold an interrupted start.
+    is given. `files` is where the corpus was read from, for a resume without flags; None is the built-in
+    corpus. The folder may hold an interrupted start.
 
     Raises:
         ValueError: The folder holds a run, the corpus has nothing to train on or to score, a file of word

@@ -180,7 +180,7 @@ class Core:
         try:
             self._runner.warm_up()
             if self._draft_model is not None:
-                self._draft_model.runner.warm_up()
+                self._draft_model.warm_up()
         except Exception as error:
             try:
                 self._close()

@@ -1,14 +1,14 @@
 """A draft model: a smaller model with the same target tokens, which drafts the next tokens of rows.
 
-As in `server.engine.drafts`, a step of the served model checks the drafts, so no target changes. The draft
-model decodes greedily in the slots of the rows that it drafts for: it has their memory and caches of its own.
+A step of the served model checks the drafts, as those of `server.engine.drafts`, so no target changes. The
+draft model decodes greedily in the slots of the rows that it drafts for, where it has memory and a cache of
+its own.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from collections.abc import Sequence as Several
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -20,28 +20,29 @@ from seq2seq_serve.server.engine.state import Search, Sequence
 _log = logging.getLogger(__name__)
 
 _FIRST_RATE = 0.7  # of right drafts, before there is one
-_ROW_NEWS, _SHARED_NEWS = 1 / 16, 1 / 64  # the weights of a draft in the average of its row, and of all rows
+_NEWS = 1 / 64  # the weight of a draft in the average
+_LENGTH_NEWS = 1 / 16  # the weight of a target in the average of their lengths
 _MOST_OF_A_ROW = 8
 _LEAST_GAIN = 1.05  # of the tokens a second that drafts must bring
-_IDLE_TURNS = 64  # after as many turns without drafts there is one, so that their cost and rate stay known
+# The share of the time that goes into drafts which do not pay, so that their rate and times stay known; and
+# how many tokens are drafted then.
+_TRIAL_SHARE, _TRIAL_TOKENS = 0.01, 2
 
 
 @dataclass(slots=True)
 class _Row:
-    """What the draft model knows of the row in a slot.
+    """What the draft model knows of a row of the served model.
 
     Attributes:
-        request: The request that the row decodes.
+        sequence: The row, also after its end.
         keeper: The row in the draft model's own slot.
-        rate: The share of right drafts, a running average.
         fed: The tokens in the draft model's cache, by position.
-        num_read: How many tokens the row had read, or was about to read, when the last ones were drafted.
+        num_read: The tokens that the row had read, or was about to read, when the last ones were drafted.
         token_ids: The last drafts.
     """
 
-    request: Request
+    sequence: Sequence
     keeper: Sequence
-    rate: float
     fed: list[int] = field(default_factory=list)
     num_read: int = 0
     token_ids: list[int] = field(default_factory=list)
@@ -50,8 +51,9 @@ class _Row:
 class DraftModel:
     """Drafts tokens for rows that n-grams predict worse, as many as the measured times make worth their cost.
 
-    Owned by the core; used on its thread. Invariant: what it knows of a slot is of the row that is in it, or
-    of a row that has ended.
+    Owned by the core; used on its thread. Rows of beams, and of requests with several answers, are left out,
+    and those that were admitted when drafts did not pay. Invariant: what it knows of a slot is of the row in
+    it, or of a row that has ended.
 
     Args:
         runner: Runs the draft model, with as many slots as the served model's.
@@ -65,11 +67,20 @@ class DraftModel:
         self._drafter = drafter
         self._model_name = model_name
         self._clock = clock
-        self._times = StepTimes()
+        self._step_times, self._encode_times = StepTimes(), StepTimes()  # by positions, and by source tokens
         self._rate = _FIRST_RATE
+        self._mean_length: float | None = None  # of targets
         self._rows: list[_Row | None] = [None] * runner.num_slots
-        self._num_idle = 0  # turns without drafts
+        self._pending: list[_Row] = []  # whose drafts are being checked
+        self._trial_seconds = 0.0  # that may be spent on drafts that do not pay
         self._has_failed = False
+
+    def warm_up(self) -> None:
+        """Do first-time work; raises RuntimeError if the graphs do not run."""
+        try:
+            self.runner.warm_up()
+        except Exception as error:
+            raise RuntimeError(f"those of its draft model: {error}") from error
 
     def extend(self, plan: StepPlan) -> StepPlan:
         """Returns the plan with drafts for more of its rows.
@@ -80,142 +91,173 @@ class DraftModel:
         if self._has_failed:
             return plan
         try:
-            self._follow(plan)
+            self._learn()
+            self._follow(plan.moves)
+            if plan.admitted:
+                self._admit(plan)
             return self._draft(plan)
         except Exception:
             _log.exception("model %s: its draft model failed, and is no longer used", self._model_name)
-            self._has_failed, self._drafter.least_rate = True, 0.0
+            self._has_failed = True
             return plan
 
-    def _follow(self, plan: StepPlan) -> None:
-        """Move the rows as the plan does, and encode the newcomers for which drafts would pay."""
-        rows, moves = self._rows, list[Move]()
-        for move in plan.moves:
-            row = rows[move.from_row]
-            if row is not None:
-                moves.append(move)
-                row = replace(row, keeper=self._keeper(row.keeper.request, move.to_row), fed=row.fed.copy())
-            rows[move.to_row] = row
-        if moves:
-            self.runner.move(moves)
-        pays = self._num_to_draft(len(plan.rows), 1, self._rate) > 0
-        self._drafter.least_rate = self._rate if pays else 0.0
-        if not plan.admitted:
-            return
-        first = len(plan.rows) - len(plan.admitted)
-        rows[first:] = [None] * (len(rows) - first)
-        if not pays and self._num_idle <= _IDLE_TURNS:
-            return
-        numbered = enumerate(plan.admitted, start=first)
-        for can_be_drafted, group in groupby(numbered, key=lambda one: _is_single(one[1])):
-            if can_be_drafted:
-                self._encode(list(group))
-
-    def _draft(self, plan: StepPlan) -> StepPlan:
-        self._num_idle += 1
-        room = MAX_DRAFTED - len(plan.drafts)
-        rows = self._rows_to_draft(plan)[:room]
-        if not rows:
-            return plan
-        mean_rate = sum(row.rate for _, row in rows) / len(rows)
-        number = self._num_to_draft(len(plan.rows) + len(plan.drafts), len(rows), mean_rate)
-        if not number and self._num_idle > _IDLE_TURNS:
-            rows, number = rows[:1], 1
-        number = min(number, room // len(rows))
-        if not number:
-            return plan
-        self._num_idle = 0
-        most = [min(number, sequence.num_draftable) for sequence, _ in rows]
-        self._propose(rows, most)
-        drafts = list[Sequence]()
-        for sequence, row in rows:
-            token_ids = sequence.token_ids
-            for token_id in row.token_ids:
-                if token_id in self.runner.eos_ids:
+    def _learn(self) -> None:
+        """Compare the last drafts with what their rows have selected, also those that have ended."""
+        for row in self._pending:
+            selected = _read_by(row.sequence)[row.num_read :]
+            for token_id, other_id in zip(row.token_ids, selected, strict=False):
+                self._rate += _NEWS * ((token_id == other_id) - self._rate)
+                if token_id != other_id:
                     break
-                token_ids = [*token_ids, token_id]
-                drafts.append(drafted(sequence, token_ids))
-        return replace(plan, drafts=plan.drafts + tuple(drafts), num_steps=1)
+        self._pending = []
 
-    def _rows_to_draft(self, plan: StepPlan) -> list[tuple[Sequence, _Row]]:
-        """Compare the last drafts of all rows; returns those to draft now, which n-grams do not draft."""
-        have_drafts = {position.row for position in plan.drafts}
-        rows = list[tuple[Sequence, _Row]]()
-        for sequence, row in zip(plan.rows, self._rows, strict=False):
-            if row is None or row.request is not sequence.request:
-                continue
-            self._learn(sequence, row)
-            if may_be_drafted(sequence) and sequence.num_draftable > 0 and sequence.row not in have_drafts:
-                rows.append((sequence, row))
-        return rows
+    def _follow(self, moves: Iterable[Move]) -> None:
+        """Move the rows as the plan does."""
+        known = list[Move]()
+        for move in moves:
+            row = self._rows[move.from_row]
+            if row is not None:
+                known.append(move)
+                row.keeper.row, row.fed = move.to_row, row.fed[: move.cache_length]
+            self._rows[move.from_row] = None
+            self._forget(move.to_row)
+            self._rows[move.to_row] = row
+        if known:
+            self.runner.move(known)
 
-    def _encode(self, numbered: list[tuple[int, Sequence]]) -> None:
-        """Encode newcomers in neighbouring slots."""
+    def _forget(self, slot: int) -> None:
+        row, self._rows[slot] = self._rows[slot], None
+        if row is not None:
+            length = row.sequence.num_generated
+            before = length if self._mean_length is None else self._mean_length
+            self._mean_length = before + _LENGTH_NEWS * (length - before)
+
+    def _admit(self, plan: StepPlan) -> None:
+        """Encode the newcomers in neighbouring slots for which drafts will pay."""
+        first = len(plan.rows) - len(plan.admitted)
+        for slot in range(first, len(self._rows)):
+            self._forget(slot)
+        num_rows = min(sum(map(_can_be_known, plan.rows)), MAX_DRAFTED)
+        _, gain = self._number_and_gain(len(plan.rows), max(num_rows, 1))
+        saved = self._drafter.times.expected(len(plan.rows)) * (1 - 1 / gain) / len(plan.rows)  # by a token
+        numbered = enumerate(plan.admitted, start=first)
+        for is_known, group in groupby(numbered, key=lambda one: _can_be_known(one[1])):
+            newcomers = list(group)
+            requests = [sequence.request for _, sequence in newcomers]
+            cost = self._encode_times.expected(sum(request.encode_tokens for request in requests))
+            num_tokens = sum(map(self._expected_length, requests))
+            if is_known and (cost <= saved * num_tokens or self._may_try(cost)):
+                self._encode(newcomers)
+
+    def _expected_length(self, request: Request) -> float:
+        length = request.memory_length if self._mean_length is None else self._mean_length
+        return min(request.max_new_tokens, length)
+
+    def _may_try(self, seconds: float) -> bool:
+        """Whether so much time may be spent on what does not pay; if so, it is spent."""
+        if seconds > self._trial_seconds:
+            return False
+        self._trial_seconds -= seconds
+        return True
+
+    def _encode(self, newcomers: list[tuple[int, Sequence]]) -> None:
         requests = list[Request]()
-        for slot, sequence in numbered:
-            its = sequence.request
+        for slot, sequence in newcomers:
+            its, start_ids = sequence.request, self.runner.start_ids[-1:]
             sources = dict(its.sources)
             request = Request(its.request_id, sources, its.memory_length, its.max_new_tokens, its.arrival)
             requests.append(request)
-            self._rows[slot] = _Row(its, self._keeper(request, slot), self._rate)
-        self.runner.encode(numbered[0][0], requests)
+            self._rows[slot] = _Row(sequence, Sequence(Search(request, start_ids), start_ids[0], row=slot))
+        num_tokens, began = sum(request.encode_tokens for request in requests), self._clock()
+        self.runner.encode(newcomers[0][0], requests)
+        self._encode_times.add(num_tokens, self._clock() - began)
 
-    def _keeper(self, request: Request, slot: int) -> Sequence:
-        start_ids = self.runner.start_ids[-1:]
-        return Sequence(Search(request, start_ids), start_ids[0], row=slot)
+    def _draft(self, plan: StepPlan) -> StepPlan:
+        rows = [
+            row
+            for sequence, row in zip(plan.rows, self._rows, strict=False)
+            if row is not None
+            and row.sequence is sequence
+            and may_be_drafted(sequence)
+            and sequence.num_draftable > 0
+        ]
+        by_ngrams = {position.row for position in plan.drafts}
+        rows = [row for row in rows if row.sequence.row not in by_ngrams or self._is_better(row.sequence)]
+        slots = {row.sequence.row for row in rows}
+        drafts = tuple(position for position in plan.drafts if position.row not in slots)
+        room = MAX_DRAFTED - len(drafts)
+        rows = rows[:room]
+        num_positions = len(plan.rows) + len(drafts)
+        number = self._number_and_gain(num_positions, len(rows))[0] if rows else 0
+        number = min(number, room // max(len(rows), 1))
+        if number:
+            self._trial_seconds = 0.0
+        else:
+            self._trial_seconds += _TRIAL_SHARE * self._drafter.times.expected(num_positions)
+            if not (rows and self._may_try(_TRIAL_TOKENS * self._seconds_of_draft(1))):
+                return plan
+            rows, number = rows[:1], min(_TRIAL_TOKENS, room)
+            drafts = tuple(position for position in plan.drafts if position.row != rows[0].sequence.row)
+        self._propose(rows, [min(number, row.sequence.num_draftable) for row in rows])
+        self._pending = rows
+        own = list[Sequence]()
+        for row in rows:
+            token_ids = row.sequence.token_ids
+            for token_id in row.token_ids:
+                token_ids = [*token_ids, token_id]
+                own.append(drafted(row.sequence, token_ids))
+        return replace(plan, drafts=(*drafts, *own), num_steps=1)
 
-    def _learn(self, sequence: Sequence, row: _Row) -> None:
-        """Compare the last drafts with what their row has selected."""
-        selected = _read_by(sequence)[row.num_read :]
-        for token_id, other_id in zip(row.token_ids, selected, strict=False):
-            is_right = token_id == other_id
-            row.rate += _ROW_NEWS * (is_right - row.rate)
-            self._rate += _SHARED_NEWS * (is_right - self._rate)
-            if not is_right:
-                break
-        row.token_ids = []
+    def _is_better(self, sequence: Sequence) -> bool:
+        """Whether n-grams predict a row worse than the draft model does on average."""
+        return sequence.lookup is None or sequence.lookup.best().rate < self._rate
 
-    def _num_to_draft(self, num_positions: int, num_rows: int, rate: float) -> int:
-        """Returns how many tokens of each row bring the most tokens a second; 0 if drafts do not pay.
+    def _seconds_of_draft(self, num_rows: int) -> float:
+        """Returns the time that one more draft of each row takes, and the positions that check them."""
+        return self._step_times.expected(num_rows) + num_rows * self._drafter.times.seconds_of_position
+
+    def _number_and_gain(self, num_positions: int, num_rows: int) -> tuple[int, float]:
+        """Returns how many drafts of each row bring the most tokens a second, and how many times as many.
 
         Args:
             num_positions: The positions of the step without them, all of which may select a token.
             num_rows: The number of rows to draft for.
-            rate: The share of right drafts.
         """
-        of_model, of_draft = self._drafter.times, self._times.expected(num_rows)
-        seconds, num_tokens, chance = of_model.expected(num_positions), float(num_positions), 1.0
-        best, most = 0, min(_MOST_OF_A_ROW, MAX_DRAFTED // num_rows)
-        best_speed = _LEAST_GAIN * num_tokens / seconds if seconds else 0.0
-        for number in range(1, most + 1):
-            chance *= rate
-            num_tokens += num_rows * chance
-            seconds += of_draft + num_rows * of_model.seconds_of_position
-            speed = num_tokens / seconds if seconds else float(number)
-            if speed > best_speed:
-                best, best_speed = number, speed
-        return best
+        seconds, num_tokens, chance = self._drafter.times.expected(num_positions), float(num_positions), 1.0
+        if not seconds:
+            return _MOST_OF_A_ROW, 2.0  # before the first step
+        speed, more_seconds = num_tokens / seconds, self._seconds_of_draft(num_rows)
+        best, best_gain = 0, _LEAST_GAIN
+        for number in range(1, min(_MOST_OF_A_ROW, MAX_DRAFTED // num_rows) + 1):
+            chance *= self._rate
+            num_tokens, seconds = num_tokens + num_rows * chance, seconds + more_seconds
+            if num_tokens / seconds > best_gain * speed:
+                best, best_gain = number, num_tokens / seconds / speed
+        return best, best_gain if best else 1.0
 
-    def _propose(self, rows: Several[tuple[Sequence, _Row]], most: Several[int]) -> None:
-        """Draft a number of tokens of each row, after reading what the row has selected since."""
+    def _propose(self, rows: list[_Row], most: list[int]) -> None:
+        """Draft at most so many tokens of each row, after reading what the row has selected since."""
         unread = list[tuple[_Row, int]]()
-        for sequence, row in rows:
-            read = _read_by(sequence)
-            num_known = min(row.num_read, len(read) - 1)
-            while num_known < min(len(row.fed), len(read) - 1) and row.fed[num_known] == read[num_known]:
-                num_known += 1
+        for row in rows:
+            read = _read_by(row.sequence)
+            known = min(row.num_read, len(row.fed), len(read) - 1)
+            while known < min(len(row.fed), len(read) - 1) and row.fed[known] == read[known]:
+                known += 1
             row.fed, row.num_read, row.token_ids = read, len(read), []
-            unread += [(row, position) for position in range(num_known, len(read))]
+            unread += [(row, position) for position in range(known, len(read))]
         size = self.runner.num_slots + MAX_DRAFTED
         for start in range(0, len(unread), size):
             self._step(unread[start : start + size])
         for number in range(1, max(most)):
-            going = [row for (_, row), its_most in zip(rows, most, strict=True) if number < its_most]
+            going = [row for row, its in zip(rows, most, strict=True) if number < its]
             for row in going:
                 row.fed.append(row.token_ids[-1])
             self._step([(row, len(row.fed) - 1) for row in going])
+        for row in rows:
+            ends = [i for i, token_id in enumerate(row.token_ids) if token_id in self.runner.eos_ids]
+            del row.token_ids[min(ends, default=len(row.token_ids)) :]
 
-    def _step(self, positions: Several[tuple[_Row, int]]) -> None:
+    def _step(self, positions: list[tuple[_Row, int]]) -> None:
         """Feed positions of rows, each row's in order; the last fed token of a row is followed by a draft."""
         began = self._clock()
         fed = tuple(
@@ -226,13 +268,18 @@ class DraftModel:
         for (row, position), token_id in zip(positions, selected.token_ids, strict=True):
             if position == len(row.fed) - 1:
                 row.token_ids.append(token_id if token_id >= 0 else self.runner.eos_ids[0])
-        self._times.add(len(positions), self._clock() - began)
+        self._step_times.add(len(positions), self._clock() - began)
 
 
-def _is_single(sequence: Sequence) -> bool:
-    """Whether a newcomer keeps one slot, and selects tokens that can be drafted."""
+def _can_be_known(sequence: Sequence) -> bool:
+    """Whether a row keeps one slot, and selects tokens that can be drafted."""
     request = sequence.request
-    return request.num_slots == 1 and request.beam is None and not request.is_score
+    return (
+        request.num_slots == 1
+        and request.max_new_tokens > 1
+        and request.beam is None
+        and not request.is_score
+    )
 
 
 def _read_by(sequence: Sequence) -> list[int]:

@@ -75,14 +75,12 @@ class Drafter:
 
     Attributes:
         times: The times of steps.
-        least_rate: Rows with a lower share of right predictions are left to a draft model.
     """
 
     def __init__(self, eos_ids: Collection[int], source_name: str | None) -> None:
         self._eos_ids = eos_ids
         self._source_name = source_name
         self.times = StepTimes()
-        self.least_rate = 0.0
         self._rates = [FIRST_RATE, FIRST_RATE]  # of right predictions, from sources and from targets
         self._share = FIRST_RATE  # of tokens that were predicted
         self._num_idle = 0  # turns since rows are no longer followed in each turn; 0 if they are
@@ -105,8 +103,6 @@ class Drafter:
         drafts: list[Sequence] = []
         for row in islice(filter(may_be_drafted, rows), num_followed):
             follower, chance, token_ids = self._follow(row), 1.0, row.token_ids
-            if follower.rate < self.least_rate:
-                continue
             most = min(_MAX_OF_A_ROW, MAX_DRAFTED - len(drafts), row.num_draftable)
             for token_id in follower.ids[follower.place : follower.place + most]:
                 chance *= follower.rate

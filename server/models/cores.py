@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 from seq2seq_serve.bundle.manifest import Bundle, VariantFiles
 from seq2seq_serve.bundle.names import Verb
-from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.server.config import RunnerConfig, Speculation
 from seq2seq_serve.server.engine.async_engine import CoreHandle
 from seq2seq_serve.server.engine.core import Admit, Cancel, Core, Stop
@@ -63,16 +62,18 @@ def started_core(
     Raises:
         ValueError: The bundle cannot be used here; the message names it.
     """
-    path, draft = spec.bundle.path, spec.sizing.draft
-    files, *draft_files = map(VariantFiles, spec.graphs, weights)
-    draft_runner: OnnxRunner | None = None
-    try:
-        runner = OnnxRunner(spec.bundle, spec.runner, spec.sizing, files)
-        if draft is not None:
-            path = draft.bundle.path
-            draft_runner = OnnxRunner(draft.bundle, spec.runner, draft.sizing, draft_files[0], is_draft=True)
-    except Exception as error:  # ONNX Runtime's errors do not have a common class
-        raise ValueError(f"{path}: {error}") from error
+    draft = spec.sizing.draft
+    models = [(spec.bundle, spec.sizing), *([(draft.bundle, draft.sizing)] if draft is not None else [])]
+    runners = list[OnnxRunner]()
+    for (bundle, sizing), graphs, content in zip(models, spec.graphs, weights, strict=True):
+        files, is_draft = VariantFiles(graphs, content), bool(runners)
+        try:
+            runners.append(OnnxRunner(bundle, spec.runner, sizing, files, is_draft=is_draft))
+        except Exception as error:  # ONNX Runtime's errors do not have a common class
+            for runner in runners:
+                runner.close()
+            raise ValueError(f"{bundle.path}: {error}") from error
+    runner, *draft_runners = runners
     drafts = spec.runner.speculative is Speculation.NGRAM and runner.takes_drafts
     core = Core(
         runner,
@@ -81,7 +82,7 @@ def started_core(
         died=died,
         limits=spec.limits,
         drafter=Drafter(runner.eos_ids, spec.copied_source) if drafts else None,
-        draft_runner=draft_runner,
+        draft_runner=draft_runners[0] if draft_runners else None,
     )
     try:
         core.start()
@@ -89,12 +90,6 @@ def started_core(
         core.stop()
         raise ValueError(f"{spec.bundle.path}: the graphs do not run here: {error}") from error
     return core
-
-
-def without_tokenizers(bundle: Bundle) -> Bundle:
-    """Returns a bundle that a runner can use, and that is small."""
-    none = Tokenizer.__new__(Tokenizer)
-    return replace(bundle, source_tokenizer=none, target_tokenizer=none)
 
 
 class ThreadCore(CoreHandle):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -16,11 +15,11 @@ from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.engine.async_engine import AsyncEngine, CoreHandle
 from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
-from seq2seq_serve.server.models.cores import CoreSpec, ThreadCore, started_core, without_tokenizers
+from seq2seq_serve.server.models.cores import CoreSpec, ThreadCore, started_core
 from seq2seq_serve.server.models.process import ProcessCore, shared_memory
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.runner.device import CPU, CUDA, describe_device, read_files
-from seq2seq_serve.server.runner.sizing import Sizing, size_up
+from seq2seq_serve.server.runner.sizing import Sizing, size_up, without_tokenizers
 
 _log = logging.getLogger(__name__)
 
@@ -65,6 +64,7 @@ def load_model(
             )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    draft = sizing.draft
     num_instances, num_slots = sizing.num_instances, sizing.num_instances * sizing.num_slots
     _log.info(
         "model %s: %s on %s, %d slots, %d threads%s",
@@ -74,7 +74,7 @@ def load_model(
         num_slots,
         num_instances * sizing.num_threads,
         (f", {num_instances} instances" if num_instances > 1 else "")
-        + (f", drafts by {sizing.draft.bundle.path}" if sizing.draft else ""),
+        + (f", drafts by {draft.bundle.path} in {draft.sizing.precision}" if draft else ""),
     )
     engine = create_engine(bundle, sizing, config, model_name, record)
     return ServedModel(engine, bundle, sizing, version)
@@ -104,10 +104,8 @@ def create_engine(
         ValueError: The bundle cannot be used here; the message names it.
     """
     all_files = [read_files(bundle, sizing.precision, sizing.provider)]
-    draft = sizing.draft
-    if draft is not None:
+    if (draft := sizing.draft) is not None:
         all_files.append(read_files(draft.bundle, draft.sizing.precision, draft.sizing.provider))
-        sizing = replace(sizing, draft=replace(draft, bundle=without_tokenizers(draft.bundle)))
     contents = [files.weights for files in all_files]
     token_bytes = bundle.target_tokenizer.token_bytes
     is_text = names.SOURCE_IDS in bundle.manifest.sources

@@ -14,7 +14,8 @@ from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.files import read_small_file
 from seq2seq_serve.bundle.manifest import Bundle, Manifest, TensorSpec, Variant, load_bundle
 from seq2seq_serve.bundle.names import Axis, Precision, Role, Verb
-from seq2seq_serve.server.config import RunnerConfig
+from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig, Speculation
 from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, num_copies
 from seq2seq_serve.server.runner.device import CPU, choose, has_operators
 from seq2seq_serve.server.system.machine import usable_cpus
@@ -182,53 +183,81 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
         num_hops=num_hops,
         num_alignment_heads=num_alignment_heads,
     )
-    if config.draft is None:
+    if config.draft is None or config.speculative is Speculation.OFF:
         return sizing
-    if provider != CPU:
-        _log.warning("%s: the draft model is not used, because the model runs on %s", bundle.path, provider)
+    if provider != CPU or not has_operators():
+        reason = "without the compiled operators" if provider == CPU else f"on {provider}"
+        _log.warning("%s runs %s, so its draft model is not used", bundle.path, reason)
         return sizing
     try:
         return replace(sizing, draft=_draft_of(bundle, sizing, config, config.draft))
     except ValueError as error:
-        raise ValueError(f"the draft model {config.draft} does not fit: {error}") from error
+        raise ValueError(
+            f"the draft model {config.draft} does not fit: {error} (a table [models.NAME] gives a model a "
+            "draft of its own)"
+        ) from error
 
 
 def _draft_of(bundle: Bundle, sizing: Sizing, config: RunnerConfig, path: Path) -> Draft:
     """Returns the draft model of a model; raises ValueError if it cannot draft for it."""
-    draft, manifest = load_bundle(path, checks_content=False), bundle.manifest
-    if draft.target_tokenizer.token_bytes != bundle.target_tokenizer.token_bytes:
+    model, draft_bundle = bundle.manifest, load_bundle(path, checks_content=False)
+    draft = draft_bundle.manifest
+    if draft_bundle.target_tokenizer.token_bytes != bundle.target_tokenizer.token_bytes or (
+        (draft.target_vocab_size, draft.special_ids.eos_ids)
+        != (model.target_vocab_size, model.special_ids.eos_ids)
+    ):
         raise ValueError("its targets have other tokens")
-    if draft.manifest.special_ids.eos_ids != manifest.special_ids.eos_ids:
-        raise ValueError("its targets end with other tokens")
-    # A wrong draft costs time alone, and one row's step takes as long as reading the weights.
-    precision = Precision.INT4 if Precision.INT4 in draft.manifest.variants else None
-    own = replace(
-        config,
-        draft=None,
-        precision=precision,
-        max_slots=sizing.num_instances * sizing.num_slots,
-        max_source_length=sizing.max_source_length,
-        max_target_length=sizing.sizes[Axis.CACHE_CAPACITY],
+    max_target_length = sizing.sizes[Axis.CACHE_CAPACITY]
+    for side, limit, needed in (
+        ("source", draft.max_source_length, sizing.max_source_length),
+        ("target", draft.max_target_length, max_target_length),
+    ):
+        if limit < needed:
+            raise ValueError(
+                f"its {side}s have at most {limit} tokens, and the model's {needed}: "
+                f"lower --max-{side}-length"
+            )
+    draft_sizing = size_up(
+        draft_bundle,
+        replace(
+            config,
+            draft=None,
+            provider=ProviderPolicy.CPU,
+            # A wrong draft costs only time, and a step of one row takes as long as reading the weights.
+            precision=Precision.INT4 if Precision.INT4 in draft.variants else None,
+            max_slots=sizing.num_instances * sizing.num_slots,
+            max_source_length=sizing.max_source_length,
+            max_target_length=max_target_length,
+        ),
     )
-    its = size_up(draft, own)
-    inputs = [
-        {spec.name: (spec.dtype, spec.axes) for spec in source_specs(each.manifest, of_it.precision)}
-        for each, of_it in ((bundle, sizing), (draft, its))
-    ]
-    is_text = names.SOURCE_IDS in manifest.sources
-    has_tokens = is_text and draft.source_tokenizer.token_bytes != bundle.source_tokenizer.token_bytes
-    if inputs[0] != inputs[1] or draft.manifest.memory != manifest.memory or has_tokens:
+    if _inputs(draft_bundle, draft_sizing) != _inputs(bundle, sizing):
         raise ValueError("it reads other sources")
-    for each, precision in ((bundle, sizing.precision), (draft, its.precision)):
-        step = each.manifest.variants[precision].graphs[Verb.STEP]
-        if names.CACHE_ROWS not in [spec.name for spec in step.inputs] or not has_operators():
-            raise ValueError(f"a step of {each.path} cannot read several tokens of a target")
-    if its.num_slots < sizing.num_slots:
+    for each, precision in ((model, sizing.precision), (draft, draft_sizing.precision)):
+        step = each.variants[precision].graphs[Verb.STEP]
+        if names.CACHE_ROWS not in [spec.name for spec in step.inputs]:
+            which = "the model" if each is model else "it"
+            raise ValueError(f"{which} cannot read several tokens of a target in a step")
+    if draft_sizing.num_slots < sizing.num_slots:
         raise ValueError(
-            f"its slots take {its.slot_bytes} bytes, so the memory budget has {its.num_slots} for the "
-            f"{sizing.num_slots} of the model: raise --memory-budget, or lower --max-slots"
+            f"its slots take {draft_sizing.slot_bytes} bytes, so the memory budget has "
+            f"{draft_sizing.num_slots} for the {sizing.num_slots} of the model: raise --memory-budget, or "
+            "lower --max-slots"
         )
-    return Draft(draft, its)
+    return Draft(without_tokenizers(draft_bundle), draft_sizing)
+
+
+def _inputs(bundle: Bundle, sizing: Sizing) -> tuple[object, ...]:
+    """Returns what decides which sources a model reads, and how it counts them."""
+    manifest = bundle.manifest
+    specs = {spec.name: (spec.dtype, spec.axes) for spec in source_specs(manifest, sizing.precision)}
+    tokens = bundle.source_tokenizer.token_bytes if names.SOURCE_IDS in specs else ()
+    return specs, manifest.memory, manifest.source_vocab_size, tokens
+
+
+def without_tokenizers(bundle: Bundle) -> Bundle:
+    """Returns a bundle that a runner can use, and that is small."""
+    none = Tokenizer.__new__(Tokenizer)
+    return replace(bundle, source_tokenizer=none, target_tokenizer=none)
 
 
 def _has_own_maps(bundle: Bundle, variant: Variant) -> bool:

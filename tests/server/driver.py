@@ -63,9 +63,9 @@ class Driver:
             self.now += seconds
             self.core.run_turn()
 
-    def finish(self) -> None:
+    def finish(self, seconds: float = 1.0) -> None:
         for _ in range(10_000):
-            self.turn()
+            self.turn(seconds=seconds)
             if not (self.core._scheduler.running or self.core._scheduler.waiting):
                 break
         assert_empty(self.core)

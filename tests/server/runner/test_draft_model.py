@@ -13,17 +13,15 @@ from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.server.config import RunnerConfig, ServerConfig, Speculation
-from seq2seq_serve.server.engine.draft_model import DraftModel
 from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import size_up
 from seq2seq_serve.training.config import EOS_ID
 from tests.models import make_random_trained
 from tests.server.driver import Driver
-from tests.server.engine.test_drafts import drafter_of
-from tests.server.fakes import FakeRunner
 from tests.server.runner.test_families import everything
 from tests.server.runner.test_selection import run
 
@@ -100,9 +98,11 @@ def test_a_server_loads_the_draft_model_of_a_model(num_instances, bundle_path, d
     runner = RunnerConfig(
         provider="cpu", num_threads=2, max_slots=4, num_instances=num_instances, draft=draft_path
     )
-    alone = size_up(load_bundle(bundle_path), dataclasses.replace(runner, draft=None))
     bundle = load_bundle(bundle_path)
-    assert size_up(bundle, runner).total_bytes > alone.total_bytes + (draft_path / "int8").stat().st_size
+    alone = size_up(bundle, dataclasses.replace(runner, draft=None))
+    both = size_up(bundle, runner)
+    assert both.total_bytes > alone.total_bytes + both.draft.sizing.weight_bytes
+    assert both.total_bytes < alone.total_bytes + both.draft.sizing.total_bytes + 1
 
     async def decode() -> int:
         model = load_model(bundle_path, ServerConfig(runner=runner), "random", lambda _: None)
@@ -123,23 +123,120 @@ def test_a_draft_model_that_does_not_fit_is_refused_with_the_reason(
         config = ServerConfig(runner=RunnerConfig(provider="cpu", draft=draft, **settings))
         with pytest.raises(ValueError, match="does not fit: ") as caught:
             load_model(path, config, "random", lambda _: None)
-        return str(caught.value).partition("does not fit: ")[2]
+        return str(caught.value).partition("does not fit: ")[2].partition(" (a table")[0]
 
     assert problem(bundle_path, toy_paths["text"]) == "its targets have other tokens"
     recurrent = random_recurrent("dot")[1].path
-    assert problem(bundle_path, recurrent).endswith("cannot read several tokens of a target")
+    assert problem(bundle_path, recurrent) == "it cannot read several tokens of a target in a step"
     assert "no such folder" in problem(bundle_path, tmp_path / "none").lower()
     assert "the memory budget has" in problem(draft_path, bundle_path, memory_budget_bytes=200_000)
-    with pytest.raises(ValueError, match="speculative is off"):
-        RunnerConfig(draft=draft_path, speculative=Speculation.OFF)
+    off = RunnerConfig(provider="cpu", draft=tmp_path / "none", speculative=Speculation.OFF)
+    assert size_up(load_bundle(bundle_path), off).draft is None
 
 
-def test_drafts_end_where_they_do_not_pay():
-    """A step takes 1 second, a position of it 0.1, and a draft 0.05."""
-    model = DraftModel(FakeRunner(64), drafter_of(seconds_of_position=0.1), "fake", lambda: 0.0)
-    for _ in range(200):
-        model._times.add(1, 0.05)
-    assert model._num_to_draft(1, 1, rate=0.9) > 3
-    assert 0 < model._num_to_draft(1, 1, rate=0.5) <= 3
-    assert model._num_to_draft(1, 1, rate=0.1) == 0
-    assert model._num_to_draft(40, 30, rate=0.9) == 0
+class TimedRunner(OnnxRunner):
+    """A runner whose calls take seconds of a driver's clock.
+
+    Attributes:
+        step_cost: The seconds of a step, and of each of its positions.
+        encode_cost: The seconds of each encoded row.
+        driver: Its clock.
+    """
+
+    step_cost = (1.0, 0.03)
+    encode_cost = 0.0
+    driver: Driver
+
+    def encode(self, first_row: int, requests: list[Request]) -> None:
+        super().encode(first_row, requests)
+        self.driver.now += self.encode_cost * len(requests)
+
+    def step(self, rows, num_steps: int = 1):
+        fixed, of_position = self.step_cost
+        self.driver.now += fixed + of_position * len(rows)
+        return super().step(rows, num_steps)
+
+
+def seconds_of(
+    model: Path, draft: Path | None, requests: list[Request], in_flight: int, *, speculative=True, **costs
+) -> tuple[float, list[Result]]:
+    """The seconds that requests take of which so many are always in flight, and their results."""
+    config = RunnerConfig(provider="cpu", precision=Precision.INT8, num_threads=1, max_slots=40)
+    runner, options = TimedRunner(load_bundle(model), config), {}
+    runner.step_cost = costs.get("step_cost", runner.step_cost)
+    if speculative:
+        options["drafter"] = Drafter((EOS_ID,), None)
+    if draft is not None:
+        options["draft_runner"] = drafting = TimedRunner(load_bundle(draft), config, is_draft=True)
+        drafting.step_cost = costs.get("draft_cost", (0.08, 0.004))
+        drafting.encode_cost = costs.get("encode_cost", 0.0)
+    driver = Driver(runner, **options)
+    runner.driver = driver
+    if draft is not None:
+        drafting.driver = driver
+    waiting = [dataclasses.replace(request, sources=dict(request.sources)) for request in requests]
+    order = list(waiting)
+    while waiting:
+        num_open = len(order) - len(waiting) - len(driver.results)
+        driver.submit(*(waiting.pop(0) for _ in range(min(in_flight - num_open, len(waiting)))))
+        driver.turn(seconds=0.0)
+    driver.finish(seconds=0.0)
+    return driver.now, [driver.results[request] for request in order]
+
+
+def plain_requests(count: int, lengths: tuple[int, int]) -> list[Request]:
+    chance = random.Random(7)
+    sources = [[*(chance.randrange(3, 300) for _ in range(9)), EOS_ID] for _ in range(count)]
+    return [
+        Request("r", {SOURCE_IDS: np.array(source)}, 10, chance.randint(*lengths), arrival=0.0)
+        for source in sources
+    ]
+
+
+@pytest.mark.parametrize(("in_flight", "gain"), [(1, 2.0), (4, 1.5), (8, 1.3)])
+def test_drafts_go_on_while_requests_come_and_go(in_flight, gain, bundle_path):
+    """Where a draft is always right; each newcomer is drafted, because drafts for all rows together pay."""
+    requests = plain_requests(40, (20, 40))
+    without, _ = seconds_of(bundle_path, None, requests, in_flight, speculative=False)
+    drafted, results = seconds_of(bundle_path, bundle_path, requests, in_flight)
+    assert without / drafted > gain
+    shares = [result.timings.accepted_tokens / result.num_target_tokens for result in results]
+    assert min(shares[1:]) > 0.3
+
+
+@pytest.mark.parametrize(
+    ("in_flight", "draft", "costs"),
+    [
+        (1, "bundle_path", {"draft_cost": (2.0, 0.1)}),
+        (32, "bundle_path", {"step_cost": (1.0, 0.2)}),
+        (32, "draft_path", {"step_cost": (1.0, 0.2)}),
+        (3, "draft_path", {}),  # most of its drafts are wrong
+        (1, "bundle_path", {"encode_cost": 40.0}),
+    ],
+)
+def test_where_drafts_do_not_pay_they_take_two_hundredths_of_the_time(
+    in_flight, draft, costs, bundle_path, request
+):
+    requests = plain_requests(240, (10, 40))
+    ngrams, _ = seconds_of(bundle_path, None, requests, in_flight, **costs)
+    drafted, _ = seconds_of(bundle_path, request.getfixturevalue(draft), requests, in_flight, **costs)
+    assert ngrams / drafted > 0.98
+
+
+def test_short_targets_that_are_always_right_are_drafted(bundle_path):
+    """What a draft brought to a target that has ended counts, too."""
+    requests = plain_requests(100, (3, 4))
+    without, _ = seconds_of(bundle_path, None, requests, 1, speculative=False)
+    drafted, results = seconds_of(bundle_path, bundle_path, requests, 1)
+    assert without / drafted > 1.5
+    assert sum(result.timings.accepted_tokens for result in results[50:]) > 70
+
+
+def test_drafts_of_n_grams_stay_where_the_draft_model_knows_no_row(bundle_path):
+    """Requests with several answers get no drafts of a model, whose rate is better than that of n-grams."""
+    requests = plain_requests(30, (40, 47))
+    several = [dataclasses.replace(request, num_hypotheses=3) for request in requests]
+    _, expected = seconds_of(bundle_path, None, several, 6)
+    _, results = seconds_of(bundle_path, bundle_path, several, 6)
+    num_drafted = sum(result.timings.draft_tokens for result in expected)
+    assert sum(result.timings.draft_tokens for result in results) == num_drafted > 100
