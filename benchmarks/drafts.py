@@ -43,7 +43,8 @@ def main() -> int:
     """Measure, and print one JSON object; returns 0 if all targets are equal."""
     parser = _parser()
     options = parser.parse_args()
-    if (options.texts is None) == (options.simulated is None) or (options.simulated and not options.draft):
+    is_simulated = options.simulated is not None
+    if is_simulated != (options.texts is None) or (is_simulated and options.draft is None):
         parser.error("give either TEXTS, or --draft and --simulated")
     figures = asyncio.run(_measure(options))
     publish({"benchmark": "drafts", "hardware": describe_hardware(), **figures}, options.out)
@@ -118,12 +119,14 @@ async def _simulate(model: AsyncModel, share: float, stack: ExitStack) -> list[p
 
     def propose_right(self: DraftModel, rows: Any, most: Any) -> None:
         propose(self, rows, most)
-        for sequence, row in rows:
+        for row in rows:
+            sequence = row.sequence
             right = targets[tuple(sequence.request.sources[SOURCE_IDS])][sequence.num_generated :]
             row.token_ids = [
                 token_id if chance.random() < share else other
                 for token_id, other in zip(right, row.token_ids, strict=False)
             ]
+            row.fed[row.num_read :] = row.token_ids[: len(row.fed) - row.num_read]  # as if it had fed them
 
     stack.enter_context(patch.object(DraftModel, "_propose", propose_right))
     stack.enter_context(patch.object(Drafter, "draft", lambda *_: ()))

@@ -97,7 +97,7 @@ def _serve(connection: Connection, bundle_path: Path, config: RunnerConfig) -> N
         for place, result in zip(order, results, strict=True):
             targets[place] = list(result.best.token_ids)[len(manifest.frames.forced) :]
         step_seconds = statistics.median(turn.step_seconds for turn in turns)
-        busy_seconds = sum(turn.encode_seconds + turn.step_seconds for turn in turns)
+        busy_seconds = sum(turn.encode_seconds + turn.num_steps * turn.step_seconds for turn in turns)
         connection.send((targets, Clock(step_seconds, busy_seconds / config.num_instances)))
     engine.stop()
 
