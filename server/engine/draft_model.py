@@ -23,7 +23,7 @@ _FIRST_RATE = 0.7  # of right drafts, before there is one
 _NEWS = 1 / 64  # the weight of a draft in the average
 _LENGTH_NEWS = 1 / 16  # the weight of a target in the average of their lengths
 _MOST_OF_A_ROW = 8
-_LEAST_GAIN = 1.05  # of the tokens a second that drafts must bring
+_LEAST_GAIN = 1.1  # of the tokens a second that drafts must bring
 # The share of the time that goes into drafts which do not pay, so that their rate and times stay known; and
 # how many tokens are drafted then.
 _TRIAL_SHARE, _TRIAL_TOKENS = 0.01, 2
@@ -249,13 +249,19 @@ class DraftModel:
         for start in range(0, len(unread), size):
             self._step(unread[start : start + size])
         for number in range(1, max(most)):
-            going = [row for row, its in zip(rows, most, strict=True) if number < its]
+            going = [
+                row
+                for row, its in zip(rows, most, strict=True)
+                if number < its and row.token_ids[-1] not in self.runner.eos_ids
+            ]
+            if not going:
+                break
             for row in going:
                 row.fed.append(row.token_ids[-1])
             self._step([(row, len(row.fed) - 1) for row in going])
         for row in rows:
-            ends = [i for i, token_id in enumerate(row.token_ids) if token_id in self.runner.eos_ids]
-            del row.token_ids[min(ends, default=len(row.token_ids)) :]
+            if row.token_ids[-1] in self.runner.eos_ids:
+                row.token_ids.pop()
 
     def _step(self, positions: list[tuple[_Row, int]]) -> None:
         """Feed positions of rows, each row's in order; the last fed token of a row is followed by a draft."""
