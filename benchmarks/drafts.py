@@ -3,7 +3,7 @@
 Each group of requests, `--in-flight` of them at once, is decoded by both engines, one right after the other,
 because the machine's speed varies over time; which one begins alternates. The ratio is that of such a pair,
 of whole requests without gRPC, and the median over all pairs is reported, with the quartiles. The targets
-must be equal. The first round is not counted: in it the averages of times and of right predictions settle.
+must be equal. The first groups are not counted: in them the averages of times and of right drafts settle.
 
 Acceptance is the share of drafted tokens that were selected; of the target's tokens, the rest took a step
 each. With `--draft` a draft model drafts, too. `--simulated SHARE` is for models with random weights: sources
@@ -36,6 +36,7 @@ from seq2seq_serve.server.engine.draft_model import DraftModel
 from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.library import AsyncModel
 
+_LEAST_PAIRS = 20
 _NUM_SIMULATED, _SOURCE_TOKENS, _TARGET_TOKENS = 32, 20, 32
 
 
@@ -57,7 +58,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, object]:
         "precision": options.precision,
         "num_threads": options.threads,
         "shares_threads": True,
-        "max_slots": options.in_flight,
+        "max_slots": max(options.in_flight),
     }
     without = AsyncModel(options.bundle, RunnerConfig(**settings, speculative=Speculation.OFF))
     drafted = AsyncModel(options.bundle, RunnerConfig(**settings, draft=options.draft))
@@ -68,19 +69,27 @@ async def _measure(options: argparse.Namespace) -> dict[str, object]:
         else:
             sources = await _simulate(without, options.simulated, stack)
         await drafted.start()
-        figures = await _take_turns(without, drafted, sources, options)
+        rows = [
+            await _take_turns(without, drafted, sources, num_in_flight, options)
+            for num_in_flight in options.in_flight
+        ]
     for model in (without, drafted):
         await model.stop()
-    return figures
+    return {"rows": rows, "are_equal": all(row["are_equal"] for row in rows)}
 
 
 async def _take_turns(
-    without: AsyncModel, drafted: AsyncModel, sources: Sequence[pb.Source], options: argparse.Namespace
+    without: AsyncModel,
+    drafted: AsyncModel,
+    sources: Sequence[pb.Source],
+    num_in_flight: int,
+    options: argparse.Namespace,
 ) -> dict[str, object]:
     order, ratios, are_equal, endless = [without, drafted], list[float](), True, itertools.cycle(sources)
     num_tokens = num_drafted = num_accepted = 0
-    for number in range(options.pairs + options.warm_up):
-        group = list(itertools.islice(endless, options.in_flight))
+    num_pairs = max(options.pairs // num_in_flight, _LEAST_PAIRS)
+    for number in range(num_pairs + options.warm_up):
+        group = list(itertools.islice(endless, num_in_flight))
         seconds, answers = dict[AsyncModel, float](), dict[AsyncModel, list[pb.GenerateResponse]]()
         order.reverse()
         for model in order:
@@ -97,6 +106,7 @@ async def _take_turns(
             num_drafted += answer.timings.draft_tokens
             num_accepted += answer.timings.accepted_tokens
     return {
+        "in_flight": num_in_flight,
         "ratio": statistics.median(ratios),
         "quartiles": statistics.quantiles(ratios, n=4),
         "acceptance": num_accepted / max(num_drafted, 1),
@@ -144,8 +154,12 @@ async def _decode(
     return await asyncio.gather(*(model.generate([source], decoding) for source in sources))
 
 
+def _counts(text: str) -> list[int]:
+    return [positive(count) for count in text.split(",")]
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = command("drafts", __doc__, "bundles/marian benchmarks/quality/russian.txt --in-flight 32")
+    parser = command("drafts", __doc__, "bundles/marian benchmarks/quality/russian.txt --in-flight 1,32")
     add = parser.add_argument
     add("bundle", type=Path, metavar="BUNDLE")
     add("texts", type=Path, nargs="?", metavar="TEXTS", help="file of sources, one in a line")
@@ -153,8 +167,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--simulated", type=float, metavar="SHARE", help="the share of right drafts, in place of TEXTS")
     add("--precision", type=Precision, choices=list(Precision), help="default: the fastest")
     add("--threads", type=positive, default=2, help="(default: %(default)s)")
-    add("--in-flight", type=positive, default=1, help="requests at once (default: %(default)s)")
-    add("--pairs", type=positive, default=100, help="groups of requests (default: %(default)s)")
+    add("--in-flight", type=_counts, default=[1], metavar="N,…", help="requests at once (default: 1)")
+    add("--pairs", type=positive, default=200, help="requests of each number at once (default: %(default)s)")
     add("--warm-up", type=positive, default=20, help="untimed groups first (default: %(default)s)")
     return parser
 

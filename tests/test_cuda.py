@@ -49,7 +49,7 @@ def answers(
     runner = OnnxRunner(bundle, config)
     runner.warm_up()
     assert runner.captures_steps is is_captured
-    driver = Driver(runner)
+    driver = Driver(runner, tick=1e-5)  # so that a turn has several steps
     requests = [
         Request("r", {SOURCE_IDS: np.array(source)}, len(source), 32, arrival=0.0) for source in sources
     ]
