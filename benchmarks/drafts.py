@@ -35,6 +35,7 @@ from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig, Speculatio
 from seq2seq_serve.server.engine.draft_model import DraftModel
 from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.library import AsyncModel
+from seq2seq_serve.training.data.text_files import read_lines
 
 _LEAST_PAIRS = 20
 _NUM_SIMULATED, _SOURCE_TOKENS, _TARGET_TOKENS = 32, 20, 32
@@ -47,12 +48,28 @@ def main() -> int:
     is_simulated = options.simulated is not None
     if is_simulated != (options.texts is None) or (is_simulated and options.draft is None):
         parser.error("give either TEXTS, or --draft and --simulated")
-    figures = asyncio.run(_measure(options))
+    if options.simulated is None:
+        try:
+            texts = [text for text in read_lines(options.texts) if text.strip()]
+        except (OSError, ValueError) as error:
+            parser.error(str(error))
+        if not texts:
+            parser.error(f"{options.texts} has no texts")
+        sources = [pb.Source(text=text) for text in texts]
+    else:
+        if not 0 <= options.simulated <= 1:
+            parser.error("--simulated is from 0 to 1")
+        sources = []
+    try:
+        figures = asyncio.run(_measure(options, sources))
+    except ValueError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
     publish({"benchmark": "drafts", "hardware": describe_hardware(), **figures}, options.out)
     return 0 if figures["are_equal"] else 1
 
 
-async def _measure(options: argparse.Namespace) -> dict[str, object]:
+async def _measure(options: argparse.Namespace, sources: list[pb.Source]) -> dict[str, object]:
     settings: dict[str, Any] = {
         "provider": ProviderPolicy.CPU,
         "precision": options.precision,
@@ -64,9 +81,7 @@ async def _measure(options: argparse.Namespace) -> dict[str, object]:
     drafted = AsyncModel(options.bundle, RunnerConfig(**settings, draft=options.draft))
     await without.start()
     with ExitStack() as stack:
-        if options.simulated is None:
-            sources = [pb.Source(text=text) for text in options.texts.read_text().split("\n")[:-1]]
-        else:
+        if options.simulated is not None:
             sources = await _simulate(without, options.simulated, stack)
         await drafted.start()
         rows = [
@@ -109,7 +124,7 @@ async def _take_turns(
         "in_flight": num_in_flight,
         "ratio": statistics.median(ratios),
         "quartiles": statistics.quantiles(ratios, n=4),
-        "acceptance": num_accepted / max(num_drafted, 1),
+        "acceptance": num_accepted / num_drafted if num_drafted else None,
         "accepted_share_of_targets": num_accepted / num_tokens,
         "are_equal": are_equal,
     }

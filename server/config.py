@@ -104,9 +104,10 @@ class RunnerConfig:
         num_instances: Engines per model, which share its threads, memory and slots: on the CPU several
             engines with few threads decode a small model faster than one engine with all threads.
         speculative: Drafts of the next tokens of a target, which a step checks together if that is faster:
-            from n-grams of its source and of itself, or none. Targets do not change. On the CPU only.
-        draft: Bundle of a smaller model, which drafts tokens beside n-grams; it must read the same sources,
-            and have the same tokens of targets (default: none).
+            from n-grams of its source and of itself, or none, also of no draft model. Targets do not change. On
+            the CPU only.
+        draft: Bundle of a smaller model, which drafts tokens beside n-grams, on the CPU only; it must read
+            the same sources, and have the same tokens of targets (default: none).
         cuda_graphs: CUDA graphs, which replay captured steps instead of launching each kernel separately.
         cuda_libraries: Folder with the libraries of CUDA and cuDNN, also in its subfolders (default: the
             nvidia-* packages of this Python, then the system's library path).

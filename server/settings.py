@@ -96,11 +96,17 @@ def parse_bytes(text: str) -> int:
     return int(match[1]) * _UNITS[match[2]]
 
 
+def _path(text: str) -> Path:
+    if not text:
+        raise ValueError("it is empty")
+    return Path(text)
+
+
 _SIZES = "a size: bytes, or a whole number with KiB, MiB or GiB"
 SIZE = Form("SIZE", _SIZES, parse_bytes, lambda num_bytes: f"{num_bytes // 2**20}MiB")
 COUNT = number(int, 1)
 SECONDS = number(float, 0, metavar="SECONDS")
-FILE = Form("FILE", "a path", Path)
+FILE = Form("FILE", "a path", _path)
 SWITCH = one_of({"true": True, "false": False, "1": True, "0": False})
 
 

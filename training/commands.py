@@ -136,6 +136,8 @@ def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Co
             _log.warning("%s; continue with: %s", interrupt, request.resume_command)
         elif folder.is_run:
             _log.warning("interrupted; continue with: %s", request.resume_command)
+        elif request.teacher is not None:
+            _log.warning("interrupted; the same command goes on after the targets that are written")
         else:
             _log.warning("interrupted before anything was trained: start again")
         raise
@@ -151,6 +153,8 @@ def _prepare(
     if request.is_resumed and folder.is_run:
         return _check_run(request, folder)
     folder.check_is_free(f"continue it with `{request.resume_command}`, or give another --out")
+    if request.teacher is None and distill.distilled_folder(request.out).is_dir():
+        raise ValueError(f"{request.out} is the beginning of a draft model: repeat its `distill` command")
     parent = request.load_parent()
     teacher = None if request.teacher is None else load_run(request.teacher)
     preset = request.configuration(parent, teacher)

@@ -6,6 +6,8 @@ Kim and Rush 2016, arXiv:1606.07947). A server lets it draft tokens, which the r
 
 from __future__ import annotations
 
+import hashlib
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -24,6 +26,8 @@ from seq2seq_serve.training.evaluation.scoring import translate
 from seq2seq_serve.training.models.transformer import Transformer
 from seq2seq_serve.training.presets import Preset
 from seq2seq_serve.training.run import RunFolder, TrainedModel
+
+_log = logging.getLogger(__name__)
 
 _SOURCES_AT_ONCE = 500
 _OF_THE_RUN = "normalization", "vocab_size", "max_source_length", "max_target_length"
@@ -49,21 +53,26 @@ def recipe(preset: Preset, teacher: TrainedModel, settings: Iterable[str]) -> Pr
             texts, or tunes a published model, or the preset is of another family.
     """
     if given := sorted(set(settings) & set(_OF_THE_RUN)):
-        raise ValueError(f"{', '.join(given)} of a draft model are those of its run: leave them out")
+        raise ValueError(f"a draft model takes {', '.join(given)} from its run: leave out what --set gives")
     if not isinstance(teacher.model, Transformer) or teacher.model.source_kind is not TOKENS:
         raise ValueError("only a Transformer that reads texts can have a draft model")
     if teacher.published:
         raise ValueError("a draft model of a published model is a smaller published one with the same tokens")
     if not isinstance(preset.model, TransformerConfig):
-        raise ValueError(f"a draft model is a Transformer, and {preset.name} is another one")
+        raise ValueError(f"a draft model is a Transformer, and the preset {preset.name} is not one")
     limits = {name: getattr(teacher.config, name) for name in ("max_source_length", "max_target_length")}
     return preset.changed({**_RECIPE, **limits, "normalization": teacher.tokenizer.normalization})
+
+
+def distilled_folder(out: Path) -> Path:
+    """The folder of the corpus in that of a draft model's run."""
+    return out / "distilled"
 
 
 def target_files(folder: Path) -> CorpusFiles:
     """The files of `write_targets` in the folder of a draft model's run."""
     source, target, dev_source, dev_target = (
-        str(folder / "distilled" / f"{part}.{side}.txt")
+        str(distilled_folder(folder) / f"{part}.{side}.txt")
         for part in ("train", "dev")
         for side in ("source", "target")
     )
@@ -75,7 +84,7 @@ def write_targets(
 ) -> None:
     """Write the run's own targets of about `most` sources that it learned from, and of its dev sources.
 
-    Targets that an earlier call has written are kept.
+    Targets that an earlier call has written with the same weights are kept.
 
     Raises:
         ValueError: The run does not have its corpus any more.
@@ -86,6 +95,15 @@ def write_targets(
     step = -(-len(pairs) // most)  # from all parts of the corpus
     sources = dict.fromkeys(pair.source for pair in islice(pairs.texts(teacher.tokenizer), 0, None, step))
     dev_sources = dict.fromkeys(source for source, _ in teacher.dev)
+    with run.model_file.open("rb") as file:
+        weights = hashlib.file_digest(file, "sha256").hexdigest()
+    folder = distilled_folder(out)
+    folder.mkdir(parents=True, exist_ok=True)
+    weights_file = folder / "weights.sha256"
+    if not weights_file.is_file() or weights_file.read_text(encoding="utf-8") != weights:
+        for old in folder.iterdir():
+            old.unlink()
+        weights_file.write_text(weights, encoding="utf-8")
     teacher.model.to(device)
     for texts, source_file, target_file in (
         (list(dev_sources), files.dev_source, files.dev_target),
@@ -103,9 +121,12 @@ def _translate(
     done: list[str] = []
     if source_file.is_file() and target_file.is_file() and read_lines(source_file) == texts:
         done = target_file.read_text(encoding="utf-8").split("\n")[:-1]  # without a line that is not complete
-    source_file.parent.mkdir(parents=True, exist_ok=True)
+    if done:
+        _log.info("%s of %s targets are there already", f"{len(done):,}", f"{len(texts):,}")
     write_lines(source_file, texts)
     write_lines(target_file, done)
+    if len(done) == len(texts):
+        return
     starts = range(len(done), len(texts), _SOURCES_AT_ONCE)
     with target_file.open("a", encoding="utf-8") as file:
         for start in track(starts, f"translating {len(texts):,} sources", console=console):

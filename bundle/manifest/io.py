@@ -120,7 +120,7 @@ def load_bundle(path: Path, *, checks_content: bool = True) -> Bundle:
         BundleError: Something is missing, changed or contradictory; one message reports all problems.
     """
     if not path.is_dir():
-        raise BundleError(path, ["there is no such folder"])
+        raise BundleError(path, ["it is a file" if path.exists() else "there is no such folder"])
     if not (path / MANIFEST_FILE).is_file():
         command = "python -m export huggingface" if is_checkpoint(path) else "python -m export"
         raise BundleError(path, [f"there is no {MANIFEST_FILE} (make one with `{command}`)"])

@@ -7,7 +7,8 @@ clock.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from operator import attrgetter
 from typing import NamedTuple
 
 from seq2seq_serve.server.engine.drafts import Drafter
@@ -79,6 +80,7 @@ _PADDING_SHARE = 4  # attention and copies over this number of padded positions 
 _GATHERED_SHARE = 8
 # A turn may take so long with several steps, so that a newcomer or a stream does not wait for it.
 _SHORT_TURN_SECONDS, _MOST_STEPS = 1e-3, 4
+_IS_SIMPLE, _NUM_DRAFTABLE = attrgetter("is_simple"), attrgetter("num_draftable")  # of rows
 _End = tuple[Search, FinishReason, ServerError | None]
 
 
@@ -166,27 +168,14 @@ class Scheduler:
         moves, self._moves = self._moves, ()
         alignments = tuple(self._plan_alignments()) if self._aligning else ()
         drafts = () if self._drafter is None else self._drafter.draft(self.slots.rows)
-        plan = StepPlan(moves, tuple(admitted), self.slots.rows, alignments, drafts)
-        num_steps = self._num_steps(plan)
-        return plan if num_steps == 1 else replace(plan, num_steps=num_steps)
-
-    def _num_steps(self, plan: StepPlan) -> int:
-        """Returns how many steps the rows can do before something has to be decided.
-
-        Short steps take less time than what is done around them, and a row that ends has at most a few
-        positions computed in vain. Requests that wait are admitted at once.
-        """
-        seconds = self._step_seconds
-        if not (self._repeats_steps and 0.0 < seconds < _SHORT_TURN_SECONDS / 2):
-            return 1
-        if self.waiting or plan.drafts or plan.alignments or not plan.rows:
-            return 1
-        most = min(_MOST_STEPS, int(_SHORT_TURN_SECONDS / seconds))
-        for row in plan.rows:
-            most = min(most, 1 + row.num_draftable)
-            if most < 2 or not row.is_simple:
-                return 1
-        return most
+        rows, num_steps = self.slots.rows, 1
+        is_short = self._repeats_steps and 0.0 < self._step_seconds <= _SHORT_TURN_SECONDS / 2
+        if is_short and rows and not (self.waiting or drafts or alignments):
+            # Short steps take less time than what is done around them. A row that ends in the middle has
+            # some positions computed in vain.
+            most = min(_MOST_STEPS, int(_SHORT_TURN_SECONDS / self._step_seconds))
+            num_steps = min(most, 1 + min(map(_NUM_DRAFTABLE, rows))) if all(map(_IS_SIMPLE, rows)) else 1
+        return StepPlan(moves, tuple(admitted), rows, alignments, drafts, num_steps)
 
     def _newcomers(self) -> list[Request]:
         """Returns the waiting requests that the next turn admits, the oldest first.

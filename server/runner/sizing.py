@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -119,8 +118,9 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
     provider, precision = choose(bundle, config.provider, config.precision, config.cuda_libraries)
     num_instances, num_threads = config.num_instances, config.num_threads or usable_cpus()
     if provider == CPU and num_instances > num_threads:
+        threads = "is 1 thread" if num_threads == 1 else f"are {num_threads} threads"
         raise ValueError(
-            f"num_instances is {num_instances}, and there are {num_threads} threads: each needs its own"
+            f"num_instances is {num_instances}, and there {threads}: each instance needs its own"
         )
     max_source_length = _limit("max_source_length", config.max_source_length, manifest.max_source_length)
     max_target_length = _limit("max_target_length", config.max_target_length, manifest.max_target_length)
@@ -183,30 +183,32 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
         num_hops=num_hops,
         num_alignment_heads=num_alignment_heads,
     )
-    if config.draft is None or config.speculative is Speculation.OFF:
+    if config.draft is None or config.draft.resolve() == bundle.path.resolve():
         return sizing
-    if provider != CPU or not has_operators():
-        reason = "without the compiled operators" if provider == CPU else f"on {provider}"
-        _log.warning("%s runs %s, so its draft model is not used", bundle.path, reason)
+    reason = "speculative is off" if config.speculative is Speculation.OFF else ""
+    reason = reason or ("" if provider == CPU else f"it runs on {provider}")
+    if reason or not has_operators():
+        reason = reason or "the compiled operators are missing"
+        _log.warning("%s: %s, so its draft model is not used", bundle.path, reason)
         return sizing
+    draft_bundle = load_bundle(config.draft, checks_content=False)
     try:
-        return replace(sizing, draft=_draft_of(bundle, sizing, config, config.draft))
+        return replace(sizing, draft=_draft_of(bundle, sizing, config, draft_bundle))
     except ValueError as error:
-        raise ValueError(
-            f"the draft model {config.draft} does not fit: {error} (a table [models.NAME] gives a model a "
-            "draft of its own)"
-        ) from error
+        raise ValueError(f"the draft model {config.draft} does not fit: {error}") from error
 
 
-def _draft_of(bundle: Bundle, sizing: Sizing, config: RunnerConfig, path: Path) -> Draft:
+def _draft_of(bundle: Bundle, sizing: Sizing, config: RunnerConfig, draft_bundle: Bundle) -> Draft:
     """Returns the draft model of a model; raises ValueError if it cannot draft for it."""
-    model, draft_bundle = bundle.manifest, load_bundle(path, checks_content=False)
-    draft = draft_bundle.manifest
+    model, draft = bundle.manifest, draft_bundle.manifest
     if draft_bundle.target_tokenizer.token_bytes != bundle.target_tokenizer.token_bytes or (
         (draft.target_vocab_size, draft.special_ids.eos_ids)
         != (model.target_vocab_size, model.special_ids.eos_ids)
     ):
-        raise ValueError("its targets have other tokens")
+        raise ValueError(
+            "its targets have other tokens: distil one from the model's run, or take a smaller model of its "
+            "family"
+        )
     max_target_length = sizing.sizes[Axis.CACHE_CAPACITY]
     for side, limit, needed in (
         ("source", draft.max_source_length, sizing.max_source_length),

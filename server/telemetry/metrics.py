@@ -258,8 +258,9 @@ class Metrics:
     def record_turn(self, name: str, turn: Turn) -> None:
         """Count one turn of one of a model's engines."""
         if turn.num_rows:
-            self._step(name).observe_several(turn.step_seconds, turn.num_steps)
-            self._batch_size(name).observe_several(turn.num_rows, turn.num_steps)
+            for _ in range(turn.num_steps):
+                self._step(name).observe(turn.step_seconds)
+                self._batch_size(name).observe(turn.num_rows)
         if turn.queue_seconds:
             self._encode(name).observe(turn.encode_seconds)
         for seconds in turn.queue_seconds:

@@ -261,10 +261,10 @@ def broken_steps(monkeypatch):
             is_loaded = True
             return worker
 
-        def broken(runner, rows):
+        def broken(runner, rows, num_steps=1):
             if is_loaded and any(row.request.memory_length > more_than for row in rows):
                 raise RuntimeError("this step is broken")
-            return step(runner, rows)
+            return step(runner, rows, num_steps)
 
         monkeypatch.setattr("seq2seq_serve.bulk.__main__.start_worker", load)
         monkeypatch.setattr("seq2seq_serve.client.files.run._PAUSE_SECONDS", 0.0)

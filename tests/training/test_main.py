@@ -139,16 +139,24 @@ def test_a_draft_model_learns_what_its_run_writes_and_has_its_tokens(
     assert message.startswith(f"{out} already holds a run")
     flags[1] = str(tmp_path / "other")
     message = failed("distill", str(run), "toy", *flags, "vocab_size=300")
-    assert message == "vocab_size of a draft model are those of its run: leave them out"
+    assert message == "a draft model takes vocab_size from its run: leave out what --set gives"
     # An interrupted start goes on after the targets that it has written.
     shutil.copytree(targets_file.parent, tmp_path / "other" / "distilled")
     kept = targets_file.read_text(encoding="utf-8").replace("o", "0").split("\n")[:9]
     (tmp_path / "other" / "distilled" / "train.target.txt").write_text("\n".join(kept), encoding="utf-8")
+    message = failed("train", "toy", "--out", str(tmp_path / "other"), "--resume", "--max-steps", "2")
+    assert message.endswith("is the beginning of a draft model: repeat its `distill` command")
     assert main(["distill", str(run), "toy", *flags]) == 0
     written = (tmp_path / "other" / "distilled" / "train.target.txt").read_text(encoding="utf-8").split("\n")
     assert written[:8] == kept[:8]
     assert written[8:] == targets_file.read_text(encoding="utf-8").split("\n")[8:]
     flags[1] = str(tmp_path / "third")
+    shutil.copytree(tmp_path / "other" / "distilled", tmp_path / "third" / "distilled")
+    (tmp_path / "third" / "distilled" / "weights.sha256").write_text("of other weights", encoding="utf-8")
+    assert main(["distill", str(run), "toy", *flags]) == 0
+    targets = (tmp_path / "third" / "distilled" / "train.target.txt").read_text(encoding="utf-8")
+    assert targets == targets_file.read_text(encoding="utf-8")
+    flags[1] = str(tmp_path / "fourth")
     assert failed("distill", str(run), "recurrent", *flags).startswith("a draft model is a Transformer")
     shutil.copytree(run, tmp_path / "copy", ignore=shutil.ignore_patterns("encoded"))
     assert "there is nothing to translate" in failed("distill", str(tmp_path / "copy"), "toy", *flags)

@@ -106,7 +106,7 @@ def test_what_is_packed_twice_in_fp32_counts_against_the_memory_limit(bundle_pat
 
 def test_each_instance_needs_a_thread(bundle_path):
     runner = RunnerConfig(provider="cpu", num_threads=2, num_instances=3)
-    with pytest.raises(ValueError, match="num_instances is 3, and there are 2 threads"):
+    with pytest.raises(ValueError, match="num_instances is 3, and there are 2 threads: each instance"):
         load(bundle_path, ServerConfig(runner=runner))
 
 
