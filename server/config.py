@@ -104,8 +104,8 @@ class RunnerConfig:
         num_instances: Engines per model, which share its threads, memory and slots: on the CPU several
             engines with few threads decode a small model faster than one engine with all threads.
         speculative: Drafts of the next tokens of a target, which a step checks together if that is faster:
-            from n-grams of its source and of itself, or none, also of no draft model. Targets do not change. On
-            the CPU only.
+            from n-grams of its source and of itself, or none, also of a draft model. Targets do not change.
+            On the CPU only.
         draft: Bundle of a smaller model, which drafts tokens beside n-grams, on the CPU only; it must read
             the same sources, and have the same tokens of targets (default: none).
         cuda_graphs: CUDA graphs, which replay captured steps instead of launching each kernel separately.
