@@ -249,8 +249,13 @@ class Scheduler:
                 failed[search] = error
         for token_ids in selected.further:
             for sequence, token_id in zip(plan.rows, token_ids, strict=True):
-                if sequence in sequence.search.rows and extend(sequence, token_id, self._eos_ids):
-                    leavers.append(sequence)
+                search = sequence.search
+                try:
+                    is_running = sequence in search.rows and search not in failed
+                    if is_running and extend(sequence, token_id, self._eos_ids):
+                        leavers.append(sequence)
+                except Exception as error:
+                    failed[search] = error
         forks: list[Fork] = []
         ranked = rank(forking, selected.candidates) if selected.candidates else {}
         for search in forking:

@@ -7,6 +7,7 @@ decodes something else.
 import math
 import random
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from itertools import zip_longest
 
 import numpy as np
@@ -154,7 +155,7 @@ class FakeRunner:
 
     max_source_length = 64
     max_target_length = 64
-    repeats_steps = False
+    repeats_steps = True
     start_ids = (START_ID,)
     eos_ids = (EOS_ID,)
 
@@ -200,7 +201,7 @@ class FakeRunner:
             for sequence in sequences
         ]
 
-    def step(self, rows: tuple[Sequence, ...]) -> Selected:
+    def step(self, rows: tuple[Sequence, ...], num_steps: int = 1) -> Selected:
         self.num_steps += 1
         if self.num_steps - 1 in self._fail_steps:
             raise RuntimeError("this step was told to fail")
@@ -214,11 +215,7 @@ class FakeRunner:
             assert sequence.row == row or row >= num_running
             slot = sequence.row
             assert slot is not None
-            keeper = sequence.search.keeper if self.shares_memory else sequence
-            assert keeper is not None
-            assert keeper.row is not None
-            memory = self.memory[keeper.row]
-            assert memory is not None
+            memory = self._memory_of(sequence)
             before = self.cache[slot][: sequence.cache_length] if self.has_decode else self.cache[slot]
             assert len(before) == sequence.cache_length or not self.has_decode
             fed = self.cache[slot] = [*before, sequence.next_token_id]
@@ -239,7 +236,22 @@ class FakeRunner:
                 alternatives = tuple(zip(ways.token_ids, ways.log_probabilities, strict=True))
                 wanted = alternatives[: sequence.request.num_alternatives]
                 branches[row] = Branches(ways.token_ids[:count], ways.log_probabilities[:count], wanted)
-        return selected(rows, tokens, branches, attention)
+        further = list[list[int]]()
+        for _ in range(num_steps - 1):
+            assert not branches
+            assert not attention
+            for row, token in enumerate(further[-1] if further else tokens):
+                self.cache[row] = [*self.cache[row], token]
+            further.append([next_token(self._memory_of(row), self.cache[row.row]) for row in rows])
+        return replace(selected(rows, tokens, branches, attention), further=tuple(further))
+
+    def _memory_of(self, sequence: Sequence) -> tuple[int, ...]:
+        keeper = sequence.search.keeper if self.shares_memory else sequence
+        assert keeper is not None
+        assert keeper.row is not None
+        memory = self.memory[keeper.row]
+        assert memory is not None
+        return memory
 
     def move(self, moves: Iterable[Move]) -> int:
         num_bytes = 0

@@ -372,12 +372,14 @@ class BrokenStops:
     "options", [{}, {"beam": Beam(3)}, {"num_hypotheses": 3}, {"stream": True}, {"attention": True}]
 )
 @pytest.mark.parametrize("num_tokens", [1, 2, 3, 5])
-def test_an_exception_for_one_request_fails_that_one_only(options, num_tokens, caplog):
-    driver = Driver(FakeRunner(9))
+@pytest.mark.parametrize("tick", [0.0, 1e-5])  # then a turn has several steps
+def test_an_exception_for_one_request_fails_that_one_only(options, num_tokens, tick, caplog):
+    driver = Driver(FakeRunner(9), tick=tick)
     neighbours = [make_request((10, i), stream=True) for i in range(5, 10)]
     broken = make_request((10, 4), stops=BrokenStops(num_tokens), **options)
     driver.submit(*neighbours[:2], broken, *neighbours[2:])
     driver.finish()
+    assert (max(turn.num_steps for turn in driver.turns) > 1) is bool(tick)
     assert isinstance(driver.results[broken].error, EngineFailed)
     assert driver.results[broken].finish_reason is FinishReason.FAILED
     for request, i in zip(neighbours, range(5, 10), strict=True):
