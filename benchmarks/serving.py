@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -156,9 +157,10 @@ def wait_until_ready(process: subprocess.Popen[bytes], url: str) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Returns currently unused ports of the loopback interface."""
-    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    ports = [opened.getsockname()[1] for opened in sockets]
-    for opened in sockets:
-        opened.close()
-    return ports
+    """Returns unused ports of all interfaces, below those that Linux gives to outgoing connections."""
+    ports = set[int]()
+    while len(ports) < count:
+        port = random.randint(20_000, 32_000)
+        with suppress(OSError), socket.create_server(("", port)):
+            ports.add(port)
+    return list(ports)

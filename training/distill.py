@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -91,19 +91,14 @@ def write_targets(
     """
     if not run.encoded.is_dir():
         raise ValueError(f"{run.encoded} is missing, so there is nothing to translate: train the run anew")
-    pairs, files = EncodedCorpus(run.encoded), target_files(out)
-    step = -(-len(pairs) // most)  # from all parts of the corpus
-    sources = dict.fromkeys(pair.source for pair in islice(pairs.texts(teacher.tokenizer), 0, None, step))
-    dev_sources = dict.fromkeys(source for source, _ in teacher.dev)
+    files = target_files(out)
     with run.model_file.open("rb") as file:
-        weights = hashlib.file_digest(file, "sha256").hexdigest()
-    folder = distilled_folder(out)
-    folder.mkdir(parents=True, exist_ok=True)
-    weights_file = folder / "weights.sha256"
-    if not weights_file.is_file() or weights_file.read_text(encoding="utf-8") != weights:
-        for old in folder.iterdir():
-            old.unlink()
-        weights_file.write_text(weights, encoding="utf-8")
+        _start_anew_with(hashlib.file_digest(file, "sha256").hexdigest(), distilled_folder(out), files)
+    pairs = EncodedCorpus(run.encoded)
+    num_sources = min(most, len(pairs))
+    chosen = (pairs[number * len(pairs) // num_sources] for number in range(num_sources))  # of all parts
+    sources = dict.fromkeys(teacher.tokenizer.decode_batch([pair.source_ids for pair in chosen]))
+    dev_sources = dict.fromkeys(source for source, _ in teacher.dev)
     teacher.model.to(device)
     for texts, source_file, target_file in (
         (list(dev_sources), files.dev_source, files.dev_target),
@@ -114,13 +109,33 @@ def write_targets(
         _translate(teacher, texts, Path(source_file), Path(target_file), console)
 
 
+def _start_anew_with(weights: str, folder: Path, files: CorpusFiles) -> None:
+    """Remove what a run with other weights has written.
+
+    Raises:
+        ValueError: The folder has files of others.
+    """
+    weights_file = folder / "weights.sha256"
+    own = {weights_file, *(Path(name) for name in astuple(files) if name is not None)}
+    found = set(folder.iterdir()) if folder.is_dir() else set()
+    if folder.is_symlink() or found - own or (found and weights_file not in found):
+        raise ValueError(f"{folder} has files that `distill` did not write: give another --out")
+    if not found or weights_file.read_text(encoding="utf-8") != weights:
+        for old in found:
+            old.unlink()
+        folder.mkdir(parents=True, exist_ok=True)
+        weights_file.write_text(weights, encoding="utf-8")
+
+
 @torch.inference_mode()
 def _translate(
     teacher: TrainedModel, texts: Sequence[str], source_file: Path, target_file: Path, console: Console
 ) -> None:
     done: list[str] = []
     if source_file.is_file() and target_file.is_file() and read_lines(source_file) == texts:
-        done = target_file.read_text(encoding="utf-8").split("\n")[:-1]  # without a line that is not complete
+        content = target_file.read_bytes()
+        done = content[: content.rfind(b"\n") + 1].decode().split("\n")[:-1]  # whole lines alone
+        done = done[: len(texts)]
     if done:
         _log.info("%s of %s targets are there already", f"{len(done):,}", f"{len(texts):,}")
     write_lines(source_file, texts)
@@ -132,5 +147,5 @@ def _translate(
         for start in track(starts, f"translating {len(texts):,} sources", console=console):
             given = texts[start : start + _SOURCES_AT_ONCE]
             targets = translate(teacher.model, teacher.tokenizer, given, length_bound=teacher.length_bound)
-            file.writelines(f"{target}\n" for target in targets)
+            file.writelines(" ".join(target.splitlines()) + "\n" for target in targets)
             file.flush()

@@ -15,6 +15,7 @@ from itertools import groupby
 from seq2seq_serve.server.engine.drafts import MAX_DRAFTED, Drafter, StepTimes, drafted, may_be_drafted
 from seq2seq_serve.server.engine.plan import Move, Runner, StepPlan
 from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.result import FinishReason
 from seq2seq_serve.server.engine.state import Search, Sequence
 
 _log = logging.getLogger(__name__)
@@ -27,6 +28,8 @@ _LEAST_GAIN = 1.1  # of the tokens a second that drafts must bring
 # The share of the time that goes into drafts which do not pay, so that their rate and times stay known; and
 # how many tokens are drafted then.
 _TRIAL_SHARE, _TRIAL_TOKENS = 0.01, 2
+_END = -1  # the end of sequence in a target, whichever token it was
+_LEAST_SECONDS = 1e-9  # of a step, before there is one
 
 
 @dataclass(slots=True)
@@ -38,7 +41,7 @@ class _Row:
         keeper: The row in the draft model's own slot.
         fed: The tokens in the draft model's cache, by position.
         num_read: The tokens that the row had read, or was about to read, when the last ones were drafted.
-        token_ids: The last drafts.
+        token_ids: The last drafts, perhaps with an end of sequence after them.
     """
 
     sequence: Sequence
@@ -72,7 +75,7 @@ class DraftModel:
         self._mean_length: float | None = None  # of targets
         self._rows: list[_Row | None] = [None] * runner.num_slots
         self._pending: list[_Row] = []  # whose drafts are being checked
-        self._trial_seconds = 0.0  # that may be spent on drafts that do not pay
+        self._trial_seconds = self._most_trial_seconds = 0.0  # that may be spent on drafts that do not pay
         self._has_failed = False
 
     def warm_up(self) -> None:
@@ -104,10 +107,11 @@ class DraftModel:
     def _learn(self) -> None:
         """Compare the last drafts with what their rows have selected, also those that have ended."""
         for row in self._pending:
-            selected = _read_by(row.sequence)[row.num_read :]
+            selected = [*row.sequence.search.start_ids, *_target_of(row.sequence)][row.num_read :]
             for token_id, other_id in zip(row.token_ids, selected, strict=False):
-                self._rate += _NEWS * ((token_id == other_id) - self._rate)
-                if token_id != other_id:
+                is_right = token_id == other_id or (other_id == _END and token_id in self.runner.eos_ids)
+                self._rate += _NEWS * (is_right - self._rate)
+                if not is_right:
                     break
         self._pending = []
 
@@ -128,7 +132,7 @@ class DraftModel:
     def _forget(self, slot: int) -> None:
         row, self._rows[slot] = self._rows[slot], None
         if row is not None:
-            length = row.sequence.num_generated
+            length = len(_target_of(row.sequence)) - len(row.sequence.request.prefix_ids)
             before = length if self._mean_length is None else self._mean_length
             self._mean_length = before + _LENGTH_NEWS * (length - before)
 
@@ -138,18 +142,24 @@ class DraftModel:
         for slot in range(first, len(self._rows)):
             self._forget(slot)
         num_rows = min(sum(map(_can_be_known, plan.rows)), MAX_DRAFTED)
-        _, gain = self._number_and_gain(len(plan.rows), max(num_rows, 1))
-        saved = self._drafter.times.expected(len(plan.rows)) * (1 - 1 / gain) / len(plan.rows)  # by a token
+        before, (speed, _) = self._speed(plan, (), 0), self._speed(plan, (), num_rows)
+        saved = (1 / before[0] - 1 / speed) if speed >= _LEAST_GAIN * before[0] else 0.0  # seconds of a token
         numbered = enumerate(plan.admitted, start=first)
         for is_known, group in groupby(numbered, key=lambda one: _can_be_known(one[1])):
             newcomers = list(group)
-            requests = [sequence.request for _, sequence in newcomers]
-            cost = self._encode_times.expected(sum(request.encode_tokens for request in requests))
-            num_tokens = sum(map(self._expected_length, requests))
-            if is_known and (cost <= saved * num_tokens or self._may_try(cost)):
-                self._encode(newcomers)
+            if not is_known:
+                continue
+            if self._encode_cost(newcomers) > saved * sum(map(self._expected_length, newcomers)):
+                newcomers = newcomers[:1]
+                if not self._may_try(self._encode_cost(newcomers)):
+                    continue
+            self._encode(newcomers)
 
-    def _expected_length(self, request: Request) -> float:
+    def _encode_cost(self, newcomers: list[tuple[int, Sequence]]) -> float:
+        return self._encode_times.expected(sum(each.request.encode_tokens for _, each in newcomers))
+
+    def _expected_length(self, newcomer: tuple[int, Sequence]) -> float:
+        request = newcomer[1].request
         length = request.memory_length if self._mean_length is None else self._mean_length
         return min(request.max_new_tokens, length)
 
@@ -171,9 +181,10 @@ class DraftModel:
         num_tokens, began = sum(request.encode_tokens for request in requests), self._clock()
         self.runner.encode(newcomers[0][0], requests)
         self._encode_times.add(num_tokens, self._clock() - began)
+        self._most_trial_seconds = self._encode_cost(newcomers[:1])
 
     def _draft(self, plan: StepPlan) -> StepPlan:
-        rows = [
+        known = [
             row
             for sequence, row in zip(plan.rows, self._rows, strict=False)
             if row is not None
@@ -182,28 +193,34 @@ class DraftModel:
             and sequence.num_draftable > 0
         ]
         by_ngrams = {position.row for position in plan.drafts}
-        rows = [row for row in rows if row.sequence.row not in by_ngrams or self._is_better(row.sequence)]
-        slots = {row.sequence.row for row in rows}
-        drafts = tuple(position for position in plan.drafts if position.row not in slots)
-        room = MAX_DRAFTED - len(drafts)
-        rows = rows[:room]
-        num_positions = len(plan.rows) + len(drafts)
-        number = self._number_and_gain(num_positions, len(rows))[0] if rows else 0
-        number = min(number, room // max(len(rows), 1))
+        free = [row for row in known if row.sequence.row not in by_ngrams]
+        speed_before, _ = self._speed(plan, plan.drafts, 0)
+        best_speed, number, rows, drafts = _LEAST_GAIN * speed_before, 0, free, plan.drafts
+        for candidates in (free, [row for row in known if row in free or self._is_better(row.sequence)]):
+            kept = _without(plan.drafts, candidates)
+            candidates = candidates[: MAX_DRAFTED - len(kept)]
+            speed, its_number = self._speed(plan, kept, len(candidates))
+            if its_number and speed > best_speed:
+                best_speed, number, rows, drafts = speed, its_number, candidates, kept
         if number:
             self._trial_seconds = 0.0
         else:
-            self._trial_seconds += _TRIAL_SHARE * self._drafter.times.expected(num_positions)
-            if not (rows and self._may_try(_TRIAL_TOKENS * self._seconds_of_draft(1))):
+            cost = _TRIAL_TOKENS * self._seconds_of_draft(1)
+            seconds = self._trial_seconds + _TRIAL_SHARE * self._drafter.times.expected(len(plan.rows))
+            self._trial_seconds = min(seconds, cost + self._most_trial_seconds)
+            rows = (free or known)[:1]
+            drafts = _without(plan.drafts, rows)
+            number = min(_TRIAL_TOKENS, MAX_DRAFTED - len(drafts))
+            if not (rows and number and self._may_try(cost)):
                 return plan
-            rows, number = rows[:1], min(_TRIAL_TOKENS, room)
-            drafts = tuple(position for position in plan.drafts if position.row != rows[0].sequence.row)
         self._propose(rows, [min(number, row.sequence.num_draftable) for row in rows])
         self._pending = rows
         own = list[Sequence]()
         for row in rows:
             token_ids = row.sequence.token_ids
             for token_id in row.token_ids:
+                if token_id in self.runner.eos_ids:
+                    break
                 token_ids = [*token_ids, token_id]
                 own.append(drafted(row.sequence, token_ids))
         return replace(plan, drafts=(*drafts, *own), num_steps=1)
@@ -216,24 +233,30 @@ class DraftModel:
         """Returns the time that one more draft of each row takes, and the positions that check them."""
         return self._step_times.expected(num_rows) + num_rows * self._drafter.times.seconds_of_position
 
-    def _number_and_gain(self, num_positions: int, num_rows: int) -> tuple[int, float]:
-        """Returns how many drafts of each row bring the most tokens a second, and how many times as many.
+    def _speed(self, plan: StepPlan, drafts: tuple[Sequence, ...], num_rows: int) -> tuple[float, int]:
+        """Returns the most tokens a second that are expected, and the drafts of each row that bring them.
 
         Args:
-            num_positions: The positions of the step without them, all of which may select a token.
-            num_rows: The number of rows to draft for.
+            plan: Its rows select a token each.
+            drafts: Those of n-grams.
+            num_rows: The number of rows for which the model may draft.
         """
-        seconds, num_tokens, chance = self._drafter.times.expected(num_positions), float(num_positions), 1.0
-        if not seconds:
-            return _MOST_OF_A_ROW, 2.0  # before the first step
-        speed, more_seconds = num_tokens / seconds, self._seconds_of_draft(num_rows)
-        best, best_gain = 0, _LEAST_GAIN
-        for number in range(1, min(_MOST_OF_A_ROW, MAX_DRAFTED // num_rows) + 1):
+        num_tokens, chance, slot = float(len(plan.rows)), 1.0, -1
+        for position in drafts:
+            assert position.row is not None
+            lookup = plan.rows[position.row].lookup
+            rate = 1.0 if lookup is None else lookup.best().rate
+            chance, slot = (chance if position.row == slot else 1.0) * rate, position.row
+            num_tokens += chance
+        seconds = self._drafter.times.expected(len(plan.rows) + len(drafts)) + _LEAST_SECONDS
+        best, chance = (num_tokens / seconds, 0), 1.0
+        most = min(_MOST_OF_A_ROW, (MAX_DRAFTED - len(drafts)) // num_rows) if num_rows else 0
+        for number in range(1, most + 1):
             chance *= self._rate
-            num_tokens, seconds = num_tokens + num_rows * chance, seconds + more_seconds
-            if num_tokens / seconds > best_gain * speed:
-                best, best_gain = number, num_tokens / seconds / speed
-        return best, best_gain if best else 1.0
+            num_tokens += num_rows * chance
+            seconds += self._seconds_of_draft(num_rows)
+            best = max(best, (num_tokens / seconds, number))
+        return best
 
     def _propose(self, rows: list[_Row], most: list[int]) -> None:
         """Draft at most so many tokens of each row, after reading what the row has selected since."""
@@ -259,9 +282,6 @@ class DraftModel:
             for row in going:
                 row.fed.append(row.token_ids[-1])
             self._step([(row, len(row.fed) - 1) for row in going])
-        for row in rows:
-            if row.token_ids[-1] in self.runner.eos_ids:
-                row.token_ids.pop()
 
     def _step(self, positions: list[tuple[_Row, int]]) -> None:
         """Feed positions of rows, each row's in order; the last fed token of a row is followed by a draft."""
@@ -286,6 +306,21 @@ def _can_be_known(sequence: Sequence) -> bool:
         and request.beam is None
         and not request.is_score
     )
+
+
+def _without(drafts: tuple[Sequence, ...], rows: list[_Row]) -> tuple[Sequence, ...]:
+    """Returns the drafts of n-grams that are not of these rows."""
+    slots = {row.sequence.row for row in rows}
+    return tuple(position for position in drafts if position.row not in slots)
+
+
+def _target_of(sequence: Sequence) -> list[int]:
+    """Returns the tokens that a row has selected, also after its end, which is one of them."""
+    ended = sequence.search.ended
+    if not ended:
+        return sequence.token_ids
+    hypothesis = ended[min(ended)]
+    return [*hypothesis.token_ids, *([_END] if hypothesis.finish_reason is FinishReason.EOS else [])]
 
 
 def _read_by(sequence: Sequence) -> list[int]:

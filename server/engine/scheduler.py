@@ -170,7 +170,7 @@ class Scheduler:
         drafts = () if self._drafter is None else self._drafter.draft(self.slots.rows)
         rows, num_steps = self.slots.rows, 1
         is_short = self._repeats_steps and 0.0 < self._step_seconds <= _SHORT_TURN_SECONDS / 2
-        if is_short and rows and not (self.waiting or drafts or alignments):
+        if is_short and rows and not (self.waiting or admitted or drafts or alignments):
             # Short steps take less time than what is done around them. A row that ends in the middle has
             # some positions computed in vain.
             most = min(_MOST_STEPS, int(_SHORT_TURN_SECONDS / self._step_seconds))
@@ -209,7 +209,9 @@ class Scheduler:
         """
         for sequence in plan.admitted:
             sequence.search.encode_seconds = result.encode_seconds
-        selected, self._step_seconds = result.selected, result.step_seconds
+        selected = result.selected
+        if result.num_rows:
+            self._step_seconds = result.step_seconds
         positions, num_rows = plan.rows + plan.drafts, len(plan.rows)
         if self._drafter is not None and result.num_rows:
             self._drafter.record(len(positions), result.step_seconds)

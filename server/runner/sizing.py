@@ -79,18 +79,19 @@ class Sizing:
     @property
     def total_bytes(self) -> int:
         """The bytes of weights, slots and processes of all instances; on a GPU also logits and penalties."""
-        slots_bytes = self.num_slots * self.slot_bytes
         if self.provider != CPU:
+            slots_bytes = self.num_slots * self.slot_bytes
             columns_bytes = 2 * self.num_slots * self.vocab_size * np.dtype(np.float32).itemsize
             staged_bytes = self.num_staged_rows * self.slot_bytes  # at most: they have no cache
             return self.num_instances * (self.weight_bytes + slots_bytes + columns_bytes + staged_bytes)
         process_bytes = _PROCESS_BYTES if self.num_instances > 1 else 0
-        draft_bytes = 0 if self.draft is None else self.draft.sizing.total_bytes
-        return (
-            draft_bytes
-            + self.weight_bytes
-            + self.num_instances * (self.packed_bytes + slots_bytes + process_bytes)
-        )
+        of_draft = 0 if self.draft is None else self.draft.sizing.model_bytes
+        return self.model_bytes + of_draft + self.num_instances * process_bytes
+
+    @property
+    def model_bytes(self) -> int:
+        """The bytes of weights and slots of all instances, without a draft model, on a CPU."""
+        return self.weight_bytes + self.num_instances * (self.packed_bytes + self.num_slots * self.slot_bytes)
 
     @property
     def limited_bytes(self) -> int:

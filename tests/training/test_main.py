@@ -148,7 +148,7 @@ def test_a_draft_model_learns_what_its_run_writes_and_has_its_tokens(
     assert message.endswith("is the beginning of a draft model: repeat its `distill` command")
     assert main(["distill", str(run), "toy", *flags]) == 0
     written = (tmp_path / "other" / "distilled" / "train.target.txt").read_text(encoding="utf-8").split("\n")
-    assert written[:8] == kept[:8]
+    assert written[:8] == kept[:8] != targets_file.read_text(encoding="utf-8").split("\n")[:8]
     assert written[8:] == targets_file.read_text(encoding="utf-8").split("\n")[8:]
     flags[1] = str(tmp_path / "third")
     shutil.copytree(tmp_path / "other" / "distilled", tmp_path / "third" / "distilled")
@@ -157,6 +157,11 @@ def test_a_draft_model_learns_what_its_run_writes_and_has_its_tokens(
     targets = (tmp_path / "third" / "distilled" / "train.target.txt").read_text(encoding="utf-8")
     assert targets == targets_file.read_text(encoding="utf-8")
     flags[1] = str(tmp_path / "fourth")
+    (tmp_path / "fourth" / "distilled").mkdir(parents=True)
+    (tmp_path / "fourth" / "distilled" / "mine.txt").write_text("mine", encoding="utf-8")
+    assert "that `distill` did not write" in failed("distill", str(run), "toy", *flags)
+    assert (tmp_path / "fourth" / "distilled" / "mine.txt").exists()
+    flags[1] = str(tmp_path / "fifth")
     assert failed("distill", str(run), "recurrent", *flags).startswith("a draft model is a Transformer")
     shutil.copytree(run, tmp_path / "copy", ignore=shutil.ignore_patterns("encoded"))
     assert "there is nothing to translate" in failed("distill", str(tmp_path / "copy"), "toy", *flags)

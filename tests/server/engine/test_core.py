@@ -390,6 +390,23 @@ def test_an_exception_for_one_request_fails_that_one_only(options, num_tokens, t
     assert broken.request_id in caplog.text
 
 
+def test_a_turn_without_a_step_does_not_make_the_next_one_long():
+    """After a score, or with newcomers, it is not known that steps are short."""
+    runner = FakeRunner(2)
+    driver, step = Driver(runner, tick=1e-5), runner.step
+
+    def slow_step(rows, num_steps=1):
+        driver.now += 0.15 * num_steps
+        return step(rows, num_steps)
+
+    runner.step = slow_step
+    driver.submit(make_request((10, 5), prefix_ids=(7, 8), is_score=True))
+    driver.turn()
+    driver.submit(make_request((10, 6), stream=True))
+    driver.finish()
+    assert {turn.num_steps for turn in driver.turns} == {1}
+
+
 def test_encodes_that_keep_failing_show_although_the_steps_beside_them_succeed():
     driver = Driver(FakeRunner(2, fail_encode=20))
     driver.submit(make_request((10, 5), max_new_tokens=30))

@@ -13,15 +13,21 @@ from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.server.config import RunnerConfig, ServerConfig, Speculation
-from seq2seq_serve.server.engine.drafts import Drafter
-from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.draft_model import DraftModel
+from seq2seq_serve.server.engine.drafts import MAX_DRAFTED, Drafter, drafted
+from seq2seq_serve.server.engine.ngrams import Lookup
+from seq2seq_serve.server.engine.plan import StepPlan
+from seq2seq_serve.server.engine.request import Beam, Request
 from seq2seq_serve.server.engine.result import Result
+from seq2seq_serve.server.engine.state import Search, Sequence
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import size_up
 from seq2seq_serve.training.config import EOS_ID
 from tests.models import make_random_trained
 from tests.server.driver import Driver
+from tests.server.engine.test_drafts import drafter_of
+from tests.server.fakes import SOURCE, START_ID, FakeRunner
 from tests.server.runner.test_families import everything
 from tests.server.runner.test_selection import run
 
@@ -101,8 +107,9 @@ def test_a_server_loads_the_draft_model_of_a_model(num_instances, bundle_path, d
     bundle = load_bundle(bundle_path)
     alone = size_up(bundle, dataclasses.replace(runner, draft=None))
     both = size_up(bundle, runner)
-    assert both.total_bytes > alone.total_bytes + both.draft.sizing.weight_bytes
-    assert both.total_bytes < alone.total_bytes + both.draft.sizing.total_bytes + 1
+    of_draft = both.draft.sizing
+    slots_bytes = num_instances * of_draft.num_slots * of_draft.slot_bytes
+    assert both.total_bytes == alone.total_bytes + of_draft.weight_bytes + slots_bytes
 
     async def decode() -> int:
         model = load_model(bundle_path, ServerConfig(runner=runner), "random", lambda _: None)
@@ -197,10 +204,12 @@ def plain_requests(count: int, lengths: tuple[int, int]) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize(("in_flight", "gain"), [(1, 2.0), (4, 1.5), (8, 1.3)])
-def test_drafts_go_on_while_requests_come_and_go(in_flight, gain, bundle_path):
+@pytest.mark.parametrize(
+    ("in_flight", "gain", "attention"), [(1, 2.0, False), (4, 1.5, False), (8, 1.3, False), (1, 2.0, True)]
+)
+def test_drafts_go_on_while_requests_come_and_go(in_flight, gain, attention, bundle_path):
     """Where a draft is always right; each newcomer is drafted, because drafts for all rows together pay."""
-    requests = plain_requests(40, (20, 40))
+    requests = [dataclasses.replace(request, attention=attention) for request in plain_requests(40, (20, 40))]
     without, _ = seconds_of(bundle_path, None, requests, in_flight, speculative=False)
     drafted, results = seconds_of(bundle_path, bundle_path, requests, in_flight)
     assert without / drafted > gain
@@ -225,6 +234,55 @@ def test_where_drafts_do_not_pay_they_take_two_hundredths_of_the_time(
     ngrams, _ = seconds_of(bundle_path, None, requests, in_flight, **costs)
     drafted, _ = seconds_of(bundle_path, request.getfixturevalue(draft), requests, in_flight, **costs)
     assert ngrams / drafted > 0.98
+
+
+def test_time_without_rows_to_draft_is_not_saved_up_for_trials(bundle_path):
+    beams = [dataclasses.replace(request, beam=Beam(2)) for request in plain_requests(150, (10, 40))]
+    requests, costs = [*beams, *plain_requests(30, (10, 40))], {"draft_cost": (2.0, 0.1)}
+    of_beams, _ = seconds_of(bundle_path, bundle_path, beams, 1, **costs)
+    ngrams, _ = seconds_of(bundle_path, None, requests, 1, **costs)
+    drafted, _ = seconds_of(bundle_path, bundle_path, requests, 1, **costs)
+    assert (ngrams - of_beams) / (drafted - of_beams) > 0.9
+
+
+def planned(model: DraftModel, rates: list[float], num_drafted: list[int]) -> StepPlan:
+    """A plan of rows that the draft model knows, with drafts of n-grams that are right at these rates."""
+    rows, drafts = list[Sequence](), list[Sequence]()
+    for slot, (rate, number) in enumerate(zip(rates, num_drafted, strict=True)):
+        request = Request("r", {SOURCE: np.array((20, 21))}, 2, 60, arrival=0.0)
+        row = Sequence(Search(request, (START_ID,)), START_ID, row=slot, lookup=Lookup((), (rate, 0.0)))
+        rows.append(row)
+        model._encode([(slot, row)])
+        drafts += [drafted(row, [20] * (count + 1)) for count in range(number)]
+    return StepPlan((), (), tuple(rows), drafts=tuple(drafts))
+
+
+@pytest.mark.parametrize("num_drafted", [[0, 16, 16], [0, 15, 16], [0, 0, 16], [16, 0, 16]])
+@pytest.mark.parametrize("seconds", [0.01, 50.0])
+def test_a_step_never_has_more_drafts_than_room(num_drafted, seconds):
+    """Also where a trial drafts for a row beside those that n-grams draft."""
+    model = DraftModel(FakeRunner(3), drafter_of(seconds_of_position=0.01), "fake", lambda: 0.0)
+    plan = planned(model, [0.9] * 3, num_drafted)
+    for _ in range(100):
+        model._step_times.add(1, seconds)
+    model._most_trial_seconds = model._trial_seconds = 1000.0
+    extended = model._draft(plan)
+    assert len(extended.drafts) <= MAX_DRAFTED
+    assert extended.drafts != plan.drafts or sum(num_drafted) == MAX_DRAFTED or seconds > 1
+
+
+def test_n_grams_that_bring_more_than_the_draft_model_are_kept():
+    """They cost nothing, so a model that is right a little more often is slower."""
+    model = DraftModel(FakeRunner(1), drafter_of(seconds_of_position=0.03), "fake", lambda: 0.0)
+    model._rate = 0.97
+    for _ in range(100):
+        model._step_times.add(1, 0.3)
+    plan = planned(model, [0.95], [16])
+    assert model._draft(plan) is plan
+    poor = planned(model, [0.3], [3])
+    extended = model._draft(poor)
+    assert extended.drafts
+    assert {position.token_ids[0] for position in extended.drafts} != {20}
 
 
 def test_short_targets_that_are_always_right_are_drafted(bundle_path):

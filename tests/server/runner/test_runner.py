@@ -157,11 +157,13 @@ def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(
                 assert tuple(driver.told(copy)) == result.best.token_ids
 
 
+@pytest.mark.parametrize("chooses", [False, True])
 @pytest.mark.parametrize("of", ["random_bundle", "trained_bundle"])
-def test_several_steps_of_a_turn_select_what_single_steps_select(of, request, monkeypatch):
+def test_several_steps_of_a_turn_select_what_single_steps_select(of, chooses, request, monkeypatch):
     """Whoever ends in the middle; and a step without numbers, which is not the first, is done again."""
     bundle = request.getfixturevalue(of)
     runner, chance = make_runner(bundle, 5, Precision.INT8), random.Random(1)
+    runner._chooses = chooses and runner.can_choose
     requests = random_requests(bundle, 40, seed=3)
     stops = StopSequences(["o", "e "], bundle.target_tokenizer.token_bytes)
     requests = [
@@ -197,7 +199,8 @@ def test_several_steps_of_a_turn_select_what_single_steps_select(of, request, mo
         monkeypatch.setattr(runner, "step", counted_step)
         monkeypatch.setattr(runner._columns, "read_token_ids", read_or_fail)
     assert answers[0] == answers[1]
-    assert num_steps == [{1}, {1, 2, 3, 4}]
+    assert num_steps[0] == {1}
+    assert num_steps[1] >= {2, 4}
 
 
 def _has_avx512() -> bool:
