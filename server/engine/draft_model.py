@@ -192,6 +192,9 @@ class DraftModel:
             and may_be_drafted(sequence)
             and sequence.num_draftable > 0
         ]
+        if not known:
+            self._save_up(plan)
+            return plan
         by_ngrams = {position.row for position in plan.drafts}
         free = [row for row in known if row.sequence.row not in by_ngrams]
         speed_before, _ = self._speed(plan, plan.drafts, 0)
@@ -205,9 +208,7 @@ class DraftModel:
         if number:
             self._trial_seconds = 0.0
         else:
-            cost = _TRIAL_TOKENS * self._seconds_of_draft(1)
-            seconds = self._trial_seconds + _TRIAL_SHARE * self._drafter.times.expected(len(plan.rows))
-            self._trial_seconds = min(seconds, cost + self._most_trial_seconds)
+            cost = self._save_up(plan)
             rows = (free or known)[:1]
             drafts = _without(plan.drafts, rows)
             number = min(_TRIAL_TOKENS, MAX_DRAFTED - len(drafts))
@@ -224,6 +225,13 @@ class DraftModel:
                 token_ids = [*token_ids, token_id]
                 own.append(drafted(row.sequence, token_ids))
         return replace(plan, drafts=(*drafts, *own), num_steps=1)
+
+    def _save_up(self, plan: StepPlan) -> float:
+        """Save time for a trial, of at most one encode call and one trial; returns the cost of the second."""
+        cost = _TRIAL_TOKENS * self._seconds_of_draft(1)
+        seconds = self._trial_seconds + _TRIAL_SHARE * self._drafter.times.expected(len(plan.rows))
+        self._trial_seconds = min(seconds, cost + self._most_trial_seconds)
+        return cost
 
     def _is_better(self, sequence: Sequence) -> bool:
         """Whether n-grams predict a row worse than the draft model does on average."""
