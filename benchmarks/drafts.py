@@ -54,7 +54,7 @@ def main() -> int:
         except (OSError, ValueError) as error:
             parser.error(str(error))
         if not texts:
-            parser.error(f"{options.texts} has no texts")
+            parser.error(f"{options.texts} contains no text")
         sources = [pb.Source(text=text) for text in texts]
     else:
         if not 0 <= options.simulated <= 1:

@@ -95,10 +95,10 @@ class PausedRunner(EchoRunner):
         super().__init__()
         self.has_piece = threading.Event()
 
-    def step(self, rows):
+    def step(self, rows, num_steps=1):
         if rows[0].token_ids and rows[0].request.stream:
             assert self.has_piece.wait(20)
-        return super().step(rows)
+        return super().step(rows, num_steps)
 
 
 def way_of(method: str) -> list[Function]:

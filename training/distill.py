@@ -6,7 +6,6 @@ Kim and Rush 2016, arXiv:1606.07947). A server lets it draft tokens, which the r
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple
@@ -17,6 +16,7 @@ import torch
 from rich.console import Console
 from rich.progress import track
 
+from seq2seq_serve.bundle.manifest import file_spec
 from seq2seq_serve.training.config import TransformerConfig
 from seq2seq_serve.training.data.corpus import CorpusFiles
 from seq2seq_serve.training.data.encoded import EncodedCorpus
@@ -92,8 +92,8 @@ def write_targets(
     if not run.encoded.is_dir():
         raise ValueError(f"{run.encoded} is missing, so there is nothing to translate: train the run anew")
     files = target_files(out)
-    with run.model_file.open("rb") as file:
-        _start_anew_with(hashlib.file_digest(file, "sha256").hexdigest(), distilled_folder(out), files)
+    weights = file_spec(run.path, run.model_file.name).sha256
+    _start_anew_with(weights, distilled_folder(out), files)
     pairs = EncodedCorpus(run.encoded)
     num_sources = min(most, len(pairs))
     chosen = (pairs[number * len(pairs) // num_sources] for number in range(num_sources))  # of all parts

@@ -264,12 +264,10 @@ class Core:
                 for sequence in plan.rows
             )
             positions = plan.rows + plan.drafts
-            if not num_rows:
-                selected = Selected([self._eos_id] * len(positions))
-            elif plan.num_steps == 1:
-                selected = self._runner.step(positions)
-            else:
+            if num_rows:
                 selected = self._runner.step(positions, plan.num_steps)
+            else:
+                selected = Selected([self._eos_id] * len(positions))
             step_seconds = (self._clock() - started) / (1 + len(selected.further))
         except Exception:
             self._num_failures += 1

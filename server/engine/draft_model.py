@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from seq2seq_serve.server.engine.drafts import MAX_DRAFTED, Drafter, StepTimes, drafted, may_be_drafted
+from seq2seq_serve.server.engine.drafts import MAX_DRAFTED, Drafter, StepTimes, drafted
 from seq2seq_serve.server.engine.plan import Move, Runner, StepPlan
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import FinishReason
@@ -34,7 +34,7 @@ _LEAST_SECONDS = 1e-9  # of a step, before there is one
 
 @dataclass(slots=True)
 class _Row:
-    """What the draft model knows of a row of the served model.
+    """A row of the served model, with the state that the draft model keeps for it.
 
     Attributes:
         sequence: The row, also after its end.
@@ -189,7 +189,7 @@ class DraftModel:
             for sequence, row in zip(plan.rows, self._rows, strict=False)
             if row is not None
             and row.sequence is sequence
-            and may_be_drafted(sequence)
+            and sequence.selects_one
             and sequence.num_draftable > 0
         ]
         if not known:
@@ -197,9 +197,10 @@ class DraftModel:
             return plan
         by_ngrams = {position.row for position in plan.drafts}
         free = [row for row in known if row.sequence.row not in by_ngrams]
+        worse = [row for row in known if row.sequence.row in by_ngrams and self._is_better(row.sequence)]
         speed_before, _ = self._speed(plan, plan.drafts, 0)
         best_speed, number, rows, drafts = _LEAST_GAIN * speed_before, 0, free, plan.drafts
-        for candidates in (free, [row for row in known if row in free or self._is_better(row.sequence)]):
+        for candidates in (free, free + worse) if worse else (free,):
             kept = _without(plan.drafts, candidates)
             candidates = candidates[: MAX_DRAFTED - len(kept)]
             speed, its_number = self._speed(plan, kept, len(candidates))
@@ -267,7 +268,7 @@ class DraftModel:
         return best
 
     def _propose(self, rows: list[_Row], most: list[int]) -> None:
-        """Draft at most so many tokens of each row, after reading what the row has selected since."""
+        """Read the tokens that each row has selected since, then draft at most `most` of its next ones."""
         unread = list[tuple[_Row, int]]()
         for row in rows:
             read = _read_by(row.sequence)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from itertools import islice
+from operator import attrgetter
 
 from seq2seq_serve.server.engine.ngrams import FIRST_RATE, Follower, Lookup
 from seq2seq_serve.server.engine.state import Sequence
@@ -24,6 +25,7 @@ _FIXED_POSITIONS = 8  # the guess: a step takes as long as its own positions and
 # expected to save less, the drafter follows a row in 8 of 64 turns, to measure the share of predicted tokens.
 _FOLLOWING_SECONDS = 1e-5
 _IDLE_TURNS, _FOLLOWED_TURNS = 64, 8
+_SELECTS_ONE = attrgetter("selects_one")  # of a row
 _GUESS_WEIGHT = 2.0  # of the guess, as the variance of the numbers of positions with the same weight
 
 
@@ -101,7 +103,7 @@ class Drafter:
         if max(self._rates) * seconds < least_gain * num_tokens:
             num_followed = 1  # whose predictions are compared, so that the rates stay known
         drafts: list[Sequence] = []
-        for row in islice(filter(may_be_drafted, rows), num_followed):
+        for row in islice(filter(_SELECTS_ONE, rows), num_followed):
             follower, chance, token_ids = self._follow(row), 1.0, row.token_ids
             most = min(_MAX_OF_A_ROW, MAX_DRAFTED - len(drafts), row.num_draftable)
             for token_id in follower.ids[follower.place : follower.place + most]:
@@ -135,13 +137,6 @@ class Drafter:
         for i, follower in enumerate(row.lookup.followers):
             self._rates[i] += _SHARED_NEWS * (follower.rate - self._rates[i])
         return row.lookup.best()
-
-
-def may_be_drafted(row: Sequence) -> bool:
-    """Returns whether a row's next step selects one token, of a target that is not given."""
-    request = row.request
-    is_generated = row.num_branches == 1 and not (row.num_forced or row.detects or request.is_score)
-    return is_generated and request.beam is None
 
 
 def drafted(row: Sequence, token_ids: list[int]) -> Sequence:

@@ -113,9 +113,14 @@ class Sequence:
     @property
     def is_simple(self) -> bool:
         """Whether nothing but steps is needed for its next tokens."""
+        return self.is_plain and self.selects_one and not self.request.attention
+
+    @property
+    def selects_one(self) -> bool:
+        """Whether its next step selects one token, of a target that is not given."""
         request = self.request
-        is_generated = self.is_plain and self.num_branches == 1 and not (self.num_forced or self.detects)
-        return is_generated and not (request.attention or request.is_score)
+        is_generated = self.num_branches == 1 and not (self.num_forced or self.detects or request.is_score)
+        return is_generated and request.beam is None
 
     @property
     def num_draftable(self) -> int:

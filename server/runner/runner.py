@@ -551,7 +551,7 @@ class OnnxRunner:
         return self._state[0].copy if self._state else 0
 
     def _step_every_bucket(self) -> None:
-        # The largest first: the others reuse the memory that it allocates, and a CPU prepares nothing else.
+        # The largest bucket comes first, because smaller ones reuse its memory. A CPU prepares only that one.
         for num_rows in reversed(self._buckets[-1:] if self._device.is_host else self._buckets):
             self._columns.fill((), is_same=False)
             for _ in range(2 if self._state else 1):  # from either copy

@@ -186,10 +186,14 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
     )
     if config.draft is None or config.draft.resolve() == bundle.path.resolve():
         return sizing
-    reason = "speculative is off" if config.speculative is Speculation.OFF else ""
-    reason = reason or ("" if provider == CPU else f"it runs on {provider}")
-    if reason or not has_operators():
-        reason = reason or "the compiled operators are missing"
+    reason = None
+    if config.speculative is Speculation.OFF:
+        reason = "speculative is off"
+    elif provider != CPU:
+        reason = f"it runs on {provider}"
+    elif not has_operators():
+        reason = "the compiled operators are missing"
+    if reason is not None:
         _log.warning("%s: %s, so its draft model is not used", bundle.path, reason)
         return sizing
     draft_bundle = load_bundle(config.draft, checks_content=False)

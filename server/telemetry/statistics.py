@@ -31,8 +31,8 @@ class Statistics:
         """Add one turn of an engine."""
         durations: list[tuple[str | int, float]] = [("queue", seconds) for seconds in turn.queue_seconds]
         if turn.num_rows:
-            step: list[tuple[str | int, float]] = [("compute_infer", turn.step_seconds)]
-            durations += [*step, (turn.num_rows, turn.step_seconds)] * turn.num_steps
+            for _ in range(turn.num_steps):
+                durations += [("compute_infer", turn.step_seconds), (turn.num_rows, turn.step_seconds)]
         if turn.queue_seconds:
             durations.append(("compute_input", turn.encode_seconds))
         for _, _, result in turn.updates:

@@ -111,10 +111,10 @@ def test_a_single_text_that_fails_is_one_clear_line_and_no_output(run, flags):
 def test_pieces_before_a_failure_end_with_a_line_break(run, server, monkeypatch):
     step = server.runner.step
 
-    def fail_at_the_second_token(rows):
+    def fail_at_the_second_token(rows, num_steps):
         if rows[0].token_ids:
             raise RuntimeError("broken")
-        return step(rows)
+        return step(rows, num_steps)
 
     monkeypatch.setattr(server.runner, "step", fail_at_the_second_token)
     code, out, err = run("translate", "--stream", "ab")

@@ -443,10 +443,10 @@ def test_an_idle_core_reports_no_silence_and_a_hung_core_does(monkeypatch):
     stepping, go_on, is_done = threading.Event(), threading.Event(), threading.Event()
     step = runner.step
 
-    def hang(rows):
+    def hang(rows, num_steps):
         stepping.set()
         assert go_on.wait(20)
-        return step(rows)
+        return step(rows, num_steps)
 
     runner.step = hang
     now = 0.0

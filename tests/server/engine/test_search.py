@@ -104,7 +104,7 @@ class TableRunner(FakeRunner):
         super().__init__(num_slots)
         self.model = model
 
-    def step(self, rows):
+    def step(self, rows, num_steps=1):
         branches = {}
         for row, sequence in enumerate(rows):
             self.cache[row] = [*self.cache[row][: sequence.cache_length], sequence.next_token_id]

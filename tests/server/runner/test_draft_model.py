@@ -177,7 +177,7 @@ class TimedRunner(OnnxRunner):
 def seconds_of(
     model: Path, draft: Path | None, requests: list[Request], in_flight: int, *, speculative=True, **costs
 ) -> tuple[float, list[Result]]:
-    """The seconds that requests take of which so many are always in flight, and their results."""
+    """Keeps `in_flight` requests in the engine; returns the seconds until the last ends, and the results."""
     config = RunnerConfig(provider="cpu", precision=Precision.INT8, num_threads=1, max_slots=40)
     runner, options = TimedRunner(load_bundle(model), config), {}
     runner.step_cost = costs.get("step_cost", runner.step_cost)
@@ -302,7 +302,7 @@ def test_n_grams_that_bring_more_than_the_draft_model_are_kept():
 
 
 def test_short_targets_that_are_always_right_are_drafted(bundle_path):
-    """What a draft brought to a target that has ended counts, too."""
+    """The draft model also learns from the drafts of targets that have ended."""
     requests = plain_requests(100, (3, 4))
     without, _ = seconds_of(bundle_path, None, requests, 1, speculative=False)
     drafted, results = seconds_of(bundle_path, bundle_path, requests, 1)

@@ -122,7 +122,7 @@ class EchoRunner:
             for row in sequences
         ]
 
-    def step(self, rows: tuple[Row, ...]) -> Selected:
+    def step(self, rows: tuple[Row, ...], num_steps: int = 1) -> Selected:
         self.stepping.set()
         assert self.gate.wait(20)
         if self.error is not None:

@@ -115,7 +115,7 @@ class SteppedRunner(EchoRunner):
         super().__post_init__()
         self.permits = threading.Semaphore(0)
 
-    def step(self, rows):
+    def step(self, rows, num_steps=1):
         assert self.permits.acquire(timeout=20)
         return super().step(rows)
 

@@ -344,7 +344,7 @@ async def test_statistics_add_up():
 class _SlowRunner(EchoRunner):
     """Takes so long that some request is always running."""
 
-    def step(self, rows):
+    def step(self, rows, num_steps=1):
         time.sleep(0.005)
         return super().step(rows)
 

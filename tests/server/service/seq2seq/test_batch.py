@@ -113,7 +113,7 @@ async def test_a_failed_step_fails_its_own_items_only():
 
         num_steps = 0
 
-        def step(self, rows):
+        def step(self, rows, num_steps=1):
             self.num_steps += 1
             if self.num_steps == 2:
                 raise RuntimeError("broken")
