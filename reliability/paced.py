@@ -19,9 +19,9 @@ def pace(seconds: float) -> None:
     """Make every step of this process take at least this time."""
     step = OnnxRunner.step
 
-    def paced(runner: OnnxRunner, rows: tuple[Sequence, ...]) -> Selected:
-        end = time.monotonic() + seconds
-        selected = step(runner, rows)
+    def paced(runner: OnnxRunner, rows: tuple[Sequence, ...], num_steps: int = 1) -> Selected:
+        end = time.monotonic() + seconds * num_steps
+        selected = step(runner, rows, num_steps)
         time.sleep(max(0.0, end - time.monotonic()))
         return selected
 
