@@ -89,13 +89,21 @@ def thread_engine(runner: OnnxRunner, on_turn: Callable[[Turn], object] = lambda
         on_turn: Is called with each turn, on the core's thread.
     """
 
-    def started(deliver: Callable[[Turn], object], died: Callable[[], object]) -> Core:
-        def deliver_turn(turn: Turn) -> None:
-            on_turn(turn)
-            deliver(turn)
+    def started(deliver: Callable[[list[Turn]], object], died: Callable[[], object]) -> Core:
+        def deliver_turns(turns: list[Turn]) -> None:
+            for turn in turns:
+                on_turn(turn)
+            deliver(turns)
 
         limits = LIMITS[runner.provider]
-        core = Core(runner, model_name="benchmark", deliver=deliver_turn, died=died, limits=limits)
+        core = Core(
+            runner,
+            model_name="benchmark",
+            deliver=deliver_turns,
+            died=died,
+            limits=limits,
+            held_seconds=0.0,  # `on_turn` is called at the end of each turn
+        )
         core.start()
         return core
 

@@ -89,7 +89,7 @@ async def _answer(client: AsyncClient, stream: bool, outcome: Outcome, now: driv
         times = []
         async for event in client.stream(job.source_ids, options=job.options()):
             if event.WhichOneof("event") == "piece":
-                times.append(now())
+                times += [now()] * len(event.piece.token_ids)
             else:
                 outcome.num_tokens = len(event.result.hypotheses[0].token_ids)
         # The server sends no piece of an empty target, so its end counts as its first token.

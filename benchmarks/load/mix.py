@@ -107,7 +107,7 @@ class Outcome:
         first: Time of the first token; NaN if the answer is not a stream.
         end: Time at which the answer was complete.
         num_tokens: Length of the target; 0 if the request failed.
-        gaps: Times between the pieces of a stream.
+        gaps: Times between the tokens of a stream; 0 between those of one piece.
         code: Status of the request: OK, or the code of its error.
         retry_after_seconds: Delay that the server gave to a refused request; None if it gave none.
         queue_seconds: Time from the arrival at the server to a slot; only whole answers report it.

@@ -247,11 +247,13 @@ class _TimedCore(CoreHandle):
     def __init__(self, runner: _TimedRunner) -> None:
         super().__init__(runner.num_slots)
         self._runner = runner
-        self._core = Core(runner, model_name="simulated", deliver=self._keep, clock=lambda: runner.now)
-        self._turn: Turn | None = None
+        self._core = Core(
+            runner, model_name="simulated", deliver=self._keep, held_seconds=0.0, clock=lambda: runner.now
+        )
+        self._turns: list[Turn] = []
         self._timer: asyncio.TimerHandle | None = None  # of the end of the turn that runs
 
-    async def start(self, turned: Callable[[Turn], None], ended: Callable[[str], None]) -> None:  # noqa: ARG002
+    async def start(self, turned: Callable[[Sequence[Turn]], None], ended: Callable[[str], None]) -> None:  # noqa: ARG002
         self._loop = asyncio.get_running_loop()
         self._turned = turned
 
@@ -278,18 +280,18 @@ class _TimedCore(CoreHandle):
 
     def _begin_turn(self) -> None:
         self._runner.now = self._loop.time()
-        self._turn = None
+        self._turns = []
         self._core.run_turn()
-        if self._turn is not None:
-            self._timer = self._loop.call_at(self._runner.now, self._end_turn, self._turn)
+        if self._turns:
+            self._timer = self._loop.call_at(self._runner.now, self._end_turn, self._turns)
 
-    def _keep(self, turn: Turn) -> None:
-        self._turn = turn
+    def _keep(self, turns: list[Turn]) -> None:
+        self._turns = turns
 
-    def _end_turn(self, turn: Turn) -> None:
+    def _end_turn(self, turns: list[Turn]) -> None:
         self._timer = None
         self._begin_turn()
-        self._turned(turn)
+        self._turned(turns)
 
 
 class _Balancer:

@@ -71,11 +71,11 @@ class CoreHandle(ABC):
         self.longest_turn_seconds = _LEAST_TURN_SECONDS
 
     @abstractmethod
-    async def start(self, turned: Callable[[Turn], None], ended: Callable[[str], None]) -> None:
+    async def start(self, turned: Callable[[Sequence[Turn]], None], ended: Callable[[str], None]) -> None:
         """Build it, and wait until it is warm. It may be started again after its end.
 
         Args:
-            turned: Is called on the event loop with each turn.
+            turned: Is called on the event loop with its turns, one or more at a time.
             ended: Is called on the event loop if it ends by itself, with the cause.
 
         Raises:
@@ -366,13 +366,14 @@ class AsyncEngine:
             for request in requests
         )
 
-    def _turned(self, core: CoreHandle, turn: Turn) -> None:
-        core.load, core.last_turn_at = turn.load, self._clock()
-        if not turn.is_failing:
+    def _turned(self, core: CoreHandle, turns: Sequence[Turn]) -> None:
+        core.load, core.last_turn_at = turns[-1].load, self._clock()
+        if not turns[-1].is_failing:
             core.failing_since = None
         elif core.failing_since is None:
             core.failing_since = core.last_turn_at
-        self._report(turn)
+        for turn in turns:
+            self._report(turn)
         self._dispatch()
 
     def _report(self, turn: Turn) -> None:

@@ -1,7 +1,7 @@
 """The core of an engine: one thread that repeats decide, run and record.
 
-It owns all mutable state of decoding. Other threads put commands into its inbox; it calls `deliver` once a
-turn, on its own thread. A core without work sleeps on the inbox.
+It owns all mutable state of decoding. Other threads put commands into its inbox; it calls `deliver` with its
+turns, on its own thread. A core without work sleeps on the inbox.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 _FAILURES_TO_UNHEALTHY = 3  # turns in a row that raised
 STOP_SECONDS = 10.0
+_SECONDS_PER_PIECE = 0.0005  # for each stream that runs
 _NO_GAPS: Mapping[float, int] = {}
 _NO_PLAN = StepPlan((), (), ())
 _LAST_TOKEN_AT = attrgetter("last_token_at")  # of a search; 0 before its first token
@@ -72,11 +73,13 @@ class Core:
     Args:
         runner: Runs the graphs; used by this core only.
         model_name: For the log.
-        deliver: Is called with the results of each turn, on the core's thread; must not block.
+        deliver: Is called with one or more turns, on the core's thread; must not block.
         died: Is called at the end of that thread, unless `stop` ends it.
         limits: Bounds of a turn.
         drafter: Drafts tokens of rows; None if the runner takes one position of a row at a time.
         draft_runner: Runs a draft model, with as many slots; only with a drafter.
+        held_seconds: Turns without an end or a token that is streamed are delivered together with later ones,
+            after about this time at most: a delivery interrupts the handlers, which may share the core's CPU.
         clock: Returns monotonic seconds.
     """
 
@@ -85,11 +88,12 @@ class Core:
         runner: Runner,
         *,
         model_name: str,
-        deliver: Callable[[Turn], object],
+        deliver: Callable[[list[Turn]], object],
         died: Callable[[], object] = _no_action,
         limits: SchedulerLimits | None = None,
         drafter: Drafter | None = None,
         draft_runner: Runner | None = None,
+        held_seconds: float = 0.01,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.model_name = model_name
@@ -116,6 +120,10 @@ class Core:
         self._is_stopping = False
         self._is_asleep = False
         self._last_turn_at = clock()
+        self._streamed_at = clock()
+        self._held_seconds = held_seconds
+        self._held: list[Turn] = []
+        self._held_since = 0.0
         self._num_failures = 0
         self._warm_up: Future[None] = Future()
         self._thread = threading.Thread(target=self._loop, name=f"core-{model_name}", daemon=True)
@@ -297,10 +305,17 @@ class Core:
     ) -> None:
         """Deliver what the turn produced: new tokens, results, and the numbers for the metrics."""
         streaming = dict.fromkeys(s.search for s in plan.rows if s.search.request.stream)
+        # To send a piece costs about 0.1 ms of a core. So the pieces of many streams have more tokens.
+        now = self._clock()
+        is_due = now - self._streamed_at >= _SECONDS_PER_PIECE * len(streaming)
+        if is_due:
+            self._streamed_at = now
         updates = [
             Update(search.request, new, None)
             for search in streaming
-            if search.finish_reason is None and (new := unsent_tokens(search))
+            if search.finish_reason is None
+            and (is_due or not search.num_sent)
+            and (new := unsent_tokens(search))
         ]
         for search, error in finished:
             if error is not None and error.__cause__ is not None:
@@ -322,7 +337,12 @@ class Core:
                 load=self._scheduler.load(),
                 is_failing=self._num_failures >= _FAILURES_TO_UNHEALTHY,
             )
-            self._deliver(turn)
+            if not self._held:
+                self._held_since = now
+            self._held.append(turn)
+            if updates or now - self._held_since >= self._held_seconds:
+                turns, self._held = self._held, []
+                self._deliver(turns)
 
     def _result(self, search: Search, error: ServerError | None) -> Result:
         reason = search.finish_reason

@@ -48,7 +48,7 @@ class CoreSpec:
 def started_core(
     spec: CoreSpec,
     weights: Sequence[memoryview],
-    deliver: Callable[[Turn], object],
+    deliver: Callable[[list[Turn]], object],
     died: Callable[[], object],
 ) -> Core:
     """Load the graphs, and start the core on a thread of this process.
@@ -97,24 +97,21 @@ class ThreadCore(CoreHandle):
 
     Args:
         num_slots: The number of sequences that it decodes at once.
-        build: Builds and starts it, given what it calls with each turn, and at an end by itself.
+        build: Builds and starts it, given what it calls with its turns, and at an end by itself.
     """
 
     def __init__(
-        self, num_slots: int, build: Callable[[Callable[[Turn], object], Callable[[], object]], Core]
+        self, num_slots: int, build: Callable[[Callable[[list[Turn]], object], Callable[[], object]], Core]
     ) -> None:
         super().__init__(num_slots)
         self._build = build
         self._core: Core | None = None
 
-    async def start(self, turned: Callable[[Turn], None], ended: Callable[[str], None]) -> None:
+    async def start(self, turned: Callable[[Sequence[Turn]], None], ended: Callable[[str], None]) -> None:
         """Build it on another thread; as `CoreHandle.start`."""
-        loop = asyncio.get_running_loop()
-        deliver: Callable[[Turn], object] = partial(
-            loop.call_soon_threadsafe,
-            turned,  # type: ignore[arg-type]  # mypy does not know that the turn follows
-        )
-        died = partial(loop.call_soon_threadsafe, ended, "the engine's thread ended")
+        call = asyncio.get_running_loop().call_soon_threadsafe
+        deliver: Callable[[list[Turn]], object] = partial(call, turned)  # type: ignore[arg-type]  # turns follow
+        died = partial(call, ended, "the engine's thread ended")
         self._core = await asyncio.to_thread(self._build, deliver, died)
 
     def admit(self, requests: tuple[Request, ...]) -> None:

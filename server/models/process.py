@@ -38,7 +38,6 @@ _log = logging.getLogger(__name__)
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)  # which Ctrl-C, and systemd, send to all processes of a server
 _MAIN = f"import sys; from {__name__} import main; main(*map(int, sys.argv[1:]))"
 _LENGTH = struct.Struct("<Q")
-_HELD_SECONDS = 0.01  # a turn that nobody waits for is reported with the next ones, after this time at most
 _HEARTBEAT_SECONDS = 1.0
 _LONGEST_SILENCE_SECONDS = 5.0  # without a heartbeat
 
@@ -98,7 +97,7 @@ class ProcessCore(CoreHandle):
         self._heard_at = 0.0
         self._turn_seconds = 0.0
 
-    async def start(self, turned: Callable[[Turn], None], ended: Callable[[str], None]) -> None:
+    async def start(self, turned: Callable[[Sequence[Turn]], None], ended: Callable[[str], None]) -> None:
         """Start the process; as `CoreHandle.start`."""
         ours, theirs = socket.socketpair()
         with theirs, _signals_blocked():
@@ -166,16 +165,20 @@ class ProcessCore(CoreHandle):
     async def _listen(
         self,
         reader: asyncio.StreamReader,
-        turned: Callable[[Turn], None],
+        turned: Callable[[Sequence[Turn]], None],
         ended: Callable[[str], None],
     ) -> None:
         """Hand over all turns until the process ends."""
         while (message := await _read_message(reader)) is not None:
             assert isinstance(message, _Turned)
             self._heard_at, self._turn_seconds = time.monotonic(), message.turn_seconds
-            for turn in message.turns:
-                updates = tuple(map(self._with_request, turn.updates))
-                turned(turn._replace(updates=updates))
+            if message.turns:
+                turned(
+                    [
+                        turn._replace(updates=tuple(map(self._with_request, turn.updates)))
+                        for turn in message.turns
+                    ]
+                )
         self.is_ready = False
         is_stopping, self._listening = self._listening is None, None
         self._by_number.clear()
@@ -247,18 +250,13 @@ class _Process:
 
     Owned by `main`. The main thread builds the core and carries out the server's commands, the core's thread
     reports its turns, and a third thread shows each second that the process is alive.
-
-    A report interrupts the server's process, which may share a CPU with a core. So a turn without an end or a
-    token that is streamed is reported with later ones.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._stream = connection.makefile("rb")
         self._by_number: dict[int, Request] = {}  # the requests that have not ended
-        self._reporting = threading.Lock()  # guards the two below
-        self._held: list[Turn] = []  # turns that are not reported yet
-        self._held_since = 0.0
+        self._sending = threading.Lock()
 
     def run(self, weights: Sequence[int]) -> None:
         """Build the core, and carry out commands until one stops it."""
@@ -267,13 +265,13 @@ class _Process:
         token_bytes = spec.token_bytes
         contents = [memoryview(mmap.mmap(each, 0, access=mmap.ACCESS_READ)) for each in weights]
         try:
-            core = started_core(spec, contents, self._deliver, _exit_with_failure)
+            core = started_core(spec, contents, self._report, _exit_with_failure)
         except ValueError as error:
             self._send(_Stopped(str(error)))
             return
         del spec
         spare_what_lives()
-        self._report(core)
+        self._send(_Turned([], 0.0))
         threading.Thread(target=self._show_life, args=(core,), name="heartbeat", daemon=True).start()
         try:
             while not isinstance(command := _read_blocking(self._stream), Stop):
@@ -289,7 +287,6 @@ class _Process:
         except (EOFError, OSError):
             os._exit(1)  # the server has ended
         core.stop()
-        self._report(core)
         logging.shutdown()
         os._exit(0)  # without freeing each session
 
@@ -297,20 +294,16 @@ class _Process:
         trimmer = Trimmer()
         while True:
             time.sleep(_HEARTBEAT_SECONDS)
-            self._report(core)
+            self._send(_Turned([], core.turn_seconds()))
             if trimmer.look():
                 trimmer.trim()
 
-    def _deliver(self, turn: Turn) -> None:
-        now = time.monotonic()
-        is_urgent = bool(turn.updates)
-        updates = tuple(map(self._with_number, turn.updates))
-        with self._reporting:
-            if not self._held:
-                self._held_since = now
-            self._held.append(turn._replace(updates=updates))
-            if is_urgent or now - self._held_since >= _HELD_SECONDS:
-                self._send_held(0.0)
+    def _report(self, turns: list[Turn]) -> None:
+        self._send(
+            _Turned(
+                [turn._replace(updates=tuple(map(self._with_number, turn.updates))) for turn in turns], 0.0
+            )
+        )
 
     def _with_number(self, update: Update) -> Update:
         """Returns an update that refers to its request by the request's number."""
@@ -319,17 +312,9 @@ class _Process:
             del self._by_number[number]
         return update._replace(request=number)
 
-    def _report(self, core: Core) -> None:
-        """Send the turns that are not reported yet, and the age of the present one."""
-        with self._reporting:
-            self._send_held(core.turn_seconds())
-
-    def _send_held(self, turn_seconds: float) -> None:
-        self._send(_Turned(self._held, turn_seconds))
-        self._held = []
-
     def _send(self, message: object) -> None:
-        with suppress(OSError):  # the thread of the commands sees that the server has ended
+        # The thread of the commands sees that the server has ended.
+        with suppress(OSError), self._sending:
             self._connection.sendall(_packed(message))
 
 

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.async_engine import AsyncEngine, CoreHandle, Stream
@@ -27,17 +28,25 @@ class Driver:
         self.now = 0.0
         self._tick = tick
         self.turns: list[Turn] = []
+        self.delivered_at: list[float] = []
         self.results: dict[Request, Result] = {}
         self.streamed: dict[Request, dict[int, list[int]]] = {}
-        self.core = Core(runner, model_name="fake", deliver=self._deliver, clock=self._look, **options)
+        self.core = Core(
+            runner,
+            model_name="fake",
+            deliver=self._deliver,
+            clock=self._look,
+            **{"held_seconds": 0.0} | options,
+        )
 
     def _look(self) -> float:
         self.now += self._tick
         return self.now
 
-    def _deliver(self, turn: Turn) -> None:
-        self.turns.append(turn)
-        for update in turn.updates:
+    def _deliver(self, turns: list[Turn]) -> None:
+        self.turns += turns
+        self.delivered_at.append(self.now)
+        for update in chain.from_iterable(turn.updates for turn in turns):
             assert update.request not in self.results, "news of a request that has ended"
             for place, token_ids in update.token_ids.items():
                 self.streamed.setdefault(update.request, {}).setdefault(place, []).extend(token_ids)
@@ -86,7 +95,13 @@ class DrivenCore(CoreHandle):
 
     def __init__(self, runner: FakeRunner | OnnxRunner, clock: Callable[[], float]) -> None:
         super().__init__(runner.num_slots)
-        self.core = Core(runner, model_name="fake", deliver=lambda turn: self._turned(turn), clock=clock)
+        self.core = Core(
+            runner,
+            model_name="fake",
+            deliver=lambda turns: self._turned(turns),
+            held_seconds=0.0,
+            clock=clock,
+        )
         self.age = 0.0  # of its present turn
 
     async def start(self, turned, ended) -> None:

@@ -390,6 +390,39 @@ def test_an_exception_for_one_request_fails_that_one_only(options, num_tokens, t
     assert broken.request_id in caplog.text
 
 
+def test_turns_that_nobody_waits_for_are_delivered_together():
+    driver = Driver(FakeRunner(2), held_seconds=0.01)
+    silent, streaming = make_request((10, 4)), make_request((10, 5), stream=True)
+    driver.submit(silent)
+    driver.turn(6, seconds=0.003)
+    assert driver.delivered_at == pytest.approx([0.015])  # the first turn ended at 0.003
+    driver.submit(streaming)
+    driver.turn(seconds=0.003)
+    assert driver.delivered_at[1:] == pytest.approx([0.021])
+    assert driver.told(streaming) == expected_tokens((10, 5), 1)
+    assert len(driver.turns) == 7
+    driver.finish(seconds=0.003)
+    assert driver.turns[-1].load.num_running == 0
+    assert sum(turn.num_rows for turn in driver.turns) == 16
+    for request, source in ((silent, (10, 4)), (streaming, (10, 5))):
+        assert list(driver.results[request].best.token_ids) == expected_tokens(source, 8)
+
+
+@pytest.mark.parametrize(("num_streams", "num_pieces"), [(1, 10), (2, 10), (8, 4), (16, 3)])
+def test_the_more_streams_the_more_tokens_are_in_their_pieces(num_streams, num_pieces):
+    """To send a piece takes a handler longer than a small model takes for a token."""
+    driver = Driver(FakeRunner(16))
+    streams = {make_request((10, i), stream=True, max_new_tokens=10): i for i in range(num_streams)}
+    driver.submit(*streams)
+    driver.turn(seconds=0.001)
+    assert all(len(driver.told(stream)) == 1 for stream in streams)  # nobody waits for a first token
+    driver.finish(seconds=0.001)
+    for stream, i in streams.items():
+        assert driver.told(stream) == expected_tokens((10, i), 10)
+        pieces = [update for turn in driver.turns for update in turn.updates if update.request is stream]
+        assert sum(bool(piece.token_ids) for piece in pieces) == num_pieces
+
+
 def test_a_turn_without_a_step_does_not_make_the_next_one_long():
     """After a score, or with newcomers, it is not known that steps are short."""
     runner = FakeRunner(2)

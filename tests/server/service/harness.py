@@ -338,7 +338,7 @@ def loader_of(runners: dict[str, EchoRunner], turns: Turns, num_instances: int) 
             record(turn)
             turns.note(turn)
 
-        def build(deliver: Callable[[Turn], object], died: Callable[[], object]) -> Core:
+        def build(deliver: Callable[[list[Turn]], object], died: Callable[[], object]) -> Core:
             core = Core(runner, model_name=model_name, deliver=deliver, died=died)
             core.start()
             return core
