@@ -30,7 +30,9 @@ _log = logging.getLogger(__name__)
 
 _FAILURES_TO_UNHEALTHY = 3  # turns in a row that raised
 STOP_SECONDS = 10.0
-_SECONDS_PER_PIECE = 0.0005  # for each stream that runs
+# A delivery, and a piece of a stream, cost the handlers' thread about 0.1 ms. So the more rows run, the more
+# turns are delivered at once, and the more streams run, the more tokens have their pieces.
+_SECONDS_PER_ROW, _SECONDS_PER_STREAM = 0.00005, 0.0005
 _NO_GAPS: Mapping[float, int] = {}
 _NO_PLAN = StepPlan((), (), ())
 _LAST_TOKEN_AT = attrgetter("last_token_at")  # of a search; 0 before its first token
@@ -78,8 +80,8 @@ class Core:
         limits: Bounds of a turn.
         drafter: Drafts tokens of rows; None if the runner takes one position of a row at a time.
         draft_runner: Runs a draft model, with as many slots; only with a drafter.
-        held_seconds: Turns without an end or a token that is streamed are delivered together with later ones,
-            after about this time at most: a delivery interrupts the handlers, which may share the core's CPU.
+        held_seconds: The longest time, about, for which a turn waits to be delivered together with later ones;
+            one with an end or a token that is streamed waits only if many rows run.
         clock: Returns monotonic seconds.
     """
 
@@ -123,7 +125,7 @@ class Core:
         self._streamed_at = clock()
         self._held_seconds = held_seconds
         self._held: list[Turn] = []
-        self._held_since = 0.0
+        self._delivered_at = clock()
         self._num_failures = 0
         self._warm_up: Future[None] = Future()
         self._thread = threading.Thread(target=self._loop, name=f"core-{model_name}", daemon=True)
@@ -305,9 +307,8 @@ class Core:
     ) -> None:
         """Deliver what the turn produced: new tokens, results, and the numbers for the metrics."""
         streaming = dict.fromkeys(s.search for s in plan.rows if s.search.request.stream)
-        # To send a piece costs about 0.1 ms of a core. So the pieces of many streams have more tokens.
         now = self._clock()
-        is_due = now - self._streamed_at >= _SECONDS_PER_PIECE * len(streaming)
+        is_due = now - self._streamed_at >= _SECONDS_PER_STREAM * len(streaming)
         if is_due:
             self._streamed_at = now
         updates = [
@@ -337,11 +338,11 @@ class Core:
                 load=self._scheduler.load(),
                 is_failing=self._num_failures >= _FAILURES_TO_UNHEALTHY,
             )
-            if not self._held:
-                self._held_since = now
             self._held.append(turn)
-            if updates or now - self._held_since >= self._held_seconds:
-                turns, self._held = self._held, []
+            most = self._held_seconds
+            wait = min(_SECONDS_PER_ROW * len(plan.rows), most) if updates else most
+            if not self._scheduler.running or now - self._delivered_at >= wait:
+                turns, self._held, self._delivered_at = self._held, [], now
                 self._deliver(turns)
 
     def _result(self, search: Search, error: ServerError | None) -> Result:

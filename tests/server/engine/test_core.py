@@ -395,7 +395,7 @@ def test_turns_that_nobody_waits_for_are_delivered_together():
     silent, streaming = make_request((10, 4)), make_request((10, 5), stream=True)
     driver.submit(silent)
     driver.turn(6, seconds=0.003)
-    assert driver.delivered_at == pytest.approx([0.015])  # the first turn ended at 0.003
+    assert driver.delivered_at == pytest.approx([0.012])
     driver.submit(streaming)
     driver.turn(seconds=0.003)
     assert driver.delivered_at[1:] == pytest.approx([0.021])
@@ -406,6 +406,17 @@ def test_turns_that_nobody_waits_for_are_delivered_together():
     assert sum(turn.num_rows for turn in driver.turns) == 16
     for request, source in ((silent, (10, 4)), (streaming, (10, 5))):
         assert list(driver.results[request].best.token_ids) == expected_tokens(source, 8)
+
+
+@pytest.mark.parametrize(("num_rows", "delivered_at"), [(40, 0.002), (10, 0.001), (1, 0.001)])
+def test_an_end_waits_for_those_of_the_next_steps_where_many_rows_run(num_rows, delivered_at):
+    """To wake the handlers takes longer than a step of a small model takes for a few rows."""
+    driver = Driver(FakeRunner(40), held_seconds=0.01)
+    short = make_request((20, 4), max_new_tokens=1)
+    driver.submit(short, *(make_request((10, i)) for i in range(num_rows - 1)))
+    while short not in driver.results:
+        driver.turn(seconds=0.001)
+    assert driver.delivered_at == pytest.approx([delivered_at])
 
 
 @pytest.mark.parametrize(("num_streams", "num_pieces"), [(1, 10), (2, 10), (8, 4), (16, 3)])
