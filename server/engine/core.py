@@ -80,8 +80,8 @@ class Core:
         limits: Bounds of a turn.
         drafter: Drafts tokens of rows; None if the runner takes one position of a row at a time.
         draft_runner: Runs a draft model, with as many slots; only with a drafter.
-        held_seconds: The longest time, about, for which a turn waits to be delivered together with later ones;
-            one with an end or a token that is streamed waits only if many rows run.
+        held_seconds: The longest time, about, for which a turn waits to be delivered together with later
+            ones; one with an end or a token that is streamed waits only if many rows run.
         clock: Returns monotonic seconds.
     """
 
@@ -339,8 +339,9 @@ class Core:
                 is_failing=self._num_failures >= _FAILURES_TO_UNHEALTHY,
             )
             self._held.append(turn)
-            most = self._held_seconds
-            wait = min(_SECONDS_PER_ROW * len(plan.rows), most) if updates else most
+            wait = self._held_seconds
+            if any(held.updates for held in self._held):
+                wait = min(wait, _SECONDS_PER_ROW * len(plan.rows))
             if not self._scheduler.running or now - self._delivered_at >= wait:
                 turns, self._held, self._delivered_at = self._held, [], now
                 self._deliver(turns)
