@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from concurrent.futures import ThreadPoolExecutor
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -24,6 +26,7 @@ MAX_TOKENIZER_BYTES = 64 << 20  # tokenizers of 250,000 tokens have 20 MB
 _READ_BYTES = 16 << 20  # at once, of a file that is checked while it is read
 _VERSION_DIGITS = 12
 _MANIFEST = TypeAdapter(Manifest)
+_Used = TypeVar("_Used")
 
 
 class BundleError(ValueError):
@@ -52,6 +55,13 @@ class VariantFiles:
     weights: memoryview
 
 
+Transform = Callable[[VariantFiles, Callable[[int], None]], VariantFiles]
+
+
+def _as_they_are(files: VariantFiles, _: Callable[[int], None]) -> VariantFiles:
+    return files
+
+
 @dataclass(frozen=True)
 class Bundle:
     """A bundle that `load_bundle` has checked.
@@ -66,12 +76,21 @@ class Bundle:
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
 
-    def read_variant(self, precision: Precision) -> VariantFiles:
-        """Read the files of a precision, each once; raise BundleError if one is not that of the manifest."""
+    def read_variant(self, precision: Precision, transform: Transform = _as_they_are) -> VariantFiles:
+        """Read the files of a precision, each once.
+
+        Args:
+            precision: One of the manifest's.
+            transform: Returns the files to use, while their weights are read: its second argument waits until
+                that many bytes of them are there.
+
+        Raises:
+            BundleError: A file is not that of the manifest.
+        """
         variant = self.manifest.variants[precision]
-        return VariantFiles(
-            {verb: bytes(_read(self.path, graph.file)) for verb, graph in variant.graphs.items()},
-            _read(self.path, variant.weights),
+        graphs = {verb: bytes(_read(self.path, graph.file)) for verb, graph in variant.graphs.items()}
+        return _use(
+            self.path, variant.weights, lambda weights, wait: transform(VariantFiles(graphs, weights), wait)
         )
 
 
@@ -174,18 +193,56 @@ def _read_tokenizer(folder: Path, spec: FileSpec) -> Tokenizer:
 
 def _read(folder: Path, spec: FileSpec) -> memoryview:
     """Read a file, and check the checksum of the bytes that are returned."""
+    return _use(folder, spec, lambda content, _: content)
+
+
+def _use(folder: Path, spec: FileSpec, use: Callable[[memoryview, Callable[[int], None]], _Used]) -> _Used:
+    """Use a file's content while it is read and its checksum is compared; returns what `use` returns.
+
+    Args:
+        folder: The bundle's folder.
+        spec: The file.
+        use: Its second argument waits until that many bytes of the first have been read.
+
+    Raises:
+        BundleError: The file is not that of the manifest.
+    """
     if problems := _place_problems(folder, spec):
         raise BundleError(folder, problems)
-    content = new_memory(spec.size_bytes)
-    sha256, end = hashlib.sha256(), 0
-    with (folder / spec.file).open("rb") as stream, ThreadPoolExecutor(1) as pool:
-        while count := stream.readinto(content[end : end + _READ_BYTES]):
-            pool.submit(sha256.update, content[end : end + count])  # while the next ones are read
-            end += count
+    content, sha256, num_checked = new_memory(spec.size_bytes), hashlib.sha256(), 0
+    news = threading.Condition()
+
+    def check(part: memoryview) -> None:
+        nonlocal num_checked
+        sha256.update(part)
+        with news:
+            num_checked += len(part)
+            news.notify_all()
+
+    def read() -> None:
+        end = 0
+        with (folder / spec.file).open("rb") as stream, ThreadPoolExecutor(1) as checking:
+            while count := stream.readinto(content[end : end + _READ_BYTES]):
+                checking.submit(check, content[end : end + count])  # while the next ones are read
+                end += count
+
+    def end_waiting(_: Future[None]) -> None:
+        with news:
+            news.notify_all()
+
+    def wait(num_bytes: int) -> None:
+        with news:
+            news.wait_for(lambda: num_checked >= num_bytes or reading.done())
+
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(read)
+        reading.add_done_callback(end_waiting)
+        used = use(content, wait)
+    reading.result()
     digest = sha256.hexdigest()
     if digest != spec.sha256:
         raise BundleError(folder, [_changed(spec.file, digest, spec.sha256)])
-    return content[:end]
+    return used
 
 
 def _parse(path: Path, raw: bytes) -> Manifest:

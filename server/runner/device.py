@@ -248,8 +248,9 @@ def read_files(bundle: Bundle, precision: Precision, provider: str) -> VariantFi
     Raises:
         BundleError: A file is not that of the manifest.
     """
-    files = bundle.read_variant(precision)
-    return pack_maps(files) if provider == CPU and has_operators() else files
+    if provider == CPU and has_operators():
+        return bundle.read_variant(precision, pack_maps)
+    return bundle.read_variant(precision)
 
 
 def has_operators() -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import accumulate
@@ -81,12 +81,13 @@ def take_weights(graph: bytes, content: memoryview, nowhere: str) -> tuple[bytes
     return model.SerializeToString(), weights
 
 
-def pack_maps(files: VariantFiles) -> VariantFiles:
+def pack_maps(files: VariantFiles, wait: Callable[[int], object] = lambda _: None) -> VariantFiles:
     """Lay out the weights of maps as this processor multiplies them, once for all sessions and processes.
 
     Args:
         files: The files. If anything is packed, their weights must not be read afterwards: memory is given
             back as soon as its content is copied.
+        wait: Waits until that many bytes of the weights are there.
 
     Returns:
         Graphs and weights that only this processor can run; the files themselves if nothing would be packed.
@@ -126,6 +127,7 @@ def pack_maps(files: VariantFiles) -> VariantFiles:
 
     def write(key: _Key) -> None:
         weight, (start, _, _) = stored[key], key
+        wait(start + weight.bits.nbytes)
         to = np.frombuffer(content[places[key] :][: sizes[key]], np.uint8)
         if key in shapes:
             kernels.pack(weight.values, to)
@@ -138,7 +140,7 @@ def pack_maps(files: VariantFiles) -> VariantFiles:
             given.madvise(mmap.MADV_DONTNEED, start, whole)
 
     with ThreadPoolExecutor(usable_cpus()) as pool:  # Python's lock is free while one is written
-        list(pool.map(write, stored))
+        list(pool.map(write, sorted(stored)))
     for model in models.values():
         for tensor in filter(_is_external, model.graph.initializer):
             key = _key(tensor)

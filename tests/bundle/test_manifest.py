@@ -1,6 +1,7 @@
 """A bundle is refused whole when anything in it is wrong, and every problem is named."""
 
 import hashlib
+import io as stdlib_io
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from seq2seq_serve.bundle.manifest import (
     LengthBound,
     Manifest,
     Timestamps,
+    VariantFiles,
     bundle_version,
     file_spec,
     io,
@@ -83,6 +85,54 @@ def test_a_whole_bundle_is_loaded_with_all_that_the_server_needs(bundle_path, ra
     text = "오늘은 금요일입니다"
     assert bundle.source_tokenizer.encode_source(text) == random_trained.tokenizer.encode_source(text)
     assert bundle.target_tokenizer.vocab_size == config.vocab_size
+
+
+def test_weights_can_be_used_while_they_are_read(bundle_path, damaged, monkeypatch):
+    monkeypatch.setattr(io, "_READ_BYTES", 1000)
+    content, seen = (bundle_path / "int8" / "weights.bin").read_bytes(), []
+
+    def copied(files, wait):
+        for end in (1, 2500, len(content)):
+            wait(end)
+            seen.append(bytes(files.weights[:end]) == content[:end])
+        return VariantFiles(files.graphs, memoryview(b"other weights"))
+
+    bundle = load_bundle(damaged)
+    assert bundle.read_variant(Precision.INT8, copied).weights == b"other weights"
+    assert seen == [True] * 3
+    broken = bytearray(content)
+    broken[-1] ^= 1
+    (damaged / "int8" / "weights.bin").write_bytes(broken)
+    with pytest.raises(BundleError, match=r"weights\.bin was changed"):
+        bundle.read_variant(Precision.INT8, copied)
+
+
+def test_nobody_waits_for_weights_whose_file_cannot_be_read(damaged, monkeypatch):
+    class Unreadable(stdlib_io.BytesIO):
+        num_reads = 0
+
+        def readinto(self, part):
+            self.num_reads += 1
+            if self.num_reads == 2:
+                raise OSError("the disk is gone")
+            return super().readinto(part)
+
+    path, opened = damaged / "int8" / "weights.bin", Path.open
+    content = path.read_bytes()
+    monkeypatch.setattr(io, "_READ_BYTES", 1000)
+
+    def open_or_fail(self, *args, **options):
+        return Unreadable(content) if self == path else opened(self, *args, **options)
+
+    monkeypatch.setattr(Path, "open", open_or_fail)
+
+    def wait_for_all(files, wait):
+        wait(len(content))
+        return files
+
+    bundle = load_bundle(damaged, checks_content=False)
+    with pytest.raises(OSError, match="the disk is gone"):
+        bundle.read_variant(Precision.INT8, wait_for_all)
 
 
 def test_a_file_is_checked_whole_though_it_is_read_in_parts(bundle_path, damaged, monkeypatch):

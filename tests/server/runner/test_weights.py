@@ -49,6 +49,23 @@ def graph_of_maps(*places: tuple[int, list[int]]) -> bytes:
     return model.SerializeToString()
 
 
+def test_weights_are_packed_as_they_come():
+    content = bytes(range(256)) * 16
+    graphs = {Verb.STEP: graph_of_maps((2048, [64, 32]), (0, [16, 32]), (512, [48, 32]))}
+    memory, asked = bytearray(len(content)), []
+
+    def come(num_bytes):
+        asked.append(num_bytes)
+        memory[:num_bytes] = content[:num_bytes]
+
+    packed = pack_maps(VariantFiles(graphs, memoryview(memory)), come)
+    if not kernels.instructions():
+        return
+    assert sorted(asked) == [512, 2048, 4096]
+    whole = pack_maps(VariantFiles(graphs, memoryview(content)))
+    assert bytes(packed.weights) == bytes(whole.weights)
+
+
 def test_packed_weights_lie_apart_and_once_for_all_graphs():
     """Also those of other shapes whose equal bytes are stored once, such as zeros."""
     content, page = bytes(range(256)) * 64, mmap.PAGESIZE
