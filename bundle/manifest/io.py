@@ -49,7 +49,7 @@ class BundleError(ValueError):
 
 @dataclass(frozen=True)
 class VariantFiles:
-    """The checked content of one variant's files in memory; the weights begin at a page boundary."""
+    """The content of one variant's files in memory; the weights begin at a page boundary."""
 
     graphs: dict[Verb, bytes]
     weights: memoryview
@@ -81,8 +81,8 @@ class Bundle:
 
         Args:
             precision: One of the manifest's.
-            transform: Returns the files to use, while their weights are read: its second argument waits until
-                that many bytes of them are there.
+            transform: Returns the files to use, while their weights are read. Its second argument waits until
+                that many bytes of them are there, or reading fails: then what it returns is dropped.
 
         Raises:
             BundleError: A file is not that of the manifest.
@@ -202,7 +202,7 @@ def _use(folder: Path, spec: FileSpec, use: Callable[[memoryview, Callable[[int]
     Args:
         folder: The bundle's folder.
         spec: The file.
-        use: Its second argument waits until that many bytes of the first have been read.
+        use: Its second argument waits until that many bytes of the first are there, or reading has failed.
 
     Raises:
         BundleError: The file is not that of the manifest.
@@ -215,7 +215,7 @@ def _use(folder: Path, spec: FileSpec, use: Callable[[memoryview, Callable[[int]
     def check(part: memoryview) -> None:
         nonlocal num_checked
         sha256.update(part)
-        with news:
+        with news:  # not when it is read: `use` may give back the memory of what it has used
             num_checked += len(part)
             news.notify_all()
 

@@ -30,9 +30,10 @@ _log = logging.getLogger(__name__)
 
 _FAILURES_TO_UNHEALTHY = 3  # turns in a row that raised
 STOP_SECONDS = 10.0
-# A delivery, and a piece of a stream, cost the handlers' thread about 0.1 ms. So the more rows run, the more
-# turns are delivered at once, and the more streams run, the more tokens have their pieces.
-_SECONDS_PER_ROW, _SECONDS_PER_STREAM = 0.00005, 0.0005
+# A delivery, and a piece of a stream, cost the handlers' thread about 0.1 ms. So the more rows of a core run,
+# the more turns are delivered at once, and the more of its streams run, the more tokens have their pieces.
+_SECONDS_PER_ROW, _MOST_SECONDS = 0.00005, 0.003
+_SECONDS_PER_STREAM, _MOST_STREAM_SECONDS = 0.0005, 0.05
 _NO_GAPS: Mapping[float, int] = {}
 _NO_PLAN = StepPlan((), (), ())
 _LAST_TOKEN_AT = attrgetter("last_token_at")  # of a search; 0 before its first token
@@ -81,7 +82,7 @@ class Core:
         drafter: Drafts tokens of rows; None if the runner takes one position of a row at a time.
         draft_runner: Runs a draft model, with as many slots; only with a drafter.
         held_seconds: The longest time, about, for which a turn waits to be delivered together with later
-            ones; one with an end or a token that is streamed waits only if many rows run.
+            ones; one with an end or a token that is streamed waits only if many rows run, and for 3 ms.
         clock: Returns monotonic seconds.
     """
 
@@ -122,6 +123,7 @@ class Core:
         self._is_stopping = False
         self._is_asleep = False
         self._last_turn_at = clock()
+        self._encode_seconds = 0.0  # of the last encode call
         self._streamed_at = clock()
         self._held_seconds = held_seconds
         self._held: list[Turn] = []
@@ -172,6 +174,7 @@ class Core:
             first: tuple[float, ...] = ()
             gaps = _NO_GAPS
             if result is not None:
+                self._encode_seconds = result.encode_seconds or self._encode_seconds
                 now = self._clock()
                 running = [search for search in self._scheduler.running.values() if search.rows]
                 last = Counter(map(_LAST_TOKEN_AT, running))
@@ -224,6 +227,9 @@ class Core:
     def _abandon(self, finished: list[Finished], error: ServerError) -> None:
         """End all requests. An exception in here is logged, because it must not end the thread."""
         try:
+            if self._held:
+                turns, self._held = self._held, []
+                self._deliver(turns)
             self._deliver_turn(finished + self._scheduler.abandon(error))
         except Exception:
             _log.exception("model %s: the failure could not be reported to its callers", self.model_name)
@@ -308,7 +314,7 @@ class Core:
         """Deliver what the turn produced: new tokens, results, and the numbers for the metrics."""
         streaming = dict.fromkeys(s.search for s in plan.rows if s.search.request.stream)
         now = self._clock()
-        is_due = now - self._streamed_at >= _SECONDS_PER_STREAM * len(streaming)
+        is_due = now - self._streamed_at >= min(_SECONDS_PER_STREAM * len(streaming), _MOST_STREAM_SECONDS)
         if is_due:
             self._streamed_at = now
         updates = [
@@ -321,7 +327,9 @@ class Core:
         for search, error in finished:
             if error is not None and error.__cause__ is not None:
                 self._log_failure("engine", (search.request,), error.__cause__)
-            new = unsent_tokens(search) if search.request.stream and error is None else {}
+            # An error revokes no token, but those of a beam were not decided.
+            is_told = search.request.stream and (error is None or search.request.beam is None)
+            new = unsent_tokens(search) if is_told else {}
             updates.append(Update(search.request, new, self._result(search, error)))
         if finished or plan.rows:
             admitted = [sequence.search for sequence in plan.admitted]
@@ -341,7 +349,9 @@ class Core:
             self._held.append(turn)
             wait = self._held_seconds
             if any(held.updates for held in self._held):
-                wait = min(wait, _SECONDS_PER_ROW * len(plan.rows))
+                # The next turn may encode, and an end must not wait for a long one.
+                is_short = self._encode_seconds < _MOST_SECONDS
+                wait = min(wait, _SECONDS_PER_ROW * len(plan.rows), _MOST_SECONDS) if is_short else 0.0
             if not self._scheduler.running or now - self._delivered_at >= wait:
                 turns, self._held, self._delivered_at = self._held, [], now
                 self._deliver(turns)

@@ -244,6 +244,22 @@ async def test_a_core_is_restarted_after_its_steps_have_failed_for_some_seconds(
     await engine.engine.stop()
 
 
+def test_turns_that_come_together_are_all_recorded_and_the_last_one_counts():
+    engine = DrivenEngine(FakeRunner(2))
+    with engine.started():
+        (core,), together = engine.cores, []
+        turned, core._turned = core._turned, together.extend
+        engine.submit(make_request((10, 4)), make_request((10, 5), max_new_tokens=3))
+        engine.turn(3)
+        assert engine.turns == []
+        core._turned = turned
+        together[0] = together[0]._replace(is_failing=True)
+        core._turned(together)
+        assert [turn.num_rows for turn in engine.turns] == [2, 2, 2]
+        assert core.failing_since is None
+        assert engine.engine.load().num_running == len(core.requests) == 1
+
+
 def test_a_core_with_failing_steps_gets_no_requests_while_another_core_works():
     broken, sound = FakeRunner(1, fail_steps=range(100)), FakeRunner(1)
     with DrivenEngine(broken, sound).started() as engine:

@@ -419,6 +419,69 @@ def test_an_end_waits_for_those_of_the_next_steps_where_many_rows_run(num_rows, 
     assert driver.delivered_at == pytest.approx([delivered_at])
 
 
+def test_ends_do_not_wait_for_a_core_that_falls_asleep():
+    for ends_by in ("length", "cancellation", "stop"):
+        driver = Driver(FakeRunner(40), held_seconds=0.01)
+        short = [make_request((10, i), max_new_tokens=1) for i in range(39)]
+        long = make_request((20, 4))
+        driver.submit(*short, *([] if ends_by == "length" else [long]))
+        driver.turn(seconds=0.001)
+        if ends_by == "cancellation":
+            driver.cancel(long)
+            driver.turn(seconds=0.0)
+        elif ends_by == "stop":
+            driver.core._abandon([], EngineFailed("stopped"))
+        assert all(request in driver.results for request in short), ends_by
+        assert all(driver.results[request].error is None for request in short), ends_by
+
+
+def test_a_failure_of_the_engine_does_not_lose_earlier_ends(monkeypatch):
+    driver = Driver(FakeRunner(40), held_seconds=0.01)
+    short, *others = (make_request((10, i), max_new_tokens=1 + (i > 0)) for i in range(40))
+    driver.submit(short, *others)
+    driver.turn(seconds=0.001)
+    assert not driver.results
+
+    def fail(*_):
+        raise RuntimeError("this result was told to fail")
+
+    monkeypatch.setattr(driver.core, "_result", fail)
+    driver.turn(seconds=0.0)
+    assert list(driver.results) == [short]
+    assert driver.results[short].error is None
+
+
+def test_ends_do_not_wait_where_encoding_takes_long():
+    runner = FakeRunner(40)
+    driver, encode = Driver(runner, held_seconds=0.01), runner.encode
+
+    def slow_encode(first_row, requests):
+        driver.now += 0.01
+        encode(first_row, requests)
+
+    runner.encode = slow_encode
+    short = make_request((20, 4), max_new_tokens=2)
+    driver.submit(short, *(make_request((10, i)) for i in range(39)))
+    driver.turn(2, seconds=0.0001)
+    assert driver.delivered_at == pytest.approx([0.0101, 0.0102])
+    assert short in driver.results
+
+
+def test_a_stream_that_ends_early_gets_the_tokens_that_it_has():
+    driver = Driver(FakeRunner(16))
+    streams = [make_request((10, i), stream=True) for i in range(15)]
+    beam = make_request((20, 4), stream=True, beam=Beam(1))
+    driver.submit(*streams, beam)
+    driver.turn(4, seconds=0.001)
+    assert len(driver.told(streams[0])) == 1
+    for request in (streams[0], beam):
+        driver.cancel(request, is_expired=True)
+    driver.turn(seconds=0.001)
+    assert driver.results[streams[0]].finish_reason is FinishReason.DEADLINE
+    assert driver.told(streams[0]) == expected_tokens((10, 0), 4)
+    driver.finish()
+
+
 @pytest.mark.parametrize(("num_streams", "num_pieces"), [(1, 10), (2, 10), (8, 4), (16, 3)])
 def test_the_more_streams_the_more_tokens_are_in_their_pieces(num_streams, num_pieces):
     """To send a piece takes a handler longer than a small model takes for a token."""
@@ -494,7 +557,7 @@ def test_an_idle_core_reports_no_silence_and_a_hung_core_does(monkeypatch):
 
     runner.step = hang
     now = 0.0
-    core = Core(runner, model_name="fake", deliver=lambda turn: is_done.set(), clock=lambda: now)
+    core = Core(runner, model_name="fake", deliver=lambda turns: is_done.set(), clock=lambda: now)
     core.start()
     core.send(Admit((make_request((10, 4), max_new_tokens=1),)))
     assert stepping.wait(20)
@@ -716,11 +779,11 @@ def test_its_thread_closes_the_runner_at_the_end_also_where_that_cannot_warm_up(
             super().close()
             raise RuntimeError("and cannot be closed")
 
-    core = Core(NotingRunner(1), model_name="fake", deliver=lambda turn: None)
+    core = Core(NotingRunner(1), model_name="fake", deliver=lambda turns: None)
     core.start()
     assert not threads
     core.stop()
-    cold = Core(ColdRunner(1), model_name="fake", deliver=lambda turn: None)
+    cold = Core(ColdRunner(1), model_name="fake", deliver=lambda turns: None)
     with pytest.raises(RuntimeError, match="too cold"):
         cold.start()
     assert threads == [core._thread, cold._thread]
