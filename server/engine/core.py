@@ -327,8 +327,9 @@ class Core:
         for search, error in finished:
             if error is not None and error.__cause__ is not None:
                 self._log_failure("engine", (search.request,), error.__cause__)
-            # An error revokes no token, but those of a beam were not decided.
-            is_told = search.request.stream and (error is None or search.request.beam is None)
+            # An error revokes no token that waits for its piece, but those of a beam were not decided.
+            is_kept = search.request.beam is None and bool(search.num_sent)
+            is_told = search.request.stream and (error is None or is_kept)
             new = unsent_tokens(search) if is_told else {}
             updates.append(Update(search.request, new, self._result(search, error)))
         if finished or plan.rows:
