@@ -314,7 +314,9 @@ class Core:
         """Deliver what the turn produced: new tokens, results, and the numbers for the metrics."""
         streaming = dict.fromkeys(s.search for s in plan.rows if s.search.request.stream)
         now = self._clock()
-        is_due = now - self._streamed_at >= min(_SECONDS_PER_STREAM * len(streaming), _MOST_STREAM_SECONDS)
+        is_due = now - self._streamed_at >= min(
+            _SECONDS_PER_STREAM * (len(streaming) - 1), _MOST_STREAM_SECONDS
+        )
         if is_due:
             self._streamed_at = now
         updates = [
@@ -352,7 +354,7 @@ class Core:
             if any(held.updates for held in self._held):
                 # The next turn may encode, and an end must not wait for a long one.
                 is_short = self._encode_seconds < _MOST_SECONDS
-                wait = min(wait, _SECONDS_PER_ROW * len(plan.rows), _MOST_SECONDS) if is_short else 0.0
+                wait = min(wait, _SECONDS_PER_ROW * (len(plan.rows) - 1), _MOST_SECONDS) if is_short else 0.0
             if not self._scheduler.running or now - self._delivered_at >= wait:
                 turns, self._held, self._delivered_at = self._held, [], now
                 self._deliver(turns)
