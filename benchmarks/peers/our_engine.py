@@ -21,6 +21,7 @@ from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig, Speculation
 from seq2seq_serve.server.engine.request import Beam, Request
 from seq2seq_serve.server.engine.result import Turn
+from seq2seq_serve.server.system.trimming import spare_what_lives
 
 _NO_BUDGET = 1 << 62  # the number of slots is the limit, not their bytes
 
@@ -84,6 +85,7 @@ def _serve(connection: Connection, bundle_path: Path, config: RunnerConfig) -> N
     manifest = load_bundle(bundle_path).manifest
     turns: list[Turn] = []
     engine = DrivenEngine(server_engine(bundle_path, config, turns.append))
+    spare_what_lives()  # as a server does
     while True:
         try:
             sources, search = connection.recv()
