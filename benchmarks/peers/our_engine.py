@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -94,7 +95,9 @@ def _serve(connection: Connection, bundle_path: Path, config: RunnerConfig) -> N
         turns.clear()
         # The longest first, as the peers get them.
         order = sorted(range(len(sources)), key=lambda place: -len(sources[place]))
-        results = engine.decode([_request(manifest, sources[place], search) for place in order])
+        settings = settings_of(manifest)  # once for all sources of a call, as a server
+        requests = [_request(manifest, settings, sources[place], search) for place in order]
+        results = engine.decode(requests)
         targets: list[list[int]] = [[] for _ in sources]
         for place, result in zip(order, results, strict=True):
             targets[place] = list(result.best.token_ids)[len(manifest.frames.forced) :]
@@ -104,7 +107,7 @@ def _serve(connection: Connection, bundle_path: Path, config: RunnerConfig) -> N
     engine.stop()
 
 
-def _request(manifest: Manifest, source: Source, search: Search) -> Request:
+def _request(manifest: Manifest, settings: dict[str, Any], source: Source, search: Search) -> Request:
     (name,) = manifest.sources
     return Request(
         "",
@@ -113,5 +116,5 @@ def _request(manifest: Manifest, source: Source, search: Search) -> Request:
         search.most(source),
         arrival=time.monotonic(),
         beam=Beam(search.beam_size, alpha=0.0) if search.beam_size > 1 else None,
-        **settings_of(manifest),
+        **settings,
     )
