@@ -30,7 +30,7 @@ struct Int4Work {
   const int8_t *levels_of(size_t row, size_t block) const { return levels + (row * num_blocks + block) * INT4_BLOCK; }
   int32_t offset(size_t row, size_t block) const { return offsets[row * num_blocks + block]; }
 
-  Ahead ahead(size_t tile, size_t num_tiles) const {
+  NextPanel next_panel(size_t tile, size_t num_tiles) const {
     return {weights, num_blocks * INT4_BYTES, INT4_GROUP, tile, num_tiles};
   }
 };
@@ -47,7 +47,7 @@ INLINE void finish(const Int4Work &work, Vector totals, size_t row, size_t colum
 
 #if defined(__x86_64__)
 struct Int4Avx512Vnni {
-  template <int ROWS> AVX512VNNI static void run(const Int4Work &work, size_t first, Ahead ahead) {
+  template <int ROWS> AVX512VNNI static void run(const Int4Work &work, size_t first, NextPanel next) {
     const __m512i low = _mm512_set1_epi8(15);
     __m512 totals[ROWS][2];
     for (auto &of_row : totals) of_row[0] = of_row[1] = _mm512_setzero_ps();
@@ -57,7 +57,7 @@ struct Int4Avx512Vnni {
       for (int row = 0; row < ROWS; row++)
         sums[row][0] = sums[row][1] = _mm512_set1_epi32(work.offset(first + row, block));
       for (size_t group = 0; group < INT4_GROUPS; group++, weights += INT4_GROUP) {
-        prefetch(ahead);
+        prefetch(next);
         const __m512i both = _mm512_loadu_si512(weights);
         const __m512i weight[2] = {_mm512_and_si512(both, low), _mm512_and_si512(_mm512_srli_epi16(both, 4), low)};
         for (int row = 0; row < ROWS; row++) {
@@ -84,7 +84,7 @@ struct Int4Avx512Vnni {
 
 // Products of bytes do not saturate here: eight pairs have a sum of 8 * 2 * 15 * 127 = 30,480 at most.
 struct Int4Avx2 {
-  template <int ROWS> static void run(const Int4Work &work, size_t first, Ahead) {
+  template <int ROWS> static void run(const Int4Work &work, size_t first, NextPanel) {
     constexpr size_t STRIPS = ROWS == 1 ? 2 : 1; // at once: a single row waits for memory, and reads whole lines
     const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     for (size_t strip = 0; strip < 2; strip += STRIPS) {
@@ -143,7 +143,7 @@ INLINE void add_int4_products(int32x4_t (&sums)[ROWS][4], const int8x16_t (&leve
 }
 
 struct Int4DotProd {
-  template <int ROWS> TARGET("arch=armv8.2-a+dotprod") static void run(const Int4Work &work, size_t first, Ahead) {
+  template <int ROWS> TARGET("arch=armv8.2-a+dotprod") static void run(const Int4Work &work, size_t first, NextPanel) {
     for (size_t strip = 0; strip < 2; strip++) {
       Vector totals[ROWS][2] = {};
       for (size_t block = 0; block < work.num_blocks; block++) {
@@ -171,7 +171,7 @@ struct Int4DotProd {
 #endif
 
 struct Int4Scalar {
-  template <int ROWS> static void run(const Int4Work &work, size_t first, Ahead) {
+  template <int ROWS> static void run(const Int4Work &work, size_t first, NextPanel) {
     Vector totals[ROWS][COLUMNS / 8] = {};
     for (size_t block = 0; block < work.num_blocks; block++)
       for (int row = 0; row < ROWS; row++) {

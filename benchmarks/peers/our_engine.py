@@ -86,7 +86,7 @@ def _serve(connection: Connection, bundle_path: Path, config: RunnerConfig) -> N
     manifest = load_bundle(bundle_path).manifest
     turns: list[Turn] = []
     engine = DrivenEngine(server_engine(bundle_path, config, turns.append))
-    spare_what_lives()  # as a server does
+    spare_what_lives()  # as a server does, which also collects all garbage once a minute
     while True:
         try:
             sources, search = connection.recv()
@@ -95,7 +95,7 @@ def _serve(connection: Connection, bundle_path: Path, config: RunnerConfig) -> N
         turns.clear()
         # The longest first, as the peers get them.
         order = sorted(range(len(sources)), key=lambda place: -len(sources[place]))
-        settings = settings_of(manifest)  # once for all sources of a call, as a server
+        settings = settings_of(manifest)  # once for all sources of a call, as a server does
         requests = [_request(manifest, settings, sources[place], search) for place in order]
         results = engine.decode(requests)
         targets: list[list[int]] = [[] for _ in sources]
