@@ -25,6 +25,7 @@ from seq2seq_serve.server.models.loading import LIMITS, create_engine
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import size_up
 from seq2seq_serve.server.service.write.responses import checked
+from seq2seq_serve.server.system.trimming import spare_what_lives
 
 _Result = TypeVar("_Result")
 
@@ -136,6 +137,7 @@ class DrivenEngine:
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._thread.start()
         self._run(engine.start())
+        spare_what_lives()  # as a server does, which also collects all garbage once a minute
 
     def closed_loop(self, jobs: Sequence[Job], in_flight: int) -> list[Outcome]:
         """Decode jobs, with `in_flight` of them at any time; returns their outcomes in order."""

@@ -22,7 +22,6 @@ from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig, Speculation
 from seq2seq_serve.server.engine.request import Beam, Request
 from seq2seq_serve.server.engine.result import Turn
-from seq2seq_serve.server.system.trimming import spare_what_lives
 
 _NO_BUDGET = 1 << 62  # the number of slots is the limit, not their bytes
 
@@ -86,7 +85,6 @@ def _serve(connection: Connection, bundle_path: Path, config: RunnerConfig) -> N
     manifest = load_bundle(bundle_path).manifest
     turns: list[Turn] = []
     engine = DrivenEngine(server_engine(bundle_path, config, turns.append))
-    spare_what_lives()  # as a server does, which also collects all garbage once a minute
     while True:
         try:
             sources, search = connection.recv()
