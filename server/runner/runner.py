@@ -220,10 +220,18 @@ class OnnxRunner:
         self.encode(0, [request])
         self._or_uncaptured(Verb.STEP, self._step_every_bucket)
         start_id = self.start_ids[-1]
-        self.step((Sequence(Search(request, (start_id,)), start_id, row=0),))
-        for detailed in _requests_of_every_selection(request, self._times, detects=self._detects):
-            search, detects = Search(detailed, (start_id,)), bool(detailed.detected_ids)
-            self.step((Sequence(search, start_id, row=0, is_plain=False, detects=detects),))
+        rows = [
+            Sequence(
+                Search(one, (start_id,)), start_id, is_plain=one is request, detects=bool(one.detected_ids)
+            )
+            for one in _requests_of_every_selection(request, self._times, detects=self._detects)
+        ]
+        # Together: a step reads all weights, which takes most of its time.
+        for first in range(0, len(rows), self.num_slots):
+            together = tuple(rows[first : first + self.num_slots])
+            for row, sequence in enumerate(together):
+                sequence.row = row
+            self.step(together)
         self.move((Move(0, 0, cache_length=1, memory_length=request.memory_length),))
         # With an empty cache and with a filled one, which may use other kernels.
         for first_position, length in ((0, 1), (1, 2)):
@@ -628,12 +636,13 @@ def buckets_up_to(num_slots: int) -> tuple[int, ...]:
 def _requests_of_every_selection(
     request: Request, times: Timestamps | None, *, detects: bool
 ) -> list[Request]:
-    """Returns requests that together need every graph that selects a model's tokens."""
+    """Returns a plain request and others that together need every graph that selects a model's tokens."""
     constraints = Constraints(min_new_tokens=1, suppressed_token_ids=frozenset({0}), times=times)
     samplings = [
         Sampling(1.0, top_k, top_p, min_p=0.0, seed=0) for top_k, top_p in ((0, 1.0), (1, 1.0), (0, 0.5))
     ]
     return [
+        request,
         replace(request, constraints=constraints, log_probabilities=True),
         replace(request, constraints=replace(constraints, is_renormalized=False), beam=Beam(1)),
         *(replace(request, sampling=sampling) for sampling in samplings),
