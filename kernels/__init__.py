@@ -126,18 +126,18 @@ def instructions() -> str:
 Weights = npt.NDArray[np.uint8] | npt.NDArray[np.float32]
 
 
-def packed_shape(weights: Weights) -> tuple[int, ...] | None:
+def packed_shape(shape: tuple[int, ...], *, is_int8: bool) -> tuple[int, ...] | None:
     """Returns the shape in which `pack` writes weights; None where nothing reads them so.
 
     Args:
-        weights: `(I, O)` uint8, 128 above their levels, for QuantizedLinear; `(O, I)` float32 for Linear.
+        shape: `(I, O)` of int8 weights, for QuantizedLinear; `(O, I)` of float32 weights, for Linear.
+        is_int8: Whether they are int8.
     """
-    is_int8 = weights.dtype == np.uint8
     function = _function("packed_shape" if is_int8 else "packed_float_shape")
     if function is None or not instructions():
         return None
     packed = np.empty(5 if is_int8 else 3, np.int64)
-    function(*weights.shape, packed.ctypes.data)
+    function(*shape, packed.ctypes.data)
     return tuple(packed.tolist())
 
 
@@ -145,8 +145,8 @@ def pack(weights: Weights, packed: Weights) -> None:
     """Write weights as this processor multiplies them, for sessions that will use them in place.
 
     Args:
-        weights: As for `packed_shape`, without gaps.
-        packed: Zeros of the shape `packed_shape`, without gaps.
+        weights: `(I, O)` uint8, 128 above their levels, or `(O, I)` float32, without gaps.
+        packed: Of the shape `packed_shape`, without gaps. It may begin where the weights do.
     """
     function = _function("pack_int8" if weights.dtype == np.uint8 else "pack_floats")
     function(weights.ctypes.data, *weights.shape, packed.ctypes.data)

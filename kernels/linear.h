@@ -24,14 +24,18 @@ static inline size_t size_in_panels(size_t inputs, size_t outputs) {
   return (outputs + GROUP - 1) / GROUP * GROUP * inputs;
 }
 
-// Packs weights (O, I) into panels, which must be zeros.
+// Packs weights (O, I) into panels, which may begin where the weights do.
 static void write_panels(const float *weights, size_t inputs, size_t outputs, float *to) {
   constexpr size_t TOGETHER = 64; // inputs, so that whole lines are read and written
-  for (size_t first = 0; first < outputs; first += PANEL)
+  std::vector<float> rows(PANEL * inputs);
+  for (size_t first = 0; first < size_in_panels(1, outputs); first += PANEL) {
+    const size_t stop = std::clamp(outputs, first, first + PANEL);
+    std::fill(std::copy(weights + first * inputs, weights + stop * inputs, rows.begin()), rows.end(), 0.0f);
     for (size_t begin = 0; begin < inputs; begin += TOGETHER)
-      for (size_t o = first; o < std::min(first + PANEL, outputs); o++)
+      for (size_t o = 0; o < PANEL; o++)
         for (size_t i = begin; i < std::min(begin + TOGETHER, inputs); i++)
-          to[first * inputs + i * PANEL + o - first] = weights[o * inputs + i];
+          to[first * inputs + i * PANEL + o] = rows[o * inputs + i];
+  }
 }
 
 // Otherwise g++ keeps the sums in memory.

@@ -11,6 +11,8 @@ from seq2seq_serve.bundle.manifest.io import (
     MAX_TOKENIZER_BYTES as MAX_TOKENIZER_BYTES,
     Bundle as Bundle,
     BundleError as BundleError,
+    Layout as Layout,
+    Piece as Piece,
     VariantFiles as VariantFiles,
     bundle_version as bundle_version,
     file_spec as file_spec,

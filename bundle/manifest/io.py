@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -26,7 +26,6 @@ MAX_TOKENIZER_BYTES = 64 << 20  # tokenizers of 250,000 tokens have 20 MB
 _READ_BYTES = 16 << 20  # at once, of a file that is checked while it is read
 _VERSION_DIGITS = 12
 _MANIFEST = TypeAdapter(Manifest)
-_Used = TypeVar("_Used")
 
 
 class BundleError(ValueError):
@@ -55,11 +54,42 @@ class VariantFiles:
     weights: memoryview
 
 
-Transform = Callable[[VariantFiles, Callable[[int], None]], VariantFiles]
+class Piece(NamedTuple):
+    """The bytes of a file from `start` up to, not including, `end`, and their place in memory."""
+
+    start: int
+    end: int
+    place: int
 
 
-def _as_they_are(files: VariantFiles, _: Callable[[int], None]) -> VariantFiles:
-    return files
+class Layout(Protocol):
+    """Where the weights of a variant lie in memory.
+
+    Attributes:
+        num_bytes: The size of the memory.
+        pieces: All of the file, in order.
+    """
+
+    num_bytes: int
+    pieces: Sequence[Piece]
+
+    def finish(self, content: memoryview, wait: Callable[[int], None]) -> VariantFiles:
+        """Returns the files to use.
+
+        Args:
+            content: The memory, into which the file is being read.
+            wait: Waits until that many bytes of the file are there, or reading fails: then what is returned
+                is dropped. No byte before is written after that.
+        """
+
+
+class _AsItIs(Layout):
+    def __init__(self, graphs: Mapping[Verb, bytes], num_bytes: int) -> None:
+        self._graphs = dict(graphs)
+        self.num_bytes, self.pieces = num_bytes, [Piece(0, num_bytes, 0)]
+
+    def finish(self, content: memoryview, wait: Callable[[int], None]) -> VariantFiles:  # noqa: ARG002
+        return VariantFiles(self._graphs, content)
 
 
 @dataclass(frozen=True)
@@ -76,22 +106,21 @@ class Bundle:
     source_tokenizer: Tokenizer
     target_tokenizer: Tokenizer
 
-    def read_variant(self, precision: Precision, transform: Transform = _as_they_are) -> VariantFiles:
+    def read_variant(
+        self, precision: Precision, layout: Callable[[Mapping[Verb, bytes], int], Layout] = _AsItIs
+    ) -> VariantFiles:
         """Read the files of a precision, each once.
 
         Args:
             precision: One of the manifest's.
-            transform: Returns the files to use, while their weights are read. Its second argument waits until
-                that many bytes of them are there, or reading fails: then what it returns is dropped.
+            layout: Returns where the weights lie in memory, given the graphs and the size of the weights.
 
         Raises:
             BundleError: A file is not that of the manifest.
         """
         variant = self.manifest.variants[precision]
         graphs = {verb: bytes(_read(self.path, graph.file)) for verb, graph in variant.graphs.items()}
-        return _use(
-            self.path, variant.weights, lambda weights, wait: transform(VariantFiles(graphs, weights), wait)
-        )
+        return _read_as(layout(graphs, variant.weights.size_bytes), self.path, variant.weights)
 
 
 def file_spec(folder: Path, file: str) -> FileSpec:
@@ -193,38 +222,34 @@ def _read_tokenizer(folder: Path, spec: FileSpec) -> Tokenizer:
 
 def _read(folder: Path, spec: FileSpec) -> memoryview:
     """Read a file, and check the checksum of the bytes that are returned."""
-    return _use(folder, spec, lambda content, _: content)
+    return _read_as(_AsItIs({}, spec.size_bytes), folder, spec).weights
 
 
-def _use(folder: Path, spec: FileSpec, use: Callable[[memoryview, Callable[[int], None]], _Used]) -> _Used:
-    """Use a file's content while it is read and its checksum is compared; returns what `use` returns.
-
-    Args:
-        folder: The bundle's folder.
-        spec: The file.
-        use: Its second argument waits until that many bytes of the first are there, or reading has failed.
+def _read_as(layout: Layout, folder: Path, spec: FileSpec) -> VariantFiles:
+    """Read a file as a layout tells, which uses it while it is read and its checksum is compared.
 
     Raises:
         BundleError: The file is not that of the manifest.
     """
     if problems := _place_problems(folder, spec):
         raise BundleError(folder, problems)
-    content, sha256, num_checked = new_memory(spec.size_bytes), hashlib.sha256(), 0
+    content, sha256, num_checked = new_memory(layout.num_bytes), hashlib.sha256(), 0
     news = threading.Condition()
 
     def check(part: memoryview) -> None:
         nonlocal num_checked
         sha256.update(part)
-        with news:  # not when it is read: `use` may give back the memory of what it has used
+        with news:  # not when it is read: the layout may write there from now on
             num_checked += len(part)
             news.notify_all()
 
     def read() -> None:
-        end = 0
         with (folder / spec.file).open("rb") as stream, ThreadPoolExecutor(1) as checking:
-            while count := stream.readinto(content[end : end + _READ_BYTES]):
-                checking.submit(check, content[end : end + count])  # while the next ones are read
-                end += count
+            for start, end, place in layout.pieces:
+                for first in range(place, place + end - start, _READ_BYTES):
+                    part = content[first : min(first + _READ_BYTES, place + end - start)]
+                    count = stream.readinto(part)
+                    checking.submit(check, part[:count])  # while the next ones are read
 
     def end_waiting(_: Future[None]) -> None:
         with news:
@@ -237,12 +262,12 @@ def _use(folder: Path, spec: FileSpec, use: Callable[[memoryview, Callable[[int]
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(read)
         reading.add_done_callback(end_waiting)
-        used = use(content, wait)
+        files = layout.finish(content, wait)
     reading.result()
     digest = sha256.hexdigest()
     if digest != spec.sha256:
         raise BundleError(folder, [_changed(spec.file, digest, spec.sha256)])
-    return used
+    return files
 
 
 def _parse(path: Path, raw: bytes) -> Manifest:

@@ -25,7 +25,7 @@ from seq2seq_serve.bundle.manifest import Bundle, VariantFiles
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.config import ProviderPolicy
 from seq2seq_serve.server.engine.request import Array
-from seq2seq_serve.server.runner.weights import Weight, pack_maps, take_weights
+from seq2seq_serve.server.runner.weights import PackedMaps, Weight, take_weights
 
 _log = logging.getLogger(__name__)
 
@@ -249,7 +249,7 @@ def read_files(bundle: Bundle, precision: Precision, provider: str) -> VariantFi
         BundleError: A file is not that of the manifest.
     """
     if provider == CPU and has_operators():
-        return bundle.read_variant(precision, pack_maps)
+        return bundle.read_variant(precision, PackedMaps)
     return bundle.read_variant(precision)
 
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import math
-import mmap
-from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import pairwise
+from typing import NamedTuple
 
 import numpy as np
 
 from seq2seq_serve import kernels
-from seq2seq_serve.bundle.files import new_memory
-from seq2seq_serve.bundle.manifest import VariantFiles
+from seq2seq_serve.bundle.manifest import Layout, Piece, VariantFiles
+from seq2seq_serve.bundle.names import Verb
 from seq2seq_serve.protos.onnx_weights_pb2 import Graph, Model, Tensor
 from seq2seq_serve.server.engine.request import Array
 from seq2seq_serve.server.system.machine import usable_cpus
@@ -34,7 +33,35 @@ _MAPS = {
 _EMBEDDING = "Embedding"  # reads its second input in either form
 _MOST_TIMES, _MOST_MORE_BYTES = 2, 2**24  # packed weights take at most twice the file and 16 MiB
 _LINE_BYTES = 64
-_Key = tuple[int, int, tuple[int, ...]]  # where a weight begins in the file, its type and its shape
+
+
+class _Key(NamedTuple):
+    """What a weight is: where it begins in the file, its type and its shape.
+
+    Equal bytes, such as zeros, are stored once, for weights of any shape.
+    """
+
+    start: int
+    element_type: int
+    shape: tuple[int, ...]
+
+    @property
+    def end(self) -> int:
+        """Where it ends in the file."""
+        return self.start + math.prod(self.shape) * _ELEMENT_BYTES.get(self.element_type, 0)
+
+
+class _Packing(NamedTuple):
+    """A weight to pack.
+
+    Attributes:
+        end: The number of bytes of the file after which nothing is read to its place any more.
+        place: Where it is read to.
+    """
+
+    key: _Key
+    end: int
+    place: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,11 +76,6 @@ class Weight:
     name: str
     element_type: int
     bits: Array
-
-    @property
-    def values(self) -> Array:
-        """The values of float32 weights, or the bits of others."""
-        return self.bits.view(np.float32) if self.element_type == _FLOAT else self.bits
 
 
 def take_weights(graph: bytes, content: memoryview, nowhere: str) -> tuple[bytes, list[Weight]]:
@@ -74,81 +96,103 @@ def take_weights(graph: bytes, content: memoryview, nowhere: str) -> tuple[bytes
     weights = []
     for tensor in model.graph.initializer:
         if tensor.external_data:
-            weights.append(_weight(tensor, content))
+            key = _key(tensor, len(content))
+            weights.append(Weight(tensor.name, tensor.data_type, _bits(key, content)))
             for entry in tensor.external_data:
                 if entry.key == _LOCATION:
                     entry.value = nowhere
     return model.SerializeToString(), weights
 
 
-def pack_maps(files: VariantFiles, wait: Callable[[int], object] = lambda _: None) -> VariantFiles:
-    """Lay out the weights of maps as this processor multiplies them, once for all sessions and processes.
+class PackedMaps(Layout):
+    """The weights of maps as this processor multiplies them, once for all sessions and processes.
+
+    They are read to the places at which they are packed, so that the system has to clear no memory twice.
 
     Args:
-        files: The files. If anything is packed, their weights must not be read afterwards: memory is given
-            back as soon as its content is copied.
-        wait: Waits until that many bytes of the weights are there.
-
-    Returns:
-        Graphs and weights that only this processor can run; the files themselves if nothing would be packed.
+        graphs: ONNX models.
+        num_file_bytes: The size of their file of weights.
 
     Raises:
-        ValueError: A weight lies outside of the file's content, or packed weights would take far more memory.
+        ValueError: A weight lies outside of the file, or packed weights would take far more memory.
     """
-    models = {verb: Model.FromString(graph) for verb, graph in files.graphs.items()}
-    # By their places and shapes, since equal bytes, such as zeros, are stored once: graphs share both.
-    stored: dict[_Key, Weight] = {}
-    maps: set[_Key] = set()
-    others: set[_Key] = set()  # that some node reads as they are
-    for model in models.values():
-        readers: dict[str, set[str]] = {}
-        for name, reader in _reads(model.graph):
-            readers.setdefault(name, set()).add(reader)
-        for tensor in filter(_is_external, model.graph.initializer):
-            key, its_readers = _key(tensor), readers.get(tensor.name, set())
-            stored[key] = _weight(tensor, files.weights)
-            if its_maps := its_readers - {_EMBEDDING}:
-                types = {_MAPS.get(reader) for reader in its_maps}
-                is_map = len(tensor.dims) == 2 and types == {tensor.data_type}
-                (maps if is_map else others).add(key)
-    shapes = {key: shape for key in maps - others if (shape := kernels.packed_shape(stored[key].values))}
-    if not shapes:
-        return files
-    sizes = {
-        key: math.prod(shapes[key]) * weight.bits.itemsize if key in shapes else weight.bits.nbytes
-        for key, weight in stored.items()
-    }
-    ends = list(accumulate(-(-size // _LINE_BYTES) * _LINE_BYTES for size in sizes.values()))
-    if ends[-1] > _MOST_TIMES * len(files.weights) + _MOST_MORE_BYTES:
-        raise ValueError(f"weights of {len(files.weights)} bytes would take {ends[-1]} bytes of memory")
-    places = dict(zip(sizes, [0, *ends], strict=False))
-    content = new_memory(ends[-1])
-    starts = sorted(start for start, _, _ in stored)
 
-    def write(key: _Key) -> None:
-        weight, (start, _, _) = stored[key], key
-        wait(start + weight.bits.nbytes)
-        to = np.frombuffer(content[places[key] :][: sizes[key]], np.uint8)
-        if key in shapes:
-            kernels.pack(weight.values, to)
-        else:
-            to[:] = weight.bits.reshape(-1).view(np.uint8)
-        num_readers = bisect_left(starts, start + weight.bits.nbytes) - bisect_left(starts, start)
-        whole = weight.bits.nbytes // mmap.PAGESIZE * mmap.PAGESIZE  # another one may begin in the last page
-        given = files.weights.obj
-        if isinstance(given, mmap.mmap) and start % mmap.PAGESIZE == 0 and whole and num_readers == 1:
-            given.madvise(mmap.MADV_DONTNEED, start, whole)
+    def __init__(self, graphs: Mapping[Verb, bytes], num_file_bytes: int) -> None:
+        self._models = {verb: Model.FromString(graph) for verb, graph in graphs.items()}
+        keys: set[_Key] = set()
+        maps: set[_Key] = set()
+        others: set[_Key] = set()  # that some node reads as they are
+        for model in self._models.values():
+            readers: dict[str, set[str]] = {}
+            for name, reader in _reads(model.graph):
+                readers.setdefault(name, set()).add(reader)
+            for tensor in filter(_is_external, model.graph.initializer):
+                key, its_readers = _key(tensor, num_file_bytes), readers.get(tensor.name, set())
+                keys.add(key)
+                if its_maps := its_readers - {_EMBEDDING}:
+                    types = {_MAPS.get(reader) for reader in its_maps}
+                    is_map = len(tensor.dims) == 2 and types == {tensor.data_type}
+                    (maps if is_map else others).add(key)
+        self._shapes: dict[_Key, tuple[int, ...]] = {}
+        for key in sorted(maps - others):
+            if shape := kernels.packed_shape(key.shape, is_int8=key.element_type == _UINT8):
+                self._shapes[key] = shape
+        self._place(sorted(keys), num_file_bytes)
+        if self.num_bytes > _MOST_TIMES * num_file_bytes + _MOST_MORE_BYTES:
+            raise ValueError(f"weights of {num_file_bytes} bytes would take {self.num_bytes} bytes of memory")
 
-    with ThreadPoolExecutor(usable_cpus()) as pool:  # Python's lock is free while one is written
-        list(pool.map(write, sorted(stored)))
-    for model in models.values():
-        for tensor in filter(_is_external, model.graph.initializer):
-            key = _key(tensor)
-            now = {_OFFSET: places[key], _LENGTH: sizes[key]}
-            for entry in tensor.external_data:
-                entry.value = str(now.get(entry.key, entry.value))
-            tensor.dims[:] = shapes.get(key, tensor.dims)
-    return VariantFiles({verb: model.SerializeToString() for verb, model in models.items()}, content)
+    def _place(self, keys: list[_Key], num_file_bytes: int) -> None:
+        """Give every weight a place; one that is stored for itself is packed where it is read."""
+        end, parts = 0, {0: list[_Key]()}  # of the file; weights that share bytes are in one
+        for key in keys:
+            if key.start >= end:
+                parts[start := key.start] = []
+            parts[start].append(key)
+            end = max(end, key.end)
+        self.pieces: list[Piece] = []
+        self._places: dict[_Key, int] = {}
+        self._packings: list[_Packing] = []
+        self.num_bytes = 0
+        for start, end in pairwise((*parts, num_file_bytes)):
+            part, place = parts[start], self.num_bytes
+            self.pieces.append(Piece(start, end, place))
+            self._places |= {key: place + key.start - start for key in part}
+            self.num_bytes += _rounded(end - start)
+            for key in part:
+                if key not in self._shapes:
+                    continue
+                self._packings.append(_Packing(key, end, self._places[key]))
+                if len(part) > 1:
+                    self._places[key] = self.num_bytes
+                self.num_bytes = max(self.num_bytes, self._places[key] + _rounded(self._num_bytes(key)))
+
+    def _num_bytes(self, key: _Key) -> int:
+        """Returns the size of a packed weight."""
+        return math.prod(self._shapes[key]) * _ELEMENT_BYTES[key.element_type]
+
+    def finish(self, content: memoryview, wait: Callable[[int], None]) -> VariantFiles:
+        """Pack the weights as they come; returns graphs and weights that only this processor can run."""
+
+        def pack(packing: _Packing) -> None:
+            wait(packing.end)
+            key, to = packing.key, content[self._places[packing.key] :]
+            bits = _bits(key._replace(start=packing.place), content)
+            values = bits.view(np.float32) if key.element_type == _FLOAT else bits
+            kernels.pack(values, np.frombuffer(to[: self._num_bytes(key)], np.uint8))
+
+        with ThreadPoolExecutor(usable_cpus()) as pool:  # Python's lock is free while one is packed
+            list(pool.map(pack, self._packings))
+        for model in self._models.values():
+            for tensor in filter(_is_external, model.graph.initializer):
+                key = _key(tensor, self.pieces[-1].end)
+                place = {_OFFSET: self._places[key]}
+                if key in self._shapes:
+                    place[_LENGTH] = self._num_bytes(key)
+                    tensor.dims[:] = self._shapes[key]
+                for entry in tensor.external_data:
+                    entry.value = str(place.get(entry.key, entry.value))
+        graphs = {verb: model.SerializeToString() for verb, model in self._models.items()}
+        return VariantFiles(graphs, content)
 
 
 def _reads(graph: Graph) -> Iterator[tuple[str, str]]:
@@ -161,32 +205,37 @@ def _reads(graph: Graph) -> Iterator[tuple[str, str]]:
             yield from ((name, "") for name, _ in _reads(attribute.g))
 
 
-def _key(tensor: Tensor) -> _Key:
-    return _place(tensor)[0], tensor.data_type, tuple(tensor.dims)
+def _rounded(num_bytes: int) -> int:
+    """Returns a size in whole lines, for a place at whose end another one begins."""
+    return -(-num_bytes // _LINE_BYTES) * _LINE_BYTES
 
 
 def _is_external(tensor: Tensor) -> bool:
     return bool(tensor.external_data)
 
 
-def _place(tensor: Tensor) -> tuple[int, int]:
-    """Returns where a weight begins in the file, and the number of its bytes."""
+def _key(tensor: Tensor, num_file_bytes: int) -> _Key:
+    """Returns where a weight lies in a file of that size.
+
+    Raises:
+        ValueError: It does not lie there.
+    """
     entries = {entry.key: entry.value for entry in tensor.external_data}
     try:
-        return int(entries[_OFFSET]), int(entries[_LENGTH])
+        start, length = int(entries[_OFFSET]), int(entries[_LENGTH])
     except (KeyError, ValueError):
         raise ValueError(f"the weight {tensor.name} has no place in the file of weights") from None
-
-
-def _weight(tensor: Tensor, content: memoryview) -> Weight:
-    start, length = _place(tensor)
-    end, num_elements = start + length, math.prod(tensor.dims)
-    element_bytes = _ELEMENT_BYTES.get(tensor.data_type, 0)
-    is_inside = min(tensor.dims, default=1) > 0 and 0 <= start < end <= len(content)
-    if not is_inside or length != num_elements * element_bytes or not element_bytes:
+    key = _Key(start, tensor.data_type, tuple(tensor.dims))
+    is_inside = min(key.shape, default=1) > 0 and 0 <= start < key.end <= num_file_bytes
+    if not is_inside or start + length != key.end:
         raise ValueError(
-            f"the weight {tensor.name} is bytes {start} to {end} of a file of {len(content)}, "
-            f"and has {num_elements} values of ONNX's type {tensor.data_type}"
+            f"the weight {tensor.name} is bytes {start} to {start + length} of a file of {num_file_bytes}, "
+            f"and has {math.prod(key.shape)} values of ONNX's type {tensor.data_type}"
         )
-    bits = np.frombuffer(content[start:end], f"u{element_bytes}").reshape(tensor.dims)
-    return Weight(tensor.name, tensor.data_type, bits)
+    return key
+
+
+def _bits(key: _Key, content: memoryview) -> Array:
+    """Returns the values of a weight as unsigned integers of the elements' size: a view into the content."""
+    bits = np.frombuffer(content[key.start : key.end], f"u{_ELEMENT_BYTES[key.element_type]}")
+    return bits.reshape(key.shape)

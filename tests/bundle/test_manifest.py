@@ -21,6 +21,7 @@ from seq2seq_serve.bundle.manifest import (
     Frames,
     LengthBound,
     Manifest,
+    Piece,
     Timestamps,
     VariantFiles,
     bundle_version,
@@ -87,27 +88,38 @@ def test_a_whole_bundle_is_loaded_with_all_that_the_server_needs(bundle_path, ra
     assert bundle.target_tokenizer.vocab_size == config.vocab_size
 
 
-def test_weights_can_be_used_while_they_are_read(bundle_path, damaged, monkeypatch):
-    monkeypatch.setattr(io, "_READ_BYTES", 1000)
-    content, seen = (bundle_path / "int8" / "weights.bin").read_bytes(), []
+class InTwoPieces:
+    """The second piece of the file comes first in memory."""
 
-    def copied(files, wait):
-        num_used = 0
-        for end in (1, 2500, len(content)):
+    def __init__(self, graphs, num_bytes):
+        self.graphs, self.num_bytes = graphs, num_bytes + 100
+        self.pieces = [Piece(0, 2500, self.num_bytes - 2500), Piece(2500, num_bytes, 0)]
+        self.seen = []
+
+    def finish(self, content, wait):
+        for end in (1, 2500, self.num_bytes - 100):
             wait(end)
-            seen.append(bytes(files.weights[num_used:end]) == content[num_used:end])
-            files.weights[:end] = bytes(end)  # as memory that is given back
-            num_used = end
-        return VariantFiles(files.graphs, memoryview(b"other weights"))
+            self.seen.append((bytes(content[-2500:]) + bytes(content[:-2600]))[:end])
+        content[:] = bytes(len(content))  # what is checked may be written over
+        return VariantFiles(self.graphs, memoryview(b"other weights"))
+
+
+def test_weights_are_used_while_they_are_read(bundle_path, damaged, monkeypatch):
+    monkeypatch.setattr(io, "_READ_BYTES", 1000)
+    content, layouts = (bundle_path / "int8" / "weights.bin").read_bytes(), []
+
+    def two_pieces(graphs, num_bytes):
+        layouts.append(InTwoPieces(graphs, num_bytes))
+        return layouts[-1]
 
     bundle = load_bundle(damaged)
-    assert bundle.read_variant(Precision.INT8, copied).weights == b"other weights"
-    assert seen == [True] * 3
+    assert bundle.read_variant(Precision.INT8, two_pieces).weights == b"other weights"
+    assert layouts[0].seen == [content[:1], content[:2500], content]
     broken = bytearray(content)
     broken[-1] ^= 1
     (damaged / "int8" / "weights.bin").write_bytes(broken)
     with pytest.raises(BundleError, match=r"weights\.bin was changed"):
-        bundle.read_variant(Precision.INT8, copied)
+        bundle.read_variant(Precision.INT8, two_pieces)
 
 
 def test_nobody_waits_for_weights_whose_file_cannot_be_read(damaged, monkeypatch):
@@ -129,13 +141,9 @@ def test_nobody_waits_for_weights_whose_file_cannot_be_read(damaged, monkeypatch
 
     monkeypatch.setattr(Path, "open", open_or_fail)
 
-    def wait_for_all(files, wait):
-        wait(len(content))
-        return files
-
     bundle = load_bundle(damaged, checks_content=False)
     with pytest.raises(OSError, match="the disk is gone"):
-        bundle.read_variant(Precision.INT8, wait_for_all)
+        bundle.read_variant(Precision.INT8, InTwoPieces)
 
 
 def test_a_file_is_checked_whole_though_it_is_read_in_parts(bundle_path, damaged, monkeypatch):

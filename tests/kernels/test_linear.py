@@ -40,7 +40,7 @@ def embedding_of(table):
 
 
 def packed_of(weight):
-    packed = np.zeros(kernels.packed_shape(weight), np.float32)
+    packed = np.zeros(kernels.packed_shape(weight.shape, is_int8=False), np.float32)
     kernels.pack(weight, packed)
     return packed
 

@@ -292,7 +292,7 @@ def test_no_rows_have_no_products_and_no_candidates(count, has_kernels, bits):
 
 
 def packed_of(weights):
-    packed = np.zeros(kernels.packed_shape(weights), np.uint8)
+    packed = np.zeros(kernels.packed_shape(weights.shape, is_int8=True), np.uint8)
     kernels.pack(weights, packed)
     return packed
 

@@ -1,7 +1,6 @@
 """A graph's weights are found in memory, and the graph forgets its file."""
 
 import math
-import mmap
 
 import numpy as np
 import pytest
@@ -10,7 +9,8 @@ from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import VariantFiles
 from seq2seq_serve.bundle.names import Verb
 from seq2seq_serve.protos.onnx_weights_pb2 import Attribute, ExternalData, Graph, Model, Node, Tensor
-from seq2seq_serve.server.runner.weights import pack_maps, take_weights
+from seq2seq_serve.server.runner import weights
+from seq2seq_serve.server.runner.weights import PackedMaps, take_weights
 
 DOMAIN = "seq2seq_serve"
 
@@ -49,54 +49,73 @@ def graph_of_maps(*places: tuple[int, list[int]]) -> bytes:
     return model.SerializeToString()
 
 
+def packed_files(graphs: dict[Verb, bytes], content: bytes, asked: list[int] | None = None) -> VariantFiles:
+    """The files as the server packs them; each byte is read when it is first asked for."""
+    layout = PackedMaps(graphs, len(content))
+    assert layout.num_bytes % 64 == 0
+    assert [piece.end for piece in layout.pieces][:-1] == [piece.start for piece in layout.pieces][1:]
+    memory = memoryview(bytearray(b"\xee" * layout.num_bytes))
+    num_read = 0
+
+    def come(num_bytes: int) -> None:
+        nonlocal num_read
+        if asked is not None:
+            asked.append(num_bytes)
+        for start, end, place in layout.pieces:
+            first, last = max(start, num_read), min(end, num_bytes)
+            if first < last:
+                memory[place + first - start : place + last - start] = content[first:last]
+        num_read = max(num_read, num_bytes)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(weights, "usable_cpus", lambda: 1)  # one is packed after the other
+        files = layout.finish(memory, come)
+    come(len(content))
+    return files
+
+
 def test_weights_are_packed_as_they_come():
     content = bytes(range(256)) * 16
-    graphs = {Verb.STEP: graph_of_maps((2048, [64, 32]), (0, [16, 32]), (512, [48, 32]))}
-    memory, asked = bytearray(len(content)), []
+    graphs = {Verb.STEP: graph_of_maps((2048, [64, 32]), (64, [16, 32]), (640, [40, 33]))}
+    asked: list[int] = []
+    packed = packed_files(graphs, content, asked)
+    ends = [640, 2048, 4096] if kernels.instructions() else []
+    assert asked == [*ends, 4096], "with the bytes between a weight and the next one"
+    _, found = take_weights(packed.graphs[Verb.STEP], packed.weights, "")
+    for weight, (start, dims) in zip(found, ((2048, [64, 32]), (64, [16, 32]), (640, [40, 33])), strict=True):
+        np.testing.assert_array_equal(weight.bits, packed_here(content, start, dims))
 
-    def come(num_bytes):
-        asked.append(num_bytes)
-        memory[:num_bytes] = content[:num_bytes]
 
-    packed = pack_maps(VariantFiles(graphs, memoryview(memory)), come)
-    if not kernels.instructions():
-        return
-    assert sorted(asked) == [512, 2048, 4096]
-    whole = pack_maps(VariantFiles(graphs, memoryview(content)))
-    assert bytes(packed.weights) == bytes(whole.weights)
+def packed_here(content: bytes, start: int, dims: list[int]) -> np.ndarray:
+    """The weights (I, O) that begin there as they lie in memory: packed, if anything packs them."""
+    raw = np.frombuffer(content[start : start + math.prod(dims)], np.uint8).reshape(dims)
+    shape = kernels.packed_shape(raw.shape, is_int8=True)
+    if shape is None:
+        return raw
+    expected = np.full(shape, 0xEE, np.uint8)
+    kernels.pack(raw, expected)
+    return expected
 
 
 def test_packed_weights_lie_apart_and_once_for_all_graphs():
     """Also those of other shapes whose equal bytes are stored once, such as zeros."""
-    content, page = bytes(range(256)) * 64, mmap.PAGESIZE
+    content = bytes(range(256)) * 64
     graphs = {
         Verb.ENCODE: graph_of_maps((0, [16, 32])),
-        Verb.STEP: graph_of_maps((0, [16, 32]), (page, [80, 60]), (0, [32, 16]), (2 * page + 768, [16, 16])),
+        Verb.STEP: graph_of_maps((0, [16, 32]), (4096, [80, 60]), (0, [32, 16]), (8960, [16, 16])),
     }
-    memory = mmap.mmap(-1, len(content), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory[:] = content
-    files = VariantFiles(graphs, memoryview(memory))
-    packed = pack_maps(files)
-    if not kernels.instructions():
-        assert packed is files
-        return
-    assert not any(memory[page : 2 * page]), "the memory of weights is given back once they are packed"
-    assert memory[:512] == content[:512], "but not that of weights which others read in another shape"
-    assert memory[2 * page :] == content[2 * page :], "nor that of the page in which others begin"
+    packed = packed_files(graphs, content)
     found = {verb: take_weights(graph, packed.weights, "")[1] for verb, graph in packed.graphs.items()}
     one, other, equal_bytes, neighbour = found[Verb.STEP]
     assert (one.bits == found[Verb.ENCODE][0].bits).all()
     assert one.bits.ctypes.data == found[Verb.ENCODE][0].bits.ctypes.data
     for weight, dims, start in (
-        (one, (16, 32), 0),
-        (other, (80, 60), page),
-        (equal_bytes, (32, 16), 0),
-        (neighbour, (16, 16), 2 * page + 768),
+        (one, [16, 32], 0),
+        (other, [80, 60], 4096),
+        (equal_bytes, [32, 16], 0),
+        (neighbour, [16, 16], 8960),
     ):
-        expected = np.zeros(kernels.packed_shape(np.empty(dims, np.uint8)), np.uint8)
-        raw = np.frombuffer(content[start : start + math.prod(dims)], np.uint8).reshape(dims)
-        kernels.pack(raw, expected)
-        np.testing.assert_array_equal(weight.bits, expected)
+        np.testing.assert_array_equal(weight.bits, packed_here(content, start, dims))
 
 
 @pytest.mark.skipif(not kernels.instructions(), reason="nothing packs weights here")
@@ -108,9 +127,8 @@ def test_packed_weights_lie_apart_and_once_for_all_graphs():
     ],
 )
 def test_weights_outside_of_their_file_are_not_packed(places, message):
-    files = VariantFiles({Verb.STEP: graph_of_maps(*places)}, memoryview(bytes(2048)))
     with pytest.raises(ValueError, match=message):
-        pack_maps(files)
+        PackedMaps({Verb.STEP: graph_of_maps(*places)}, 2048)
 
 
 def float_graph(*nodes: Node, is_int8: bool = False) -> bytes:
@@ -124,7 +142,7 @@ def float_graph(*nodes: Node, is_int8: bool = False) -> bytes:
 @pytest.mark.skipif(not kernels.instructions(), reason="nothing packs weights here")
 def test_a_matrix_that_other_operators_read_is_not_packed():
     """A table of embeddings is shared with the output projection, if both operators are the project's own."""
-    content = memoryview(np.arange(40 * 24, dtype=np.float32).tobytes())
+    content = np.arange(40 * 24, dtype=np.float32).tobytes()
     linear, look_up, int8, int8_look_up, choice = (
         Node(domain=DOMAIN, op_type=name, input=["x", "w"])
         for name in ("Linear", "Embedding", "QuantizedLinear", "QuantizedEmbedding", "Choice")
@@ -134,8 +152,7 @@ def test_a_matrix_that_other_operators_read_is_not_packed():
     branching = Node(op_type="If", input=["x"], attribute=[Attribute(g=Graph(node=[linear]))])
 
     def shapes(*graphs: bytes) -> list[tuple[int, ...]]:
-        files = VariantFiles(dict(zip(Verb, graphs, strict=False)), content)
-        packed = pack_maps(files)
+        packed = packed_files(dict(zip(Verb, graphs, strict=False)), content)
         found = [take_weights(graph, packed.weights, "")[1] for graph in packed.graphs.values()]
         return [weight.bits.shape for [weight] in found]
 
@@ -143,7 +160,7 @@ def test_a_matrix_that_other_operators_read_is_not_packed():
     assert shapes(float_graph(linear), float_graph(gather)) == [(40, 24)] * 2
     assert shapes(float_graph(linear, gather)) == [(40, 24)]
     assert shapes(float_graph(look_up)) == [(40, 24)]
-    packed = kernels.packed_shape(np.empty((40, 24), np.uint8))
+    packed = kernels.packed_shape((40, 24), is_int8=True)
     for nodes in ([int8, int8_look_up], [int8_look_up]):
         assert shapes(float_graph(*nodes, is_int8=True)) == [packed]
     assert shapes(float_graph(int8, gather, is_int8=True)) == [(40, 24)]
@@ -156,9 +173,8 @@ def test_a_weight_whose_type_has_another_size_is_refused(data_type):
     """Before anything is packed, which would write beyond its memory."""
     model = Model.FromString(float_graph(Node(domain=DOMAIN, op_type="Linear", input=["x", "w"])))
     model.graph.initializer[0].data_type = data_type
-    files = VariantFiles({Verb.STEP: model.SerializeToString()}, memoryview(bytes(40 * 24 * 4)))
     with pytest.raises(ValueError, match=f"960 values of ONNX's type {data_type}"):
-        pack_maps(files)
+        PackedMaps({Verb.STEP: model.SerializeToString()}, 40 * 24 * 4)
 
 
 @pytest.mark.skipif(not kernels.instructions(), reason="nothing packs weights here")
@@ -171,6 +187,5 @@ def test_weights_that_would_take_far_more_memory_than_their_file_are_refused():
             Tensor(name=f"w{number}", data_type=1, dims=[1, 4000], external_data=data)
         )
         model.graph.node.append(Node(domain=DOMAIN, op_type="Linear", input=["x", f"w{number}"]))
-    files = VariantFiles({Verb.STEP: model.SerializeToString()}, memoryview(bytes(2**15)))
     with pytest.raises(ValueError, match="weights of 32768 bytes would take"):
-        pack_maps(files)
+        PackedMaps({Verb.STEP: model.SerializeToString()}, 2**15)
