@@ -48,8 +48,17 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def new_memory(num_bytes: int) -> memoryview:
-    """Returns memory of zeros, which the system gets back as soon as its last user is gone."""
+def new_memory(num_bytes: int, descriptor: int | None = None) -> memoryview:
+    """Returns memory of zeros, which the system gets back as soon as its last user is gone.
+
+    Args:
+        num_bytes: Its size.
+        descriptor: An empty file in memory (`memfd_create`), which other processes can map; None for this
+            process alone.
+    """
+    if descriptor is not None:
+        os.ftruncate(descriptor, max(num_bytes, 1))
+        return memoryview(mmap.mmap(descriptor, max(num_bytes, 1)))[:num_bytes]
     content = mmap.mmap(-1, max(num_bytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):  # the first use of each page takes its time
         with contextlib.suppress(OSError):  # of a kernel without them

@@ -146,10 +146,14 @@ def pack(weights: Weights, packed: Weights) -> None:
 
     Args:
         weights: `(I, O)` uint8, 128 above their levels, or `(O, I)` float32, without gaps.
-        packed: Of the shape `packed_shape`, without gaps. It may begin where the weights do.
+        packed: Zeros of the shape `packed_shape`, without gaps, or memory that begins where the weights do.
+
+    Raises:
+        MemoryError: There is no memory for a copy of some of them.
     """
     function = _function("pack_int8" if weights.dtype == np.uint8 else "pack_floats")
-    function(weights.ctypes.data, *weights.shape, packed.ctypes.data)
+    if not function(weights.ctypes.data, *weights.shape, packed.ctypes.data):
+        raise MemoryError("no memory to pack weights")
 
 
 class _Tensors(ctypes.Structure):
@@ -213,9 +217,9 @@ _TYPES = {
     "instructions": ((), ctypes.c_char_p),
     "is_complete": ((), ctypes.c_bool),
     "packed_shape": ((ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
-    "pack_int8": ((ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
+    "pack_int8": ((ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), ctypes.c_bool),
     "packed_float_shape": ((ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
-    "pack_floats": ((ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
+    "pack_floats": ((ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), ctypes.c_bool),
 }
 
 

@@ -289,15 +289,13 @@ struct Packing {
   size_t size() const { return shape[0] * shape[1] * shape[2] * shape[3] * shape[4]; }
 };
 
-// Packs weights (I, O), which lie 128 above their levels, into memory that may begin where they do.
+// Packs weights (I, O), which lie 128 above their levels, into zeros.
 static void pack(const Instructions &how, const uint8_t *weights, size_t inputs, size_t outputs, int8_t *to) {
   const size_t depth = depth_of(inputs), strip = how.strip, group = how.group;
-  const std::vector<uint8_t> rows(weights, weights + inputs * outputs);
-  std::fill_n(to, Packing(how, depth, outputs).size(), 0);
   for (size_t first = 0; first < outputs; first += strip)
     for (size_t i = 0; i < inputs; i++) {
       int8_t *here = to + first * depth + i / group * strip * group + i % group;
-      for (size_t o = first; o < std::min(first + strip, outputs); o++, here += group) *here = rows[i * outputs + o] - 128;
+      for (size_t o = first; o < std::min(first + strip, outputs); o++, here += group) *here = weights[i * outputs + o] - 128;
     }
 }
 

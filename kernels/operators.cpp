@@ -631,9 +631,20 @@ extern "C" void packed_shape(int64_t inputs, int64_t outputs, int64_t *shape) {
   std::copy(packing.shape, packing.shape + 5, shape);
 }
 
-// Packs weights (I, O), which lie 128 above their levels.
-extern "C" void pack_int8(const uint8_t *weights, int64_t inputs, int64_t outputs, int8_t *to) {
-  pack(*instructions_here(), weights, inputs, outputs, to);
+// Packs weights (I, O), which lie 128 above their levels, into zeros, or into memory that begins where they do. Returns
+// whether there is enough memory.
+extern "C" bool pack_int8(const uint8_t *weights, int64_t inputs, int64_t outputs, int8_t *to) try {
+  const Instructions &how = *instructions_here();
+  std::vector<uint8_t> copy;
+  if (static_cast<const void *>(weights) == to) {
+    copy.assign(weights, weights + inputs * outputs);
+    std::fill_n(to, Packing(how, depth_of(inputs), outputs).size(), 0);
+    weights = copy.data();
+  }
+  pack(how, weights, inputs, outputs, to);
+  return true;
+} catch (const std::bad_alloc &) {
+  return false;
 }
 
 // Writes the shape (3,) in which weights of floats are packed: (O / PANEL, I, PANEL), with O rounded up to whole groups.
@@ -641,9 +652,12 @@ extern "C" void packed_float_shape(int64_t outputs, int64_t inputs, int64_t *sha
   shape[0] = size_in_panels(1, outputs) / PANEL, shape[1] = inputs, shape[2] = PANEL;
 }
 
-// Packs weights (O, I).
-extern "C" void pack_floats(const float *weights, int64_t outputs, int64_t inputs, float *to) {
+// Packs weights (O, I), also into memory that begins where they do. Returns whether there is enough memory.
+extern "C" bool pack_floats(const float *weights, int64_t outputs, int64_t inputs, float *to) try {
   write_panels(weights, inputs, outputs, to);
+  return true;
+} catch (const std::bad_alloc &) {
+  return false;
 }
 
 // ONNX Runtime calls this for each session that loads the library. A session that gets an error runs the definitions.

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import threading
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,7 @@ from benchmarks.load.drive import Clock, closed_loop, static_batches
 from benchmarks.load.mix import Job, Outcome, engine_request
 from seq2seq_serve.bundle.manifest import Manifest, load_bundle
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
-from seq2seq_serve.server.engine.async_engine import AsyncEngine
+from seq2seq_serve.server.engine.async_engine import AsyncEngine, Stream
 from seq2seq_serve.server.engine.core import Core
 from seq2seq_serve.server.engine.request import Constraints, Request
 from seq2seq_serve.server.engine.result import Result, Turn
@@ -159,20 +160,20 @@ class DrivenEngine:
             outcome.num_tokens = min(outcome.num_tokens, job.num_tokens)
         return outcomes
 
-    def decode(self, requests: Sequence[Request]) -> list[Result]:
-        """Submit all requests at once; returns their results in order.
+    def decode(self, requests: Iterable[Request]) -> list[Result]:
+        """Submit all requests, some hundreds in a call; returns their results in order.
 
         Raises:
             ServerError: A request failed.
         """
         return self._run(self._decode(requests))
 
-    async def _decode(self, requests: Sequence[Request]) -> list[Result]:
+    async def _decode(self, requests: Iterable[Request]) -> list[Result]:
+        waiting = iter(requests)
         with ExitStack() as stack:
-            streams = []
-            for start in range(0, len(requests), _CALL_REQUESTS):
-                call = self._engine.submitted(requests[start : start + _CALL_REQUESTS])
-                streams += stack.enter_context(call)
+            streams = list[Stream]()
+            while call := list(islice(waiting, _CALL_REQUESTS)):
+                streams += stack.enter_context(self._engine.submitted(call))
                 await asyncio.sleep(0)
             return [checked(await stream.wait()) for stream in streams]
 

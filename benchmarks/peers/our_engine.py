@@ -94,7 +94,8 @@ def _serve(connection: Connection, bundle_path: Path, config: RunnerConfig) -> N
         # The longest first, as the peers get them.
         order = sorted(range(len(sources)), key=lambda place: -len(sources[place]))
         settings = settings_of(manifest)  # once for all sources of a call, as a server does
-        requests = [_request(manifest, settings, sources[place], search) for place in order]
+        # One by one, as a server gets them: the first are decoded before the last are made.
+        requests = (_request(manifest, settings, sources[place], search) for place in order)
         results = engine.decode(requests)
         targets: list[list[int]] = [[] for _ in sources]
         for place, result in zip(order, results, strict=True):

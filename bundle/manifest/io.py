@@ -55,10 +55,9 @@ class VariantFiles:
 
 
 class Piece(NamedTuple):
-    """The bytes of a file from `start` up to, not including, `end`, and their place in memory."""
+    """The next bytes of a file, and their place in memory."""
 
-    start: int
-    end: int
+    num_bytes: int
     place: int
 
 
@@ -78,15 +77,15 @@ class Layout(Protocol):
 
         Args:
             content: The memory, into which the file is being read.
-            wait: Waits until that many bytes of the file are there, or reading fails: then what is returned
-                is dropped. No byte before is written after that.
+            wait: Waits until that many bytes of the file are there and checked, or reading fails: then what
+                is returned is dropped.
         """
 
 
 class _AsItIs(Layout):
     def __init__(self, graphs: Mapping[Verb, bytes], num_bytes: int) -> None:
         self._graphs = dict(graphs)
-        self.num_bytes, self.pieces = num_bytes, [Piece(0, num_bytes, 0)]
+        self.num_bytes, self.pieces = num_bytes, [Piece(num_bytes, 0)]
 
     def finish(self, content: memoryview, wait: Callable[[int], None]) -> VariantFiles:  # noqa: ARG002
         return VariantFiles(self._graphs, content)
@@ -107,20 +106,24 @@ class Bundle:
     target_tokenizer: Tokenizer
 
     def read_variant(
-        self, precision: Precision, layout: Callable[[Mapping[Verb, bytes], int], Layout] = _AsItIs
+        self,
+        precision: Precision,
+        layout: Callable[[Mapping[Verb, bytes], int], Layout] = _AsItIs,
+        memory: int | None = None,
     ) -> VariantFiles:
         """Read the files of a precision, each once.
 
         Args:
             precision: One of the manifest's.
             layout: Returns where the weights lie in memory, given the graphs and the size of the weights.
+            memory: The descriptor of a file in memory to read them into, as for `new_memory`.
 
         Raises:
             BundleError: A file is not that of the manifest.
         """
         variant = self.manifest.variants[precision]
         graphs = {verb: bytes(_read(self.path, graph.file)) for verb, graph in variant.graphs.items()}
-        return _read_as(layout(graphs, variant.weights.size_bytes), self.path, variant.weights)
+        return _read_as(layout(graphs, variant.weights.size_bytes), self.path, variant.weights, memory)
 
 
 def file_spec(folder: Path, file: str) -> FileSpec:
@@ -225,7 +228,7 @@ def _read(folder: Path, spec: FileSpec) -> memoryview:
     return _read_as(_AsItIs({}, spec.size_bytes), folder, spec).weights
 
 
-def _read_as(layout: Layout, folder: Path, spec: FileSpec) -> VariantFiles:
+def _read_as(layout: Layout, folder: Path, spec: FileSpec, memory: int | None = None) -> VariantFiles:
     """Read a file as a layout tells, which uses it while it is read and its checksum is compared.
 
     Raises:
@@ -233,7 +236,7 @@ def _read_as(layout: Layout, folder: Path, spec: FileSpec) -> VariantFiles:
     """
     if problems := _place_problems(folder, spec):
         raise BundleError(folder, problems)
-    content, sha256, num_checked = new_memory(layout.num_bytes), hashlib.sha256(), 0
+    content, sha256, num_checked = new_memory(layout.num_bytes, memory), hashlib.sha256(), 0
     news = threading.Condition()
 
     def check(part: memoryview) -> None:
@@ -245,9 +248,9 @@ def _read_as(layout: Layout, folder: Path, spec: FileSpec) -> VariantFiles:
 
     def read() -> None:
         with (folder / spec.file).open("rb") as stream, ThreadPoolExecutor(1) as checking:
-            for start, end, place in layout.pieces:
-                for first in range(place, place + end - start, _READ_BYTES):
-                    part = content[first : min(first + _READ_BYTES, place + end - start)]
+            for num_bytes, place in layout.pieces:
+                for first in range(place, place + num_bytes, _READ_BYTES):
+                    part = content[first : min(first + _READ_BYTES, place + num_bytes)]
                     count = stream.readinto(part)
                     checking.submit(check, part[:count])  # while the next ones are read
 

@@ -103,31 +103,37 @@ def create_engine(
     Raises:
         ValueError: The bundle cannot be used here; the message names it.
     """
-    all_files = [read_files(bundle, sizing.precision, sizing.provider)]
-    if (draft := sizing.draft) is not None:
-        all_files.append(read_files(draft.bundle, draft.sizing.precision, draft.sizing.provider))
-    contents = [files.weights for files in all_files]
+    models, draft = [(bundle, sizing)], sizing.draft
+    if draft is not None:
+        models.append((draft.bundle, draft.sizing))
+    is_thread = sizing.num_instances == 1 and sizing.provider == CPU
     token_bytes = bundle.target_tokenizer.token_bytes
     is_text = names.SOURCE_IDS in bundle.manifest.sources
     shares_ids = is_text and bundle.source_tokenizer.token_bytes == token_bytes
-    spec = CoreSpec(
-        model_name=model_name,
-        bundle=without_tokenizers(bundle),
-        runner=config.runner,
-        sizing=sizing,
-        graphs=tuple(files.graphs for files in all_files),
-        limits=LIMITS[sizing.provider],
-        copied_source=names.SOURCE_IDS if shares_ids else None,
-        token_bytes=token_bytes,
-        log_level=config.log_level,
-        log_format=config.log_format,
-    )
-    cores: list[CoreHandle]
-    if sizing.num_instances == 1 and sizing.provider == CPU:
-        cores = [ThreadCore(sizing.num_slots, partial(started_core, spec, contents))]
-    else:
-        with ExitStack() as stack:
-            weights = [stack.enter_context(shared_memory(content)) for content in contents]
-            cores = [ProcessCore(spec, weights) for _ in range(sizing.num_instances)]
+    with ExitStack() as stack:
+        memories = [None if is_thread else stack.enter_context(shared_memory()) for _ in models]
+        all_files = [
+            read_files(bundle, sizing.precision, sizing.provider, memory)
+            for (bundle, sizing), memory in zip(models, memories, strict=True)
+        ]
+        spec = CoreSpec(
+            model_name=model_name,
+            bundle=without_tokenizers(bundle),
+            runner=config.runner,
+            sizing=sizing,
+            graphs=tuple(files.graphs for files in all_files),
+            limits=LIMITS[sizing.provider],
+            copied_source=names.SOURCE_IDS if shares_ids else None,
+            token_bytes=token_bytes,
+            log_level=config.log_level,
+            log_format=config.log_format,
+        )
+        cores: list[CoreHandle]
+        if is_thread:
+            contents = [files.weights for files in all_files]
+            cores = [ThreadCore(sizing.num_slots, partial(started_core, spec, contents))]
+        else:
+            descriptors = [memory for memory in memories if memory is not None]
+            cores = [ProcessCore(spec, descriptors) for _ in range(sizing.num_instances)]
     feeds_prefix = Verb.DECODE not in spec.graphs[0]
     return AsyncEngine(model_name, cores, config.queue, record, feeds_prefix=feeds_prefix)

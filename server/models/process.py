@@ -224,12 +224,10 @@ def _signals_blocked() -> Iterator[None]:
 
 
 @contextmanager
-def shared_memory(content: memoryview) -> Iterator[int]:
-    """Yields a descriptor of memory with a copy of the content, which other processes can map."""
+def shared_memory() -> Iterator[int]:
+    """Yields a descriptor of an empty file in memory, which other processes can map."""
     descriptor = os.memfd_create("weights")
     try:
-        with open(descriptor, "wb", closefd=False) as file:
-            file.write(content)
         yield descriptor
     finally:
         os.close(descriptor)

@@ -242,15 +242,23 @@ class OnnxDevice:
         binding.bind_output(name, self._provider, _DEVICE_ID)
 
 
-def read_files(bundle: Bundle, precision: Precision, provider: str) -> VariantFiles:
+def read_files(
+    bundle: Bundle, precision: Precision, provider: str, memory: int | None = None
+) -> VariantFiles:
     """Read graphs and weights to run here; the project's operators get the weights of maps packed.
+
+    Args:
+        bundle: A checked bundle.
+        precision: One of the manifest's.
+        provider: Runs the graphs.
+        memory: As for `Bundle.read_variant`.
 
     Raises:
         BundleError: A file is not that of the manifest.
     """
     if provider == CPU and has_operators():
-        return bundle.read_variant(precision, PackedMaps)
-    return bundle.read_variant(precision)
+        return bundle.read_variant(precision, PackedMaps, memory)
+    return bundle.read_variant(precision, memory=memory)
 
 
 def has_operators() -> bool:

@@ -118,6 +118,7 @@ class PackedMaps(Layout):
     """
 
     def __init__(self, graphs: Mapping[Verb, bytes], num_file_bytes: int) -> None:
+        self._num_file_bytes = num_file_bytes
         self._models = {verb: Model.FromString(graph) for verb, graph in graphs.items()}
         keys: set[_Key] = set()
         maps: set[_Key] = set()
@@ -137,11 +138,11 @@ class PackedMaps(Layout):
         for key in sorted(maps - others):
             if shape := kernels.packed_shape(key.shape, is_int8=key.element_type == _UINT8):
                 self._shapes[key] = shape
-        self._place(sorted(keys), num_file_bytes)
+        self._place(sorted(keys))
         if self.num_bytes > _MOST_TIMES * num_file_bytes + _MOST_MORE_BYTES:
             raise ValueError(f"weights of {num_file_bytes} bytes would take {self.num_bytes} bytes of memory")
 
-    def _place(self, keys: list[_Key], num_file_bytes: int) -> None:
+    def _place(self, keys: list[_Key]) -> None:
         """Give every weight a place; one that is stored for itself is packed where it is read."""
         end, parts = 0, {0: list[_Key]()}  # of the file; weights that share bytes are in one
         for key in keys:
@@ -153,9 +154,9 @@ class PackedMaps(Layout):
         self._places: dict[_Key, int] = {}
         self._packings: list[_Packing] = []
         self.num_bytes = 0
-        for start, end in pairwise((*parts, num_file_bytes)):
+        for start, end in pairwise((*parts, self._num_file_bytes)):
             part, place = parts[start], self.num_bytes
-            self.pieces.append(Piece(start, end, place))
+            self.pieces.append(Piece(end - start, place))
             self._places |= {key: place + key.start - start for key in part}
             self.num_bytes += _rounded(end - start)
             for key in part:
@@ -164,9 +165,9 @@ class PackedMaps(Layout):
                 self._packings.append(_Packing(key, end, self._places[key]))
                 if len(part) > 1:
                     self._places[key] = self.num_bytes
-                self.num_bytes = max(self.num_bytes, self._places[key] + _rounded(self._num_bytes(key)))
+                self.num_bytes = max(self.num_bytes, self._places[key] + _rounded(self._packed_bytes(key)))
 
-    def _num_bytes(self, key: _Key) -> int:
+    def _packed_bytes(self, key: _Key) -> int:
         """Returns the size of a packed weight."""
         return math.prod(self._shapes[key]) * _ELEMENT_BYTES[key.element_type]
 
@@ -178,19 +179,19 @@ class PackedMaps(Layout):
             key, to = packing.key, content[self._places[packing.key] :]
             bits = _bits(key._replace(start=packing.place), content)
             values = bits.view(np.float32) if key.element_type == _FLOAT else bits
-            kernels.pack(values, np.frombuffer(to[: self._num_bytes(key)], np.uint8))
+            kernels.pack(values, np.frombuffer(to[: self._packed_bytes(key)], np.uint8))
 
         with ThreadPoolExecutor(usable_cpus()) as pool:  # Python's lock is free while one is packed
             list(pool.map(pack, self._packings))
         for model in self._models.values():
             for tensor in filter(_is_external, model.graph.initializer):
-                key = _key(tensor, self.pieces[-1].end)
-                place = {_OFFSET: self._places[key]}
+                key = _key(tensor, self._num_file_bytes)
+                entries = {_OFFSET: self._places[key]}
                 if key in self._shapes:
-                    place[_LENGTH] = self._num_bytes(key)
+                    entries[_LENGTH] = self._packed_bytes(key)
                     tensor.dims[:] = self._shapes[key]
                 for entry in tensor.external_data:
-                    entry.value = str(place.get(entry.key, entry.value))
+                    entry.value = str(entries.get(entry.key, entry.value))
         graphs = {verb: model.SerializeToString() for verb, model in self._models.items()}
         return VariantFiles(graphs, content)
 

@@ -93,14 +93,14 @@ class InTwoPieces:
 
     def __init__(self, graphs, num_bytes):
         self.graphs, self.num_bytes = graphs, num_bytes + 100
-        self.pieces = [Piece(0, 2500, self.num_bytes - 2500), Piece(2500, num_bytes, 0)]
+        self.pieces = [Piece(2500, self.num_bytes - 2500), Piece(num_bytes - 2500, 0)]
         self.seen = []
 
     def finish(self, content, wait):
-        for end in (1, 2500, self.num_bytes - 100):
-            wait(end)
-            self.seen.append((bytes(content[-2500:]) + bytes(content[:-2600]))[:end])
-        content[:] = bytes(len(content))  # what is checked may be written over
+        for num_bytes, part in ((1, content[-2500:-2499]), (2500, content[-2499:]), (None, content[:-2600])):
+            wait(num_bytes or self.num_bytes - 100)
+            self.seen.append(bytes(part))
+            part[:] = bytes(len(part))  # what is checked may be written over
         return VariantFiles(self.graphs, memoryview(b"other weights"))
 
 
@@ -114,7 +114,7 @@ def test_weights_are_used_while_they_are_read(bundle_path, damaged, monkeypatch)
 
     bundle = load_bundle(damaged)
     assert bundle.read_variant(Precision.INT8, two_pieces).weights == b"other weights"
-    assert layouts[0].seen == [content[:1], content[:2500], content]
+    assert layouts[0].seen == [content[:1], content[1:2500], content[2500:]]
     broken = bytearray(content)
     broken[-1] ^= 1
     (damaged / "int8" / "weights.bin").write_bytes(broken)

@@ -40,8 +40,11 @@ def embedding_of(table):
 
 
 def packed_of(weight):
-    packed = np.zeros(kernels.packed_shape(weight.shape, is_int8=False), np.float32)
-    kernels.pack(weight, packed)
+    """Weights that are packed where they lie, in memory that was in use before."""
+    packed = np.full(kernels.packed_shape(weight.shape, is_int8=False), np.nan, np.float32)
+    there = packed.reshape(-1)[: weight.size].reshape(weight.shape)
+    there[:] = weight
+    kernels.pack(there, packed)
     return packed
 
 

@@ -292,8 +292,14 @@ def test_no_rows_have_no_products_and_no_candidates(count, has_kernels, bits):
 
 
 def packed_of(weights):
-    packed = np.zeros(kernels.packed_shape(weights.shape, is_int8=True), np.uint8)
-    kernels.pack(weights, packed)
+    """Weights that are packed where they lie, in memory that was in use before."""
+    packed = np.full(kernels.packed_shape(weights.shape, is_int8=True), 0xEE, np.uint8)
+    there = packed.reshape(-1)[: weights.size].reshape(weights.shape)
+    there[:] = weights
+    kernels.pack(there, packed)
+    apart = np.zeros_like(packed)
+    kernels.pack(weights, apart)
+    np.testing.assert_array_equal(packed, apart)
     return packed
 
 
