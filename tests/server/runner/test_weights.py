@@ -54,7 +54,7 @@ def packed_files(graphs: dict[Verb, bytes], content: bytes, asked: list[int] | N
     layout = PackedMaps(graphs, len(content))
     assert layout.num_bytes % 64 == 0
     assert sum(piece.num_bytes for piece in layout.pieces) == len(content)
-    memory = memoryview(bytearray(b"\xee" * layout.num_bytes))
+    memory = memoryview(bytearray(layout.num_bytes))
     num_read = 0
 
     def come(num_bytes: int) -> None:
@@ -95,7 +95,7 @@ def packed_here(content: bytes, start: int, dims: list[int]) -> np.ndarray:
     shape = kernels.packed_shape(raw.shape, is_int8=True)
     if shape is None:
         return raw
-    expected = np.full(shape, 0xEE, np.uint8)
+    expected = np.zeros(shape, np.uint8)
     kernels.pack(raw, expected)
     return expected
 
