@@ -36,7 +36,7 @@ _LINE_BYTES = 64
 
 
 class _Key(NamedTuple):
-    """What a weight is: where it begins in the file, its type and its shape.
+    """Names a weight by its beginning in the file, its type and its shape.
 
     Equal bytes, such as zeros, are stored once, for weights of any shape.
     """
