@@ -87,6 +87,7 @@ from seq2seq_serve.export.huggingface.exporter import (
     MAX_MEAN_DIFFERENCE,
     export_checkpoint,
 )
+from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.training.config import TransformerConfig
 from seq2seq_serve.training.huggingface.dialect import Limits
 from seq2seq_serve.training.run import TrainedModel
@@ -222,7 +223,7 @@ def _contenders(
     else:
         export_bundle(model, folder / "bundle", precisions)
     settings = settings_of(load_bundle(folder / "bundle").manifest)
-    num_slots = min(max(work.num_rows for work in suite.works), suite.max_slots)
+    num_slots = min(max(work.num_rows for work in suite.works), RunnerConfig.max_slots)
     # One batch on all cores, and one batch per core: batches at once, and threads per batch.
     threads = [(1, num_cores)] if suite.one_batch else sorted({(1, num_cores), (num_cores, 1)})
     for precision, setting in product(precisions, threads):

@@ -12,7 +12,6 @@ import torch
 
 from benchmarks.random_models import untrained
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.training.config import EOS_ID, UNK_ID, ModelConfig, TransformerConfig
 from seq2seq_serve.training.data.text_files import read_lines
 from seq2seq_serve.training.models.registry import make_model
@@ -31,7 +30,6 @@ _IMPORTED_LENGTH = (
 )
 FIRST_WORD, NUM_AFTER_WORDS = 700, 300  # ids between these are ordinary tokens of every checkpoint
 _LABELS = ("greedy", 1), (f"beam {BEAM_SIZE}", BEAM_SIZE)
-_MANY_SLOTS = 128
 _MULTI30K_FILES = "tok/test_2016_flickr.lc.norm.tok.{}.gz"  # lower case, cut into words by Moses
 
 
@@ -117,7 +115,6 @@ class Suite:
 
     Attributes:
         model: A model of this project, or a checkpoint to import.
-        max_slots: Most slots of all the engine's instances together.
         one_batch: Whether all requests are one batch on all cores; otherwise also one batch per core, which
             takes the memory of several models.
     """
@@ -125,7 +122,6 @@ class Suite:
     name: str
     model: TrainedModel | Checkpoint
     works: tuple[Work, ...]
-    max_slots: int = RunnerConfig.max_slots
     one_batch: bool = False
 
     @property
@@ -259,7 +255,7 @@ def sentences_suite() -> Suite:
         Work(f"base, {_MANY_SENTENCES} sentences, {label}", sources, Search(beam_size, None), is_exact=True)
         for label, beam_size in _LABELS
     )
-    return Suite("base, many sentences", random_model(config), works, max_slots=_MANY_SLOTS)
+    return Suite("base, many sentences", random_model(config), works)
 
 
 def multi30k_suite(corpus: Path, run: Path, max_sentences: int | None = None) -> Suite:
@@ -286,4 +282,4 @@ def multi30k_suite(corpus: Path, run: Path, max_sentences: int | None = None) ->
         Work(f"Multi30k, {label}", sources, Search(beam_size, trained.config.max_target_length), references)
         for label, beam_size in _LABELS
     )
-    return Suite("Multi30k", trained, works, max_slots=_MANY_SLOTS)
+    return Suite("Multi30k", trained, works)

@@ -6,6 +6,7 @@ clock.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from operator import attrgetter
@@ -37,7 +38,8 @@ class SchedulerLimits:
     Attributes:
         max_encode_tokens: `Request.encode_tokens` of one encode call, and prefix tokens of one prefill;
             padding counts a quarter. A single longer request is still admitted, alone.
-        max_encode_tokens_beside: The same while other requests run, so that newcomers do not delay them.
+        max_encode_tokens_beside: The same while other requests run, so that newcomers do not delay them; more
+            if the calls are short enough.
         max_align_tokens: Target positions of complete requests whose attention a turn computes, roughly: each
             call counts as 32 more positions, and has at most this number of positions.
     """
@@ -78,6 +80,8 @@ _PADDING_SHARE = 4  # attention and copies over this number of padded positions 
 # A full core admits requests when this part of its slots, one in eight, is free: an encode call for each
 # would cost an H100 a third of its tokens (tests/benchmarks/scale).
 _GATHERED_SHARE = 8
+# Running rows may wait so long for newcomers, in any number.
+_SHORT_ENCODE_SECONDS = 4e-3
 # A turn may take so long with several steps, so that a newcomer or a stream does not wait for it.
 _SHORT_TURN_SECONDS, _MOST_STEPS = 1e-3, 4
 _IS_SIMPLE, _NUM_DRAFTABLE = attrgetter("is_simple"), attrgetter("num_draftable")  # of rows
@@ -127,6 +131,7 @@ class Scheduler:
         self._has_decode = has_decode
         self._repeats_steps = repeats_steps
         self._step_seconds = 0.0  # of the last turn; 0 before the first one
+        self._encode_token_seconds = math.inf  # of the last encode call
         self._limits = limits or SchedulerLimits()
         self._drafter = drafter
         self._moves: tuple[Move, ...] = ()
@@ -185,7 +190,10 @@ class Scheduler:
         """
         newcomers: list[Request] = []
         num_free, longest, total, limits = self.slots.num_free, 0, 0, self._limits
-        max_tokens = limits.max_encode_tokens_beside if self.slots.rows else limits.max_encode_tokens
+        max_tokens = limits.max_encode_tokens
+        if self.slots.rows:
+            num_short = int(_SHORT_ENCODE_SECONDS / self._encode_token_seconds)
+            max_tokens = max(limits.max_encode_tokens_beside, min(num_short, max_tokens))
         for request in self.waiting:
             num_tokens = request.encode_tokens
             if self._has_decode:
@@ -209,6 +217,9 @@ class Scheduler:
         """
         for sequence in plan.admitted:
             sequence.search.encode_seconds = result.encode_seconds
+        if plan.admitted and result.encode_seconds:
+            num_encoded = sum(sequence.request.encode_tokens for sequence in plan.admitted)
+            self._encode_token_seconds = result.encode_seconds / num_encoded
         selected = result.selected
         if result.num_rows:
             self._step_seconds = result.step_seconds

@@ -629,14 +629,17 @@ def test_the_cost_of_an_encode_call_is_not_the_length_of_its_memory(array, cost)
     assert requests[0].cost(feeds_prefix=True).work >= plain.cost(feeds_prefix=True).num_steps + cost // 32
 
 
-def test_an_encode_call_beside_running_rows_has_a_lower_token_bound():
+@pytest.mark.parametrize(("encode_seconds", "sizes"), [(0.020, [6, 2, 1, 1]), (0.001, [6, 4])])
+def test_an_encode_call_beside_running_rows_has_a_lower_token_bound_unless_calls_are_short(
+    encode_seconds, sizes
+):
     limits = SchedulerLimits(max_encode_tokens=100, max_encode_tokens_beside=4)
-    driver = Driver(FakeRunner(20), limits=limits)
+    driver = Driver(FakeRunner(20), limits=limits, tick=encode_seconds)
     driver.submit(*(make_request((20, i)) for i in range(3, 9)))
     driver.turn()
     driver.submit(*(make_request((20, i)) for i in range(9, 12)), make_request((20, 3), prefix_ids=(4,) * 5))
     driver.finish()
-    assert [len(batch) for batch in driver.runner.encoded] == [6, 2, 1, 1]
+    assert [len(batch) for batch in driver.runner.encoded] == sizes
 
 
 def test_a_full_engine_admits_several_requests_at_once_in_their_order():
