@@ -346,7 +346,6 @@ class Core:
                 first_token_seconds=first_token_seconds,
                 inter_token_seconds=inter_token_seconds,
                 moved_bytes=result.moved_bytes if result is not None else 0,
-                load=self._scheduler.load(),
                 is_failing=self._num_failures >= _FAILURES_TO_UNHEALTHY,
             )
             self._held.append(turn)
@@ -356,6 +355,7 @@ class Core:
                 is_short = self._encode_seconds < _MOST_SECONDS
                 wait = min(wait, _SECONDS_PER_ROW * (len(plan.rows) - 1), _MOST_SECONDS) if is_short else 0.0
             if not self._scheduler.running or now - self._delivered_at >= wait:
+                self._held[-1] = turn._replace(load=self._scheduler.load())
                 turns, self._held, self._delivered_at = self._held, [], now
                 self._deliver(turns)
 

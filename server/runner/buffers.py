@@ -145,11 +145,7 @@ class Buffers:
         Only the live positions of a row are copied; a move without live positions in these tensors copies
         nothing. A device carries out several moves at once.
         """
-        copies = [
-            (move.from_row, move.to_row, live.start, live.stop - live.start)
-            for move in moves
-            if (live := self._live(move))
-        ]
+        copies = self._copies_of(moves)
         if not self._device.is_host:
             return sum(self._move_on_device(batch) for batch in independent_batches(copies))
         if not copies:
@@ -163,15 +159,16 @@ class Buffers:
             list(self._device.pool.map(lambda part: copy_positions(part, its), self._parts[self.copy]))
         return num_bytes
 
-    def _live(self, move: Move) -> slice | None:
-        """Returns the positions that a move copies; None if it does not change these tensors."""
+    def _copies_of(self, moves: Iterable[Move]) -> list[Copy]:
+        """Returns what moves copy of these tensors, without those that do not change them."""
         if self._role is Role.STATE:
-            return slice(0, 1)
-        is_cache = self._role is Role.CACHE
-        start, stop = (move.num_shared, move.cache_length) if is_cache else (0, move.memory_length)
-        if start >= stop:
-            return None
-        return slice(start, stop) if self._live_axis is not None else slice(0, 1)
+            return [(move.from_row, move.to_row, 0, 1) for move in moves]
+        if self._role is Role.CACHE:
+            copies = [(m.from_row, m.to_row, m.num_shared, m.cache_length - m.num_shared) for m in moves]
+        else:
+            copies = [(move.from_row, move.to_row, 0, move.memory_length) for move in moves]
+        copies = [copy for copy in copies if copy[3] > 0]
+        return copies if self._live_axis is not None else [(*copy[:2], 0, 1) for copy in copies]
 
     def _move_on_device(self, copies: list[Copy]) -> int:
         """Carry out independent moves: by the project's own kernel, or whole rows by a graph."""
@@ -227,11 +224,13 @@ class _Column(NamedTuple):
     Attributes:
         free: The value for an unused row; None is the row itself.
         of_rows: Returns the values for the sequences of a step.
+        is_fixed: Whether a sequence keeps its value as long as the rows of a step are the same tuple.
     """
 
     dtype: Any
     free: int | None
     of_rows: Callable[[tuple[Sequence, ...]], list[int]]
+    is_fixed: bool = False
 
 
 def _of_each(value: Callable[[Sequence], int]) -> Callable[[tuple[Sequence, ...]], list[int]]:
@@ -243,9 +242,9 @@ COLUMNS = {
     names.TOKEN_IDS: _Column(np.int64, 0, _of_each(attrgetter("next_token_id"))),
     names.CACHE_LENGTHS: _Column(np.int32, 0, _of_each(attrgetter("cache_length"))),
     names.PREVIOUS_LENGTHS: _Column(np.int32, -1, _of_each(lambda row: row.cache_length - 1)),
-    names.LAST_SOURCE_POSITIONS: _Column(np.int32, 0, _of_each(lambda row: row.memory_length - 1)),
-    names.OWNERS: _Column(np.int64, 0, _of_each(attrgetter("search.keeper.row"))),
-    names.CACHE_ROWS: _Column(np.int64, None, _of_each(attrgetter("row"))),
+    names.LAST_SOURCE_POSITIONS: _Column(np.int32, 0, _of_each(lambda row: row.memory_length - 1), True),
+    names.OWNERS: _Column(np.int64, 0, _of_each(attrgetter("search.keeper.row")), True),
+    names.CACHE_ROWS: _Column(np.int64, None, _of_each(attrgetter("row")), True),
 }
 
 
@@ -282,10 +281,12 @@ class Columns:
         self._is_never = np.zeros(vocab_size, np.bool_)
         self._is_never[self._never_ids] = True
         self._row_numbers = np.arange(num_rows)
+        self._rows: tuple[Sequence, ...] | None = None  # of the last step
         self._free: dict[str, Array] = {}
         for name in inputs:
-            dtype, free, _ = COLUMNS[name]
-            self._free[name] = np.full(num_rows, self._row_numbers if free is None else free, dtype)
+            column = COLUMNS[name]
+            free = self._row_numbers if column.free is None else column.free
+            self._free[name] = np.full(num_rows, free, column.dtype)
         self._host = {name: free.copy() for name, free in self._free.items()}
         self._values, self._pointers = dict[str, Any](), dict[str, int]()
         for name, array in self._host.items():
@@ -315,12 +316,17 @@ class Columns:
                 self._host[names.CACHE_LENGTHS][: len(rows)] += 1
                 self._write(names.CACHE_LENGTHS)
             return
+        is_known, self._rows = rows is self._rows, None
         for name, array in self._host.items():
-            array[: len(rows)] = COLUMNS[name].of_rows(rows)
+            column = COLUMNS[name]
+            if is_known and column.is_fixed:
+                continue
+            array[: len(rows)] = column.of_rows(rows)
             # A captured step also computes the rows after them. These write to slots that no request owns,
             # and their lengths stay below those of the running rows.
             array[len(rows) :] = self._free[name][len(rows) :]
             self._write(name)
+        self._rows = rows
 
     def pick(self, num_rows: int) -> None:
         """On the host, select the most probable id of each row; of equal ones, the smallest.

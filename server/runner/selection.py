@@ -71,9 +71,9 @@ class _Kind(NamedTuple):
     is_beam: bool = False
 
 
-_NUM_ALTERNATIVES, _NUM_BRANCHES = attrgetter("search.request.num_alternatives"), attrgetter("num_branches")
+_NUM_WANTED = attrgetter("request.num_alternatives", "num_branches")
 # What decides how a row's tokens are selected
-_WAY = attrgetter("search.request.is_free_beam", "is_plain", "detects")
+_WAY = attrgetter("request.is_free_beam", "is_plain", "detects")
 _FREE_BEAMS = {(True, False, False)}
 _CANDIDATES, _BEAM = _Kind("candidates"), _Kind("candidates", is_beam=True)
 
@@ -102,7 +102,7 @@ def num_candidates(rows: Collection[Sequence], vocab_size: int) -> int:
 
 def _num_wanted(rows: Collection[Sequence], vocab_size: int) -> int:
     """Returns how many of the most probable tokens are as many as any row needs."""
-    wanted: int = max(*map(_NUM_ALTERNATIVES, rows), *map(_NUM_BRANCHES, rows))
+    wanted: int = max(map(max, set(map(_NUM_WANTED, rows))))
     return min(wanted, vocab_size)
 
 
