@@ -17,8 +17,9 @@ The engine runs with two settings (instances x threads per instance), and so doe
 intra_threads). The faster setting of each counts.
 
 First the tokens are compared: our fp32 with the fp32 of each peer, and others with the fp32 of the same
-library. Then all contenders alternate within each round, and medians over the rounds are compared. The
-machine's speed varies over time, so only ratios within one run are meaningful.
+library. Then all contenders alternate within each round, and medians over the rounds are compared; work that
+takes less than a second is repeated in its turn. The machine's speed varies over time, so only ratios within
+one run are meaningful.
 
 Each setting of the engine has a process of its own, in place of the server's. As there, several instances are
 processes beside it, and one is a thread.
@@ -92,6 +93,7 @@ from seq2seq_serve.training.config import TransformerConfig
 from seq2seq_serve.training.huggingface.dialect import Limits
 from seq2seq_serve.training.run import TrainedModel
 
+_LEAST_SECONDS = 1.0  # of a turn: the machine's speed varies within a second, so short work is repeated
 _PAUSE_SECONDS = 0.3  # the previous contender's threads still spin for a while
 _WIDTH = 160  # columns of the tables in a file
 _COMPUTE_TYPES = {Precision.FP32: "float32", Precision.INT8: "int8"}  # CTranslate2's names
@@ -189,13 +191,15 @@ def _take_all_turns(
 
 def _take_turn(work: Work, contender: Contender, turns: Turns) -> None:
     time.sleep(_PAUSE_SECONDS)
-    started = time.perf_counter()
-    contender.translate(work.sources, work.search)
-    elapsed = time.perf_counter() - started
-    turns.seconds.append(elapsed)
+    seconds: list[float] = []
+    while sum(seconds) < _LEAST_SECONDS:
+        started = time.perf_counter()
+        contender.translate(work.sources, work.search)
+        seconds.append(time.perf_counter() - started)
+    turns.seconds.append(statistics.fmean(seconds))
     if contender.clock is not None:
         turns.step_seconds.append(contender.clock.step_seconds)
-        turns.python_shares.append(1 - contender.clock.runner_seconds / elapsed)
+        turns.python_shares.append(1 - contender.clock.runner_seconds / seconds[-1])
 
 
 def _contenders(
