@@ -196,10 +196,10 @@ def _take_turn(work: Work, contender: Contender, turns: Turns) -> None:
         started = time.perf_counter()
         contender.translate(work.sources, work.search)
         seconds.append(time.perf_counter() - started)
+        if contender.clock is not None:
+            turns.step_seconds.append(contender.clock.step_seconds)
+            turns.python_shares.append(1 - contender.clock.runner_seconds / seconds[-1])
     turns.seconds.append(statistics.fmean(seconds))
-    if contender.clock is not None:
-        turns.step_seconds.append(contender.clock.step_seconds)
-        turns.python_shares.append(1 - contender.clock.runner_seconds / seconds[-1])
 
 
 def _contenders(

@@ -42,8 +42,8 @@ class Turns:
     Attributes:
         targets: Targets of the first turn, which is not timed.
         seconds: Duration of the work in each timed turn, the mean if a turn repeats it.
-        step_seconds: Median step of each timed turn; empty if the contender does not report it.
-        python_shares: Share of each timed turn outside encode calls and steps; empty if it is not reported.
+        step_seconds: Median step of each repetition; empty if the contender does not report it.
+        python_shares: Share of each repetition outside encode calls and steps; empty if it is not reported.
     """
 
     targets: list[list[int]]

@@ -367,7 +367,7 @@ class AsyncEngine:
         )
 
     def _turned(self, core: CoreHandle, turns: Sequence[Turn]) -> None:
-        core.load, core.last_turn_at = turns[-1].load, self._clock()
+        core.load, core.last_turn_at = turns[-1].load or core.load, self._clock()
         if not turns[-1].is_failing:
             core.failing_since = None
         elif core.failing_since is None:

@@ -21,7 +21,12 @@ from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.plan import Alignment, Runner, Selected, StepPlan, StepResult
 from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.result import Choice, FinishReason, Result, Timings, Turn, Update
-from seq2seq_serve.server.engine.scheduler import Finished, Scheduler, SchedulerLimits
+from seq2seq_serve.server.engine.scheduler import (
+    SHORT_ENCODE_SECONDS,
+    Finished,
+    Scheduler,
+    SchedulerLimits,
+)
 from seq2seq_serve.server.engine.search import unsent_tokens
 from seq2seq_serve.server.engine.state import Search
 from seq2seq_serve.server.errors import EngineFailed, ServerError, Unavailable
@@ -351,8 +356,8 @@ class Core:
             self._held.append(turn)
             wait = self._held_seconds
             if any(held.updates for held in self._held):
-                # The next turn may encode, and an end must not wait for a long one.
-                is_short = self._encode_seconds < _MOST_SECONDS
+                # The next turn may encode, and an end must not wait for a call that is longer than planned.
+                is_short = self._encode_seconds < 1.5 * SHORT_ENCODE_SECONDS
                 wait = min(wait, _SECONDS_PER_ROW * (len(plan.rows) - 1), _MOST_SECONDS) if is_short else 0.0
             if not self._scheduler.running or now - self._delivered_at >= wait:
                 self._held[-1] = turn._replace(load=self._scheduler.load())

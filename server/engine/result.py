@@ -145,7 +145,7 @@ class Turn(NamedTuple):
         queue_seconds: The waiting time of each admitted request.
         inter_token_seconds: The times since their previous token, of the requests that had one, with the
             number of requests for each: most had it in the same turn.
-        load: After the last of the turns that are delivered together; the others do not have it.
+        load: After the turn; None if another one is delivered with it later.
         is_failing: Whether the last turns have raised.
         num_ended_cores: 1 in the place of the last turn of a core that has ended by itself.
     """
@@ -159,6 +159,6 @@ class Turn(NamedTuple):
     first_token_seconds: tuple[float, ...] = ()
     inter_token_seconds: Mapping[float, int] = {}
     moved_bytes: int = 0
-    load: Load = Load(0, 0, 0, 0)
+    load: Load | None = None
     is_failing: bool = False
     num_ended_cores: int = 0

@@ -12,7 +12,8 @@ class Slots:
     """The rows of the preallocated buffers.
 
     Owned by the scheduler. Invariant: the running sequences occupy rows 0..n-1 without a hole, the sequence
-    at index i has `row == i`, and no more sequences run than slots are reserved.
+    at index i has `row == i`, no more sequences run than slots are reserved, and their rows and keepers stay
+    while `rows` is the same tuple.
 
     Args:
         num_slots: The number of rows.

@@ -164,7 +164,10 @@ class Buffers:
         if self._role is Role.STATE:
             return [(move.from_row, move.to_row, 0, 1) for move in moves]
         if self._role is Role.CACHE:
-            copies = [(m.from_row, m.to_row, m.num_shared, m.cache_length - m.num_shared) for m in moves]
+            copies = [
+                (move.from_row, move.to_row, move.num_shared, move.cache_length - move.num_shared)
+                for move in moves
+            ]
         else:
             copies = [(move.from_row, move.to_row, 0, move.memory_length) for move in moves]
         copies = [copy for copy in copies if copy[3] > 0]
@@ -242,9 +245,11 @@ COLUMNS = {
     names.TOKEN_IDS: _Column(np.int64, 0, _of_each(attrgetter("next_token_id"))),
     names.CACHE_LENGTHS: _Column(np.int32, 0, _of_each(attrgetter("cache_length"))),
     names.PREVIOUS_LENGTHS: _Column(np.int32, -1, _of_each(lambda row: row.cache_length - 1)),
-    names.LAST_SOURCE_POSITIONS: _Column(np.int32, 0, _of_each(lambda row: row.memory_length - 1), True),
-    names.OWNERS: _Column(np.int64, 0, _of_each(attrgetter("search.keeper.row")), True),
-    names.CACHE_ROWS: _Column(np.int64, None, _of_each(attrgetter("row")), True),
+    names.LAST_SOURCE_POSITIONS: _Column(
+        np.int32, 0, _of_each(lambda row: row.memory_length - 1), is_fixed=True
+    ),
+    names.OWNERS: _Column(np.int64, 0, _of_each(attrgetter("search.keeper.row")), is_fixed=True),
+    names.CACHE_ROWS: _Column(np.int64, None, _of_each(attrgetter("row")), is_fixed=True),
 }
 
 
@@ -306,12 +311,13 @@ class Columns:
         """Whether a step computes attention."""
         return self._attention_spec is not None
 
-    def fill(self, rows: tuple[Sequence, ...], *, is_same: bool) -> None:
+    def fill(self, rows: tuple[Sequence, ...], *, have_grown: bool) -> None:
         """Write the inputs of a step of `rows`.
 
-        If they are the rows of the step before (`is_same`), each has grown by exactly one position.
+        Columns that are fixed are not written again for the tuple of the step before. If its rows
+        `have_grown`, each by exactly one position, their lengths are all that is written.
         """
-        if is_same:
+        if have_grown:
             if names.CACHE_LENGTHS in self._host:
                 self._host[names.CACHE_LENGTHS][: len(rows)] += 1
                 self._write(names.CACHE_LENGTHS)

@@ -369,7 +369,7 @@ class OnnxRunner:
         # only keeps its memory does not grow.
         states = set(map(_STATE, rows))
         are_growing = all(num_branches == 1 and not num_forced for num_branches, num_forced, _ in states)
-        self._columns.fill(rows, is_same=are_growing and rows is self._rows)
+        self._columns.fill(rows, have_grown=are_growing and rows is self._rows)
         has_plain = any(is_plain for *_, is_plain in states)
         are_plain = all(is_plain for *_, is_plain in states)
         num_candidates = selection.num_candidates(rows, self.vocab_size) if self._chooses else 0
@@ -403,7 +403,7 @@ class OnnxRunner:
     ) -> Iterator[list[int]]:
         """Yields the tokens of further steps of plain rows, and ends before a step without numbers."""
         for _ in range(num_steps):
-            self._columns.fill(rows, is_same=True)
+            self._columns.fill(rows, have_grown=True)
             self._run_step(len(rows), num_candidates=num_candidates)
             if self._device.is_host and not num_candidates:
                 self._columns.pick(len(rows))
@@ -561,7 +561,7 @@ class OnnxRunner:
     def _step_every_bucket(self) -> None:
         # The largest bucket comes first, because smaller ones reuse its memory. A CPU prepares only that one.
         for num_rows in reversed(self._buckets[-1:] if self._device.is_host else self._buckets):
-            self._columns.fill((), is_same=False)
+            self._columns.fill((), have_grown=False)
             for _ in range(2 if self._state else 1):  # from either copy
                 self._run_step(num_rows, num_candidates=int(self._chooses))
 

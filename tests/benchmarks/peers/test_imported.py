@@ -29,6 +29,7 @@ def run_small(tmp_path, monkeypatch, capsys):
     cores = os.sched_getaffinity(0)
     machine = Machine(1e10, {Precision.FP32: 1e11, Precision.INT8: 4e11})
     monkeypatch.setattr(peers, "measure_machine", lambda _: machine)
+    monkeypatch.setattr(peers, "_LEAST_SECONDS", 1e-9)
 
     def run(family: str, *flags: str) -> dict:
         suite = imported_suite(family, Checkpoint(family, SIZES, EOS_IDS[family]), num_new_tokens=6)

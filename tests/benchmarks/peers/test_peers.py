@@ -13,7 +13,7 @@ from benchmarks.floors import Machine, step_floor
 from benchmarks.peers import __main__ as peers
 from benchmarks.peers import work as peers_work
 from benchmarks.peers.report import Turns, equal_targets, summarise
-from benchmarks.peers.work import Contender, Search, Suite, Work, base_works
+from benchmarks.peers.work import Clock, Contender, Search, Suite, Work, base_works
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.training.config import TransformerConfig
 
@@ -37,6 +37,7 @@ def run_small(random_trained, bundle_path, tmp_path, monkeypatch, capsys, _whole
     machine = Machine(1e10, {Precision.FP32: 1e11, Precision.INT8: 4e11})
     monkeypatch.setattr(peers, "base_suite", lambda: Suite("base", random_trained, works))
     monkeypatch.setattr(peers, "measure_machine", lambda _: machine)
+    monkeypatch.setattr(peers, "_LEAST_SECONDS", 1e-9)
     sources = [[9, 8, 7, 2], [5, 2], [6, 5, 2], [4, 2]]  # two of one length
     sentences = tuple(
         Work(f"base, 1000 sentences, {label}", sources, Search(beam_size, max_new_tokens=None))
@@ -80,6 +81,24 @@ def test_everybody_takes_turns_and_gives_the_same_tokens(run_small, corpus, tmp_
         assert ("bleu" in row) == row["work"].startswith("Multi30k")
         if row["precision"] == "fp32" and "bleu" in row:
             assert len({bleu["score"] for bleu in row["bleu"].values()}) == 1
+
+
+def test_short_work_is_repeated_in_its_turn_and_the_mean_counts(monkeypatch):
+    now = 0.0
+
+    def translate(_sources, _search):
+        nonlocal now
+        now += 0.4
+        return [[]]
+
+    monkeypatch.setattr(peers, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(peers.time, "perf_counter", lambda: now)
+    turns = Turns([])
+    contender = Contender("ours", Precision.FP32, "1x1", translate, Clock(0.001, 0.3))
+    peers._take_turn(Work("short", [[2]], Search(1, 4)), contender, turns)
+    assert turns.seconds == pytest.approx([0.4])
+    assert turns.step_seconds == [0.001] * 3
+    assert turns.python_shares == pytest.approx([0.25] * 3)
 
 
 def test_targets_of_another_length_are_not_compared():

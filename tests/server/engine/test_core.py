@@ -396,6 +396,7 @@ def test_turns_that_nobody_waits_for_are_delivered_together():
     driver.submit(silent)
     driver.turn(6, seconds=0.003)
     assert driver.delivered_at == pytest.approx([0.012])
+    assert [turn.load and turn.load.num_running for turn in driver.turns] == [None, None, None, 1]
     driver.submit(streaming)
     driver.turn(seconds=0.003)
     assert driver.delivered_at[1:] == pytest.approx([0.021])
@@ -629,17 +630,37 @@ def test_the_cost_of_an_encode_call_is_not_the_length_of_its_memory(array, cost)
     assert requests[0].cost(feeds_prefix=True).work >= plain.cost(feeds_prefix=True).num_steps + cost // 32
 
 
-@pytest.mark.parametrize(("encode_seconds", "sizes"), [(0.020, [6, 2, 1, 1]), (0.001, [6, 4])])
+@pytest.mark.parametrize(
+    ("encode_seconds", "max_tokens", "sizes"),
+    [(0.020, 100, [6, 2, 1, 1]), (0.001, 100, [6, 4]), (1e-6, 12, [6, 3, 1])],
+)
 def test_an_encode_call_beside_running_rows_has_a_lower_token_bound_unless_calls_are_short(
-    encode_seconds, sizes
+    encode_seconds, max_tokens, sizes
 ):
-    limits = SchedulerLimits(max_encode_tokens=100, max_encode_tokens_beside=4)
+    limits = SchedulerLimits(max_encode_tokens=max_tokens, max_encode_tokens_beside=4)
     driver = Driver(FakeRunner(20), limits=limits, tick=encode_seconds)
     driver.submit(*(make_request((20, i)) for i in range(3, 9)))
     driver.turn()
     driver.submit(*(make_request((20, i)) for i in range(9, 12)), make_request((20, 3), prefix_ids=(4,) * 5))
     driver.finish()
     assert [len(batch) for batch in driver.runner.encoded] == sizes
+
+
+def test_after_a_long_encode_call_the_next_one_has_the_lower_token_bound():
+    runner = FakeRunner(20)
+    driver, encode = Driver(runner, limits=SchedulerLimits(max_encode_tokens_beside=4)), runner.encode
+    seconds = iter([0.001, 0.5, 0.5, 0.5])
+
+    def timed_encode(first_row, requests):
+        driver.now += next(seconds)
+        encode(first_row, requests)
+
+    runner.encode = timed_encode
+    for count in (6, 4, 4):
+        driver.submit(*(make_request((20, i), prefix_ids=(5,)) for i in range(3, 3 + count)))
+        driver.turn()
+    driver.finish()
+    assert [len(batch) for batch in driver.runner.encoded] == [6, 4, 2, 2]
 
 
 def test_a_full_engine_admits_several_requests_at_once_in_their_order():

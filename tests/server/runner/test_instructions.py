@@ -38,7 +38,7 @@ def logits_of(bundle: Bundle, precision: Precision) -> np.ndarray:
     runner.encode(0, [row.search.request for row in rows])
     found = []
     for _ in range(NUM_STEPS):
-        runner._columns.fill(tuple(rows), is_same=False)
+        runner._columns.fill(tuple(rows), have_grown=False)
         runner._run_step(NUM_ROWS)
         found.append(runner._columns._logits[:NUM_ROWS].copy())
         for sequence, token_id in zip(rows, rng.integers(4, 90, NUM_ROWS).tolist(), strict=True):

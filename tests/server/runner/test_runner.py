@@ -24,6 +24,7 @@ from seq2seq_serve.server.engine.state import Sequence
 from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.runner import device as device_module
 from seq2seq_serve.server.runner import runner as runner_module
+from seq2seq_serve.server.runner.buffers import COLUMNS
 from seq2seq_serve.server.runner.device import OnnxDevice
 from seq2seq_serve.server.runner.runner import OnnxRunner, buckets_up_to
 from seq2seq_serve.server.runner.selection import Selector
@@ -119,12 +120,20 @@ def alone(random_bundle, trained_bundle):
     ],
 )
 def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(
-    name, precision, num_slots, alone, random_bundle, trained_bundle
+    name, precision, num_slots, alone, random_bundle, trained_bundle, monkeypatch
 ):
     """Any arrival order, any number of slots, any bound on encoding, whoever else comes and goes."""
     bundle = random_bundle if name == "random" else trained_bundle
     runner = make_runner(bundle, num_slots, precision, num_threads=2)
     expected = alone(name, precision)
+    columns, fill = runner._columns, runner._columns.fill
+
+    def checked_fill(rows, *, have_grown):
+        fill(rows, have_grown=have_grown)
+        for column, values in columns._host.items():
+            assert values[: len(rows)].tolist() == COLUMNS[column].of_rows(rows), column
+
+    monkeypatch.setattr(columns, "fill", checked_fill)
     for seed in range(2):
         chance = random.Random(100 * num_slots + seed)
         runner.logits.clear()
