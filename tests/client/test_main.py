@@ -513,9 +513,12 @@ def interrupted(run, files, monkeypatch):
 
     def interrupt(*flags, stdin=None):
         given = ["--input", str(source)] if stdin is None else []
+        # A shell without job control starts what it puts in the background with SIGINT ignored.
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
         with monkeypatch.context() as patch:
             patch.setattr(Writer, "write", write_some)
             code, _, err = run("translate", *given, "--output", str(output), *flags, stdin=stdin)
+        signal.signal(signal.SIGINT, before)
         assert (code, err[-1]) == (
             130,
             "6 of 10 lines are done: continue with the same command and --resume",
