@@ -271,6 +271,8 @@ class _FileOutput:
             elif self._pipe_copy.exists():
                 error.add_note(f"the input is kept in {self._pipe_copy}: {advice}")
             else:
+                if isinstance(error, KeyboardInterrupt):
+                    error.add_note(f"none of the shards of {_SHARD_LINES} lines is done, so nothing is kept")
                 _remove(self._folder)
             raise
         finally:

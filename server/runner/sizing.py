@@ -184,19 +184,24 @@ def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
         num_hops=num_hops,
         num_alignment_heads=num_alignment_heads,
     )
-    if config.draft is None or config.draft.resolve() == bundle.path.resolve():
+    if config.draft is None:
         return sizing
     reason = None
-    if config.speculative is Speculation.OFF:
+    if config.draft.resolve() == bundle.path.resolve():
+        reason = "it is the draft model itself"
+    elif config.speculative is Speculation.OFF:
         reason = "speculative is off"
     elif provider != CPU:
         reason = f"it runs on {provider}"
     elif not has_operators():
         reason = "the compiled operators are missing"
     if reason is not None:
-        _log.warning("%s: %s, so its draft model is not used", bundle.path, reason)
+        _log.warning("%s: %s, so a draft model is not used", bundle.path, reason)
         return sizing
-    draft_bundle = load_bundle(config.draft, checks_content=False)
+    try:
+        draft_bundle = load_bundle(config.draft, checks_content=False)
+    except ValueError as error:
+        raise ValueError(f"the draft model: {error}") from error
     try:
         return replace(sizing, draft=_draft_of(bundle, sizing, config, draft_bundle))
     except ValueError as error:

@@ -495,34 +495,34 @@ def test_an_output_that_exists_is_kept_unless_something_else_was_asked_for(run, 
 
 @pytest.fixture
 def interrupted(run, files, monkeypatch):
-    """Runs the command with shards of two lines until three of them are written."""
+    """Runs the command with shards of two lines until some of them are written."""
     source, output, _ = files
     monkeypatch.setattr("seq2seq_serve.client.translate._SHARD_LINES", 2)
     write, written, one_at_a_time = Writer.write, [], threading.Lock()
 
-    def write_some(writer, shard, *rest):
+    def write_some(num_shards, writer, shard, *rest):
         with one_at_a_time:
             written.append(shard.name)
-            if len(written) <= 3:
+            if len(written) <= num_shards:
                 write(writer, shard, *rest)
                 return
-            if len(written) == 4:
+            if len(written) == num_shards + 1:
                 os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.1)
             raise OSError("it was interrupted")
 
-    def interrupt(*flags, stdin=None):
+    def interrupt(*flags, stdin=None, num_shards=3):
         given = ["--input", str(source)] if stdin is None else []
         # A shell without job control starts what it puts in the background with SIGINT ignored.
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
         with monkeypatch.context() as patch:
-            patch.setattr(Writer, "write", write_some)
+            patch.setattr(Writer, "write", lambda *given: write_some(num_shards, *given))
             code, _, err = run("translate", *given, "--output", str(output), *flags, stdin=stdin)
         signal.signal(signal.SIGINT, before)
-        assert (code, err[-1]) == (
-            130,
-            "6 of 10 lines are done: continue with the same command and --resume",
-        )
+        note = "none of the shards of 2 lines is done, so nothing is kept"
+        if num_shards:
+            note = f"{2 * num_shards} of 10 lines are done: continue with the same command and --resume"
+        assert (code, err[-1]) == (130, note)
         assert not output.exists()
         return [*given, "--output", str(output), *flags]
 
@@ -614,6 +614,12 @@ def test_an_output_that_is_of_another_input_or_release_is_not_continued(run, fil
         assert (code, f"it has {number} lines, and this command writes 10" in line) == (1, True)
         assert line.endswith("Give another --output, or replace it with --overwrite")
         assert output.read_text() == content
+
+
+def test_work_that_is_interrupted_before_its_first_shard_says_that_nothing_is_kept(interrupted, files):
+    interrupted(num_shards=0)
+    source, output, _ = files
+    assert [path.name for path in output.parent.iterdir()] == [source.name]
 
 
 def test_work_that_stops_before_its_first_shard_leaves_nothing(run, files):

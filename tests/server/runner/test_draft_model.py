@@ -124,7 +124,7 @@ def test_a_server_loads_the_draft_model_of_a_model(num_instances, bundle_path, d
 
 
 def test_a_draft_model_that_does_not_fit_is_refused_with_the_reason(
-    bundle_path, draft_path, random_recurrent, toy_paths, tmp_path
+    bundle_path, draft_path, random_recurrent, toy_paths, tmp_path, caplog
 ):
     def problem(path: Path, draft: Path, **settings) -> str:
         config = ServerConfig(runner=RunnerConfig(provider="cpu", draft=draft, **settings))
@@ -136,13 +136,18 @@ def test_a_draft_model_that_does_not_fit_is_refused_with_the_reason(
     recurrent = random_recurrent("dot")[1].path
     assert problem(bundle_path, recurrent) == "it cannot read several tokens of a target in a step"
     missing = ServerConfig(runner=RunnerConfig(provider="cpu", draft=tmp_path / "none"))
-    with pytest.raises(ValueError, match="none is not a usable bundle: there is no such folder"):
+    with pytest.raises(ValueError, match=r"the draft model: .*none is not a usable bundle: there is no "):
         load_model(bundle_path, missing, "random", lambda _: None)
     assert "the memory budget has" in problem(draft_path, bundle_path, memory_budget_bytes=200_000)
     off = RunnerConfig(provider="cpu", draft=tmp_path / "none", speculative=Speculation.OFF)
     assert size_up(load_bundle(bundle_path), off).draft is None
     own = RunnerConfig(provider="cpu", draft=bundle_path)
     assert size_up(load_bundle(bundle_path), own).draft is None
+    reasons = [record.message.partition(": ")[2] for record in caplog.records]
+    assert reasons == [
+        f"{reason}, so a draft model is not used"
+        for reason in ("speculative is off", "it is the draft model itself")
+    ]
 
 
 class TimedRunner(OnnxRunner):
