@@ -177,11 +177,14 @@ def test_few_containers_hold_a_request_that_is_decoded():
             answering = aiter(served.stub.GenerateStream(_REQUEST))
             await anext(answering)
             [request] = served.turns.requests
-            containers = containers_of(request, served.turns.requests)
+            seen = []  # more than once: a call that has just ended may still hold some
+            for _ in range(3):
+                seen.append(containers_of(request, served.turns.requests))
+                await asyncio.sleep(0.01)
             runner.has_piece.set()
             async for _ in answering:
                 pass
-            return containers
+            return min(seen, key=len)
 
     containers = asyncio.run(run())
     assert 4 < len(containers) <= _MOST_CONTAINERS, containers
