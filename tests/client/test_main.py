@@ -534,6 +534,7 @@ def test_an_interrupted_output_is_continued(run, server, files, interrupted, is_
     source, output, expected = files
     stdin = source.read_bytes() if is_pipe else None
     command = interrupted(stdin=stdin)
+    time.sleep(0.2)  # the server may still get what was on its way
     before = server.turns.num_submitted
     code, _, err = run("translate", *command, "--resume", stdin=stdin)
     assert (code, [line[:31] for line in err]) == (1, ["error: line 7: INVALID_ARGUMENT"])
