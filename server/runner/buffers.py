@@ -266,6 +266,9 @@ class Columns:
         attention: The step's output of attention: `(B, memory)`, or `(B, hops, memory)`; None if it has none.
         memory_capacity: The largest number of positions of memory.
         never_ids: Token ids that are never selected.
+
+    Attributes:
+        rows: Those of the last step.
     """
 
     def __init__(
@@ -286,7 +289,7 @@ class Columns:
         self._is_never = np.zeros(vocab_size, np.bool_)
         self._is_never[self._never_ids] = True
         self._row_numbers = np.arange(num_rows)
-        self._rows: tuple[Sequence, ...] | None = None  # of the last step
+        self.rows: tuple[Sequence, ...] | None = None
         self._free: dict[str, Array] = {}
         for name in inputs:
             column = COLUMNS[name]
@@ -322,7 +325,7 @@ class Columns:
                 self._host[names.CACHE_LENGTHS][: len(rows)] += 1
                 self._write(names.CACHE_LENGTHS)
             return
-        is_known, self._rows = rows is self._rows, None
+        is_known, self.rows = rows is self.rows, None
         for name, array in self._host.items():
             column = COLUMNS[name]
             if is_known and column.is_fixed:
@@ -332,7 +335,7 @@ class Columns:
             # and their lengths stay below those of the running rows.
             array[len(rows) :] = self._free[name][len(rows) :]
             self._write(name)
-        self._rows = rows
+        self.rows = rows
 
     def pick(self, num_rows: int) -> None:
         """On the host, select the most probable id of each row; of equal ones, the smallest.

@@ -194,7 +194,6 @@ class OnnxRunner:
         self._candidate_outputs = [outputs.index(name) for name in _CANDIDATES if name in outputs]
         self._select: Session | None = None
         self._rows: tuple[Sequence, ...] = ()  # of the last step, if the columns know what follows it
-        self._fitting: tuple[Sequence, ...] = ()  # of the last step
         # A bucket's first step runs twice, to allocate memory and to be captured, each at a new position.
         self._or_uncaptured(Verb.ENCODE)
         self._or_uncaptured(Verb.STEP)
@@ -360,8 +359,7 @@ class OnnxRunner:
 
     def step(self, rows: tuple[Sequence, ...], num_steps: int = 1) -> Selected:
         num_rows = len(rows)
-        if rows is not self._fitting and not self._is_draft:
-            self._fitting = rows
+        if rows is not self._columns.rows and not self._is_draft:
             longest = self._rounded(max(row.memory_length for row in rows))
             if 2 * longest <= self._memory_capacity:
                 self._fit_memory(longest, num_rows)

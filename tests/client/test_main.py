@@ -498,27 +498,25 @@ def interrupted(run, files, monkeypatch):
     """Runs the command with shards of two lines until some of them are written."""
     source, output, _ = files
     monkeypatch.setattr("seq2seq_serve.client.translate._SHARD_LINES", 2)
-    write, written, one_at_a_time = Writer.write, [], threading.Lock()
-
-    def write_some(num_shards, writer, shard, *rest):
-        with one_at_a_time:
-            written.append(shard.name)
-            if len(written) <= num_shards:
-                write(writer, shard, *rest)
-                return
-            if len(written) == num_shards + 1:
-                os.kill(os.getpid(), signal.SIGINT)
-            time.sleep(0.1)
-            raise OSError("it was interrupted")
 
     def interrupt(*flags, stdin=None, num_shards=3):
         given = ["--input", str(source)] if stdin is None else []
-        # A shell without job control starts what it puts in the background with SIGINT ignored.
-        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        write, written, one_at_a_time = Writer.write, [], threading.Lock()
+
+        def write_some(writer, shard, *rest):
+            with one_at_a_time:
+                written.append(shard.name)
+                if len(written) <= num_shards:
+                    write(writer, shard, *rest)
+                    return
+                if len(written) == num_shards + 1:
+                    os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(0.1)
+                raise OSError("it was interrupted")
+
         with monkeypatch.context() as patch:
-            patch.setattr(Writer, "write", lambda *given: write_some(num_shards, *given))
+            patch.setattr(Writer, "write", write_some)
             code, _, err = run("translate", *given, "--output", str(output), *flags, stdin=stdin)
-        signal.signal(signal.SIGINT, before)
         note = "none of the shards of 2 lines is done, so nothing is kept"
         if num_shards:
             note = f"{2 * num_shards} of 10 lines are done: continue with the same command and --resume"
@@ -526,7 +524,10 @@ def interrupted(run, files, monkeypatch):
         assert not output.exists()
         return [*given, "--output", str(output), *flags]
 
-    return interrupt
+    # A shell without job control starts what it puts in the background with SIGINT ignored.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield interrupt
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.parametrize("is_pipe", [False, True])

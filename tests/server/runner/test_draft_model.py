@@ -136,7 +136,8 @@ def test_a_draft_model_that_does_not_fit_is_refused_with_the_reason(
     recurrent = random_recurrent("dot")[1].path
     assert problem(bundle_path, recurrent) == "it cannot read several tokens of a target in a step"
     missing = ServerConfig(runner=RunnerConfig(provider="cpu", draft=tmp_path / "none"))
-    with pytest.raises(ValueError, match=r"the draft model: .*none is not a usable bundle: there is no "):
+    missing_draft = r"the draft model: .*none is not a usable bundle: there is no such folder"
+    with pytest.raises(ValueError, match=missing_draft):
         load_model(bundle_path, missing, "random", lambda _: None)
     assert "the memory budget has" in problem(draft_path, bundle_path, memory_budget_bytes=200_000)
     off = RunnerConfig(provider="cpu", draft=tmp_path / "none", speculative=Speculation.OFF)
