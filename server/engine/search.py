@@ -34,25 +34,22 @@ class Fork(NamedTuple):
     num_shared: int
 
 
-# A hypothesis that extends a row's hypothesis by one token: the row, the token, its log-probability, the
-# alternatives, and the place among the selected extensions
-_Child = tuple[Sequence, int, float, Alternatives, int]
-
-
 class Ranked(NamedTuple):
-    """The best extensions of a beam's hypotheses, best first.
+    """The best extensions of a request's hypotheses by one token, best first; impossible ones come last.
 
     Attributes:
         parents: The index of each one's hypothesis among the search's rows.
         token_ids: The tokens.
         log_probabilities: The log-probability of each token.
-        table: The candidates of the rows.
+        totals: The log-probability of each extended hypothesis; minus infinity or NaN if it is impossible.
+        alternatives: By row, the most probable tokens, if the request wants them.
     """
 
     parents: list[int]
     token_ids: list[int]
     log_probabilities: list[float]
-    table: Candidates
+    totals: list[float]
+    alternatives: list[Alternatives]
 
 
 def start(
@@ -177,36 +174,43 @@ def rank(searches: Iterable[Search], tables: Iterable[Candidates]) -> dict[Searc
             token_ids, log_probabilities = table.token_ids[at, :number], table.log_probabilities[at, :number]
             width = token_ids.shape[1]  # a small vocabulary has fewer
             before = np.array([row.log_probability for row in rows])
-            totals = (before[:, None] + log_probabilities).reshape(len(group), -1)  # (R, B*width)
-            order = np.argsort(-totals, axis=1, kind="stable")[:, :number]
-            best = order + np.arange(0, totals.size, totals.shape[1])[:, None]
-            columns = order // width, token_ids.take(best), log_probabilities.take(best)
-            parents, tokens, scores = (column.tolist() for column in columns)
+            sums = (before[:, None] + log_probabilities).reshape(len(group), -1)  # (R, B*width)
+            order = np.argsort(-sums, axis=1, kind="stable")[:, :number]
+            best = order + np.arange(0, sums.size, sums.shape[1])[:, None]
+            columns = order // width, token_ids.take(best), log_probabilities.take(best), sums.take(best)
+            parents, tokens, scores, totals = (column.tolist() for column in columns)
             for i, search in enumerate(group):
-                ranked[search] = Ranked(parents[i], tokens[i], scores[i], table)
+                wanted = search.request.num_alternatives
+                alternatives = [_alternatives(row, table, wanted) for row in search.rows] if wanted else []
+                ranked[search] = Ranked(parents[i], tokens[i], scores[i], totals[i], alternatives)
     return ranked
 
 
 def branch(search: Search, branches: Branches, eos_ids: Collection[int]) -> list[Fork]:
     """Continue the only row of a request with several tokens; `extend_beam` does it for a beam."""
     (root,) = search.rows
-    selected: Iterable[tuple[int, float]] = zip(branches.token_ids, branches.log_probabilities, strict=True)
-    alternatives = branches.alternatives
+    token_ids, log_probabilities, alternatives = (
+        branches.token_ids,
+        branches.log_probabilities,
+        branches.alternatives,
+    )
     if _is_end_forced(root):
-        selected, alternatives = [(next(iter(eos_ids)), 0.0)], ()
+        token_ids, log_probabilities, alternatives = [next(iter(eos_ids))], [0.0], ()
+    totals = [root.log_probability + log_probability for log_probability in log_probabilities]
+    extensions = Ranked([0] * len(totals), token_ids, log_probabilities, totals, [alternatives])
     is_last = root.num_generated + 1 >= search.request.max_new_tokens
-    children: list[_Child] = []
-    for index, (token_id, log_probability) in enumerate(selected):
-        if not root.log_probability + log_probability > -math.inf:
+    going: list[int] = []
+    for place, (token_id, total) in enumerate(zip(token_ids, totals, strict=True)):
+        if not total > -math.inf:
             continue
-        child = (root, token_id, log_probability, alternatives, index)
         reason = _end(root, token_id, eos_ids) or (FinishReason.LENGTH if is_last else None)
         if reason is None:
-            children.append(child)
+            going.append(place)
         else:
-            search.ended[index] = _ended(child, reason)
-    forks = _place(search, children)
-    for row in search.rows:
+            search.ended[place] = _ended(search, extensions, place, reason)
+    forks = _place(search, extensions, going)
+    for place, row in zip(going, search.rows, strict=True):
+        row.index = place
         row.num_branches = 1
     return forks
 
@@ -266,38 +270,42 @@ def extend_beam(search: Search, ranked: Ranked, eos_ids: Collection[int]) -> lis
     request, rows = search.request, search.rows
     beam, num_tokens = request.beam, rows[0].num_generated + 1
     assert beam is not None
+    if _is_end_forced(rows[0]):
+        eos_id, totals = next(iter(eos_ids)), [row.log_probability for row in rows]
+        ranked = Ranked(list(range(len(rows))), [eos_id] * len(rows), [0.0] * len(rows), totals, [])
 
     def penalty(number: int) -> float:
         return length_penalty(number + request.num_counted, beam.alpha, beam.formula)
 
-    ended, children = list(search.ended.values()), list[_Child]()  # the best first
-    for child in _ranked_children(rows, ranked, eos_ids):
-        row, token_id, log_probability, _, index = child
-        if not row.log_probability + log_probability > -math.inf:
-            continue
-        reason = _end(row, token_id, eos_ids)
+    ended, going = list(search.ended.values()), list[int]()  # the best first
+    for place, token_id in enumerate(ranked.token_ids):
+        if not ranked.totals[place] > -math.inf:
+            break
+        may_end = token_id in eos_ids or request.stops is not None
+        reason = _end(rows[ranked.parents[place]], token_id, eos_ids) if may_end else None
         if reason is None:
-            children.append(child)
-            if len(children) == beam.size:  # later ones are not among the first `size` extensions
+            going.append(place)
+            if len(going) == beam.size:  # later ones are not among the first `size` extensions
                 break
-        elif index < beam.size:
-            ended.append(_ended(child, reason, penalty(num_tokens)))
+        elif place < beam.size:
+            ended.append(_ended(search, ranked, place, reason, penalty(num_tokens)))
     if len(ended) > len(search.ended):
         ended = _best(ended, beam.size)
-    if children and len(ended) == beam.size:
+    if going and len(ended) == beam.size:
         # Further tokens have log-probabilities of at most 0, so only the penalty can raise a score: with a
         # positive alpha most at the limit. At the limit all hypotheses end.
         is_exact = beam.early_stopping == "never" and beam.alpha > 0
-        bound = _total(children[0]) / penalty(request.max_new_tokens if is_exact else num_tokens)
+        bound = ranked.totals[going[0]] / penalty(request.max_new_tokens if is_exact else num_tokens)
         if beam.early_stopping is True or bound <= ended[-1].score:
-            children = []
+            going = []
     if num_tokens == request.max_new_tokens:
-        ended += [_ended(child, FinishReason.LENGTH, penalty(num_tokens)) for child in children]
-        ended, children = _best(ended, beam.size), []
-    if not children:
+        length, divisor = FinishReason.LENGTH, penalty(num_tokens)
+        ended += [_ended(search, ranked, place, length, divisor) for place in going]
+        ended, going = _best(ended, beam.size), []
+    if not going:
         del ended[request.num_hypotheses :]
     search.ended = dict(enumerate(ended))
-    return _place(search, children)
+    return _place(search, ranked, going)
 
 
 def num_candidates(beam: Beam, eos_ids: Collection[int]) -> int:
@@ -313,20 +321,6 @@ def _is_end_forced(sequence: Sequence) -> bool:
 
 def _best(hypotheses: list[Hypothesis], number: int) -> list[Hypothesis]:
     return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:number]
-
-
-def _ranked_children(rows: list[Sequence], ranked: Ranked, eos_ids: Collection[int]) -> Iterable[_Child]:
-    """Returns the best extensions of a beam's rows, best first."""
-    if _is_end_forced(rows[0]):
-        eos_id = next(iter(eos_ids))
-        return [(row, eos_id, 0.0, (), index) for index, row in enumerate(rows)]
-    parents, number = [rows[parent] for parent in ranked.parents], rows[0].request.num_alternatives
-    alternatives: list[Alternatives] = [()] * len(parents)
-    if number:
-        of_rows = [_alternatives(row, ranked.table, number) for row in rows]
-        alternatives = [of_rows[parent] for parent in ranked.parents]
-    places = range(len(parents))
-    return zip(parents, ranked.token_ids, ranked.log_probabilities, alternatives, places, strict=True)
 
 
 def _alternatives(row: Sequence, table: Candidates, number: int) -> Alternatives:
@@ -349,25 +343,23 @@ def _end(row: Sequence, token_id: int, eos_ids: Collection[int]) -> FinishReason
     return FinishReason.STOP
 
 
-def _total(child: _Child) -> float:
-    """Returns the log-probability of a whole hypothesis."""
-    return child[0].log_probability + child[2]
-
-
-def _place(search: Search, children: list[_Child]) -> list[Fork]:
-    """Give each child a row.
+def _place(search: Search, ranked: Ranked, going: list[int]) -> list[Fork]:
+    """Give each extension that goes on a row, the best first.
 
     The first child of a parent takes its row. Further children take rows of parents without children, or new
     rows.
     """
-    unclaimed = {child[0] for child in children}
-    spare = [row for row in search.rows if row not in unclaimed]
+    request, before = search.request, search.rows
+    parents, token_ids, log_probabilities, totals, alternatives = ranked
+    unclaimed = {parents[place] for place in going}
+    spare = [row for index, row in enumerate(before) if index not in unclaimed]
     forks: list[Fork] = []
     rows: list[Sequence] = []
-    for child in children:
-        parent = child[0]
-        if parent in unclaimed:
-            unclaimed.remove(parent)
+    for place in going:
+        index = parents[place]
+        parent = before[index]
+        if index in unclaimed:
+            unclaimed.remove(index)
             rows.append(parent)
             continue
         if not spare:
@@ -376,7 +368,6 @@ def _place(search: Search, children: list[_Child]) -> list[Fork]:
             row = spare.pop()
             num_shared = len(search.start_ids) + _num_shared(row.token_ids, parent.token_ids)
         row.token_ids = parent.token_ids.copy()
-        row.log_probability = parent.log_probability
         row.tail = parent.tail
         if parent.choices:
             row.choices = parent.choices.copy()
@@ -384,20 +375,18 @@ def _place(search: Search, children: list[_Child]) -> list[Fork]:
             row.attended = parent.attended.copy()
         rows.append(row)
         forks.append(Fork(parent, row, num_shared))
-    request = search.request
-    stops, beam, is_detailed = request.stops, request.beam, request.is_detailed
-    for (_, token_id, log_probability, alternatives, index), row in zip(children, rows, strict=True):
-        if beam is None:
-            row.index = index
+    for row, place in zip(rows, going, strict=True):
+        token_id = token_ids[place]
         row.token_ids.append(token_id)
         row.next_token_id = token_id
-        row.log_probability += log_probability
-        if stops is not None:
-            tail = stops.advance(row.tail, token_id)
+        row.log_probability = totals[place]
+        if request.stops is not None:
+            tail = request.stops.advance(row.tail, token_id)
             assert tail is not None  # it would have ended the hypothesis
             row.tail = tail
-        if is_detailed:
-            row.choices.append(Choice(log_probability, alternatives))
+        if request.is_detailed:
+            of_parent = alternatives[parents[place]] if alternatives else ()
+            row.choices.append(Choice(log_probabilities[place], of_parent))
     search.rows = rows
     return forks
 
@@ -411,17 +400,21 @@ def _new_row(parent: Sequence) -> Sequence:
     )
 
 
-def _ended(child: _Child, reason: FinishReason, penalty: float = 1.0) -> Hypothesis:
-    """Returns the hypothesis of a child whose token completed it."""
-    parent, token_id, log_probability, alternatives, _ = child
+def _ended(
+    search: Search, ranked: Ranked, place: int, reason: FinishReason, penalty: float = 1.0
+) -> Hypothesis:
+    """Returns the hypothesis of an extension whose token completed it."""
+    index, token_id = ranked.parents[place], ranked.token_ids[place]
+    parent, choices = search.rows[index], tuple[Choice, ...]()
+    if search.request.is_detailed:
+        alternatives = ranked.alternatives[index] if ranked.alternatives else ()
+        choices = (*parent.choices, Choice(ranked.log_probabilities[place], alternatives))
     return Hypothesis(
         token_ids=(*parent.token_ids, *(() if reason is FinishReason.EOS else (token_id,))),
         finish_reason=reason,
         attended=parent.attended.copy(),
-        score=_total(child) / penalty,
-        choices=(*parent.choices, Choice(log_probability, alternatives))
-        if parent.request.is_detailed
-        else (),
+        score=ranked.totals[place] / penalty,
+        choices=choices,
     )
 
 
