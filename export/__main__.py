@@ -1,4 +1,4 @@
-"""The commands `python -m export RUN BUNDLE` and `python -m export huggingface FOLDER BUNDLE`."""
+"""The command `python -m export RUN BUNDLE`, and its forms for checkpoints of Hugging Face and for drafts."""
 
 from __future__ import annotations
 
@@ -24,15 +24,31 @@ if TYPE_CHECKING:
 _INTERRUPTED = 130  # shells report 128 plus the signal's number, here SIGINT's
 _LEFT_OUT = 3
 
-_HUGGING_FACE = "huggingface"
-_EXAMPLE = f"""example:
+_HUGGING_FACE, _DRAFT = "huggingface", "draft"
+_EXAMPLES = {
+    "": f"""example:
   %(prog)s runs/demo bundles/demo --precision fp32,int8
 
-A checkpoint of Hugging Face is exported by `%(prog)s {_HUGGING_FACE} FOLDER BUNDLE`; see its --help.
-"""
-_HUGGING_FACE_EXAMPLE = """example:
+A checkpoint of Hugging Face is exported by `%(prog)s {_HUGGING_FACE} FOLDER BUNDLE`, and a bundle is cut for
+drafts by `%(prog)s {_DRAFT} BUNDLE TEXTS OUT`; see their --help.
+""",
+    _HUGGING_FACE: """example:
   %(prog)s opus-mt-ko-en bundles/ko-en --precision fp32,int8
-"""
+""",
+    _DRAFT: """example:
+  %(prog)s bundles/nllb-600m english.txt bundles/nllb-draft
+  python -m server bundles/nllb-1.3b --draft bundles/nllb-draft
+""",
+}
+_DESCRIPTIONS = {
+    "": "Turn a training run into a bundle that `python -m server` serves.",
+    _HUGGING_FACE: "Turn an encoder-decoder checkpoint of Hugging Face into a bundle that `python -m server` "
+    "serves.",
+    _DRAFT: """Cut a bundle in int8 or int4 to the tokens of some texts.
+
+It can then only draft for a larger model (--draft of the server). Where a vocabulary is large, it takes a
+fraction of the time. Targets stay those of the larger model.""",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -41,12 +57,13 @@ def main(arguments: list[str] | None = None) -> int:
     0 done, 1 failed, 2 usage, 3 a bundle without the precisions whose proof failed, 130 interrupted.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    is_checkpoint = arguments[:1] == [_HUGGING_FACE]
-    options = _parser(is_checkpoint=is_checkpoint).parse_args(arguments[1:] if is_checkpoint else arguments)
-    extra = _HUGGING_FACE if is_checkpoint else "export"
+    form = arguments[0] if arguments[:1] in ([_HUGGING_FACE], [_DRAFT]) else ""
+    options = _parser(form).parse_args(arguments[1:] if form else arguments)
+    export = {"": _export, _HUGGING_FACE: _export_checkpoint, _DRAFT: _cut}[form]
+    extra = form if form == _HUGGING_FACE else "export"
     with needs_extra(f"{extra},cpu"), _recorded_interrupts() as interrupts:
         try:
-            manifest = (_export_checkpoint if is_checkpoint else _export)(options, interrupts)
+            manifest = export(options, interrupts)
         except BaseException as error:
             if interrupts:  # torch's exporter may turn KeyboardInterrupt into another exception
                 print("error: interrupted; no bundle was written", file=sys.stderr)
@@ -59,27 +76,36 @@ def main(arguments: list[str] | None = None) -> int:
                 raise
             return 1
     print(options.bundle)
-    return 0 if len(manifest.variants) == len(options.precision) else _LEFT_OUT
+    return _LEFT_OUT if form != _DRAFT and len(manifest.variants) < len(options.precision) else 0
 
 
-def _parser(*, is_checkpoint: bool) -> argparse.ArgumentParser:
+def _parser(form: str) -> argparse.ArgumentParser:
     parser = Parser(
-        prog=program("export") + f" {_HUGGING_FACE}" * is_checkpoint,
-        description=(
-            "Turn an encoder-decoder checkpoint of Hugging Face into a bundle that `python -m server` serves."
-            if is_checkpoint
-            else "Turn a training run into a bundle that `python -m server` serves."
-        ),
-        epilog=_HUGGING_FACE_EXAMPLE if is_checkpoint else _EXAMPLE,
+        prog=f"{program('export')} {form}".rstrip(),
+        description=_DESCRIPTIONS[form],
+        epilog=_EXAMPLES[form],
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add_version(parser)
-    if is_checkpoint:
+    if form == _DRAFT:
+        parser.add_argument("whole", type=Path, metavar="bundle", help="folder of a bundle with int8 or int4")
+        parser.add_argument("texts", type=Path, help="file of texts in the language of the targets")
+    elif form == _HUGGING_FACE:
         parser.add_argument("folder", type=Path, help="folder that save_pretrained wrote")
     else:
         parser.add_argument("run", type=Path, help="folder of a finished `python -m training train`")
-    parser.add_argument("bundle", type=Path, help="folder to create")
+    out = "out" if form == _DRAFT else "bundle"
+    parser.add_argument("bundle", type=Path, metavar=out, help="folder to create")
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle")
+    if form == _DRAFT:
+        parser.add_argument(
+            "--most",
+            type=_length,
+            metavar="TOKENS",
+            help="how many tokens to keep, the most frequent ones (default: all that occur)",
+        )
+        return parser
     parser.add_argument(
         "--precision",
         type=_precisions,
@@ -88,14 +114,13 @@ def _parser(*, is_checkpoint: bool) -> argparse.ArgumentParser:
         help="fp32, int8 and, for large models, int4 (for the CPU), fp16 and bf16 (for CUDA), "
         "comma-separated (default: fp32,int8)",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle")
     parser.add_argument(
         "--strict",
         action="store_true",
         help="write nothing if the proof of a precision fails (default: leave it out, and exit with 3, or "
         "with 1 if none is left)",
     )
-    if is_checkpoint:
+    if form == _HUGGING_FACE:
         for name in ("source", "target"):
             parser.add_argument(
                 f"--max-{name}-length",
@@ -171,6 +196,22 @@ def _export_checkpoint(options: argparse.Namespace, interrupts: list[int]) -> Ma
             limits=Limits(options.max_source_length, options.max_target_length),
             overwrite=options.overwrite,
             is_strict=options.strict,
+            report=report,
+        )
+
+
+def _cut(options: argparse.Namespace, interrupts: list[int]) -> Manifest:
+    with _blocked_interrupts():
+        from seq2seq_serve.export.draft import cut_bundle
+        from seq2seq_serve.training.data.text_files import read_lines
+
+    with _reporting("reading the bundle", interrupts) as report:
+        return cut_bundle(
+            options.whole,
+            options.bundle,
+            read_lines(options.texts),
+            most=options.most,
+            overwrite=options.overwrite,
             report=report,
         )
 

@@ -152,7 +152,8 @@ def _graph_problems(manifest: Manifest, variant: Variant) -> list[str]:
         value = getattr(manifest.memory, name)
         if value is not None and value < 1:
             problems.append(f"memory.{name} is {value}, and must be at least 1")
-    if len(manifest.frames.start) > 1 and Verb.DECODE not in variant.graphs:
+    lacks_decode = Verb.DECODE not in variant.graphs and not manifest.drafts_only
+    if len(manifest.frames.start) > 1 and lacks_decode:
         problems.append(
             f"frames.start has {len(manifest.frames.start)} tokens, and must have one without a decode graph"
         )
@@ -162,7 +163,7 @@ def _graph_problems(manifest: Manifest, variant: Variant) -> list[str]:
         if written != state:
             problems.append(f"{verb} writes the state {sorted(written)}, and step reads {sorted(state)}")
     has_cache = any(spec.role is Role.CACHE for spec in step.inputs)
-    if has_cache and Verb.DECODE not in variant.graphs:
+    if has_cache and lacks_decode:
         problems.append("step has a cache, and there is no decode graph to fill it")
     if state and Verb.DECODE in variant.graphs:
         problems.append("step has state, which a decode graph cannot follow: leave decode out")

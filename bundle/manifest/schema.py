@@ -295,6 +295,8 @@ class Manifest(_Record):
             requests choose it.
         length_bound: The bound on target lengths learned from the training corpus; None for no bound.
         provenance: Commit, preset, corpus and its hash, seed, dev score.
+        drafts_only: Whether it can only draft for another model: its steps choose among some of the tokens,
+            and there is no `decode` graph.
     """
 
     format_version: int
@@ -319,6 +321,7 @@ class Manifest(_Record):
     target_language: str = ""
     length_bound: LengthBound | None = None
     provenance: dict[str, str] = field(default_factory=dict)
+    drafts_only: bool = False
 
     @property
     def detects_language(self) -> bool:

@@ -85,7 +85,7 @@ class OnnxRunner:
         *,
         is_draft: bool = False,
     ) -> None:
-        manifest, sizing = bundle.manifest, sizing or size_up(bundle, config)
+        manifest, sizing = bundle.manifest, sizing or size_up(bundle, config, is_draft=is_draft)
         self.provider, self.precision = sizing.provider, sizing.precision
         self.num_threads, self.num_slots = sizing.num_threads, sizing.num_slots
         self.slot_bytes = sizing.slot_bytes
@@ -223,7 +223,11 @@ class OnnxRunner:
             Sequence(
                 Search(one, (start_id,)), start_id, is_plain=one is request, detects=bool(one.detected_ids)
             )
-            for one in _requests_of_every_selection(request, self._times, detects=self._detects)
+            for one in (
+                [request]  # a draft model selects no token in another way
+                if self._is_draft
+                else _requests_of_every_selection(request, self._times, detects=self._detects)
+            )
         ]
         # Together: a step reads all weights, which takes most of its time.
         for first in range(0, len(rows), self.num_slots):

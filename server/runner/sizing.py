@@ -107,15 +107,19 @@ class Draft:
     sizing: Sizing
 
 
-def size_up(bundle: Bundle, config: RunnerConfig) -> Sizing:
-    """Returns the sizes of each of the configured runners.
+def size_up(bundle: Bundle, config: RunnerConfig, *, is_draft: bool = False) -> Sizing:
+    """Returns the sizes of each of the configured runners, of a model or of a draft model.
 
     Raises:
         ValueError: The bundle does not have graphs for an allowed provider, its step reads an unknown column,
             a limit does not fit the model, the budget is less than one slot, there are more instances than
-            threads, or the draft model does not fit.
+            threads, the draft model does not fit, or the bundle is only for drafts.
     """
     manifest = bundle.manifest
+    if manifest.drafts_only and not is_draft:
+        raise ValueError(
+            f"{bundle.path} knows only some tokens, and cannot be served: give it as --draft of another model"
+        )
     provider, precision = choose(bundle, config.provider, config.precision, config.cuda_libraries)
     num_instances, num_threads = config.num_instances, config.num_threads or usable_cpus()
     if provider == CPU and num_instances > num_threads:
@@ -241,6 +245,7 @@ def _draft_of(bundle: Bundle, sizing: Sizing, config: RunnerConfig, draft_bundle
             max_source_length=sizing.max_source_length,
             max_target_length=max_target_length,
         ),
+        is_draft=True,
     )
     if _inputs(draft_bundle, draft_sizing) != _inputs(bundle, sizing):
         raise ValueError("it reads other sources")

@@ -11,6 +11,7 @@ import pytest
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
+from seq2seq_serve.export.draft import cut_bundle
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.server.config import RunnerConfig, ServerConfig, Speculation
 from seq2seq_serve.server.engine.draft_model import DraftModel
@@ -44,6 +45,14 @@ def draft_path(made_once) -> Path:
     return made_once("draft", make) / "draft"
 
 
+@pytest.fixture(scope="session")
+def cut_path(draft_path, made_once) -> Path:
+    """The same with a half of the tokens."""
+    tokenizer = load_bundle(draft_path).target_tokenizer
+    texts = [tokenizer.decode([token_id]) for token_id in range(4, 300, 2)]
+    return made_once("cut", lambda folder: cut_bundle(draft_path, folder / "draft", texts)) / "draft"
+
+
 def draft_runner(path: Path, num_slots: int, precision: Precision) -> OnnxRunner:
     config = RunnerConfig(provider="cpu", precision=precision, num_threads=1, max_slots=num_slots)
     return OnnxRunner(load_bundle(path), config, is_draft=True)
@@ -63,9 +72,10 @@ def check_drafts(bundle, draft: OnnxRunner, requests: list[Request], precision: 
     return sum(result.timings.accepted_tokens for result in drafted) / num_drafted
 
 
+@pytest.mark.parametrize("path", ["draft_path", "cut_path"])
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_a_draft_model_changes_no_answer(precision, random_bundle, draft_path):
-    draft = draft_runner(draft_path, 9, Precision.INT8)
+def test_a_draft_model_changes_no_answer(precision, path, random_bundle, request):
+    draft = draft_runner(request.getfixturevalue(path), 9, Precision.INT8)
     assert check_drafts(random_bundle, draft, everything(seed=4), precision) < 0.5
 
 
@@ -99,8 +109,9 @@ def test_if_a_draft_model_fails_requests_go_on_without_it(random_bundle, bundle_
     ]
 
 
-@pytest.mark.parametrize("num_instances", [1, 2])
-def test_a_server_loads_the_draft_model_of_a_model(num_instances, bundle_path, draft_path):
+@pytest.mark.parametrize(("num_instances", "path"), [(1, "draft_path"), (2, "draft_path"), (2, "cut_path")])
+def test_a_server_loads_the_draft_model_of_a_model(num_instances, path, bundle_path, request):
+    draft_path = request.getfixturevalue(path)
     runner = RunnerConfig(
         provider="cpu", num_threads=2, max_slots=4, num_instances=num_instances, draft=draft_path
     )
@@ -144,7 +155,8 @@ def test_a_draft_model_that_does_not_fit_is_refused_with_the_reason(
     assert size_up(load_bundle(bundle_path), off).draft is None
     own = RunnerConfig(provider="cpu", draft=bundle_path)
     assert size_up(load_bundle(bundle_path), own).draft is None
-    reasons = [record.message.partition(": ")[2] for record in caplog.records]
+    records = [record for record in caplog.records if record.levelname == "WARNING"]
+    reasons = [record.message.partition(": ")[2] for record in records]
     assert reasons == [
         f"{reason}, so a draft model is not used"
         for reason in ("speculative is off", "it is the draft model itself")
