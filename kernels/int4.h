@@ -17,6 +17,9 @@ constexpr int INT4_ZERO = 8;
 
 // Some rows of levels, a panel of weights, and where their outputs go.
 struct Int4Work {
+  static constexpr size_t STEP_BYTES = INT4_GROUP; // of weights
+  static constexpr int LEAST_PREFETCHING = 1;      // rows of a panel's only tile
+
   const int8_t *levels;   // rows of (blocks, 32)
   const float *factors;   // of each row
   const int32_t *offsets; // rows of (blocks,): what is added to sums, because weights lie 8 above their levels
@@ -31,7 +34,7 @@ struct Int4Work {
   int32_t offset(size_t row, size_t block) const { return offsets[row * num_blocks + block]; }
 
   NextPanel next_panel(size_t tile, size_t num_tiles) const {
-    return {weights, num_blocks * INT4_BYTES, INT4_GROUP, tile, num_tiles};
+    return {weights, num_blocks * INT4_BYTES, STEP_BYTES, tile, num_tiles};
   }
 };
 
@@ -47,7 +50,7 @@ INLINE void finish(const Int4Work &work, Vector totals, size_t row, size_t colum
 
 #if defined(__x86_64__)
 struct Int4Avx512Vnni {
-  template <int ROWS> AVX512VNNI static void run(const Int4Work &work, size_t first, NextPanel next) {
+  template <int ROWS, class Next> AVX512VNNI static void run(const Int4Work &work, size_t first, Next next) {
     const __m512i low = _mm512_set1_epi8(15);
     __m512 totals[ROWS][2];
     for (auto &of_row : totals) of_row[0] = of_row[1] = _mm512_setzero_ps();
@@ -84,7 +87,7 @@ struct Int4Avx512Vnni {
 
 // Products of bytes do not saturate here: eight pairs have a sum of 8 * 2 * 15 * 127 = 30,480 at most.
 struct Int4Avx2 {
-  template <int ROWS> static void run(const Int4Work &work, size_t first, NextPanel) {
+  template <int ROWS, class Next> static void run(const Int4Work &work, size_t first, Next) {
     constexpr size_t STRIPS = ROWS == 1 ? 2 : 1; // at once: a single row waits for memory, and reads whole lines
     const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     for (size_t strip = 0; strip < 2; strip += STRIPS) {
@@ -143,7 +146,7 @@ INLINE void add_int4_products(int32x4_t (&sums)[ROWS][4], const int8x16_t (&leve
 }
 
 struct Int4DotProd {
-  template <int ROWS> TARGET("arch=armv8.2-a+dotprod") static void run(const Int4Work &work, size_t first, NextPanel) {
+  template <int ROWS, class Next> TARGET("arch=armv8.2-a+dotprod") static void run(const Int4Work &work, size_t first, Next) {
     for (size_t strip = 0; strip < 2; strip++) {
       Vector totals[ROWS][2] = {};
       for (size_t block = 0; block < work.num_blocks; block++) {
@@ -171,7 +174,7 @@ struct Int4DotProd {
 #endif
 
 struct Int4Scalar {
-  template <int ROWS> static void run(const Int4Work &work, size_t first, NextPanel) {
+  template <int ROWS, class Next> static void run(const Int4Work &work, size_t first, Next) {
     Vector totals[ROWS][COLUMNS / 8] = {};
     for (size_t block = 0; block < work.num_blocks; block++)
       for (int row = 0; row < ROWS; row++) {

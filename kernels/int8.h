@@ -37,11 +37,30 @@ INLINE void prefetch(NextPanel &next) {
   next.place += next.bytes;
 }
 
+// The only tile of a panel prefetches its own weights farther ahead than the processor does by itself. On the same EPYC, with
+// weights in memory, 4, 5 and 6 rows in int8 are 1.05, 1.1 and 1.2 times as fast as without this, fewer rows no faster; in int4
+// 1 and 2 rows 1.05 times, 3 to 6 rows 1.2 to 1.4 times. With weights in a cache they take up to 1.02 times as long.
+template <size_t STEP_BYTES> struct OwnPanel {
+  static constexpr size_t AHEAD = 8192; // bytes
+
+  const char *place;
+
+  explicit OwnPanel(const void *panel) : place(static_cast<const char *>(panel) + AHEAD) {}
+};
+
+template <size_t STEP_BYTES> INLINE void prefetch(OwnPanel<STEP_BYTES> &own) {
+  for (size_t line = 0; line < STEP_BYTES; line += 64) __builtin_prefetch(own.place + line, 0, 2);
+  own.place += STEP_BYTES;
+}
+
 // Some rows of levels, a panel of weights, and where their outputs go.
 //
 // A panel consists of strips of columns, whose weights lie as (depth / group, columns of a strip, group): one instruction
 // adds the products of a group.
 struct Int8Work {
+  static constexpr size_t STEP_BYTES = 4 * COLUMNS; // of weights
+  static constexpr int LEAST_PREFETCHING = 4;      // rows of a panel's only tile
+
   const uint8_t *levels; // rows that are `row_bytes` long, with the scale of each, and by how much it is below its levels
   const float *row_scales;
   const int32_t *shifts;
@@ -55,7 +74,7 @@ struct Int8Work {
   size_t largest_distance;
 
   NextPanel next_panel(size_t tile, size_t num_tiles) const {
-    return {weights, depth * COLUMNS, 4 * COLUMNS, tile, num_tiles};
+    return {weights, depth * COLUMNS, STEP_BYTES, tile, num_tiles};
   }
 };
 
@@ -93,7 +112,11 @@ template <class Tile, class Work> void multiply_by(const Work &work, size_t num_
     const size_t first = i * num_rows / num_tiles;
     const size_t count = (i + 1) * num_rows / num_tiles - first;
     const NextPanel next = work.next_panel(i, num_tiles);
-    with_rows<MOST_ROWS>(count, [&](auto rows) { Tile::template run<rows>(work, first, next); });
+    with_rows<MOST_ROWS>(count, [&](auto rows) {
+      if constexpr (rows >= Work::LEAST_PREFETCHING)
+        if (num_tiles == 1) return Tile::template run<rows>(work, first, OwnPanel<Work::STEP_BYTES>(work.weights));
+      Tile::template run<rows>(work, first, next);
+    });
   }
 }
 
@@ -108,7 +131,7 @@ INLINE void finish(const Int8Work &work, Integers sums, size_t row, size_t colum
 
 #if defined(__x86_64__)
 struct Avx512Vnni {
-  template <int ROWS> AVX512VNNI static void run(const Int8Work &work, size_t first, NextPanel next) {
+  template <int ROWS, class Next> AVX512VNNI static void run(const Int8Work &work, size_t first, Next next) {
     const int8_t *weights = work.weights;
     __m512i sums[ROWS][2];
     for (int half = 0; half < 2; half++) {
@@ -150,8 +173,8 @@ struct Avx512Vnni {
 #define HAS_AVXVNNI
 
 struct AvxVnni {
-  template <int ROWS>
-  TARGET("avx2,fma,f16c,avxvnni") static void run(const Int8Work &work, size_t first, NextPanel) {
+  template <int ROWS, class Next>
+  TARGET("avx2,fma,f16c,avxvnni") static void run(const Int8Work &work, size_t first, Next) {
     const int8_t *weights = work.weights;
     for (size_t strip = 0; strip < COLUMNS; strip += 16) {
       __m256i sums[ROWS][2];
@@ -177,8 +200,8 @@ struct AvxVnni {
 // ---- AVX2: words of 16 bits, two products in a sum; products of bytes would saturate ----
 
 struct Avx2 {
-  template <int ROWS>
-  TARGET("avx2,fma,f16c") static void run(const Int8Work &work, size_t first, NextPanel) {
+  template <int ROWS, class Next>
+  TARGET("avx2,fma,f16c") static void run(const Int8Work &work, size_t first, Next) {
     constexpr size_t STRIPS = ROWS == 1 ? 2 : 1; // at once: a single row is as fast as memory is with several streams
     constexpr size_t AHEAD = 2048;               // bytes after the weights that are being multiplied
     const size_t strip_bytes = 16 * work.depth;
@@ -233,8 +256,8 @@ INLINE void add_products(int32x4_t (&sums)[ROWS][4], const int8x16_t (&levels)[R
 }
 
 struct DotProd {
-  template <int ROWS>
-  TARGET("arch=armv8.2-a+dotprod") static void run(const Int8Work &work, size_t first, NextPanel) {
+  template <int ROWS, class Next>
+  TARGET("arch=armv8.2-a+dotprod") static void run(const Int8Work &work, size_t first, Next) {
     const int8_t *rows = reinterpret_cast<const int8_t *>(work.levels), *weights = work.weights;
     for (size_t strip = 0; strip < COLUMNS; strip += 16) {
       int32x4_t sums[ROWS][4] = {};
@@ -258,8 +281,8 @@ struct DotProd {
 // ---- Any processor ----
 
 struct Scalar {
-  template <int ROWS>
-  static void run(const Int8Work &work, size_t first, NextPanel) {
+  template <int ROWS, class Next>
+  static void run(const Int8Work &work, size_t first, Next) {
     const int8_t *weights = work.weights;
     int32_t sums[ROWS][COLUMNS] = {};
     for (size_t i = 0; i < work.depth; i++, weights += COLUMNS)
