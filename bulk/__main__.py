@@ -7,7 +7,6 @@ import asyncio
 import glob
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -134,9 +133,6 @@ async def _translate(options: argparse.Namespace, plan: Plan, writer: Writer) ->
     files = Files(options.field, writer, plan.inputs)
     job = Job(options.bundle.absolute(), options.runner, options.generation, files)
     start, num_workers = _workers(options, job)
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     if not waiting:
         sys.stdout.write(f"nothing is left to do: {options.output} has all {len(shards)} shards\n")
         return 0

@@ -499,7 +499,7 @@ def interrupted(run, files, monkeypatch):
     source, output, _ = files
     monkeypatch.setattr("seq2seq_serve.client.translate._SHARD_LINES", 2)
 
-    def interrupt(*flags, stdin=None, num_shards=3):
+    def interrupt(*flags, stdin=None, num_shards=3, by=signal.SIGINT):
         given = ["--input", str(source)] if stdin is None else []
         write, written, one_at_a_time = Writer.write, [], threading.Lock()
 
@@ -510,7 +510,7 @@ def interrupted(run, files, monkeypatch):
                     write(writer, shard, *rest)
                     return
                 if len(written) == num_shards + 1:
-                    os.kill(os.getpid(), signal.SIGINT)
+                    os.kill(os.getpid(), by)
                 time.sleep(0.1)
                 raise OSError("it was interrupted")
 
@@ -520,7 +520,7 @@ def interrupted(run, files, monkeypatch):
         note = "none of the shards of 2 lines is done, so nothing is kept"
         if num_shards:
             note = f"{2 * num_shards} of 10 lines are done: continue with the same command and --resume"
-        assert (code, err[-1]) == (130, note)
+        assert (code, err[-1]) == (128 + by, note)
         assert not output.exists()
         return [*given, "--output", str(output), *flags]
 
@@ -618,10 +618,13 @@ def test_an_output_that_is_of_another_input_or_release_is_not_continued(run, fil
         assert output.read_text() == content
 
 
-def test_work_that_is_interrupted_before_its_first_shard_says_that_nothing_is_kept(interrupted, files):
-    interrupted(num_shards=0)
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_work_that_is_interrupted_says_what_is_kept(interrupted, files, by):
+    """SIGTERM said nothing."""
+    interrupted(num_shards=0, by=by)
     source, output, _ = files
     assert [path.name for path in output.parent.iterdir()] == [source.name]
+    interrupted(by=by)
 
 
 def test_work_that_stops_before_its_first_shard_leaves_nothing(run, files):
