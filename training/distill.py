@@ -87,7 +87,8 @@ def write_targets(
     Targets that an earlier call has written with the same weights are kept.
 
     Raises:
-        ValueError: The run does not have its corpus any more.
+        ValueError: The run does not have its corpus any more, or an earlier call has targets of other
+            sources.
     """
     if not run.encoded.is_dir():
         raise ValueError(f"{run.encoded} is missing, so there is nothing to translate: train the run anew")
@@ -131,11 +132,13 @@ def _start_anew_with(weights: str, folder: Path, files: CorpusFiles) -> None:
 def _translate(
     teacher: TrainedModel, texts: Sequence[str], source_file: Path, target_file: Path, console: Console
 ) -> None:
-    done: list[str] = []
-    if source_file.is_file() and target_file.is_file() and read_lines(source_file) == texts:
-        content = target_file.read_bytes()
-        done = content[: content.rfind(b"\n") + 1].decode().split("\n")[:-1]  # whole lines alone
-        done = done[: len(texts)]
+    content = target_file.read_bytes() if target_file.is_file() else b""
+    done = content[: content.rfind(b"\n") + 1].decode().split("\n")[:-1]  # whole lines alone
+    if done and read_lines(source_file) != texts:
+        raise ValueError(
+            f"{target_file} has {len(done):,} targets, for another --max-sources: give the same one again, "
+            f"give another --out, or remove {target_file.parent}"
+        )
     if done:
         _log.info("%s of %s targets are there already", f"{len(done):,}", f"{len(texts):,}")
     write_lines(source_file, texts)

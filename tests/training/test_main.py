@@ -146,6 +146,8 @@ def test_a_draft_model_learns_what_its_run_writes_and_has_its_tokens(
     (tmp_path / "other" / "distilled" / "train.target.txt").write_text("\n".join(kept), encoding="utf-8")
     message = failed("train", "toy", "--out", str(tmp_path / "other"), "--resume", "--max-steps", "2")
     assert message.endswith("is the beginning of a draft model: repeat its `distill` command")
+    few = [*flags, "--max-sources", "5"]  # it removed them
+    assert "has 8 targets, for another --max-sources" in failed("distill", str(run), "toy", *few)
     assert main(["distill", str(run), "toy", *flags]) == 0
     written = (tmp_path / "other" / "distilled" / "train.target.txt").read_text(encoding="utf-8").split("\n")
     assert written[:8] == kept[:8] != targets_file.read_text(encoding="utf-8").split("\n")[:8]
