@@ -63,8 +63,8 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
         raise problem
     if num_used_bytes > config.memory_limit_bytes:
         raise ValueError(
-            f"together the models take {num_used_bytes} bytes, and the memory limit is "
-            f"{config.memory_limit_bytes}: raise --memory-limit, or lower --memory-budget"
+            f"together the models take {num_used_bytes / 2**20:.1f} MiB, and the memory limit is "
+            f"{config.memory_limit_bytes / 2**20:.1f} MiB: raise --memory-limit, or lower --memory-budget"
         )
 
 

@@ -178,7 +178,7 @@ def test_check_takes_the_newest_version_that_can_be_served_as_the_start_does(bun
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--memory-limit", "1MiB"], "together the models take"),
+        (["--memory-limit", "1MiB"], " MiB, and the memory limit is 1.0 MiB: raise"),
         (["--memory-budget", "1KiB"], "a slot takes"),
         (["--access-file", "none.toml"], "No such file"),
         (["--tls-certificate", "none.pem", "--tls-key", "none.key"], "No such file"),
