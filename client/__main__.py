@@ -197,8 +197,8 @@ def _model_line(model: Model) -> str:
         f"{model.num_slots} slots, {model.vocab_size} tokens in the vocabulary, takes {sources} up to "
         f"{model.max_source_length} {unit}, targets up to {model.max_target_length} tokens, "
         f"{'with' if model.has_attention else 'without'} attention"
-        + ", a text sentence by sentence"
-        * model.splits_sentences
+        + ", a text sentence by sentence" * model.splits_sentences
+        + ", with a draft model" * model.has_draft_model
     )
 
 

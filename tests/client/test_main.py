@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import trustme
@@ -18,6 +19,7 @@ from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.files.formats import Writer
 from seq2seq_serve.client.flags import make_parser, translation
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Timings
+from seq2seq_serve.server.runner.sizing import Draft
 from tests.server.service.harness import serving_on_a_thread
 
 
@@ -350,13 +352,17 @@ def test_score_prints_every_token_and_the_sum(run):
     assert run("score", "ab", "\udcff") == (1, [], ["error: SOURCE or TARGET is not valid UTF-8"])
 
 
-def test_models_lists_each_on_a_line(run):
+def test_models_lists_each_on_a_line(run, server, monkeypatch):
     code, [line], _ = run("models")
     assert code == 0
     assert line.startswith("echo: echo, version 0123456789ab, fp32 on cpu, 4 slots")
     model = json.loads(run("models", "--json")[1][0])
     assert model["provenance"] == {"preset": "echo"}
     assert model["source_shapes"] == {"source_ids": {"sizes": [-1]}}
+    assert "draft" not in line
+    served = server.app._models._by_name["echo"]
+    monkeypatch.setattr(served, "sizing", replace(served.sizing, draft=Draft(None, served.sizing)))
+    assert run("models")[1] == [f"{line}, with a draft model"]
 
 
 def test_versions_are_listed_unloaded_and_loaded(run):
