@@ -176,7 +176,7 @@ $(DEPLOY_INSTALLED): $(INSTALLED)
 
 # A training that was stopped goes on where it stopped.
 $(RUN)/summary.json: | $(RUNTIME_INSTALLED)
-	$(PY) -m training train demo --out $(RUN) --resume $(TRAIN_FLAGS)
+	$(PY) -m training train demo --out $(RUN) $(if $(wildcard $(RUN)/config.json),--resume) $(TRAIN_FLAGS)
 
 $(BUNDLE)/manifest.json: $(RUN)/summary.json
 	$(PY) -m export $(RUN) $(BUNDLE) --precision $(PRECISIONS) --overwrite

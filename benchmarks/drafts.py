@@ -124,6 +124,8 @@ async def _take_turns(
         "in_flight": num_in_flight,
         "ratio": statistics.median(ratios),
         "quartiles": statistics.quantiles(ratios, n=4),
+        "drafted_tokens": num_drafted,
+        "accepted_tokens": num_accepted,
         "acceptance": num_accepted / num_drafted if num_drafted else None,
         "accepted_share_of_targets": num_accepted / num_tokens,
         "are_equal": are_equal,

@@ -7,7 +7,6 @@ import asyncio
 import glob
 import logging
 import os
-import signal
 import sys
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -24,7 +23,7 @@ with needs_extra("server,cpu", __name__):
     from google.protobuf.json_format import MessageToDict
 
     from seq2seq_serve.bulk.engine import Job, start_worker
-    from seq2seq_serve.bundle.manifest import BundleError, load_bundle
+    from seq2seq_serve.bundle.manifest import Bundle, BundleError, load_bundle
     from seq2seq_serve.client.files.documents import DOCUMENTS
     from seq2seq_serve.client.files.formats import FORMATS, Writer, check_formats
     from seq2seq_serve.client.files.lines import WrongFile
@@ -39,6 +38,7 @@ with needs_extra("server,cpu", __name__):
     )
     from seq2seq_serve.client.progress import Progress
     from seq2seq_serve.server.config import RunnerConfig
+    from seq2seq_serve.server.runner.sizing import size_up
     from seq2seq_serve.server.settings import COUNT, add_flags, override
 
 _RUNNER = RunnerConfig(shares_threads=True)  # the defaults of its flags
@@ -85,10 +85,13 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
     num_hypotheses = max(1, options.generation.num_hypotheses)
     if num_hypotheses > 1 and output_format not in (JSONL, PARQUET):
         raise JobError("--num-hypotheses needs --format jsonl: a line of text has only the best one")
+    bundle = load_bundle(options.bundle, checks_content=False)
     if not (folder / PLAN_FILE).exists():
+        if options.ray is None:  # the machines of a cluster may be others
+            _check_fits(bundle, options.runner)
         sys.stderr.write("reading all inputs, to find the shards\n")
     settings = {
-        "bundle_version": load_bundle(options.bundle, checks_content=False).version,
+        "bundle_version": bundle.version,
         "precision": options.runner.precision or "auto",
         "max_source_length": options.runner.max_source_length,
         "max_target_length": options.runner.max_target_length,
@@ -100,6 +103,17 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
     advice = f"remove {folder / PLAN_FILE} and the shards beside it"
     plan = plan_run(folder, inputs, settings, options.shard_lines, advice)
     return plan, Writer(folder, output_format, options.target_field, num_hypotheses)
+
+
+def _check_fits(bundle: Bundle, runner: RunnerConfig) -> None:
+    """Raises JobError if the engine's settings or a draft model do not fit the bundle or this machine."""
+    logging.disable()  # the engine logs the same again
+    try:
+        size_up(bundle, runner)
+    except ValueError as error:
+        raise JobError(f"{bundle.path}: {error}") from error
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 def _inputs(patterns: Sequence[str], output: Path) -> list[Path]:
@@ -134,9 +148,6 @@ async def _translate(options: argparse.Namespace, plan: Plan, writer: Writer) ->
     files = Files(options.field, writer, plan.inputs)
     job = Job(options.bundle.absolute(), options.runner, options.generation, files)
     start, num_workers = _workers(options, job)
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     if not waiting:
         sys.stdout.write(f"nothing is left to do: {options.output} has all {len(shards)} shards\n")
         return 0

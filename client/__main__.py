@@ -7,6 +7,7 @@ something failed, and 2 for wrong usage.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import sys
 import urllib.error
@@ -89,9 +90,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _report(error, f"error: {in_flags(error)}{_advice(error, options)}")
     except JobError as error:
         return _report(error, f"error: {error}")
-    except KeyboardInterrupt as error:
+    except (KeyboardInterrupt, asyncio.CancelledError) as error:
         _report(error)
-        return 130
+        return 130 if isinstance(error, KeyboardInterrupt) else 143
 
 
 def _web(options: argparse.Namespace, connect: Callable[[], AsyncClient]) -> int:
@@ -196,8 +197,8 @@ def _model_line(model: Model) -> str:
         f"{model.num_slots} slots, {model.vocab_size} tokens in the vocabulary, takes {sources} up to "
         f"{model.max_source_length} {unit}, targets up to {model.max_target_length} tokens, "
         f"{'with' if model.has_attention else 'without'} attention"
-        + ", a text sentence by sentence"
-        * model.splits_sentences
+        + ", a text sentence by sentence" * model.splits_sentences
+        + ", with a draft model" * model.has_draft_model
     )
 
 

@@ -264,14 +264,14 @@ class _FileOutput:
             asyncio.run(run.translate(waiting, start, progress=progress))
             for reason in run.failed.values():
                 raise JobError(reason)
-        except (ClientError, JobError, OSError, KeyboardInterrupt) as error:
+        except (ClientError, JobError, OSError, KeyboardInterrupt, asyncio.CancelledError) as error:
             advice = "continue with the same command and --resume"
             if num_done := num_skipped + run.num_lines:
                 error.add_note(f"{num_done} of {num_lines} lines are done: {advice}")
             elif self._pipe_copy.exists():
                 error.add_note(f"the input is kept in {self._pipe_copy}: {advice}")
             else:
-                if isinstance(error, KeyboardInterrupt):
+                if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
                     error.add_note(f"none of the shards of {_SHARD_LINES} lines is done, so nothing is kept")
                 _remove(self._folder)
             raise

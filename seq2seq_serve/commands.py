@@ -44,13 +44,13 @@ class Parser(argparse.ArgumentParser):
     def similar_flag(self, unknown: Sequence[str]) -> str:
         """Returns a hint at the flags that the first unknown one may stand for; empty if there is none."""
         given = next((argument.partition("=")[0] for argument in unknown if argument.startswith("--")), "")
-        begun = [flag for flag in self._option_string_actions if given and flag.startswith(given)]
-        flags = list(self._option_string_actions)
+        flags = list(self._option_string_actions) if given else []
+        begun = [flag for flag in flags if flag.startswith(given)]
         beginnings = {flag[: len(given)]: flag for flag in reversed(flags)}  # one may be mistyped, too
         similar = (
             begun[:_MOST_SIMILAR]
             or get_close_matches(given, flags, n=1, cutoff=_LEAST_SIMILAR)
-            or [beginnings[one] for one in get_close_matches(given, beginnings, n=1)]
+            or [beginnings[one] for one in get_close_matches(given, beginnings, n=1, cutoff=_LEAST_SIMILAR)]
         )
         return f" (meant: {', '.join(similar)}?)" if similar else ""
 

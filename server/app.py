@@ -100,17 +100,16 @@ class App:
         self._watching = asyncio.create_task(self._calls.access.watch())
         await self.http.start()
         await self.endpoint.start()
-        problem: ServerError | None = None
-        for name in self._folders.names:
+        names = self._folders.names
+        for name in names:
             try:
                 await self._repository.load_one(name)
             except ServerError as error:
                 if self._folders.is_given(name):
                     raise ValueError(str(error)) from error
-                problem = error
                 _log.error("model %s: not served: %s", name, error)
-        if problem is not None and not list(self._models):
-            raise ValueError(str(problem)) from problem
+        if names and not list(self._models):
+            raise ValueError(f"no model of the repository {self._config.repository} can be served")
         self._health.end_loading()
         host = self._config.host
         _log.info("at most %d connections of gRPC callers may be open", self.endpoint.max_connections)

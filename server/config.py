@@ -239,7 +239,8 @@ class CommandConfig:
 
     Attributes:
         bundles: Folders written by `python -m export`, or folders with one of these for each version.
-        is_check: Checks all settings, files and bundles, lists the models, and exits.
+        is_check: Checks all settings, files and bundles, lists the models, and exits, with 1 if one of them
+            is wrong, although the server may start without it.
         server: Settings of the server process.
     """
 

@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 Config = TypeVar("Config", bound="DataclassInstance")
 
 
-class _WrongValue(ValueError, argparse.ArgumentTypeError):
+class WrongSetting(ValueError, argparse.ArgumentTypeError):
     """A setting cannot have a value; argparse reports the message."""
 
 
@@ -66,7 +66,7 @@ class Form:
                 raise ValueError("it is not a single value")
             return self.parse(str(given))
         except (ValueError, KeyError) as error:
-            raise _WrongValue(f"{where} is {given!r}, and must be {self.expected}") from error
+            raise WrongSetting(f"{where} is {given!r}, and must be {self.expected}") from error
 
 
 def number(type_: type[int | float], least: int, most: float = math.inf, metavar: str = "N") -> Form:
@@ -147,7 +147,7 @@ class Setting:
         if not self.is_list:
             return self.form.read(given, where)
         if not isinstance(given, list):
-            raise _WrongValue(f"{where} is {given!r}, and must be a list")
+            raise WrongSetting(f"{where} is {given!r}, and must be a list")
         return tuple(self.form.read(one, where) for one in given)
 
 

@@ -78,6 +78,15 @@ def test_make_refuses_another_python_than_that_of_its_environment(tmp_path):
         assert make(*arguments).returncode == 0
 
 
+@pytest.mark.skipif(shutil.which("make") is None, reason="there is no make")
+def test_make_resumes_only_a_run_that_was_stopped(tmp_path):
+    """The first training of the demo began with a warning about its own flag."""
+    command = ["make", "--dry-run", f"RUN={tmp_path}", f"{tmp_path}/summary.json"]
+    assert " --resume" not in subprocess.check_output(command, cwd=ROOT, text=True)
+    (tmp_path / "config.json").touch()
+    assert " --resume" in subprocess.check_output(command, cwd=ROOT, text=True)
+
+
 def test_help_names_the_command_as_it_was_called(monkeypatch, capsys):
     from seq2seq_serve.client.__main__ import main
 

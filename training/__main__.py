@@ -25,7 +25,7 @@ with needs_extra("training", __name__):
 
     from seq2seq_serve.bundle.normalization import Normalization
     from seq2seq_serve.training import commands
-    from seq2seq_serve.training.config import Precision
+    from seq2seq_serve.training.config import Precision, TransformerConfig
     from seq2seq_serve.training.data.corpus import CorpusFiles
     from seq2seq_serve.training.data.tokenizer import SMALLEST_VOCAB_SIZE
     from seq2seq_serve.training.distill import target_files
@@ -266,7 +266,8 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
 
 def _add_distill_flags(distill: argparse.ArgumentParser) -> None:
     distill.add_argument("run", type=Path, help="the folder of a finished run of a Transformer")
-    distill.add_argument("preset", choices=tuple(PRESETS), help="the small model and its recipe")
+    presets = [name for name, preset in PRESETS.items() if isinstance(preset().model, TransformerConfig)]
+    distill.add_argument("preset", choices=presets, help="the small model and its recipe")
     distill.add_argument(
         "--out", type=Path, required=True, help="the folder of its run, such as runs/NAME-draft"
     )

@@ -17,7 +17,6 @@ from rich.console import Console
 from rich.progress import track
 
 from seq2seq_serve.bundle.manifest import file_spec
-from seq2seq_serve.training.config import TransformerConfig
 from seq2seq_serve.training.data.corpus import CorpusFiles
 from seq2seq_serve.training.data.encoded import EncodedCorpus
 from seq2seq_serve.training.data.sources import TOKENS
@@ -44,13 +43,13 @@ def recipe(preset: Preset, teacher: TrainedModel, settings: Iterable[str]) -> Pr
     """Returns a preset with the limits of a run, for a draft model of it.
 
     Args:
-        preset: The preset.
+        preset: The preset of a Transformer.
         teacher: The run.
         settings: The names of the settings that will replace others.
 
     Raises:
         ValueError: One of the settings is given by the run, the run is not that of a Transformer that reads
-            texts, or tunes a published model, or the preset is of another family.
+            texts, or tunes a published model.
     """
     if given := sorted(set(settings) & set(_OF_THE_RUN)):
         raise ValueError(f"a draft model takes {', '.join(given)} from its run: leave out what --set gives")
@@ -58,8 +57,6 @@ def recipe(preset: Preset, teacher: TrainedModel, settings: Iterable[str]) -> Pr
         raise ValueError("only a Transformer that reads texts can have a draft model")
     if teacher.published:
         raise ValueError("a draft model of a published model is a smaller published one with the same tokens")
-    if not isinstance(preset.model, TransformerConfig):
-        raise ValueError(f"a draft model is a Transformer, and the preset {preset.name} is not one")
     limits = {name: getattr(teacher.config, name) for name in ("max_source_length", "max_target_length")}
     return preset.changed({**_RECIPE, **limits, "normalization": teacher.tokenizer.normalization})
 
@@ -87,7 +84,8 @@ def write_targets(
     Targets that an earlier call has written with the same weights are kept.
 
     Raises:
-        ValueError: The run does not have its corpus any more.
+        ValueError: The run does not have its corpus any more, or an earlier call has targets of other
+            sources.
     """
     if not run.encoded.is_dir():
         raise ValueError(f"{run.encoded} is missing, so there is nothing to translate: train the run anew")
@@ -131,11 +129,13 @@ def _start_anew_with(weights: str, folder: Path, files: CorpusFiles) -> None:
 def _translate(
     teacher: TrainedModel, texts: Sequence[str], source_file: Path, target_file: Path, console: Console
 ) -> None:
-    done: list[str] = []
-    if source_file.is_file() and target_file.is_file() and read_lines(source_file) == texts:
-        content = target_file.read_bytes()
-        done = content[: content.rfind(b"\n") + 1].decode().split("\n")[:-1]  # whole lines alone
-        done = done[: len(texts)]
+    content = target_file.read_bytes() if target_file.is_file() else b""
+    done = content[: content.rfind(b"\n") + 1].decode().split("\n")[:-1]  # whole lines alone
+    if done and read_lines(source_file) != texts:
+        raise ValueError(
+            f"{target_file} has {len(done):,} targets, for another --max-sources: give the same one again, "
+            f"give another --out, or remove {target_file.parent}"
+        )
     if done:
         _log.info("%s of %s targets are there already", f"{len(done):,}", f"{len(texts):,}")
     write_lines(source_file, texts)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import signal
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -116,12 +117,18 @@ class Run:
     ) -> None:
         """Translates shards, each on one of `num_workers` workers. A lost worker is replaced.
 
+        It runs on the main thread. SIGTERM cancels it, as Ctrl-C does.
+
         Raises:
+            CancelledError: The process got SIGTERM.
             JobError: The run cannot go on.
             OSError: The output cannot be written to.
             WorkerLost: Each worker ends soon.
             ClientError: The server answers no text.
         """
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         self._waiting.extend(shards)
         showing = asyncio.create_task(self._show(progress)) if progress is not None else None
         try:

@@ -58,9 +58,9 @@ def load_model(
         num_bytes = sizing.limited_bytes
         if num_bytes and num_used_bytes + num_bytes > config.memory_limit_bytes:
             raise ValueError(
-                f"it takes {num_bytes} bytes beside the {num_used_bytes} of loaded models, and the memory "
-                f"limit is {config.memory_limit_bytes}: raise --memory-limit, lower --memory-budget, or "
-                "unload a model first"
+                f"it takes {num_bytes / 2**20:.1f} MiB beside the {num_used_bytes / 2**20:.1f} MiB of loaded "
+                f"models, and the memory limit is {config.memory_limit_bytes / 2**20:.1f} MiB: raise "
+                "--memory-limit, lower --memory-budget, or unload a model first"
             )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

@@ -6,7 +6,6 @@ import asyncio
 import enum
 import logging
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from pathlib import Path
 
 from seq2seq_serve.server.errors import LoadFailed, Unavailable, UnknownModel
@@ -85,17 +84,16 @@ class Repository:
 
         Raises:
             UnknownModel: The model is not on disk.
-            LoadFailed: No version can be served; the message is that of the newest.
+            LoadFailed: No version can be served; the message is that of the oldest, and the log has the
+                others.
         """
-        *older, newest = await asyncio.to_thread(self._folders.versions, name) or [Version(name, "", Path())]
-        try:
-            return await self.load(name, newest.version)
-        except LoadFailed as error:
-            for one in reversed(older):
-                _log.error("model %s: trying version %s after a failure: %s", name, one.version, error)
-                with suppress(LoadFailed):
-                    return await self.load(name, one.version)
-            raise
+        oldest, *newer = await asyncio.to_thread(self._folders.versions, name) or [Version(name, "", Path())]
+        for one in reversed(newer):
+            try:
+                return await self.load(name, one.version)
+            except LoadFailed as error:
+                _log.error("model %s: trying a version before %s, which failed: %s", name, one.version, error)
+        return await self.load(name, oldest.version)
 
     async def load(self, name: str, version: str = "") -> ServedModel:
         """Serve a version of a model, or its newest one; a served version is loaded again.

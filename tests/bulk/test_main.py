@@ -235,6 +235,15 @@ def test_a_mistake_ends_the_command_with_one_line(lines, capsys, flags, message)
     assert main(arguments) == 0  # the mistake has left no plan behind
 
 
+@pytest.mark.parametrize("flags", [["--draft", "nothing"], ["--memory-budget", "1"]])
+def test_settings_that_do_not_fit_are_refused_before_the_inputs_are_read(lines, capsys, flags):
+    """All inputs were read, and an empty folder was left."""
+    arguments, out = lines
+    assert main([*arguments, *flags]) == 2
+    assert capsys.readouterr().err.startswith("error: ")
+    assert not out.exists()
+
+
 def test_files_of_the_output_and_links_are_seen_as_what_they_are(lines):
     arguments, out = lines
     blob = out.parent / "blob"

@@ -194,6 +194,10 @@ def test_a_folder_without_a_manifest_says_how_to_make_one(damaged):
     assert problems_of(damaged) == (
         "there is no manifest.json (make one with `python -m export huggingface`)",
     )
+    newest = damaged.parent / "2"  # where a server takes a folder of versions, and `--draft` does not
+    newest.mkdir()
+    (newest / "manifest.json").touch()
+    assert problems_of(damaged.parent) == (f"there is no manifest.json (name a version: {newest})",)
 
 
 def test_a_manifest_beyond_the_limit_is_refused_unread(damaged):

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 import trustme
@@ -18,6 +19,7 @@ from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.files.formats import Writer
 from seq2seq_serve.client.flags import make_parser, translation
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Timings
+from seq2seq_serve.server.runner.sizing import Draft
 from tests.server.service.harness import serving_on_a_thread
 
 
@@ -350,13 +352,17 @@ def test_score_prints_every_token_and_the_sum(run):
     assert run("score", "ab", "\udcff") == (1, [], ["error: SOURCE or TARGET is not valid UTF-8"])
 
 
-def test_models_lists_each_on_a_line(run):
+def test_models_lists_each_on_a_line(run, server, monkeypatch):
     code, [line], _ = run("models")
     assert code == 0
     assert line.startswith("echo: echo, version 0123456789ab, fp32 on cpu, 4 slots")
     model = json.loads(run("models", "--json")[1][0])
     assert model["provenance"] == {"preset": "echo"}
     assert model["source_shapes"] == {"source_ids": {"sizes": [-1]}}
+    assert "draft" not in line
+    served = server.app._models._by_name["echo"]
+    monkeypatch.setattr(served, "sizing", replace(served.sizing, draft=Draft(None, served.sizing)))
+    assert run("models")[1] == [f"{line}, with a draft model"]
 
 
 def test_versions_are_listed_unloaded_and_loaded(run):
@@ -499,7 +505,7 @@ def interrupted(run, files, monkeypatch):
     source, output, _ = files
     monkeypatch.setattr("seq2seq_serve.client.translate._SHARD_LINES", 2)
 
-    def interrupt(*flags, stdin=None, num_shards=3):
+    def interrupt(*flags, stdin=None, num_shards=3, by=signal.SIGINT):
         given = ["--input", str(source)] if stdin is None else []
         write, written, one_at_a_time = Writer.write, [], threading.Lock()
 
@@ -510,7 +516,7 @@ def interrupted(run, files, monkeypatch):
                     write(writer, shard, *rest)
                     return
                 if len(written) == num_shards + 1:
-                    os.kill(os.getpid(), signal.SIGINT)
+                    os.kill(os.getpid(), by)
                 time.sleep(0.1)
                 raise OSError("it was interrupted")
 
@@ -520,7 +526,7 @@ def interrupted(run, files, monkeypatch):
         note = "none of the shards of 2 lines is done, so nothing is kept"
         if num_shards:
             note = f"{2 * num_shards} of 10 lines are done: continue with the same command and --resume"
-        assert (code, err[-1]) == (130, note)
+        assert (code, err[-1]) == (128 + by, note)
         assert not output.exists()
         return [*given, "--output", str(output), *flags]
 
@@ -618,10 +624,13 @@ def test_an_output_that_is_of_another_input_or_release_is_not_continued(run, fil
         assert output.read_text() == content
 
 
-def test_work_that_is_interrupted_before_its_first_shard_says_that_nothing_is_kept(interrupted, files):
-    interrupted(num_shards=0)
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_work_that_is_interrupted_says_what_is_kept(interrupted, files, by):
+    """SIGTERM said nothing."""
+    interrupted(num_shards=0, by=by)
     source, output, _ = files
     assert [path.name for path in output.parent.iterdir()] == [source.name]
+    interrupted(by=by)
 
 
 def test_work_that_stops_before_its_first_shard_leaves_nothing(run, files):

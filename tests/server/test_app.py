@@ -116,12 +116,16 @@ async def test_a_model_of_the_repository_that_cannot_be_served_leaves_the_others
     assert [model.name for model in app._models] == ["echo"]
     await app.stop()
     (tmp_path / "echo" / "1" / "manifest.json").unlink()
-    for bundles, repository in (([], tmp_path), ([tmp_path / "bad"], None)):
+    caplog.clear()
+    for bundles, repository, message in (
+        ([], tmp_path, f"no model of the repository {tmp_path} can be served"),
+        ([tmp_path / "bad"], None, "it is damaged"),
+    ):
         app = App(bundles, replace(local_config(), repository=repository), loader)
-        with pytest.raises(ValueError, match="it is damaged"):
+        with pytest.raises(ValueError, match=message):
             await app.start()
         await app.stop()
-    assert "model bad: not served: it is damaged" in caplog.text
+    assert caplog.text.count("model bad: not served: it is damaged") == 1
 
 
 def test_two_names_that_are_equal_are_refused():

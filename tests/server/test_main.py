@@ -188,6 +188,8 @@ def test_no_flag_means_the_defaults_of_the_configuration():
         (["b", "--port", "x"], "--port: it is 'x', and must be a whole number from"),
         (["b", "--port", "9464"], "port and metrics_port are both 9464, and must differ"),
         (["b", "--prot", "1"], "unrecognized arguments: --prot 1 (meant: --port?)"),
+        (["b", "--port", "1", "c"], "unrecognized arguments: c\n"),  # it was meant to be -h
+        (["--bundle", "b"], "unrecognized arguments: --bundle\n"),
         (["--model-name", "demo"], "argument --model-name: it is 'demo', and must be NAME=BUNDLE"),
         (["b", "--tls-key", "k"], "--tls-certificate and --tls-key need each other: give both, or none"),
         (["b", "--tls-client-ca", "c"], "--tls-client-ca needs --tls-certificate and --tls-key"),

@@ -1,6 +1,7 @@
 import dataclasses
 import json
 import os
+import re
 import shutil
 import signal
 from collections.abc import Callable
@@ -146,6 +147,8 @@ def test_a_draft_model_learns_what_its_run_writes_and_has_its_tokens(
     (tmp_path / "other" / "distilled" / "train.target.txt").write_text("\n".join(kept), encoding="utf-8")
     message = failed("train", "toy", "--out", str(tmp_path / "other"), "--resume", "--max-steps", "2")
     assert message.endswith("is the beginning of a draft model: repeat its `distill` command")
+    few = [*flags, "--max-sources", "5"]  # it removed them
+    assert "has 8 targets, for another --max-sources" in failed("distill", str(run), "toy", *few)
     assert main(["distill", str(run), "toy", *flags]) == 0
     written = (tmp_path / "other" / "distilled" / "train.target.txt").read_text(encoding="utf-8").split("\n")
     assert written[:8] == kept[:8] != targets_file.read_text(encoding="utf-8").split("\n")[:8]
@@ -162,7 +165,9 @@ def test_a_draft_model_learns_what_its_run_writes_and_has_its_tokens(
     assert "that `distill` did not write" in failed("distill", str(run), "toy", *flags)
     assert (tmp_path / "fourth" / "distilled" / "mine.txt").exists()
     flags[1] = str(tmp_path / "fifth")
-    assert failed("distill", str(run), "recurrent", *flags).startswith("a draft model is a Transformer")
+    with pytest.raises(SystemExit, match="2"):
+        main(["distill", str(run), "recurrent", *flags])
+    assert re.search("'?demo'?, '?tiny'?, '?small'?, '?base'?, '?big'?, '?toy'?\\)", capsys.readouterr().err)
     shutil.copytree(run, tmp_path / "copy", ignore=shutil.ignore_patterns("encoded"))
     assert "there is nothing to translate" in failed("distill", str(tmp_path / "copy"), "toy", *flags)
 

@@ -218,11 +218,16 @@ async def test_at_the_start_an_older_version_stands_in_for_a_broken_one(folders,
     reasons = [reason for _, _, reason in await folders.repository.index()]
     assert reasons == ["", "two is broken", "three is broken"]
     folders.broken["1"] = ValueError("one is broken")
-    with pytest.raises(LoadFailed, match="three is broken"):
+    caplog.clear()
+    with pytest.raises(LoadFailed, match="one is broken"):
         await folders.repository.load_one("demo")
     with pytest.raises(UnknownModel):
         await folders.repository.load_one("nobody")
-    assert "trying version 2 after a failure: three is broken" in caplog.text
+    told = [record.message.partition(": ")[2] for record in caplog.records]  # each error was not told once
+    assert told == [
+        f"trying a version before {version}, which failed: {word} is broken"
+        for version, word in ((3, "three"), (2, "two"))
+    ]
 
 
 async def test_a_load_goes_on_when_its_caller_leaves_and_is_counted(folders):
