@@ -1,8 +1,9 @@
 """Cuts the output of a bundle to the tokens of some texts, for a model that only drafts for another one.
 
-A step of a small model mostly reads its output's weights, a row of them for every token of the vocabulary,
-of which texts of one language use few. A draft is checked, so it may be chosen among these alone (Zhao et al.
-2025, arXiv:2502.14856). What is left of the weights stays as it was, and was proved when it was exported.
+Where a vocabulary is large, a step of a small model mostly reads its output's weights, a row of them for each
+token, and texts of one language use few of these. A draft is checked, so it may be chosen among them alone
+(Zhao et al. 2025, arXiv:2502.14856). What is left of the weights stays as it was, and was proved when it was
+exported.
 """
 
 from __future__ import annotations
@@ -60,10 +61,12 @@ def cut_bundle(
 
     Raises:
         BundleError: `path` is not a bundle.
-        ExportError: `path` has no step that chooses tokens, the texts have no tokens, or `to` exists or
-            cannot be written.
+        ExportError: `path` has no step that chooses tokens, the texts have no tokens, or `to` is `path`,
+            exists or cannot be written.
     """
     check_path(to, overwrite=overwrite)
+    if to.resolve() == path.resolve():
+        raise ExportError(f"{path} is the bundle to cut, which is kept: give another folder")
     bundle = load_bundle(path)
     manifest = bundle.manifest
     if manifest.drafts_only:
@@ -74,7 +77,10 @@ def cut_bundle(
         if names.CANDIDATE_IDS in [spec.name for spec in variant.graphs[Verb.STEP].outputs]
     ]
     if not precisions:
-        raise ExportError(f"{path} has no step that chooses tokens: export a Transformer in int8 or int4")
+        raise ExportError(
+            f"{path} has no step that chooses tokens: export a Transformer without capped logits in int8 or "
+            "int4, with this version"
+        )
     counts = Counter[int]()
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
         for token_ids in bundle.target_tokenizer.encode_batch(texts[start : start + _TEXTS_AT_ONCE]):
@@ -159,10 +165,10 @@ def _columns(values: _Array, kept: _Array) -> _Array:
 
 def _int4_levels(octets: _Array, kept: _Array) -> _Array:
     """The levels of some tokens of `(panels, blocks, 8, 16, 4)`, two tokens of a panel in each byte."""
-    P, B, *_ = octets.shape
-    halves = np.stack([octets & 15, octets >> 4], axis=2)  # (P, B, 2, 8, 16, 4)
-    of_tokens = halves.transpose(0, 2, 4, 1, 3, 5).reshape(P * _PANEL, B, 8, 4)[kept]
-    padded = _padded(of_tokens, 8)  # the level of 0
+    B = octets.shape[1]
+    panels, halves, columns = kept // 32, kept // 16 % 2, kept % 16
+    of_tokens = octets[panels, :, :, columns] >> 4 * halves[:, None, None, None] & 15  # (n, B, 8, 4)
+    padded = _padded(of_tokens.astype(np.uint8), 8)  # the level of 0
     low, high = padded.reshape(-1, 2, 16, B, 8, 4).transpose(1, 0, 3, 4, 2, 5)
     cut: _Array = low | high << 4
     return cut

@@ -28,8 +28,8 @@ static bool has_least() { return true; }
 // The fastest first.
 static const Instructions INSTRUCTIONS[] = {
 #if defined(__x86_64__)
-    {"avx512vnni", has_avx512vnni, 32, 4, false, 0, 16, quantize_avx512, multiply_by<Avx512Vnni>, true,
-     multiply_by<Int4Avx512Vnni>},
+    {"avx512vnni", has_avx512vnni, 32, 4, false, 0, 16, quantize_avx512, multiply_by<Avx512Vnni, 4>, true,
+     multiply_by<Int4Avx512Vnni, 1>},
 #ifdef HAS_AVXVNNI
     {"avxvnni", has_avxvnni, 16, 4, false, 0, 12, quantize, multiply_by<AvxVnni>, false, multiply_by<Int4Avx2>},
 #endif

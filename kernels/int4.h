@@ -18,7 +18,6 @@ constexpr int INT4_ZERO = 8;
 // Some rows of levels, a panel of weights, and where their outputs go.
 struct Int4Work {
   static constexpr size_t STEP_BYTES = INT4_GROUP; // of weights
-  static constexpr int LEAST_PREFETCHING = 1;      // rows of a panel's only tile
 
   const int8_t *levels;   // rows of (blocks, 32)
   const float *factors;   // of each row
@@ -87,7 +86,7 @@ struct Int4Avx512Vnni {
 
 // Products of bytes do not saturate here: eight pairs have a sum of 8 * 2 * 15 * 127 = 30,480 at most.
 struct Int4Avx2 {
-  template <int ROWS, class Next> static void run(const Int4Work &work, size_t first, Next) {
+  template <int ROWS> static void run(const Int4Work &work, size_t first, NextPanel) {
     constexpr size_t STRIPS = ROWS == 1 ? 2 : 1; // at once: a single row waits for memory, and reads whole lines
     const __m256i low = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
     for (size_t strip = 0; strip < 2; strip += STRIPS) {
@@ -146,7 +145,7 @@ INLINE void add_int4_products(int32x4_t (&sums)[ROWS][4], const int8x16_t (&leve
 }
 
 struct Int4DotProd {
-  template <int ROWS, class Next> TARGET("arch=armv8.2-a+dotprod") static void run(const Int4Work &work, size_t first, Next) {
+  template <int ROWS> TARGET("arch=armv8.2-a+dotprod") static void run(const Int4Work &work, size_t first, NextPanel) {
     for (size_t strip = 0; strip < 2; strip++) {
       Vector totals[ROWS][2] = {};
       for (size_t block = 0; block < work.num_blocks; block++) {
@@ -174,7 +173,7 @@ struct Int4DotProd {
 #endif
 
 struct Int4Scalar {
-  template <int ROWS, class Next> static void run(const Int4Work &work, size_t first, Next) {
+  template <int ROWS> static void run(const Int4Work &work, size_t first, NextPanel) {
     Vector totals[ROWS][COLUMNS / 8] = {};
     for (size_t block = 0; block < work.num_blocks; block++)
       for (int row = 0; row < ROWS; row++) {

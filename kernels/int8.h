@@ -59,7 +59,6 @@ template <size_t STEP_BYTES> INLINE void prefetch(OwnPanel<STEP_BYTES> &own) {
 // adds the products of a group.
 struct Int8Work {
   static constexpr size_t STEP_BYTES = 4 * COLUMNS; // of weights
-  static constexpr int LEAST_PREFETCHING = 4;      // rows of a panel's only tile
 
   const uint8_t *levels; // rows that are `row_bytes` long, with the scale of each, and by how much it is below its levels
   const float *row_scales;
@@ -105,15 +104,16 @@ INLINE Integers load(const int32_t *place) {
   return eight;
 }
 
-// Multiplies all rows in tiles of few: `Tile::run<ROWS>(work, first row, next panel)` does one.
-template <class Tile, class Work> void multiply_by(const Work &work, size_t num_rows) {
+// Multiplies all rows in tiles of few: `Tile::run<ROWS>(work, first row, next panel)` does one. The only tile of a panel may get
+// its own panel to prefetch, from so many rows on.
+template <class Tile, int LEAST_PREFETCHING = MOST_ROWS + 1, class Work> void multiply_by(const Work &work, size_t num_rows) {
   const size_t num_tiles = (num_rows + MOST_ROWS - 1) / MOST_ROWS;
   for (size_t i = 0; i < num_tiles; i++) {
     const size_t first = i * num_rows / num_tiles;
     const size_t count = (i + 1) * num_rows / num_tiles - first;
     const NextPanel next = work.next_panel(i, num_tiles);
     with_rows<MOST_ROWS>(count, [&](auto rows) {
-      if constexpr (rows >= Work::LEAST_PREFETCHING)
+      if constexpr (rows >= LEAST_PREFETCHING)
         if (num_tiles == 1) return Tile::template run<rows>(work, first, OwnPanel<Work::STEP_BYTES>(work.weights));
       Tile::template run<rows>(work, first, next);
     });
@@ -173,8 +173,8 @@ struct Avx512Vnni {
 #define HAS_AVXVNNI
 
 struct AvxVnni {
-  template <int ROWS, class Next>
-  TARGET("avx2,fma,f16c,avxvnni") static void run(const Int8Work &work, size_t first, Next) {
+  template <int ROWS>
+  TARGET("avx2,fma,f16c,avxvnni") static void run(const Int8Work &work, size_t first, NextPanel) {
     const int8_t *weights = work.weights;
     for (size_t strip = 0; strip < COLUMNS; strip += 16) {
       __m256i sums[ROWS][2];
@@ -200,8 +200,8 @@ struct AvxVnni {
 // ---- AVX2: words of 16 bits, two products in a sum; products of bytes would saturate ----
 
 struct Avx2 {
-  template <int ROWS, class Next>
-  TARGET("avx2,fma,f16c") static void run(const Int8Work &work, size_t first, Next) {
+  template <int ROWS>
+  TARGET("avx2,fma,f16c") static void run(const Int8Work &work, size_t first, NextPanel) {
     constexpr size_t STRIPS = ROWS == 1 ? 2 : 1; // at once: a single row is as fast as memory is with several streams
     constexpr size_t AHEAD = 2048;               // bytes after the weights that are being multiplied
     const size_t strip_bytes = 16 * work.depth;
@@ -256,8 +256,8 @@ INLINE void add_products(int32x4_t (&sums)[ROWS][4], const int8x16_t (&levels)[R
 }
 
 struct DotProd {
-  template <int ROWS, class Next>
-  TARGET("arch=armv8.2-a+dotprod") static void run(const Int8Work &work, size_t first, Next) {
+  template <int ROWS>
+  TARGET("arch=armv8.2-a+dotprod") static void run(const Int8Work &work, size_t first, NextPanel) {
     const int8_t *rows = reinterpret_cast<const int8_t *>(work.levels), *weights = work.weights;
     for (size_t strip = 0; strip < COLUMNS; strip += 16) {
       int32x4_t sums[ROWS][4] = {};
@@ -281,8 +281,8 @@ struct DotProd {
 // ---- Any processor ----
 
 struct Scalar {
-  template <int ROWS, class Next>
-  static void run(const Int8Work &work, size_t first, Next) {
+  template <int ROWS>
+  static void run(const Int8Work &work, size_t first, NextPanel) {
     const int8_t *weights = work.weights;
     int32_t sums[ROWS][COLUMNS] = {};
     for (size_t i = 0; i < work.depth; i++, weights += COLUMNS)

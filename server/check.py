@@ -47,13 +47,13 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
                 + (f", drafts by {sizing.draft.bundle.path}" if sizing.draft else "")
             )
             break
-    if problems:
-        raise ValueError("\n".join(problems))
     if num_used_bytes > config.memory_limit_bytes:
-        raise ValueError(
+        problems.append(
             f"together the models take {num_used_bytes / 2**20:.1f} MiB, and the memory limit is "
             f"{config.memory_limit_bytes / 2**20:.1f} MiB: raise --memory-limit, or lower --memory-budget"
         )
+    if problems:
+        raise ValueError("\n".join(problems))
 
 
 def _sized(version: Version, config: ServerConfig) -> tuple[Bundle, Sizing]:

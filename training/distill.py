@@ -95,8 +95,11 @@ def write_targets(
     pairs = EncodedCorpus(run.encoded)
     num_sources = min(most, len(pairs))
     chosen = (pairs[number * len(pairs) // num_sources] for number in range(num_sources))  # of all parts
-    sources = dict.fromkeys(teacher.tokenizer.decode_batch([pair.source_ids for pair in chosen]))
-    dev_sources = dict.fromkeys(source for source, _ in teacher.dev)
+    texts_of_train = teacher.tokenizer.decode_batch([pair.source_ids for pair in chosen])
+    sources, dev_sources = (
+        dict.fromkeys(" ".join(text.splitlines()) for text in texts)
+        for texts in (texts_of_train, (source for source, _ in teacher.dev))
+    )
     teacher.model.to(device)
     for texts, source_file, target_file in (
         (list(dev_sources), files.dev_source, files.dev_target),
@@ -131,14 +134,16 @@ def _translate(
 ) -> None:
     content = target_file.read_bytes() if target_file.is_file() else b""
     done = content[: content.rfind(b"\n") + 1].decode().split("\n")[:-1]  # whole lines alone
-    if done and read_lines(source_file) != texts:
+    known = read_lines(source_file) if source_file.is_file() else []
+    if done and known != texts:
         raise ValueError(
             f"{target_file} has {len(done):,} targets, for another --max-sources: give the same one again, "
             f"give another --out, or remove {target_file.parent}"
         )
     if done:
         _log.info("%s of %s targets are there already", f"{len(done):,}", f"{len(texts):,}")
-    write_lines(source_file, texts)
+    if not done:
+        write_lines(source_file, texts)
     write_lines(target_file, done)
     if len(done) == len(texts):
         return

@@ -190,6 +190,7 @@ class _TimedRunner:
         owed_seconds: Processor time of gRPC since the last step.
     """
 
+    vocab_size = 2**31
     start_ids: tuple[int, ...] = (1,)
     eos_ids: tuple[int, ...] = (_EOS_ID,)
     has_decode = True

@@ -174,8 +174,8 @@ def load_bundle(path: Path, *, checks_content: bool = True) -> Bundle:
         raise BundleError(path, ["it is a file" if path.exists() else "there is no such folder"])
     if not (path / MANIFEST_FILE).is_file():
         command = "python -m export huggingface" if is_checkpoint(path) else "python -m export"
-        versions = sorted(path.glob(f"*/{MANIFEST_FILE}"))
-        advice = f"name a version: {versions[-1].parent}" if versions else f"make one with `{command}`"
+        has_bundles = any(path.glob(f"*/{MANIFEST_FILE}"))
+        advice = "name one of the bundles in it" if has_bundles else f"make one with `{command}`"
         raise BundleError(path, [f"there is no {MANIFEST_FILE} ({advice})"])
     raw = _read_manifest(path)
     manifest = _parse(path, raw)

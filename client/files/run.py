@@ -9,6 +9,7 @@ import signal
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -128,7 +129,8 @@ class Run:
         """
         task = asyncio.current_task()
         assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        with suppress(NotImplementedError):  # on Windows
+            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
         self._waiting.extend(shards)
         showing = asyncio.create_task(self._show(progress)) if progress is not None else None
         try:

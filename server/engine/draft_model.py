@@ -299,8 +299,10 @@ class DraftModel:
             Sequence(row.keeper.search, row.fed[position], row.keeper.row, token_ids=row.fed[:position])
             for row, position in positions
         )
-        selected = self.runner.step(fed)
-        for (row, position), token_id in zip(positions, selected.token_ids, strict=True):
+        token_ids = self.runner.step(fed).token_ids
+        if max(token_ids) >= self.runner.vocab_size:
+            raise ValueError(f"it drafted the token {max(token_ids)} of {self.runner.vocab_size}")
+        for (row, position), token_id in zip(positions, token_ids, strict=True):
             if position == len(row.fed) - 1:
                 row.token_ids.append(token_id if token_id >= 0 else self.runner.eos_ids[0])
         self._step_times.add(len(positions), self._clock() - began)

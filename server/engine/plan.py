@@ -143,6 +143,7 @@ class Runner(Protocol):
 
     Attributes:
         num_slots: Rows of the buffers.
+        vocab_size: V.
         start_ids: The tokens that a sequence is fed first.
         eos_ids: The tokens that end a sequence; the first one ends a target that is scored.
         has_decode: Whether it can `prefill` and `align`; otherwise steps read prefixes and compute attention.
@@ -151,6 +152,7 @@ class Runner(Protocol):
     """
 
     num_slots: int
+    vocab_size: int
     start_ids: tuple[int, ...]
     eos_ids: tuple[int, ...]
     has_decode: bool

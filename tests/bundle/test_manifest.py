@@ -194,10 +194,10 @@ def test_a_folder_without_a_manifest_says_how_to_make_one(damaged):
     assert problems_of(damaged) == (
         "there is no manifest.json (make one with `python -m export huggingface`)",
     )
-    newest = damaged.parent / "2"  # where a server takes a folder of versions, and `--draft` does not
-    newest.mkdir()
-    (newest / "manifest.json").touch()
-    assert problems_of(damaged.parent) == (f"there is no manifest.json (name a version: {newest})",)
+    version = damaged.parent / "2"  # where a server takes a folder of versions, and `--draft` does not
+    version.mkdir()
+    (version / "manifest.json").touch()
+    assert problems_of(damaged.parent) == ("there is no manifest.json (name one of the bundles in it)",)
 
 
 def test_a_manifest_beyond_the_limit_is_refused_unread(damaged):

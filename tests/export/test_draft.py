@@ -119,11 +119,13 @@ def test_texts_without_tokens_are_refused(texts, bundle_path, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_bundles_that_cannot_be_cut_are_refused(random_trained, texts, cut_path, tmp_path):
+def test_bundles_that_cannot_be_cut_are_refused(random_trained, texts, bundle_path, cut_path, tmp_path):
+    with pytest.raises(ExportError, match="is the bundle to cut, which is kept: give another folder"):
+        cut_bundle(bundle_path, bundle_path, texts, overwrite=True)
     with pytest.raises(ExportError, match="is cut already"):
         cut_bundle(cut_path, tmp_path / "out", texts)
     export_bundle(random_trained, tmp_path / "fp32", [Precision.FP32])
-    with pytest.raises(ExportError, match="has no step that chooses tokens: export a Transformer in int8"):
+    with pytest.raises(ExportError, match="has no step that chooses tokens: export a Transformer without"):
         cut_bundle(tmp_path / "fp32", tmp_path / "out", texts)
 
 

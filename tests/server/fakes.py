@@ -155,6 +155,7 @@ class FakeRunner:
 
     max_source_length = 64
     max_target_length = 64
+    vocab_size = VOCAB_SIZE
     repeats_steps = True
     start_ids = (START_ID,)
     eos_ids = (EOS_ID,)

@@ -17,7 +17,7 @@ from seq2seq_serve.server.config import RunnerConfig, ServerConfig, Speculation
 from seq2seq_serve.server.engine.draft_model import DraftModel
 from seq2seq_serve.server.engine.drafts import MAX_DRAFTED, Drafter, drafted
 from seq2seq_serve.server.engine.ngrams import Lookup
-from seq2seq_serve.server.engine.plan import StepPlan
+from seq2seq_serve.server.engine.plan import Selected, StepPlan
 from seq2seq_serve.server.engine.request import Beam, Request
 from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.engine.state import Search, Sequence
@@ -103,6 +103,28 @@ def test_if_a_draft_model_fails_requests_go_on_without_it(random_bundle, bundle_
     driver.finish()
     monkeypatch.undo()
     assert len({driver.results[request].best.token_ids for request in requests}) == 1
+    assert not any(driver.results[request].error for request in requests)
+    assert [record.message for record in caplog.records] == [
+        "model fake: its draft model failed, and is no longer used"
+    ]
+
+
+def test_a_draft_model_that_drafts_what_is_no_token_is_not_used_any_more(
+    random_bundle, bundle_path, monkeypatch, caplog
+):
+    """Such an id failed the steps of the served model, again and again."""
+    config = RunnerConfig(provider="cpu", precision=Precision.INT8, num_threads=1, max_slots=3)
+    draft = draft_runner(bundle_path, 3, Precision.INT8)
+    step = draft.step
+
+    def stray(rows: tuple[Sequence, ...], num_steps: int = 1) -> Selected:
+        return Selected([draft.vocab_size + 5] * len(step(rows, num_steps).token_ids))
+
+    monkeypatch.setattr(draft, "step", stray)
+    driver = Driver(OnnxRunner(random_bundle, config), drafter=Drafter((EOS_ID,), None), draft_runner=draft)
+    requests = [Request("r", {SOURCE_IDS: np.array([5, 6, 2])}, 3, 12, arrival=0.0) for _ in range(6)]
+    driver.submit(*requests)
+    driver.finish()
     assert not any(driver.results[request].error for request in requests)
     assert [record.message for record in caplog.records] == [
         "model fake: its draft model failed, and is no longer used"
