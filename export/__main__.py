@@ -103,7 +103,8 @@ def _parser(form: str) -> argparse.ArgumentParser:
             "--most",
             type=_length,
             metavar="TOKENS",
-            help="how many tokens to keep, the most frequent ones (default: all that occur)",
+            help="how many tokens to keep, the most frequent ones, beside the end of sequence (default: all "
+            "that occur)",
         )
         return parser
     parser.add_argument(

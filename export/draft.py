@@ -55,7 +55,8 @@ def cut_bundle(
         path: The bundle to cut, in int8 or int4.
         to: The bundle to write.
         texts: Texts in the language of the targets.
-        most: The number of tokens to keep, the most frequent ones; None keeps all of the texts.
+        most: The number of tokens to keep, the most frequent ones, beside those that end a target; None keeps
+            all of the texts.
         overwrite: Whether an older bundle is replaced.
         report: Called with a line about what is kept.
 
@@ -78,8 +79,8 @@ def cut_bundle(
     ]
     if not precisions:
         raise ExportError(
-            f"{path} has no step that chooses tokens: export a Transformer without capped logits in int8 or "
-            "int4, with this version"
+            f"{path} has {', '.join(manifest.variants)}, and no step that chooses tokens: export a "
+            "Transformer without capped logits in int8 or int4, with this version"
         )
     counts = Counter[int]()
     for start in range(0, len(texts), _TEXTS_AT_ONCE):
@@ -90,7 +91,8 @@ def cut_bundle(
     frequent = counts.most_common(most)
     share = sum(count for _, count in frequent) / counts.total()
     kept = np.array(sorted({token_id for token_id, _ in frequent} | {*manifest.special_ids.eos_ids}))
-    report(f"{len(kept):,} of {manifest.target_vocab_size:,} tokens, {share:.2%} of those in the texts")
+    of_texts = "" if most is None else f", {share:.2%} of those in the texts"
+    report(f"{len(kept):,} of {manifest.target_vocab_size:,} tokens are kept{of_texts}")
     return write_bundle(to, lambda folder: _write(bundle, folder, precisions, kept), overwrite=overwrite)
 
 

@@ -120,10 +120,12 @@ def _bundle(path: Path) -> Iterator[tuple[str, str]]:
     sizes = ", ".join(f"{name} {size}" for name, size in manifest.sizes.items())
     yield "bundle", f"{path}: {manifest.kind}, version {bundle.version}, format {manifest.format_version}"
     yield "", f"{sizes}; takes {sources} up to {manifest.max_source_length}"
+    if manifest.drafts_only:
+        yield "use", "only drafts for another model, as its --draft"
     num_usable = 0
     for precision in manifest.variants:
         try:
-            sizing = size_up(bundle, RunnerConfig(precision=precision))
+            sizing = size_up(bundle, RunnerConfig(precision=precision), is_draft=manifest.drafts_only)
         except ValueError as error:
             yield precision, f"does not run here: {error}"
             continue

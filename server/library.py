@@ -279,13 +279,14 @@ def load(bundle: Path | str, **settings: Any) -> Model:
     Args:
         bundle: A folder that `python -m export` has written.
         settings: Those of `python -m server` for an engine, by the names of their flags: `precision="int8"`,
-            `instances=2`, `threads=4`, `memory_budget="512MiB"`, `provider="cpu"`.
+            `instances=2`, `threads=4`, `memory_budget="512MiB"`, `provider="cpu"`; None is the default.
 
     Raises:
         ValueError: The bundle cannot be used, or not on this machine, or there is no such setting.
     """
     config = RunnerConfig()
-    values = values_of(settings, list(settings_of(config)), "load: ")
+    given = {name: value for name, value in settings.items() if value is not None}
+    values = values_of(given, list(settings_of(config)), "load: ")
     return Model(Path(bundle), override(config, values))
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from seq2seq_serve import __version__, kernels
 from seq2seq_serve.client.__main__ import main
+from seq2seq_serve.export.draft import cut_bundle
 
 ROOT = Path(__file__).parent.parent
 
@@ -53,6 +54,14 @@ def test_a_bundle_is_described_with_what_it_takes_here(run, bundle_path):
     assert "transformer, version " in rows["bundle"]
     assert "runs on cpu" in rows["fp32"]
     assert "slots of" in rows["fp32"]
+
+
+def test_a_bundle_for_drafts_is_described_as_one(run, bundle_path, tmp_path):
+    cut_bundle(bundle_path, tmp_path / "cut", ["the quick brown fox"])
+    code, rows = run(str(tmp_path / "cut"))
+    assert code == 0
+    assert "only drafts for another model" in rows["use"]
+    assert "slots of" in rows["int8"]
 
 
 def test_what_cannot_be_served_here_says_why(run, bundle_path, tmp_path):

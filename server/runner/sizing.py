@@ -117,9 +117,7 @@ def size_up(bundle: Bundle, config: RunnerConfig, *, is_draft: bool = False) -> 
     """
     manifest = bundle.manifest
     if manifest.drafts_only and not is_draft:
-        raise ValueError(
-            f"{bundle.path} knows only some tokens, and cannot be served: give it as --draft of another model"
-        )
+        raise ValueError("it selects some of the tokens only: it is not served, but the --draft of a model")
     provider, precision = choose(bundle, config.provider, config.precision, config.cuda_libraries)
     num_instances, num_threads = config.num_instances, config.num_threads or usable_cpus()
     if provider == CPU and num_instances > num_threads:

@@ -122,7 +122,7 @@ def test_wrong_arguments_and_settings_are_named(model, bundle_path, tmp_path):
 
 
 def test_a_closed_model_refuses(bundle_path):
-    model = load(bundle_path, threads=1, **SETTINGS)
+    model = load(bundle_path, threads=1, draft=None, **SETTINGS)
     model.close()
     model.close()
     with pytest.raises(Unavailable, match="the model was closed"):
