@@ -49,7 +49,7 @@ def cut_bundle(
     overwrite: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
-    """Write a bundle whose steps choose among the tokens of some texts, and that has no `decode` graph.
+    """Write a bundle without a `decode` graph; its steps choose among the tokens of some texts.
 
     Args:
         path: The bundle to cut, in int8 or int4.
@@ -168,7 +168,7 @@ def _columns(values: _Array, kept: _Array) -> _Array:
 def _int4_levels(octets: _Array, kept: _Array) -> _Array:
     """The levels of some tokens of `(panels, blocks, 8, 16, 4)`, two tokens of a panel in each byte."""
     B = octets.shape[1]
-    panels, halves, columns = kept // 32, kept // 16 % 2, kept % 16
+    panels, halves, columns = kept // _PANEL, kept // 16 % 2, kept % 16
     of_tokens = octets[panels, :, :, columns] >> 4 * halves[:, None, None, None] & 15  # (n, B, 8, 4)
     padded = _padded(of_tokens.astype(np.uint8), 8)  # the level of 0
     low, high = padded.reshape(-1, 2, 16, B, 8, 4).transpose(1, 0, 3, 4, 2, 5)

@@ -51,6 +51,11 @@ class Ranked(NamedTuple):
     totals: list[float]
     alternatives: list[Alternatives]
 
+    def choice(self, place: int) -> Choice:
+        """Returns the details of the token of one of them."""
+        alternatives = self.alternatives[self.parents[place]] if self.alternatives else ()
+        return Choice(self.log_probabilities[place], alternatives)
+
 
 def start(
     request: Request, start_ids: tuple[int, ...], eos_ids: Collection[int], *, feeds_prefix: bool = False
@@ -350,7 +355,7 @@ def _place(search: Search, ranked: Ranked, going: list[int]) -> list[Fork]:
     rows.
     """
     request, before = search.request, search.rows
-    parents, token_ids, log_probabilities, totals, alternatives = ranked
+    parents, token_ids, totals = ranked.parents, ranked.token_ids, ranked.totals
     unclaimed = {parents[place] for place in going}
     spare = [row for index, row in enumerate(before) if index not in unclaimed]
     forks: list[Fork] = []
@@ -385,8 +390,7 @@ def _place(search: Search, ranked: Ranked, going: list[int]) -> list[Fork]:
             assert tail is not None  # it would have ended the hypothesis
             row.tail = tail
         if request.is_detailed:
-            of_parent = alternatives[parents[place]] if alternatives else ()
-            row.choices.append(Choice(log_probabilities[place], of_parent))
+            row.choices.append(ranked.choice(place))
     search.rows = rows
     return forks
 
@@ -404,17 +408,13 @@ def _ended(
     search: Search, ranked: Ranked, place: int, reason: FinishReason, penalty: float = 1.0
 ) -> Hypothesis:
     """Returns the hypothesis of an extension whose token completed it."""
-    index, token_id = ranked.parents[place], ranked.token_ids[place]
-    parent, choices = search.rows[index], tuple[Choice, ...]()
-    if search.request.is_detailed:
-        alternatives = ranked.alternatives[index] if ranked.alternatives else ()
-        choices = (*parent.choices, Choice(ranked.log_probabilities[place], alternatives))
+    parent, token_id = search.rows[ranked.parents[place]], ranked.token_ids[place]
     return Hypothesis(
         token_ids=(*parent.token_ids, *(() if reason is FinishReason.EOS else (token_id,))),
         finish_reason=reason,
         attended=parent.attended.copy(),
         score=ranked.totals[place] / penalty,
-        choices=choices,
+        choices=(*parent.choices, ranked.choice(place)) if search.request.is_detailed else (),
     )
 
 
