@@ -92,7 +92,7 @@ CPU_SCALE = Scale(
     num_tokens=6,
     num_requests=60,
     num_rounds=1,
-    plan=Plan(num_rounds=1, open_seconds=0.5, loads=(SERVICE_LOAD,)),
+    plan=Plan(num_rounds=1, open_seconds=0.5, loads=(SERVICE_LOAD,), num_jobs=3 * IN_FLIGHT),
 )
 SCALES = {scale.device: scale for scale in (CUDA_SCALE, CPU_SCALE)}
 

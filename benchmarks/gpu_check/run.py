@@ -44,6 +44,7 @@ PARTS: dict[str, tuple[Callable[[Place, Findings], str], float]] = {
 }
 _CUDA = "CUDAExecutionProvider"
 _LEAST_SECONDS = 5.0
+_TIMES_ON_A_CPU = 3  # by which a part may take longer there, beside other programs
 _COLUMNS = 110  # a pipe has 80, which cuts the names of columns
 _MAX_SHOWN = 600  # characters of a finding; the JSON has all of it
 
@@ -85,7 +86,8 @@ def run(device: str, prepared: Path, names: list[str], seconds: float, out: Path
 def run_part(name: str, place: Place, deadline: float) -> dict[str, Any]:
     """Run a part in a process; returns its record, with what it had found when it crashed or was killed."""
     started = time.monotonic()
-    limit = min(PARTS[name][1], deadline - started)
+    limit = PARTS[name][1] * (1 if place.scale.on_cuda else _TIMES_ON_A_CPU)
+    limit = min(limit, deadline - started)
     if limit < _LEAST_SECONDS:
         return {"status": "no time was left", "seconds": 0.0, "problem": "", "found": {}}
     process = multiprocessing.get_context("fork").Process(target=_run_here, args=(name, place))
