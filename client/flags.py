@@ -542,8 +542,10 @@ def _check_files(options: argparse.Namespace) -> None:
         if options.resume or options.overwrite:
             parser.error("--resume and --overwrite need --output FILE")
         return
-    if options.texts or options.stream:
-        parser.error("--output is for the lines of an input: leave out TEXT and --stream")
+    if options.texts:
+        parser.error("--output is for the lines of a file: give the file as --input, and no TEXT")
+    if options.stream:
+        parser.error("--output is a file of whole answers: leave out --stream")
     if is_compressed(output):
         parser.error(f"--output {output}: the client does not compress its output: leave out {COMPRESSED}")
     if output.exists() and input_.exists() and output.samefile(input_):

@@ -264,7 +264,8 @@ def test_attention_is_written_as_image_or_numbers(run, tmp_path, stream):
             "it is '5', and must be a string of biases by token id, such as 5=-1.5,17=2",
         ),
         (["translate", "a", "--input", "b"], "TEXT and --input are both given"),
-        (["translate", "a", "--output", "b"], "--output is for the lines of an input"),
+        (["translate", "a", "--output", "b"], "give the file as --input, and no TEXT"),
+        (["translate", "--stream", "--output", "b"], "leave out --stream"),
         (
             ["translate", "--output", "b.gz"],
             "--output b.gz: the client does not compress its output: leave out .gz",
