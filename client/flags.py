@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -29,6 +29,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
 )
 from seq2seq_serve.protos.subtitles import FORMATS
 
+_NAMES_OF_ADDRESS = ("--server", "--host", "--port", "--url")  # in other clients
 _TEXT_SECONDS = 10.0  # a person waits for the answer to a TEXT: long enough to connect again, and no longer
 # The flag of each generation option. `--attention` is not here, because its value is a file.
 _FLAGS = {name: option.flag for name, option in OPTIONS.items() if name != "attention"}
@@ -82,6 +83,12 @@ class _Parser(Parser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         self.given = set()
         return super().parse_known_args(args, namespace)
+
+    def similar_flag(self, unknown: Sequence[str]) -> str:
+        is_address = unknown[0].partition("=")[0] in _NAMES_OF_ADDRESS
+        if is_address and "--address" in self._option_string_actions:
+            return " (meant: --address HOST:PORT?)"
+        return super().similar_flag(unknown)
 
 
 def make_parser() -> argparse.ArgumentParser:

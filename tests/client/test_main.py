@@ -283,6 +283,8 @@ def test_attention_is_written_as_image_or_numbers(run, tmp_path, stream):
         (["translate", "a", "--beam-size", "0"], "it is '0', and must be from 1 to 16"),
         (["translate", "a", "--nothing"], "unrecognized arguments: --nothing"),
         (["models", "--adress", "a:1"], "unrecognized arguments: --adress a:1 (meant: --address?)"),
+        (["translate", "a", "--server", "b:1"], "--server b:1 (meant: --address HOST:PORT?)"),
+        (["models", "--host=b", "--port=1"], "--host=b --port=1 (meant: --address HOST:PORT?)"),
         (["translate", "a", "--seed", "1", "--seed", "2"], "--seed is given twice: leave one out"),
         (["models", "--address", "ipv4:10.0.0.7:70000,10.0.0.8:1"], "'70000' is not a port from 0 to 65535"),
         (
