@@ -391,7 +391,7 @@ class _Report:
         self._warn(
             self._truncated,
             f"the source is too long, and {self._num_left_out} tokens at its end were left out "
-            "(--long-source split_always translates each sentence)",
+            "(--long-source split_always translates each sentence of a source with several)",
         )
 
     def _warn(self, numbers: list[int], text: str) -> None:

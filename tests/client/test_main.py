@@ -217,7 +217,7 @@ def test_sources_that_were_truncated_are_a_warning(run, flags):
         ["ab", "x" * 63, "y" * 63],
         [
             "warning: line 2 and 1 more: the source is too long, and 44 tokens at its end were left out "
-            "(--long-source split_always translates each sentence)"
+            "(--long-source split_always translates each sentence of a source with several)"
         ],
     )
 
