@@ -118,10 +118,10 @@ class Run:
     ) -> None:
         """Translates shards, each on one of `num_workers` workers. A lost worker is replaced.
 
-        It runs on the main thread. SIGTERM cancels it, as Ctrl-C does.
+        It runs on the main thread. SIGTERM and SIGHUP cancel it, as Ctrl-C does.
 
         Raises:
-            CancelledError: The process got SIGTERM.
+            CancelledError: The process got one of the two.
             JobError: The run cannot go on.
             OSError: The output cannot be written to.
             WorkerLost: Each worker ends soon.
@@ -131,6 +131,8 @@ class Run:
         assert task is not None
         with suppress(NotImplementedError):  # on Windows
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+            if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, task.cancel)
         self._waiting.extend(shards)
         showing = asyncio.create_task(self._show(progress)) if progress is not None else None
         try:

@@ -529,7 +529,7 @@ def interrupted(run, files, monkeypatch):
         note = "none of the shards of 2 lines is done, so nothing is kept"
         if num_shards:
             note = f"{2 * num_shards} of 10 lines are done: continue with the same command and --resume"
-        assert (code, err[-1]) == (128 + by, note)
+        assert (code, err[-1]) == (130 if by == signal.SIGINT else 143, note)
         assert not output.exists()
         return [*given, "--output", str(output), *flags]
 
@@ -627,9 +627,9 @@ def test_an_output_that_is_of_another_input_or_release_is_not_continued(run, fil
         assert output.read_text() == content
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_work_that_is_interrupted_says_what_is_kept(interrupted, files, by):
-    """SIGTERM said nothing."""
+    """SIGTERM said nothing, and SIGHUP left a folder without an answer."""
     interrupted(num_shards=0, by=by)
     source, output, _ = files
     assert [path.name for path in output.parent.iterdir()] == [source.name]
