@@ -12,7 +12,6 @@ import ctypes
 import functools
 import logging
 import os
-import platform
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,6 @@ _log = logging.getLogger(__name__)
 _FOLDER = Path(__file__).parent
 PTX = _FOLDER / "cuda_kernels.ptx"
 INSTRUCTIONS = ("avx512vnni", "avxvnni", "avx2", "dotprod", "scalar")
-_OF_ARM = ("dotprod",)
 _ISA = "SEQ2SEQ_ISA"
 # nvcc's flags: for GPUs from Turing on, the oldest ones of CUDA 13.
 PTX_FLAGS = ("-ptx", "-arch=compute_75", "-O3", "-std=c++17")
@@ -113,12 +111,15 @@ def instructions() -> str:
         return ""
     name = function()
     if name is None and (wanted := os.environ.get(_ISA)):
-        is_arm = platform.machine().lower() in ("aarch64", "arm64")
-        known = [one for one in INSTRUCTIONS if one == "scalar" or (one in _OF_ARM) is is_arm]
-        others = ", ".join(one for one in known if one != wanted)
+        others = []
+        for other in INSTRUCTIONS:
+            os.environ[_ISA] = other  # the library reads it at each call
+            if function() is not None:
+                others.append(other)
+        os.environ[_ISA] = wanted
         raise ValueError(
-            f"{_ISA} is {wanted!r}, which this processor or the library does not have: leave it out, or try "
-            f"another one of {others}"
+            f"{_ISA} is {wanted!r}, which this processor or the library does not have: leave it out"
+            + f", or give one of {', '.join(others)}" * bool(others)
         )
     return "" if name is None else str(name.decode())
 

@@ -1,5 +1,7 @@
 """Products of quantised weights: one result on every processor, bit for bit, and that of the definition."""
 
+import os
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -413,9 +415,18 @@ def test_tokens_outside_of_the_weights_are_refused(token, bits):
 
 
 def test_instructions_that_the_processor_lacks_are_an_error(monkeypatch):
+    """The error named others that the processor lacks."""
     monkeypatch.setenv("SEQ2SEQ_ISA", "mmx")
-    with pytest.raises(ValueError, match=r"SEQ2SEQ_ISA is 'mmx'"):
+    with pytest.raises(ValueError, match=r"SEQ2SEQ_ISA is 'mmx'") as caught:
         kernels.instructions()
+    assert os.environ["SEQ2SEQ_ISA"] == "mmx"
+    for name in kernels.INSTRUCTIONS:
+        monkeypatch.setenv("SEQ2SEQ_ISA", name)
+        if name in str(caught.value).partition("give one of ")[2].split(", "):
+            assert kernels.instructions() == name
+        else:
+            with pytest.raises(ValueError, match=f"SEQ2SEQ_ISA is '{name}'"):
+                kernels.instructions()
 
 
 def test_a_processor_without_any_of_the_instructions_runs_the_definitions(monkeypatch):
