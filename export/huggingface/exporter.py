@@ -412,9 +412,16 @@ def _judge(
     )
     assert proof.mean_log_probability_difference is not None
     assert proof.equal_tokens is not None
-    is_near = proof.mean_log_probability_difference <= MAX_MEAN_DIFFERENCE[precision]
-    if not (is_near and proof.equal_tokens >= LEAST_EQUAL_TOKENS[precision] and math.isfinite(worst)):
-        raise ProofError(f"{precision} differs from the imported model: {_described(proof, precision)}")
+    limits = {
+        "the mean difference": proof.mean_log_probability_difference <= MAX_MEAN_DIFFERENCE[precision],
+        "the share of equal tokens": proof.equal_tokens >= LEAST_EQUAL_TOKENS[precision],
+        "the worst difference": math.isfinite(worst),
+    }
+    if failed := [name for name, holds in limits.items() if not holds]:
+        raise ProofError(
+            f"{precision} differs from the imported model in {' and '.join(failed)}: "
+            f"{_described(proof, precision)}"
+        )
     return proof
 
 

@@ -50,7 +50,8 @@ def test_a_precision_whose_proof_fails_is_left_out(checkpoint, tmp_path, capsys,
     assert not bundle.exists()
     *_, line = capsys.readouterr().err.splitlines()
     assert line.startswith(
-        "error: int8 differs from the imported model: for its own targets, mean difference"
+        "error: int8 differs from the imported model in the mean difference: for its own targets, mean "
+        "difference"
     )
     assert re.search(r"\(tolerance 1e-09\), \d+\.\d% equal tokens \(at least 85%\); worst", line)
     assert main(["huggingface", str(folder), str(bundle)]) == 3
