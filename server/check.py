@@ -9,7 +9,7 @@ from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.models.folders import ModelFolders, Version
 from seq2seq_serve.server.runner.device import CPU, describe_device
-from seq2seq_serve.server.runner.sizing import Sizing, size_up
+from seq2seq_serve.server.runner.sizing import Sizing, errors_of_draft, size_up
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.tls import server_credentials
 
@@ -61,7 +61,8 @@ def _sized(version: Version, config: ServerConfig) -> tuple[Bundle, Sizing]:
     try:
         sizing = size_up(bundle, config.of_model(version.model_name).runner)
         if sizing.draft is not None:
-            load_bundle(sizing.draft.bundle.path)  # all of its content
+            with errors_of_draft():
+                load_bundle(sizing.draft.bundle.path)  # all of its content
         return bundle, sizing
     except ValueError as error:
         raise ValueError(f"{version.path}: {error}") from error

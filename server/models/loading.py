@@ -19,7 +19,7 @@ from seq2seq_serve.server.models.cores import CoreSpec, ThreadCore, started_core
 from seq2seq_serve.server.models.process import ProcessCore, shared_memory
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.runner.device import CPU, CUDA, describe_device, read_files
-from seq2seq_serve.server.runner.sizing import Sizing, size_up, without_tokenizers
+from seq2seq_serve.server.runner.sizing import Sizing, errors_of_draft, size_up, without_tokenizers
 
 _log = logging.getLogger(__name__)
 
@@ -103,19 +103,18 @@ def create_engine(
     Raises:
         ValueError: The bundle cannot be used here; the message names it.
     """
-    models, draft = [(bundle, sizing)], sizing.draft
-    if draft is not None:
-        models.append((draft.bundle, draft.sizing))
+    draft = sizing.draft
     is_thread = sizing.num_instances == 1 and sizing.provider == CPU
     token_bytes = bundle.target_tokenizer.token_bytes
     is_text = names.SOURCE_IDS in bundle.manifest.sources
     shares_ids = is_text and bundle.source_tokenizer.token_bytes == token_bytes
     with ExitStack() as stack:
-        memories = [None if is_thread else stack.enter_context(shared_memory()) for _ in models]
-        all_files = [
-            read_files(bundle, sizing.precision, sizing.provider, memory)
-            for (bundle, sizing), memory in zip(models, memories, strict=True)
-        ]
+        num_models = 1 if draft is None else 2
+        memories = [None if is_thread else stack.enter_context(shared_memory()) for _ in range(num_models)]
+        all_files = [read_files(bundle, sizing.precision, sizing.provider, memories[0])]
+        if draft is not None:
+            with errors_of_draft():
+                all_files.append(read_files(draft.bundle, draft.sizing.precision, CPU, memories[1]))
         spec = CoreSpec(
             model_name=model_name,
             bundle=without_tokenizers(bundle),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -200,14 +202,21 @@ def size_up(bundle: Bundle, config: RunnerConfig, *, is_draft: bool = False) -> 
     if reason is not None:
         _log.warning("%s: %s, so a draft model is not used", bundle.path, reason)
         return sizing
-    try:
+    with errors_of_draft():
         draft_bundle = load_bundle(config.draft, checks_content=False)
-    except ValueError as error:
-        raise ValueError(f"the draft model: {error}") from error
     try:
         return replace(sizing, draft=_draft_of(bundle, sizing, config, draft_bundle))
     except ValueError as error:
         raise ValueError(f"the draft model {config.draft} does not fit: {error}") from error
+
+
+@contextmanager
+def errors_of_draft() -> Iterator[None]:
+    """Adds to the errors of a bundle that it is the draft model's."""
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"the draft model: {error}") from error
 
 
 def _draft_of(bundle: Bundle, sizing: Sizing, config: RunnerConfig, draft_bundle: Bundle) -> Draft:

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -11,8 +12,10 @@ import pytest
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
+from seq2seq_serve.export.convert import WEIGHTS_FILE
 from seq2seq_serve.export.draft import cut_bundle
 from seq2seq_serve.export.exporter import export_bundle
+from seq2seq_serve.server.check import check
 from seq2seq_serve.server.config import RunnerConfig, ServerConfig, Speculation
 from seq2seq_serve.server.engine.draft_model import DraftModel
 from seq2seq_serve.server.engine.drafts import MAX_DRAFTED, Drafter, drafted
@@ -185,6 +188,24 @@ def test_a_draft_model_that_does_not_fit_is_refused_with_the_reason(
         f"{reason}, so a draft model is not used"
         for reason in ("speculative is off", "it is the draft model itself")
     ]
+
+
+@pytest.mark.parametrize("num_instances", [1, 2])
+def test_the_changed_weights_of_a_draft_model_are_reported_as_its_own(
+    num_instances, bundle_path, draft_path, tmp_path
+):
+    """The error had the folder of the bundle alone."""
+    changed = shutil.copytree(draft_path, tmp_path / "changed")
+    weights = changed / "int8" / WEIGHTS_FILE
+    weights.write_bytes(weights.read_bytes()[:-1] + b"x")
+    config = ServerConfig(
+        runner=RunnerConfig(provider="cpu", num_threads=2, num_instances=num_instances, draft=changed)
+    )
+    message = r"the draft model: .*changed is not a usable bundle: int8"
+    with pytest.raises(ValueError, match=message):
+        load_model(bundle_path, config, "random", lambda _: None)
+    with pytest.raises(ValueError, match=message):
+        list(check([bundle_path], config))
 
 
 class TimedRunner(OnnxRunner):
