@@ -107,13 +107,10 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
 
 def _check_fits(bundle: Bundle, runner: RunnerConfig) -> None:
     """Raises JobError if the engine's settings or a draft model do not fit the bundle or this machine."""
-    logging.disable()  # the engine logs the same again
     try:
         size_up(bundle, runner)
     except ValueError as error:
         raise JobError(f"{bundle.path}: {error}") from error
-    finally:
-        logging.disable(logging.NOTSET)
 
 
 def _inputs(patterns: Sequence[str], output: Path) -> list[Path]:

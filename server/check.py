@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from seq2seq_serve.server.runner.device import CPU, describe_device
 from seq2seq_serve.server.runner.sizing import Sizing, errors_of_draft, size_up
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.tls import server_credentials
+
+_log = logging.getLogger(__name__)
 
 
 def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
@@ -37,6 +40,8 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
                 which = f": version {version.version}" * bool(version.version)
                 problems.append(f"model {name}{which} cannot be served: {error}")
                 continue
+            for level, remark in sizing.remarks:
+                _log.log(level, "%s", remark)
             num_used_bytes += sizing.limited_bytes
             bound = "at most" if sizing.provider == CPU else "on the GPU at least"
             yield (

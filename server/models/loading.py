@@ -64,6 +64,8 @@ def load_model(
             )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
+    for level, remark in sizing.remarks:
+        _log.log(level, "%s", remark)
     draft = sizing.draft
     num_instances, num_slots = sizing.num_instances, sizing.num_instances * sizing.num_slots
     _log.info(

@@ -29,6 +29,9 @@ from seq2seq_serve.server.runner.weights import PackedMaps, Weight, take_weights
 
 _log = logging.getLogger(__name__)
 
+Remark = tuple[int, str]
+"""A line for the log, after its level."""
+
 CPU, CUDA = "cpu", "cuda"
 _DEVICE_ID = 0  # CUDA_VISIBLE_DEVICES chooses which of several GPUs this is
 _FULL_NAMES = {CPU: "CPUExecutionProvider", CUDA: "CUDAExecutionProvider"}
@@ -307,8 +310,8 @@ def choose(
     policy: ProviderPolicy,
     precision: Precision | None,
     cuda_libraries: Path | None = None,
-) -> tuple[str, Precision]:
-    """Returns the provider and precision to run a bundle with; logs why a preferred CUDA is not used.
+) -> tuple[str, Precision, tuple[Remark, ...]]:
+    """Returns the provider and precision to run a bundle with, and why a preferred CUDA is not used.
 
     Args:
         bundle: A checked bundle.
@@ -327,22 +330,20 @@ def choose(
     if policy != ProviderPolicy.CPU:
         reason = _why_not_cuda(asked, cuda_libraries)
         if not reason:
-            return CUDA, _preferred(CUDA, asked)
+            return CUDA, _preferred(CUDA, asked), ()
         if policy == ProviderPolicy.REQUIRE:
             raise ValueError(f"CUDA is required: {reason}")
     if not set(asked) & set(_PRECISIONS[CPU]):
         problem = f"{_listed(asked)} graphs do not run on the CPU, which takes {_listed(_PRECISIONS[CPU])}"
         raise ValueError(f"{problem}; and not on CUDA: {reason}" if reason else problem)
-    if reason:
-        # A machine without a GPU and without packages for one is as intended: no warning.
-        is_for_gpu = _FULL_NAMES[CUDA] in ort.get_available_providers() or any(
-            path.exists() for path in _GPU_FILES
-        )
-        if is_for_gpu:
-            _log.warning("%s runs on the CPU, though CUDA is preferred: %s", bundle.path, reason)
-        else:
-            _log.info("%s runs on the CPU: neither a GPU nor onnxruntime-gpu was found", bundle.path)
-    return CPU, _preferred(CPU, asked)
+    cpu = CPU, _preferred(CPU, asked)
+    if not reason:
+        return *cpu, ()
+    text = f"{bundle.path} runs on the CPU"
+    if _FULL_NAMES[CUDA] in ort.get_available_providers() or any(path.exists() for path in _GPU_FILES):
+        return *cpu, ((logging.WARNING, f"{text}, though CUDA is preferred: {reason}"),)
+    # A machine without a GPU and without packages for one is as intended: no warning.
+    return *cpu, ((logging.INFO, f"{text}: neither a GPU nor onnxruntime-gpu was found"),)
 
 
 def usable_variants(bundle: Bundle) -> list[tuple[str, Precision]]:

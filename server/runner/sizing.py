@@ -18,10 +18,8 @@ from seq2seq_serve.bundle.names import Axis, Precision, Role, Verb
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig, Speculation
 from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, num_copies
-from seq2seq_serve.server.runner.device import CPU, choose, has_operators
+from seq2seq_serve.server.runner.device import CPU, Remark, choose, has_operators
 from seq2seq_serve.server.system.machine import usable_cpus
-
-_log = logging.getLogger(__name__)
 
 # What one runner on a CPU packs in fp32 beside the weights that all runners share. Where maps are the
 # project's own operators, these are tables that are small, or that other operators read, too: once for steps,
@@ -52,6 +50,7 @@ class Sizing:
         num_alignment_heads: The number of heads whose attention it reports one by one, because they align
             targets with sounds; 0 if it reports their mean.
         draft: The draft model, if there is one.
+        remarks: Why CUDA or a draft model is not used, for the log of the caller.
     """
 
     provider: str
@@ -69,6 +68,7 @@ class Sizing:
     num_hops: int
     num_alignment_heads: int = 0
     draft: Draft | None = None
+    remarks: tuple[Remark, ...] = ()
 
     @property
     def num_staged_rows(self) -> int:
@@ -120,7 +120,7 @@ def size_up(bundle: Bundle, config: RunnerConfig, *, is_draft: bool = False) -> 
     manifest = bundle.manifest
     if manifest.drafts_only and not is_draft:
         raise ValueError("it selects some of the tokens only: it is not served, but the --draft of a model")
-    provider, precision = choose(bundle, config.provider, config.precision, config.cuda_libraries)
+    provider, precision, remarks = choose(bundle, config.provider, config.precision, config.cuda_libraries)
     num_instances, num_threads = config.num_instances, config.num_threads or usable_cpus()
     if provider == CPU and num_instances > num_threads:
         threads = "is 1 thread" if num_threads == 1 else f"are {num_threads} threads"
@@ -187,6 +187,7 @@ def size_up(bundle: Bundle, config: RunnerConfig, *, is_draft: bool = False) -> 
         vocab_size=manifest.target_vocab_size,
         num_hops=num_hops,
         num_alignment_heads=num_alignment_heads,
+        remarks=remarks,
     )
     if config.draft is None:
         return sizing
@@ -200,8 +201,8 @@ def size_up(bundle: Bundle, config: RunnerConfig, *, is_draft: bool = False) -> 
     elif not has_operators():
         reason = "the compiled operators are missing"
     if reason is not None:
-        _log.warning("%s: %s, so a draft model is not used", bundle.path, reason)
-        return sizing
+        remark = logging.WARNING, f"{bundle.path}: {reason}, so a draft model is not used"
+        return replace(sizing, remarks=(*remarks, remark))
     with errors_of_draft():
         draft_bundle = load_bundle(config.draft, checks_content=False)
     try:

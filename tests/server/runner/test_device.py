@@ -51,13 +51,12 @@ def works(monkeypatch):
         (False, "int4", "cpu", None, ("cpu", "int4")),
     ],
 )
-def test_the_preferred_usable_precision_is_chosen_without_a_log_line(
-    cuda, held, policy, precision, expected, random_bundle, works, caplog
+def test_the_preferred_usable_precision_is_chosen_without_a_remark(
+    cuda, held, policy, precision, expected, random_bundle, works
 ):
     works(cuda)
     wanted = precision and Precision(precision)
-    assert choose(holding(random_bundle, held), ProviderPolicy(policy), wanted) == expected
-    assert caplog.messages == []
+    assert choose(holding(random_bundle, held), ProviderPolicy(policy), wanted) == (*expected, ())
 
 
 @pytest.mark.parametrize("files", [[], ["/dev/null"]])
@@ -68,21 +67,18 @@ def test_the_preferred_usable_precision_is_chosen_without_a_log_line(
         (True, "fp32 int8", None, "int8", f"it runs fp16 and bf16 graphs, and not fp32 and int8: {ADVICE}"),
     ],
 )
-def test_where_cuda_is_preferred_the_log_says_why_it_is_the_cpu_and_warns_if_there_is_a_gpu(
-    cuda, held, precision, expected, reason, files, random_bundle, works, monkeypatch, caplog
+def test_where_cuda_is_preferred_a_remark_says_why_it_is_the_cpu_and_warns_if_there_is_a_gpu(
+    cuda, held, precision, expected, reason, files, random_bundle, works, monkeypatch
 ):
     """Every plain start on a machine without a GPU logged a warning, or information that read so."""
     works(cuda)
     monkeypatch.setattr(device_module, "_GPU_FILES", list(map(Path, files)))
     wanted = precision and Precision(precision)
-    with caplog.at_level(logging.INFO):
-        assert choose(holding(random_bundle, held), ProviderPolicy.PREFER, wanted) == ("cpu", expected)
-    [record] = caplog.records
-    assert record.levelno == (logging.WARNING if files else logging.INFO)
     why = (
         f", though CUDA is preferred: {reason}" if files else ": neither a GPU nor onnxruntime-gpu was found"
     )
-    assert record.message == f"{random_bundle.path} runs on the CPU{why}"
+    remark = logging.WARNING if files else logging.INFO, f"{random_bundle.path} runs on the CPU{why}"
+    assert choose(holding(random_bundle, held), ProviderPolicy.PREFER, wanted) == ("cpu", expected, (remark,))
 
 
 @pytest.mark.parametrize(
@@ -124,9 +120,7 @@ def test_a_build_without_cuda_runs_the_graphs_of_the_cpu(random_bundle, monkeypa
         choose(holding(random_bundle, "fp16"), ProviderPolicy.REQUIRE, None)
 
 
-def test_a_cuda_build_without_a_device_falls_back_to_the_cpu_with_a_log_line(
-    random_bundle, monkeypatch, caplog
-):
+def test_a_cuda_build_without_a_device_falls_back_to_the_cpu_with_a_remark(random_bundle, monkeypatch):
     """The CPU build stands in: it too cannot allocate on CUDA."""
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("CUDA may work here")
@@ -134,8 +128,9 @@ def test_a_cuda_build_without_a_device_falls_back_to_the_cpu_with_a_log_line(
     monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: full_names)
     bundle = holding(random_bundle, "fp32 fp16")
     assert usable_variants(bundle) == [("cpu", Precision.FP32)]
-    assert choose(bundle, ProviderPolicy.PREFER, None) == ("cpu", Precision.FP32)
-    assert "CUDAExecutionProvider does not work here: " in caplog.text
+    *chosen, [(_, remark)] = choose(bundle, ProviderPolicy.PREFER, None)
+    assert chosen == ["cpu", Precision.FP32]
+    assert "CUDAExecutionProvider does not work here: " in remark
     with pytest.raises(ValueError, match="CUDA is required: CUDAExecutionProvider does not work here"):
         choose(bundle, ProviderPolicy.REQUIRE, None)
 
@@ -178,7 +173,7 @@ def test_a_failed_trial_of_cuda_says_why_and_is_repeated_until_one_succeeds(
         choose(bundle, ProviderPolicy.REQUIRE, None)
     cuda_build.setattr(device_module, "_TRY", 'print(\'["", "A GPU, 8 GiB"]\')')
     cuda_build.setattr(device_module, "_TRY_SECONDS", 60.0)
-    assert choose(bundle, ProviderPolicy.REQUIRE, None) == ("cuda", Precision.FP16)
+    assert choose(bundle, ProviderPolicy.REQUIRE, None) == ("cuda", Precision.FP16, ())
     cuda_build.setattr(device_module, "_TRY", code)  # a success is kept
-    assert choose(bundle, ProviderPolicy.REQUIRE, None) == ("cuda", Precision.FP16)
+    assert choose(bundle, ProviderPolicy.REQUIRE, None) == ("cuda", Precision.FP16, ())
     assert describe_device("cuda", Precision.FP16, None) == "cuda (A GPU, 8 GiB)"

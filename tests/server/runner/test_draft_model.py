@@ -179,12 +179,14 @@ def test_a_draft_model_that_does_not_fit_is_refused_with_the_reason(
         load_model(bundle_path, missing, "random", lambda _: None)
     assert "the memory budget has" in problem(draft_path, bundle_path, memory_budget_bytes=200_000)
     off = RunnerConfig(provider="cpu", draft=tmp_path / "none", speculative=Speculation.OFF)
-    assert size_up(load_bundle(bundle_path), off).draft is None
     own = RunnerConfig(provider="cpu", draft=bundle_path)
-    assert size_up(load_bundle(bundle_path), own).draft is None
+    for runner in (off, own):
+        assert size_up(load_bundle(bundle_path), runner).draft is None
+    assert "is not used" not in caplog.text
+    for runner in (off, own):
+        load_model(bundle_path, ServerConfig(runner=runner), "random", lambda _: None)
     records = [record for record in caplog.records if record.levelname == "WARNING"]
-    reasons = [record.message.partition(": ")[2] for record in records]
-    assert reasons == [
+    assert [record.message.partition(": ")[2] for record in records] == [
         f"{reason}, so a draft model is not used"
         for reason in ("speculative is off", "it is the draft model itself")
     ]
