@@ -121,7 +121,7 @@ def _bundle(path: Path) -> Iterator[tuple[str, str]]:
     yield "bundle", f"{path}: {manifest.kind}, version {bundle.version}, format {manifest.format_version}"
     yield "", f"{sizes}; takes {sources} up to {manifest.max_source_length}"
     if manifest.drafts_only:
-        yield "use", "only drafts for another model, as its --draft"
+        yield "use", f"only drafts for another model, as its --draft: {manifest.kept_tokens}"
     num_usable = 0
     for precision in manifest.variants:
         try:

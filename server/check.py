@@ -49,7 +49,7 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
                 f"{describe_device(sizing.provider, sizing.precision, config.runner.cuda_libraries)}, "
                 f"{sizing.num_instances * sizing.num_slots} slots, {bound} "
                 f"{sizing.total_bytes / 2**20:.0f} MiB"
-                + (f", drafts by {sizing.draft.bundle.path}" if sizing.draft else "")
+                + (f", drafts by {sizing.draft}" if sizing.draft else "")
             )
             break
     if num_used_bytes > config.memory_limit_bytes:

@@ -324,6 +324,13 @@ class Manifest(_Record):
     drafts_only: bool = False
 
     @property
+    def kept_tokens(self) -> str:
+        """The number of tokens that the steps choose among, for people."""
+        step = next(iter(self.variants.values())).graphs[Verb.STEP]
+        [logits] = (spec for spec in step.outputs if spec.role is Role.LOGITS)
+        return f"{logits.axes[-1]:,} of {self.target_vocab_size:,} tokens"
+
+    @property
     def detects_language(self) -> bool:
         """Whether the model hears the language of a sound if a request does not name it."""
         choice = self.choices.get(SOURCE_LANGUAGE)

@@ -76,7 +76,7 @@ def load_model(
         num_slots,
         num_instances * sizing.num_threads,
         (f", {num_instances} instances" if num_instances > 1 else "")
-        + (f", drafts by {draft.bundle.path} in {draft.sizing.precision}" if draft else ""),
+        + (f", drafts by {draft}" if draft else ""),
     )
     engine = create_engine(bundle, sizing, config, model_name, record)
     return ServedModel(engine, bundle, sizing, version)

@@ -108,6 +108,10 @@ class Draft:
     bundle: Bundle
     sizing: Sizing
 
+    def __str__(self) -> str:
+        cut = f", {self.bundle.manifest.kept_tokens}" * self.bundle.manifest.drafts_only
+        return f"{self.bundle.path} in {self.sizing.precision}{cut}"
+
 
 def size_up(bundle: Bundle, config: RunnerConfig, *, is_draft: bool = False) -> Sizing:
     """Returns the sizes of each of the configured runners, of a model or of a draft model.

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import random
+import re
 import shutil
 from pathlib import Path
 
@@ -190,6 +191,17 @@ def test_a_draft_model_that_does_not_fit_is_refused_with_the_reason(
         f"{reason}, so a draft model is not used"
         for reason in ("speculative is off", "it is the draft model itself")
     ]
+
+
+def test_a_server_says_how_many_tokens_a_cut_draft_model_has(bundle_path, draft_path, cut_path, caplog):
+    for path, cut in ((draft_path, ""), (cut_path, r", \d+ of 300 tokens")):
+        config = ServerConfig(runner=RunnerConfig(provider="cpu", draft=path))
+        said = f"drafts by {path} in int8{cut}$"
+        [line] = check([bundle_path], config)
+        assert re.search(said, line)
+        with caplog.at_level("INFO"):
+            load_model(bundle_path, config, "random", lambda _: None)
+        assert re.search(said, caplog.messages[-1])
 
 
 @pytest.mark.parametrize("num_instances", [1, 2])
