@@ -204,13 +204,13 @@ def _export_checkpoint(options: argparse.Namespace, interrupts: list[int]) -> Ma
 def _cut(options: argparse.Namespace, interrupts: list[int]) -> Manifest:
     with _blocked_interrupts():
         from seq2seq_serve.export.draft import cut_bundle
-        from seq2seq_serve.training.data.text_files import read_lines
+        from seq2seq_serve.training.data.text_files import iterate_lines
 
     with _reporting("reading the bundle", interrupts) as report:
         return cut_bundle(
             options.whole,
             options.bundle,
-            read_lines(options.texts),
+            iterate_lines(options.texts),
             most=options.most,
             overwrite=options.overwrite,
             report=report,

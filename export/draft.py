@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import shutil
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ _Array = NDArray[Any]
 def cut_bundle(
     path: Path,
     to: Path,
-    texts: Sequence[str],
+    texts: Iterable[str],
     *,
     most: int | None = None,
     overwrite: bool = False,
@@ -58,7 +59,7 @@ def cut_bundle(
         most: The number of tokens to keep, the most frequent ones, beside those that end a target; None keeps
             all of the texts.
         overwrite: Whether an older bundle is replaced.
-        report: Called with a line about what is kept.
+        report: Called with a line about each step as it begins, and about what is kept.
 
     Raises:
         BundleError: `path` is not a bundle.
@@ -82,9 +83,10 @@ def cut_bundle(
             f"{path} has {', '.join(manifest.variants)}, and no step that chooses tokens: export a "
             "Transformer without capped logits in int8 or int4, with this version"
         )
-    counts = Counter[int]()
-    for start in range(0, len(texts), _TEXTS_AT_ONCE):
-        for token_ids in bundle.target_tokenizer.encode_batch(texts[start : start + _TEXTS_AT_ONCE]):
+    report("counting the tokens of the texts")
+    counts, unread = Counter[int](), iter(texts)
+    while some := list(islice(unread, _TEXTS_AT_ONCE)):
+        for token_ids in bundle.target_tokenizer.encode_batch(some):
             counts.update(token_ids)
     if not counts:
         raise ExportError("the texts have no tokens")
@@ -93,15 +95,24 @@ def cut_bundle(
     kept = np.array(sorted({token_id for token_id, _ in frequent} | {*manifest.special_ids.eos_ids}))
     of_texts = "" if most is None else f", {share:.2%} of those in the texts"
     report(f"{len(kept):,} of {manifest.target_vocab_size:,} tokens are kept{of_texts}")
-    return write_bundle(to, lambda folder: _write(bundle, folder, precisions, kept), overwrite=overwrite)
+    return write_bundle(
+        to, lambda folder: _write(bundle, folder, precisions, kept, report), overwrite=overwrite
+    )
 
 
-def _write(bundle: Bundle, folder: Path, precisions: Sequence[Precision], kept: _Array) -> Manifest:
+def _write(
+    bundle: Bundle,
+    folder: Path,
+    precisions: Sequence[Precision],
+    kept: _Array,
+    report: Callable[[str], None],
+) -> Manifest:
     manifest = bundle.manifest
     for file in {manifest.source_tokenizer.file, manifest.target_tokenizer.file}:
         shutil.copyfile(bundle.path / file, folder / file)
     variants = {}
     for precision in precisions:
+        report(f"{precision}: cutting the weights")
         variant = manifest.variants[precision]
         specs = {verb: variant.graphs[verb] for verb in (Verb.ENCODE, Verb.STEP)}
         models = {verb: ir.load(bundle.path / spec.file.file) for verb, spec in specs.items()}

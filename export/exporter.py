@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Sequence
@@ -162,6 +163,9 @@ def check_path(path: Path, *, overwrite: bool) -> None:
         raise ExportError(f"{path} already exists; give another folder, or --overwrite")
     if path.exists() and not _may_be_replaced(path):
         raise ExportError(f"{path} is not a bundle, so it is not replaced; give another folder")
+    folder = next(parent for parent in path.absolute().parents if parent.exists())
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise ExportError(f"cannot write into {folder}: give another folder")
 
 
 def _replace(path: Path, folder: Path) -> None:

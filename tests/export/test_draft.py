@@ -10,6 +10,7 @@ import torch
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision, Verb
+from seq2seq_serve.export import exporter
 from seq2seq_serve.export.__main__ import main
 from seq2seq_serve.export.draft import _CHOICES, cut_bundle
 from seq2seq_serve.export.exporter import ExportError, export_bundle
@@ -102,7 +103,12 @@ def test_the_command_keeps_the_most_frequent_tokens_and_says_how_many(bundle_pat
     assert main(["draft", str(bundle_path), str(texts), str(out), "--most", "2"]) == 0
     captured = capsys.readouterr()
     assert captured.out == f"{out}\n"
-    assert "3 of 300 tokens" in captured.err  # with the end of sequence
+    assert captured.err.splitlines() == [
+        "counting the tokens of the texts",
+        *[line for line in captured.err.splitlines() if line.startswith("3 of 300 tokens are kept, ")],
+        "int8: cutting the weights",
+        "int4: cutting the weights",
+    ]  # 3 with the end of sequence
     manifest = load_bundle(out).manifest
     assert manifest.drafts_only
     assert list(manifest.variants) == QUANTIZED
@@ -110,6 +116,16 @@ def test_the_command_keeps_the_most_frequent_tokens_and_says_how_many(bundle_pat
         assert variant.graphs.keys() == {Verb.ENCODE, Verb.STEP}
         whole = load_bundle(bundle_path).manifest.variants[Precision.INT8].weights.size_bytes
         assert 0 < variant.weights.size_bytes < whole
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_read(tmp_path, capsys, monkeypatch):
+    """All texts were counted first."""
+    (tmp_path / "file").write_text("")
+    assert main(["draft", "no-bundle", "no-texts", str(tmp_path / "file" / "new" / "out")]) == 1
+    assert capsys.readouterr().err == f"error: cannot write into {tmp_path}/file: give another folder\n"
+    monkeypatch.setattr(exporter.os, "access", lambda *_: False)
+    assert main(["draft", "no-bundle", "no-texts", str(tmp_path / "new" / "out")]) == 1
+    assert capsys.readouterr().err == f"error: cannot write into {tmp_path}: give another folder\n"
 
 
 @pytest.mark.parametrize("texts", [[], ["", ""]])
