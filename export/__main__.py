@@ -21,7 +21,8 @@ from seq2seq_serve.commands import Parser, add_version, needs_extra, program
 if TYPE_CHECKING:
     from seq2seq_serve.bundle.manifest import Manifest
 
-_INTERRUPTED = 130  # shells report 128 plus the signal's number, here SIGINT's
+_BY_SIGNAL = 128  # shells report it plus the signal's number
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LEFT_OUT = 3
 
 _HUGGING_FACE, _DRAFT = "huggingface", "draft"
@@ -54,7 +55,8 @@ fraction of the time. Targets stay those of the larger model.""",
 def main(arguments: list[str] | None = None) -> int:
     """Export a model and return the exit code.
 
-    0 done, 1 failed, 2 usage, 3 a bundle without the precisions whose proof failed, 130 interrupted.
+    0 done, 1 failed, 2 usage, 3 a bundle without the precisions whose proof failed, 130 interrupted by
+    Ctrl-C, 143 by SIGTERM.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
     form = arguments[0] if arguments[:1] in ([_HUGGING_FACE], [_DRAFT]) else ""
@@ -67,7 +69,7 @@ def main(arguments: list[str] | None = None) -> int:
         except BaseException as error:
             if interrupts:  # torch's exporter may turn KeyboardInterrupt into another exception
                 print("error: interrupted; no bundle was written", file=sys.stderr)
-                return _INTERRUPTED
+                return _BY_SIGNAL + interrupts[0]
             if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
                 print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
             elif isinstance(error, OSError | ValueError):
@@ -136,9 +138,9 @@ def _parser(form: str) -> argparse.ArgumentParser:
 
 @contextmanager
 def _recorded_interrupts() -> Iterator[list[int]]:
-    """Record every Ctrl-C in a list, because torch sometimes swallows the KeyboardInterrupt it raises."""
+    """Record every Ctrl-C and SIGTERM, because torch sometimes swallows the KeyboardInterrupt they raise."""
     interrupts: list[int] = []
-    handler, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    handlers, hook = {number: signal.getsignal(number) for number in _SIGNALS}, sys.unraisablehook
 
     def record(signal_number: int, _frame: FrameType | None) -> None:
         interrupts.append(signal_number)
@@ -148,12 +150,14 @@ def _recorded_interrupts() -> Iterator[list[int]]:
         if not isinstance(unraisable.exc_value, KeyboardInterrupt):
             hook(unraisable)
 
-    signal.signal(signal.SIGINT, record)
+    for number in _SIGNALS:
+        signal.signal(number, record)
     sys.unraisablehook = ignore_interrupts
     try:
         yield interrupts
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         sys.unraisablehook = hook
 
 
@@ -219,20 +223,20 @@ def _cut(options: argparse.Namespace, interrupts: list[int]) -> Manifest:
 
 @contextmanager
 def _blocked_interrupts() -> Iterator[None]:
-    """Block Ctrl-C while torch is imported.
+    """Block Ctrl-C and SIGTERM while torch is imported.
 
     That takes seconds, so it is imported after --help, and an interrupted import prints a traceback.
     """
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
 
 @contextmanager
 def _reporting(first_line: str, interrupts: list[int]) -> Iterator[Callable[[str], None]]:
-    """Show the lines of an export's steps on stderr; after the last one, Ctrl-C is ignored."""
+    """Show the lines of an export's steps on stderr; after the last one, interrupts are ignored."""
     from rich.console import Console
     from rich.text import Text
 
@@ -246,7 +250,8 @@ def _reporting(first_line: str, interrupts: list[int]) -> Iterator[Callable[[str
             status.update(Text(line))
 
         yield report
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # too late: the bundle is written
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # too late: the bundle is written
 
 
 def _length(text: str) -> int:

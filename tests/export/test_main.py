@@ -66,27 +66,31 @@ def test_a_file_that_cannot_be_read_is_named_with_the_reason(run, capsys, monkey
     assert refusal(run, capsys) == f"error: {run / 'summary.json'}: Permission denied"
 
 
-def told_when_interrupted(run: Path, capsys) -> list[str]:
+def told_when_interrupted(run: Path, capsys, by: int = signal.SIGINT) -> list[str]:
     """What an interrupted export says; it leaves the folder and Python's handlers as they were."""
-    before = signal.getsignal(signal.SIGINT), sys.unraisablehook
-    assert main([str(run), str(run.parent / "bundle"), "--precision", "fp32"]) == 130
-    assert (signal.getsignal(signal.SIGINT), sys.unraisablehook) == before
+    numbers = signal.SIGINT, signal.SIGTERM
+    before = *map(signal.getsignal, numbers), sys.unraisablehook
+    assert main([str(run), str(run.parent / "bundle"), "--precision", "fp32"]) == 128 + by
+    assert (*map(signal.getsignal, numbers), sys.unraisablehook) == before
     assert [path.name for path in run.parent.iterdir()] == ["run"]
     captured = capsys.readouterr()
     assert captured.out == ""
     return captured.err.splitlines()
 
 
-def test_ctrl_c_is_one_line_whatever_becomes_of_the_exception(run, capsys, monkeypatch):
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_is_one_line_whatever_becomes_of_the_exception(by, run, capsys, monkeypatch):
+    """SIGTERM said nothing, and left a part of the bundle in a hidden folder."""
+
     def into_another_error(_) -> None:
         try:
-            signal.raise_signal(signal.SIGINT)
+            signal.raise_signal(by)
         except KeyboardInterrupt as error:
             raise RuntimeError("the exporter failed") from error
 
     monkeypatch.setattr(convert, "convert", into_another_error)
     expected = ["fp32: converting", "error: interrupted; no bundle was written"]
-    assert told_when_interrupted(run, capsys) == expected
+    assert told_when_interrupted(run, capsys, by) == expected
 
 
 def test_ctrl_c_that_is_swallowed_ends_the_export_at_its_next_report(run, capsys, monkeypatch):
