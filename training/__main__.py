@@ -188,8 +188,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 1
     except TrainingInterrupted as interrupt:
         return _BY_SIGNAL + interrupt.signal_number
-    except KeyboardInterrupt:
-        return _BY_SIGNAL + signal.SIGINT
+    except KeyboardInterrupt as interrupt:
+        return _BY_SIGNAL + next(iter(interrupt.args), signal.SIGINT)
     return 0
 
 

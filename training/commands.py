@@ -27,7 +27,7 @@ from seq2seq_serve.training.data.text_files import SentencePair, read_lines, wri
 from seq2seq_serve.training.evaluation.comparison import MetricScore, MetricSettings, compare
 from seq2seq_serve.training.evaluation.scoring import by_source, score, total_loss, translate
 from seq2seq_serve.training.evaluation.search import SourceLengthError, greedy_search
-from seq2seq_serve.training.interrupt import TrainingInterrupted
+from seq2seq_serve.training.interrupt import TrainingInterrupted, sigterm_as_interrupt
 from seq2seq_serve.training.loop import fast_matmul
 from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.registry import FAMILIES, kind_of, source_kind_of
@@ -163,7 +163,7 @@ def _prepare(
     kind = source_kind_of(preset.model)
     if teacher:
         assert request.teacher is not None
-        with fast_matmul(device):
+        with fast_matmul(device), sigterm_as_interrupt():
             run, most = RunFolder(request.teacher), request.max_sources
             distill.write_targets(run, teacher, request.out, most, device, console)
     corpus = load_corpus(request.files, preset.training.seed, kind, folder.pictures)

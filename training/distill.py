@@ -101,13 +101,13 @@ def write_targets(
         for texts in (texts_of_train, (source for source, _ in teacher.dev))
     )
     teacher.model.to(device)
-    for texts, source_file, target_file in (
-        (list(dev_sources), files.dev_source, files.dev_target),
-        (list(sources), files.source, files.target),
+    for part, texts, source_file, target_file in (
+        ("dev", list(dev_sources), files.dev_source, files.dev_target),
+        ("training", list(sources), files.source, files.target),
     ):
         assert source_file is not None
         assert target_file is not None
-        _translate(teacher, texts, Path(source_file), Path(target_file), console)
+        _translate(teacher, part, texts, Path(source_file), Path(target_file), console)
 
 
 def _start_anew_with(weights: str, folder: Path, files: CorpusFiles) -> None:
@@ -130,7 +130,12 @@ def _start_anew_with(weights: str, folder: Path, files: CorpusFiles) -> None:
 
 @torch.inference_mode()
 def _translate(
-    teacher: TrainedModel, texts: Sequence[str], source_file: Path, target_file: Path, console: Console
+    teacher: TrainedModel,
+    part: str,
+    texts: Sequence[str],
+    source_file: Path,
+    target_file: Path,
+    console: Console,
 ) -> None:
     content = target_file.read_bytes() if target_file.is_file() else b""
     done = content[: content.rfind(b"\n") + 1].decode().split("\n")[:-1]  # whole lines alone
@@ -141,7 +146,7 @@ def _translate(
             f"give another --out, or remove {target_file.parent}"
         )
     if done:
-        _log.info("%s of %s targets are there already", f"{len(done):,}", f"{len(texts):,}")
+        _log.info("%s of %s %s targets are there already", f"{len(done):,}", f"{len(texts):,}", part)
     if not done:
         write_lines(source_file, texts)
     write_lines(target_file, done)
@@ -149,7 +154,7 @@ def _translate(
         return
     starts = range(len(done), len(texts), _SOURCES_AT_ONCE)
     with target_file.open("a", encoding="utf-8") as file:
-        for start in track(starts, f"translating {len(texts):,} sources", console=console):
+        for start in track(starts, f"translating {len(texts):,} {part} sources", console=console):
             given = texts[start : start + _SOURCES_AT_ONCE]
             targets = translate(teacher.model, teacher.tokenizer, given, length_bound=teacher.length_bound)
             file.writelines(" ".join(target.splitlines()) + "\n" for target in targets)

@@ -22,6 +22,20 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 
 @contextmanager
+def sigterm_as_interrupt() -> Iterator[None]:
+    """SIGTERM raises a KeyboardInterrupt, as Ctrl-C does, which has the signal's number."""
+
+    def interrupt(signal_number: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt(signal_number)
+
+    previous = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
 def caught_interrupt() -> Iterator[Callable[[], int | None]]:
     """Hold back the first Ctrl-C or SIGTERM; a second one ends the process at once.
 

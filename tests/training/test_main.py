@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from seq2seq_serve.training import distill
 from seq2seq_serve.training.__main__ import main
 from seq2seq_serve.training.commands import TrainRequest
 from seq2seq_serve.training.config import EOS_ID
@@ -170,6 +171,34 @@ def test_a_draft_model_learns_what_its_run_writes_and_has_its_tokens(
     assert re.search("'?demo'?, '?tiny'?, '?small'?, '?base'?, '?big'?, '?toy'?\\)", capsys.readouterr().err)
     shutil.copytree(run, tmp_path / "copy", ignore=shutil.ignore_patterns("encoded"))
     assert "there is nothing to translate" in failed("distill", str(tmp_path / "copy"), "toy", *flags)
+
+
+@pytest.mark.parametrize(("signal_number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_the_targets_of_a_draft_model_are_written_says_how_to_go_on(
+    run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    capsys: pytest.CaptureFixture[str],
+    signal_number: int,
+    exit_code: int,
+) -> None:
+    """SIGTERM said nothing."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def interrupted(*_: object, **__: object) -> list[str]:
+        signal.raise_signal(signal_number)
+        return []
+
+    monkeypatch.setattr(distill, "translate", interrupted)
+    flags = ["--out", str(tmp_path / "draft"), "--max-steps", "1"]
+    code = main(["distill", str(run), "toy", *flags])
+    signal.signal(signal.SIGINT, before)
+    assert code == exit_code
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warnings[-1] == "interrupted; the same command goes on after the targets that are written"
+    assert re.search(r"translating \d+ dev sources", capsys.readouterr().err)
 
 
 @pytest.fixture
