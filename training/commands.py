@@ -158,6 +158,13 @@ def _prepare(
     parent = request.load_parent()
     teacher = None if request.teacher is None else load_run(request.teacher)
     preset = request.configuration(parent, teacher)
+    recipe = preset.training
+    if recipe.max_steps < recipe.warmup_steps:
+        _log.warning(
+            "the learning rate rises for %s steps, and training ends after %s: set warmup_steps, too",
+            f"{recipe.warmup_steps:,}",
+            f"{recipe.max_steps:,}",
+        )
     if request.is_compiled:  # before the long work
         FAMILIES[kind_of(preset.model)].model.check_compilable()
     kind = source_kind_of(preset.model)
@@ -166,7 +173,7 @@ def _prepare(
         with fast_matmul(device), sigterm_as_interrupt():
             run, most = RunFolder(request.teacher), request.max_sources
             distill.write_targets(run, teacher, request.out, most, device, console)
-    corpus = load_corpus(request.files, preset.training.seed, kind, folder.pictures)
+    corpus = load_corpus(request.files, recipe.seed, kind, folder.pictures)
     if request.is_resumed:
         _log.warning("%s has no run yet: starting one on %s", request.out, corpus.description)
     start_run(folder, preset, corpus, request.files, parent, tokenizer=teacher.tokenizer if teacher else None)

@@ -81,12 +81,6 @@ def start_run(
     recipe = preset.training
     if recipe.bpe_dropout and kind is not TOKENS:
         raise ValueError("bpe_dropout is for models that read texts: set bpe_dropout=0")
-    if recipe.max_steps < recipe.warmup_steps:
-        _log.warning(
-            "the learning rate rises for %s steps, and training ends after %s: set warmup_steps, too",
-            f"{recipe.warmup_steps:,}",
-            f"{recipe.max_steps:,}",
-        )
     if parent:
         _check_fits(preset, parent)
     if recipe.bpe_dropout and parent and parent.published:

@@ -174,7 +174,7 @@ def test_a_draft_model_learns_what_its_run_writes_and_has_its_tokens(
 
 
 @pytest.mark.parametrize(("signal_number", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_while_the_targets_of_a_draft_model_are_written_says_how_to_go_on(
+def test_a_draft_model_is_warned_of_before_its_targets_and_a_signal_says_how_to_go_on(
     run: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -183,7 +183,7 @@ def test_a_signal_while_the_targets_of_a_draft_model_are_written_says_how_to_go_
     signal_number: int,
     exit_code: int,
 ) -> None:
-    """SIGTERM said nothing."""
+    """SIGTERM said nothing, and that the training ends before the warm-up came after the targets."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupted(*_: object, **__: object) -> list[str]:
@@ -191,13 +191,16 @@ def test_a_signal_while_the_targets_of_a_draft_model_are_written_says_how_to_go_
         return []
 
     monkeypatch.setattr(distill, "translate", interrupted)
-    flags = ["--out", str(tmp_path / "draft"), "--max-steps", "1"]
+    flags = ["--out", str(tmp_path / "draft"), "--max-steps", "1", "--set", "warmup_steps=4000"]
     code = main(["distill", str(run), "toy", *flags])
     signal.signal(signal.SIGINT, before)
     assert code == exit_code
     assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    assert warnings[-1] == "interrupted; the same command goes on after the targets that are written"
+    assert warnings == [
+        "the learning rate rises for 4,000 steps, and training ends after 1: set warmup_steps, too",
+        "interrupted; the same command goes on after the targets that are written",
+    ]
     assert re.search(r"translating \d+ dev sources", capsys.readouterr().err)
 
 

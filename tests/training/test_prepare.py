@@ -79,16 +79,6 @@ def test_dev_pairs_in_the_training_corpus_are_a_warning(
     assert told == [f"2 of {len(corpus.dev)} dev pairs are in the training corpus, too"]
 
 
-def test_a_training_that_ends_before_the_warm_up_is_a_warning(
-    folder: RunFolder, preset: Preset, corpus: Corpus, caplog: pytest.LogCaptureFixture
-) -> None:
-    start_run(folder, preset.changed({"warmup_steps": 4000}), corpus)
-    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
-    assert told == [
-        "the learning rate rises for 4,000 steps, and training ends after 20: set warmup_steps, too"
-    ]
-
-
 def test_unusable_settings_are_refused_before_the_corpus_is_read(
     tmp_path: Path, preset: Preset, corpus: Corpus
 ) -> None:
