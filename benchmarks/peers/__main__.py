@@ -300,7 +300,7 @@ def _suites(options: argparse.Namespace, console: Console) -> list[Suite]:
     """Returns the suites with the works that `--only` selects."""
     suites = imported_suites() if options.imported else [base_suite(), sentences_suite()]
     if options.multi30k and options.run:
-        suites.append(multi30k_suite(options.multi30k, options.run))
+        suites.insert(0, multi30k_suite(options.multi30k, options.run))
     elif not options.imported:
         console.print("Multi30k is skipped: it needs --multi30k DIR and --run RUN")
     chosen = []
@@ -326,7 +326,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--imported", action="store_true", help="compare imported checkpoints instead")
     add("--one-batch", action="store_true", help="only one batch on all cores, which takes less memory")
-    add("--multi30k", type=Path, metavar="DIR", help="folder of Multi30k, with its tok/")
+    add("--multi30k", type=Path, metavar="DIR", help="folder of Multi30k, with its tok/; it is run first")
     add("--run", type=Path, help="a run trained on Multi30k's tok/ folder, English to German")
     return parser
 

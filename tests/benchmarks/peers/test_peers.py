@@ -83,6 +83,15 @@ def test_everybody_takes_turns_and_gives_the_same_tokens(run_small, corpus, tmp_
             assert len({bleu["score"] for bleu in row["bleu"].values()}) == 1
 
 
+def test_multi30k_is_run_first_where_it_is_given(monkeypatch):
+    """It came after `base`, which nobody had asked for."""
+    for name in ("base", "sentences", "multi30k"):
+        suite = Suite(name, None, (Work(name, [[2]], Search(1, 4)),))
+        monkeypatch.setattr(peers, f"{name}_suite", lambda *_, suite=suite: suite)
+    options = peers._parser().parse_args(["--multi30k", "folder", "--run", "run"])
+    assert [suite.name for suite in peers._suites(options, None)] == ["multi30k", "base", "sentences"]
+
+
 def test_short_work_is_repeated_in_its_turn_and_the_mean_counts(monkeypatch):
     now = 0.0
 
