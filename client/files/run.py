@@ -17,6 +17,7 @@ from typing import Any, Protocol
 from seq2seq_serve.client.files.formats import split_into_shards
 from seq2seq_serve.client.files.lines import WrongFile
 from seq2seq_serve.client.files.plan import (
+    FileState,
     Plan,
     Shard,
     check_plan,
@@ -57,18 +58,16 @@ def plan_run(
     """
     plan = read_plan(folder)
     known = plan.inputs if plan is not None else {}
-    states = {str(path): state_of(path, known.get(str(path))) for path in inputs}
-    now = Plan(settings | {"shard_lines": shard_lines}, states)
-    if plan is None:
-        shards = tuple(
-            shard
-            for path, name in zip(inputs, names_of(inputs), strict=True)
-            for shard in split_into_shards(path, name, shard_lines)
-        )
-        plan = read_plan(folder)  # another command may have been faster
+    states, shards = dict[str, FileState](), list[Shard]()
+    for path, name in zip(inputs, names_of(inputs), strict=True):
+        states[str(path)] = state_of(path, known.get(str(path)))
         if plan is None:
-            plan = replace(now, shards=shards)
-            write_plan(folder, plan)
+            shards += split_into_shards(path, name, shard_lines)
+    now = Plan(settings | {"shard_lines": shard_lines}, states)
+    plan = plan or read_plan(folder)  # another command may have been faster
+    if plan is None:
+        plan = replace(now, shards=tuple(shards))
+        write_plan(folder, plan)
     check_plan(folder, plan, now, advice)
     remove_leftovers(folder, time.time() - _LEFTOVER_SECONDS)
     return plan

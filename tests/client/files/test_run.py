@@ -7,8 +7,9 @@ from collections import Counter
 import pytest
 
 from seq2seq_serve.client.files import run as run_module
+from seq2seq_serve.client.files.lines import WrongFile
 from seq2seq_serve.client.files.plan import JobError, Shard
-from seq2seq_serve.client.files.run import Run
+from seq2seq_serve.client.files.run import Run, plan_run
 from seq2seq_serve.client.files.worker import Done, WorkerLost
 
 SHARDS = [Shard(f"a-{number:05}", "/in/a.txt", 10 * number, 10, 0) for number in range(12)]
@@ -137,3 +138,12 @@ def test_the_progress_counts_the_lines_of_shards_that_are_not_done():
     for worker, number in zip(run._workers, (3, 4), strict=True):
         worker.num_unsaved_lines = number
     assert run.num_lines_now == 27
+
+
+def test_a_damaged_input_is_reported_before_the_next_ones_are_read(tmp_path):
+    """All inputs were read for their digests first."""
+    damaged = tmp_path / "a.txt.gz"
+    damaged.write_text("not gzip")
+    with pytest.raises(WrongFile, match="not a whole file of gzip"):
+        plan_run(tmp_path / "out", [damaged, tmp_path / "missing.txt"], {}, 10, "")
+    assert not (tmp_path / "out").exists()
