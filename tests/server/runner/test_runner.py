@@ -6,7 +6,6 @@ import random
 import threading
 import weakref
 from collections import defaultdict
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,7 +24,7 @@ from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.runner import device as device_module
 from seq2seq_serve.server.runner import runner as runner_module
 from seq2seq_serve.server.runner.buffers import COLUMNS
-from seq2seq_serve.server.runner.device import OnnxDevice
+from seq2seq_serve.server.runner.device import OnnxDevice, has_operators
 from seq2seq_serve.server.runner.runner import OnnxRunner, buckets_up_to
 from seq2seq_serve.server.runner.selection import Selector
 from seq2seq_serve.training.run import TrainedModel
@@ -161,7 +160,7 @@ def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(
                 difference = max(
                     np.abs(a - b).max() for a, b in zip(runner.logits[copy], logits, strict=True)
                 )
-                assert difference <= (0 if HAS_AVX512 else 1e-5)
+                assert difference <= (0 if has_operators() else 1e-5)
             if copy.stream:
                 assert tuple(driver.told(copy)) == result.best.token_ids
 
@@ -210,15 +209,6 @@ def test_several_steps_of_a_turn_select_what_single_steps_select(of, chooses, re
     assert answers[0] == answers[1]
     assert num_steps[0] == {1}
     assert num_steps[1] >= {2, 4}
-
-
-def _has_avx512() -> bool:
-    information = Path("/proc/cpuinfo")
-    return information.is_file() and "avx512f" in information.read_text()
-
-
-# Where it was measured the numbers of a row are the same bit for bit; on another CPU to a float32's rounding.
-HAS_AVX512 = _has_avx512()
 
 
 def test_the_requests_of_the_batch_test_end_by_eos_and_by_length(alone):
