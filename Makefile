@@ -126,8 +126,9 @@ runs/english/summary.json: | $(INSTALLED)
 
 stubs: $(INSTALLED) ## generate the gRPC stubs and the weightless graphs anew
 	mkdir -p build
-	$(PY) -m grpc_tools.protoc -I seq2seq_serve/protos=protos --python_out=build --pyi_out=build --grpc_python_out=build \
-		--plugin=$(VENV)/bin/protoc-gen-mypy_grpc --mypy_grpc_out=quiet:build protos/*.proto
+	$(PY) -m grpc_tools.protoc -I seq2seq_serve/protos=protos --python_out=build --pyi_out=build protos/*.proto
+	$(PY) -m grpc_tools.protoc -I seq2seq_serve/protos=protos --grpc_python_out=build \
+		--plugin=$(VENV)/bin/protoc-gen-mypy_grpc --mypy_grpc_out=quiet:build $$(grep -l '^service' protos/*.proto)
 	mv build/seq2seq_serve/protos/* protos
 	$(PY) -m export.graphs.weightless
 
