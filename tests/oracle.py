@@ -18,7 +18,6 @@ from seq2seq_serve.training.evaluation import search
 from seq2seq_serve.training.evaluation.search import (
     Hypothesis,
     check_limits,
-    check_sources,
     encode,
     next_logits,
 )
@@ -29,7 +28,7 @@ _FORBIDDEN = -math.inf
 
 @dataclass(frozen=True)
 class Constraints:
-    """Conditions on a target; the defaults constrain nothing. Raises ValueError if a value is out of range.
+    """Conditions on a target; the defaults constrain nothing.
 
     The target so far is the prefix and the generated tokens, without bos. The logits of the next token are
     adjusted to it in this order:
@@ -60,31 +59,6 @@ class Constraints:
     suppressed_token_ids: tuple[int, ...] = ()
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     prefix_ids: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("min_new_tokens", "no_repeat_ngram_size"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} is {getattr(self, name)}, and must be at least 0")
-        if not 0 < self.repetition_penalty < math.inf:
-            raise ValueError(
-                f"repetition_penalty is {self.repetition_penalty}, and must be above 0 and finite"
-            )
-        for token_id, bias in self.logit_bias.items():
-            if not math.isfinite(bias):
-                raise ValueError(f"logit_bias of token {token_id} is {bias}, and must be finite")
-        for name in ("suppressed_token_ids", "logit_bias", "prefix_ids"):
-            for token_id in getattr(self, name):
-                if token_id < 0:
-                    raise ValueError(f"{name} has the token id {token_id}, and an id must be at least 0")
-
-    def check_vocabulary(self, vocab_size: int) -> None:
-        """Raise ValueError if a token id is not in the vocabulary."""
-        for name in ("suppressed_token_ids", "logit_bias", "prefix_ids"):
-            for token_id in getattr(self, name):
-                if token_id >= vocab_size:
-                    raise ValueError(
-                        f"{name} has the token id {token_id}, and the vocabulary has {vocab_size} tokens"
-                    )
 
     def adjust(self, logits: Tensor, target_ids: Sequence[int], eos_id: int) -> Tensor:
         """The adjusted logits (V,), in float64, of the token after the target so far."""
@@ -122,7 +96,7 @@ class Sampling:
     the softmax of logit / temperature over the candidates. A candidate is kept if the candidates before it
     have less than top_p of the probability, and if its p is at least min_p times the largest p. The drawn
     token is the first kept one at which the running sum of kept probabilities exceeds the uniform number
-    times their total. A value out of range raises ValueError.
+    times their total.
 
     Attributes:
         temperature: A value below 1 sharpens the distribution, above 1 flattens it.
@@ -136,20 +110,8 @@ class Sampling:
     top_p: float = 1.0
     min_p: float = 0.0
 
-    def __post_init__(self) -> None:
-        if not 0 < self.temperature < math.inf:
-            raise ValueError(f"temperature is {self.temperature}, and must be above 0 and finite")
-        if self.top_k < 0:
-            raise ValueError(f"top_k is {self.top_k}, and must be at least 0")
-        if not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}, and must be above 0 and at most 1")
-        if not 0 <= self.min_p <= 1:
-            raise ValueError(f"min_p is {self.min_p}, and must be from 0 to 1")
-
     def draw(self, logits: Tensor, uniform: float) -> int:
         """The token id that a uniform number in [0, 1) draws from adjusted logits (V,)."""
-        if not 0 <= uniform < 1:
-            raise ValueError(f"the uniform number is {uniform}, and must be at least 0 and below 1")
         is_sorted = self.top_k > 0 or self.top_p < 1
         if is_sorted:
             token_ids = logits.sort(descending=True, stable=True).indices  # (V,)
@@ -180,7 +142,6 @@ def beam_search(
     **options: Any,
 ) -> list[Hypothesis]:
     """`search.beam_search` with constraints."""
-    constraints.check_vocabulary(model.config.vocab_size)
     return search.beam_search(
         model,
         source_ids,
@@ -236,12 +197,6 @@ def score_target(
     model: EncoderDecoder, source_ids: Sequence[int], target_ids: Sequence[int], *, bos_id: int, eos_id: int
 ) -> list[float]:
     """The log-probability of each token of a target, given without bos and eos, and of eos after it."""
-    check_sources(model, [source_ids])
-    if len(target_ids) >= model.config.max_target_length:
-        raise ValueError(
-            f"a target has {len(target_ids)} tokens, and the model takes {model.config.max_target_length} "
-            "with its eos"
-        )
     memory, source_mask = encode(model, [source_ids])
     given = torch.tensor([[bos_id, *target_ids]], device=source_mask.device)  # (1, T)
     log_probabilities = model.decode(given, memory, source_mask)[0].double().log_softmax(dim=-1)  # (T, V)
@@ -259,7 +214,6 @@ def _search_one(
     choose: Callable[[Tensor, int], int],
 ) -> Hypothesis:
     """Search with one hypothesis; `choose` takes each token from the adjusted logits (V,) of its position."""
-    constraints.check_vocabulary(model.config.vocab_size)
     check_limits(model, [source_ids], max_new_tokens, constraints.prefix_ids)
     memory, source_mask = encode(model, [source_ids])
     target = list(constraints.prefix_ids)

@@ -3,7 +3,6 @@ import random
 from collections import Counter
 from collections.abc import Callable
 from itertools import accumulate, product
-from typing import Any
 
 import pytest
 import torch
@@ -351,14 +350,6 @@ def test_a_given_target_is_scored_token_by_token_and_its_eos(tiny_vocabulary_mod
     assert scored == pytest.approx([-math.log(6), 1 - math.log(5 + math.e), -math.log(6)])
 
 
-def test_a_target_is_scored_up_to_the_models_limit(model: Transformer) -> None:
-    assert len(score_target(model, [4, EOS_ID], [5] * 23, **SEARCH)) == 24
-    with pytest.raises(ValueError, match="a target has 24 tokens, and the model takes 24 with its eos"):
-        score_target(model, [4, EOS_ID], [5] * 24, **SEARCH)
-    with pytest.raises(ValueError, match="a source has 25 tokens, and the model takes 1 to 24"):
-        score_target(model, [4] * 25, [5], **SEARCH)
-
-
 PROBABILITIES = [0.1, 0.3, 0.05, 0.3, 0.05, 0.2]
 LOGITS = torch.tensor(PROBABILITIES, dtype=torch.float64).log()
 
@@ -475,36 +466,6 @@ def test_sampling_from_the_best_token_alone_is_greedy(
     assert found == greedy_hypothesis(random_model(seed), [4, EOS_ID], **limits)
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"min_new_tokens": -1}, "min_new_tokens is -1, and must be at least 0"),
-        ({"no_repeat_ngram_size": -2}, "no_repeat_ngram_size is -2, and must be at least 0"),
-        ({"repetition_penalty": 0.0}, r"repetition_penalty is 0\.0, and must be above 0 and finite"),
-        ({"repetition_penalty": math.nan}, "repetition_penalty is nan, and must be above 0 and finite"),
-        ({"repetition_penalty": math.inf}, "repetition_penalty is inf, and must be above 0 and finite"),
-        ({"logit_bias": {3: -math.inf}}, "logit_bias of token 3 is -inf, and must be finite"),
-        ({"logit_bias": {-3: 1.0}}, "logit_bias has the token id -3, and an id must be at least 0"),
-        ({"suppressed_token_ids": (-1,)}, "suppressed_token_ids has the token id -1"),
-        ({"prefix_ids": (4, -1)}, "prefix_ids has the token id -1"),
-    ],
-)
-def test_constraints_beyond_their_limits_are_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Constraints(**values)
-
-
-@pytest.mark.parametrize("name", ["suppressed_token_ids", "prefix_ids", "logit_bias"])
-def test_constraints_on_unknown_tokens_are_refused(name: str) -> None:
-    constraints = Constraints(**{name: {6: 1.0} if name == "logit_bias" else (5, 6)})
-    limits = SEARCH | {"max_new_tokens": 3, "constraints": constraints}
-    message = f"{name} has the token id 6, and the vocabulary has 6 tokens"
-    with pytest.raises(ValueError, match=message):
-        greedy_hypothesis(random_model(0), [4, EOS_ID], **limits)
-    with pytest.raises(ValueError, match=message):
-        beam_search(random_model(0), [4, EOS_ID], **limits, beam_size=2, alpha=0.6)
-
-
 def test_the_prefix_counts_towards_the_models_limit() -> None:
     limits = SEARCH | {"constraints": Constraints(prefix_ids=(3,) * 10, suppressed_token_ids=(EOS_ID,))}
     found = greedy_hypothesis(random_model(0), [4, EOS_ID], **limits, max_new_tokens=6)
@@ -513,29 +474,3 @@ def test_the_prefix_counts_towards_the_models_limit() -> None:
         ValueError, match="max_new_tokens is 7 after a prefix of 10, and the model's limit is 16"
     ):
         greedy_hypothesis(random_model(0), [4, EOS_ID], **limits, max_new_tokens=7)
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"temperature": 0.0}, r"temperature is 0\.0, and must be above 0 and finite"),
-        ({"temperature": math.nan}, "temperature is nan, and must be above 0 and finite"),
-        ({"temperature": math.inf}, "temperature is inf, and must be above 0 and finite"),
-        ({"top_k": -1}, "top_k is -1, and must be at least 0"),
-        ({"top_p": 0.0}, r"top_p is 0\.0, and must be above 0 and at most 1"),
-        ({"top_p": 1.5}, r"top_p is 1\.5, and must be above 0 and at most 1"),
-        ({"min_p": -0.1}, r"min_p is -0\.1, and must be from 0 to 1"),
-        ({"min_p": 1.1}, r"min_p is 1\.1, and must be from 0 to 1"),
-    ],
-)
-def test_sampling_beyond_its_limits_is_refused(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        Sampling(**values)
-
-
-@pytest.mark.parametrize("uniform", [-0.1, 1.0, math.nan])
-def test_a_number_that_is_not_uniform_is_refused(uniform: float) -> None:
-    with pytest.raises(
-        ValueError, match=f"the uniform number is {uniform}, and must be at least 0 and below 1"
-    ):
-        Sampling().draw(LOGITS, uniform)
