@@ -44,7 +44,8 @@ COMMANDS, PROGRAM, ASYNC_PROGRAM, *_ = code_blocks("Train, export, serve, call")
 TRAIN, EXPORT, SERVE, CALL = COMMANDS.strip().splitlines()
 
 
-def serve_and_call(folder: Path) -> None:
+def serve_and_call(folder: Path, call: str) -> str:
+    """What the call prints, while the server runs."""
     port, metrics_port = free_ports(2)
     serve = SERVE.replace("50051", str(port)).replace("9464", str(metrics_port))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
@@ -55,14 +56,14 @@ def serve_and_call(folder: Path) -> None:
     )
     try:
         wait_until_ready(server, f"http://127.0.0.1:{metrics_port}/readyz")
-        answer = run(f"{CALL} --address localhost:{port} --max-new-tokens 5", folder, timeout=60)
-        assert answer.stdout.count("\n") == 1
+        answer = run(f"{call} --address localhost:{port}", folder, timeout=60).stdout
         printed = []
         for text in (PROGRAM, ASYNC_PROGRAM):
             (folder / "program.py").write_text(text.replace("50051", str(port)), encoding="utf-8")
             printed.append(run("python program.py", folder, timeout=60).stdout.splitlines())
         assert float(printed[0][0].split()[-1]) > 0
         assert len(ast.literal_eval(printed[1][0])) == 2
+        return answer
     finally:
         server.terminate()
         assert server.wait(60) == 0
@@ -70,7 +71,8 @@ def serve_and_call(folder: Path) -> None:
 
 def test_serve_and_call(trained_run, tmp_path):
     shutil.copytree(trained_run.bundle, tmp_path / EXPORT.split()[4])
-    serve_and_call(tmp_path)
+    call = CALL.replace("오늘은 금요일 입니다", "하나 둘 셋")  # of the words that the model has learned
+    assert serve_and_call(tmp_path, call) == "one two three\n"
 
 
 @pytest.mark.slow  # new to the test above are only the words of two commands
@@ -78,7 +80,7 @@ def test_train_export_serve_and_call(tmp_path):
     write_corpus(tmp_path)
     run(f"{TRAIN} --max-steps 3", tmp_path, timeout=300)
     run(EXPORT, tmp_path, timeout=600)
-    serve_and_call(tmp_path)
+    assert serve_and_call(tmp_path, f"{CALL} --max-new-tokens 5").count("\n") == 1
 
 
 def make_demo(folder: Path, flags: str = "") -> str:
