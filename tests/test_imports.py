@@ -31,7 +31,7 @@ MAY_IMPORT = {
     "training": {"bundle", "drawing"},
     "export": {"training", "bundle", "kernels"},
     "server": {"bundle", "kernels", "protos"},
-    "client": {"bundle", "protos", "drawing"},  # of bundle the reader of pictures
+    "client": {"bundle", "protos", "drawing"},
 }
 NAMESPACED = set(MAY_IMPORT)
 # Of what is not ours: what belongs to some folders only.
@@ -46,6 +46,8 @@ AT_HOME = {
     "matplotlib": {"drawing", "training"},
     "prometheus_client": {"server", "client"},
 }
+# Of bundle, what the client may import: client and server meet in protos.
+FOR_CLIENTS = {"pictures", "files"}
 # Inside the server, from the top: each may import what stands below it. What is not listed is used by all.
 SERVER_LAYERS = [
     ["__main__", "check"],
@@ -108,6 +110,12 @@ def test_imports_point_one_way(folder):
         roots = {name.partition(".")[0] for name in imports(path)}
         assert roots & OURS <= MAY_IMPORT[folder] | {folder}, path
         assert {root for root in roots & AT_HOME.keys() if folder not in AT_HOME[root]} == set(), path
+
+
+def test_the_client_does_not_know_what_a_bundle_is():
+    for path in sources("client"):
+        parts = {name.split(".")[1] for name in imports(path) if name.startswith("bundle.")}
+        assert parts <= FOR_CLIENTS, path
 
 
 def layer_of(module: str) -> int | None:
