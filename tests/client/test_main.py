@@ -30,20 +30,14 @@ def server():
 
 
 @pytest.fixture
-def run(server, capsys, monkeypatch, tmp_path):
+def run(run):
     """Run the command against the server: exit code, lines of stdout, lines of stderr."""
 
-    def run(*arguments: str, stdin: bytes | None = None) -> tuple[int, list[str], list[str]]:
-        if stdin is not None:
-            (tmp_path / "stdin").write_bytes(stdin)
-            monkeypatch.setattr(sys, "stdin", (tmp_path / "stdin").open())
-        code = main([arguments[0], "--address", server.address, *arguments[1:]])
-        out, err = capsys.readouterr()
-        if stdin is not None:
-            sys.stdin.close()
-        return code, out.split("\n")[:-1], err.split("\n")[:-1]
+    def run_lines(*arguments: str, **options: bytes) -> tuple[int, list[str], list[str]]:
+        code, out, err = run(*arguments, **options)
+        return code, out.split("\n")[:-1], err
 
-    return run
+    return run_lines
 
 
 def test_texts_are_translated_one_line_each(run):

@@ -4,7 +4,6 @@ import io
 import json
 import math
 import shutil
-import sys
 import urllib.request
 from dataclasses import replace
 from types import SimpleNamespace
@@ -39,29 +38,12 @@ def server(toy_paths):
 
 
 @pytest.fixture
-def client(server):
-    with Client(server.address) as client:
-        yield client
-
-
-@pytest.fixture
-def run(server, capsys, monkeypatch, tmp_path):
+def run(run, tmp_path):
     """Run the command in a folder with a story, a picture, a clip and features."""
-    monkeypatch.chdir(tmp_path)
     (tmp_path / "story.txt").write_text(STORY)
     (tmp_path / "picture.png").write_bytes(picture_file(PICTURE))
     (tmp_path / "clip.png").write_bytes(clip_file(CLIP))
     np.save(tmp_path / "features.npy", FEATURES)
-
-    def run(*arguments: str, stdin: bytes = b"") -> tuple[int, str, list[str]]:
-        (tmp_path / "stdin").write_bytes(stdin)
-        with (tmp_path / "stdin").open() as stream:
-            monkeypatch.setattr(sys, "stdin", stream)
-            address = [] if "--address" in arguments else ["--address", server.address]
-            code = main([*arguments, *address])
-        out, err = capsys.readouterr()
-        return code, out, err.splitlines()
-
     return run
 
 

@@ -13,12 +13,6 @@ def server():
         yield served
 
 
-@pytest.fixture
-def client(server):
-    with Client(server.address) as client:
-        yield client
-
-
 def test_options_are_a_message_or_values_by_name(client):
     assert client.translate("abc", options={"max_new_tokens": 2}) == "ab"
     assert client.translate("a\n\nb", options={"long_source": "split"}) == "a\n\nb"

@@ -1,5 +1,6 @@
 """The command `transcribe`, against a server with a small Whisper."""
 
+import functools
 import io
 import json
 
@@ -8,7 +9,6 @@ import pytest
 import soundfile
 
 from seq2seq_serve.client import Client, GenerateOptions
-from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.output import one_line
 from seq2seq_serve.client.questions import _clock
 from seq2seq_serve.protos.seq2seq_v1_pb2 import LONG_SOURCE_SEQUENTIAL, LONG_SOURCE_SPLIT
@@ -32,21 +32,14 @@ def sound() -> bytes:
 
 
 @pytest.fixture
-def run(server, sound, capsys, monkeypatch, tmp_path):
+def run(run, sound, tmp_path):
     (tmp_path / "speech.wav").write_bytes(sound)
-    monkeypatch.chdir(tmp_path)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        code = main(["transcribe", "--address", server.address, *arguments])
-        out, err = capsys.readouterr()
-        return code, out, err
-
-    return run
+    return functools.partial(run, "transcribe")
 
 
 def test_a_sound_that_is_too_large_for_a_request_is_refused_with_what_to_do(run, tmp_path):
     (tmp_path / "long.wav").write_bytes(bytes(5 * 2**20))
-    code, _, err = run("long.wav")
+    code, _, [err] = run("long.wav")
     assert code == 1
     assert "more than 4194304 bytes, the most of a request: convert it with `ffmpeg -i FILE" in err
 
@@ -119,7 +112,7 @@ def test_a_time_is_in_minutes_and_seconds(seconds, clock):
 
 
 def test_several_hypotheses_are_of_a_whole_sound(run):
-    code, out, err = run("speech.wav", "--beam-size", "2", "--num-hypotheses", "2")
+    code, out, [err] = run("speech.wav", "--beam-size", "2", "--num-hypotheses", "2")
     assert (code, out) == (1, "")
     assert "0.64 is the limit" in err
     flags = ("--beam-size", "2", "--num-hypotheses", "2", "--long-source", "truncate")

@@ -51,12 +51,6 @@ def kind(request):
     return request.param
 
 
-@pytest.fixture(scope="module")
-def server():
-    with serving_on_a_thread() as served:
-        yield served
-
-
 def test_texts_and_failures_come_in_order(kind, server):
     options = GenerateOptions(max_new_tokens=1)
     results = list(

@@ -21,13 +21,7 @@ from seq2seq_serve.client.output import attention_dict
 from seq2seq_serve.client.web import app
 from seq2seq_serve.client.web.app import PAGE, Asked, make_app
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Target
-from tests.server.service.harness import on_a_thread, serving_bundles, serving_on_a_thread
-
-
-@pytest.fixture(scope="module")
-def server():
-    with serving_on_a_thread() as served:
-        yield served
+from tests.server.service.harness import on_a_thread, serving_bundles
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import docx
 import polib
 import pytest
 
-from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.files.documents import DOCUMENTS
 from seq2seq_serve.client.files.lines import WrongFile
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
@@ -18,7 +17,6 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     WordAlignment,
     WordLink,
 )
-from tests.server.service.harness import serving_on_a_thread
 
 SRT = """1
 00:00:01,000 --> 00:00:02,500
@@ -229,38 +227,19 @@ def test_a_damaged_document_is_refused(name, content, message):
     assert caught.value.strerror.startswith(message)
 
 
-@pytest.fixture(scope="module")
-def server():
-    with serving_on_a_thread() as served:
-        yield served
-
-
-@pytest.fixture
-def run(server, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-
-    def run(*flags: str) -> tuple[int, list[str]]:
-        try:
-            code = main(["translate", "--address", server.address, *flags])
-        except SystemExit as left:
-            code = left.code
-        return code, capsys.readouterr().err.splitlines()
-
-    return run
-
-
-def test_the_command_translates_a_document_and_keeps_what_fails(run, tmp_path):
+def test_the_command_translates_a_document_and_keeps_what_fails(run, capsys, tmp_path):
     long = "x" * 99
     (tmp_path / "in.html").write_text(f"<p>One <b>two</b></p><p>{long}</p><p>three</p>")
-    code, [line] = run("--input", "in.html", "--output", "out.html")
+    code, _, [line] = run("translate", "--input", "in.html", "--output", "out.html")
     assert code == 1
     assert line.startswith(f"error: text 2 ({long[:60]}): INVALID_ARGUMENT: the source has 100 tokens")
     assert line.endswith("or set --long-source")
     assert (tmp_path / "out.html").read_text() == (tmp_path / "in.html").read_text()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.html", "out.html"]
-    code, [line, _] = run("--input", "in.html", "--output", "out.html")
-    assert (code, "out.html exists" in line) == (2, True)
-    assert run("--input", "in.html", "--output", "out.html", "--overwrite")[0] == 1
+    with pytest.raises(SystemExit, match="2"):
+        run("translate", "--input", "in.html", "--output", "out.html")
+    assert "out.html exists" in capsys.readouterr().err
+    assert run("translate", "--input", "in.html", "--output", "out.html", "--overwrite")[0] == 1
 
 
 @pytest.mark.parametrize(
@@ -271,8 +250,9 @@ def test_the_command_translates_a_document_and_keeps_what_fails(run, tmp_path):
         (["--output", "out.srt", "--num-hypotheses", "2"], "are for lines, not for documents"),
     ],
 )
-def test_what_does_not_fit_a_document_is_one_line(run, tmp_path, flags, message):
+def test_what_does_not_fit_a_document_is_one_line(run, capsys, tmp_path, flags, message):
     (tmp_path / "in.srt").write_text(SRT)
-    code, [line, _] = run("--input", "in.srt", *flags)
-    assert code == 2
+    with pytest.raises(SystemExit, match="2"):
+        run("translate", "--input", "in.srt", *flags)
+    [line, _] = capsys.readouterr().err.splitlines()
     assert message in line
