@@ -65,7 +65,7 @@ from reliability.multiplication import multiplication
 from reliability.neighbour import neighbour
 from reliability.place import Bar, Figures, Place, at_most
 from reliability.reload import reload
-from reliability.report import bar_record, failed_bar, markdown
+from reliability.report import failed_bar, markdown
 from reliability.slow import slow
 
 Part = Callable[[Place], tuple[Figures, list[Bar]]]
@@ -133,7 +133,7 @@ def run(place: Place, parts: Sequence[str], report: Figures) -> None:
         bars.append(at_most("tracebacks in the servers' log", log.count("Traceback"), 0))
         place.progress.update(task, total=1, completed=1)
         report[part] = figures
-        report["bars"] += [bar_record(part, bar) for bar in bars]
+        report["bars"] += [{"part": part} | bar for bar in bars]
 
 
 def _parser() -> argparse.ArgumentParser:

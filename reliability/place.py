@@ -15,10 +15,12 @@ from typing import IO, Any
 
 from rich.progress import Progress
 
+from benchmarks import report
 from benchmarks.load.mix import MAX_TARGET_LENGTH
 from benchmarks.serving import RunningServer, serving
 
 Figures = dict[str, Any]
+Bar = dict[str, Any]  # as of `benchmarks.report.bar`, with `timed`
 
 TINY, BASE = "tiny", "base"
 _BASE_FLAGS = (
@@ -29,35 +31,21 @@ _SETTLED_SECONDS = 20.0
 _SPARE_THREADS = 8  # gRPC and asyncio start threads on demand, and keep them
 
 
-@dataclass(frozen=True)
-class Bar:
-    """A measured value and its bound.
+def at_most(name: str, value: float, bar: float, *, is_timed: bool = False) -> Bar:
+    """Returns a bar with an upper bound.
 
-    Attributes:
-        is_most: Whether `bar` is an upper bound; otherwise it is a lower bound.
+    Args:
+        name: What was measured.
+        value: The measured value.
+        bar: The bound.
         is_timed: Whether the value depends on the speed and the load of the machine.
     """
-
-    name: str
-    value: float
-    bar: float
-    is_most: bool
-    is_timed: bool = False
-
-    @property
-    def is_met(self) -> bool:
-        """Whether the value is within the bound; NaN never is."""
-        return self.value <= self.bar if self.is_most else self.value >= self.bar
-
-
-def at_most(name: str, value: float, bar: float, *, is_timed: bool = False) -> Bar:
-    """Returns a bar with an upper bound."""
-    return Bar(name, value, bar, is_most=True, is_timed=is_timed)
+    return report.bar(name, value, bar, is_least=False) | {"timed": is_timed}
 
 
 def at_least(name: str, value: float, bar: float, *, is_timed: bool = False) -> Bar:
     """Returns a bar with a lower bound."""
-    return Bar(name, value, bar, is_most=False, is_timed=is_timed)
+    return report.bar(name, value, bar) | {"timed": is_timed}
 
 
 def unexpected(codes: Counter[str], *expected: str, whose: str = "calls") -> Bar:
@@ -168,7 +156,7 @@ def once(
 
 def settled(server: RunningServer, before: Mapping[str, float]) -> dict[str, float]:
     """Returns the server's state once it holds nothing for callers any more, or after a timeout."""
-    return once(server, lambda now: all(bar.is_met for bar in nothing_left(before, now)), _SETTLED_SECONDS)
+    return once(server, lambda now: all(bar["met"] for bar in nothing_left(before, now)), _SETTLED_SECONDS)
 
 
 def nothing_left(before: Mapping[str, float], after: Mapping[str, float]) -> list[Bar]:

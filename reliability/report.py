@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from benchmarks.report import markdown as markdown_table
 from reliability.place import Bar, Figures, at_most
-
-
-def bar_record(part: str, bar: Bar) -> Figures:
-    """Returns a bar as an entry of the JSON object."""
-    return {
-        "part": part,
-        "name": bar.name,
-        "value": bar.value,
-        "bar": bar.bar,
-        "is": "most" if bar.is_most else "least",
-        "met": bar.is_met,
-        "timed": bar.is_timed,
-    }
 
 
 def failed_bar() -> Bar:
@@ -29,16 +17,13 @@ def markdown(report: Figures) -> str:
     """Returns all bars as a Markdown table, below a description of the environment."""
     hardware = report["hardware"]
     versions = hardware["versions"]
-    lines = [
+    head = (
         f"{hardware['date']}, {hardware['cpu']}, {hardware['cpus_usable']} cores, Python "
         f"{hardware['python']}, ONNX Runtime {versions.get('onnxruntime', 'for GPUs')}, gRPC "
-        f"{versions['grpcio']}, commit {hardware['commit']}, `{report['command']}`:",
-        "",
-        "| part | | measured | bar | met |",
-        "|---|---|--:|--:|---|",
-        *(f"| {' | '.join(_cells(bar))} |" for bar in report["bars"]),
-    ]
-    return "\n".join([*lines, *(f"\nNot run: {reason}." for reason in _not_run(report))]) + "\n"
+        f"{versions['grpcio']}, commit {hardware['commit']}, `{report['command']}`:"
+    )
+    table = markdown_table(("part", "", "measured", "bar", "met"), map(_cells, report["bars"]), num_left=2)
+    return "\n".join([head, "", table, *(f"\nNot run: {reason}." for reason in _not_run(report))]) + "\n"
 
 
 def _not_run(report: Figures) -> Iterator[str]:

@@ -106,10 +106,10 @@ def test_tracebacks_in_the_log_of_a_parts_servers_are_counted(place, monkeypatch
 
 
 def test_a_bar_that_is_no_number_is_not_met():
-    assert not at_most("of nothing", float("nan"), 1).is_met
-    assert not at_least("of nothing", float("nan"), 1).is_met
-    assert at_most("just so", 1.0, 1.0).is_met
-    assert at_least("just so", 1.0, 1.0).is_met
+    assert not at_most("of nothing", float("nan"), 1)["met"]
+    assert not at_least("of nothing", float("nan"), 1)["met"]
+    assert at_most("just so", 1.0, 1.0)["met"]
+    assert at_least("just so", 1.0, 1.0)["met"]
 
 
 def test_the_documentation_has_the_table_of_the_run_that_it_links_first():
