@@ -3,8 +3,6 @@
 import dataclasses
 import re
 import shutil
-import signal
-from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
@@ -30,7 +28,6 @@ from seq2seq_serve.training.models.memory_network import MemoryNetwork, MemoryNe
 from seq2seq_serve.training.models.registry import make_model
 from seq2seq_serve.training.prepare import continue_run, start_run
 from seq2seq_serve.training.presets import Preset, preset_named
-from seq2seq_serve.training.reports.progress import Reporter
 from seq2seq_serve.training.run import RunFolder, Summary, TrainedModel, load_run, read_weights, write_weights
 
 CAPTIONER = {"vocab_size": 300, "d_model": 16, "d_hidden": 16, "d_annotation": 16, "size": 16}
@@ -75,31 +72,15 @@ def train(
     return run, continue_run(run, None, torch.device("cpu"), Console(file=StringIO()))
 
 
-@pytest.fixture
-def _second_run_is_interrupted(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    advance = Reporter.advance
-    is_second = iter([False, True])
-
-    def advance_and_interrupt(self: Reporter, step: int) -> None:
-        advance(self, step)
-        if step == 5 and next(is_second, False):
-            signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(Reporter, "advance", advance_and_interrupt)
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
-@pytest.mark.usefixtures("_second_run_is_interrupted")
 @pytest.mark.parametrize("name", MODELS)
-def test_a_resumed_run_ends_in_the_same_weights(name, tmp_path, monkeypatch):
+def test_a_resumed_run_ends_in_the_same_weights(name, tmp_path, monkeypatch, press_ctrl_c):
     steps = []
     model_class = MemoryNetwork if name == "story" else Captioner
     begin_step = model_class.begin_step
     monkeypatch.setattr(model_class, "begin_step", lambda *args: (begin_step(*args), steps.append(args[1])))
     corpus = corpus_for(name, tmp_path)
     whole, summary = train(name, tmp_path / "whole", corpus)
+    press_ctrl_c(5)
     with pytest.raises(TrainingInterrupted):
         train(name, tmp_path / "interrupted", corpus)
     interrupted, again = train(name, tmp_path / "interrupted", corpus)
