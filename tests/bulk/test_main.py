@@ -169,16 +169,6 @@ def test_an_input_that_changes_during_the_run_ends_it(lines, monkeypatch, capsys
     assert len(list(out.glob("*.txt"))) < 60
 
 
-def test_a_line_that_is_too_long_ends_the_command_with_its_number(lines, capsys, monkeypatch):
-    arguments, out = lines
-    monkeypatch.setattr("seq2seq_serve.client.files.lines.MAX_LINE_BYTES", 100)
-    path = out.parent / "a.txt"
-    path.write_text("one\n" + "x" * 200 + "\n")
-    assert main(arguments) == 2
-    assert f"error: {path}: line 2 has more than 100 bytes" in capsys.readouterr().err
-    assert not out.exists()
-
-
 def test_a_failed_part_keeps_the_plan_for_the_other_parts(lines):
     """It removed the plan, and the shards of the others came to belong to no run."""
     arguments, out = lines
