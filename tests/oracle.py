@@ -1,12 +1,14 @@
 """The choices of a server, computed one token at a time: constraints on logits, samples, scores of targets.
 
-Tests compare the server with them. The searches without constraints are in `training.evaluation.search`.
+Tests compare the server with them. The searches without constraints are in `training.evaluation.search`. The
+models at the end have logits that a test prescribes.
 Shapes: V vocabulary.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from seq2seq_serve.training.config import TransformerConfig
 from seq2seq_serve.training.evaluation import search
 from seq2seq_serve.training.evaluation.search import (
     Hypothesis,
@@ -22,6 +25,7 @@ from seq2seq_serve.training.evaluation.search import (
     next_logits,
 )
 from seq2seq_serve.training.models.base import EncoderDecoder
+from seq2seq_serve.training.models.transformer import Transformer
 
 _FORBIDDEN = -math.inf
 
@@ -228,3 +232,42 @@ def _search_one(
         if not is_finished:
             target.append(token_id)
     return Hypothesis(target, log_probabilities, sum(log_probabilities), is_finished)
+
+
+class PrescribedModel(Transformer):
+    """Its logits are a function of the target so far, whatever the source."""
+
+    def __init__(self, logits: Callable[[tuple[int, ...]], list[float]], vocab_size: int = 6) -> None:
+        super().__init__(
+            TransformerConfig(
+                vocab_size=vocab_size,
+                d_model=8,
+                d_ff=8,
+                num_heads=1,
+                num_encoder_layers=1,
+                num_decoder_layers=1,
+                max_source_length=8,
+                max_target_length=16,
+            )
+        )
+        self.logits = logits
+
+    def decode_states(self, target_ids: Tensor, memory: Tensor, source_mask: Tensor) -> Tensor:
+        del memory, source_mask
+        rows = target_ids.tolist()
+        return torch.tensor(
+            [[self.logits(tuple(row[1 : place + 1])) for place in range(len(row))] for row in rows]
+        )
+
+    def project(self, states: Tensor) -> Tensor:
+        return states
+
+
+def random_model(seed: int, parts: int = 8) -> PrescribedModel:
+    """Logits of few eighths, so that equal ones are common and halving and doubling are exact."""
+
+    def logits(target: tuple[int, ...]) -> list[float]:
+        generator = random.Random(f"{seed} {target}")
+        return [generator.randint(-2 * parts, 2 * parts) / parts for _ in range(6)]
+
+    return PrescribedModel(logits)

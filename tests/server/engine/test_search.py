@@ -1,7 +1,5 @@
 """Requests with several hypotheses: under the real engine against the oracle, and over the fake runner."""
 
-import random
-
 import pytest
 import torch
 from hypothesis import given
@@ -12,9 +10,9 @@ from seq2seq_serve.server.engine.request import Beam
 from seq2seq_serve.server.engine.result import FinishReason
 from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.errors import EngineFailed
-from seq2seq_serve.training.config import BOS_ID, EOS_ID, TransformerConfig
-from seq2seq_serve.training.data.sources import TOKENS
+from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.evaluation import search
+from tests.oracle import PrescribedModel, random_model
 from tests.server.driver import Driver
 from tests.server.fakes import FakeRunner, make_request, selected
 
@@ -59,48 +57,12 @@ def test_a_stop_sequence_ends_a_hypothesis_of_a_beam_and_all_of_several(seed):
             assert "cc" not in text[:-1]
 
 
-class TableModel:
-    """Stands in for the oracle's Transformer: the next token's logits are a pure function of the target."""
-
-    source_kind = TOKENS
-
-    def __init__(self, seed: int, vocab_size: int, max_length: int) -> None:
-        self.seed, self.length = seed, max_length + 1
-        self.config = TransformerConfig(
-            vocab_size=vocab_size,
-            d_model=8,
-            d_ff=8,
-            num_heads=1,
-            num_encoder_layers=1,
-            num_decoder_layers=1,
-            max_source_length=8,
-            max_target_length=max_length + 1,
-        )
-        self.embedding = torch.nn.Embedding(1, 1)
-
-    def encode(self, source_ids, source_mask):
-        return (torch.zeros(1, 1, 1),)
-
-    def decode_states(self, target_ids, memory, source_mask):
-        """At every position the whole target."""
-        states = torch.full((*target_ids.shape, self.length), -1.0)
-        states[:, :, : target_ids.shape[1]] = target_ids[:, None]
-        return states
-
-    def project(self, states):
-        return torch.tensor([self.logits([int(i) for i in row if i >= 0]) for row in states.tolist()])
-
-    def logits(self, fed: list[int]) -> list[float]:
-        chance = random.Random(f"{self.seed} {fed}")
-        return [4 * chance.random() for _ in range(self.config.vocab_size)]
-
-
 class TableRunner(FakeRunner):
-    """The same table under the engine."""
+    """The oracle's model under the engine."""
 
     start_ids, eos_ids = (BOS_ID,), (EOS_ID,)
 
-    def __init__(self, model: TableModel, num_slots: int) -> None:
+    def __init__(self, model: PrescribedModel, num_slots: int) -> None:
         super().__init__(num_slots)
         self.model = model
 
@@ -108,7 +70,7 @@ class TableRunner(FakeRunner):
         branches = {}
         for row, sequence in enumerate(rows):
             self.cache[row] = [*self.cache[row][: sequence.cache_length], sequence.next_token_id]
-            logits = torch.tensor(self.model.logits(self.cache[row]), dtype=torch.float64)
+            logits = torch.tensor(self.model.logits(tuple(self.cache[row][1:])), dtype=torch.float64)
             best = logits.log_softmax(0).sort(descending=True, stable=True)
             count = sequence.num_branches
             branches[row] = Branches(best.indices[:count].tolist(), best.values[:count].tolist())
@@ -126,7 +88,7 @@ class TableRunner(FakeRunner):
 def test_the_rules_of_the_beam_are_the_oracles_up_to_the_limit(
     seed, size, limit, alpha, early_stopping, formula
 ):
-    model = TableModel(seed, vocab_size=7, max_length=limit)
+    model = random_model(seed, parts=2**20)  # so fine that no two are equal
     expected = search.beam_search(
         model,
         [5],

@@ -1,7 +1,5 @@
 import math
-import random
 from collections import Counter
-from collections.abc import Callable
 from itertools import accumulate, product
 
 import pytest
@@ -15,7 +13,16 @@ from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID, TransformerCon
 from seq2seq_serve.training.evaluation import search
 from seq2seq_serve.training.evaluation.search import greedy_search, length_penalty
 from seq2seq_serve.training.models.transformer import Transformer
-from tests.oracle import Constraints, Sampling, beam_search, greedy_hypothesis, sample_search, score_target
+from tests.oracle import (
+    Constraints,
+    PrescribedModel,
+    Sampling,
+    beam_search,
+    greedy_hypothesis,
+    random_model,
+    sample_search,
+    score_target,
+)
 
 
 @pytest.fixture
@@ -133,45 +140,6 @@ def test_empty_and_long_sources_are_refused(model: Transformer, length: int) -> 
 def test_beam_size_0_is_refused(model: Transformer) -> None:
     with pytest.raises(ValueError, match="beam_size is 0, and must be at least 1"):
         beam_search(model, [5, EOS_ID], bos_id=1, eos_id=2, beam_size=0, alpha=0, max_new_tokens=3)
-
-
-class PrescribedModel(Transformer):
-    """Its logits are a function of the target so far, whatever the source."""
-
-    def __init__(self, logits: Callable[[tuple[int, ...]], list[float]], vocab_size: int = 6) -> None:
-        super().__init__(
-            TransformerConfig(
-                vocab_size=vocab_size,
-                d_model=8,
-                d_ff=8,
-                num_heads=1,
-                num_encoder_layers=1,
-                num_decoder_layers=1,
-                max_source_length=8,
-                max_target_length=16,
-            )
-        )
-        self.logits = logits
-
-    def decode_states(self, target_ids: Tensor, memory: Tensor, source_mask: Tensor) -> Tensor:
-        del memory, source_mask
-        rows = target_ids.tolist()
-        return torch.tensor(
-            [[self.logits(tuple(row[1 : place + 1])) for place in range(len(row))] for row in rows]
-        )
-
-    def project(self, states: Tensor) -> Tensor:
-        return states
-
-
-def random_model(seed: int, parts: int = 8) -> PrescribedModel:
-    """Logits of few eighths, so that equal ones are common and halving and doubling are exact."""
-
-    def logits(target: tuple[int, ...]) -> list[float]:
-        generator = random.Random(f"{seed} {target}")
-        return [generator.randint(-2 * parts, 2 * parts) / parts for _ in range(6)]
-
-    return PrescribedModel(logits)
 
 
 def adjusted_by_definition(
