@@ -33,7 +33,7 @@ from tests.models import make_random_trained
 from tests.server.driver import Driver
 from tests.server.engine.test_drafts import drafter_of
 from tests.server.fakes import SOURCE, START_ID, FakeRunner
-from tests.server.runner.test_families import everything
+from tests.server.runner.test_families import check_equal, everything
 from tests.server.runner.test_selection import run
 
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason="the operators are not compiled")
@@ -68,9 +68,7 @@ def check_drafts(bundle, draft: OnnxRunner, requests: list[Request], precision: 
     alone = run(bundle, copies, draft.num_slots, precision=precision)
     options = {"drafter": Drafter((EOS_ID,), None), "draft_runner": draft}
     drafted = run(bundle, requests, draft.num_slots, precision=precision, seed=1, **options)
-    for one, other in zip(alone, drafted, strict=True):
-        assert [each.token_ids for each in other.hypotheses] == [each.token_ids for each in one.hypotheses]
-        assert other.finish_reason == one.finish_reason
+    check_equal(drafted, alone)
     num_drafted = sum(result.timings.draft_tokens for result in drafted)
     assert num_drafted > 100
     return sum(result.timings.accepted_tokens for result in drafted) / num_drafted
@@ -96,27 +94,11 @@ def test_the_same_model_drafts_what_a_row_selects_wherever_the_row_moves(
     assert check_drafts(random_bundle, draft_runner(bundle_path, 5, precision), requests, precision) == 1
 
 
-def test_if_a_draft_model_fails_requests_go_on_without_it(random_bundle, bundle_path, monkeypatch, caplog):
-    config = RunnerConfig(provider="cpu", precision=Precision.INT8, num_threads=1, max_slots=3)
-    draft = draft_runner(bundle_path, 3, Precision.INT8)
-    driver = Driver(OnnxRunner(random_bundle, config), drafter=Drafter((EOS_ID,), None), draft_runner=draft)
-    requests = [Request("r", {SOURCE_IDS: np.array([5, 6, 2])}, 3, 12, arrival=0.0) for _ in range(6)]
-    driver.submit(*requests)
-    driver.turn()
-    monkeypatch.setattr(draft, "step", None)
-    driver.finish()
-    monkeypatch.undo()
-    assert len({driver.results[request].best.token_ids for request in requests}) == 1
-    assert not any(driver.results[request].error for request in requests)
-    assert [record.message for record in caplog.records] == [
-        "model fake: its draft model failed, and is no longer used"
-    ]
-
-
-def test_a_draft_model_that_drafts_what_is_no_token_is_not_used_any_more(
-    random_bundle, bundle_path, monkeypatch, caplog
+@pytest.mark.parametrize("is_stray", [False, True])
+def test_a_draft_model_that_fails_or_drafts_what_is_no_token_is_not_used_any_more(
+    is_stray, random_bundle, bundle_path, monkeypatch, caplog
 ):
-    """Such an id failed the steps of the served model, again and again."""
+    """An id beyond the vocabulary failed the steps of the served model, again and again."""
     config = RunnerConfig(provider="cpu", precision=Precision.INT8, num_threads=1, max_slots=3)
     draft = draft_runner(bundle_path, 3, Precision.INT8)
     step = draft.step
@@ -126,11 +108,14 @@ def test_a_draft_model_that_drafts_what_is_no_token_is_not_used_any_more(
             row.next_token_id = min(row.next_token_id, 9)  # the draft model itself does not fail
         return Selected([draft.vocab_size + 5] * len(step(rows, num_steps).token_ids))
 
-    monkeypatch.setattr(draft, "step", stray)
     driver = Driver(OnnxRunner(random_bundle, config), drafter=Drafter((EOS_ID,), None), draft_runner=draft)
     requests = [Request("r", {SOURCE_IDS: np.array([5, 6, 2])}, 3, 12, arrival=0.0) for _ in range(6)]
     driver.submit(*requests)
+    driver.turn()
+    monkeypatch.setattr(draft, "step", stray if is_stray else None)
     driver.finish()
+    monkeypatch.undo()
+    assert len({driver.results[request].best.token_ids for request in requests}) == 1
     assert not any(driver.results[request].error for request in requests)
     assert [record.message for record in caplog.records] == [
         "model fake: its draft model failed, and is no longer used"

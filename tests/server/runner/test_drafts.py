@@ -12,7 +12,7 @@ from seq2seq_serve.bundle.names import SOUND, SOURCE_IDS, Precision
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.runner.sizing import source_specs
 from tests.server.fakes import KnowingDrafter
-from tests.server.runner.test_families import everything
+from tests.server.runner.test_families import check_equal, everything
 from tests.server.runner.test_selection import run
 
 pytestmark = pytest.mark.skipif(kernels.library() is None, reason="the operators are not compiled")
@@ -28,13 +28,7 @@ def check_drafts(bundle, requests, num_slots, precision=Precision.FP32):
     }
     drafter = KnowingDrafter(targets, bundle.manifest.target_vocab_size, seed=7)
     drafted = run(bundle, requests, num_slots, precision=precision, seed=1, drafter=drafter)
-    for one, other in zip(alone, drafted, strict=True):
-        assert other._replace(timings=one.timings, hypotheses=one.hypotheses) == one
-        for ours, theirs in zip(other.hypotheses, one.hypotheses, strict=True):
-            assert (ours.token_ids, ours.finish_reason) == (theirs.token_ids, theirs.finish_reason)
-            assert ours.score == pytest.approx(theirs.score, abs=1e-5)
-            for choice, expected in zip(ours.choices, theirs.choices, strict=True):
-                assert choice.log_probability == pytest.approx(expected.log_probability, abs=1e-5)
+    check_equal(drafted, alone)
     num_drafted = sum(result.timings.draft_tokens for result in drafted)
     num_accepted = sum(result.timings.accepted_tokens for result in drafted)
     assert num_drafted / 4 < num_accepted < num_drafted
