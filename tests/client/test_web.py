@@ -142,37 +142,23 @@ def test_frames_of_a_clip_are_pictures(page, tmp_path):
     )
 
 
-def saved(form: str, size: tuple[int, int], num_frames: int = 1) -> bytes:
-    written = io.BytesIO()
-    frames = [Image.new("1", size, number % 2) for number in range(num_frames)]
-    more = {"save_all": True, "append_images": frames[1:]} if num_frames > 1 else {}
-    frames[0].save(written, form, **more)
-    return written.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"no picture", "the file is not PNG, JPEG, WebP or GIF"),
-        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n", "is not PNG, JPEG, WebP or GIF"),
-        (saved("TIFF", (10, 10), 64), "is not PNG, JPEG, WebP or GIF"),
-        (saved("PNG", (13_000, 13_000)), "13000 x 13000, 169000000 pixels, and at most 8388608 are read"),
-        (saved("GIF", (3, 3), 257), "has 257 frames, and at most 256 are read"),
-        (saved("GIF", (1200, 1200), 64), "at most 67108864 pixels in all are read"),
-        (saved("PNG", (100, 100))[:-40], "truncated or damaged"),
-    ],
-    ids=["text", "EPS", "TIFF", "PNG", "frames", "clip", "damaged"],
-)
-def test_a_hostile_file_is_refused_before_it_is_decoded(page, monkeypatch, content, message):
-    """An EPS ran Ghostscript, a PNG of 169 megapixels took 800 MB, and 64 pages of TIFF took 13 s."""
+def test_a_hostile_file_is_refused_before_it_is_decoded(page, monkeypatch):
+    """An EPS ran Ghostscript; `tests/bundle/test_pictures.py` has every kind of such files."""
 
     def load(_image):
         raise AssertionError("decoded")
 
+    written = io.BytesIO()
+    frames = [Image.new("1", (3, 3), number % 2) for number in range(257)]
+    frames[0].save(written, "GIF", save_all=True, append_images=frames[1:])
     monkeypatch.setattr(ImageFile.ImageFile, "load", load)
-    answer = page.post("/api/frames", content=content)
-    assert answer.status_code == 400
-    assert message in answer.json()["error"]["message"]
+    for content, message in (
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\nshowpage\n", "is not PNG, JPEG, WebP or GIF"),
+        (written.getvalue(), "has 257 frames, and at most 256 are read"),
+    ):
+        answer = page.post("/api/frames", content=content)
+        assert answer.status_code == 400
+        assert message in answer.json()["error"]["message"]
 
 
 def test_the_page_fetches_nothing_from_elsewhere(page):
