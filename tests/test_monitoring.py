@@ -1,7 +1,6 @@
 """Rules, dashboard and metrics, by Prometheus' own programs, which Debian has as the package `prometheus`."""
 
 import asyncio
-import hashlib
 import json
 import re
 import shutil
@@ -17,7 +16,7 @@ import pytest
 import yaml
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from tests.server.service.harness import serving
+from tests.server.service.harness import access_file, serving
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 RULES = DEPLOY / "prometheus" / "rules.yml"
@@ -134,10 +133,7 @@ def test_every_query_returns_data_from_a_server_under_load(tmp_path):
     for name, expression in rules("alert").items():
         queries |= {f"alert {name}, {i}": part for i, part in enumerate(parts_of_alert(expression))}
 
-    digest = hashlib.sha256(b"secret").hexdigest()
-    (tmp_path / "access.toml").write_text(
-        f'[[token]]\nname = "shop"\nsha256 = "{digest}"\nroles = ["predict"]\n'
-    )
+    file = access_file(tmp_path, ("shop", "secret", "predict"))
 
     async def drive(served, stopping: asyncio.Event) -> None:
         request = pb.GenerateRequest(sources=[pb.Source(text="abc")])
@@ -148,7 +144,7 @@ def test_every_query_returns_data_from_a_server_under_load(tmp_path):
 
     async def run() -> dict[str, str]:
         """The queries that are still without data."""
-        async with serving(access_file=tmp_path / "access.toml") as served:
+        async with serving(access_file=file) as served:
             prometheus = Prometheus(tmp_path, f"127.0.0.1:{served.app.http.port}")
             stopping = asyncio.Event()
             driving = asyncio.create_task(drive(served, stopping))

@@ -1,6 +1,5 @@
 import errno
 import gzip
-import hashlib
 import io
 import json
 import math
@@ -20,7 +19,7 @@ from seq2seq_serve.client.files.formats import Writer
 from seq2seq_serve.client.flags import make_parser, translation
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Timings
 from seq2seq_serve.server.runner.sizing import Draft
-from tests.server.service.harness import serving_on_a_thread
+from tests.server.service.harness import access_file, serving_on_a_thread
 
 
 @pytest.fixture(scope="module")
@@ -769,10 +768,8 @@ def test_tls_and_a_token_are_files(tmp_path, capsys):
     certificate.write_bytes(issued.cert_chain_pems[0].bytes())
     key.write_bytes(issued.private_key_pem.bytes())
     ca.write_bytes(authority.cert_pem.bytes())
-    access, token = tmp_path / "access.toml", tmp_path / "token"
+    access, token = access_file(tmp_path, ("app", "sesame", "predict")), tmp_path / "token"
     token.write_text("sesame\n")
-    digest = hashlib.sha256(b"sesame").hexdigest()
-    access.write_text(f'[[token]]\nname = "app"\nsha256 = "{digest}"\nroles = ["predict"]\n')
     with serving_on_a_thread(tls_certificate=certificate, tls_key=key, access_file=access) as served:
         address = f"localhost:{served.app.endpoint.port}"
         flags = ["--address", address, "--tls-ca", str(ca)]

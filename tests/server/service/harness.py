@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import queue
 import threading
 import urllib.error
@@ -246,6 +247,19 @@ class Served:
             assert not model.engine._streams
             assert not model.engine._timers
             assert not any(core.requests for core in model.engine.cores)
+
+
+def entry(name: str, token: str, *roles: str) -> str:
+    """A caller in a file of `--access-file`."""
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    return f'[[token]]\nname = "{name}"\nsha256 = "{digest}"\nroles = {list(roles)}\n'
+
+
+def access_file(folder: Path, *callers: tuple[str, ...]) -> Path:
+    """A file of callers, each with a name, a token and roles."""
+    path = folder / "access.toml"
+    path.write_text("".join(entry(*caller) for caller in callers))
+    return path
 
 
 def make_rpcs(metrics: Metrics) -> Rpcs:

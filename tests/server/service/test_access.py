@@ -16,21 +16,14 @@ from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStu
 from seq2seq_serve.server.errors import Unauthenticated
 from seq2seq_serve.server.service import access as access_module
 from seq2seq_serve.server.service.access import NEEDS, Access, _address
-from tests.server.service.harness import serving
+from tests.server.service.harness import access_file, entry, serving
 
 UNAUTHENTICATED, DENIED = grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED
 
 
-def entry(name: str, token: str, *roles: str) -> str:
-    digest = hashlib.sha256(token.encode()).hexdigest()
-    return f'[[token]]\nname = "{name}"\nsha256 = "{digest}"\nroles = {list(roles)}\n'
-
-
 @pytest.fixture
 def file(tmp_path):
-    path = tmp_path / "access.toml"
-    path.write_text(entry("app", "sesame", "predict") + entry("ops", "key", "predict", "admin"))
-    return path
+    return access_file(tmp_path, ("app", "sesame", "predict"), ("ops", "key", "predict", "admin"))
 
 
 def bearer(token: str) -> list[tuple[str, str]]:

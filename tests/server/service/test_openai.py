@@ -14,12 +14,11 @@ from seq2seq_serve.client import Client
 from seq2seq_serve.protos.subtitles import subtitles
 from tests.bundle.test_audio import encoded
 from tests.server.runner.test_voice_activity import needs_model, quiet, vowels
-from tests.server.service.harness import on_a_thread, serving, serving_bundles
+from tests.server.service.harness import access_file, on_a_thread, serving, serving_bundles
 from tests.server.service.seq2seq.test_windows import noise
 
 NAMES = ("german", "english", "korean")
 SOUND = encoded(noise(1.25))  # the model takes 0.64 seconds
-SHA256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
 
 
 @pytest.fixture(scope="module")
@@ -199,8 +198,7 @@ def test_an_unknown_model_and_a_model_of_texts_are_refused(client):
 
 
 def test_rights_are_checked_before_the_file_is_read(tmp_path):
-    file = tmp_path / "access.toml"
-    file.write_text(f'[[token]]\nname = "shop"\nsha256 = "{SHA256}"\nroles = ["predict"]\n')
+    file = access_file(tmp_path, ("shop", "secret", "predict"))
     with (
         on_a_thread(serving(access_file=file)) as served,
         closing(HTTPConnection("127.0.0.1", served.app.http.port, timeout=20)) as connection,

@@ -11,9 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from seq2seq_serve.server.config import ServerConfig
-from tests.server.service.harness import EchoRunner, serving, serving_on_a_thread
-
-SHA256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"  # of "secret"
+from tests.server.service.harness import EchoRunner, access_file, serving, serving_on_a_thread
 
 
 def ask(port: int, method: str, path: str, content=None, **headers: str) -> tuple[int, dict, object]:
@@ -254,8 +252,7 @@ def test_nested_lists_are_row_major(port):
 
 
 def test_rights_are_those_of_grpc(tmp_path):
-    file = tmp_path / "access.toml"
-    file.write_text(f'[[token]]\nname = "shop"\nsha256 = "{SHA256}"\nroles = ["predict"]\n')
+    file = access_file(tmp_path, ("shop", "secret", "predict"))
 
     def asking(port):
         body = {"text_input": "abc"}
@@ -273,8 +270,7 @@ def test_rights_are_those_of_grpc(tmp_path):
 
 
 def test_rights_come_before_the_body(tmp_path):
-    file = tmp_path / "access.toml"
-    file.write_text(f'[[token]]\nname = "shop"\nsha256 = "{SHA256}"\nroles = ["predict"]\n')
+    file = access_file(tmp_path, ("shop", "secret", "predict"))
 
     def asking(port):
         with socket.create_connection(("127.0.0.1", port), 20) as client:

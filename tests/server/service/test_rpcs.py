@@ -8,7 +8,7 @@ from grpc import aio
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.service import calls as calls_module
 from seq2seq_serve.server.telemetry.metrics import Metrics
-from tests.server.service.harness import make_rpcs, serving
+from tests.server.service.harness import access_file, make_rpcs, serving
 
 PATHS = {
     "/seq2seq.v1.Seq2Seq/Generate": "unary_unary",
@@ -71,8 +71,7 @@ async def test_other_tasks_have_their_turn_between_large_messages():
 
 async def test_nothing_is_read_of_a_call_without_the_right_to_its_method(tmp_path):
     """400 messages of 4 MiB without a token took 0.9 GB: gRPC reads a unary call's before the handler."""
-    file = tmp_path / "access.toml"
-    file.write_text(f'[[token]]\nname = "a"\nsha256 = "{"0" * 63}1"\nroles = ["predict"]\n')
+    file = access_file(tmp_path, ("a", "secret", "predict"))
     async with serving(access_file=file) as served:
         call = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")(stalled())
         assert await call.code() is grpc.StatusCode.UNAUTHENTICATED

@@ -18,12 +18,11 @@ from seq2seq_serve.server.telemetry.access_log import AccessLog
 from seq2seq_serve.server.telemetry.record import trace_id_of
 from seq2seq_serve.server.telemetry.tracing import Tracing
 from tests.server.fakes import record_of
-from tests.server.service.harness import serving
+from tests.server.service.harness import access_file, serving
 
 TRACE, PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 TRACED = (("traceparent", f"00-{TRACE}-{PARENT}-01"), ("x-request-id", "mine"))
 TOKEN = "secret"
-SHA256 = "2bb80d537b1da3e38bd30361aa855686bde0eacd7162fef6a25fe97bf527a25b"
 
 
 def request(text: str = "abc", **options) -> pb.GenerateRequest:
@@ -120,8 +119,7 @@ async def test_a_line_is_written_in_both_formats(capsys, log_format):
 
 
 async def test_callers_with_tokens_are_counted_by_name(tmp_path):
-    file = tmp_path / "access.toml"
-    file.write_text(f'[[token]]\nname = "shop"\nsha256 = "{SHA256}"\nroles = ["predict"]\n')
+    file = access_file(tmp_path, ("shop", TOKEN, "predict"))
     async with serving(access_file=file) as served:
         async with AsyncClient(served.address, token=TOKEN) as client:
             await client.generate("abc")

@@ -8,9 +8,9 @@ import pytest
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from seq2seq_serve.server.config import QueueLimits
-from tests.server.service.harness import EchoRunner, serving
+from tests.server.service.harness import EchoRunner, access_file, serving
 from tests.server.service.open_inference.test_service import infer_request
-from tests.server.service.test_access import bearer, code_of, entry
+from tests.server.service.test_access import bearer, code_of
 
 OK, INVALID = grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT
 DENIED, EXHAUSTED = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.RESOURCE_EXHAUSTED
@@ -18,14 +18,8 @@ DENIED, EXHAUSTED = grpc.StatusCode.PERMISSION_DENIED, grpc.StatusCode.RESOURCE_
 
 @pytest.fixture
 def file(tmp_path):
-    path = tmp_path / "access.toml"
-    path.write_text(
-        entry("crowd", "many", "predict") + entry("small", "few", "predict") + entry("ops", "key", *ROLES)
-    )
-    return path
-
-
-ROLES = ("predict", "admin")
+    callers = ("crowd", "many", "predict"), ("small", "few", "predict"), ("ops", "key", "predict", "admin")
+    return access_file(tmp_path, *callers)
 
 
 def generate(served, token: str, text: str = "ab", **options):
