@@ -15,20 +15,9 @@ from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.state import Search, Sequence
 from seq2seq_serve.server.runner.buffers import COLUMNS, Buffers, independent_batches
 from seq2seq_serve.server.runner.device import OnnxDevice
+from tests.server.runner.test_runner import FarDevice
 
-
-class FarDevice(OnnxDevice):
-    """The CPU, treated as a device whose memory numpy cannot reach."""
-
-    def __init__(self) -> None:
-        super().__init__("cpu", num_threads=2)
-        self.is_host = False
-
-    def value(self, array):
-        return super().value(array.copy())
-
-
-HOST, FAR_DEVICE = OnnxDevice("cpu", num_threads=2), FarDevice()
+HOST, FAR_DEVICE = (kind("cpu", num_threads=2) for kind in (OnnxDevice, FarDevice))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
