@@ -1,6 +1,5 @@
 import math
-from collections import Counter
-from itertools import accumulate, product
+from itertools import product
 
 import pytest
 import torch
@@ -20,7 +19,6 @@ from tests.oracle import (
     beam_search,
     greedy_hypothesis,
     random_model,
-    sample_search,
     score_target,
 )
 
@@ -350,88 +348,6 @@ LOGITS = torch.tensor(PROBABILITIES, dtype=torch.float64).log()
 )
 def test_draws_worked_by_hand(sampling: Sampling, draws: dict[float, int]) -> None:
     assert {uniform: sampling.draw(LOGITS, uniform) for uniform in draws} == draws
-
-
-@given(
-    eighths=st.lists(st.integers(-24, 24), min_size=1, max_size=8),
-    forbidden=st.sets(st.integers(0, 7)),
-    temperature=st.sampled_from([0.31, 1.0, 2.7]),
-    top_k=st.integers(0, 9),
-    top_p=st.sampled_from([0.1234567, 0.5123, 0.9017, 1.0]),
-    min_p=st.sampled_from([0.0, 0.0513, 0.3107]),
-)
-def test_evenly_spread_numbers_draw_each_token_as_often_as_it_is_probable(
-    eighths: list[int], forbidden: set[int], temperature: float, top_k: int, top_p: float, min_p: float
-) -> None:
-    allowed = [token_id for token_id in range(len(eighths)) if token_id not in forbidden] or [0]
-    weights = {token_id: math.exp(eighths[token_id] / 8 / temperature) for token_id in allowed}
-    ranked = sorted(allowed, key=lambda token_id: (-weights[token_id], token_id))[: top_k or None]
-    total = sum(weights[token_id] for token_id in ranked)
-    kept, before = {}, 0.0
-    for token_id in ranked:
-        if before < top_p and weights[token_id] >= min_p * weights[ranked[0]]:
-            kept[token_id] = weights[token_id]
-        before += weights[token_id] / total
-    logits = torch.full((len(eighths),), -math.inf, dtype=torch.float64)
-    logits[allowed] = torch.tensor([eighths[token_id] / 8 for token_id in allowed], dtype=torch.float64)
-    sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
-    num_draws = 200
-    counts = Counter(sampling.draw(logits, (place + 0.5) / num_draws) for place in range(num_draws))
-    assert counts.keys() <= kept.keys()
-    for token_id, weight in kept.items():
-        # An interval of length p holds p * num_draws evenly spread numbers, or one more or fewer.
-        assert abs(counts[token_id] - weight / sum(kept.values()) * num_draws) <= 1
-
-
-def test_sampling_draws_from_adjusted_logits_and_scores_at_temperature_1() -> None:
-    model = PrescribedModel(lambda target: [0.0, 0.0, -4.0, 1.0, 2.0, 3.0 - len(target)])
-    constraints = Constraints(
-        repetition_penalty=2.0, suppressed_token_ids=(0, 1), logit_bias={4: -0.5}, prefix_ids=(4,)
-    )
-    numbers = [0.9, 0.3, 0.6, 0.0]  # eos is the first token that is allowed, so 0 draws it
-    drawn, expected = [], []
-    for uniform in numbers:
-        target = (4, *drawn)
-        allowed = adjusted_by_definition(model.logits(target), target, constraints)
-        tempered = log_softmax({token_id: logit / 2 for token_id, logit in allowed.items()})
-        running_sums = dict(zip(tempered, accumulate(map(math.exp, tempered.values())), strict=True))
-        drawn.append(next(token_id for token_id in tempered if running_sums[token_id] > uniform))
-        expected.append(log_softmax(allowed)[drawn[-1]])
-    assert drawn.index(EOS_ID) == 3
-    positions = []
-
-    def uniforms(position: int) -> float:
-        positions.append(position)
-        return numbers[position]
-
-    found = sample_search(
-        model,
-        [4, EOS_ID],
-        **SEARCH,
-        max_new_tokens=8,
-        sampling=Sampling(temperature=2.0),
-        uniforms=uniforms,
-        constraints=constraints,
-    )
-    assert positions == [0, 1, 2, 3]
-    assert (found.token_ids, found.is_finished) == ([4, *drawn[:-1]], True)
-    assert found.log_probabilities == pytest.approx(expected)
-    assert found.score == found.log_probability
-
-
-@given(seed=st.integers(0, 10**6), constraints=any_constraints, uniform=st.floats(0, 1, exclude_max=True))
-def test_sampling_from_the_best_token_alone_is_greedy(
-    seed: int, constraints: Constraints, uniform: float
-) -> None:
-    limits = SEARCH | {"max_new_tokens": 5, "constraints": constraints}
-    found = sample_search(
-        random_model(seed),
-        [4, EOS_ID],
-        **limits,
-        sampling=Sampling(top_k=1, temperature=3.0),
-        uniforms=lambda _: uniform,
-    )
-    assert found == greedy_hypothesis(random_model(seed), [4, EOS_ID], **limits)
 
 
 def test_the_prefix_counts_towards_the_models_limit() -> None:
