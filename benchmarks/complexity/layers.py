@@ -17,6 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from seq2seq_serve.training.models.attention import MultiHeadAttention
 
 D_HEAD = 64
+_MAX_LAYERS = 100  # which no kind needs at the lengths that are measured
 
 Layer = Callable[[Tensor], Tensor]
 
@@ -129,11 +130,11 @@ def count_multiply_adds(layer: Layer, n: int, d: int) -> int:
     return int(counter.get_total_flops()) // 2
 
 
-def layers_to_cross(kind: LayerType, n: int, width: int, limit: int = 100) -> int:
+def layers_to_cross(kind: LayerType, n: int, width: int) -> int:
     """Returns the number of layers after which the last of n positions depends on the first one.
 
     Raises:
-        ValueError: `limit` layers are not enough.
+        ValueError: `_MAX_LAYERS` layers are not enough.
     """
     d = 8
     first = torch.randn(1, n, d, dtype=torch.float64, requires_grad=True)
@@ -141,11 +142,11 @@ def layers_to_cross(kind: LayerType, n: int, width: int, limit: int = 100) -> in
     default = torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)  # in which the smallest gradients do not underflow to zero
     try:
-        for num_layers in range(1, limit + 1):
+        for num_layers in range(1, _MAX_LAYERS + 1):
             x = kind.build(d, width)(x)
             (gradient,) = torch.autograd.grad(x[0, -1].sum(), first, retain_graph=True)
             if gradient[0, 0].any():
                 return num_layers
     finally:
         torch.set_default_dtype(default)
-    raise ValueError(f"{limit} layers are not enough: {kind.name}, {n} positions, width {width}")
+    raise ValueError(f"{_MAX_LAYERS} layers are not enough: {kind.name}, {n} positions, width {width}")

@@ -258,22 +258,19 @@ def sentences_suite() -> Suite:
     return Suite("base, many sentences", random_model(config), works)
 
 
-def multi30k_suite(corpus: Path, run: Path, max_sentences: int | None = None) -> Suite:
+def multi30k_suite(corpus: Path, run: Path) -> Suite:
     """Returns the suite of the test set of 2016, English to German, and a run trained on its Moses tokens.
 
     Args:
         corpus: Folder of the Multi30k task 1 data, with its `tok/`.
         run: Folder of a finished run.
-        max_sentences: Number of sentences from the test set; None means all.
 
     Raises:
         ValueError: The run cannot be read, or a sentence is longer than the model's limit.
         OSError: The corpus cannot be read.
     """
     trained = load_run(run)
-    texts, references = (
-        read_lines(corpus / _MULTI30K_FILES.format(language))[:max_sentences] for language in ("en", "de")
-    )
+    texts, references = (read_lines(corpus / _MULTI30K_FILES.format(language)) for language in ("en", "de"))
     sources = trained.tokenizer.encode_sources(texts)
     longest, limit = max(map(len, sources)), trained.config.max_source_length
     if longest > limit:

@@ -69,15 +69,15 @@ class Work:
         return compute_dtype(self.preset.training.precision, self.device)
 
 
-def random_pairs(vocab_size: int, num_pairs: int = 4000) -> list[EncodedPair]:
-    """Returns random pairs with lengths as in Multi30k: 14 tokens on average, targets like sources."""
+def random_pairs(vocab_size: int) -> list[EncodedPair]:
+    """Returns 4000 random pairs with lengths as in Multi30k: 14 tokens on average, targets like sources."""
     chance = random.Random(0)
 
     def ids(length: float) -> list[int]:
         return chance.choices(range(UNK_ID + 1, vocab_size), k=min(max(round(length), 4), 60))
 
     pairs = []
-    for _ in range(num_pairs):
+    for _ in range(4000):
         length = chance.gauss(14, 5)
         pairs.append(EncodedPair([*ids(length), EOS_ID], ids(length + chance.gauss(0, 2))))
     return pairs
