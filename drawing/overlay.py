@@ -130,17 +130,14 @@ def save_story(weights: ArrayLike, sentences: Sequence[str], title: str, path: P
     )
     panel.imshow(hops.T, cmap="gray", vmin=0.0, vmax=1.0, aspect="auto")
     panel.set_yticks(range(len(labels)), labels, fontproperties=font, parse_math=False)
-    panel.set_xticks(range(len(hops)), _hop_labels(len(hops)), fontproperties=font)
+    hop_labels = ["hop 1", *map(str, range(2, len(hops) + 1))] if len(hops) > 1 else [""]
+    panel.set_xticks(range(len(hops)), hop_labels, fontproperties=font)
     panel.xaxis.tick_top()
     panel.tick_params(length=0)
     place = _MARGIN_INCHES / width, 1 - _MARGIN_INCHES / height
     shown = label(title[:_LONGEST_LABEL], known)
     figure.text(*place, shown, fontproperties=font, parse_math=False, verticalalignment="top")
     figure.savefig(path, dpi=_DPI)
-
-
-def _hop_labels(num_hops: int) -> list[str]:
-    return ["hop 1", *map(str, range(2, num_hops + 1))] if num_hops > 1 else [""]
 
 
 def _shaded(pixels: Pixels, weights: NDArray[np.float32]) -> Pixels:

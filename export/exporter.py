@@ -161,7 +161,8 @@ def check_path(path: Path, *, overwrite: bool) -> None:
     """Raise ExportError unless a bundle may be written to the path."""
     if path.exists() and not overwrite:
         raise ExportError(f"{path} already exists; give another folder, or --overwrite")
-    if path.exists() and not _may_be_replaced(path):
+    is_replaceable = (path / MANIFEST_FILE).is_file() or (path.is_dir() and not any(path.iterdir()))
+    if path.exists() and not is_replaceable:
         raise ExportError(f"{path} is not a bundle, so it is not replaced; give another folder")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
@@ -179,10 +180,6 @@ def _replace(path: Path, folder: Path) -> None:
         if old.exists() and not path.exists():  # interrupted between the two renames
             old.rename(path)
         shutil.rmtree(old, ignore_errors=True)
-
-
-def _may_be_replaced(path: Path) -> bool:
-    return (path / MANIFEST_FILE).is_file() or (path.is_dir() and not any(path.iterdir()))
 
 
 def _write(

@@ -78,7 +78,7 @@ def _deserted_pipe() -> Iterator[int]:
 
 def clock(place: Place) -> tuple[Figures, list[Bar]]:
     """Move the server's wall clock forth and back under load, but not its monotonic clock."""
-    library = _fake_clock()
+    library = next(Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1"), None)
     if library is None:
         return {"skipped": "libfaketime, a package of Debian and Ubuntu, is not installed"}, []
     jumps = place.count(20, 2)
@@ -137,8 +137,3 @@ def _set_clock(offset: Path, seconds: int) -> None:
     new = offset.with_suffix(".new")
     new.write_text(f"{seconds:+d}")
     new.replace(offset)  # atomically: a half-written file would be another time
-
-
-def _fake_clock() -> Path | None:
-    """Returns the library that gives a process another time; None if it is not installed."""
-    return next(Path("/usr/lib").glob("**/faketime/libfaketimeMT.so.1"), None)

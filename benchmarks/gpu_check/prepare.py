@@ -112,15 +112,11 @@ def _write_weights(trained: TrainedModel, precision: Precision, folder: Path) ->
             for tensor in graph.initializer:
                 place = {entry.key: entry.value for entry in tensor.external_data}
                 if place:
-                    raw = _bytes_of(state[tensor.name])
+                    # As bytes, because numpy does not have bfloat16.
+                    raw = state[tensor.name].detach().contiguous().view(torch.uint8).numpy().tobytes()
                     assert len(raw) == int(place["length"]), tensor.name
                     stream.seek(int(place["offset"]))
                     stream.write(raw)
-
-
-def _bytes_of(tensor: torch.Tensor) -> bytes:
-    # numpy does not have bfloat16.
-    return tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()
 
 
 def pack_packages(folder: Path, python_version: str) -> None:
