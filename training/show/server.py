@@ -14,12 +14,13 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from seq2seq_serve.origins import is_address, named_host, own_names
+from seq2seq_serve.origins import STYLE, is_address, named_host, own_names
 from seq2seq_serve.training.run import RunFolder
 
 PAGE = Path(__file__).parent / "page"
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css"}
-_FILES = {"/": "index.html", "/show.js": "show.js", "/style.css": "style.css"}
+_FILES = {"/": PAGE / "index.html", "/show.js": PAGE / "show.js", "/style.css": PAGE / "style.css"}
+_FILES |= {"/page.css": STYLE}
 _MOST_POINTS = 400  # of a curve: more cannot be told apart on a screen
 _POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -110,7 +111,7 @@ class _Handler(BaseHTTPRequestHandler):
             except (OSError, ValueError) as error:
                 self._answer(500, "application/json", json.dumps({"error": str(error)}).encode())
         elif self.path in _FILES:
-            file = PAGE / _FILES[self.path]
+            file = _FILES[self.path]
             self._answer(200, f"{_TYPES[file.suffix]}; charset=utf-8", file.read_bytes())
         else:
             self._answer(404, "text/plain", b"there is no such page\n")

@@ -82,7 +82,7 @@ def test_a_folder_without_a_run_is_refused_in_one_line(tmp_path, caplog):
 
 def test_pages_of_other_sites_get_nothing(trained_run):
     with serving(trained_run.run) as url:
-        for path in ("/", "/show.js", "/style.css", "/api/runs"):
+        for path in ("/", "/show.js", "/style.css", "/page.css", "/api/runs"):
             assert status_of(url + path) == 200
         assert status_of(f"{url}/config.json") == 404
         assert status_of(f"{url}/../server.py") == 404
