@@ -79,7 +79,7 @@ def infer_request(content: Mapping[str, Any], rest: bytes) -> pb.ModelInferReque
     message = pb.ModelInferRequest(
         id=_text(content.get("id", ""), "id"), model_name=_text(content.get(_MODEL_NAME, ""), _MODEL_NAME)
     )
-    _set_parameters(message.parameters, content.get("parameters", {}), "parameters")
+    _set_parameters(message.parameters, _parameters(content, ""), "parameters")
     message.parameters.pop(_BINARY_ALL, None)
     start = 0
     for index, given in enumerate(_objects(content.get("inputs", []), "inputs")):
@@ -140,7 +140,7 @@ def generate_request(content: Mapping[str, Any], model: ServedModel) -> pb.Model
         if name == "id":
             message.id = _text(value, "id")
         elif name == "parameters":
-            _set_parameters(message.parameters, value, "parameters")
+            _set_parameters(message.parameters, _parameters(content, ""), "parameters")
         elif name not in names:
             _set_parameters(message.parameters, {name: value}, "parameters")
         elif isinstance(value, str) and (model.reads_text or _is_text(model, name)):
@@ -230,9 +230,7 @@ def _parameters(given: Mapping[str, Any], field: str) -> Mapping[str, Any]:
     return parameters
 
 
-def _set_parameters(target: Any, given: Any, field: str) -> None:
-    if not isinstance(given, dict):
-        raise InvalidRequest("parameters must be an object", field=field)
+def _set_parameters(target: Any, given: Mapping[str, Any], field: str) -> None:
     for name, value in given.items():
         if isinstance(value, (list, dict)) and name in OPTIONS and OPTIONS[name].max_items is not None:
             value = json.dumps(value, ensure_ascii=False)  # as gRPC has it
