@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import logging
+import os
 import signal
+import stat
 import time
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -131,7 +133,7 @@ class Run:
         with suppress(NotImplementedError):  # on Windows
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
             if signal.getsignal(signal.SIGHUP) is signal.SIG_DFL:  # nohup ignores it
-                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, task.cancel)
+                asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _hang_up, task)
         self._waiting.extend(shards)
         showing = asyncio.create_task(self._show(progress)) if progress is not None else None
         try:
@@ -236,6 +238,17 @@ class Run:
         else:
             self.failed[shard.name] = str(error)
             _log.error("%s failed %d times and is left out: %s", shard.name, _MAX_TRIES, error)
+
+
+def _hang_up(task: asyncio.Task[object]) -> None:
+    """Cancels a run whose terminal was closed: its later signals are ignored, and it shows nothing."""
+    asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    with Path(os.devnull).open("w", encoding="utf-8") as nothing:
+        for stream in (1, 2):
+            if stat.S_ISCHR(os.fstat(stream).st_mode):
+                os.dup2(nothing.fileno(), stream)
+    task.cancel()
 
 
 def _first(error: BaseException) -> BaseException:

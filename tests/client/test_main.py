@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import trustme
@@ -501,6 +502,8 @@ def interrupted(run, files, monkeypatch):
     source, output, _ = files
     monkeypatch.setattr("seq2seq_serve.client.translate._SHARD_LINES", 2)
 
+    hangup = signal.getsignal(signal.SIGHUP)
+
     def interrupt(*flags, stdin=None, num_shards=3, by=signal.SIGINT):
         given = ["--input", str(source)] if stdin is None else []
         write, written, one_at_a_time = Writer.write, [], threading.Lock()
@@ -519,6 +522,7 @@ def interrupted(run, files, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(Writer, "write", write_some)
             code, _, err = run("translate", *given, "--output", str(output), *flags, stdin=stdin)
+        signal.signal(signal.SIGHUP, hangup)  # it was ignored from the first on
         note = "none of the shards of 2 lines is done, so nothing is kept"
         if num_shards:
             note = f"{2 * num_shards} of 10 lines are done: continue with the same command and --resume"
@@ -622,11 +626,31 @@ def test_an_output_that_is_of_another_input_or_release_is_not_continued(run, fil
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_work_that_is_interrupted_says_what_is_kept(interrupted, files, by):
-    """SIGTERM said nothing, and SIGHUP left a folder without an answer."""
+    """SIGTERM printed nothing, and SIGHUP left a folder without an answer."""
     interrupted(num_shards=0, by=by)
     source, output, _ = files
     assert [path.name for path in output.parent.iterdir()] == [source.name]
     interrupted(by=by)
+
+
+def test_work_ends_with_its_terminal(server, tmp_path):
+    """The last line to the closed terminal was an error in place of the exit code."""
+    source, output = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_text("ab\n" * 100_000)
+    command = [sys.executable, "-m", "client", "translate", "--input", source, "--output", output]
+    master, terminal = os.openpty()
+    with subprocess.Popen(
+        ["setsid", "--ctty", *command, "--address", server.address],
+        cwd=Path(__file__).parents[2],
+        stdin=terminal,
+        stdout=terminal,
+        stderr=terminal,
+    ) as process:
+        os.close(terminal)
+        os.read(master, 1)  # its progress
+        os.close(master)
+        assert process.wait() == 128 + signal.SIGTERM
+    assert not output.exists()
 
 
 def test_work_that_stops_before_its_first_shard_leaves_nothing(run, files):
