@@ -111,12 +111,9 @@ def instructions() -> str:
         return ""
     name = function()
     if name is None and (wanted := os.environ.get(_ISA)):
-        others = []
-        for other in INSTRUCTIONS:
-            os.environ[_ISA] = other  # the library reads it at each call
-            if function() is not None:
-                others.append(other)
-        os.environ[_ISA] = wanted
+        has_instructions = _function("has_instructions")
+        assert has_instructions is not None
+        others = [other for other in INSTRUCTIONS if has_instructions(other.encode())]
         raise ValueError(
             f"{_ISA} is {wanted!r}, which this processor or the library does not have: leave it out"
             + f", or give one of {', '.join(others)}" * bool(others)
@@ -216,6 +213,7 @@ _TYPES = {
     "write_to_cuda": ((ctypes.c_uint64, ctypes.c_void_p, ctypes.c_size_t), ctypes.c_bool),
     "copy_positions": ((ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64), None),
     "instructions": ((), ctypes.c_char_p),
+    "has_instructions": ((ctypes.c_char_p,), ctypes.c_bool),
     "is_complete": ((), ctypes.c_bool),
     "packed_shape": ((ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), None),
     "pack_int8": ((ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64, ctypes.c_void_p), ctypes.c_bool),

@@ -625,6 +625,12 @@ extern "C" const char *instructions() {
   return here ? here->name : nullptr;
 }
 
+// Whether this processor has the instructions of a name.
+extern "C" bool has_instructions(const char *name) {
+  return std::any_of(std::begin(INSTRUCTIONS), std::end(INSTRUCTIONS),
+                     [&](const Instructions &each) { return !strcmp(name, each.name) && each.run_here(); });
+}
+
 // Writes the shape (5,) in which weights (I, O) are packed here.
 extern "C" void packed_shape(int64_t inputs, int64_t outputs, int64_t *shape) {
   const Packing packing(*instructions_here(), depth_of(inputs), outputs);

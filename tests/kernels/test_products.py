@@ -1,7 +1,5 @@
 """Products of quantised weights: one result on every processor, bit for bit, and that of the definition."""
 
-import os
-
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -419,7 +417,6 @@ def test_instructions_that_the_processor_lacks_are_an_error(monkeypatch):
     monkeypatch.setenv("SEQ2SEQ_ISA", "mmx")
     with pytest.raises(ValueError, match=r"SEQ2SEQ_ISA is 'mmx'") as caught:
         kernels.instructions()
-    assert os.environ["SEQ2SEQ_ISA"] == "mmx"
     for name in kernels.INSTRUCTIONS:
         monkeypatch.setenv("SEQ2SEQ_ISA", name)
         if name in str(caught.value).partition("give one of ")[2].split(", "):
