@@ -55,6 +55,8 @@ def load_model(
     bundle = load_bundle(path, checks_content=False)  # `read_variant` does it for the precision that runs
     try:
         sizing = size_up(bundle, config.runner)
+        for level, remark in sizing.remarks:
+            _log.log(level, "%s", remark)
         num_bytes = sizing.limited_bytes
         if num_bytes and num_used_bytes + num_bytes > config.memory_limit_bytes:
             raise ValueError(
@@ -64,8 +66,6 @@ def load_model(
             )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    for level, remark in sizing.remarks:
-        _log.log(level, "%s", remark)
     draft = sizing.draft
     num_instances, num_slots = sizing.num_instances, sizing.num_instances * sizing.num_slots
     _log.info(

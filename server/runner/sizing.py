@@ -128,8 +128,9 @@ def size_up(bundle: Bundle, config: RunnerConfig, *, is_draft: bool = False) -> 
     num_instances, num_threads = config.num_instances, config.num_threads or usable_cpus()
     if provider == CPU and num_instances > num_threads:
         threads = "is 1 thread" if num_threads == 1 else f"are {num_threads} threads"
+        reasons = "".join(f" ({remark})" for level, remark in remarks if level == logging.WARNING)
         raise ValueError(
-            f"num_instances is {num_instances}, and there {threads}: each instance needs its own"
+            f"num_instances is {num_instances}, and there {threads}: each instance needs its own{reasons}"
         )
     max_source_length = _limit("max_source_length", config.max_source_length, manifest.max_source_length)
     max_target_length = _limit("max_target_length", config.max_target_length, manifest.max_target_length)

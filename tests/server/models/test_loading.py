@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -19,7 +20,7 @@ from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import BundleError, load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.server.check import check
-from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
+from seq2seq_serve.server.config import ProviderPolicy, QueueLimits, RunnerConfig, ServerConfig
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.models.loading import load_model
@@ -104,9 +105,15 @@ def test_what_is_packed_twice_in_fp32_counts_against_the_memory_limit(bundle_pat
     assert packed_bytes(bundle_path) == twice
 
 
-def test_each_instance_needs_a_thread(bundle_path):
+def test_each_instance_needs_a_thread(bundle_path, monkeypatch):
     runner = RunnerConfig(provider="cpu", num_threads=2, num_instances=3)
-    with pytest.raises(ValueError, match="num_instances is 3, and there are 2 threads: each instance"):
+    problem = "num_instances is 3, and there are 2 threads: each instance needs its own"
+    with pytest.raises(ValueError, match=f"{problem}$"):
+        load(bundle_path, ServerConfig(runner=runner))
+    chosen = sizing_module.choose(load_bundle(bundle_path), ProviderPolicy.CPU, Precision.INT8)
+    remark = logging.WARNING, "no CUDA here"
+    monkeypatch.setattr(sizing_module, "choose", lambda *_: (*chosen[:2], (remark,)))
+    with pytest.raises(ValueError, match=rf"{problem} \(no CUDA here\)$"):
         load(bundle_path, ServerConfig(runner=runner))
 
 
