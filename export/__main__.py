@@ -170,10 +170,11 @@ def _export(options: argparse.Namespace, interrupts: list[int]) -> Manifest:
             f"python -m export {_HUGGING_FACE} {options.run} {options.bundle}"
         )
     with _blocked_interrupts():
-        from seq2seq_serve.export.exporter import export_bundle
+        from seq2seq_serve.export.exporter import check_path, export_bundle
         from seq2seq_serve.training.run import load_run
 
     with _reporting("reading the run", interrupts) as report:
+        check_path(options.bundle, overwrite=options.overwrite)
         trained = load_run(options.run)
         export = export_bundle
         if trained.published:
@@ -210,6 +211,8 @@ def _cut(options: argparse.Namespace, interrupts: list[int]) -> Manifest:
         from seq2seq_serve.export.draft import cut_bundle
         from seq2seq_serve.training.data.text_files import iterate_lines
 
+    if options.texts != Path("-"):
+        options.texts.open().close()  # a wrong name is an error before the bundle is read
     with _reporting("reading the bundle", interrupts) as report:
         return cut_bundle(
             options.whole,

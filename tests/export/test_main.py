@@ -80,7 +80,7 @@ def told_when_interrupted(run: Path, capsys, by: int = signal.SIGINT) -> list[st
 
 @pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_is_one_line_whatever_becomes_of_the_exception(by, run, capsys, monkeypatch):
-    """SIGTERM said nothing, and left a part of the bundle in a hidden folder."""
+    """SIGTERM printed nothing, and left a part of the bundle in a hidden folder."""
 
     def into_another_error(_) -> None:
         try:
