@@ -23,7 +23,10 @@ class TrainingInterrupted(KeyboardInterrupt):
 
 @contextmanager
 def sigterm_as_interrupt() -> Iterator[None]:
-    """SIGTERM raises a KeyboardInterrupt, as Ctrl-C does, which has the signal's number."""
+    """Turn SIGTERM into a KeyboardInterrupt with the signal's number, if this is the main thread."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
 
     def interrupt(signal_number: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt(signal_number)
