@@ -1,17 +1,11 @@
-"""Tells requests of a server's own pages from those that pages of other sites make in a browser.
-
-The own pages have a common style.
-"""
+"""Tells requests of a server's own pages from those that pages of other sites make in a browser."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
 from collections.abc import Mapping
-from pathlib import Path
 from urllib.parse import urlsplit
-
-STYLE = Path(__file__).parent / "page.css"
 
 
 def own_names(host: str) -> tuple[str, ...]:

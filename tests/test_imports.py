@@ -112,6 +112,14 @@ def test_imports_point_one_way(folder):
         assert {root for root in roots & AT_HOME.keys() if folder not in AT_HOME[root]} == set(), path
 
 
+def test_what_all_parts_share_imports_none_of_them():
+    """Except `doctor`, which looks into every installed part, and `load`, the library's name for users."""
+    for path in (ROOT / NAMESPACE).glob("*.py"):
+        if path.name not in ("doctor.py", "__init__.py"):
+            roots = {name.partition(".")[0] for name in imports(path)}
+            assert not roots & (OURS | AT_HOME.keys()), path
+
+
 def test_the_client_does_not_know_what_a_bundle_is():
     for path in sources("client"):
         parts = {name.split(".")[1] for name in imports(path) if name.startswith("bundle.")}

@@ -17,7 +17,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from seq2seq_serve.training.models.attention import MultiHeadAttention
 
 D_HEAD = 64
-_MAX_LAYERS = 100  # which no kind needs at the lengths that are measured
+_MAX_LAYERS = 100  # at the lengths that are measured, every kind needs fewer
 
 Layer = Callable[[Tensor], Tensor]
 

@@ -44,7 +44,7 @@ PARTS: dict[str, tuple[Callable[[Place, Findings], str], float]] = {
 }
 _CUDA = "CUDAExecutionProvider"
 _LEAST_SECONDS = 5.0
-_TIMES_ON_A_CPU = 3  # by which a part may take longer there, beside other programs
+_TIMES_ON_A_CPU = 3  # limits are longer there, because other programs run beside
 _COLUMNS = 110  # a pipe has 80, which cuts the names of columns
 _MAX_SHOWN = 600  # characters of a finding; the JSON has all of it
 

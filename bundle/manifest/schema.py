@@ -325,7 +325,7 @@ class Manifest(_Record):
 
     @property
     def kept_tokens(self) -> str:
-        """The number of tokens that the steps choose among, for people."""
+        """How many of the tokens the steps choose among, as a text for people."""
         step = next(iter(self.variants.values())).graphs[Verb.STEP]
         [logits] = (spec for spec in step.outputs if spec.role is Role.LOGITS)
         return f"{logits.axes[-1]:,} of {self.target_vocab_size:,} tokens"

@@ -43,7 +43,8 @@ from seq2seq_serve.client.forms import FEATURES, command_of
 from seq2seq_serve.client.output import attention_dict, error_dict
 from seq2seq_serve.client.questions import read_features
 from seq2seq_serve.client.wire import MAX_REQUEST_BYTES
-from seq2seq_serve.origins import STYLE, is_address, named_host, own_names
+from seq2seq_serve.origins import is_address, named_host, own_names
+from seq2seq_serve.page import STYLE
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Sentence, Target, TokenIds

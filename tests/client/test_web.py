@@ -20,7 +20,7 @@ from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.output import attention_dict
 from seq2seq_serve.client.web import app
 from seq2seq_serve.client.web.app import PAGE, Asked, make_app
-from seq2seq_serve.origins import STYLE
+from seq2seq_serve.page import STYLE
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Target
 from tests.server.service.harness import on_a_thread, serving_bundles
 

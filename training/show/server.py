@@ -14,7 +14,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from seq2seq_serve.origins import STYLE, is_address, named_host, own_names
+from seq2seq_serve.origins import is_address, named_host, own_names
+from seq2seq_serve.page import STYLE
 from seq2seq_serve.training.run import RunFolder
 
 PAGE = Path(__file__).parent / "page"
