@@ -40,8 +40,6 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
                 which = f": version {version.version}" * bool(version.version)
                 problems.append(f"model {name}{which} cannot be served: {error}")
                 continue
-            for level, remark in sizing.remarks:
-                _log.log(level, "%s", remark)
             num_used_bytes += sizing.limited_bytes
             bound = "at most" if sizing.provider == CPU else "on the GPU at least"
             yield (
@@ -65,6 +63,8 @@ def _sized(version: Version, config: ServerConfig) -> tuple[Bundle, Sizing]:
     bundle = load_bundle(version.path)
     try:
         sizing = size_up(bundle, config.of_model(version.model_name).runner)
+        for level, remark in sizing.remarks:
+            _log.log(level, "%s", remark)
         if sizing.draft is not None:
             with errors_of_draft():
                 load_bundle(sizing.draft.bundle.path)  # all of its content

@@ -125,12 +125,27 @@ def size_up(bundle: Bundle, config: RunnerConfig, *, is_draft: bool = False) -> 
     if manifest.drafts_only and not is_draft:
         raise ValueError("it selects some of the tokens only: it is not served, but the --draft of a model")
     provider, precision, remarks = choose(bundle, config.provider, config.precision, config.cuda_libraries)
+    try:
+        return _size_up(bundle, config, provider, precision, remarks)
+    except ValueError as error:
+        reasons = "".join(f" ({remark})" for level, remark in remarks if level == logging.WARNING)
+        raise ValueError(f"{error}{reasons}") from error
+
+
+def _size_up(
+    bundle: Bundle,
+    config: RunnerConfig,
+    provider: str,
+    precision: Precision,
+    remarks: tuple[Remark, ...],
+) -> Sizing:
+    """Returns the sizes for a provider and a precision; the errors are those of `size_up`."""
+    manifest = bundle.manifest
     num_instances, num_threads = config.num_instances, config.num_threads or usable_cpus()
     if provider == CPU and num_instances > num_threads:
         threads = "is 1 thread" if num_threads == 1 else f"are {num_threads} threads"
-        reasons = "".join(f" ({remark})" for level, remark in remarks if level == logging.WARNING)
         raise ValueError(
-            f"num_instances is {num_instances}, and there {threads}: each instance needs its own{reasons}"
+            f"num_instances is {num_instances}, and there {threads}: each instance needs its own"
         )
     max_source_length = _limit("max_source_length", config.max_source_length, manifest.max_source_length)
     max_target_length = _limit("max_target_length", config.max_target_length, manifest.max_target_length)

@@ -105,16 +105,46 @@ def test_what_is_packed_twice_in_fp32_counts_against_the_memory_limit(bundle_pat
     assert packed_bytes(bundle_path) == twice
 
 
-def test_each_instance_needs_a_thread(bundle_path, monkeypatch):
+def test_each_instance_needs_a_thread(bundle_path):
     runner = RunnerConfig(provider="cpu", num_threads=2, num_instances=3)
     problem = "num_instances is 3, and there are 2 threads: each instance needs its own"
     with pytest.raises(ValueError, match=f"{problem}$"):
         load(bundle_path, ServerConfig(runner=runner))
+
+
+@pytest.fixture
+def without_cuda(bundle_path, monkeypatch):
+    """CUDA is preferred, and does not work."""
     chosen = sizing_module.choose(load_bundle(bundle_path), ProviderPolicy.CPU, Precision.INT8)
     remark = logging.WARNING, "no CUDA here"
     monkeypatch.setattr(sizing_module, "choose", lambda *_: (*chosen[:2], (remark,)))
-    with pytest.raises(ValueError, match=rf"{problem} \(no CUDA here\)$"):
-        load(bundle_path, ServerConfig(runner=runner))
+
+
+@pytest.mark.usefixtures("without_cuda")
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"num_threads": 2, "num_instances": 3},
+        {"memory_budget_bytes": 1},
+        {"max_source_length": 10**6},
+        {"draft": Path("no-bundle")},
+    ],
+    ids=lambda wrong: next(reversed(wrong)),
+)
+def test_a_model_that_does_not_fit_is_refused_with_the_reason_why_cuda_is_not_used(bundle_path, wrong):
+    """Only the error about instances had it."""
+    with pytest.raises(ValueError, match=r" \(no CUDA here\)$"):
+        size_up(load_bundle(bundle_path), RunnerConfig(**wrong))
+
+
+@pytest.mark.usefixtures("without_cuda")
+def test_why_cuda_is_not_used_is_logged_before_the_memory_limit_refuses(bundle_path, caplog):
+    config = replace(CONFIG, memory_limit_bytes=1)
+    with pytest.raises(ValueError, match="the memory limit is"):
+        load(bundle_path, config)
+    with pytest.raises(ValueError, match="the memory limit is"):
+        list(check([bundle_path], config))
+    assert caplog.messages == ["no CUDA here"] * 2
 
 
 def test_a_model_without_room_beside_the_others_is_refused_with_both_numbers(bundle_path):
