@@ -224,12 +224,18 @@ def export_checkpoint(
 
 
 def export_tuned(
-    trained: TrainedModel, path: Path, precisions: Sequence[Precision], **options: Any
+    trained: TrainedModel,
+    path: Path,
+    precisions: Sequence[Precision],
+    *,
+    overwrite: bool = False,
+    **options: Any,
 ) -> Manifest:
     """Export a published model that a run tuned, by way of a folder as it was published with the new weights.
 
     So `transformers` proves it, too. The options are those of `export_checkpoint`.
     """
+    check_path(path, overwrite=overwrite)
     config = trained.config
     assert trained.published is not None
     assert isinstance(config, PublishedConfig)
@@ -245,6 +251,7 @@ def export_tuned(
             path,
             precisions,
             limits=limits,
+            overwrite=overwrite,
             provenance=provenance,
             splits_sentences=trained.has_single_sentences,
             **options,

@@ -564,3 +564,9 @@ class TestPictures:
             "num_beams": 4,
             "pad_token_id": 1,
         }
+
+
+def test_a_tuned_model_is_written_only_if_its_bundle_can_be(tmp_path, monkeypatch):
+    monkeypatch.setattr(exporter, "write_published", lambda *_: pytest.fail("the model was written"))
+    with pytest.raises(ExportError, match=r"already exists; give another folder, or --overwrite$"):
+        exporter.export_tuned(SimpleNamespace(), tmp_path, FP32)
