@@ -2,6 +2,8 @@
 
 import dataclasses
 import math
+import os
+import subprocess
 
 import numpy as np
 import pytest
@@ -124,6 +126,21 @@ def test_an_output_that_cannot_be_written_is_refused_before_anything_is_read(tmp
     monkeypatch.setattr(exporter.os, "access", lambda *_: False)
     assert main(["draft", "no-bundle", "no-texts", str(tmp_path / "new" / "out")]) == 1
     assert capsys.readouterr().err == f"error: cannot write into {tmp_path}: give another folder\n"
+
+
+def test_texts_that_are_missing_are_refused_before_the_bundle_is_read(tmp_path, capsys):
+    assert main(["draft", "no-bundle", "no-texts", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err == "error: no-texts: No such file or directory\n"
+
+
+def test_texts_may_come_from_a_named_pipe(bundle_path, tmp_path):
+    """It was opened twice, and its writer got SIGPIPE."""
+    pipe, out = tmp_path / "texts", tmp_path / "out"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["sh", "-c", 'echo the quick > "$0"', pipe]) as writer:
+        assert main(["draft", str(bundle_path), str(pipe), str(out)]) == 0
+    assert writer.returncode == 0
+    assert load_bundle(out).manifest.drafts_only
 
 
 @pytest.mark.parametrize("texts", [[], ["", ""]])

@@ -109,6 +109,13 @@ def test_ctrl_c_that_is_swallowed_ends_the_export_at_its_next_report(run, capsys
     assert told_when_interrupted(run, capsys) == expected
 
 
+def test_a_folder_that_cannot_be_written_is_refused_before_the_run_is_read(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main([str(tmp_path / "no-run"), str(tmp_path / "file" / "out")]) == 1
+    expected = f"error: cannot write into {tmp_path}/file: give another folder\n"
+    assert capsys.readouterr().err == expected
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
     (tmp_path / "run").mkdir()
     assert "is not a training run: there is no config.json in it" in refusal(tmp_path / "run", capsys)
