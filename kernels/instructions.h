@@ -40,13 +40,15 @@ static const Instructions INSTRUCTIONS[] = {
     {"scalar", has_least, 32, 1, true, 0, 2, quantize, multiply_by<Scalar>, false, multiply_by<Int4Scalar>},
 };
 
-// The instructions that SEQ2SEQ_ISA names, or the fastest that this processor has; null if it does not have those.
-static const Instructions *instructions_here() {
-  const char *wanted = getenv("SEQ2SEQ_ISA");
+// The instructions of a name, or without one the fastest that this processor has; null if it does not have those.
+static const Instructions *find_instructions(const char *wanted) {
   for (const Instructions &each : INSTRUCTIONS)
     if ((!wanted || !*wanted || !strcmp(wanted, each.name)) && each.run_here()) return &each;
   return nullptr;
 }
+
+// Those that SEQ2SEQ_ISA names, or the fastest.
+static const Instructions *instructions_here() { return find_instructions(getenv("SEQ2SEQ_ISA")); }
 
 // The fastest multiplication that this processor has, or that of the instructions that SEQ2SEQ_ISA names.
 static decltype(FloatMap::multiply) float_multiplication() {

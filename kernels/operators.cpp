@@ -626,10 +626,7 @@ extern "C" const char *instructions() {
 }
 
 // Whether this processor has the instructions of a name.
-extern "C" bool has_instructions(const char *name) {
-  return std::any_of(std::begin(INSTRUCTIONS), std::end(INSTRUCTIONS),
-                     [&](const Instructions &each) { return !strcmp(name, each.name) && each.run_here(); });
-}
+extern "C" bool has_instructions(const char *name) { return find_instructions(name); }
 
 // Writes the shape (5,) in which weights (I, O) are packed here.
 extern "C" void packed_shape(int64_t inputs, int64_t outputs, int64_t *shape) {
