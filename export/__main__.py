@@ -209,14 +209,9 @@ def _export_checkpoint(options: argparse.Namespace, interrupts: list[int]) -> Ma
 def _cut(options: argparse.Namespace, interrupts: list[int]) -> Manifest:
     with _blocked_interrupts():
         from seq2seq_serve.export.draft import cut_bundle
-        from seq2seq_serve.export.exporter import check_path
         from seq2seq_serve.training.data.text_files import iterate_lines
 
     with _reporting("reading the bundle", interrupts) as report:
-        check_path(options.bundle, overwrite=options.overwrite)
-        # A wrong name is an error before the bundle is read. A pipe can be opened only once.
-        if options.texts != Path("-") and not options.texts.is_fifo():
-            options.texts.open().close()
         return cut_bundle(
             options.whole,
             options.bundle,

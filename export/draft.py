@@ -12,7 +12,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +68,7 @@ def cut_bundle(
     check_path(to, overwrite=overwrite)
     if to.resolve() == path.resolve():
         raise ExportError(f"{path} is the bundle to cut, which is kept: give another folder")
+    texts = list(texts)  # before the bundle: that is the longer work
     bundle = load_bundle(path)
     manifest = bundle.manifest
     if manifest.drafts_only:
@@ -84,9 +84,9 @@ def cut_bundle(
             "Transformer without capped logits in int8 or int4, with this version"
         )
     report("counting the tokens of the texts")
-    counts, unread = Counter[int](), iter(texts)
-    while some := list(islice(unread, _TEXTS_AT_ONCE)):
-        for token_ids in bundle.target_tokenizer.encode_batch(some):
+    counts = Counter[int]()
+    for start in range(0, len(texts), _TEXTS_AT_ONCE):
+        for token_ids in bundle.target_tokenizer.encode_batch(texts[start : start + _TEXTS_AT_ONCE]):
             counts.update(token_ids)
     if not counts:
         raise ExportError("the texts have no tokens")
