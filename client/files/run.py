@@ -242,13 +242,13 @@ class Run:
 
 def _hang_up(task: asyncio.Task[object]) -> None:
     """Cancels a run whose terminal was closed: its later signals are ignored, and it shows nothing."""
+    task.cancel()
     asyncio.get_running_loop().remove_signal_handler(signal.SIGHUP)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with Path(os.devnull).open("w", encoding="utf-8") as nothing:
         for stream in (1, 2):
             if stat.S_ISCHR(os.fstat(stream).st_mode):
                 os.dup2(nothing.fileno(), stream)
-    task.cancel()
 
 
 def _first(error: BaseException) -> BaseException:
