@@ -45,7 +45,7 @@ TRAIN, EXPORT, SERVE, CALL = COMMANDS.strip().splitlines()
 
 
 def serve_and_call(folder: Path, call: str) -> str:
-    """What the call prints, while the server runs."""
+    """Starts the server, runs the call and both programs against it, and returns what the call prints."""
     port, metrics_port = free_ports(2)
     serve = SERVE.replace("50051", str(port)).replace("9464", str(metrics_port))
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
