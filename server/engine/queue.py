@@ -1,13 +1,17 @@
 """The queue of a model's requests, in front of its cores, fair to every caller.
 
-Within a priority, callers take turns by deficit round robin (Shreedhar and Varghese 1996,
-doi:10.1109/90.502236), whose unit here is a step of one slot. The length of a caller's line is bounded by the
-room that is left, so that no caller can keep the others out (dynamic thresholds, Choudhury and Hahne 1998,
-doi:10.1109/90.664262).
+Within a priority, each caller has a counter of the work that it was served, and the caller whose counter is
+the lowest after its next request goes first. The counter of a caller that comes is lifted to the present level,
+so that it has neither a credit nor a debt (self-clocked fair queueing, Golestani 1994,
+doi:10.1109/INFCOM.1994.337677; for language models Sheng et al. 2024, arXiv:2401.00588). The unit is a step of
+one slot. The length of a caller's line is bounded by the room that is left, so that no caller can keep the
+others out (dynamic thresholds, Choudhury and Hahne 1998, doi:10.1109/90.664262).
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,6 +23,7 @@ from seq2seq_serve.server.errors import DeadlineExceeded, Overloaded
 _MOST_OF_ROOM = 8  # how many times the room that is left a caller may have waiting
 _RESIDENCE_WEIGHT = 0.1  # weight of the latest request in the averages
 _LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 30.0
+_FEW_PLACES = 64  # of no longer valid ones, which are kept until they are first
 
 
 @dataclass(eq=False, slots=True)
@@ -28,13 +33,59 @@ class _Line:
     Attributes:
         num_tokens: Their size.
         work: Their expected cost.
-        balance: The work that the caller may still take in its turn; its turn ends when it is negative.
+        served_work: The counter of the work that the caller was served.
+        place: The only valid entry of this line in the heap of its level.
     """
 
-    requests: dict[Request, int] = field(default_factory=dict)
+    requests: OrderedDict[Request, int] = field(default_factory=OrderedDict)
     num_tokens: int = 0
     work: int = 0
-    balance: int = 0
+    served_work: int = 0
+    place: _Place | None = None
+
+
+# The counter after the next request of a line, a number that no other place has, and the caller.
+_Place = tuple[int, int, str]
+
+
+class _Level:
+    """The lines of the callers with requests of one priority. A line in it is never empty.
+
+    Attributes:
+        served_work: The greatest counter with which a request was taken; callers that come begin there.
+    """
+
+    def __init__(self) -> None:
+        self.lines: dict[str, _Line] = {}
+        self.served_work = 0
+        self._places: list[_Place] = []  # a heap; some entries are no longer valid
+        self._numbers = itertools.count()
+
+    def line(self, caller: str) -> _Line:
+        """Returns the line of a caller; a new one if it has none."""
+        if caller not in self.lines:
+            self.lines[caller] = _Line(served_work=self.served_work)
+        return self.lines[caller]
+
+    def place(self, caller: str) -> None:
+        """Order a line anew, after its first request or its counter has changed; remove an empty one."""
+        line = self.lines[caller]
+        if not line.requests:
+            del self.lines[caller]
+            return
+        line.place = (line.served_work + next(iter(line.requests.values())), next(self._numbers), caller)
+        heapq.heappush(self._places, line.place)
+        if len(self._places) > 2 * len(self.lines) + _FEW_PLACES:
+            self._places = [each.place for each in self.lines.values() if each.place]
+            heapq.heapify(self._places)
+
+    def first(self) -> _Line:
+        """Returns the line whose turn it is; there must be one."""
+        while True:
+            line = self.lines.get(self._places[0][2])
+            if line is not None and line.place is self._places[0]:
+                return line
+            heapq.heappop(self._places)
 
 
 class FairQueue:
@@ -58,10 +109,8 @@ class FairQueue:
         self._num_slots = num_slots
         self._limits = limits
         self._feeds_prefix = feeds_prefix
-        # By priority and caller; the first line of a priority has its turn. Nothing in it is empty.
-        self._levels: dict[int, OrderedDict[str, _Line]] = {}
+        self._levels: dict[int, _Level] = {}  # by priority; none is empty
         self._num_tokens = 0
-        self._turn_work = 1  # what a caller gets in each turn: the work of the largest request so far
         # Averages over all requests that had slots and have ended; 0 until the first one has.
         self._residence_seconds = 0.0
         self._residence_work = 0.0  # per slot
@@ -89,29 +138,29 @@ class FairQueue:
                 raise _overloaded(text, wait_seconds)
         if problem := self._lack_of_room(requests, num_held):
             raise _overloaded(problem, self._expected_wait(requests, num_held))
-        line = self._levels.setdefault(last.priority, OrderedDict()).setdefault(last.caller, _Line())
+        level = self._levels.setdefault(last.priority, _Level())
+        line = level.line(last.caller)
         for request in requests:
             line.requests[request] = request.cost(feeds_prefix=self._feeds_prefix).work
             self._count(request, line, 1)
+        if line.place is None:
+            level.place(last.caller)
 
     def pop(self) -> Request:
         """Remove the next request, and charge its caller; there must be one.
 
         It is the oldest of the caller whose turn it is, in the most urgent priority.
         """
-        lines = self._levels[min(self._levels)]
-        line = next(iter(lines.values()))
+        level = self._levels[min(self._levels)]
+        line = level.first()
         request, work = next(iter(line.requests.items()))
-        self._turn_work = max(self._turn_work, work)
-        line.balance -= work
+        line.served_work += work
+        level.served_work = max(level.served_work, line.served_work)
         self.remove(request)
-        while lines and (line := next(iter(lines.values()))).balance < 0:
-            line.balance += self._turn_work
-            lines.move_to_end(next(iter(lines)))
         return request
 
     def release(self, request: Request, held_seconds: float, num_steps: int) -> None:
-        """Update the averages and the caller's balance by a taken request that has ended for any reason.
+        """Update the averages and the caller's counter by a taken request that has ended for any reason.
 
         Args:
             request: It has returned its slots.
@@ -122,19 +171,21 @@ class FairQueue:
         weight = _RESIDENCE_WEIGHT if self._residence_work else 1.0
         self._residence_seconds += weight * (held_seconds - self._residence_seconds)
         self._residence_work += weight * (cost.work / request.num_slots - self._residence_work)
-        lines = self._levels.get(request.priority)
-        if lines is not None and request.caller in lines:
-            lines[request.caller].balance += request.num_slots * (cost.num_steps - num_steps)
+        level = self._levels.get(request.priority)
+        if level is not None and request.caller in level.lines:
+            level.lines[request.caller].served_work += request.num_slots * (num_steps - cost.num_steps)
+            level.place(request.caller)
 
     def remove(self, request: Request) -> None:
         """Remove a waiting request."""
-        lines = self._levels[request.priority]
-        line = lines[request.caller]
+        level = self._levels[request.priority]
+        line = level.lines[request.caller]
+        is_first = next(iter(line.requests)) is request
         self._count(request, line, -1)
         del line.requests[request]
-        if not line.requests:
-            del lines[request.caller]
-        if not lines:
+        if is_first:
+            level.place(request.caller)
+        if not level.lines:
             del self._levels[request.priority]
 
     def _count(self, request: Request, line: _Line, sign: int) -> None:
@@ -167,7 +218,7 @@ class FairQueue:
             return f"the queue is full: with this call it would have {excess}"
         if not self.num_requests:
             return ""
-        levels = [lines for level, lines in self._levels.items() if level <= priority]
+        levels = [level.lines for key, level in self._levels.items() if key <= priority]
         own = [lines[caller] for lines in levels if caller in lines]
         num_own, num_own_tokens = (
             sum(len(line.requests) for line in own),
@@ -194,9 +245,9 @@ class FairQueue:
         """
         *before, request = requests
         waiting = Counter[str]()
-        for priority, lines in self._levels.items():
+        for priority, level in self._levels.items():
             if priority <= request.priority:
-                waiting.update({name: line.work for name, line in lines.items()})
+                waiting.update({name: line.work for name, line in level.lines.items()})
         own = self._work_of(before) + waiting.pop(request.caller, 0)
         share = own + self._work_of([request])
         ahead = own + sum(min(work, share) for work in waiting.values())

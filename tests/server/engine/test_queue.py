@@ -71,6 +71,35 @@ def test_a_prefix_costs_a_step_a_token_where_steps_read_it(feeds_prefix, times):
     assert callers.count("short") / callers.count("long") == pytest.approx(times, rel=0.2)
 
 
+def test_a_large_request_of_the_past_changes_no_turn():
+    """After one beam of 16 by anybody, a request behind another caller's bulk work was served 747th."""
+    queue = make_queue(*requests_of("bulk", 100), *requests_of("wide", 1, beam=Beam(16), max_new_tokens=1000))
+    served(queue, 60)
+    assert len(queue._levels[0].lines) == 1  # the wide one has been served
+    queue.add(requests_of("new", 1), 1, 0.0)
+    assert "new" in served(queue, 2)
+
+
+def test_a_large_debt_costs_the_others_nothing():
+    """The next turn was found by a loop over the debt's units, which held the event loop."""
+    queue = make_queue(*requests_of("endless", 2), *requests_of("short", 50))
+    queue.release(queue.pop(), 1.0, 10**15)
+    assert served(queue, 50) == ["short"] * 50
+    assert served(queue, 1) == ["endless"]
+    assert not queue.num_requests
+
+
+def test_a_caller_gets_its_part_back_if_its_targets_are_shorter_than_expected():
+    queue = make_queue(*requests_of("early", 300), *requests_of("whole", 300))
+    callers = []
+    for _ in range(220):
+        request = queue.pop()
+        callers.append(request.caller)
+        times = 0.1 if request.caller == "early" else 1
+        queue.release(request, 1.0, int(times * request.cost(feeds_prefix=False).num_steps))
+    assert callers.count("whole") == pytest.approx(20, abs=3)
+
+
 def test_an_idle_caller_does_not_save_up_a_share():
     queue = make_queue(*requests_of("busy", 200), *requests_of("idle", 1))
     served(queue, 100)
@@ -136,9 +165,9 @@ def test_in_a_queue_that_stays_full_callers_come_to_equal_parts():
         served(queue, 1)
         for caller in "abc":
             accepted(queue, requests_of(caller, 1))
-    [lines] = queue._levels.values()
-    assert all(24 <= len(line.requests) <= 36 for line in lines.values())
-    assert len(lines) == 3
+    [level] = queue._levels.values()
+    assert all(24 <= len(line.requests) <= 36 for line in level.lines.values())
+    assert len(level.lines) == 3
 
 
 def test_bulk_work_leaves_room_for_the_urgent_requests_of_its_own_caller():
@@ -244,7 +273,7 @@ def test_at_random_the_next_is_an_oldest_of_the_most_urgent_level_and_nothing_is
                     queue.remove(waiting.pop(chance.randrange(len(waiting))))
         assert queue.num_requests == len(waiting) <= most
         assert queue.num_slots_wanted == sum(request.num_slots for request in waiting)
-        lines = [line for level in queue._levels.values() for line in level.values()]
+        lines = [line for level in queue._levels.values() for line in level.lines.values()]
         assert sum(line.work for line in lines) == queue._work_of(waiting)
         assert sum(line.num_tokens for line in lines) == queue._num_tokens
         assert {request for line in lines for request in line.requests} == set(waiting)
@@ -268,8 +297,9 @@ def test_only_callers_of_waiting_requests_are_remembered():
         (request,) = requests_of(f"caller {number}", 1, deadline=1e9, priority=number % 3)
         queue.add([request], 0, 0.0)
         queue.remove(request)
-    [lines] = queue._levels.values()
-    assert list(lines) == ["stays"]
+    [level] = queue._levels.values()
+    assert list(level.lines) == ["stays"]
+    assert len(level._places) < 100
 
 
 def test_large_arrays_count_by_their_bytes():
