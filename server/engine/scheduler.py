@@ -78,7 +78,8 @@ class _PendingAlignments:
 _ALIGN_CALL_TOKENS = 32  # positions that take about as long as the fixed cost of a call
 _PADDING_SHARE = 4  # attention and copies over this number of padded positions cost as much as one token
 # A full core admits requests when this part of its slots, one in eight, is free: an encode call for each
-# would cost an H100 a third of its tokens (tests/benchmarks/scale).
+# would cost an H100 a third of its tokens (tests/benchmarks/scale). Where slots become free slowly, it admits
+# requests when its steps since the last call have taken eight times as long as the next call probably takes.
 _GATHERED_SHARE = 8
 # Running rows may wait so long for newcomers, in any case. A full core of a model as small as `tiny` is 1.1
 # times as fast with calls of 3 to 4 ms, for 16 requests, as with calls for 8 (Zen 4).
@@ -133,6 +134,7 @@ class Scheduler:
         self._repeats_steps = repeats_steps
         self._step_seconds = 0.0  # of the last turn; 0 before the first one
         self._encode_token_seconds = math.inf  # of the last encode call
+        self._seconds_since_encode = 0.0  # of all steps
         self._limits = limits or SchedulerLimits()
         self._drafter = drafter
         self._moves: tuple[Move, ...] = ()
@@ -187,7 +189,7 @@ class Scheduler:
         """Returns the waiting requests that the next turn admits, the oldest first.
 
         One call encodes several requests faster. So if their slots are too few for all of them, they wait
-        until an encode call is full, or several slots are free.
+        until an encode call is full, several slots are free, or the last call was long ago.
         """
         newcomers: list[Request] = []
         num_free, longest, total, limits = self.slots.num_free, 0, 0, self._limits
@@ -204,8 +206,10 @@ class Scheduler:
             if newcomers and total + padding // _PADDING_SHARE > max_tokens:
                 return newcomers
             if request.num_slots > num_free:
+                call_seconds = self._encode_token_seconds * (total - num_tokens)
                 is_gathered = self.slots.num_free * _GATHERED_SHARE >= self.slots.num_slots
-                return newcomers if is_gathered else []
+                is_late = self._seconds_since_encode >= call_seconds * _GATHERED_SHARE
+                return newcomers if is_gathered or is_late else []
             newcomers.append(request)
             num_free -= request.num_slots
         return newcomers
@@ -222,9 +226,11 @@ class Scheduler:
             # Of a prefix that the call also decoded, the cache has the positions.
             num_tokens = sum(max(each.request.encode_tokens, each.cache_length) for each in plan.admitted)
             self._encode_token_seconds = result.encode_seconds / num_tokens
+            self._seconds_since_encode = 0.0
         selected = result.selected
         if result.num_rows:
             self._step_seconds = result.step_seconds
+            self._seconds_since_encode += result.step_seconds * (1 + len(selected.further))
         positions, num_rows = plan.rows + plan.drafts, len(plan.rows)
         if self._drafter is not None and result.num_rows:
             self._drafter.record(len(positions), result.step_seconds)

@@ -674,6 +674,18 @@ def test_a_full_engine_admits_several_requests_at_once_in_their_order():
     assert all(len(batch) >= 2 for batch in encoded[:-1])
 
 
+@pytest.mark.parametrize("num_new", [3, 4, 40])
+def test_requests_for_few_free_slots_are_gathered_for_a_bounded_time(num_new):
+    """Fewer free slots than one in eight, and more requests than those: none was admitted for 400 turns."""
+    driver = Driver(FakeRunner(32), tick=0.001)
+    driver.submit(*(make_request((80, i), max_new_tokens=70) for i in range(3, 32)))
+    driver.turn(2)
+    driver.submit(*(make_request((80, i % 60), max_new_tokens=2) for i in range(3, 3 + num_new)))
+    driver.turn(16)
+    assert [len(batch) for batch in driver.runner.encoded[:2]] == [29, 3]
+    driver.finish()
+
+
 def test_padding_counts_a_part_of_what_it_adds():
     driver = Driver(FakeRunner(64), limits=SchedulerLimits(max_encode_tokens=100))
     driver.submit(*(make_request((3,) * length) for length in (40, 20, 20, 20)))
