@@ -79,8 +79,8 @@ _ALIGN_CALL_TOKENS = 32  # positions that take about as long as the fixed cost o
 _PADDING_SHARE = 4  # attention and copies over this number of padded positions cost as much as one token
 # A full core admits requests when this part of its slots, one in eight, is free: an encode call for each
 # would cost an H100 a third of its tokens (tests/benchmarks/scale). Where slots become free slowly, it admits
-# requests when its steps since the last call have taken eight times as long as the next call probably takes.
-_GATHERED_SHARE = 8
+# requests when the steps since the last call have taken this number of times as long as the next call may take.
+_GATHERED_SHARE, _GATHERED_CALLS = 8, 16
 # Running rows may wait so long for newcomers, in any case. A full core of a model as small as `tiny` is 1.1
 # times as fast with calls of 3 to 4 ms, for 16 requests, as with calls for 8 (Zen 4).
 SHORT_ENCODE_SECONDS = 3e-3
@@ -208,7 +208,7 @@ class Scheduler:
             if request.num_slots > num_free:
                 call_seconds = self._encode_token_seconds * (total - num_tokens)
                 is_gathered = self.slots.num_free * _GATHERED_SHARE >= self.slots.num_slots
-                is_late = self._seconds_since_encode >= call_seconds * _GATHERED_SHARE
+                is_late = self._seconds_since_encode >= call_seconds * _GATHERED_CALLS
                 return newcomers if is_gathered or is_late else []
             newcomers.append(request)
             num_free -= request.num_slots
