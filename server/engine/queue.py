@@ -1,11 +1,11 @@
 """The queue of a model's requests, in front of its cores, fair to every caller.
 
-Within a priority, each caller has a counter of the work that it was served, and the caller whose counter is
-the lowest after its next request goes first. The counter of a caller that comes is lifted to the present level,
-so that it has neither a credit nor a debt (self-clocked fair queueing, Golestani 1994,
-doi:10.1109/INFCOM.1994.337677; for language models Sheng et al. 2024, arXiv:2401.00588). The unit is a step of
-one slot. The length of a caller's line is bounded by the room that is left, so that no caller can keep the
-others out (dynamic thresholds, Choudhury and Hahne 1998, doi:10.1109/90.664262).
+Within a priority, each caller has a counter of the work that it was served, in steps of one slot, and the
+caller whose counter is the lowest after its next request goes first. The counter of a caller that comes is
+lifted to the present level, so that it has neither a credit nor a debt (self-clocked fair queueing, Golestani
+1994, doi:10.1109/INFCOM.1994.337677; for language models Sheng et al. 2024, arXiv:2401.00588). The length of
+a caller's line is bounded by the room that is left, so that no caller can keep the others out (dynamic
+thresholds, Choudhury and Hahne 1998, doi:10.1109/90.664262).
 """
 
 from __future__ import annotations
