@@ -185,8 +185,13 @@ class Core:
                 last = Counter(map(_LAST_TOKEN_AT, running))
                 new = [search for search in running if not search.last_token_at] if 0.0 in last else []
                 gaps = {now - at: number for at, number in last.items() if at}
+                before = []
+                if plan.drafts or result.selected.further:
+                    before = [(each, each.last_token_at, each.num_further_tokens) for each in running]
                 finished += self._scheduler.record(plan, result, now)
                 first = tuple(now - search.request.arrival for search in new if search.last_token_at)
+                if before:
+                    gaps = _gaps(before, now, result)
             self._deliver_turn(finished, plan, result, first, gaps)
         except Exception:
             # A bug of ours: every handler must still get an answer.
@@ -400,3 +405,23 @@ class Core:
     ) -> None:
         ids = ", ".join(request.request_id for request in requests)
         _log.error("%s: the %s raised on model %s", ids, what, self.model_name, exc_info=error)
+
+
+def _gaps(before: list[tuple[Search, float, int]], now: float, result: StepResult) -> Mapping[float, int]:
+    """Returns the times between tokens of a turn in which a request may have had several.
+
+    Args:
+        before: The running requests, with their `last_token_at` and `num_further_tokens` before the turn.
+        now: The end of the turn.
+        result: Of its steps.
+    """
+    gaps = Counter[float]()
+    steps_seconds = result.step_seconds * (1 + len(result.selected.further))
+    for search, last_token_at, num_before in before:
+        num_further = search.num_further_tokens - num_before
+        num_tokens = (search.last_token_at == now) + num_further
+        if last_token_at:
+            gaps[(now - last_token_at) / max(num_tokens, 1)] += num_tokens
+        elif num_further:
+            gaps[steps_seconds / num_tokens] += num_further
+    return gaps

@@ -143,8 +143,8 @@ class Turn(NamedTuple):
         num_steps: The number of steps.
         step_seconds: Their mean time.
         queue_seconds: The waiting time of each admitted request.
-        inter_token_seconds: The times since their previous token, of the requests that had one, with the
-            number of requests for each: most had it in the same turn.
+        inter_token_seconds: The times since the previous token, with the number of tokens for each. Tokens
+            that a request gets in one turn share the time since the one before.
         load: After the turn; None if another one is delivered with it later.
         is_failing: Whether the last turns have raised.
         num_ended_cores: 1 in the place of the last turn of a core that has ended by itself.

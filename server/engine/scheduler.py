@@ -252,6 +252,7 @@ class Scheduler:
                 if position.token_ids != sequence.token_ids or sequence not in search.rows:
                     continue
                 search.num_accepted_tokens += 1
+                search.num_further_tokens += 1
                 if row in selected.failures:
                     failed[search] = selected.failures[row]
                     continue
@@ -272,8 +273,10 @@ class Scheduler:
             for sequence, token_id in zip(plan.rows, token_ids, strict=True):
                 search = sequence.search
                 try:
-                    is_running = sequence in search.rows and search not in failed
-                    if is_running and extend(sequence, token_id, self._eos_ids):
+                    if sequence not in search.rows or search in failed:
+                        continue
+                    search.num_further_tokens += 1
+                    if extend(sequence, token_id, self._eos_ids):
                         leavers.append(sequence)
                 except Exception as error:
                     failed[search] = error

@@ -24,6 +24,7 @@ class Search:
         num_slots: Number of slots that it holds.
         num_draft_tokens: Tokens that were drafted for it.
         num_accepted_tokens: Those of them that it selected, too.
+        num_further_tokens: Tokens that it got in the same turn as an earlier one.
         finish_reason: None until the request has ended.
     """
 
@@ -36,6 +37,7 @@ class Search:
     num_slots: int = 0
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
+    num_further_tokens: int = 0
     finish_reason: FinishReason | None = None
     admitted_at: float = 0.0
     encode_seconds: float = 0.0

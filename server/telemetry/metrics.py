@@ -128,7 +128,7 @@ class Metrics:
             "seq2seq_time_to_first_token_seconds", "From arrival to the first target token.", LATENCY_BOUNDS
         )
         self._inter_token = self._histogram(
-            "seq2seq_inter_token_latency_seconds", "Between two steps of a request.", STEP_BOUNDS
+            "seq2seq_inter_token_latency_seconds", "Between two tokens of a request.", STEP_BOUNDS
         )
         self._step = self._histogram(
             "seq2seq_decode_step_seconds", "One decoding step of all running rows.", STEP_BOUNDS

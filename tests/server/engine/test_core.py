@@ -798,6 +798,25 @@ def test_the_time_in_the_queue_is_part_of_the_time_to_the_first_token():
     assert driver.turns[1].inter_token_seconds == {1.0: 1}
 
 
+@pytest.mark.parametrize(("tick", "drafts"), [(0.0, False), (0.0, True), (1e-5, False)])
+def test_every_token_but_the_first_of_a_request_has_a_gap(tick, drafts):
+    """Gaps were those of turns: a turn with four tokens counted one, four times as long."""
+    requests = [make_request((10, i), max_new_tokens=3 * i, arrival=0.0) for i in range(3, 8)]
+    targets = {each: [tuple(expected_tokens((10, i), 3 * i))] for i, each in enumerate(requests, start=3)}
+    drafter = KnowingDrafter(targets, vocab_size=97, seed=5) if drafts else None
+    driver = Driver(FakeRunner(4), tick=tick, drafter=drafter)
+    driver.submit(*requests)
+    driver.finish()
+    results = driver.results.values()
+    num_tokens = sum(result.num_target_tokens for result in results)
+    assert (max(turn.num_steps for turn in driver.turns) > 1) is bool(tick)
+    assert any(result.timings.accepted_tokens for result in results) is drafts
+    gaps = [gap for turn in driver.turns for gap in turn.inter_token_seconds.items()]
+    assert sum(count for _, count in gaps) == num_tokens - len(requests)
+    seconds = sum(result.timings.total_seconds - result.timings.first_token_seconds for result in results)
+    assert sum(gap * count for gap, count in gaps) == pytest.approx(seconds, rel=1e-3)
+
+
 def test_its_thread_closes_the_runner_at_the_end_also_where_that_cannot_warm_up(caplog):
     """Memory that another thread frees at any time could break a capture on a device."""
     threads: list[threading.Thread] = []
