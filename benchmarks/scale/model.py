@@ -264,6 +264,9 @@ class _TimedCore(CoreHandle):
     def cancel(self, request: Request, *, is_expired: bool) -> None:
         self._send(Cancel(request, is_expired))
 
+    def watch(self) -> None:
+        pass
+
     def turn_seconds(self) -> float:
         return 0.0
 

@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 _AHEAD_SHARE = 8  # a core gets requests for its slots, and for one more in eight
 _MOST_FAILING_SECONDS = 10.0  # after which a core whose steps fail is started again
 _WATCH_SECONDS = 1.0
-_LONGEST_RESTART_SECONDS = 30.0  # between two tries
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 30.0  # between two tries to start a core
 
 # A start runs every graph, and no turn of a sound machine takes several times as long.
 _LEAST_TURN_SECONDS, _MOST_TURN_SECONDS, _TURN_PER_START = 60.0, 600.0, 5
@@ -89,6 +89,10 @@ class CoreHandle(ABC):
     @abstractmethod
     def cancel(self, request: Request, *, is_expired: bool) -> None:
         """End a request that was sent to it."""
+
+    @abstractmethod
+    def watch(self) -> None:
+        """Begin a round of the watcher, one each second."""
 
     @abstractmethod
     def turn_seconds(self) -> float:
@@ -367,6 +371,14 @@ class AsyncEngine:
         )
 
     def _turned(self, core: CoreHandle, turns: Sequence[Turn]) -> None:
+        try:
+            self._count_turns(core, turns)
+        except Exception:
+            # A bug of ours: the readers that did not get their updates get an end when the core has ended.
+            _log.critical("model %s: turns cannot be reported", self.model_name, exc_info=True)
+            core.kill()
+
+    def _count_turns(self, core: CoreHandle, turns: Sequence[Turn]) -> None:
         core.load, core.last_turn_at = turns[-1].load or core.load, self._clock()
         if not turns[-1].is_failing:
             core.failing_since = None
@@ -378,16 +390,18 @@ class AsyncEngine:
 
     def _report(self, turn: Turn) -> None:
         """Count a turn, and give its updates to the readers."""
-        now = self._clock()
+        now, ended = self._clock(), list[Stream]()
         for update in turn.updates:
-            request, result = update.request, update.result
-            stream = self._streams.get(request)
+            stream = self._streams.get(update.request)
             if stream is None:  # it has ended while its core stopped
                 continue
-            stream.put(update.token_ids, result)
-            if result is None:
-                continue
-            del self._streams[request]
+            stream.put(update.token_ids, update.result)
+            if update.result is not None:
+                ended.append(stream)
+                del self._streams[update.request]
+        for stream in ended:  # after every reader has its update
+            request, result = stream.request, stream.result
+            assert result is not None
             if (timer := self._timers.pop(request, None)) is not None:
                 timer.cancel()
             if (core := stream.core) is None:
@@ -406,6 +420,7 @@ class AsyncEngine:
         await core.start(partial(self._turned, core), partial(self._ended, core))
         slow_seconds = min(_TURN_PER_START * (self._clock() - began), _MOST_TURN_SECONDS)
         core.longest_turn_seconds = max(slow_seconds, _LEAST_TURN_SECONDS)
+        core.requests, core.num_slots_wanted = {}, 0
         core.is_ready, core.failing_since, core.load = True, None, Load(0, 0, 0, 0)
         core.last_turn_at = self._clock()
 
@@ -420,21 +435,22 @@ class AsyncEngine:
             cause,
             len(core.requests),
         )
-        error = Unavailable(f"the engine of model {self.model_name} ended: send the request again")
-        self._report(Turn(self._ends(core.requests, FinishReason.FAILED, error), num_ended_cores=1))
         task = asyncio.create_task(self._restart(core))
         self._restarts.add(task)
         task.add_done_callback(self._restarts.discard)
+        error = Unavailable(f"the engine of model {self.model_name} ended: send the request again")
+        self._report(Turn(self._ends(core.requests, FinishReason.FAILED, error)))
 
     async def _restart(self, core: CoreHandle) -> None:
-        pause = 1.0
+        pause = _FIRST_PAUSE_SECONDS
         while True:
+            self._report(Turn(num_core_restarts=1))
             try:
                 await self._start(core)
             except Exception as error:
                 _log.error("model %s: not started again: %s", self.model_name, error)
                 await asyncio.sleep(pause)
-                pause = min(2 * pause, _LONGEST_RESTART_SECONDS)
+                pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
             else:
                 _log.info("model %s: started again", self.model_name)
                 self._dispatch()
@@ -446,6 +462,7 @@ class AsyncEngine:
             await asyncio.sleep(_WATCH_SECONDS)
             now = self._clock()
             for core in self.cores:
+                core.watch()
                 failing_seconds = 0.0 if core.failing_since is None else now - core.failing_since
                 if core.is_ready and (failing_seconds > _MOST_FAILING_SECONDS or core.is_hung()):
                     core.kill()

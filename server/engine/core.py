@@ -29,7 +29,8 @@ from seq2seq_serve.server.engine.scheduler import (
 )
 from seq2seq_serve.server.engine.search import unsent_tokens
 from seq2seq_serve.server.engine.state import Search
-from seq2seq_serve.server.errors import EngineFailed, ServerError, Unavailable
+from seq2seq_serve.server.errors import ServerError
+from seq2seq_serve.server.system.awake import AwakeClock
 
 _log = logging.getLogger(__name__)
 
@@ -75,8 +76,9 @@ Command = Admit | Cancel | Stop
 class Core:
     """Decodes requests, as many at once as have slots, in the order in which they are admitted.
 
-    Owned by the handle through which an engine uses it. Everything but `send`, `stop`, `wait` and
-    `turn_seconds` runs on the core's own thread.
+    Owned by the handle through which an engine uses it. Everything but `send`, `stop`, `wait`, `watch` and
+    `turn_seconds` runs on the core's own thread. An exception outside of encoding and steps ends that thread:
+    the engine knows the requests that have not ended, answers them, and starts another core.
 
     Args:
         runner: Runs the graphs; used by this core only.
@@ -127,7 +129,8 @@ class Core:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._is_stopping = False
         self._is_asleep = False
-        self._last_turn_at = clock()
+        self._awake = AwakeClock(clock)
+        self._last_turn_at = self._awake()
         self._encode_seconds = 0.0  # of the last encode call
         self._streamed_at = clock()
         self._held_seconds = held_seconds
@@ -147,7 +150,7 @@ class Core:
         self._inbox.put(command)
 
     def stop(self) -> None:
-        """End the thread; unfinished requests end with `Unavailable`. Thread-safe."""
+        """End the thread; unfinished requests do not get an end from it. Thread-safe."""
         self._died = _no_action
         if self._thread.is_alive():
             self.send(Stop())
@@ -157,47 +160,45 @@ class Core:
         """Wait until the thread has ended; thread-safe."""
         self._thread.join()
 
+    def watch(self) -> None:
+        """Must be called each second by the thread that watches this one; otherwise `turn_seconds` stands."""
+        self._awake.tick()
+
     def turn_seconds(self) -> float:
         """Returns the seconds since the present turn began; 0 while it sleeps. Thread-safe."""
-        return 0.0 if self._is_asleep else self._clock() - self._last_turn_at
+        return 0.0 if self._is_asleep else self._awake() - self._last_turn_at
 
     def run_turn(self, *commands: Command) -> None:
         """Handle all commands, these before those in the inbox; then decide, run, record and report once.
 
         Runs on the core's thread. A test calls it to drive a core that was not started.
         """
-        self._last_turn_at = self._clock()
+        self._last_turn_at = self._awake()
         finished: list[Finished] = []
-        try:
-            for command in commands:
-                finished += self._handle(command)
-            while not self._inbox.empty():
-                finished += self._handle(self._inbox.get())
-            plan = self._scheduler.schedule(self._clock())
-            plan, result, failed = self._run(plan)
-            finished += failed
-            first: tuple[float, ...] = ()
-            gaps = _NO_GAPS
-            if result is not None:
-                self._encode_seconds = result.encode_seconds or self._encode_seconds
-                now = self._clock()
-                running = [search for search in self._scheduler.running.values() if search.rows]
-                last = Counter(map(_LAST_TOKEN_AT, running))
-                new = [search for search in running if not search.last_token_at] if 0.0 in last else []
-                gaps = {now - at: number for at, number in last.items() if at}
-                before = []
-                if plan.drafts or result.selected.further:
-                    before = [(each, each.last_token_at, each.num_further_tokens) for each in running]
-                finished += self._scheduler.record(plan, result, now)
-                first = tuple(now - search.request.arrival for search in new if search.last_token_at)
-                if before:
-                    gaps = _gaps(before, now, result)
-            self._deliver_turn(finished, plan, result, first, gaps)
-        except Exception:
-            # A bug of ours: every handler must still get an answer.
-            _log.exception("model %s: the engine failed outside of a step", self.model_name)
-            self._num_failures += 1
-            self._abandon(finished, EngineFailed("the engine failed"))
+        for command in commands:
+            finished += self._handle(command)
+        while not self._inbox.empty():
+            finished += self._handle(self._inbox.get())
+        plan = self._scheduler.schedule(self._clock())
+        plan, result, failed = self._run(plan)
+        finished += failed
+        first: tuple[float, ...] = ()
+        gaps = _NO_GAPS
+        if result is not None:
+            self._encode_seconds = result.encode_seconds or self._encode_seconds
+            now = self._clock()
+            running = [search for search in self._scheduler.running.values() if search.rows]
+            last = Counter(map(_LAST_TOKEN_AT, running))
+            new = [search for search in running if not search.last_token_at] if 0.0 in last else []
+            gaps = {now - at: number for at, number in last.items() if at}
+            before = []
+            if plan.drafts or result.selected.further:
+                before = [(each, each.last_token_at, each.num_further_tokens) for each in running]
+            finished += self._scheduler.record(plan, result, now)
+            first = tuple(now - search.request.arrival for search in new if search.last_token_at)
+            if before:
+                gaps = _gaps(before, now, result)
+        self._deliver_turn(finished, plan, result, first, gaps)
 
     def _loop(self) -> None:
         try:
@@ -219,30 +220,23 @@ class Core:
                 else:
                     self._is_asleep = True
                     command = self._inbox.get()
-                    self._last_turn_at = self._clock()  # first: a probe must not see the time asleep
+                    self._last_turn_at = self._awake()  # first: a probe must not see the time asleep
                     self._is_asleep = False
                     self.run_turn(command)
-            self._abandon([], Unavailable("the engine stopped before the target was complete"))
-            self._close()
-        except BaseException:  # whatever ends the thread, every handler must get an answer
+            if self._held:
+                self._deliver(self._held)
+        except BaseException:
             _log.critical("model %s: the engine's thread ends", self.model_name, exc_info=True)
-            self._abandon([], EngineFailed("the engine's thread ended"))
+        try:
+            self._close()
+        except Exception:
+            _log.exception("model %s: the memory of a runner cannot be freed", self.model_name)
         self._died()
 
     def _close(self) -> None:
         self._runner.close()
         if self._draft_model is not None:
             self._draft_model.runner.close()
-
-    def _abandon(self, finished: list[Finished], error: ServerError) -> None:
-        """End all requests. An exception in here is logged, because it must not end the thread."""
-        try:
-            if self._held:
-                turns, self._held = self._held, []
-                self._deliver(turns)
-            self._deliver_turn(finished + self._scheduler.abandon(error))
-        except Exception:
-            _log.exception("model %s: the failure could not be reported to its callers", self.model_name)
 
     def _handle(self, command: Command) -> list[Finished]:
         match command:

@@ -147,7 +147,7 @@ class Turn(NamedTuple):
             that a request gets in one turn share the time since the one before.
         load: After the turn; None if another one is delivered with it later.
         is_failing: Whether the last turns have raised.
-        num_ended_cores: 1 in the place of the last turn of a core that has ended by itself.
+        num_core_restarts: 1 in the place of a turn where a core that has ended by itself is started again.
     """
 
     updates: tuple[Update, ...] = ()
@@ -161,4 +161,4 @@ class Turn(NamedTuple):
     moved_bytes: int = 0
     load: Load | None = None
     is_failing: bool = False
-    num_ended_cores: int = 0
+    num_core_restarts: int = 0

@@ -381,14 +381,6 @@ class Scheduler:
         searches = dict.fromkeys(sequence.search for sequence in sequences)
         return self._abandon([(search, FinishReason.FAILED, error) for search in searches])
 
-    def abandon(self, error: ServerError) -> list[Finished]:
-        """End all requests."""
-        waiting, self.waiting = self.waiting, {}
-        return [
-            *self._abandon([(search, FinishReason.FAILED, error) for search in self.running.values()]),
-            *(self._turned_away(request, FinishReason.FAILED, error) for request in waiting),
-        ]
-
     def _turned_away(self, request: Request, reason: FinishReason, error: ServerError) -> Finished:
         """Returns the end of a request that never had a slot."""
         return Finished(Search(request, self._start_ids, finish_reason=reason), error)

@@ -129,6 +129,11 @@ class ThreadCore(CoreHandle):
         assert self._core is not None
         self._core.send(Stop())
 
+    def watch(self) -> None:
+        """As `CoreHandle.watch`."""
+        if self._core is not None:
+            self._core.watch()
+
     def turn_seconds(self) -> float:
         """As `CoreHandle.turn_seconds`."""
         return 0.0 if self._core is None else self._core.turn_seconds()

@@ -30,6 +30,7 @@ from seq2seq_serve.server.engine.core import STOP_SECONDS, Admit, Cancel, Core, 
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Turn, Update
 from seq2seq_serve.server.models.cores import CoreSpec, started_core
+from seq2seq_serve.server.system.awake import AwakeClock
 from seq2seq_serve.server.system.logs import configure_logging
 from seq2seq_serve.server.system.trimming import Trimmer, spare_what_lives
 
@@ -94,6 +95,7 @@ class ProcessCore(CoreHandle):
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
         self._by_number: dict[int, Request] = {}
+        self._awake = AwakeClock()
         self._heard_at = 0.0
         self._turn_seconds = 0.0
 
@@ -116,7 +118,7 @@ class ProcessCore(CoreHandle):
         if isinstance(first, _Stopped):
             await self._reap()
             raise ValueError(first.problem)
-        self._heard_at, self._turn_seconds = time.monotonic(), 0.0
+        self._heard_at, self._turn_seconds = self._awake(), 0.0
         self._listening = asyncio.create_task(self._listen(reader, turned, ended))
 
     def admit(self, requests: tuple[Request, ...]) -> None:
@@ -131,9 +133,13 @@ class ProcessCore(CoreHandle):
         if request.number in self._by_number:
             self._send(_Cancel(request.number, is_expired))
 
+    def watch(self) -> None:
+        """As `CoreHandle.watch`."""
+        self._awake.tick()
+
     def turn_seconds(self) -> float:
         """As `CoreHandle.turn_seconds`, as the process last reported it."""
-        is_silent = time.monotonic() - self._heard_at > _LONGEST_SILENCE_SECONDS
+        is_silent = self._awake() - self._heard_at > _LONGEST_SILENCE_SECONDS
         return math.inf if is_silent else self._turn_seconds
 
     def kill(self) -> None:
@@ -171,7 +177,7 @@ class ProcessCore(CoreHandle):
         """Hand over all turns until the process ends."""
         while (message := await _read_message(reader)) is not None:
             assert isinstance(message, _Turned)
-            self._heard_at, self._turn_seconds = time.monotonic(), message.turn_seconds
+            self._heard_at, self._turn_seconds = self._awake(), message.turn_seconds
             if message.turns:
                 turned(
                     [
@@ -292,6 +298,7 @@ class _Process:
         trimmer = Trimmer()
         while True:
             time.sleep(_HEARTBEAT_SECONDS)
+            core.watch()
             self._send(_Turned([], core.turn_seconds()))
             if trimmer.look():
                 trimmer.trim()

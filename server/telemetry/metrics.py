@@ -165,7 +165,8 @@ class Metrics:
             reason=tuple(_WASTED_REASONS.values()),
         )
         self._restarts = self._counter(
-            "seq2seq_core_restarts", "Cores that ended by themselves, or hung, and were started again."
+            "seq2seq_core_restarts",
+            "Starts of cores that had ended by themselves, or hung; a start that failed counts, too.",
         )
         self._moved = self._counter(
             "seq2seq_cache_moved_bytes", "Cache and memory copied to close holes and to fork hypotheses."
@@ -270,7 +271,7 @@ class Metrics:
         for seconds, count in turn.inter_token_seconds.items():
             self._inter_token(name).observe_several(seconds, count)
         self._moved(name).inc(turn.moved_bytes)
-        self._restarts(name).inc(turn.num_ended_cores)
+        self._restarts(name).inc(turn.num_core_restarts)
         for update in turn.updates:
             result, mode = update.result, update.request.mode
             if result is None:

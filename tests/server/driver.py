@@ -113,6 +113,9 @@ class DrivenCore(CoreHandle):
     def cancel(self, request: Request, *, is_expired: bool) -> None:
         self.core.send(Cancel(request, is_expired))
 
+    def watch(self) -> None:
+        self.core.watch()
+
     def turn_seconds(self) -> float:
         return self.age
 

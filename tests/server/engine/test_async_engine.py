@@ -7,8 +7,10 @@ import pytest
 
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.async_engine import AsyncEngine
+from seq2seq_serve.server.engine.core import Core
 from seq2seq_serve.server.engine.result import FinishReason, Load
-from seq2seq_serve.server.errors import DeadlineExceeded, Overloaded
+from seq2seq_serve.server.errors import DeadlineExceeded, Overloaded, Unavailable
+from seq2seq_serve.server.models.cores import ThreadCore
 from tests.server.driver import DrivenEngine
 from tests.server.fakes import FakeRunner, expected_tokens, make_request
 
@@ -241,6 +243,76 @@ async def test_a_core_is_restarted_after_its_steps_have_failed_for_some_seconds(
         for _ in range(3):  # looks at the core
             await asyncio.sleep(0)
         assert bool(kills) is is_killed
+    await engine.engine.stop()
+
+
+def failing(*_args, **_options):
+    raise RuntimeError("this place was told to fail")
+
+
+@pytest.mark.parametrize(
+    "break_it",
+    [
+        lambda core: setattr(core._scheduler, "schedule", failing),
+        lambda core: setattr(core._scheduler, "record", failing),
+        lambda core: setattr(core, "_result", failing),
+        lambda core: setattr(core, "_deliver", failing),
+        lambda core: (setattr(core._runner, "step", failing), setattr(core._scheduler, "fail", failing)),
+        lambda core: (setattr(core._scheduler, "record", failing), setattr(core._runner, "close", failing)),
+        None,  # where its turns are counted
+    ],
+    ids=["decide", "record", "result", "deliver", "clean up", "close", "count"],
+)
+async def test_a_bug_anywhere_ends_the_core_its_callers_get_an_answer_and_another_one_starts(
+    break_it, caplog, monkeypatch
+):
+    """With a bug in the clean-up, a caller without a deadline waited for ever, and health said SERVING."""
+    cores, records = [], []
+
+    def build(deliver, died):
+        cores.append(Core(FakeRunner(2), model_name="fake", deliver=deliver, died=died))
+        cores[-1].start()
+        return cores[-1]
+
+    engine = AsyncEngine("fake", [ThreadCore(2, build)], QueueLimits(), records.append)
+    await engine.start()
+    if break_it is None:
+        monkeypatch.setattr(engine._queue, "release", failing)
+    else:
+        break_it(cores[0])
+    with engine.submitted([make_request((10, number)) for number in (4, 5, 6)]) as streams:
+        results = [await stream.wait() for stream in streams]
+    monkeypatch.undo()
+    errors = [result.error for result in results]
+    assert all(error is None or isinstance(error, Unavailable) for error in errors)
+    assert any(errors) or break_it is None
+    with engine.submitted([make_request((10, 7))]) as [stream]:
+        assert (await stream.wait()).error is None
+    assert engine.problem() is None
+    assert sum(turn.num_core_restarts for turn in records) == 1
+    assert engine.load() == Load(0, 0, 0, 0)
+    await engine.stop()
+    assert "told to fail" in caplog.text
+
+
+async def test_each_start_of_a_core_is_counted(monkeypatch):
+    """Of eight kills in quick succession two were counted: a core that ends while it starts was not."""
+    monkeypatch.setattr("seq2seq_serve.server.engine.async_engine._FIRST_PAUSE_SECONDS", 0.0)
+    engine = DrivenEngine(FakeRunner(1))
+    await engine.engine.start()
+    core, start, tries = engine.cores[0], engine.cores[0].start, []
+
+    async def start_at_the_third_try(turned, ended):
+        tries.append(True)
+        if len(tries) < 3:
+            raise ValueError("killed while it started")
+        await start(turned, ended)
+
+    core.start = start_at_the_third_try
+    core.kill()
+    while not core.is_ready:
+        await asyncio.sleep(0.01)
+    assert sum(turn.num_core_restarts for turn in engine.turns) == 3
     await engine.engine.stop()
 
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from seq2seq_serve.server.engine.core import Admit, Core
 from seq2seq_serve.server.engine.request import Beam, Request, Sampling
-from seq2seq_serve.server.engine.result import FinishReason, Turn
+from seq2seq_serve.server.engine.result import FinishReason
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
 from seq2seq_serve.server.errors import EngineFailed
-from tests.server.driver import Driver, assert_empty
+from tests.server.driver import Driver
 from tests.server.fakes import (
     EOS_ID,
     START_ID,
@@ -421,7 +421,7 @@ def test_an_end_waits_for_those_of_the_next_steps_where_many_rows_run(num_rows, 
 
 
 def test_ends_do_not_wait_for_a_core_that_falls_asleep():
-    for ends_by in ("length", "cancellation", "stop"):
+    for ends_by in ("length", "cancellation"):
         driver = Driver(FakeRunner(40), held_seconds=0.01)
         short = [make_request((10, i), max_new_tokens=1) for i in range(39)]
         long = make_request((20, 4))
@@ -430,26 +430,28 @@ def test_ends_do_not_wait_for_a_core_that_falls_asleep():
         if ends_by == "cancellation":
             driver.cancel(long)
             driver.turn(seconds=0.0)
-        elif ends_by == "stop":
-            driver.core._abandon([], EngineFailed("stopped"))
         assert all(request in driver.results for request in short), ends_by
         assert all(driver.results[request].error is None for request in short), ends_by
 
 
-def test_a_failure_of_the_engine_does_not_lose_earlier_ends(monkeypatch):
-    driver = Driver(FakeRunner(40), held_seconds=0.01)
-    short, *others = (make_request((10, i), max_new_tokens=1 + (i > 0)) for i in range(40))
-    driver.submit(short, *others)
-    driver.turn(seconds=0.001)
-    assert not driver.results
+def test_ends_that_wait_are_delivered_when_the_core_stops():
+    delivered, is_slow = [], threading.Event()
+    runner = FakeRunner(40)
+    step = runner.step
 
-    def fail(*_):
-        raise RuntimeError("this result was told to fail")
+    def slow_step(rows, num_steps):
+        if len(rows) == 1:
+            is_slow.set()
+        return step(rows, num_steps)
 
-    monkeypatch.setattr(driver.core, "_result", fail)
-    driver.turn(seconds=0.0)
-    assert list(driver.results) == [short]
-    assert driver.results[short].error is None
+    runner.step = slow_step
+    core = Core(runner, model_name="fake", deliver=delivered.extend, clock=lambda: 0.0, held_seconds=0.01)
+    core.start()
+    short = [make_request((10, i), max_new_tokens=1) for i in range(39)]
+    core.send(Admit((*short, make_request((60, 4), max_new_tokens=60))))
+    assert is_slow.wait(20)
+    core.stop()
+    assert {update.request for turn in delivered for update in turn.updates if update.result} >= {*short}
 
 
 def test_ends_do_not_wait_where_encoding_takes_long():
@@ -528,24 +530,6 @@ def test_encodes_that_keep_failing_show_although_the_steps_beside_them_succeed()
     assert not driver.is_failing
 
 
-def test_a_failing_delivery_does_not_end_the_engine():
-    driver = Driver(FakeRunner(2))
-    deliver, lost = driver.core._deliver, make_request((10, 4))
-
-    def fail(turn: Turn) -> None:
-        raise RuntimeError("the event loop is closed")
-
-    driver.core._deliver = fail
-    driver.submit(lost)
-    driver.turn(3)
-    assert_empty(driver.core)
-    driver.core._deliver = deliver
-    found = make_request((10, 4))
-    driver.submit(found)
-    driver.finish()
-    assert driver.results[found].error is None
-
-
 def test_an_idle_core_reports_no_silence_and_a_hung_core_does(monkeypatch):
     runner = FakeRunner(1)
     stepping, go_on, is_done = threading.Event(), threading.Event(), threading.Event()
@@ -562,9 +546,15 @@ def test_an_idle_core_reports_no_silence_and_a_hung_core_does(monkeypatch):
     core.start()
     core.send(Admit((make_request((10, 4), max_new_tokens=1),)))
     assert stepping.wait(20)
-    now = 3600.0
     monkeypatch.setattr(time, "time", lambda: -1e9)  # a wall clock that jumps says nothing
+    for _ in range(3600):
+        now += 1.0
+        core.watch()
     assert core.turn_seconds() == 3600.0
+    now += 3600.0  # in which the whole process, its watcher included, was paused
+    assert core.turn_seconds() == 3602.0
+    core.watch()
+    assert core.turn_seconds() == 3602.0
     go_on.set()
     assert is_done.wait(20)
     for _ in range(1000):
