@@ -376,6 +376,7 @@ class AsyncEngine:
         except Exception:
             # A bug of ours: the readers that did not get their updates get an end when the core has ended.
             _log.critical("model %s: turns cannot be reported", self.model_name, exc_info=True)
+            core.is_ready = False
             core.kill()
 
     def _count_turns(self, core: CoreHandle, turns: Sequence[Turn]) -> None:
