@@ -19,6 +19,7 @@ Each part has its own bars. Callers use the loopback interface, and models have 
 - budget: requests beyond the room of slots, queue and memory are refused with the right error;
 - logs: the log goes to a full disk, or to a pipe without a reader; no call fails;
 - clock: the wall clock jumps by hours in both directions under load; deadlines and probes are not affected;
+- pause: a server of two instances is stopped under load for 8 s, alone and with its instances; no call fails;
 - bombs: 24 calls at once, of some kilobytes that expand to millions of elements, for every repeated field of
   every RPC; memory stays within 1 GiB of its initial value and returns to it within 5 s, and other callers
   are not blocked;
@@ -60,7 +61,7 @@ from reliability.freeze import freeze
 from reliability.hostile import hostile
 from reliability.http import http
 from reliability.load import overload, sigterm, unsteady
-from reliability.machine import clock, logs
+from reliability.machine import clock, logs, pause
 from reliability.multiplication import multiplication
 from reliability.neighbour import neighbour
 from reliability.place import Bar, Figures, Place, at_most
@@ -83,6 +84,7 @@ PARTS: dict[str, Part] = {
         budget,
         logs,
         clock,
+        pause,
         bombs,
         multiplication,
         slow,

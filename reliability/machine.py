@@ -1,9 +1,10 @@
-"""Parts of the reliability benchmark: the log cannot be written, and the wall clock jumps."""
+"""Parts of the reliability benchmark: no log can be written, the wall clock jumps, processes are paused."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -34,6 +35,7 @@ _JUMPS_SECONDS = (6 * _HOUR, -6 * _HOUR, 30 * 24 * _HOUR, 0)  # offsets from the
 _ARRIVED_SECONDS = 60  # largest difference of the server's clock from the time that was set
 _WAIT_SECONDS = 20.0
 _PROBE_SECONDS = 0.02
+_PAUSE_SECONDS = 8.0  # longer than the silence after which an instance is killed
 _HEARTBEAT = "seq2seq_engine_heartbeat_timestamp_seconds"
 
 
@@ -137,3 +139,36 @@ def _set_clock(offset: Path, seconds: int) -> None:
     new = offset.with_suffix(".new")
     new.write_text(f"{seconds:+d}")
     new.replace(offset)  # atomically: a half-written file would be another time
+
+
+def pause(place: Place) -> tuple[Figures, list[Bar]]:
+    """Stop a server of two instances under load and let it go on: alone, and with its instances."""
+    with place.serving(TINY, ["--instances", "2"]) as server:
+        before = state(server)
+        parent = server.process.pid
+        instances = [int(each) for each in Path(f"/proc/{parent}/task/{parent}/children").read_text().split()]
+        codes = asyncio.run(_pause(server, ([parent], [parent, *instances])))
+        good = asyncio.run(good_calls(server.address, _IN_FLIGHT))
+        after = settled(server, before)
+    return {"codes": codes, "after": good}, [
+        at_least("instances that were paused", len(instances), 2),
+        unexpected(codes, "OK"),
+        at_most("instances that were killed", after["seq2seq_core_restarts_total"], 0),
+        unexpected(good, "OK", whose="calls afterwards"),
+        *nothing_left(before, after),
+    ]
+
+
+async def _pause(server: RunningServer, groups: tuple[list[int], ...]) -> Counter[str]:
+    """Stop each group of processes for some seconds; returns the statuses of the calls meanwhile."""
+    async with under_load(server.address, _IN_FLIGHT, seed=14) as codes:
+        for processes in groups:
+            await good_calls(server.address, 1)
+            for process in processes:
+                os.kill(process, signal.SIGSTOP)
+            await asyncio.sleep(_PAUSE_SECONDS)
+            for process in processes:
+                os.kill(process, signal.SIGCONT)
+            await asyncio.sleep(2.0)  # rounds of the watcher
+            await good_calls(server.address, 1)
+    return codes
