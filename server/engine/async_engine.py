@@ -92,7 +92,11 @@ class CoreHandle(ABC):
 
     @abstractmethod
     def watch(self) -> None:
-        """Begin a round of the watcher, one each second."""
+        """Look whether it shows life: a round of the watcher, each second.
+
+        Ages are counted in rounds: a watcher that was paused itself, as in a paused virtual machine, or whose
+        event loop was blocked, would take sound cores for dead.
+        """
 
     @abstractmethod
     def turn_seconds(self) -> float:
@@ -372,22 +376,19 @@ class AsyncEngine:
 
     def _turned(self, core: CoreHandle, turns: Sequence[Turn]) -> None:
         try:
-            self._count_turns(core, turns)
+            core.load, core.last_turn_at = turns[-1].load or core.load, self._clock()
+            if not turns[-1].is_failing:
+                core.failing_since = None
+            elif core.failing_since is None:
+                core.failing_since = core.last_turn_at
+            for turn in turns:
+                self._report(turn)
+            self._dispatch()
         except Exception:
             # A bug of ours: the readers that did not get their updates get an end when the core has ended.
             _log.critical("model %s: turns cannot be reported", self.model_name, exc_info=True)
             core.is_ready = False
             core.kill()
-
-    def _count_turns(self, core: CoreHandle, turns: Sequence[Turn]) -> None:
-        core.load, core.last_turn_at = turns[-1].load or core.load, self._clock()
-        if not turns[-1].is_failing:
-            core.failing_since = None
-        elif core.failing_since is None:
-            core.failing_since = core.last_turn_at
-        for turn in turns:
-            self._report(turn)
-        self._dispatch()
 
     def _report(self, turn: Turn) -> None:
         """Count a turn, and give its updates to the readers."""

@@ -30,7 +30,6 @@ from seq2seq_serve.server.engine.scheduler import (
 from seq2seq_serve.server.engine.search import unsent_tokens
 from seq2seq_serve.server.engine.state import Search
 from seq2seq_serve.server.errors import ServerError
-from seq2seq_serve.server.system.awake import AwakeClock
 
 _log = logging.getLogger(__name__)
 
@@ -129,8 +128,11 @@ class Core:
         self._inbox: queue.SimpleQueue[Command] = queue.SimpleQueue()
         self._is_stopping = False
         self._is_asleep = False
-        self._awake = AwakeClock(clock)
-        self._last_turn_at = self._awake()
+        self._num_turns = 0
+        self._watched_turn, self._num_rounds = (
+            0,
+            0,
+        )  # of the watcher, and its rounds in which that turn lasted
         self._encode_seconds = 0.0  # of the last encode call
         self._streamed_at = clock()
         self._held_seconds = held_seconds
@@ -161,19 +163,23 @@ class Core:
         self._thread.join()
 
     def watch(self) -> None:
-        """Must be called each second by the thread that watches this one; otherwise `turn_seconds` stands."""
-        self._awake.tick()
+        """Look whether another turn has begun; called each second, by one thread.
+
+        The watcher's rounds are counted, not the time: it is paused whenever the process is.
+        """
+        is_same = self._num_turns == self._watched_turn and not self._is_asleep
+        self._watched_turn, self._num_rounds = self._num_turns, self._num_rounds + 1 if is_same else 0
 
     def turn_seconds(self) -> float:
-        """Returns the seconds since the present turn began; 0 while it sleeps. Thread-safe."""
-        return 0.0 if self._is_asleep else self._awake() - self._last_turn_at
+        """Returns for how many rounds of the watcher the present turn has lasted. Thread-safe."""
+        return float(self._num_rounds)
 
     def run_turn(self, *commands: Command) -> None:
         """Handle all commands, these before those in the inbox; then decide, run, record and report once.
 
         Runs on the core's thread. A test calls it to drive a core that was not started.
         """
-        self._last_turn_at = self._awake()
+        self._num_turns += 1
         finished: list[Finished] = []
         for command in commands:
             finished += self._handle(command)
@@ -220,7 +226,6 @@ class Core:
                 else:
                     self._is_asleep = True
                     command = self._inbox.get()
-                    self._last_turn_at = self._awake()  # first: a probe must not see the time asleep
                     self._is_asleep = False
                     self.run_turn(command)
             if self._held:

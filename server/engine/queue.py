@@ -13,7 +13,7 @@ from __future__ import annotations
 import heapq
 import itertools
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from seq2seq_serve.server.config import QueueLimits
@@ -24,6 +24,10 @@ _MOST_OF_ROOM = 8  # how many times the room that is left a caller may have wait
 _RESIDENCE_WEIGHT = 0.1  # weight of the latest request in the averages
 _LEAST_RETRY_SECONDS, _MOST_RETRY_SECONDS = 0.1, 30.0
 _FEW_PLACES = 64  # of no longer valid ones, which are kept until they are first
+
+
+# The counter after the next request of a line, a number that no other place has, and the caller.
+_Place = tuple[int, int, str]
 
 
 @dataclass(eq=False, slots=True)
@@ -44,28 +48,20 @@ class _Line:
     place: _Place | None = None
 
 
-# The counter after the next request of a line, a number that no other place has, and the caller.
-_Place = tuple[int, int, str]
-
-
+@dataclass(eq=False, slots=True)
 class _Level:
     """The lines of the callers with requests of one priority. A line in it is never empty.
 
     Attributes:
         served_work: The greatest counter with which a request was taken; callers that come begin there.
+        places: A heap of the places of the lines, and of places that are no longer valid.
+        numbers: Of places, in the order of their creation.
     """
 
-    def __init__(self) -> None:
-        self.lines: dict[str, _Line] = {}
-        self.served_work = 0
-        self._places: list[_Place] = []  # a heap; some entries are no longer valid
-        self._numbers = itertools.count()
-
-    def line(self, caller: str) -> _Line:
-        """Returns the line of a caller; a new one if it has none."""
-        if caller not in self.lines:
-            self.lines[caller] = _Line(served_work=self.served_work)
-        return self.lines[caller]
+    lines: dict[str, _Line] = field(default_factory=dict)
+    served_work: int = 0
+    places: list[_Place] = field(default_factory=list)
+    numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def place(self, caller: str) -> None:
         """Order a line anew, after its first request or its counter has changed; remove an empty one."""
@@ -73,19 +69,11 @@ class _Level:
         if not line.requests:
             del self.lines[caller]
             return
-        line.place = (line.served_work + next(iter(line.requests.values())), next(self._numbers), caller)
-        heapq.heappush(self._places, line.place)
-        if len(self._places) > 2 * len(self.lines) + _FEW_PLACES:
-            self._places = [each.place for each in self.lines.values() if each.place]
-            heapq.heapify(self._places)
-
-    def first(self) -> _Line:
-        """Returns the line whose turn it is; there must be one."""
-        while True:
-            line = self.lines.get(self._places[0][2])
-            if line is not None and line.place is self._places[0]:
-                return line
-            heapq.heappop(self._places)
+        line.place = line.served_work + next(iter(line.requests.values())), next(self.numbers), caller
+        heapq.heappush(self.places, line.place)
+        if len(self.places) > 2 * len(self.lines) + _FEW_PLACES:
+            self.places = [each.place for each in self.lines.values() if each.place is not None]
+            heapq.heapify(self.places)
 
 
 class FairQueue:
@@ -138,11 +126,18 @@ class FairQueue:
                 raise _overloaded(text, wait_seconds)
         if problem := self._lack_of_room(requests, num_held):
             raise _overloaded(problem, self._expected_wait(requests, num_held))
-        level = self._levels.setdefault(last.priority, _Level())
-        line = level.line(last.caller)
-        for request in requests:
-            line.requests[request] = request.cost(feeds_prefix=self._feeds_prefix).work
-            self._count(request, line, 1)
+        if last.priority not in self._levels:
+            self._levels[last.priority] = _Level()
+        level = self._levels[last.priority]
+        line = level.lines.setdefault(last.caller, _Line(served_work=level.served_work))
+        works = {request: request.cost(feeds_prefix=self._feeds_prefix).work for request in requests}
+        num_tokens = sum(request.queue_tokens for request in requests)
+        line.requests |= works
+        line.work += sum(works.values())
+        line.num_tokens += num_tokens
+        self._num_tokens += num_tokens
+        self.num_requests += len(requests)
+        self.num_slots_wanted += sum(request.num_slots for request in requests)
         if line.place is None:
             level.place(last.caller)
 
@@ -152,7 +147,8 @@ class FairQueue:
         It is the oldest of the caller whose turn it is, in the most urgent priority.
         """
         level = self._levels[min(self._levels)]
-        line = level.first()
+        while (line := level.lines.get(level.places[0][-1])) is None or line.place is not level.places[0]:
+            heapq.heappop(level.places)
         request, work = next(iter(line.requests.items()))
         line.served_work += work
         level.served_work = max(level.served_work, line.served_work)
@@ -181,19 +177,15 @@ class FairQueue:
         level = self._levels[request.priority]
         line = level.lines[request.caller]
         is_first = next(iter(line.requests)) is request
-        self._count(request, line, -1)
-        del line.requests[request]
+        line.work -= line.requests.pop(request)
+        line.num_tokens -= request.queue_tokens
+        self._num_tokens -= request.queue_tokens
+        self.num_requests -= 1
+        self.num_slots_wanted -= request.num_slots
         if is_first:
             level.place(request.caller)
         if not level.lines:
             del self._levels[request.priority]
-
-    def _count(self, request: Request, line: _Line, sign: int) -> None:
-        self.num_requests += sign
-        self.num_slots_wanted += sign * request.num_slots
-        self._num_tokens += sign * request.queue_tokens
-        line.num_tokens += sign * request.queue_tokens
-        line.work += sign * line.requests[request]
 
     def excess(self, num_requests: int, num_tokens: int) -> str:
         """Returns the exceeded limit as a phrase of an error message; empty if none is exceeded."""

@@ -30,7 +30,6 @@ from seq2seq_serve.server.engine.core import STOP_SECONDS, Admit, Cancel, Core, 
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Turn, Update
 from seq2seq_serve.server.models.cores import CoreSpec, started_core
-from seq2seq_serve.server.system.awake import AwakeClock
 from seq2seq_serve.server.system.logs import configure_logging
 from seq2seq_serve.server.system.trimming import Trimmer, spare_what_lives
 
@@ -40,7 +39,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)  # which Ctrl-C, and systemd, send to
 _MAIN = f"import sys; from {__name__} import main; main(*map(int, sys.argv[1:]))"
 _LENGTH = struct.Struct("<Q")
 _HEARTBEAT_SECONDS = 1.0
-_LONGEST_SILENCE_SECONDS = 5.0  # without a heartbeat
+_MOST_SILENT_ROUNDS = 5  # of the watcher, without a heartbeat
 
 
 class _Cancel(NamedTuple):
@@ -95,8 +94,7 @@ class ProcessCore(CoreHandle):
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
         self._by_number: dict[int, Request] = {}
-        self._awake = AwakeClock()
-        self._heard_at = 0.0
+        self._num_silent_rounds = 0  # of the watcher
         self._turn_seconds = 0.0
 
     async def start(self, turned: Callable[[Sequence[Turn]], None], ended: Callable[[str], None]) -> None:
@@ -118,7 +116,7 @@ class ProcessCore(CoreHandle):
         if isinstance(first, _Stopped):
             await self._reap()
             raise ValueError(first.problem)
-        self._heard_at, self._turn_seconds = self._awake(), 0.0
+        self._num_silent_rounds, self._turn_seconds = 0, 0.0
         self._listening = asyncio.create_task(self._listen(reader, turned, ended))
 
     def admit(self, requests: tuple[Request, ...]) -> None:
@@ -135,11 +133,11 @@ class ProcessCore(CoreHandle):
 
     def watch(self) -> None:
         """As `CoreHandle.watch`."""
-        self._awake.tick()
+        self._num_silent_rounds += 1
 
     def turn_seconds(self) -> float:
         """As `CoreHandle.turn_seconds`, as the process last reported it."""
-        is_silent = self._awake() - self._heard_at > _LONGEST_SILENCE_SECONDS
+        is_silent = self._num_silent_rounds > _MOST_SILENT_ROUNDS
         return math.inf if is_silent else self._turn_seconds
 
     def kill(self) -> None:
@@ -177,7 +175,7 @@ class ProcessCore(CoreHandle):
         """Hand over all turns until the process ends."""
         while (message := await _read_message(reader)) is not None:
             assert isinstance(message, _Turned)
-            self._heard_at, self._turn_seconds = self._awake(), message.turn_seconds
+            self._num_silent_rounds, self._turn_seconds = 0, message.turn_seconds
             if message.turns:
                 turned(
                     [

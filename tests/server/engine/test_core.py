@@ -3,7 +3,6 @@
 import gc
 import random
 import threading
-import time
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -546,46 +545,19 @@ def test_an_idle_core_reports_no_silence_and_a_hung_core_does(monkeypatch):
     core.start()
     core.send(Admit((make_request((10, 4), max_new_tokens=1),)))
     assert stepping.wait(20)
-    monkeypatch.setattr(time, "time", lambda: -1e9)  # a wall clock that jumps says nothing
-    for _ in range(3600):
-        now += 1.0
+    assert core.turn_seconds() == 0.0
+    for _ in range(3601):
         core.watch()
     assert core.turn_seconds() == 3600.0
-    now += 3600.0  # in which the whole process, its watcher included, was paused
-    assert core.turn_seconds() == 3602.0
-    core.watch()
-    assert core.turn_seconds() == 3602.0
     go_on.set()
     assert is_done.wait(20)
     for _ in range(1000):
+        core.watch()
         if core.turn_seconds() == 0.0:
             break
         threading.Event().wait(0.01)
     assert core.turn_seconds() == 0.0
     core.stop()
-
-
-def test_a_core_that_wakes_up_does_not_report_its_idle_time_as_silence():
-    now, silences, is_done = 0.0, [], threading.Event()
-
-    class Watched(Core):
-        _is_asleep = property(lambda self: self.asleep, lambda self, is_asleep: self.watch(is_asleep))
-
-        def watch(self, is_asleep):
-            self.asleep = is_asleep
-            if hasattr(self, "_num_failures"):
-                silences.append(self.turn_seconds())
-
-    core = Watched(FakeRunner(1), model_name="fake", deliver=lambda _: is_done.set(), clock=lambda: now)
-    core.start()
-    while not core.asleep:
-        threading.Event().wait(0.01)
-    now = 3600.0
-    core.send(Admit((make_request((10, 4), max_new_tokens=1),)))
-    assert is_done.wait(20)
-    core.stop()
-    assert silences
-    assert set(silences) == {0.0}
 
 
 def test_one_encode_call_is_bounded_but_a_long_source_is_still_encoded():

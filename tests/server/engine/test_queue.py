@@ -299,7 +299,7 @@ def test_only_callers_of_waiting_requests_are_remembered():
         queue.remove(request)
     [level] = queue._levels.values()
     assert list(level.lines) == ["stays"]
-    assert len(level._places) < 100
+    assert len(level.places) < 100
 
 
 def test_large_arrays_count_by_their_bytes():
