@@ -22,8 +22,8 @@ _REQUEST = pb.GenerateRequest(sources=[pb.Source(text="a long text, so that its 
 class Recorder:
     """The server's functions that one request calls, by file and qualified name.
 
-    On the event loop it records those until the first piece is sent, or until the call is over; on the thread of
-    a core, those of the first turn that decodes.
+    On the event loop it records those until the first piece is sent, or until the call is over; on the thread
+    of a core, those of the first turn that decodes.
     """
 
     def __init__(self) -> None:

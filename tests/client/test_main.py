@@ -502,8 +502,6 @@ def interrupted(run, files, monkeypatch):
     source, output, _ = files
     monkeypatch.setattr("seq2seq_serve.client.translate._SHARD_LINES", 2)
 
-    hangup = signal.getsignal(signal.SIGHUP)
-
     def interrupt(*flags, stdin=None, num_shards=3, by=signal.SIGINT):
         given = ["--input", str(source)] if stdin is None else []
         write, written, one_at_a_time = Writer.write, [], threading.Lock()
@@ -522,7 +520,7 @@ def interrupted(run, files, monkeypatch):
         with monkeypatch.context() as patch:
             patch.setattr(Writer, "write", write_some)
             code, _, err = run("translate", *given, "--output", str(output), *flags, stdin=stdin)
-        signal.signal(signal.SIGHUP, hangup)  # it was ignored from the first on
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)  # it was ignored from the first on
         note = "none of the shards of 2 lines is done, so nothing is kept"
         if num_shards:
             note = f"{2 * num_shards} of 10 lines are done: continue with the same command and --resume"
@@ -530,10 +528,7 @@ def interrupted(run, files, monkeypatch):
         assert not output.exists()
         return [*given, "--output", str(output), *flags]
 
-    # A shell without job control starts what it puts in the background with SIGINT ignored.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield interrupt
-    signal.signal(signal.SIGINT, before)
+    return interrupt
 
 
 @pytest.mark.parametrize("is_pipe", [False, True])
