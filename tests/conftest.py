@@ -27,9 +27,9 @@ else:
     settings.register_profile("thorough", max_examples=500, **untimed)  # of `make test-all`
     settings.load_profile("quick")
 
-# The variables that tests and their processes keep: where things are, and what was chosen for these tests. All
-# others differ from machine to machine: the language, the width of the terminal, a proxy, warnings, numbers of
-# threads, the flags of a make that runs the tests, settings of the server.
+# The variables that tests and their processes keep: where things are, and what was chosen for these tests.
+# All others differ from machine to machine: language, width of the terminal, proxies, warnings, numbers
+# of threads, the flags of a make that runs the tests, settings of the server.
 _KEPT_VARIABLES = re.compile(
     r"(HOME|PATH|LD_LIBRARY_PATH|USER|LOGNAME|TMPDIR|XDG_\w+|VIRTUAL_ENV|SYSTEMROOT|PYTHONPATH|PYTHONHASHSEED"
     r"|PYTHONPYCACHEPREFIX|PYTEST_\w+|COV\w+|CUDA_\w+|NVIDIA_\w+|DOCKER_\w+|PLAYWRIGHT_\w+"
