@@ -111,14 +111,20 @@ def instructions() -> str:
         return ""
     name = function()
     if name is None and (wanted := os.environ.get(_ISA)):
-        has_instructions = _function("has_instructions")
-        assert has_instructions is not None
-        others = [other for other in INSTRUCTIONS if has_instructions(other.encode())]
+        others = available_instructions()
         raise ValueError(
             f"{_ISA} is {wanted!r}, which this processor or the library does not have: leave it out"
             + f", or give one of {', '.join(others)}" * bool(others)
         )
     return "" if name is None else str(name.decode())
+
+
+def available_instructions() -> list[str]:
+    """Returns those of `INSTRUCTIONS` that both the library and this processor have."""
+    has_instructions = _function("has_instructions")
+    if has_instructions is None:
+        return []
+    return [name for name in INSTRUCTIONS if has_instructions(name.encode())]
 
 
 Weights = npt.NDArray[np.uint8] | npt.NDArray[np.float32]

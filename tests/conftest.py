@@ -5,20 +5,38 @@ import functools
 import inspect
 import logging
 import os
+import re
+import signal
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
+from seq2seq_serve import kernels
+
 try:
-    from hypothesis import settings
+    from hypothesis import HealthCheck, settings
 except ModuleNotFoundError:
     pass  # the tests of a GPU do without it, and machines with one seldom have it
 else:
-    # No test is timed: machines are too uneven.
-    settings.register_profile("quick", deadline=None, max_examples=25)
-    settings.register_profile("thorough", deadline=None, max_examples=500)  # of `make test-all`
+    # No test is timed: machines are too uneven. Quick runs try the same examples each time.
+    untimed = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
+    settings.register_profile("quick", max_examples=25, derandomize=True, **untimed)
+    settings.register_profile("thorough", max_examples=500, **untimed)  # of `make test-all`
     settings.load_profile("quick")
+
+# The variables that tests and their processes keep: where things are, and what was chosen for these tests.
+# All others differ from machine to machine: language, width of the terminal, proxies, warnings, numbers
+# of threads, the flags of a make that runs the tests, settings of the server.
+_KEPT_VARIABLES = re.compile(
+    r"(HOME|PATH|LD_LIBRARY_PATH|USER|LOGNAME|TMPDIR|XDG_\w+|VIRTUAL_ENV|SYSTEMROOT|PYTHONPATH|PYTHONHASHSEED"
+    r"|PYTHONPYCACHEPREFIX|PYTEST_\w+|COV\w+|CUDA_\w+|NVIDIA_\w+|DOCKER_\w+|PLAYWRIGHT_\w+"
+    r"|KUBERNETES_CRDS|PUBLISHED_MODELS|SEQ2SEQ_ISA)"
+)
+_JOB_CONTROL = signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU
+_IGNORED_BY_PYTHON = signal.SIGPIPE, signal.SIGXFSZ
 
 # The longest file, so that it is not last, and two that make the bundles that many tests wait for.
 _FIRST = ["export/huggingface/test_exporter.py", "export/test_main.py", "bundle/test_manifest.py"]
@@ -36,10 +54,41 @@ _LONG_LAYER = "benchmarks", "reliability"
 _LONG_LAYER += "test_kubernetes.py", "test_monitoring.py", "test_proxies.py"
 
 
+@pytest.hookimpl(trylast=True)  # after pytest has read how its own output looks
 def pytest_configure(config: pytest.Config) -> None:
     """The process that only hands out tests to others need not wait for torch."""
+    _clear_environment()
     if not config.getoption("numprocesses", None) or "PYTEST_XDIST_WORKER" in os.environ:
+        _reset_signals()
         config.pluginmanager.import_plugin("tests.models")
+
+
+def pytest_report_header() -> str:
+    """What is not collected here, which would be hundreds of skipped tests."""
+    available = kernels.available_instructions()
+    missing = ", ".join(name for name in kernels.INSTRUCTIONS if name not in available)
+    return f"kernels: tested with {', '.join(available) or 'none'}; no tests of {missing}, which are not here"
+
+
+def _clear_environment() -> None:
+    """Gives this process, and those that it starts, the same variables and file modes everywhere."""
+    for name in os.environ.keys() - set(filter(_KEPT_VARIABLES.fullmatch, os.environ)):
+        del os.environ[name]
+    os.environ["TZ"] = "UTC"
+    time.tzset()
+    os.umask(0o022)
+
+
+def _reset_signals() -> None:
+    """Makes signals arrive that the parent blocked or ignored, as nohup and background jobs of shells do."""
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        with suppress(PermissionError):  # it leads its processes already
+            os.setsid()  # so that a closed terminal still does not end the tests
+    for number in signal.valid_signals() - {*_JOB_CONTROL, *_IGNORED_BY_PYTHON}:
+        if signal.getsignal(number) is signal.SIG_IGN:
+            is_interrupt = number == signal.SIGINT
+            signal.signal(number, signal.default_int_handler if is_interrupt else signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` leaves out those that are slow

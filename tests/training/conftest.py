@@ -102,10 +102,8 @@ def corpus_files(corpus: Corpus, tmp_path: Path) -> list[str]:
 
 
 @pytest.fixture
-def press_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+def press_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Sends the signal, or another, during a step."""
-    # A shell lets what it starts in the background ignore it.
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def arrange(at_step: int, signal_number: int = signal.SIGINT) -> None:
         advance = Reporter.advance
@@ -117,8 +115,7 @@ def press_ctrl_c(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None
 
         monkeypatch.setattr(Reporter, "advance", advance_and_interrupt)
 
-    yield arrange
-    signal.signal(signal.SIGINT, before)
+    return arrange
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from tests.export.huggingface.checkpoints import SHALLOW, edit
 
 
 def test_one_command_makes_a_bundle(quick_checkpoint, tmp_path, capsys):
-    folder, bundle = quick_checkpoint("marian"), tmp_path / "bundle"
+    folder, bundle = quick_checkpoint("marian-separate"), tmp_path / "bundle"
     capsys.readouterr()
     assert (
         main(["huggingface", str(folder), str(bundle), "--precision", "fp32", "--max-target-length", "40"])
@@ -26,7 +26,7 @@ def test_one_command_makes_a_bundle(quick_checkpoint, tmp_path, capsys):
     assert lines[0].startswith(
         "the tokenizer equals transformers' MarianTokenizer: ids, texts and frames of "
     )
-    assert lines[1].startswith("reading 0.1 million weights (marian)")
+    assert lines[1].startswith("reading 0.2 million weights (marian)")
     assert lines[-1].startswith("fp32: worst difference of log-probabilities")
     assert load_bundle(bundle).manifest.max_target_length == 40
     assert main(["huggingface", str(folder), str(bundle), "--precision", "fp32"]) == 1

@@ -72,7 +72,7 @@ def weights(folder, step):
     return load_checkpoint(checkpoint_path(folder.checkpoints, step)).model
 
 
-@pytest.mark.parametrize("case", ["marian", "t5"])
+@pytest.mark.parametrize("case", ["marian", pytest.param("t5", marks=SLOW)])
 def test_a_tuned_model_learns_resumes_exactly_and_is_served_as_transformers_generates(
     checkpoint, corpus, tmp_path, case
 ):
@@ -106,7 +106,7 @@ def test_a_tuned_model_learns_resumes_exactly_and_is_served_as_transformers_gene
     assert manifest.generation.splits_sentences, "the corpus decides, and not the family"
 
 
-@pytest.mark.parametrize("case", ["whisper", "trocr", pytest.param("trocr-deit", marks=SLOW)])
+@pytest.mark.parametrize("case", ["whisper", *(pytest.param(case, marks=SLOW) for case in PICTURES)])
 def test_sounds_and_pictures_are_learned_by_heart_and_served(checkpoint, tmp_path, case):
     """Tones of different pitches, or pictures of different brightness, have different texts."""
     folder = shutil.copytree(checkpoint(case, SHALLOW)[0], tmp_path / "published")

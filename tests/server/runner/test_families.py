@@ -208,7 +208,7 @@ with_and_without_operators = pytest.mark.parametrize("has_operators", [True, Fal
         ("random_bundle", Precision.FP32),
         ("random_bundle", Precision.INT8),
         ("random_bundle", Precision.INT4),
-        ("merged_bundle", Precision.FP32),
+        pytest.param("merged_bundle", Precision.FP32, marks=pytest.mark.slow),  # its export takes long
     ],
 )
 def test_values_that_earlier_requests_left_in_the_buffers_change_no_answer(

