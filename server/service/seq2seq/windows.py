@@ -72,24 +72,19 @@ def decode_windows(
 async def _decode_at_once(
     pieces: Sequence[Reading], decoding: Decoding, decode: Decode
 ) -> AsyncGenerator[tuple[Reading, Result]]:
-    rules = decoding.windows
-    assert rules is not None
+    async def decoded(piece: Reading) -> list[tuple[Reading, Result]]:
+        return [pair async for pair in _decode_in_a_row(piece, decoding, decode)]
+
     waiting = deque(pieces)
-    tasks: list[asyncio.Task[_Decoded]] = []
+    tasks: list[asyncio.Task[list[tuple[Reading, Result]]]] = []
     try:
-        for piece in pieces:
+        while waiting or tasks:
             while waiting and len(tasks) < MOST_PIECES_AT_ONCE:
-                request = waiting.popleft().request
-                tasks.append(asyncio.create_task(_decoded(request, rules, decoding.model, decode)))
-            result, window, is_silent, _ = await tasks[0]
-            del tasks[0]  # its result has the attention
-            window.begin_seconds, _ = piece.times_in_sound(0.0, 0.0)
-            request = replace(piece.request, sources={})
-            num_kept = 0 if is_silent else len(result.best.token_ids)
-            yield (
-                replace(piece, request=request, window=window),
-                _cut(result, num_kept, time.monotonic() - request.arrival),
-            )
+                tasks.append(asyncio.create_task(decoded(waiting.popleft())))
+            pairs = await tasks[0]
+            del tasks[0]  # its results have the attention
+            while pairs:
+                yield pairs.pop(0)
     finally:
         for task in tasks:
             task.cancel()
@@ -99,14 +94,23 @@ async def _decode_at_once(
 async def _decode_in_a_row(
     whole: Reading, decoding: Decoding, decode: Decode
 ) -> AsyncGenerator[tuple[Reading, Result]]:
-    """Yields the results without the tokens that the next window repeats."""
+    """Yields the results without the tokens that the next window repeats.
+
+    Args:
+        whole: A sound, or a piece of one that is split: its first window has all of it, and the next ones
+            begin where the model ended its last segment before the end.
+        decoding: How its windows are decoded.
+        decode: Decodes a request.
+    """
     model, rules = decoding.model, decoding.windows
     times = model.manifest.timestamps
     assert rules is not None
     assert times is not None
     [(name, sound)] = whole.request.sources.items()
-    width, num_frames = model.sources[name].axes[1], sound.shape[1]
+    width = model.sources[name].axes[1]
     assert isinstance(width, int)
+    num_frames = min(math.ceil(whole.num_seconds * SAMPLE_RATE / HOP), sound.shape[1])  # without padding
+    is_piece = decoding.options.long_source != LONG_SOURCE_SEQUENTIAL
     frames_per_step = round(times.step_seconds * SAMPLE_RATE / HOP)
     num_prompt = whole.request.start_ids.index(model.manifest.frames.start[0])
     said = [token_id for token_id in whole.request.start_ids[1:num_prompt] if token_id is not None]
@@ -128,28 +132,28 @@ async def _decode_in_a_row(
             arrival=arrival,
         )
         result, window, is_silent, is_trusted = await _decoded(request, rules, model, decode)
-        begin_seconds = begin * HOP / SAMPLE_RATE
+        begin_seconds = whole.begin_seconds + begin * HOP / SAMPLE_RATE
         window.begin_seconds, _ = times_in_sound(begin_seconds, begin_seconds, whole.parts)
         start_ids, detected_ids = result.start_ids[len(before) :], ()
         num_kept, num_steps = 0, None
         if not (is_silent or is_flat):
             least = width // _LEAST_SHARE // frames_per_step
             num_kept, num_steps = whole_segments(result.best.token_ids, times.first_id, least)
-        num_seconds = min(width * HOP / SAMPLE_RATE, whole.num_seconds - begin_seconds)
+        num_seconds = min(width * HOP / SAMPLE_RATE, whole.num_seconds - begin * HOP / SAMPLE_RATE)
         yield (
-            Reading(
-                replace(request, sources={}),
+            replace(
+                whole,
+                request=replace(request, sources={}),
                 begin_seconds=begin_seconds,
                 num_seconds=num_seconds,
-                sound_seconds=whole.sound_seconds,
-                parts=whole.parts,
                 window=window,
             ),
             _cut(result, num_kept, time.monotonic() - whole.request.arrival),
         )
-        said += result.best.token_ids[:num_kept]
-        if not (rules.is_conditioned and is_trusted):
-            said = []
+        if not is_piece:  # pieces are decoded with the prompt alone
+            said += result.best.token_ids[:num_kept]
+            if not (rules.is_conditioned and is_trusted):
+                said = []
         begin += width if num_steps is None else num_steps * frames_per_step
         arrival, has_begun = time.monotonic(), True
 
