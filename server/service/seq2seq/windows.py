@@ -98,7 +98,7 @@ async def _decode_in_a_row(
 
     Args:
         whole: A sound, or a piece of one that is split: its first window has all of it, and the next ones
-            begin where the model ended its last segment before the end.
+            begin where the model ended its last segment, even if it says that nobody speaks after it.
         decoding: How its windows are decoded.
         decode: Decodes a request.
     """
@@ -115,8 +115,9 @@ async def _decode_in_a_row(
     num_prompt = whole.request.start_ids.index(model.manifest.frames.start[0])
     said = [token_id for token_id in whole.request.start_ids[1:num_prompt] if token_id is not None]
     start_ids, detected_ids = whole.request.start_ids[num_prompt:], whole.request.detected_ids
-    arrival, begin, has_begun = whole.request.arrival, 0, False
-    while begin < num_frames:
+    arrival, begin, has_begun, is_doubted = whole.request.arrival, 0, False, False
+    least = width // _LEAST_SHARE // frames_per_step
+    while begin < num_frames - (least * frames_per_step if is_doubted else 0):
         heard = sound[:, begin : begin + width]
         is_flat = heard.min() == heard.max()  # nothing is within the spectrogram's range of the loudest place
         if is_flat and (has_begun or begin + width < num_frames):
@@ -131,14 +132,19 @@ async def _decode_in_a_row(
             max_new_tokens=min(whole.request.max_new_tokens, model.max_target_length - len(before)),
             arrival=arrival,
         )
-        result, window, is_silent, is_trusted = await _decoded(request, rules, model, decode)
+        result, window, is_silent, is_trusted = await _decoded(
+            request, replace(rules, always_listens=True) if is_doubted else rules, model, decode
+        )
+        is_silent |= is_doubted and window.no_speech_probability > rules.max_no_speech
         begin_seconds = whole.begin_seconds + begin * HOP / SAMPLE_RATE
         window.begin_seconds, _ = times_in_sound(begin_seconds, begin_seconds, whole.parts)
         start_ids, detected_ids = result.start_ids[len(before) :], ()
-        num_kept, num_steps = 0, None
+        num_kept, num_steps, is_doubted = 0, None, False
         if not (is_silent or is_flat):
-            least = width // _LEAST_SHARE // frames_per_step
             num_kept, num_steps = whole_segments(result.best.token_ids, times.first_id, least)
+            last = result.best.token_ids[-1] - times.first_id if result.best.token_ids else 0
+            if is_piece and num_steps is None and last >= least:
+                num_steps, is_doubted = last, True
         num_seconds = min(width * HOP / SAMPLE_RATE, whole.num_seconds - begin * HOP / SAMPLE_RATE)
         yield (
             replace(
