@@ -22,7 +22,8 @@ Each part has its own bars. Callers use the loopback interface, and models have 
 - pause: a server of two instances is stopped under load for 8 s, alone and with its instances; no call fails;
 - bombs: 24 calls at once, of some kilobytes that expand to millions of elements, for every repeated field of
   every RPC; memory stays within 1 GiB of its initial value and returns to it within 5 s, and other callers
-  are not blocked;
+  are not blocked; then the client's command translates a small document of every kind that is hard to read,
+  or refuses it, within 512 MiB;
 - multiplication: messages whose options hold for hundreds of items; memory stays within 256 MiB of its
   initial value, and no gap of another stream is longer than 0.3 s;
 - slow: one stream in ten is not read to its end; the others' p99 between tokens grows at most 1.5 times;
