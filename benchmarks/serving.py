@@ -43,7 +43,7 @@ class RunningServer:
     scraped_at: float = -math.inf
 
     def samples(self) -> list[Sample]:
-        """Returns all current samples of `/metrics`, a second after those of the last call at the earliest."""
+        """Returns all current samples of `/metrics`, at the earliest a second after the last call."""
         time.sleep(max(self.scraped_at + _KEPT_SECONDS - time.monotonic(), 0))
         with urllib.request.urlopen(f"{self.metrics_url}/metrics", timeout=30) as answer:
             text = answer.read().decode()

@@ -26,6 +26,7 @@ from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Un
 from seq2seq_serve.server.service import libretranslate, openai
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, Calls, RemoteCall
 from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.forms import ENCODED, MAX_ENCODED_BYTES
 from seq2seq_serve.server.service.open_inference.answers import Answer
 from seq2seq_serve.server.service.open_inference.json import (
     binary_outputs,
@@ -289,7 +290,7 @@ class RestService:
     async def _body(self, request: Request, call: RemoteCall, most: int = MAX_REQUEST_BYTES) -> bytes:
         """Reads the body of a request, of `most` bytes, whose length counts as that of a message.
 
-        A caller who leaves afterwards cancels the task.
+        A form that writes each byte as three has less room. A caller who leaves afterwards cancels the task.
 
         Raises:
             CancelledError: The caller has left.
@@ -303,6 +304,8 @@ class RestService:
                 f"the body is compressed ({encoding[:100]}): send it without compression", field=""
             )
         length = int(request.headers.get("content-length", "0"))
+        if ENCODED in request.headers.get("content-type", "").lower():
+            most = MAX_ENCODED_BYTES
         if length > most:
             raise TooLarge(f"the request has more than {most} bytes: send less", field="")
         self.calls.hold(call, length)
