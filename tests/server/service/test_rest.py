@@ -11,6 +11,9 @@ from contextlib import ExitStack
 import pytest
 
 from seq2seq_serve.server.config import ServerConfig
+from seq2seq_serve.server.service.open_inference import service
+from seq2seq_serve.server.service.open_inference.json import read_json
+from seq2seq_serve.server.service.open_inference.requests import read_inference
 from tests.server.service.harness import EchoRunner, access_file, serving, serving_on_a_thread
 
 
@@ -201,7 +204,14 @@ def test_an_error_names_the_row_and_the_protocols_own_field(port, body, message,
         ("/v2/models/none/infer", infer_body("a"), 404, "NOT_FOUND", "no model is named 'none'"),
         (INFER, b"{", 400, "INVALID_ARGUMENT", "the body is not JSON"),
         (GENERATE, {"text_input": ["a", "b"]}, 400, "INVALID_ARGUMENT", "one text or the token ids of one"),
-        (INFER, b"[" * 8_000, 400, "INVALID_ARGUMENT", "the body is not JSON"),
+        (INFER, b"[" * 8_000, 400, "INVALID_ARGUMENT", "nested 8000 deep"),
+        (
+            GENERATE,
+            b'{"text_input": "\\\\\\"", "x":' + b"[" * 100,
+            400,
+            "INVALID_ARGUMENT",
+            "nested 101 deep",
+        ),
         (INFER, b"[]", 400, "INVALID_ARGUMENT", "must be a JSON object"),
         (INFER, {"input": []}, 400, "INVALID_ARGUMENT", "no field 'input' here"),
         (INFER, infer_body("a") | {"model_name": "other"}, 400, "INVALID_ARGUMENT", "the path has 'echo'"),
@@ -235,6 +245,32 @@ def test_a_wrong_request_gets_its_status_and_the_reason(port, path, content, sta
     assert (found, answer["code"]) == (status, code)
     assert text in answer["error"]
     assert headers["x-request-id"]
+
+
+@pytest.mark.parametrize("text", ["[" * 9_001, '\\"{' * 9_001, "\\" * 9 + '"' + "," * 2**20])
+def test_brackets_and_commas_in_a_text_are_not_elements(text):
+    """A text with 9,001 brackets was refused as nested JSON."""
+    assert read_json(json.dumps({"text_input": text}).encode()) == {"text_input": text}
+
+
+async def test_a_million_numbers_are_read_on_a_thread(monkeypatch):
+    """They took 1.4 seconds, some of them on the event loop."""
+    threads = set()
+
+    def read(*given):
+        threads.add(threading.current_thread())
+        return read_inference(*given)
+
+    monkeypatch.setattr(service, "read_inference", read)
+    body = infer_body("a")
+    body["inputs"][0] |= {"name": "input_ids", "datatype": "INT64", "shape": [1, 10**6], "data": [70] * 10**6}
+    async with serving() as served:
+        raw = json.dumps(body, separators=(",", ":")).encode()
+        status, _, answer = await asyncio.to_thread(ask, served.app.http.port, "POST", INFER, raw)
+        assert (status, answer["field"]) == (400, "inputs[input_ids]")
+        assert "1000000 tokens" in answer["error"]
+        (thread,) = threads
+        assert thread is not threading.current_thread()  # which is that of the event loop
 
 
 def test_nested_lists_are_row_major(port):
