@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Message as ASGIMessage
 from starlette.types import Receive, Scope, Send
 
 from seq2seq_serve.protos import open_inference_pb2 as pb
@@ -153,28 +154,33 @@ class _Page:
             if call.refusal is not None:
                 raise call.refusal
             with self.rest.open.taken(call.caller.name, 1):
-                return await self.answer(request, call, events)
+                response = await self.answer(request, call, events)
+            calls.hold(call, 0 if response is None else len(response.body))
+            return response
 
         try:
-            outcome = await calls.run(call, work())
+            try:
+                outcome = await calls.run(call, work())
+            finally:
+                if (leaving := getattr(request.state, "leaving", None)) is not None:
+                    leaving.cancel()
+                calls.close_call(call)
+            if events.has_begun:
+                if isinstance(outcome, Exception):
+                    await events.write(self.error_content(outcome))
+                await events.end()
+                return
+            if isinstance(outcome, Exception):
+                response: Response | None = _error_response(outcome, self.error_content(outcome))
+            else:
+                response = outcome
+            assert response is not None
+            response.headers[REQUEST_ID] = call.request_id
+            await response(scope, receive, partial(_send_and_wait, send) if call.num_held_bytes else send)
         except asyncio.CancelledError:  # the caller has left
             return
         finally:
-            if (leaving := getattr(request.state, "leaving", None)) is not None:
-                leaving.cancel()
-            calls.close_call(call)
-        if events.has_begun:
-            if isinstance(outcome, Exception):
-                await events.write(self.error_content(outcome))
-            await events.end()
-            return
-        if isinstance(outcome, Exception):
-            response: Response | None = _error_response(outcome, self.error_content(outcome))
-        else:
-            response = outcome
-        assert response is not None
-        response.headers[REQUEST_ID] = call.request_id
-        await response(scope, receive, send)
+            calls.let_go(call)
 
 
 class RestService:
@@ -323,6 +329,15 @@ class RestService:
         assert task is not None
         request.state.leaving = asyncio.create_task(_cancel_after_leaving(request, task))
         return bytes(body)
+
+
+async def _send_and_wait(send: Send, message: ASGIMessage) -> None:
+    """Sends a part of a large answer, and waits until its caller has taken most of the body."""
+    if message["type"] == "http.response.start":
+        await send(message)
+        return
+    await send({**message, "more_body": True})
+    await send({"type": "http.response.body"})  # uvicorn waits for room before it sends even nothing
 
 
 async def _cancel_after_leaving(request: Request, task: asyncio.Task[Any]) -> None:

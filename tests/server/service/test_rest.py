@@ -9,8 +9,10 @@ import threading
 from contextlib import ExitStack
 
 import pytest
+from starlette.responses import Response
 
 from seq2seq_serve.server.config import ServerConfig
+from seq2seq_serve.server.service import rest
 from seq2seq_serve.server.service.open_inference import service
 from seq2seq_serve.server.service.open_inference.json import read_json
 from seq2seq_serve.server.service.open_inference.requests import read_inference
@@ -327,7 +329,37 @@ async def test_large_requests_are_held_as_those_of_grpc(monkeypatch):
         body = b" " * 2_000_000
         status, _, answer = await asyncio.to_thread(ask, served.app.http.port, "POST", INFER, body)
         assert (status, answer["code"]) == (429, "RESOURCE_EXHAUSTED")
-        assert "large requests of 2000000 bytes" in answer["error"]
+        assert "large requests and answers of 2000000 bytes" in answer["error"]
+        writer.close()
+
+
+async def test_answers_that_callers_do_not_take_are_held_as_those_of_grpc(monkeypatch):
+    def long_response(answer, binary):
+        return Response(bytes(16 * 2**20))
+
+    monkeypatch.setattr("seq2seq_serve.server.service.calls._MAX_HELD_BYTES", 20 * 2**20)
+    monkeypatch.setattr(rest, "_infer_response", long_response)
+    async with serving() as served:
+        port, held = served.app.http.port, served.app._calls.held
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader._transport.pause_reading()
+        writer.write(request_of(INFER, json.dumps(infer_body("a")).encode()))
+        async with asyncio.timeout(20):
+            while not held.held:
+                await asyncio.sleep(0.01)
+        status, _, answer = await asyncio.to_thread(ask, port, "POST", INFER, infer_body("a"))
+        assert (status, answer["code"]) == (429, "RESOURCE_EXHAUSTED")
+        assert "large requests and answers of 16777216 bytes" in answer["error"]
+        assert (await asyncio.to_thread(ask, port, "POST", GENERATE, {"text_input": "a"}))[0] == 200
+        reader._transport.resume_reading()
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"content-length: 16777216" in head
+        assert len(await reader.readexactly(16 * 2**20)) == 16 * 2**20
+        async with asyncio.timeout(20):
+            while held.held:
+                await asyncio.sleep(0.01)
+        writer.write(request_of(INFER, json.dumps(infer_body("a")).encode()))  # the connection is kept
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
         writer.close()
 
 

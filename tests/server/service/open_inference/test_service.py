@@ -434,7 +434,8 @@ async def test_requests_that_wait_in_streams_are_bounded(monkeypatch):
         await served.turns.until(lambda: served.turns.num_submitted == 1)
         await refused.write(message)
         assert (
-            f"large requests of {message.ByteSize()} bytes are open" in (await refused.read()).error_message
+            f"large requests and answers of {message.ByteSize()} bytes are open"
+            in (await refused.read()).error_message
         )
         served.runner.gate.set()
         for stream in (waiting, refused):
