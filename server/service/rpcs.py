@@ -135,7 +135,7 @@ class Rpcs:
                 del outcome  # an error's frames refer to it and to the message
                 self._calls.close_call(call)
                 if call.num_held_bytes:  # gRPC keeps the answer until the caller takes it
-                    context.add_done_callback(lambda _: self._calls.let_go(call))
+                    context.add_done_callback(lambda _: self._calls.let_go(call))  # type: ignore[arg-type]
 
         is_stream = method.server_streaming
         make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.stream_unary_rpc_method_handler
