@@ -423,7 +423,6 @@ async def test_loading_a_model_or_files_that_are_not_there_is_refused(change, co
 
 async def test_requests_that_wait_in_streams_are_bounded(monkeypatch):
     """480 streams of 4 MiB took 1.4 GB: only those of unary calls counted."""
-    monkeypatch.setattr(calls, "SMALL_REQUEST_BYTES", 0)
     message = infer_request("abc")
     monkeypatch.setattr(calls, "_MAX_HELD_BYTES", message.ByteSize() * 3 // 2)
     async with serving() as served:
