@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import logging
+import math
 import re
-from collections.abc import Callable
 from urllib.parse import unquote_to_bytes
 
 from python_multipart.exceptions import FormParserError
-from python_multipart.multipart import MultipartParser, parse_options_header
+from python_multipart.multipart import FormParser, parse_options_header
 
 from seq2seq_serve.server.errors import InvalidRequest
 
 ENCODED = "application/x-www-form-urlencoded"
 MAX_ENCODED_BYTES = 2**18  # of such a form: each takes up to a hundred while it is read
 _MAX_FIELDS = 64
-_MAX_HEADERS, _MAX_HEADER_BYTES = 16, 4096  # of one field, and of one of its headers
+_LIMITS = {"MAX_MEMORY_FILE_SIZE": math.inf, "MAX_HEADER_COUNT": 16, "MAX_HEADER_SIZE": 4096}
 _LONG_PADDING = rb"[ \t]{256}"
 
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # callers can cause its warnings
@@ -64,52 +64,29 @@ def _parts(body: bytes, boundary: bytes) -> list[tuple[bytes, bytes]]:
     _check_count(body.count(b"--" + boundary) - 1)  # the last one ends the form
     if re.search(b"--" + re.escape(boundary) + _LONG_PADDING, body):
         raise InvalidRequest("a boundary of the form has too much space after it", field="")
-    parts: list[list[bytes]] = []  # the name and value of each
-    header = [b"", b""]
-    has_ended = False
-
-    def add_to(place: int) -> Callable[[bytes, int, int], None]:
-        def add(data: bytes, start: int, end: int) -> None:
-            header[place] += data[start:end]
-
-        return add
-
-    def end_header() -> None:
-        if header[0].lower() == b"content-disposition":
-            parts[-1][0] = parse_options_header(header[1])[1].get(b"name", b"")
-        header[:] = b"", b""
-
-    def add_data(data: bytes, start: int, end: int) -> None:
-        parts[-1][1] += data[start:end]
-
-    def end_form() -> None:
-        nonlocal has_ended
-        has_ended = True
-
+    pairs: list[tuple[bytes, bytes]] = []
+    ends: list[bool] = []
+    parser: FormParser | None = None
     try:
-        parser = MultipartParser(
-            boundary,
-            {
-                "on_part_begin": lambda: parts.append([b"", b""]),
-                "on_header_field": add_to(0),
-                "on_header_value": add_to(1),
-                "on_header_end": end_header,
-                "on_part_data": add_data,
-                "on_end": end_form,
-            },
-            max_header_count=_MAX_HEADERS,
-            max_header_size=_MAX_HEADER_BYTES,
+        parser = FormParser(
+            "multipart/form-data",
+            lambda field: pairs.append((field.field_name or b"", field.value or b"")),
+            lambda file: pairs.append((file.field_name or b"", file.file_object.getvalue())),  # type: ignore[union-attr]
+            lambda: ends.append(True),
+            boundary=boundary,
+            config=_LIMITS,
         )
-        # A preamble (RFC 2046) is read as the content of a part before the first one.
-        parser.write(b"--" + boundary + b"\r\n\r\n\r\n")
+        # A preamble (RFC 2046) is read as the content of a field before the first one.
+        parser.write(b"--" + boundary + b'\r\nContent-Disposition: form-data; name=""\r\n\r\n\r\n')
         parser.write(body)
     except FormParserError as error:
         raise InvalidRequest(f"the form is not valid: {error}", field="") from None
-    if not has_ended:
+    finally:
+        if parser is not None:  # it and its own parser refer to each other, and to the last file
+            parser.parser = None
+    if not ends:
         raise InvalidRequest("the form does not end with its boundary", field="")
-    if not all(name for name, _ in parts[1:]):
-        raise InvalidRequest("a field of the form does not have a name", field="")
-    return [(name, value) for name, value in parts[1:]]
+    return pairs[1:]
 
 
 def _check_count(count: int) -> None:
