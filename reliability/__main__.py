@@ -26,13 +26,15 @@ Each part has its own bars. Callers use the loopback interface, and models have 
   or refuses it, within 512 MiB;
 - multiplication: messages whose options hold for hundreds of items; memory stays within 256 MiB of its
   initial value, and no gap of another stream is longer than 0.3 s;
-- slow: one stream in ten is not read to its end; the others' p99 between tokens grows at most 1.5 times;
+- slow: one stream in ten is not read to its end; the others' p99 between tokens grows at most 1.5 times, and
+  2,000 streams that nobody reads hold at most 456 MiB;
 - freeze: texts that are slow to split, by every RPC that takes text, and 200 of the longest at once; no
   stream and no probe waits for more than half a second, and the server exits within 5 s after SIGTERM;
 - neighbour: one stream beside each expensive option, used by one caller and by four; no gap beside
   alignments is longer than 10 median steps, and stop sequences, constraints and a `top_k` per call are cheap;
-- http: bodies of one-byte chunks, 256 slow bodies of one caller, and SIGTERM with 60 calls over HTTP open;
-  no probe waits for more than half a second, others are answered, and every call gets a status;
+- http: bodies of one-byte chunks, bodies that are hard to read, 256 slow bodies of one caller, 40 clients of
+  /metrics, and SIGTERM with 60 calls over HTTP open; no probe waits for more than half a second, a call
+  beside scrapes takes at most 0.1 s, others are answered, and every call gets a status;
 - balance: three servers of unlike size without a proxy and behind Envoy, HAProxy and nginx; SIGTERM of one
   loses no call, SIGKILL only calls that ran there, with UNAVAILABLE; a server that is not ready is left
   within a second, and p99 behind a proxy stays within 2 times that of one server with all slots.

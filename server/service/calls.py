@@ -71,7 +71,7 @@ class RemoteCall(Call):
         writing: Is held while a message is written: one after the other.
         is_probe: Whether the call is for the service of health or reflection. Probes are not counted as
             requests, and a server that drains does not wait for them.
-        num_held_bytes: The size of its request, if that is large.
+        num_held_bytes: The size of its request, and of its only answer, if they are large.
         whole: The call that brought it, if it is one of the requests of a call.
         is_recorded_by_item: Whether each request of the call is recorded, in place of the call.
         refusal: Why it is refused whatever it asks for: its id cannot be logged and sent back.
@@ -163,11 +163,14 @@ class RemoteCall(Call):
         Raises:
             CancelledError: The caller has left.
             InvalidRequest: The message is too long.
+            Overloaded: Too many large messages wait for callers.
         """
+        num_bytes = message.ByteSize()
+        self.check_answer_bytes(num_bytes)
         try:
-            self.check_answer_bytes(message.ByteSize())
-            async with self.writing:
-                await self.write(message)
+            with self.holding(num_bytes) if num_bytes > SMALL_REQUEST_BYTES else nullcontext():
+                async with self.writing:
+                    await self.write(message)
         except aio.InternalError as error:  # gRPC fails a write that waits before it cancels the handler
             raise asyncio.CancelledError from error
 
@@ -187,7 +190,8 @@ class Calls:
         models: The served models.
         access: The callers' rights.
         is_draining: Whether the server drains.
-        held: The bytes of large requests, and of what was read from them, by caller.
+        held: The bytes of large requests, of what was read from them, and of large answers that callers have
+            not taken, by caller.
         attention: The bytes of attention from which words get their times, by caller.
         num_open: The number of calls that have not ended, without probes.
         answers: The thread that builds large answers.
@@ -205,7 +209,7 @@ class Calls:
         self.is_draining = False
         self.num_open = 0
         self._num_opened = 0
-        self.held = Shares(_MAX_HELD_BYTES, "large requests of {} bytes are open")
+        self.held = Shares(_MAX_HELD_BYTES, "large requests and answers of {} bytes are open")
         self.attention = Shares(_MAX_ATTENTION_BYTES, "words get their times from attention of {} bytes")
         self._idle = asyncio.Event()
         self._idle.set()
@@ -225,7 +229,7 @@ class Calls:
         remaining_seconds: float | None,
         write: Callable[[Message], Awaitable[None]],
     ) -> RemoteCall:
-        """Returns a new call; `close_call` must follow.
+        """Returns a new call; `close_call` and `let_go` must follow.
 
         Args:
             service: The full name of the service.
@@ -265,21 +269,24 @@ class Calls:
         return call
 
     def hold(self, call: RemoteCall, num_bytes: int) -> None:
-        """Counts the bytes of a large request until `close_call`; a small one is not counted.
+        """Counts the bytes of a large request or answer until `let_go`; a small one is not counted.
 
-        What it brings may wait as long: parsed, read, or in the engine's queue.
+        What a request brings may wait as long: parsed, read, or in the engine's queue.
 
         Raises:
             Overloaded: Too many are held, and the caller would have more than its share of them.
         """
         if num_bytes > SMALL_REQUEST_BYTES:
             self.held.take(call.caller.name, num_bytes)
-            call.num_held_bytes = num_bytes
+            call.num_held_bytes += num_bytes
+
+    def let_go(self, call: RemoteCall) -> None:
+        """Ends the count of a call's bytes, once its caller has taken the answer, or has left."""
+        if call.num_held_bytes:
+            self.held.give_back(call.caller.name, call.num_held_bytes)
 
     def close_call(self, call: RemoteCall) -> None:
         """Ends the record of a call that has its answer."""
-        if call.num_held_bytes:
-            self.held.give_back(call.caller.name, call.num_held_bytes)
         if not call.is_probe:
             self.num_open -= 1
             if self.num_open == 0:

@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Message as ASGIMessage
 from starlette.types import Receive, Scope, Send
 
 from seq2seq_serve.protos import open_inference_pb2 as pb
@@ -26,6 +27,7 @@ from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Un
 from seq2seq_serve.server.service import libretranslate, openai
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, Calls, RemoteCall
 from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.forms import ENCODED, MAX_ENCODED_BYTES
 from seq2seq_serve.server.service.open_inference.answers import Answer
 from seq2seq_serve.server.service.open_inference.json import (
     binary_outputs,
@@ -152,28 +154,33 @@ class _Page:
             if call.refusal is not None:
                 raise call.refusal
             with self.rest.open.taken(call.caller.name, 1):
-                return await self.answer(request, call, events)
+                response = await self.answer(request, call, events)
+            calls.hold(call, 0 if response is None else len(response.body))
+            return response
 
         try:
-            outcome = await calls.run(call, work())
+            try:
+                outcome = await calls.run(call, work())
+            finally:
+                if (leaving := getattr(request.state, "leaving", None)) is not None:
+                    leaving.cancel()
+                calls.close_call(call)
+            if events.has_begun:
+                if isinstance(outcome, Exception):
+                    await events.write(self.error_content(outcome))
+                await events.end()
+                return
+            if isinstance(outcome, Exception):
+                response: Response | None = _error_response(outcome, self.error_content(outcome))
+            else:
+                response = outcome
+            assert response is not None
+            response.headers[REQUEST_ID] = call.request_id
+            await response(scope, receive, partial(_send_and_wait, send) if call.num_held_bytes else send)
         except asyncio.CancelledError:  # the caller has left
             return
         finally:
-            if (leaving := getattr(request.state, "leaving", None)) is not None:
-                leaving.cancel()
-            calls.close_call(call)
-        if events.has_begun:
-            if isinstance(outcome, Exception):
-                await events.write(self.error_content(outcome))
-            await events.end()
-            return
-        if isinstance(outcome, Exception):
-            response: Response | None = _error_response(outcome, self.error_content(outcome))
-        else:
-            response = outcome
-        assert response is not None
-        response.headers[REQUEST_ID] = call.request_id
-        await response(scope, receive, send)
+            calls.let_go(call)
 
 
 class RestService:
@@ -289,7 +296,7 @@ class RestService:
     async def _body(self, request: Request, call: RemoteCall, most: int = MAX_REQUEST_BYTES) -> bytes:
         """Reads the body of a request, of `most` bytes, whose length counts as that of a message.
 
-        A caller who leaves afterwards cancels the task.
+        A form that writes each byte as three has less room. A caller who leaves afterwards cancels the task.
 
         Raises:
             CancelledError: The caller has left.
@@ -303,6 +310,8 @@ class RestService:
                 f"the body is compressed ({encoding[:100]}): send it without compression", field=""
             )
         length = int(request.headers.get("content-length", "0"))
+        if ENCODED in request.headers.get("content-type", "").lower():
+            most = MAX_ENCODED_BYTES
         if length > most:
             raise TooLarge(f"the request has more than {most} bytes: send less", field="")
         self.calls.hold(call, length)
@@ -320,6 +329,15 @@ class RestService:
         assert task is not None
         request.state.leaving = asyncio.create_task(_cancel_after_leaving(request, task))
         return bytes(body)
+
+
+async def _send_and_wait(send: Send, message: ASGIMessage) -> None:
+    """Sends a part of a large answer, and waits until its caller has taken most of the body."""
+    if message["type"] == "http.response.start":
+        await send(message)
+        return
+    await send({**message, "more_body": True})
+    await send({"type": "http.response.body"})  # uvicorn waits for room before it sends even nothing
 
 
 async def _cancel_after_leaving(request: Request, task: asyncio.Task[Any]) -> None:

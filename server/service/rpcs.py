@@ -102,7 +102,10 @@ class Rpcs:
             answering = answer(message, call)
             del message
             if not hasattr(answering, "__aiter__"):
-                return await answering
+                answered = await answering
+                if answered is not None and (num_bytes := answered.ByteSize()) > SMALL_REQUEST_BYTES:
+                    self._calls.hold(call, num_bytes)
+                return answered
             async for each in answering:
                 await call.send(each)
             return None
@@ -131,6 +134,8 @@ class Rpcs:
             finally:
                 del outcome  # an error's frames refer to it and to the message
                 self._calls.close_call(call)
+                if call.num_held_bytes:  # gRPC keeps the answer until the caller takes it
+                    context.add_done_callback(lambda _: self._calls.let_go(call))  # type: ignore[arg-type]
 
         is_stream = method.server_streaming
         make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.stream_unary_rpc_method_handler

@@ -38,6 +38,8 @@ _Attempted = TypeVar("_Attempted")
 Write = Callable[[pb.Piece], Awaitable[None]]
 
 _HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
+_SMALL_STREAM_BYTES = 2**14  # of an answer
+_MEMORY_PER_BYTE = 6  # of an answer, while its alternatives are Python's objects
 
 
 async def read(sources: Sequence[pb.Source], decoding: Decoding, call: Call) -> list[Reading]:
@@ -136,8 +138,11 @@ async def generate(
         engine.check_size(len(requests), num_tokens)
         await asyncio.sleep(0)  # lets other calls run before the next sources are read
     pairs_of_all: list[list[tuple[Reading, Result]]] = []
+    # A caller who does not read the pieces leaves the result with the engine.
+    is_long_stream = write is not None and num_bytes > _SMALL_STREAM_BYTES
+    num_held = _MEMORY_PER_BYTE * num_bytes if is_long_stream else 0
     with (
-        call.holding(0, num_attention_bytes) if num_attention_bytes else nullcontext(),
+        call.holding(num_held, num_attention_bytes) if num_held or num_attention_bytes else nullcontext(),
         engine.submitted(requests, call.is_expired, is_accepted=call.is_accepted) as streams,
     ):
         for readings in readings_of_all:

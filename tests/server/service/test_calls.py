@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import math
 import re
 import threading
 
@@ -17,7 +18,7 @@ from seq2seq_serve.server.service.calls import Calls, RemoteCall
 from seq2seq_serve.server.service.health import SEQ2SEQ
 from seq2seq_serve.server.service.write import responses as answers
 from seq2seq_serve.server.telemetry.metrics import Metrics
-from tests.server.service.harness import make_rpcs, serving
+from tests.server.service.harness import EchoRunner, make_rpcs, serving
 
 REQUEST = pb.GenerateRequest(sources=[pb.Source(text="abc")])
 
@@ -215,7 +216,9 @@ async def test_large_requests_are_bounded_while_their_calls_are_open(monkeypatch
         served.runner.gate.clear()
         waiting = [asyncio.ensure_future(send(small + padding))]
         await served.turns.until(lambda: served.turns.num_submitted == 1)
-        with pytest.raises(AioRpcError, match=r"large requests of 500[0-9]{2} bytes are open") as caught:
+        with pytest.raises(
+            AioRpcError, match=r"large requests and answers of 500[0-9]{2} bytes are open"
+        ) as caught:
             await send(small + padding)
         assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
         waiting.append(asyncio.ensure_future(send(small)))
@@ -225,3 +228,61 @@ async def test_large_requests_are_bounded_while_their_calls_are_open(monkeypatch
         await send(small + padding)
         await served.until_calls_are_over()
         assert not served.app._calls.held.held
+
+
+LONG = "a" * 100
+NARROW = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
+
+
+def reading_nothing(channel, method: str):
+    """A call for an answer of 40 KB, none of which is read."""
+    options = pb.GenerateOptions(attention=True)
+    request = pb.GenerateRequest(sources=[pb.Source(text=LONG)], options=options)
+    return channel.unary_stream(f"/seq2seq.v1.Seq2Seq/{method}")(request.SerializeToString())
+
+
+async def read_all(call) -> None:
+    while await call.read() is not aio.EOF:
+        pass
+
+
+async def until_held(served, least: int, most: float = math.inf) -> None:
+    async with asyncio.timeout(20):
+        while not least <= served.app._calls.held.held.total() <= most:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_answers_that_callers_do_not_take_are_bounded(monkeypatch, method):
+    """Of streams with alternatives that nobody read, a connection held 805 MiB."""
+    monkeypatch.setattr(calls, "_MAX_HELD_BYTES", 70_000)
+    async with (
+        serving(EchoRunner(max_source_length=128, max_target_length=128)) as served,
+        aio.insecure_channel(served.address, options=NARROW) as channel,
+    ):
+        unread = reading_nothing(channel, method)
+        await served.turns.until(lambda: served.turns.num_ended == 1)
+        await until_held(served, 40_000, 70_000)
+        with pytest.raises(AioRpcError, match=r"large requests and answers of 4[0-9]{4} bytes") as caught:
+            await read_all(reading_nothing(channel, method))
+        assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
+        short = pb.GenerateRequest(sources=[pb.Source(text=LONG)])
+        assert (await served.stub.Generate(short)).hypotheses[0].text == LONG
+        unread.cancel()
+        await until_held(served, 0, 0)
+
+
+async def test_a_stream_that_may_become_long_is_counted_before_it_is_decoded(monkeypatch):
+    """The engine keeps the result of a stream whose first piece is not read."""
+    monkeypatch.setattr(calls, "_MAX_HELD_BYTES", 300_000)
+    async with serving(EchoRunner(max_source_length=128, max_target_length=128)) as served:
+        served.runner.gate.clear()
+        waiting = reading_nothing(served.channel, "GenerateStream")
+        await served.turns.until(lambda: served.turns.num_submitted == 1)
+        assert served.app._calls.held.held.total() > 6 * 40_000
+        with pytest.raises(AioRpcError, match="large requests and answers"):
+            await reading_nothing(served.channel, "GenerateStream").read()
+        assert served.turns.num_submitted == 1
+        served.runner.gate.set()
+        await read_all(waiting)
+        await until_held(served, 0, 0)
