@@ -18,9 +18,11 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
 from seq2seq_serve.server.errors import InvalidRequest
+from seq2seq_serve.server.service.access import NEEDS
 from seq2seq_serve.server.service.calls import SMALL_REQUEST_BYTES, Calls, RemoteCall
 from seq2seq_serve.server.service.status import abort
 from seq2seq_serve.server.service.wire import TooManyElements, check_elements
+from seq2seq_serve.server.telemetry.record import PREDICT
 
 # Calls of Triton's clients that this server lacks, by a part of their names.
 _UNSUPPORTED = {
@@ -82,21 +84,23 @@ class Rpcs:
         self, method: MethodDescriptor, answer: Callable[[Any, RemoteCall], Any]
     ) -> grpc.RpcMethodHandler[Any, Any]:
         service, name = method.containing_service.full_name, method.name
-        message_class = GetMessageClass(method.input_type)
+        message_class, calls = GetMessageClass(method.input_type), self._calls
+        has_sources = NEEDS.get(f"/{service}/{name}") == PREDICT
+        arrivals = calls.large_messages if has_sources else calls.small_messages
 
         async def work(raws: AsyncIterator[bytes], call: RemoteCall) -> Any:
-            self._calls.access.check(f"/{service}/{name}", call.caller)
+            calls.access.check(f"/{service}/{name}", call.caller)
             if call.refusal is not None:
                 raise call.refusal
             message: Any
             if method.client_streaming:
                 message = self._parsed_stream(raws, message_class)
             else:
-                raw = await self._calls.only_message(raws, call)
+                raw = await arrivals.only_message(raws, call.caller.name)
                 if len(raw) <= SMALL_REQUEST_BYTES:
                     message = _parse(raw, message_class)
                 else:
-                    self._calls.hold(call, len(raw))
+                    calls.hold(call, len(raw))
                     message = await self.parse_large(raw, message_class)
                 del raw  # a long call does not keep it
             answering = answer(message, call)
