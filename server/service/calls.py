@@ -45,6 +45,9 @@ _MAX_ATTENTION_BYTES = 2**31  # from which words get their times, if targets hav
 # still receives one of 4 MiB.
 _MOST_PROMPT, _MOST_LATE = 24, 64
 _MOST_SMALL_PROMPT, _MOST_SMALL_LATE = 8, 16
+# Streams that last as long as their callers want, such as one a connection of a client that watches the
+# server's health; each takes about 45 KiB.
+_MOST_STREAMS = 2048
 
 _MAX_WAITING_BYTES = 8 * 2**20
 
@@ -189,6 +192,7 @@ class Calls:
         is_draining: Whether the server drains.
         held: The bytes of large requests, and of what was read from them, by caller.
         attention: The bytes of attention from which words get their times, by caller.
+        streams: The streams that last as long as their callers want, by caller.
         large_messages: Receives messages with sources.
         small_messages: Receives all others.
         num_open: The number of calls that have not ended, without probes.
@@ -211,6 +215,7 @@ class Calls:
         self.attention = Shares(_MAX_ATTENTION_BYTES, "words get their times from attention of {} bytes")
         self._idle = asyncio.Event()
         self._idle.set()
+        self.streams = Shares(_MOST_STREAMS, "{} streams are open")
         self.large_messages = Arrivals(MAX_REQUEST_BYTES, _MOST_PROMPT, _MOST_LATE)
         self.small_messages = Arrivals(SMALL_REQUEST_BYTES, _MOST_SMALL_PROMPT, _MOST_SMALL_LATE)
         self._reading = set[asyncio.Timeout]()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from contextlib import nullcontext
 from typing import Any
 
 import grpc
@@ -103,12 +104,14 @@ class Rpcs:
                     calls.hold(call, len(raw))
                     message = await self.parse_large(raw, message_class)
                 del raw  # a long call does not keep it
-            answering = answer(message, call)
-            del message
-            if not hasattr(answering, "__aiter__"):
-                return await answering
-            async for each in answering:
-                await call.send(each)
+            lasting = calls.streams.taken(call.caller.name, 1) if method.client_streaming else nullcontext()
+            with lasting:
+                answering = answer(message, call)
+                del message
+                if not hasattr(answering, "__aiter__"):
+                    return await answering
+                async for each in answering:
+                    await call.send(each)
             return None
 
         async def handle(raws: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]) -> Any:

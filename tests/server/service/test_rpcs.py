@@ -6,6 +6,7 @@ import pytest
 from grpc import aio
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.service import calls as calls_module
 from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.service.harness import access_file, make_rpcs, serving
 
@@ -112,11 +113,37 @@ async def test_a_method_without_sources_takes_small_messages_only(method):
     """200 probes with 4 MiB each took 0.5 GB, and need no token."""
     async with serving() as served:
         call = served.channel.unary_stream(f"/grpc.health.v1.Health/{method}")(bytes(20_000))
-        with pytest.raises(
-            aio.AioRpcError, match="20000 bytes, and this method takes at most 16384"
-        ) as caught:
+        with pytest.raises(aio.AioRpcError, match="this method takes at most 16384") as caught:
             await call.read()
         assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_streams_that_last_are_bounded(monkeypatch):
+    """6,000 callers who watched the health took 255 MiB, and need no token."""
+    monkeypatch.setattr(calls_module, "_MOST_STREAMS", 2)
+    watch, infer = "/grpc.health.v1.Health/Watch", "/inference.GRPCInferenceService/ModelStreamInfer"
+    async with serving() as served:
+        first = served.channel.unary_stream(watch)(b"")
+        assert await first.read() == b"\x08\x01"
+        second = served.channel.stream_stream(infer)()
+        await second.write(b"")
+        await second.read()
+        for more in (served.channel.unary_stream(watch)(b""), served.channel.stream_stream(infer)()):
+            with pytest.raises(
+                aio.AioRpcError, match="2 streams are open, 2 of them this caller's"
+            ) as caught:
+                await more.read()
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        first.cancel()
+        while len(served.app._calls.streams.held) and served.app._calls.streams.held.total() > 1:
+            await asyncio.sleep(0)
+        third = served.channel.unary_stream(watch)(b"")
+        assert await third.read() == b"\x08\x01"
+        await second.done_writing()
+        assert await second.read() is aio.EOF
+        third.cancel()
+        while served.app._calls.streams.held:
+            await asyncio.sleep(0)
 
 
 async def test_a_drain_does_not_wait_for_messages_that_do_not_come():
