@@ -371,6 +371,7 @@ class Calls:
                     await room.acquire()
                     tasks.create_task(answer_one(item, call.item(number)))
                     del item
+                    await asyncio.sleep(0)  # it is read, and then submitted, before the next one
         except ExceptionGroup as group:
             refusal = group.with_traceback(None).exceptions[0]
         try:
