@@ -8,6 +8,8 @@ all handlers are those of streams, and read the one message of a unary call them
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import nullcontext
 from typing import Any
@@ -31,6 +33,10 @@ _UNSUPPORTED = {
     "TraceSetting": "settings of traces are not supported",
     "LogSettings": "settings of the log are not supported",
 }
+
+# gRPC hands over calls whose callers have left, and says so some turns of the event loop later. Once callers
+# leave within `_HASTY_SECONDS`, new calls wait these turns, because it costs twice as much to open them.
+_HASTY_SECONDS, _WARY_SECONDS, _WARY_TURNS = 0.05, 1.0, 5
 
 
 class Unsupported(grpc.GenericRpcHandler):
@@ -71,6 +77,7 @@ class Rpcs:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._large = asyncio.Lock()
+        self._left_at = -math.inf  # the last time when a caller left as soon as it had called
 
     def handlers(self, service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
         """Returns the handlers of the service's methods that `servicer` has."""
@@ -116,6 +123,13 @@ class Rpcs:
 
         async def handle(raws: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]) -> Any:
             """Returns the answer of a call. An error that its method raises becomes the call's status."""
+            if time.monotonic() - self._left_at < _WARY_SECONDS:
+                try:
+                    for _ in range(_WARY_TURNS):
+                        await asyncio.sleep(0)
+                except asyncio.CancelledError:
+                    self._left_at = time.monotonic()
+                    raise
             call = self._calls.open(
                 service,
                 name,
@@ -134,6 +148,9 @@ class Rpcs:
                 # gRPC keeps the error that ended a call. Without this, the error's frames would keep the
                 # caller's message alive until the garbage collector runs.
                 error.__context__ = None
+                if isinstance(error, asyncio.CancelledError):
+                    now = time.monotonic()
+                    self._left_at = now if now - call.arrival < _HASTY_SECONDS else self._left_at
                 raise error.with_traceback(None) from None
             finally:
                 del outcome  # an error's frames refer to it and to the message

@@ -1,5 +1,7 @@
 import asyncio
 import itertools
+import math
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -7,6 +9,9 @@ from grpc import aio
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.service import calls as calls_module
+from seq2seq_serve.server.service import rpcs as rpcs_module
+from seq2seq_serve.server.service.health import SEQ2SEQ
+from seq2seq_serve.server.service.seq2seq.service import Seq2SeqService
 from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.service.harness import access_file, make_rpcs, serving
 
@@ -144,6 +149,28 @@ async def test_streams_that_last_are_bounded(monkeypatch):
         third.cancel()
         while served.app._calls.streams.held:
             await asyncio.sleep(0)
+
+
+async def test_calls_that_are_left_at_once_are_opened_no_more(monkeypatch):
+    """20,000 calls, each cancelled after a millisecond, made others wait for seconds."""
+    for name in ("_HASTY_SECONDS", "_WARY_SECONDS"):
+        monkeypatch.setattr(rpcs_module, name, math.inf)
+    rpcs, path = make_rpcs(Metrics()), "/seq2seq.v1.Seq2Seq/Generate"
+    handle = rpcs.handlers(SEQ2SEQ, Seq2SeqService()).service(SimpleNamespace(method=path)).stream_unary
+    context = SimpleNamespace(
+        invocation_metadata=tuple, peer=lambda: "ipv4:127.0.0.1:1", time_remaining=lambda: None, write=None
+    )
+    calls = [asyncio.create_task(handle(stalled(), context))]
+    for _ in range(4):
+        await asyncio.sleep(0)
+        calls[-1].cancel()
+        await asyncio.wait(calls)
+        calls.append(asyncio.create_task(handle(stalled(), context)))
+    assert rpcs._calls._num_opened == 1
+    while not rpcs._calls.num_open:  # the last one stays
+        await asyncio.sleep(0)
+    calls[-1].cancel()
+    await asyncio.wait(calls)
 
 
 async def test_a_drain_does_not_wait_for_messages_that_do_not_come():
