@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import multiprocessing
 import threading
 import time
 from collections import Counter
@@ -28,6 +29,7 @@ _GENERATE, _CHECK, _WATCH = (
 )
 _EVERY_SECONDS = 0.05
 _HELD_SECONDS = 5.0
+_LEAVING_SECONDS = 0.5  # for gRPC to end the calls
 _NUM_SILENT, _NUM_WATCHES, _NUM_PROBES, _NUM_CANCELLED = 24, 6000, 200, 20_000
 _PROBE_BYTES = 4 * 2**20 - 64
 _NUM_CONNECTIONS, _AT_ONCE = 2, 200
@@ -41,6 +43,7 @@ Attack = Callable[[Sequence[Any]], Awaitable[object]]  # by channels
 class _Others:
     """Measurements of another caller with a short request every 50 ms, and of the server's memory."""
 
+    start_bytes: float
     longest_seconds: float = 0.0
     peak_bytes: float = 0.0
     codes: Counter[str] = field(default_factory=Counter)
@@ -58,15 +61,19 @@ def idle(place: Place) -> tuple[Figures, list[Bar]]:
     others: dict[str, _Others] = {}
     with place.serving(TINY) as server:
         asyncio.run(good_calls(server.address, 8))
-        before, start = state(server), resident_bytes(server)
+        before = state(server)
         for name, attack in attacks.items():
+            # A process of its own: the calls of others would wait for its event loop, too.
+            process = multiprocessing.get_context("spawn").Process(target=_run, args=(server.address, attack))
             with _beside(server) as others[name]:
-                asyncio.run(_run(server.address, attack))
+                process.start()
+                process.join()
+            assert process.exitcode == 0, name
         after = settled(server, before)
     figures = {
         name: {
             "longest_seconds": one.longest_seconds,
-            "bytes_over_start": one.peak_bytes - start,
+            "bytes_over_start": one.peak_bytes - one.start_bytes,
             "codes": one.codes,
         }
         for name, one in others.items()
@@ -78,7 +85,7 @@ def idle(place: Place) -> tuple[Figures, list[Bar]]:
         ),
         at_most(
             "memory over that at the start, MiB",
-            max(one.peak_bytes - start for one in others.values()) / 2**20,
+            max(one.peak_bytes - one.start_bytes for one in others.values()) / 2**20,
             256,
         ),
         unexpected(
@@ -90,7 +97,7 @@ def idle(place: Place) -> tuple[Figures, list[Bar]]:
 
 @contextmanager
 def _beside(server: RunningServer) -> Iterator[_Others]:
-    others, is_over = _Others(), threading.Event()
+    others, is_over = _Others(resident_bytes(server)), threading.Event()
 
     def memory() -> None:
         while not is_over.wait(0.005):
@@ -118,13 +125,17 @@ def _beside(server: RunningServer) -> Iterator[_Others]:
             thread.join()
 
 
-async def _run(address: str, attack: Attack) -> None:
-    async with AsyncExitStack() as stack:
-        channels = [
-            await stack.enter_async_context(aio.insecure_channel(address, options=_OWN))
-            for _ in range(_NUM_CONNECTIONS)
-        ]
-        await attack(channels)
+def _run(address: str, attack: Attack) -> None:
+    async def run() -> None:
+        async with AsyncExitStack() as stack:
+            channels = [
+                await stack.enter_async_context(aio.insecure_channel(address, options=_OWN))
+                for _ in range(_NUM_CONNECTIONS)
+            ]
+            await attack(channels)
+            await asyncio.sleep(_LEAVING_SECONDS)
+
+    asyncio.run(run())
 
 
 async def _silent(number: int, seconds: float, channels: Sequence[Any]) -> None:
