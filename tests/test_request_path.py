@@ -26,8 +26,8 @@ _PAGE = ROOT / "CONTRIBUTING.md"
 _BEGIN, _END = "<!-- the way -->\n", "<!-- the end of the way -->\n"
 # Whoever raises one says in the commit why.
 _MOST_FUNCTIONS = {"GenerateStream": 80, "Generate": 93}
-_MOST_CLASSES = {"GenerateStream": 19, "Generate": 22}
-_MOST_FILES = {"GenerateStream": 22, "Generate": 24}
+_MOST_CLASSES = {"GenerateStream": 20, "Generate": 23}
+_MOST_FILES = {"GenerateStream": 23, "Generate": 25}
 _MOST_CONTAINERS = 9
 # The harness has a runner of its own.
 _RUNNER = {name: ("runner/runner.py", f"OnnxRunner.{name}") for name in ("encode", "step")}
