@@ -115,7 +115,8 @@ def way_of(method: str) -> list[Function]:
                     recorder.is_on = False
                     runner.has_piece.set()
 
-    with recorder.installed():
+    with pytest.MonkeyPatch.context() as patch, recorder.installed():
+        patch.setattr("seq2seq_serve.server.service.arrivals._PROMPT_SECONDS", 1000)  # no message is late
         asyncio.run(run())
     return recorder.functions()
 
