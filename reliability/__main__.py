@@ -35,6 +35,9 @@ Each part has its own bars. Callers use the loopback interface, and models have 
 - http: bodies of one-byte chunks, bodies that are hard to read, 256 slow bodies of one caller, 40 clients of
   /metrics, and SIGTERM with 60 calls over HTTP open; no probe waits for more than half a second, a call
   beside scrapes takes at most 0.1 s, others are answered, and every call gets a status;
+- idle: calls without a message, watches of the health, probes with long messages, and calls that are
+  cancelled at once; memory stays within 256 MiB of its initial value, and short calls of another caller take
+  at most 1 s;
 - balance: three servers of unlike size without a proxy and behind Envoy, HAProxy and nginx; SIGTERM of one
   loses no call, SIGKILL only calls that ran there, with UNAVAILABLE; a server that is not ready is left
   within a second, and p99 behind a proxy stays within 2 times that of one server with all slots.
@@ -63,6 +66,7 @@ from reliability.files import files
 from reliability.freeze import freeze
 from reliability.hostile import hostile
 from reliability.http import http
+from reliability.idle import idle
 from reliability.load import overload, sigterm, unsteady
 from reliability.machine import clock, logs, pause
 from reliability.multiplication import multiplication
@@ -94,6 +98,7 @@ PARTS: dict[str, Part] = {
         freeze,
         neighbour,
         http,
+        idle,
         balance,
     )
 }

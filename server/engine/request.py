@@ -80,6 +80,11 @@ class Constraints:
         return is_penalized or not self.is_renormalized
 
     @functools.cached_property
+    def penalized(self) -> tuple[frozenset[int], frozenset[tuple[int, float]]]:
+        """The suppressed tokens and the biases: what a runner makes of them is shared by equal ones."""
+        return self.suppressed_token_ids, frozenset(self.logit_bias.items())
+
+    @functools.cached_property
     def forbidden_sizes(self) -> frozenset[int]:
         """The numbers of last tokens in `forbidden_after`."""
         return frozenset(map(len, self.forbidden_after))

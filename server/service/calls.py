@@ -13,7 +13,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TypeVar
-from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import Message
@@ -22,6 +21,7 @@ from grpc import aio
 from seq2seq_serve.server.errors import InvalidRequest, LoadFailed, ServerError, Unavailable
 from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.access import Access
+from seq2seq_serve.server.service.arrivals import SHUTTING_DOWN, Arrivals, end_now
 from seq2seq_serve.server.service.call import ON_THE_LOOP_BYTES, SHORT_BYTES, SMALL_ANSWER_BYTES, Call
 from seq2seq_serve.server.service.fair_thread import Checkpoint, FairThread
 from seq2seq_serve.server.service.shares import Shares
@@ -41,10 +41,15 @@ MAX_ANSWER_BYTES = 16 * 2**20
 SMALL_REQUEST_BYTES = 2 * MAX_FIELDS
 _MAX_HELD_BYTES = 2**28  # of large requests whose calls are open
 _MAX_ATTENTION_BYTES = 2**31  # from which words get their times, if targets have their greatest length
-_MOST_READ_AT_ONCE = 24  # messages of unary calls of one caller, of up to 4 MiB each
-_MESSAGE_SECONDS, _DRAINING_SECONDS = 30.0, 1.0  # for a caller to send a message
-_LEAVING_SECONDS = 0.1
-_SHUTTING_DOWN = "the server is shutting down"
+# Messages that are received at once, of one caller, and late ones of all. Where small ones are expected, gRPC
+# still receives one of 4 MiB.
+_MOST_PROMPT, _MOST_LATE = 24, 64
+_MOST_SMALL_PROMPT, _MOST_SMALL_LATE = 8, 16
+# Streams that last as long as their callers want, such as one a connection of a client that watches the
+# server's health; each takes about 45 KiB.
+_MOST_STREAMS = 2048
+
+_MOST_BEGUN = 8  # requests of a call in one turn of the event loop, of a third of a millisecond each
 
 _MAX_WAITING_BYTES = 8 * 2**20
 
@@ -193,6 +198,9 @@ class Calls:
         held: The bytes of large requests, of what was read from them, and of large answers that callers have
             not taken, by caller.
         attention: The bytes of attention from which words get their times, by caller.
+        streams: The streams that last as long as their callers want, by caller.
+        large_messages: Receives messages with sources.
+        small_messages: Receives all others.
         num_open: The number of calls that have not ended, without probes.
         answers: The thread that builds large answers.
         short_texts: The thread that cuts texts of up to `SHORT_BYTES`.
@@ -213,7 +221,9 @@ class Calls:
         self.attention = Shares(_MAX_ATTENTION_BYTES, "words get their times from attention of {} bytes")
         self._idle = asyncio.Event()
         self._idle.set()
-        self._places = WeakValueDictionary[str, asyncio.Semaphore]()  # of messages being read, by caller
+        self.streams = Shares(_MOST_STREAMS, "{} streams are open")
+        self.large_messages = Arrivals(MAX_REQUEST_BYTES, _MOST_PROMPT, _MOST_LATE)
+        self.small_messages = Arrivals(SMALL_REQUEST_BYTES, _MOST_SMALL_PROMPT, _MOST_SMALL_LATE)
         self._reading = set[asyncio.Timeout]()
         self.answers = FairThread("answers")
         self.short_texts = FairThread("short-texts", _MAX_WAITING_BYTES)
@@ -301,39 +311,11 @@ class Calls:
         """Ends the calls that wait for their caller's next message, or for the reading of their sources."""
         self.is_draining = True
         for limit in self._reading:
-            limit.reschedule(asyncio.get_running_loop().time())
+            end_now(limit)
+        self.large_messages.drain()
+        self.small_messages.drain()
         self.short_texts.drain()
         self.long_texts.drain()
-
-    async def only_message(self, messages: AsyncIterator[bytes], call: RemoteCall) -> bytes:
-        """Returns the one message of a unary call; of one caller, some are read at once, and others wait.
-
-        Raises:
-            InvalidRequest: The call has another number of messages, or they do not come in time.
-            Unavailable: The server drains.
-        """
-        seconds = _DRAINING_SECONDS if self.is_draining else _MESSAGE_SECONDS
-        places = self._places.setdefault(call.caller.name, asyncio.Semaphore(_MOST_READ_AT_ONCE))
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                self._reading.add(limit)
-                async with nullcontext() if call.is_probe else places:
-                    message = await anext(messages, None)
-                    # gRPC keeps a message until the next one, or the end, is asked for.
-                    is_only = message is not None and await anext(messages, None) is None
-        except TimeoutError:
-            if self.is_draining:
-                raise Unavailable(_SHUTTING_DOWN) from None
-            raise InvalidRequest(
-                f"the message did not arrive within {_MESSAGE_SECONDS:g} seconds", field=""
-            ) from None
-        finally:
-            self._reading.discard(limit)
-        if message is None:
-            await asyncio.sleep(_LEAVING_SECONDS)  # gRPC ends the messages before it cancels the handler
-        if not is_only or message is None:
-            raise InvalidRequest("the call must have exactly one message", field="")
-        return message
 
     async def next_message(self, messages: AsyncIterator[_Message]) -> _Message | None:
         """Returns the next message of a stream; None at its end.
@@ -342,13 +324,13 @@ class Calls:
             Unavailable: The server drains.
         """
         if self.is_draining:
-            raise Unavailable(_SHUTTING_DOWN)
+            raise Unavailable(SHUTTING_DOWN)
         try:
             async with asyncio.timeout(None) as limit:
                 self._reading.add(limit)
                 return await anext(messages, None)
         except TimeoutError:
-            raise Unavailable(_SHUTTING_DOWN) from None
+            raise Unavailable(SHUTTING_DOWN) from None
         finally:
             self._reading.discard(limit)
 
@@ -398,6 +380,8 @@ class Calls:
                     await room.acquire()
                     tasks.create_task(answer_one(item, call.item(number)))
                     del item
+                    if (number + 1) % _MOST_BEGUN == 0:
+                        await asyncio.sleep(0)  # they are read, and then submitted, before the next ones
         except ExceptionGroup as group:
             refusal = group.with_traceback(None).exceptions[0]
         try:

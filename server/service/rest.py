@@ -9,6 +9,7 @@ import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -122,7 +123,8 @@ Handler = Callable[[Request, RemoteCall, _Events], Awaitable[Response | None]]
 class _Page:
     """Answers the requests of a route, as `server.service.rpcs` does those of a gRPC method.
 
-    Invariant: the caller's rights, and its share of the open requests, are checked before its body is read.
+    Invariant: the caller's rights are checked before its body is read, its share of the open requests when
+    some of the body has come.
 
     Attributes:
         rest: Owns it.
@@ -153,7 +155,7 @@ class _Page:
             calls.access.check(f"/{_GRPC_SERVICE}/{self.method}", call.caller)
             if call.refusal is not None:
                 raise call.refusal
-            with self.rest.open.taken(call.caller.name, 1):
+            with ExitStack() as request.state.opened:
                 response = await self.answer(request, call, events)
             calls.hold(call, 0 if response is None else len(response.body))
             return response
@@ -314,12 +316,14 @@ class RestService:
             most = MAX_ENCODED_BYTES
         if length > most:
             raise TooLarge(f"the request has more than {most} bytes: send less", field="")
-        self.calls.hold(call, length)
         body, parts = bytearray(), request.stream()
         seconds = _BODY_SECONDS + length / _LEAST_BYTES_PER_SECOND
         try:
             async with asyncio.timeout(seconds):
                 while (part := await self.calls.next_message(parts)) is not None:
+                    if not body:  # a caller who has not sent any of it holds nothing
+                        request.state.opened.enter_context(self.open.taken(call.caller.name, 1))
+                        self.calls.hold(call, length)
                     body += part
         except TimeoutError:
             raise InvalidRequest(f"the body did not arrive within {seconds:.0f} seconds", field="") from None

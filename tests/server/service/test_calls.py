@@ -137,6 +137,33 @@ async def test_the_end_does_not_wait_for_calls_that_nobody_reads():
         await calls.wait_until_quiet()
 
 
+async def test_other_tasks_have_their_turn_between_the_items_of_a_call():
+    """All items that may be open at once were read, and then submitted, in one turn of the event loop."""
+    calls, order = make_rpcs(Metrics())._calls, []
+    call, items = abandoned(calls), iter(range(64))
+
+    async def following() -> int | None:
+        return next(items, None)
+
+    async def answer(item: int, its: RemoteCall) -> None:
+        order.append(str(item))
+        await asyncio.sleep(0)
+        order.append(str(item))
+
+    async def other() -> None:
+        while True:
+            order.append("other")
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(other())
+    await calls.answer_items(call, following, 64, answer)
+    beside.cancel()
+    calls.close_call(call)
+    assert len(order) - order.count("other") == 2 * 64
+    turns = " ".join(order).split("other")
+    assert max(len(turn.split()) for turn in turns) <= 2 * calls._MOST_BEGUN, order
+
+
 async def test_a_refusal_carries_what_a_program_can_compare():
     async with serving() as served:
         with pytest.raises(aio.AioRpcError) as caught:

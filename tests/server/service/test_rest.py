@@ -6,6 +6,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from contextlib import ExitStack
 
 import pytest
@@ -322,7 +323,7 @@ async def test_large_requests_are_held_as_those_of_grpc(monkeypatch):
     monkeypatch.setattr("seq2seq_serve.server.service.calls._MAX_HELD_BYTES", 10**6)
     async with serving() as served:
         _, writer = await asyncio.open_connection("127.0.0.1", served.app.http.port)
-        writer.write(request_of(INFER, b"", 2_000_000))  # its body does not come
+        writer.write(request_of(INFER, b"{", 2_000_000))  # the rest of its body does not come
         async with asyncio.timeout(20):
             while not served.app._calls.held.held:
                 await asyncio.sleep(0)
@@ -479,6 +480,24 @@ def test_a_long_body_has_longer_to_come(monkeypatch):
             return received
 
     assert b'"text_output": "abcd"' in serve_and(asking)
+
+
+def test_a_caller_who_has_not_sent_any_of_a_body_holds_nothing(monkeypatch):
+    """256 heads took all places of their caller, and 64 with long bodies the room for its large requests."""
+    monkeypatch.setattr("seq2seq_serve.server.service.rest._MAX_OPEN", 4)
+    monkeypatch.setattr("seq2seq_serve.server.service.calls._MAX_HELD_BYTES", 100_000)
+
+    def asking(port):
+        with ExitStack() as stack:
+            for _ in range(8):
+                client = stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+                client.sendall(request_of(INFER, b"", num_bytes=90_000))
+            time.sleep(0.2)  # the server reads them meanwhile, or the test shows nothing
+            with socket.create_connection(("127.0.0.1", port), 20) as client:
+                client.sendall(request_of(GENERATE, json.dumps({"text_input": "a"}).encode() + b" " * 50_000))
+                return client.recv(4096)
+
+    assert serve_and(asking).startswith(b"HTTP/1.1 200")
 
 
 def test_slow_bodies_of_one_caller_leave_room_for_others(monkeypatch):

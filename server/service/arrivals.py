@@ -1,0 +1,192 @@
+"""The messages of unary calls that are on their way: how many of them take memory at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from weakref import WeakValueDictionary
+
+from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
+from seq2seq_serve.server.service.shares import Shares
+
+_PROMPT_SECONDS = 0.02  # a message that was sent together with its call comes within this time
+_LATE_SECONDS = 1.0  # for which a late message is waited for although too many are late
+_MESSAGE_SECONDS, _DRAINING_SECONDS = 30.0, 1.0  # for a caller to send a message
+_LEAVING_SECONDS = 0.1
+SHUTTING_DOWN = "the server is shutting down"
+
+
+@dataclass(eq=False)
+class _Places:
+    """The places of a caller. The newest call that waits gets the next one: it may have its message."""
+
+    num_free: int
+    waiting: dict[asyncio.Future[None], None] = field(default_factory=dict)
+
+    async def turn(self) -> None:
+        """Waits for a place."""
+        turn = asyncio.get_running_loop().create_future()
+        self.waiting[turn] = None
+        try:
+            await turn
+        except asyncio.CancelledError:
+            self.waiting.pop(turn, None)
+            if turn.done() and not turn.cancelled():
+                self.pass_on()
+            raise
+
+    def pass_on(self) -> None:
+        """Gives a place back, or to a call that waits."""
+        while self.waiting:
+            turn, _ = self.waiting.popitem()
+            if not turn.done():
+                turn.set_result(None)
+                return
+        self.num_free += 1
+
+
+@dataclass(eq=False)
+class _Arrival:
+    """A message that a call has asked for.
+
+    Attributes:
+        places: It has one of them; None once it is late.
+        limit: Ends the waiting.
+        late_at: When it became late.
+        refusal: Why it is not waited for any longer.
+    """
+
+    caller: str
+    places: _Places | None
+    limit: asyncio.Timeout
+    late_at: float = 0.0
+    refusal: Overloaded | None = None
+
+
+class Arrivals:
+    """Receives the messages of unary calls, and bounds how many are received at once.
+
+    gRPC keeps all that has come of a message for which a call has asked, and cannot tell how much that is. So
+    a call asks when one of its caller's places is free, and has it only for the moment that a message takes
+    that was sent together with its call. A message that has not come by then is late, and takes no place.
+    Beyond a number of late ones the next one is refused, or the caller's oldest one if it had its time. So
+    calls without a message do not make others wait.
+
+    Owned by `Calls`; used on the event loop only.
+
+    Args:
+        most_bytes: The longest message.
+        most_prompt: The places of each caller.
+        most_late: The late messages, shared by the callers.
+    """
+
+    def __init__(self, most_bytes: int, most_prompt: int, most_late: int) -> None:
+        self._most_bytes = most_bytes
+        self._most_prompt = most_prompt
+        self._places = WeakValueDictionary[str, _Places]()
+        self._late = Shares(most_late, "{} messages have not come in time")
+        self._late_ones = defaultdict[str, dict[_Arrival, None]](dict)  # by caller, the oldest first
+        self._limits = set[asyncio.Timeout]()
+        self._is_draining = False
+
+    async def only_message(self, messages: AsyncIterator[bytes], caller: str) -> bytes:
+        """Returns the one message of a unary call.
+
+        Args:
+            messages: Those of the call.
+            caller: The name of its caller.
+
+        Raises:
+            InvalidRequest: The call has another number of messages, or a longer one, or they do not come in
+                time.
+            Overloaded: The message is late, as are too many others.
+            Unavailable: The server drains.
+        """
+        loop, timer = asyncio.get_running_loop(), None
+        places = self._places.setdefault(caller, _Places(self._most_prompt))
+        limit = asyncio.timeout(_DRAINING_SECONDS if self._is_draining else None)
+        arrival = _Arrival(caller, None, limit)
+        try:
+            async with limit:
+                self._limits.add(limit)
+                if places.num_free:
+                    places.num_free -= 1
+                else:
+                    await places.turn()
+                arrival.places = places
+                timer = loop.call_later(_PROMPT_SECONDS, self._be_late, arrival)
+                message = await anext(messages, None)
+                # gRPC keeps a message until the next one, or the end, is asked for.
+                is_only = message is not None and await anext(messages, None) is None
+        except TimeoutError:
+            if arrival.refusal is not None:
+                raise arrival.refusal from None
+            if self._is_draining:
+                raise Unavailable(SHUTTING_DOWN) from None
+            raise InvalidRequest(
+                f"the message did not arrive within {_MESSAGE_SECONDS:g} seconds", field=""
+            ) from None
+        finally:
+            self._limits.discard(limit)
+            if timer is not None:
+                timer.cancel()
+            if arrival.places is None:
+                self._forget(arrival)
+            elif places.waiting:
+                places.pass_on()
+            else:
+                places.num_free += 1
+        if message is None:
+            await asyncio.sleep(_LEAVING_SECONDS)  # gRPC ends the messages before it cancels the handler
+        if not is_only or message is None:
+            raise InvalidRequest("the call must have exactly one message", field="")
+        if len(message) > self._most_bytes:
+            raise TooLarge(
+                f"the message has {len(message)} bytes, and this method takes at most {self._most_bytes}",
+                field="",
+            )
+        return message
+
+    def drain(self) -> None:
+        """Ends the calls that wait for their message."""
+        self._is_draining = True
+        for limit in self._limits:
+            end_now(limit)
+
+    def _be_late(self, arrival: _Arrival) -> None:
+        """Gives the place of a message back that has not come in time."""
+        assert arrival.places is not None
+        arrival.places.pass_on()
+        loop = asyncio.get_running_loop()
+        arrival.places, arrival.late_at = None, loop.time()
+        own = self._late_ones[arrival.caller]
+        try:
+            self._late.take(arrival.caller, 1)
+        except Overloaded as error:
+            oldest = next(iter(own), None)
+            had_its_time = oldest is not None and arrival.late_at - oldest.late_at >= _LATE_SECONDS
+            refused = oldest if oldest is not None and had_its_time else arrival
+            refused.refusal = error
+            end_now(refused.limit)
+            if refused is arrival:
+                return
+            del own[refused]  # its share is the new one's
+        own[arrival] = None
+        if not arrival.limit.expired() and not self._is_draining:
+            arrival.limit.reschedule(loop.time() + _MESSAGE_SECONDS - _PROMPT_SECONDS)
+
+    def _forget(self, arrival: _Arrival) -> None:
+        """Gives the share of a late message back, if it has one."""
+        own = self._late_ones[arrival.caller]
+        if own.pop(arrival, arrival) is None:
+            self._late.give_back(arrival.caller, 1)
+        if not own:
+            del self._late_ones[arrival.caller]
+
+
+def end_now(limit: asyncio.Timeout) -> None:
+    """Ends a block with `asyncio.timeout`, unless it ends already."""
+    if not limit.expired():
+        limit.reschedule(asyncio.get_running_loop().time())
