@@ -31,6 +31,7 @@ from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Turn, Update
 from seq2seq_serve.server.models.cores import CoreSpec, started_core
 from seq2seq_serve.server.system.logs import configure_logging
+from seq2seq_serve.server.system.threads import in_thread
 from seq2seq_serve.server.system.trimming import Trimmer, spare_what_lives
 
 _log = logging.getLogger(__name__)
@@ -198,7 +199,7 @@ class ProcessCore(CoreHandle):
         assert self._process is not None
         assert self._writer is not None
         self._process.kill()  # it may have closed its socket only
-        code = await asyncio.to_thread(self._process.wait)
+        code = await in_thread(self._process.wait)
         self._writer.close()
         cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         return f"the process of an instance {cause}"
