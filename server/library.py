@@ -46,7 +46,7 @@ _ADMIN = Caller("", frozenset({ADMIN}))
 
 
 class AsyncModel:
-    """One model, used on the event loop on which it was started, from its start to its stop.
+    """One model, used on the event loop on which it was started; it is stopped at the end of `asyncio.run`.
 
     On another loop, and in a process that was forked later, its methods raise `Unavailable`.
 
@@ -64,6 +64,7 @@ class AsyncModel:
         self._count = 0
         self._process_id = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None  # on which it was started
+        self._keeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
         """Build the engine and wait until it is warm, once.
@@ -75,12 +76,16 @@ class AsyncModel:
             raise ValueError("the model was started before: make another AsyncModel for another event loop")
         self._loop = asyncio.get_running_loop()
         await self._model.engine.start()
+        self._keeping = asyncio.create_task(self._keep())
+        await asyncio.sleep(0)  # it begins to wait
 
     async def stop(self) -> None:
         """End the engine; unfinished requests raise `Unavailable`."""
         if self._loop is not None:
             self._check_place()
-            await self._model.engine.stop()
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
 
     @property
     def num_slots(self) -> int:
@@ -130,6 +135,13 @@ class AsyncModel:
                 "this process was forked after the model was loaded, and does not have the model's threads: "
                 "load the model in this process, or start it with the method 'spawn'"
             )
+
+    async def _keep(self) -> None:
+        """Wait until this task is cancelled, by `stop` or at the end of `asyncio.run`, and end the engine."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self._model.engine.stop()
 
     def _check_place(self) -> None:
         self.check_process()
@@ -348,6 +360,8 @@ class _LoopThread:
         except BaseException:
             self.begin_closing()
             raise
+        atexit.unregister(self._exit)
+        atexit.register(self._exit)  # it comes before that of the core, which would report to callers
 
     def begin(self, future: Future[_Result], work: Callable[[], Coroutine[Any, Any, _Result]]) -> None:
         """Begin work on the loop.
@@ -378,9 +392,10 @@ class _LoopThread:
 
         self._model.check_process()
         with self._lock:
-            if self._is_closing:
+            if not self._is_closing:
+                self._loop.call_soon_threadsafe(start)
+            elif not (self._is_exiting and threading.current_thread().daemon):
                 raise Unavailable("the model was closed")
-            self._loop.call_soon_threadsafe(start)
 
     def wait(self, get: Callable[[], _Result]) -> _Result:
         """Returns what `get` returns when the loop has it; raises Unavailable in a forked process."""

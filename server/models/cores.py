@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import atexit
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from seq2seq_serve.bundle.manifest import Bundle, VariantFiles
 from seq2seq_serve.bundle.names import Verb
@@ -110,21 +108,16 @@ class ThreadCore(CoreHandle):
         super().__init__(num_slots)
         self._build = build
         self._core: Core | None = None
-        self._is_exiting = False
 
     async def start(self, turned: Callable[[Sequence[Turn]], None], ended: Callable[[str], None]) -> None:
         """Build it on another thread; as `CoreHandle.start`."""
-        loop = asyncio.get_running_loop()
-
-        def call(function: Callable[[Any], object], argument: object) -> None:
-            with suppress(RuntimeError):  # the loop was closed, and nobody is left
-                if not self._is_exiting:
-                    loop.call_soon_threadsafe(function, argument)
-
+        call = asyncio.get_running_loop().call_soon_threadsafe
+        deliver: Callable[[list[Turn]], object] = partial(call, turned)  # type: ignore[arg-type]  # turns follow
         died = partial(call, ended, "the engine's thread ended")
-        self._core = await asyncio.to_thread(self._build, partial(call, turned), died)
-        atexit.unregister(self._exit)
-        atexit.register(self._exit)
+        is_first = self._core is None
+        self._core = await asyncio.to_thread(self._build, deliver, died)
+        if is_first:
+            atexit.register(self._exit)
 
     def admit(self, requests: tuple[Request, ...]) -> None:
         """As `CoreHandle.admit`."""
@@ -154,5 +147,4 @@ class ThreadCore(CoreHandle):
     def _exit(self) -> None:
         """End it before the interpreter, which aborts if a thread is inside of ONNX Runtime."""
         assert self._core is not None
-        self._is_exiting = True
         self._core.stop()

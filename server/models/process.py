@@ -149,10 +149,9 @@ class ProcessCore(CoreHandle):
         else:
             self._send(Stop())
             stopping, self._listening = self._listening, None
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(stopping), STOP_SECONDS)
+            await asyncio.wait({stopping}, timeout=STOP_SECONDS)  # `asyncio.run` may have cancelled it
             self.kill()
-            await stopping
+            await asyncio.wait({stopping})
         if self._process is not None:
             await self._reap()
         while self._weights:
