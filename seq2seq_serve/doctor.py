@@ -86,7 +86,7 @@ def _kernels() -> Iterator[tuple[str, str]]:
         except ValueError as error:
             problem = str(error)
         if problem:
-            text = f"not used, and models are several times slower: {problem}"
+            text = f"not used, and models can be several times slower: {problem}"
         else:
             text = "compiled and loaded" + ("" if is_cuda else f" (int8, int4: {kernels.instructions()})")
         yield "operators", f"{label}: {text}"

@@ -277,7 +277,7 @@ def operators_problem(provider: str) -> str:
 def operators_remarks(path: Path, provider: str) -> tuple[Remark, ...]:
     """Returns a warning if the bundle of a path runs without the project's own operators."""
     problem = operators_problem(provider)
-    text = f"{path} runs on {provider} without the compiled operators, which makes it several times slower"
+    text = f"{path} runs on {provider} without the compiled operators, and can be several times slower"
     return ((logging.WARNING, f"{text}: {problem}"),) if problem else ()
 
 

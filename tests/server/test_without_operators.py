@@ -51,4 +51,4 @@ def test_a_server_and_a_program_warn_once_and_doctor_describes(run, bundle_path,
         assert "there was no C++ compiler (g++), or it failed: install this package again" in line
         assert "WARNING" in line or arguments[:2] != ("-m", "server")
     described = " ".join(" ".join(run("-m", "client", "doctor")).split())
-    assert described.count("models are several times slower: they are not compiled: there was no C++") == 2
+    assert described.count("models can be several times slower: they are not compiled: there was no C++") == 2
