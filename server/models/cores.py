@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import Sizing
+from seq2seq_serve.server.system.threads import in_thread
 
 
 @dataclass(frozen=True)
@@ -112,7 +114,10 @@ class ThreadCore(CoreHandle):
         call = asyncio.get_running_loop().call_soon_threadsafe
         deliver: Callable[[list[Turn]], object] = partial(call, turned)  # type: ignore[arg-type]  # turns follow
         died = partial(call, ended, "the engine's thread ended")
+        is_first = self._core is None
         self._core = await asyncio.to_thread(self._build, deliver, died)
+        if is_first:
+            atexit.register(self._exit)
 
     def admit(self, requests: tuple[Request, ...]) -> None:
         """As `CoreHandle.admit`."""
@@ -141,4 +146,10 @@ class ThreadCore(CoreHandle):
     async def stop(self) -> None:
         """As `CoreHandle.stop`."""
         if self._core is not None:
-            await asyncio.to_thread(self._core.stop)
+            await in_thread(self._core.stop)
+            atexit.unregister(self._exit)
+
+    def _exit(self) -> None:
+        """End it before the interpreter, which aborts if a thread is inside of ONNX Runtime."""
+        assert self._core is not None
+        self._core.stop()

@@ -31,6 +31,7 @@ from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Turn, Update
 from seq2seq_serve.server.models.cores import CoreSpec, started_core
 from seq2seq_serve.server.system.logs import configure_logging
+from seq2seq_serve.server.system.threads import in_thread
 from seq2seq_serve.server.system.trimming import Trimmer, spare_what_lives
 
 _log = logging.getLogger(__name__)
@@ -152,10 +153,9 @@ class ProcessCore(CoreHandle):
         else:
             self._send(Stop())
             stopping, self._listening = self._listening, None
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(stopping), STOP_SECONDS)
+            await asyncio.wait({stopping}, timeout=STOP_SECONDS)  # `asyncio.run` may have cancelled it
             self.kill()
-            await stopping
+            await asyncio.wait({stopping})
         if self._process is not None:
             await self._reap()
         while self._weights:
@@ -202,7 +202,7 @@ class ProcessCore(CoreHandle):
         assert self._process is not None
         assert self._writer is not None
         self._process.kill()  # it may have closed its socket only
-        code = await asyncio.to_thread(self._process.wait)
+        code = await in_thread(self._process.wait)
         self._writer.close()
         cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         return f"the process of an instance {cause}"

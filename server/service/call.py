@@ -5,13 +5,14 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.system.threads import in_thread
 from seq2seq_serve.server.telemetry.record import CallRecord
 
 _Built = TypeVar("_Built")
@@ -57,13 +58,13 @@ class Call(CallRecord):
         """
         if num_bytes <= ON_THE_LOOP_BYTES and not has_file:
             return work(_ignore_time)
-        return await asyncio.to_thread(work, _ignore_time)
+        return await in_thread(partial(work, _ignore_time))
 
     async def build(self, num_bytes: int, work: Callable[[Checkpoint], _Built]) -> _Built:
         """Returns the result of `work`, about `num_bytes` long. A large one is built in a thread."""
         if num_bytes <= SMALL_ANSWER_BYTES:
             return work(_ignore_time)
-        return await asyncio.to_thread(work, _ignore_time)
+        return await in_thread(partial(work, _ignore_time))
 
 
 def _ignore_time() -> None:
