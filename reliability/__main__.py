@@ -31,6 +31,8 @@ Each part has its own bars. Callers use the loopback interface, and models have 
   alignments is longer than 10 median steps, and stop sequences, constraints and a `top_k` per call are cheap;
 - http: bodies of one-byte chunks, 256 slow bodies of one caller, and SIGTERM with 60 calls over HTTP open;
   no probe waits for more than half a second, others are answered, and every call gets a status;
+- sounds: the most expensive sound that is read, and a batch of 400 long ones; a short sound and a text of
+  the same caller wait for at most 5 s, and memory stays within 768 MiB of its initial value;
 - balance: three servers of unlike size without a proxy and behind Envoy, HAProxy and nginx; SIGTERM of one
   loses no call, SIGKILL only calls that ran there, with UNAVAILABLE; a server that is not ready is left
   within a second, and p99 behind a proxy stays within 2 times that of one server with all slots.
@@ -67,6 +69,7 @@ from reliability.place import Bar, Figures, Place, at_most
 from reliability.reload import reload
 from reliability.report import failed_bar, markdown
 from reliability.slow import slow
+from reliability.sounds import sounds
 
 Part = Callable[[Place], tuple[Figures, list[Bar]]]
 
@@ -89,6 +92,7 @@ PARTS: dict[str, Part] = {
         freeze,
         neighbour,
         http,
+        sounds,
         balance,
     )
 }
