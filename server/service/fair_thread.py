@@ -24,7 +24,8 @@ Checkpoint = Callable[[], None]
 
 _BYTES_PER_SECOND = 500_000  # about what one core cuts into tokens or sentences of the slowest texts
 _TURN_SECONDS = 0.02
-_MOST_BEGUN = 4  # works of one caller, each of which may hold memory while it waits for its next turn
+# Works of one caller, and as many accepted ones, each of which may hold memory while it waits for its turn
+_MOST_BEGUN = 4
 _MOST_THREADS = 1024
 
 
@@ -51,7 +52,8 @@ class FairThreads:
         self._is_draining = False
         self._pool = ThreadPoolExecutor(_MOST_THREADS, thread_name_prefix=name)
         self._turns = _Turns(num_running)
-        self._places = WeakValueDictionary[str, asyncio.Semaphore]()  # for begun work, by caller
+        # For begun work, by caller; the accepted items of a batch leave places for other calls.
+        self._places = WeakValueDictionary[tuple[str, bool], asyncio.Semaphore]()
 
     async def run(
         self,
@@ -105,7 +107,7 @@ class FairThreads:
             self.shares.add(caller, num_bytes)
         else:
             self.shares.take(caller, num_bytes, self.shares.held.total() / _BYTES_PER_SECOND)
-        places = self._places.setdefault(caller, asyncio.Semaphore(_MOST_BEGUN))
+        places = self._places.setdefault((caller, is_accepted), asyncio.Semaphore(_MOST_BEGUN))
         job: Future[_Result] | None = None
         try:
             async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()), places:

@@ -101,6 +101,24 @@ async def test_long_work_of_others_ends_its_turn_for_short_work(num_running):
     thread.stop()
 
 
+async def test_the_items_of_a_batch_leave_places_for_other_calls_of_their_caller():
+    """A short sound waited for 8 seconds until one of the caller's long items was read."""
+    ends = threading.Event()
+
+    def endless(checkpoint) -> None:
+        while not ends.is_set():
+            time.sleep(0.001)
+            checkpoint()
+
+    thread = FairThreads("files")
+    items = [asyncio.ensure_future(thread.run(endless, 1, "a", None, is_accepted=True)) for _ in range(9)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(thread.run(lambda _: "short", SHORT, "a", None), 20) == "short"
+    ends.set()
+    await asyncio.gather(*items)
+    thread.stop()
+
+
 async def test_callers_have_equal_parts_of_the_turns_whatever_they_ask_for():
     """A caller with four works had four parts."""
     ends = threading.Event()
