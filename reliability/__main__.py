@@ -38,6 +38,8 @@ Each part has its own bars. Callers use the loopback interface, and models have 
 - idle: calls without a message, watches of the health, probes with long messages, and calls that are
   cancelled at once; memory stays within 256 MiB of its initial value, and short calls of another caller take
   at most 1 s;
+- sounds: the most expensive sound that is read, and a batch of 400 long ones; a short sound and a text of
+  the same caller wait for at most 5 s, and memory stays within 768 MiB of its initial value;
 - balance: three servers of unlike size without a proxy and behind Envoy, HAProxy and nginx; SIGTERM of one
   loses no call, SIGKILL only calls that ran there, with UNAVAILABLE; a server that is not ready is left
   within a second, and p99 behind a proxy stays within 2 times that of one server with all slots.
@@ -75,6 +77,7 @@ from reliability.place import Bar, Figures, Place, at_most
 from reliability.reload import reload
 from reliability.report import failed_bar, markdown
 from reliability.slow import slow
+from reliability.sounds import sounds
 
 Part = Callable[[Place], tuple[Figures, list[Bar]]]
 
@@ -99,6 +102,7 @@ PARTS: dict[str, Part] = {
         neighbour,
         http,
         idle,
+        sounds,
         balance,
     )
 }

@@ -33,7 +33,7 @@ from seq2seq_serve.server.errors import InvalidRequest, Unavailable
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.service.call import Call
 from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
-from seq2seq_serve.server.service.seq2seq.generation import Write, generate, read, score
+from seq2seq_serve.server.service.seq2seq.generation import Write, generate, score
 from seq2seq_serve.server.service.write.responses import model_message
 from seq2seq_serve.server.settings import override, settings_of, values_of
 from seq2seq_serve.server.telemetry.record import ADMIN, Caller
@@ -124,9 +124,7 @@ class AsyncModel:
 
     async def score(self, message: pb.ScoreRequest) -> pb.ScoreResponse:
         """Returns the log-probabilities of a given target; raises as `generate`."""
-        decoding, call = read_target(message, self._model, _ADMIN), self._call()
-        [reading] = await read(message.sources, decoding, call)
-        return await score(reading, decoding, call)
+        return await score(message.sources, read_target(message, self._model, _ADMIN), self._call())
 
     def check_process(self) -> None:
         """Raises Unavailable in a process that was forked from that of the model, whose threads it lacks."""

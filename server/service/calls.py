@@ -18,15 +18,22 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
-from seq2seq_serve.server.errors import InvalidRequest, LoadFailed, ServerError, Unavailable
+from seq2seq_serve.server.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    LoadFailed,
+    ServerError,
+    Unavailable,
+)
 from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.arrivals import SHUTTING_DOWN, Arrivals, end_now
 from seq2seq_serve.server.service.call import ON_THE_LOOP_BYTES, SHORT_BYTES, SMALL_ANSWER_BYTES, Call
-from seq2seq_serve.server.service.fair_thread import Checkpoint, FairThread
-from seq2seq_serve.server.service.shares import Shares
+from seq2seq_serve.server.service.fair_thread import Checkpoint, FairThreads
+from seq2seq_serve.server.service.shares import Room, Shares
 from seq2seq_serve.server.service.status import REQUEST_ID, status_of
 from seq2seq_serve.server.service.wire import MAX_FIELDS
+from seq2seq_serve.server.system.machine import usable_cpus
 from seq2seq_serve.server.telemetry.record import CallRecord, Metadata, Work, trace_id_of
 
 _Message = TypeVar("_Message")
@@ -39,7 +46,7 @@ MAX_REQUEST_BYTES = 4 * 2**20
 MAX_ANSWER_BYTES = 16 * 2**20
 # A field takes at least two bytes, so a message of this length cannot have too many fields.
 SMALL_REQUEST_BYTES = 2 * MAX_FIELDS
-_MAX_HELD_BYTES = 2**28  # of large requests whose calls are open
+_MAX_HELD_BYTES = 2**28  # of large requests whose calls are open, and of arrays that no queue counts yet
 _MAX_ATTENTION_BYTES = 2**31  # from which words get their times, if targets have their greatest length
 # Messages that are received at once, of one caller, and late ones of all. Where small ones are expected, gRPC
 # still receives one of 4 MiB.
@@ -52,6 +59,9 @@ _MOST_STREAMS = 2048
 _MOST_BEGUN = 8  # requests of a call in one turn of the event loop, of a third of a millisecond each
 
 _MAX_WAITING_BYTES = 8 * 2**20
+_MAX_DECODING_BYTES = 2**27  # and one file of any size beyond them
+_LEAST_FILES = 4  # of any size that may wait to be read
+_MOST_FILE_THREADS = 4
 
 _MAX_ID_LENGTH = 128
 # Visible ASCII characters except " and =, so that an id cannot look like fields in a line of the log.
@@ -144,17 +154,46 @@ class RemoteCall(Call):
         with held.taken(name, num_bytes), attention.taken(name, num_attention_bytes):
             yield
 
+    async def room(self, num_bytes: int) -> Room:
+        """Counts the memory of arrays before they are read, until the room is closed.
+
+        An accepted call waits for room.
+
+        Raises:
+            Overloaded: Too much is held, and the caller would have more than its share of it.
+        """
+        if self.is_accepted:
+            return await self.calls.held.wait(self.caller.name, num_bytes)
+        self.calls.held.take(self.caller.name, num_bytes)
+        return Room(self.calls.held, self.caller.name, num_bytes)
+
     async def read(
-        self, work: Callable[[Checkpoint], _Built], num_bytes: int, *, has_file: bool = False
+        self, work: Callable[[Checkpoint], _Built], num_bytes: int, *, num_file_bytes: int | None = None
     ) -> _Built:
         """As `Call.read`, with other callers in turn."""
-        if num_bytes <= ON_THE_LOOP_BYTES and not has_file:
+        if num_file_bytes is not None:
+            return await self._read_files(work, num_bytes, num_file_bytes)
+        if num_bytes <= ON_THE_LOOP_BYTES:
             return work(lambda: None)
-        is_short = num_bytes <= SHORT_BYTES and not has_file
-        thread = self.calls.short_texts if is_short else self.calls.long_texts
-        return await thread.run(
+        threads = self.calls.short_texts if num_bytes <= SHORT_BYTES else self.calls.long_texts
+        return await threads.run(
             work, num_bytes, self.caller.name, self.deadline, is_accepted=self.is_accepted
         )
+
+    async def _read_files(
+        self, work: Callable[[Checkpoint], _Built], num_bytes: int, num_file_bytes: int
+    ) -> _Built:
+        calls, name = self.calls, self.caller.name
+        num_bytes = min(num_bytes, _MAX_WAITING_BYTES // _LEAST_FILES)
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                room = await calls.decoding.wait(name, num_file_bytes)
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed before there was room to decode a file") from None
+        try:
+            return await calls.files.run(work, num_bytes, name, self.deadline, is_accepted=self.is_accepted)
+        finally:
+            room.close()
 
     async def build(self, num_bytes: int, work: Callable[[Checkpoint], _Built]) -> _Built:
         """As `Call.build`, with other callers in turn."""
@@ -195,8 +234,9 @@ class Calls:
         models: The served models.
         access: The callers' rights.
         is_draining: Whether the server drains.
-        held: The bytes of large requests, of what was read from them, and of large answers that callers have
+        held: The bytes of large requests, of what is read from files, and of large answers that callers have
             not taken, by caller.
+        decoding: The bytes of memory in which files are decoded, by caller.
         attention: The bytes of attention from which words get their times, by caller.
         streams: The streams that last as long as their callers want, by caller.
         large_messages: Receives messages with sources.
@@ -204,7 +244,8 @@ class Calls:
         num_open: The number of calls that have not ended, without probes.
         answers: The thread that builds large answers.
         short_texts: The thread that cuts texts of up to `SHORT_BYTES`.
-        long_texts: The thread that cuts longer texts and decodes files.
+        long_texts: The thread that cuts longer texts.
+        files: The threads that decode files.
     """
 
     def __init__(
@@ -225,9 +266,11 @@ class Calls:
         self.large_messages = Arrivals(MAX_REQUEST_BYTES, _MOST_PROMPT, _MOST_LATE)
         self.small_messages = Arrivals(SMALL_REQUEST_BYTES, _MOST_SMALL_PROMPT, _MOST_SMALL_LATE)
         self._reading = set[asyncio.Timeout]()
-        self.answers = FairThread("answers")
-        self.short_texts = FairThread("short-texts", _MAX_WAITING_BYTES)
-        self.long_texts = FairThread("long-texts", _MAX_WAITING_BYTES)
+        self.decoding = Shares(_MAX_DECODING_BYTES, "files are decoded in {} bytes")
+        self.answers = FairThreads("answers")
+        self.short_texts = FairThreads("short-texts", _MAX_WAITING_BYTES)
+        self.long_texts = FairThreads("long-texts", _MAX_WAITING_BYTES)
+        self.files = FairThreads("files", _MAX_WAITING_BYTES, min(usable_cpus(), _MOST_FILE_THREADS))
 
     def open(
         self,
@@ -304,8 +347,8 @@ class Calls:
 
     def close(self) -> None:
         """Ends the threads that read sources and build answers."""
-        for thread in (self.short_texts, self.long_texts, self.answers):
-            thread.stop()
+        for threads in (self.short_texts, self.long_texts, self.files, self.answers):
+            threads.stop()
 
     def drain(self) -> None:
         """Ends the calls that wait for their caller's next message, or for the reading of their sources."""
@@ -314,8 +357,8 @@ class Calls:
             end_now(limit)
         self.large_messages.drain()
         self.small_messages.drain()
-        self.short_texts.drain()
-        self.long_texts.drain()
+        for threads in (self.short_texts, self.long_texts, self.files):
+            threads.drain()
 
     async def next_message(self, messages: AsyncIterator[_Message]) -> _Message | None:
         """Returns the next message of a stream; None at its end.

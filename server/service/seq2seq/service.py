@@ -15,7 +15,6 @@ from seq2seq_serve.server.errors import (
 from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.seq2seq.generation import (
     generate,
-    read,
     read_decoding,
     read_scoring,
     score,
@@ -91,9 +90,9 @@ class Seq2SeqService:
         """Answers with the log-probabilities of a given target."""
         with call.calls.models.use(call, message.model) as model:
             decoding = await read_scoring(message, model, call)
-            (reading,) = await read(message.sources, decoding, call)
+            scoring = score(message.sources, decoding, call)
             del message  # its sources would take memory while the request waits
-            return await score(reading, decoding, call)
+            return await scoring
 
     async def ListModels(self, _message: pb.ListModelsRequest, call: RemoteCall) -> pb.ListModelsResponse:
         """Answers with every served model."""

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from reliability.damage import linked_copy, make_graph_nan, make_weights_nan
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
-from seq2seq_serve.bundle.names import FEATURES, SOURCE_IDS, Precision
+from seq2seq_serve.bundle.names import FEATURES, SOURCE_IDS, Precision, Verb
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.request import Beam, Constraints, Request, Sampling
@@ -272,6 +273,34 @@ def test_nan_logits_fail_their_request_and_no_other(precision, has_operators, ra
     assert answer(again, good) == expected
     for request, hypotheses in zip(good, expected, strict=True):
         assert content(driver.results[request]) == hypotheses
+
+
+@with_and_without_operators
+@pytest.mark.parametrize(("name", "precision"), BATCHES)
+def test_weights_that_are_not_numbers_are_refused_at_loading(
+    name, precision, family, has_operators, tmp_path, monkeypatch
+):
+    """The warm-up looked at no number: such a bundle was loaded, and every call ended with INTERNAL."""
+    if not has_operators:
+        monkeypatch.setattr(kernels, "register", lambda *_, **__: False)
+    damaged = linked_copy(family[1].path, tmp_path / "damaged")
+    make_weights_nan(damaged)
+    with pytest.raises(ValueError, match="the graph step computes is not a number: its weights are damaged"):
+        make_runner(load_bundle(damaged), precision).warm_up()
+    make_runner(family[1], precision).warm_up()
+
+
+@pytest.mark.parametrize(
+    ("case", "verb", "named"),
+    [(case, verb, Verb.STEP) for case in ("t5", "whisper") for verb in (Verb.ENCODE, Verb.STEP)]
+    + [("whisper", Verb.DECODE, Verb.DECODE)],
+)
+def test_each_graph_whose_numbers_are_damaged_is_refused_at_loading(case, verb, named, imported, tmp_path):
+    """Also those of an encoder, which reach the steps through the memory."""
+    damaged = linked_copy(imported(case) / "bundle", tmp_path / "damaged")
+    make_graph_nan(damaged, verb)
+    with pytest.raises(ValueError, match=f"the graph {named} computes is not a number"):
+        make_runner(load_bundle(damaged), Precision.FP32).warm_up()
 
 
 @pytest.mark.parametrize("attention", ["soft", "mean"])
