@@ -12,7 +12,7 @@ from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Un
 from seq2seq_serve.server.service.shares import Shares
 
 _PROMPT_SECONDS = 0.02  # a message that was sent together with its call comes within this time
-_LATE_SECONDS = 1.0  # for which a late message is waited for although too many are late
+_LATE_SECONDS = 0.5  # for which a late message is waited for although too many are late
 _MESSAGE_SECONDS, _DRAINING_SECONDS = 30.0, 1.0  # for a caller to send a message
 _LEAVING_SECONDS = 0.1
 SHUTTING_DOWN = "the server is shutting down"
@@ -54,6 +54,7 @@ class _Arrival:
     Attributes:
         places: It has one of them; None once it is late.
         limit: Ends the waiting.
+        timer: Ends its time in its place.
         late_at: When it became late.
         refusal: Why it is not waited for any longer.
     """
@@ -61,6 +62,7 @@ class _Arrival:
     caller: str
     places: _Places | None
     limit: asyncio.Timeout
+    timer: asyncio.TimerHandle | None = None
     late_at: float = 0.0
     refusal: Overloaded | None = None
 
@@ -71,8 +73,9 @@ class Arrivals:
     gRPC keeps all that has come of a message for which a call has asked, and cannot tell how much that is. So
     a call asks when one of its caller's places is free, and has it only for the moment that a message takes
     that was sent together with its call. A message that has not come by then is late, and takes no place.
-    Beyond a number of late ones the next one is refused, or the caller's oldest one if it had its time. So
-    calls without a message do not make others wait.
+    Beyond a number of late ones the caller's oldest one is refused, once it had its time; until then the next
+    one keeps its place, as its message may have waited for this server. So calls without a message make others
+    wait for half a second at most.
 
     Owned by `Calls`; used on the event loop only.
 
@@ -104,7 +107,7 @@ class Arrivals:
             Overloaded: The message is late, as are too many others.
             Unavailable: The server drains.
         """
-        loop, timer = asyncio.get_running_loop(), None
+        loop = asyncio.get_running_loop()
         places = self._places.setdefault(caller, _Places(self._most_prompt))
         limit = asyncio.timeout(_DRAINING_SECONDS if self._is_draining else None)
         arrival = _Arrival(caller, None, limit)
@@ -116,7 +119,7 @@ class Arrivals:
                 else:
                     await places.turn()
                 arrival.places = places
-                timer = loop.call_later(_PROMPT_SECONDS, self._be_late, arrival)
+                arrival.timer = loop.call_later(_PROMPT_SECONDS, self._be_late, arrival)
                 message = await anext(messages, None)
                 # gRPC keeps a message until the next one, or the end, is asked for.
                 is_only = message is not None and await anext(messages, None) is None
@@ -130,8 +133,8 @@ class Arrivals:
             ) from None
         finally:
             self._limits.discard(limit)
-            if timer is not None:
-                timer.cancel()
+            if arrival.timer is not None:
+                arrival.timer.cancel()
             if arrival.places is None:
                 self._forget(arrival)
             elif places.waiting:
@@ -158,21 +161,21 @@ class Arrivals:
     def _be_late(self, arrival: _Arrival) -> None:
         """Gives the place of a message back that has not come in time."""
         assert arrival.places is not None
-        arrival.places.pass_on()
         loop = asyncio.get_running_loop()
-        arrival.places, arrival.late_at = None, loop.time()
         own = self._late_ones[arrival.caller]
         try:
             self._late.take(arrival.caller, 1)
         except Overloaded as error:
             oldest = next(iter(own), None)
-            had_its_time = oldest is not None and arrival.late_at - oldest.late_at >= _LATE_SECONDS
-            refused = oldest if oldest is not None and had_its_time else arrival
-            refused.refusal = error
-            end_now(refused.limit)
-            if refused is arrival:
+            seconds = _LATE_SECONDS if oldest is None else oldest.late_at + _LATE_SECONDS - loop.time()
+            if oldest is None or seconds > 0:
+                arrival.timer = loop.call_later(seconds, self._be_late, arrival)
                 return
-            del own[refused]  # its share is the new one's
+            oldest.refusal = error
+            end_now(oldest.limit)
+            del own[oldest]  # its share is the new one's
+        arrival.places.pass_on()
+        arrival.places, arrival.late_at = None, loop.time()
         own[arrival] = None
         if not arrival.limit.expired() and not self._is_draining:
             arrival.limit.reschedule(loop.time() + _MESSAGE_SECONDS - _PROMPT_SECONDS)
