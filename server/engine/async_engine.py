@@ -323,6 +323,8 @@ class AsyncEngine:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(core.stop() for core in self.cores))
+        for core in self.cores:
+            core.load = Load(0, 0, 0, 0)
         error = Unavailable("the engine stopped before the target was complete")
         if self._streams:
             self._report(Turn(self._ends(self._streams, FinishReason.FAILED, error)))

@@ -217,7 +217,7 @@ def test_values_that_earlier_requests_left_in_the_buffers_change_no_answer(
 ):
     """NaN of a caller's features came to the next owner of its slot: a weight of zero does not remove it."""
     if not has_operators:
-        monkeypatch.setattr(kernels, "register", lambda *_, **__: False)
+        monkeypatch.setattr(kernels, "add", lambda *_, **__: "they are not compiled")
     requests, bundle = everything(seed=5), request.getfixturevalue(name)
     answers = []
     for number in (0.0, math.nan):
@@ -236,7 +236,7 @@ def test_values_that_earlier_requests_left_in_the_buffers_change_no_answer(
 def test_nan_logits_fail_their_request_and_no_other(precision, has_operators, random_bundle, monkeypatch):
     """Greedy and drawn tokens of NaN were answers: token 0 again and again."""
     if not has_operators:
-        monkeypatch.setattr(kernels, "register", lambda *_, **__: False)
+        monkeypatch.setattr(kernels, "add", lambda *_, **__: "they are not compiled")
     plain = Request("bad", {SOURCE_IDS: np.array([5, 6, EOS_ID])}, 3, 9, 0.0)
     sampling = Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
     bad = [
@@ -282,7 +282,7 @@ def test_weights_that_are_not_numbers_are_refused_at_loading(
 ):
     """The warm-up looked at no number: such a bundle was loaded, and every call ended with INTERNAL."""
     if not has_operators:
-        monkeypatch.setattr(kernels, "register", lambda *_, **__: False)
+        monkeypatch.setattr(kernels, "add", lambda *_, **__: "they are not compiled")
     damaged = linked_copy(family[1].path, tmp_path / "damaged")
     make_weights_nan(damaged)
     with pytest.raises(ValueError, match="the graph step computes is not a number: its weights are damaged"):

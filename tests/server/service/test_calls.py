@@ -13,7 +13,7 @@ from grpc_status import rpc_status
 
 from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.service import calls
+from seq2seq_serve.server.service import calls as calls_module
 from seq2seq_serve.server.service.calls import Calls, RemoteCall
 from seq2seq_serve.server.service.health import SEQ2SEQ
 from seq2seq_serve.server.service.write import responses as answers
@@ -161,7 +161,7 @@ async def test_other_tasks_have_their_turn_between_the_items_of_a_call():
     calls.close_call(call)
     assert len(order) - order.count("other") == 2 * 64
     turns = " ".join(order).split("other")
-    assert max(len(turn.split()) for turn in turns) <= 2 * calls._MOST_BEGUN, order
+    assert max(len(turn.split()) for turn in turns) <= 2 * calls_module._MOST_BEGUN, order
 
 
 async def test_a_refusal_carries_what_a_program_can_compare():
@@ -235,7 +235,7 @@ def test_texts_are_never_logged(caplog):
 
 async def test_large_requests_are_bounded_while_their_calls_are_open(monkeypatch):
     """GRPC keeps a request's bytes until its call ends: a thousand of 4 MiB could wait."""
-    monkeypatch.setattr(calls, "_MAX_HELD_BYTES", 100_000)
+    monkeypatch.setattr(calls_module, "_MAX_HELD_BYTES", 100_000)
     padding = b"\xba\x3e" + b"\xd0\x86\x03" + bytes(50_000)  # a field that the message does not have
     small = pb.GenerateRequest(sources=[pb.Source(text="a")]).SerializeToString()
     async with serving() as served:
@@ -282,7 +282,7 @@ async def until_held(served, least: int, most: float = math.inf) -> None:
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
 async def test_answers_that_callers_do_not_take_are_bounded(monkeypatch, method):
     """Of streams with alternatives that nobody read, a connection held 805 MiB."""
-    monkeypatch.setattr(calls, "_MAX_HELD_BYTES", 70_000)
+    monkeypatch.setattr(calls_module, "_MAX_HELD_BYTES", 70_000)
     async with (
         serving(EchoRunner(max_source_length=128, max_target_length=128)) as served,
         aio.insecure_channel(served.address, options=NARROW) as channel,
@@ -301,7 +301,7 @@ async def test_answers_that_callers_do_not_take_are_bounded(monkeypatch, method)
 
 async def test_a_stream_that_may_become_long_is_counted_before_it_is_decoded(monkeypatch):
     """The engine keeps the result of a stream whose first piece is not read."""
-    monkeypatch.setattr(calls, "_MAX_HELD_BYTES", 300_000)
+    monkeypatch.setattr(calls_module, "_MAX_HELD_BYTES", 300_000)
     async with serving(EchoRunner(max_source_length=128, max_target_length=128)) as served:
         served.runner.gate.clear()
         waiting = reading_nothing(served.channel, "GenerateStream")

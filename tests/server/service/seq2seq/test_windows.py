@@ -524,7 +524,7 @@ async def test_only_the_first_sound_of_a_call_is_refused_for_the_spectrograms_of
 
             monkeypatch.setattr(held, "take", taken_while_there_is_room)
             if num_taken == 1:
-                text = r"there is no room for what is in the files: send fewer at once \(large requests of"
+                text = r"there is no room for what is in the files: send fewer at once \(large requests and"
                 with pytest.raises(AioRpcError, match=text):
                     await triton.ModelInfer(two_sounds())
             else:
