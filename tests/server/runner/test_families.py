@@ -274,7 +274,7 @@ def test_nan_logits_fail_their_request_and_no_other(precision, has_operators, ra
         assert content(driver.results[request]) == hypotheses
 
 
-@pytest.mark.parametrize("attention", ["soft", "mean"])
+@pytest.mark.parametrize("attention", ["soft", pytest.param("mean", marks=pytest.mark.slow)])
 def test_the_largest_features_leave_finite_memory(attention, tmp_path):
     """A captioner's step reads the whole room of a row without looking for NaN."""
     sizes = {"d_annotation": 24, "d_model": 24, "d_hidden": 24, "attention": attention}
