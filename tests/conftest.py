@@ -91,6 +91,16 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """A quick run does not import what only long tests import."""
+    expression = config.getoption("markexpr")
+    if "not slow" in expression and _is_in(collection_path, _LONG_LAYER):
+        return True
+    if "not cuda_stub" in expression and _is_in(collection_path, ("cuda_stub",)):
+        return True
+    return None
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` leaves out those that are slow
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     for item in items:
