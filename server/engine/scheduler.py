@@ -78,7 +78,7 @@ class _PendingAlignments:
 _ALIGN_CALL_TOKENS = 32  # positions that take about as long as the fixed cost of a call
 _PADDING_SHARE = 4  # attention and copies over this number of padded positions cost as much as one token
 # A full core admits requests when this part of its slots, one in eight, is free: an encode call for each
-# would cost an H100 a third of its tokens (tests/benchmarks/scale).
+# would cost an H100 a third of its tokens (benchmarks/scale).
 _GATHERED_SHARE = 8
 # Running rows may wait so long for newcomers, in any case. A full core of a model as small as `tiny` is 1.1
 # times as fast with calls of 3 to 4 ms, for 16 requests, as with calls for 8 (Zen 4).
