@@ -154,7 +154,7 @@ def slow_unless(cases, *quick):
 
 
 # Quick: of each kind of frame, position and layer one.
-@pytest.mark.parametrize("case", slow_unless(TEXTS, "marian-separate", "nllb", "t5"))
+@pytest.mark.parametrize("case", slow_unless(TEXTS, "marian-separate", "bart", "t5"))
 def test_a_checkpoint_answers_as_generate_does(case, imported):
     check_texts(case, imported(case), _NUM_SOURCES)
 

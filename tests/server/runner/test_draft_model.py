@@ -122,7 +122,7 @@ def test_a_draft_model_that_fails_or_drafts_what_is_no_token_is_not_used_any_mor
     ]
 
 
-@pytest.mark.parametrize(("num_instances", "path"), [(1, "draft_path"), (2, "draft_path"), (2, "cut_path")])
+@pytest.mark.parametrize(("num_instances", "path"), [(1, "draft_path"), (2, "cut_path")])
 def test_a_server_loads_the_draft_model_of_a_model(num_instances, path, bundle_path, request):
     draft_path = request.getfixturevalue(path)
     runner = RunnerConfig(
@@ -276,11 +276,11 @@ def plain_requests(count: int, lengths: tuple[int, int]) -> list[Request]:
 @pytest.mark.parametrize(
     ("in_flight", "gain", "wrong_share", "attention"),
     [
-        (1, 3.0, 0.0, False),
-        (4, 2.2, 0.0, False),
-        (8, 1.7, 0.0, False),
-        (8, 1.1, 0.3, False),
         (1, 3.0, 0.0, True),
+        (8, 1.1, 0.3, False),
+        pytest.param(1, 3.0, 0.0, False, marks=pytest.mark.slow),
+        pytest.param(4, 2.2, 0.0, False, marks=pytest.mark.slow),
+        pytest.param(8, 1.7, 0.0, False, marks=pytest.mark.slow),
     ],
 )
 def test_drafts_go_on_while_requests_come_and_go(in_flight, gain, wrong_share, attention, bundle_path):
