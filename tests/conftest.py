@@ -24,7 +24,7 @@ else:
     # No test is timed: machines are too uneven. Quick runs try the same examples each time.
     untimed = {"deadline": None, "suppress_health_check": [HealthCheck.too_slow]}
     settings.register_profile("quick", max_examples=25, derandomize=True, **untimed)
-    settings.register_profile("thorough", max_examples=500, **untimed)  # of `make test-all`
+    settings.register_profile("thorough", max_examples=200, **untimed)  # of `make test-all`
     settings.load_profile("quick")
 
 # The variables that tests and their processes keep: where things are, and what was chosen for these tests.
