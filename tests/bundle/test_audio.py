@@ -67,8 +67,9 @@ def test_a_spectrogram_is_that_of_transformers(num_mels, chunk_seconds):
         expected = theirs(samples, sampling_rate=SAMPLE_RATE, return_tensors="np").input_features[0]
         spectrogram = log_mel(samples, num_mels, full // HOP)
         assert spectrogram.dtype == np.float32
-        # They compute in float32, which differs where a band has little power, with the processor.
-        np.testing.assert_allclose(spectrogram, expected, rtol=0, atol=1e-4, err_msg=str(length))
+        # Theirs is in float32: processors round otherwise, and a faint band's logarithm enlarges that.
+        np.testing.assert_allclose(spectrogram, expected, rtol=0, atol=1e-3, err_msg=str(length))
+        assert np.abs(spectrogram - expected).mean() < 1e-6
 
 
 @pytest.mark.parametrize(

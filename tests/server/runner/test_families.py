@@ -303,7 +303,7 @@ def test_each_graph_whose_numbers_are_damaged_is_refused_at_loading(case, verb, 
         make_runner(load_bundle(damaged), Precision.FP32).warm_up()
 
 
-@pytest.mark.parametrize("attention", ["soft", "mean"])
+@pytest.mark.parametrize("attention", ["soft", pytest.param("mean", marks=pytest.mark.slow)])
 def test_the_largest_features_leave_finite_memory(attention, tmp_path):
     """A captioner's step reads the whole room of a row without looking for NaN."""
     sizes = {"d_annotation": 24, "d_model": 24, "d_hidden": 24, "attention": attention}
