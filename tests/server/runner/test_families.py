@@ -3,13 +3,14 @@
 import dataclasses
 import math
 import random
+import shutil
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
-from reliability.damage import linked_copy, make_graph_nan, make_weights_nan
+from reliability.damage import make_graph_nan, make_weights_nan
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.bundle.names import FEATURES, SOURCE_IDS, Precision, Verb
@@ -283,7 +284,7 @@ def test_weights_that_are_not_numbers_are_refused_at_loading(
     """The warm-up looked at no number: such a bundle was loaded, and every call ended with INTERNAL."""
     if not has_operators:
         monkeypatch.setattr(kernels, "add", lambda *_, **__: "they are not compiled")
-    damaged = linked_copy(family[1].path, tmp_path / "damaged")
+    damaged = shutil.copytree(family[1].path, tmp_path / "damaged")
     make_weights_nan(damaged)
     with pytest.raises(ValueError, match="the graph step computes is not a number: its weights are damaged"):
         make_runner(load_bundle(damaged), precision).warm_up()
@@ -297,7 +298,7 @@ def test_weights_that_are_not_numbers_are_refused_at_loading(
 )
 def test_each_graph_whose_numbers_are_damaged_is_refused_at_loading(case, verb, named, imported, tmp_path):
     """Also those of an encoder, which reach the steps through the memory."""
-    damaged = linked_copy(imported(case) / "bundle", tmp_path / "damaged")
+    damaged = shutil.copytree(imported(case) / "bundle", tmp_path / "damaged")
     make_graph_nan(damaged, verb)
     with pytest.raises(ValueError, match=f"the graph {named} computes is not a number"):
         make_runner(load_bundle(damaged), Precision.FP32).warm_up()

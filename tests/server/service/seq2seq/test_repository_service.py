@@ -1,8 +1,10 @@
 """`seq2seq.v1.Repository` through both clients; tests/server/models/test_repository.py tests what it does."""
 
+import shutil
+
 import pytest
 
-from reliability.damage import linked_copy, make_weights_nan
+from reliability.damage import make_weights_nan
 from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos.seq2seq_v1_pb2 import VERSION_STATE_READY
 from tests.server.service.harness import serving, serving_bundles
@@ -32,13 +34,13 @@ async def test_only_admins_see_and_change_what_is_served():
 
 async def test_a_version_whose_weights_are_not_numbers_does_not_replace_the_good_one(bundle_path, tmp_path):
     """It was loaded with OK, and from then on every call ended with INTERNAL."""
-    linked_copy(bundle_path, tmp_path / "model" / "1")
+    shutil.copytree(bundle_path, tmp_path / "model" / "1")
     async with (
         serving_bundles(tmp_path / "model", is_repository_open=True) as served,
         AsyncClient(served.address) as client,
     ):
         expected = await client.translate("abc")
-        make_weights_nan(linked_copy(bundle_path, tmp_path / "model" / "2"))
+        make_weights_nan(shutil.copytree(bundle_path, tmp_path / "model" / "2"))
         with pytest.raises(ClientError, match="FAILED_PRECONDITION") as caught:
             await client.load("model", "2")
         assert "is not a number: its weights are damaged, export the model again" in str(caught.value)
