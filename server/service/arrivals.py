@@ -74,8 +74,8 @@ class Arrivals:
     a call asks when one of its caller's places is free, and has it only for the moment that a message takes
     that was sent together with its call. A message that has not come by then is late, and takes no place.
     Beyond a number of late ones the caller's oldest one is refused, once it had its time; until then the next
-    one keeps its place, as its message may have waited for this server. So calls without a message make others
-    wait for half a second at most.
+    one keeps its place, as its message may have waited for this server. So calls without a message make
+    others wait for half a second at most.
 
     Owned by `Calls`; used on the event loop only.
 

@@ -1,7 +1,9 @@
 """The engine over cores with fake runners: the queue, the way to the cores and back, and cores that end."""
 
 import asyncio
+import threading
 from collections import Counter
+from concurrent.futures import Future
 
 import pytest
 
@@ -118,6 +120,30 @@ async def test_a_core_that_ends_while_the_engine_stops_is_not_started_again():
     await asyncio.sleep(0)
     assert not core.is_ready
     assert not engine.engine._restarts
+
+
+async def test_a_core_that_is_built_while_its_engine_stops_ends_too():
+    """It lived on, with its memory, as the engine stopped what it had before."""
+    is_building, may_go, built = threading.Event(), threading.Event(), Future[Core]()
+
+    def build(deliver, died):
+        is_building.set()
+        may_go.wait()
+        core = Core(FakeRunner(1), model_name="fake", deliver=deliver, died=died)
+        core.start()
+        built.set_result(core)
+        return core
+
+    handle = ThreadCore(1, build)
+    starting = asyncio.create_task(handle.start(lambda turns: None, lambda cause: None))
+    await asyncio.to_thread(is_building.wait)
+    starting.cancel()
+    await asyncio.wait({starting})
+    await handle.stop()
+    may_go.set()
+    core = await asyncio.wrap_future(built)
+    await asyncio.to_thread(core._thread.join, 20)
+    assert not core._thread.is_alive()
 
 
 @pytest.mark.parametrize(
