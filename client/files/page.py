@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import html
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -156,14 +157,10 @@ def _value(attribute: re.Match[str]) -> str:
 
 
 def _decoded_page(content: bytes) -> tuple[str, str]:
-    """Returns the encoding of a page, as its mark, itself or its bytes say, and its text."""
-    for mark, encoding in (
-        (codecs.BOM_UTF8, "utf-8-sig"),
-        (codecs.BOM_UTF16_LE, "utf-16"),
-        (codecs.BOM_UTF16_BE, "utf-16"),
-    ):
-        if content.startswith(mark):
-            return encoding, content.decode(encoding, "replace")
+    """Returns the encoding of a page, as its mark, its zeros, itself or its bytes say, and its text."""
+    encoding = json.detect_encoding(content)
+    if encoding != "utf-8":
+        return encoding, content.decode(encoding, "replace")
     encodings = ["utf-8", "cp1252"]
     if named := _CHARSET.search(content[:1024]):
         with suppress(LookupError):
