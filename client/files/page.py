@@ -7,8 +7,9 @@ import html
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from seq2seq_serve.client.files.markup import Flows, Tag, unescaped
@@ -126,7 +127,9 @@ class Page(Document):
                 continue
             parts += [tag.open[end : value.start(2)], value[2]]
             end = value.end(2)
-            self._attributes.append(Segment([(text, 0)], _attribute_writer(tag, parts, len(parts) - 1)))
+            self._attributes.append(
+                Segment([(text, 0)], partial(_write_attribute, tag, parts, len(parts) - 1))
+            )
         parts.append(tag.open[end:])
 
 
@@ -139,14 +142,10 @@ def _shown_values(tag: str, place: int) -> dict[str, re.Match[str]]:
     return values
 
 
-def _attribute_writer(tag: Tag, parts: list[str], place: int) -> Callable[[Sequence[Piece]], None]:
-    """Returns a function that replaces a part of a tag, the value of an attribute."""
-
-    def write(pieces: Sequence[Piece]) -> None:
-        parts[place] = '"' + html.escape("".join(text for text, _ in pieces)) + '"'
-        tag.open = "".join(parts)
-
-    return write
+def _write_attribute(tag: Tag, parts: list[str], place: int, pieces: Sequence[Piece]) -> None:
+    """Replaces a part of a tag, the value of an attribute."""
+    parts[place] = '"' + html.escape("".join(text for text, _ in pieces)) + '"'
+    tag.open = "".join(parts)
 
 
 def _value(attribute: re.Match[str]) -> str:
