@@ -157,7 +157,7 @@ def _value(attribute: re.Match[str]) -> str:
 
 def _decoded_page(content: bytes) -> tuple[str, str]:
     """Returns the encoding of a page, as its mark, its zeros, itself or its bytes say, and its text."""
-    encoding = json.detect_encoding(content)
+    encoding: str = json.detect_encoding(content)
     if encoding != "utf-8":
         return encoding, content.decode(encoding, "replace")
     encodings = ["utf-8", "cp1252"]

@@ -105,6 +105,7 @@ class FairQueue:
         self._residence_seconds = 0.0
         self._residence_work = 0.0  # expected, per slot
         self._num_steps = self._num_expected_steps = 0.0
+        self._steps_share = 1.0
 
     def add(self, requests: Sequence[Request], num_held: int, now: float) -> None:
         """Add the requests of a call, all or none.
@@ -133,7 +134,8 @@ class FairQueue:
             self._levels[last.priority] = _Level()
         level = self._levels[last.priority]
         line = level.lines.setdefault(last.caller, _Line(served_work=level.served_work))
-        works = {request: self._work_of([request]) for request in requests}
+        prefix, share = self._feeds_prefix, self._steps_share
+        works = {request: request.cost(feeds_prefix=prefix, share=share).work for request in requests}
         num_tokens = sum(request.queue_tokens for request in requests)
         line.requests |= works
         line.work += sum(works.values())
@@ -174,6 +176,7 @@ class FairQueue:
         self._residence_work += weight * (charged_work / request.num_slots - self._residence_work)
         self._num_steps += weight * (num_steps - self._num_steps)
         self._num_expected_steps += weight * (cost.num_steps - self._num_expected_steps)
+        self._steps_share = self._num_steps / self._num_expected_steps
         difference = cost.work + request.num_slots * (num_steps - cost.num_steps) - charged_work
         level = self._levels.get(request.priority)
         if level is None or request.caller not in level.lines:
@@ -259,12 +262,8 @@ class FairQueue:
 
     def _work_of(self, requests: Sequence[Request]) -> int:
         """Returns the expected cost of requests in steps of one slot."""
-        share = self._num_steps / self._num_expected_steps if self._num_expected_steps else 1.0
-        work = 0
-        for request in requests:
-            cost = request.cost(feeds_prefix=self._feeds_prefix)
-            work += cost.work + round(request.num_slots * cost.num_steps * (share - 1))
-        return work
+        prefix, share = self._feeds_prefix, self._steps_share
+        return sum(request.cost(feeds_prefix=prefix, share=share).work for request in requests)
 
 
 def _overloaded(text: str, wait_seconds: float) -> Overloaded:
