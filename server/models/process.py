@@ -202,10 +202,10 @@ class ProcessCore(CoreHandle):
     async def _reap(self) -> str:
         """Returns how the process ended."""
         assert self._process is not None
-        assert self._writer is not None
         self._process.kill()  # it may have closed its socket only
         code = await in_thread(self._process.wait)
-        self._writer.close()
+        if self._writer is not None:  # otherwise the first start was cancelled before it was connected
+            self._writer.close()
         cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         return f"the process of an instance {cause}"
 

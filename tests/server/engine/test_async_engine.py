@@ -321,6 +321,26 @@ async def test_a_bug_anywhere_ends_the_core_its_callers_get_an_answer_and_anothe
     assert "told to fail" in caplog.text
 
 
+async def test_a_core_is_started_again_although_its_end_cannot_be_counted(monkeypatch):
+    """With a bug in the metrics, the task that starts it again ended."""
+    monkeypatch.setattr("seq2seq_serve.server.engine.async_engine._FIRST_PAUSE_SECONDS", 0.0)
+    engine, turns = DrivenEngine(FakeRunner(1)), []
+    await engine.engine.start()
+
+    def record(turn):
+        turns.append(turn)
+        if len(turns) < 4:
+            failing()
+
+    monkeypatch.setattr(engine.engine, "_record", record)
+    with pytest.raises(RuntimeError, match="told to fail"):
+        engine.cores[0].kill()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert engine.cores[0].is_ready
+    await engine.engine.stop()
+
+
 async def test_each_start_of_a_core_is_counted(monkeypatch):
     """Of eight kills in quick succession two were counted: a core that ends while it starts was not."""
     monkeypatch.setattr("seq2seq_serve.server.engine.async_engine._FIRST_PAUSE_SECONDS", 0.0)
