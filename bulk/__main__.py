@@ -16,6 +16,7 @@ from pathlib import Path
 # No reports to Microsoft; the engines have the processor, not the threads of tokenizers.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads wait without sleeping
 
 from seq2seq_serve.commands import Parser, add_version, needs_extra, program, write_any_text
 

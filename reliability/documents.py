@@ -20,17 +20,6 @@ _PO = 'msgid ""\nmsgstr ""\n"Plural-Forms: nplurals={};\\n"\n\n'
 _MESSAGE = 'msgid ""\n{}msgstr ""\n'
 _PLURAL = 'msgid "%d file"\nmsgid_plural "%d files"\nmsgstr[0] ""\n'
 _NAMESPACE = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
-_OPC = "http://schemas.openxmlformats.org/package/2006"
-_CONTENT_TYPES = (
-    f'<Types xmlns="{_OPC}/content-types"><Default Extension="png" ContentType="image/png"/>'
-    f'<Default Extension="rels" ContentType="application/vnd.openxmlformats-package.relationships+xml"/>'
-    '<Override PartName="/word/document.xml" ContentType="application/vnd.openxmlformats-officedocument.'
-    'wordprocessingml.document.main+xml"/></Types>'
-)
-_RELATIONS = (
-    f'<Relationships xmlns="{_OPC}/relationships"><Relationship Id="r1" Target="word/document.xml" Type='
-    '"http://schemas.openxmlformats.org/officeDocument/2006/relationships/officeDocument"/></Relationships>'
-)
 _ENTITIES = '<!DOCTYPE w [<!ENTITY a "{}">{}]>'.format(
     "ha " * 100,
     "".join(f'<!ENTITY {name} "{f"&{of};" * 100}">' for of, name in zip("abcd", "bcde", strict=True)),
@@ -63,8 +52,6 @@ def word_file(paragraphs: str, *, before: str = "", others: Sequence[tuple[str, 
     body = f'<w:document xmlns:w="{_NAMESPACE}"><w:body>{paragraphs}</w:body></w:document>'
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("[Content_Types].xml", _CONTENT_TYPES)
-        archive.writestr("_rels/.rels", _RELATIONS)
         archive.writestr("word/document.xml", f"{before}{body}")
         for name, content in others:
             archive.writestr(name, content)
@@ -175,9 +162,8 @@ def translate(address: str, source: Path) -> Outcome:
     with source.with_name("errors.txt").open("w+b") as errors:
         process = subprocess.Popen(command, stderr=errors, stdout=subprocess.DEVNULL)
         while process.poll() is None:
-            max_bytes = (
-                _peak_bytes(process.pid) or max_bytes
-            )  # not `getrusage`, which counts this process, too
+            # Not `getrusage`, which counts this process, too.
+            max_bytes = _peak_bytes(process.pid) or max_bytes
             time.sleep(_POLL_SECONDS)
             if time.monotonic() - start > _MAX_SECONDS or max_bytes > _MAX_BYTES:
                 process.kill()

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 from benchmarks.load.mix import quantile
 from benchmarks.serving import RunningServer
 from reliability.place import TINY, Bar, Figures, Place, at_most, nothing_left, settled, state
-from reliability.watch import Watch, resident_bytes, watched
+from reliability.watch import Watch, beside, resident_bytes, watched
 from seq2seq_serve.client import AsyncClient, GenerateOptions
 
 _CHUNKED_BYTES, _CHUNK = 3_600_000, b"1\r\na\r\n"
@@ -125,9 +125,8 @@ def _seconds_of_refusal(server: RunningServer, path: str, kind: str, body: bytes
 
 def _call_seconds_beside_scrapes(server: RunningServer) -> float:
     """Returns the 90th percentile of short calls over gRPC beside clients that scrape without a pause."""
-    is_over = threading.Event()
 
-    def scrape() -> None:
+    def scrape(is_over: threading.Event) -> None:
         while not is_over.is_set():
             _get(server, "/metrics")
 
@@ -142,14 +141,8 @@ def _call_seconds_beside_scrapes(server: RunningServer) -> float:
                 await asyncio.sleep(0.05)
         return seconds
 
-    with ThreadPoolExecutor(_NUM_SCRAPING) as pool:
-        scraping = [pool.submit(scrape) for _ in range(_NUM_SCRAPING)]
-        try:
-            return quantile(asyncio.run(calls()), 0.9)
-        finally:
-            is_over.set()
-            for one in scraping:
-                one.result()
+    with beside(*[scrape] * _NUM_SCRAPING):
+        return quantile(asyncio.run(calls()), 0.9)
 
 
 def _seconds_on_a_kept_connection(server: RunningServer) -> float:

@@ -7,18 +7,17 @@ import multiprocessing
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from grpc import aio
 
-from benchmarks.serving import RunningServer
 from reliability.callers import code_of, good_calls
 from reliability.place import TINY, Bar, Figures, Place, at_most, nothing_left, settled, state, unexpected
-from reliability.watch import resident_bytes
+from reliability.watch import Watch, beside, resident_bytes, watch_memory
 from seq2seq_serve.client import AsyncClient
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 
@@ -40,12 +39,11 @@ Attack = Callable[[Sequence[Any]], Awaitable[object]]  # by channels
 
 
 @dataclass
-class _Others:
-    """Measurements of another caller with a short request every 50 ms, and of the server's memory."""
+class _Others(Watch):
+    """Measurements beside another caller with a short request every 50 ms."""
 
-    start_bytes: float
+    start_bytes: float = 0.0
     longest_seconds: float = 0.0
-    peak_bytes: float = 0.0
     codes: Counter[str] = field(default_factory=Counter)
 
 
@@ -65,7 +63,8 @@ def idle(place: Place) -> tuple[Figures, list[Bar]]:
         for name, attack in attacks.items():
             # A process of its own: the calls of others would wait for its event loop, too.
             process = multiprocessing.get_context("spawn").Process(target=_run, args=(server.address, attack))
-            with _beside(server) as others[name]:
+            others[name] = one = _Others(start_bytes=resident_bytes(server))
+            with beside(partial(watch_memory, server, one), partial(_call, server.address, one)):
                 process.start()
                 process.join()
             assert process.exitcode == 0, name
@@ -95,34 +94,19 @@ def idle(place: Place) -> tuple[Figures, list[Bar]]:
     ]
 
 
-@contextmanager
-def _beside(server: RunningServer) -> Iterator[_Others]:
-    others, is_over = _Others(resident_bytes(server)), threading.Event()
+def _call(address: str, others: _Others, is_over: threading.Event) -> None:
+    async def one(client: AsyncClient) -> None:
+        started = time.perf_counter()
+        others.codes[await code_of(client.generate([5, 6, 2], options=_SHORT))] += 1
+        others.longest_seconds = max(others.longest_seconds, time.perf_counter() - started)
 
-    def memory() -> None:
-        while not is_over.wait(0.005):
-            others.peak_bytes = max(others.peak_bytes, resident_bytes(server))
-
-    async def calls() -> None:
-        async def one(client: AsyncClient) -> None:
-            started = time.perf_counter()
-            others.codes[await code_of(client.generate([5, 6, 2], options=_SHORT))] += 1
-            others.longest_seconds = max(others.longest_seconds, time.perf_counter() - started)
-
-        async with AsyncClient(server.address) as client, asyncio.TaskGroup() as tasks:
+    async def run() -> None:
+        async with AsyncClient(address) as client, asyncio.TaskGroup() as tasks:
             while not is_over.is_set():
                 tasks.create_task(one(client))
                 await asyncio.sleep(_EVERY_SECONDS)
 
-    threads = [threading.Thread(target=work) for work in (memory, lambda: asyncio.run(calls()))]
-    for thread in threads:
-        thread.start()
-    try:
-        yield others
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join()
+    asyncio.run(run())
 
 
 def _run(address: str, attack: Attack) -> None:
@@ -143,14 +127,15 @@ async def _silent(number: int, seconds: float, channels: Sequence[Any]) -> None:
         await asyncio.sleep(seconds)
         yield b""
 
-    calls = [channels[0].stream_unary(_GENERATE)(nothing()) for _ in range(number)]
-    await asyncio.sleep(seconds)
-    for call in calls:
-        call.cancel()
+    await _hold([channels[0].stream_unary(_GENERATE)(nothing()) for _ in range(number)], seconds)
 
 
 async def _watch(number: int, seconds: float, channels: Sequence[Any]) -> None:
-    calls = [channels[place % len(channels)].unary_stream(_WATCH)(b"") for place in range(number)]
+    streams = [channels[place % len(channels)].unary_stream(_WATCH) for place in range(number)]
+    await _hold([stream(b"") for stream in streams], seconds)
+
+
+async def _hold(calls: Sequence[Any], seconds: float) -> None:
     await asyncio.sleep(seconds)
     for call in calls:
         call.cancel()
@@ -167,7 +152,5 @@ async def _cancel(number: int, channels: Sequence[Any]) -> None:
     while unsent > 0:
         calls = [channels[place % len(channels)].unary_unary(_GENERATE)(raw) for place in range(_AT_ONCE)]
         unsent -= len(calls)
-        await asyncio.sleep(0.001)
-        for call in calls:
-            call.cancel()
+        await _hold(calls, 0.001)
         await asyncio.sleep(0)

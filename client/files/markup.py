@@ -57,7 +57,7 @@ class _Here:
     Attributes:
         markup: As it is written.
         place: The tag around it.
-        before: What is written before a translation of the text, and after it; None for markup.
+        around: What is written before a translation of the text, and after it; None for markup.
     """
 
     markup: str

@@ -18,7 +18,7 @@ _MESSAGE_LINE = re.compile(
 )
 _NUM_FORMS = re.compile(r"nplurals\s*+=\s*+0*+([0-9]++)")
 _ESCAPE = re.compile(r"\\(.)")
-_ESCAPED = {"n": "\n", "t": "\t", "r": "\r"}
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\"}
 _TO_ESCAPE = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\t": r"\t", "\r": r"\r"})
 _PLACEHOLDER = re.compile(r"%(?:\(\w++\))?[#0\- +]*+\d*+(?:\.\d++)?[a-zA-Z%]|\{[^{}]*+\}|</?\w[^<>]*+>")
 
@@ -79,7 +79,7 @@ class Messages(Document):
     """
 
     def __init__(self, content: bytes, path: Path) -> None:
-        text = decoded(content, path)
+        self._encoding, text = decoded(content, path)
         self._newline = "\r\n" if "\r\n" in text else "\n"
         self._lines = LINE_BREAK.split(text)
         self._messages: list[_Message] = []
@@ -103,7 +103,7 @@ class Messages(Document):
                 message.begin = number
             if keyword is not None:
                 values = message.values.setdefault(keyword, [])
-            values.append(_ESCAPE.sub(lambda one: _ESCAPED.get(one[1], one[1]), found[3]))
+            values.append(_ESCAPE.sub(lambda one: _ESCAPED.get(one[1], one[0]), found[3]))
             if message.targets or (keyword or "").startswith("msgstr"):
                 message.targets.append(number)
 
@@ -112,7 +112,7 @@ class Messages(Document):
         for message in self._messages:
             if message.is_translated:
                 message.write(lines, self._newline)
-        return self._newline.join(line for line in lines if line is not None).encode()
+        return self._newline.join(line for line in lines if line is not None).encode(self._encoding)
 
     def _add(self, message: _Message, path: Path) -> None:
         """Adds the segments of a message without a translation."""

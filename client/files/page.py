@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import codecs
 import html
+import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 from seq2seq_serve.client.files.markup import Flows, Tag, unescaped
@@ -125,7 +127,9 @@ class Page(Document):
                 continue
             parts += [tag.open[end : value.start(2)], value[2]]
             end = value.end(2)
-            self._attributes.append(Segment([(text, 0)], _attribute_writer(tag, parts, len(parts) - 1)))
+            self._attributes.append(
+                Segment([(text, 0)], partial(_write_attribute, tag, parts, len(parts) - 1))
+            )
         parts.append(tag.open[end:])
 
 
@@ -138,14 +142,10 @@ def _shown_values(tag: str, place: int) -> dict[str, re.Match[str]]:
     return values
 
 
-def _attribute_writer(tag: Tag, parts: list[str], place: int) -> Callable[[Sequence[Piece]], None]:
-    """Returns a function that replaces a part of a tag, the value of an attribute."""
-
-    def write(pieces: Sequence[Piece]) -> None:
-        parts[place] = '"' + html.escape("".join(text for text, _ in pieces)) + '"'
-        tag.open = "".join(parts)
-
-    return write
+def _write_attribute(tag: Tag, parts: list[str], place: int, pieces: Sequence[Piece]) -> None:
+    """Replaces a part of a tag, the value of an attribute."""
+    parts[place] = '"' + html.escape("".join(text for text, _ in pieces)) + '"'
+    tag.open = "".join(parts)
 
 
 def _value(attribute: re.Match[str]) -> str:
@@ -156,14 +156,10 @@ def _value(attribute: re.Match[str]) -> str:
 
 
 def _decoded_page(content: bytes) -> tuple[str, str]:
-    """Returns the encoding of a page, as its mark, itself or its bytes say, and its text."""
-    for mark, encoding in (
-        (codecs.BOM_UTF8, "utf-8-sig"),
-        (codecs.BOM_UTF16_LE, "utf-16"),
-        (codecs.BOM_UTF16_BE, "utf-16"),
-    ):
-        if content.startswith(mark):
-            return encoding, content.decode(encoding, "replace")
+    """Returns the encoding of a page, as its mark, its zeros, itself or its bytes say, and its text."""
+    encoding: str = json.detect_encoding(content)
+    if encoding != "utf-8":
+        return encoding, content.decode(encoding, "replace")
     encodings = ["utf-8", "cp1252"]
     if named := _CHARSET.search(content[:1024]):
         with suppress(LookupError):

@@ -7,6 +7,7 @@ list for each text. (Beautiful Soup, polib and python-docx take time in the squa
 
 from __future__ import annotations
 
+import codecs
 import re
 from abc import ABC, abstractmethod
 from bisect import bisect_right
@@ -161,9 +162,14 @@ def check_marks(contents: Iterable[bytes], path: Path) -> None:
         )
 
 
-def decoded(content: bytes, path: Path) -> str:
-    """Returns the text of a file in UTF-8; raises WrongFile for another one."""
+def decoded(content: bytes, path: Path) -> tuple[str, str]:
+    """Returns the encoding of a file in UTF-8, with or without a mark, and its text.
+
+    Raises:
+        WrongFile: It is not UTF-8.
+    """
+    encoding = "utf-8-sig" if content.startswith(codecs.BOM_UTF8) else "utf-8"
     try:
-        return content.decode("utf-8-sig")
+        return encoding, content.decode(encoding)
     except UnicodeDecodeError as error:
         raise wrong_file(path, f"the file is not UTF-8: byte {error.start + 1} is wrong") from error

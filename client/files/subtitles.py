@@ -25,7 +25,7 @@ class Subtitles(Document):
     """SubRip (.srt) or WebVTT (.vtt): each subtitle is a segment, or each of its lines that has a speaker."""
 
     def __init__(self, content: bytes, path: Path) -> None:
-        text = decoded(content, path)
+        self._encoding, text = decoded(content, path)
         self._is_vtt = path.name.lower().removesuffix(COMPRESSED).endswith(".vtt")
         self._lines: list[str] = []
         self.segments = []
@@ -46,7 +46,7 @@ class Subtitles(Document):
                 self._add(group)
 
     def content(self) -> bytes:
-        return self._newline.join(self._lines).encode()
+        return self._newline.join(self._lines).encode(self._encoding)
 
     def _add(self, shown: list[str]) -> None:
         """Adds the lines of a segment, whose place a single line holds from now on."""

@@ -104,20 +104,21 @@ class _WordPart:
         self._held: tuple[str, str, str] | None = None  # the tag of a text, its content, and both as written
         self._depth = 0  # within properties
         self._properties: list[str] = []
+
+        def refuse(*_: object) -> None:
+            text = "has a DOCTYPE, which may declare entities, and which Word does not write: remove it"
+            raise wrong_file(path, f"its part {name} {text}")
+
         try:
             self._content = content.decode(self._encoding).encode()
             parser = self._parser = expat.ParserCreate("UTF-8", " ")
             parser.StartElementHandler = lambda name, _: self._start(_BEGIN, name)
             parser.EndElementHandler = lambda name: self._start(_END, name)
             parser.CharacterDataHandler = self._add_text
-            parser.StartDoctypeDeclHandler = self._refuse
+            parser.StartDoctypeDeclHandler = refuse
             parser.Parse(self._content, True)
         except (UnicodeError, expat.ExpatError) as error:
             raise wrong_file(path, f"its part {name} is not XML: {error}") from error
-        except _DoctypeError:
-            raise wrong_file(
-                path, f"its part {name} has a DOCTYPE, which Word does not write: remove it"
-            ) from None
         self._finish(len(self._content))
         self.flows.end()
         del self._parser, self._content
@@ -136,9 +137,6 @@ class _WordPart:
         if not self._texts:
             self._text_begin = self._parser.CurrentByteIndex
         self._texts.append(text)
-
-    def _refuse(self, *_: object) -> None:
-        raise _DoctypeError
 
     def _finish(self, end: int) -> None:
         """Adds a tag, and the text after it."""
@@ -171,7 +169,3 @@ class _WordPart:
                 flows.close(markup, name)
         else:
             flows.end(markup)
-
-
-class _DoctypeError(Exception):
-    """A part of a Word document has a document type, which may declare entities."""

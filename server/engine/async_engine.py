@@ -448,8 +448,8 @@ class AsyncEngine:
     async def _restart(self, core: CoreHandle) -> None:
         pause = _FIRST_PAUSE_SECONDS
         while True:
-            self._report(Turn(num_core_restarts=1))
             try:
+                self._report(Turn(num_core_restarts=1))
                 await self._start(core)
             except Exception as error:
                 _log.error("model %s: not started again: %s", self.model_name, error)

@@ -108,16 +108,24 @@ class ThreadCore(CoreHandle):
         super().__init__(num_slots)
         self._build = build
         self._core: Core | None = None
+        self._is_stopped = False
 
     async def start(self, turned: Callable[[Sequence[Turn]], None], ended: Callable[[str], None]) -> None:
         """Build it on another thread; as `CoreHandle.start`."""
         call = asyncio.get_running_loop().call_soon_threadsafe
         deliver: Callable[[list[Turn]], object] = partial(call, turned)  # type: ignore[arg-type]  # turns follow
         died = partial(call, ended, "the engine's thread ended")
-        is_first = self._core is None
-        self._core = await asyncio.to_thread(self._build, deliver, died)
-        if is_first:
-            atexit.register(self._exit)
+
+        def build() -> None:
+            core = self._build(deliver, died)
+            is_first, self._core = self._core is None, core
+            if is_first:
+                atexit.register(self._exit)
+            if self._is_stopped:  # meanwhile: nobody waits for it any more
+                self._exit()
+                atexit.unregister(self._exit)
+
+        await asyncio.to_thread(build)
 
     def admit(self, requests: tuple[Request, ...]) -> None:
         """As `CoreHandle.admit`."""
@@ -144,7 +152,8 @@ class ThreadCore(CoreHandle):
         return 0.0 if self._core is None else self._core.turn_seconds()
 
     async def stop(self) -> None:
-        """As `CoreHandle.stop`."""
+        """As `CoreHandle.stop`; one that is being built ends after that."""
+        self._is_stopped = True
         if self._core is not None:
             await in_thread(self._core.stop)
             atexit.unregister(self._exit)

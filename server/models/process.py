@@ -172,17 +172,19 @@ class ProcessCore(CoreHandle):
         turned: Callable[[Sequence[Turn]], None],
         ended: Callable[[str], None],
     ) -> None:
-        """Hand over all turns until the process ends."""
-        while (message := await _read_message(reader)) is not None:
-            assert isinstance(message, _Turned)
-            self._num_silent_rounds, self._turn_seconds = 0, message.turn_seconds
-            if message.turns:
-                turned(
-                    [
-                        turn._replace(updates=tuple(map(self._with_request, turn.updates)))
-                        for turn in message.turns
-                    ]
-                )
+        """Hand over all turns until the process ends, or sends something else."""
+        try:
+            while (message := await _read_message(reader)) is not None:
+                self._num_silent_rounds, self._turn_seconds = 0, message.turn_seconds
+                if message.turns:
+                    turned(
+                        [
+                            turn._replace(updates=tuple(map(self._with_request, turn.updates)))
+                            for turn in message.turns
+                        ]
+                    )
+        except Exception:
+            _log.critical("the turns of an instance cannot be read", exc_info=True)
         self.is_ready = False
         is_stopping, self._listening = self._listening is None, None
         self._by_number.clear()
@@ -200,10 +202,10 @@ class ProcessCore(CoreHandle):
     async def _reap(self) -> str:
         """Returns how the process ended."""
         assert self._process is not None
-        assert self._writer is not None
         self._process.kill()  # it may have closed its socket only
         code = await in_thread(self._process.wait)
-        self._writer.close()
+        if self._writer is not None:  # otherwise the first start was cancelled before it was connected
+            self._writer.close()
         cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         return f"the process of an instance {cause}"
 

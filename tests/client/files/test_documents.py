@@ -80,9 +80,11 @@ msgstr[2] ""
 @pytest.mark.parametrize(
     ("name", "content"), [("a.srt", SRT), ("a.vtt", VTT), ("a.html", HTML), ("a.po", PO)]
 )
-def test_a_document_without_translations_is_as_it_was(name, content):
-    path = Path(name)
-    assert DOCUMENTS[path.suffix](content.encode(), path).content().decode() == content
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_document_without_translations_is_as_it_was(name, content, encoding):
+    """The mark with which editors on Windows begin UTF-8, and by which players know it, was lost."""
+    path, encoded = Path(name), content.replace("\n", "\r\n").encode(encoding)
+    assert DOCUMENTS[path.suffix](encoded, path).content() == encoded
 
 
 def test_subtitles_keep_their_times_places_tags_and_speakers():

@@ -56,6 +56,13 @@ def test_only_new_translations_change(newline):
     assert (entry.msgstr, entry.flags) == ('SAY "%S"\n\tTWICE \\', ["c-format", "fuzzy"])
 
 
+def test_an_escape_that_is_not_read_stays_in_the_text():
+    """Its backslash was lost."""
+    texts, written = translated("a.po", 'msgid "a \\x41 \\\\ \\""\nmsgstr ""\n', capitals)
+    assert texts == ['a \\x41 \\ "']
+    assert polib.pofile(written)[0].msgstr == 'A \\X41 \\ "'
+
+
 def test_a_message_without_flags_gets_a_line_for_them():
     _, written = translated("a.po", 'msgctxt "x"\nmsgid "{a} b"\nmsgstr ""\n', capitals)
     assert written == '#, fuzzy\nmsgctxt "x"\nmsgid "{a} b"\nmsgstr "{A} B"\n'

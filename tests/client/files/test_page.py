@@ -73,6 +73,8 @@ def test_tags_follow_their_words_and_never_cross(page, same, turned):
         ("<meta charset=zip>", "utf-8"),
         ("", "utf-8-sig"),
         ("", "utf-16"),
+        ("", "utf-16-be"),  # without a mark
+        ("", "utf-32"),
         ("", "utf-8"),
     ],
 )
