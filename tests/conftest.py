@@ -72,7 +72,7 @@ def pytest_report_header() -> str:
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Whether a line of asyncio is not about gRPC, whose loops in one process disturb each other now and then.
+    """Whether a line of asyncio is not about gRPC, whose loops in one process disturb each other at times.
 
     A loop that is woken for another one's event finds nothing to read, and logs a BlockingIOError.
     """
