@@ -10,7 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -207,16 +207,30 @@ class RemoteCall(Call):
         Raises:
             CancelledError: The caller has left.
             InvalidRequest: The message is too long.
-            Overloaded: Too many large messages wait for callers.
+            Overloaded: As `room`, for a large message.
         """
         num_bytes = message.ByteSize()
         self.check_answer_bytes(num_bytes)
+        with ExitStack() as held:
+            if num_bytes > SMALL_REQUEST_BYTES:
+                held.callback((await self.room(num_bytes)).close)
+            async with self.writing:
+                try:
+                    await (self.write(message) if self.whole is None else self._write_whole(message))
+                except aio.InternalError as error:  # gRPC fails a waiting write before it cancels the handler
+                    raise asyncio.CancelledError from error
+
+    async def _write_whole(self, message: Message) -> None:
+        """Writes a message, and waits for that also if it is cancelled.
+
+        An error of another item cancels this one, and ends the call. During a write, gRPC sends no status:
+        the caller would wait for ever.
+        """
+        writing = asyncio.ensure_future(self.write(message))
         try:
-            with self.holding(num_bytes) if num_bytes > SMALL_REQUEST_BYTES else nullcontext():
-                async with self.writing:
-                    await self.write(message)
-        except aio.InternalError as error:  # gRPC fails a write that waits before it cancels the handler
-            raise asyncio.CancelledError from error
+            await asyncio.shield(writing)
+        finally:
+            await asyncio.wait({writing})
 
 
 class Calls:
@@ -327,10 +341,14 @@ class Calls:
         What a request brings may wait as long: parsed, read, or in the engine's queue.
 
         Raises:
-            Overloaded: Too many are held, and the caller would have more than its share of them.
+            Overloaded: Too many are held, and the caller would have more than its share of them; not of an
+                accepted call, whose answer is complete.
         """
         if num_bytes > SMALL_REQUEST_BYTES:
-            self.held.take(call.caller.name, num_bytes)
+            if call.is_accepted:
+                self.held.add(call.caller.name, num_bytes)
+            else:
+                self.held.take(call.caller.name, num_bytes)
             call.num_held_bytes += num_bytes
 
     def let_go(self, call: RemoteCall) -> None:
