@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from weakref import WeakValueDictionary
@@ -26,11 +25,8 @@ class _Places:
     num_free: int
     waiting: dict[asyncio.Future[None], None] = field(default_factory=dict)
 
-    async def take(self) -> None:
-        """Waits for a place, until `give_back`."""
-        if self.num_free:
-            self.num_free -= 1
-            return
+    async def turn(self) -> None:
+        """Waits for a place."""
         turn = asyncio.get_running_loop().create_future()
         self.waiting[turn] = None
         try:
@@ -38,10 +34,10 @@ class _Places:
         except asyncio.CancelledError:
             self.waiting.pop(turn, None)
             if turn.done() and not turn.cancelled():
-                self.give_back()
+                self.pass_on()
             raise
 
-    def give_back(self) -> None:
+    def pass_on(self) -> None:
         """Gives a place to a call that waits, or back."""
         while self.waiting:
             turn, _ = self.waiting.popitem()
@@ -57,14 +53,16 @@ class _Arrival:
 
     Attributes:
         limit: Ends the waiting.
-        held: Its place; once it is late, its share of the late ones.
+        places: It has one of them; None before, and once it is late.
+        is_late: Whether it has a share of the late ones.
         timer: Ends its time in its place.
         refusal: Why it is not waited for any longer.
     """
 
     caller: str
     limit: asyncio.Timeout
-    held: ExitStack = field(default_factory=ExitStack)
+    places: _Places | None = None
+    is_late: bool = False
     timer: asyncio.TimerHandle | None = None
     refusal: Overloaded | None = None
 
@@ -115,8 +113,11 @@ class Arrivals:
         try:
             async with limit:
                 self._limits.add(limit)
-                await places.take()
-                arrival.held.callback(places.give_back)
+                if places.num_free:
+                    places.num_free -= 1
+                else:
+                    await places.turn()
+                arrival.places = places
                 arrival.timer = loop.call_later(_PROMPT_SECONDS, self._be_late, arrival)
                 message = await anext(messages, None)
                 # gRPC keeps a message until the next one, or the end, is asked for.
@@ -133,7 +134,12 @@ class Arrivals:
             self._limits.discard(limit)
             if arrival.timer is not None:
                 arrival.timer.cancel()
-            arrival.held.close()
+            if arrival.is_late:
+                self._late.give_back(caller, 1)
+            elif places.waiting and arrival.places is not None:
+                places.pass_on()
+            elif arrival.places is not None:
+                places.num_free += 1
             del arrival  # the frames of a refusal refer to it
         if message is None:
             await asyncio.sleep(_LEAVING_SECONDS)  # gRPC ends the messages before it cancels the handler
@@ -154,6 +160,7 @@ class Arrivals:
 
     def _be_late(self, arrival: _Arrival, *, is_last: bool = False) -> None:
         """Gives the place of a message back that has not come in time, or refuses it."""
+        assert arrival.places is not None
         loop = asyncio.get_running_loop()
         try:
             self._late.take(arrival.caller, 1)
@@ -164,8 +171,8 @@ class Arrivals:
             else:
                 arrival.timer = loop.call_later(_LATE_SECONDS, partial(self._be_late, arrival, is_last=True))
             return
-        arrival.held.close()
-        arrival.held.callback(self._late.give_back, arrival.caller, 1)
+        arrival.places.pass_on()
+        arrival.places, arrival.is_late = None, True
         if not arrival.limit.expired() and not self._is_draining:
             arrival.limit.reschedule(loop.time() + _MESSAGE_SECONDS - _PROMPT_SECONDS)
 
