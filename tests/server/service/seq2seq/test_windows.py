@@ -529,9 +529,7 @@ async def test_only_the_first_sound_of_a_call_is_refused_for_the_spectrograms_of
                     await triton.ModelInfer(two_sounds())
             else:
                 assert (await triton.ModelInfer(two_sounds())).outputs == expected.outputs
-        async with asyncio.timeout(20):
-            while held.held:  # gRPC has sent the answer a moment before it says so
-                await asyncio.sleep(0.01)
+        await served.until_calls_are_over()
 
 
 async def test_a_short_sound_is_read_while_a_long_one_of_the_same_caller_is(whisper_path, monkeypatch):
@@ -586,7 +584,7 @@ async def test_an_item_of_a_batch_is_read_when_there_is_room_for_its_spectrogram
             assert [one.response.hypotheses for one in answers] == [expected.hypotheses] * 5
             assert max(most) < 200_000 + size  # one item goes on beyond the bound
             most.clear()
-        assert not held.held
+        await served.until_calls_are_over()
 
 
 async def test_the_spectrograms_of_open_sounds_are_bounded(whisper_path, monkeypatch):
