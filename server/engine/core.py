@@ -129,10 +129,8 @@ class Core:
         self._is_stopping = False
         self._is_asleep = False
         self._num_turns = 0
-        self._watched_turn, self._num_rounds = (
-            0,
-            0,
-        )  # of the watcher, and its rounds in which that turn lasted
+        self._watched_turn = 0  # of the watcher,
+        self._num_rounds = 0  # and its rounds for which that turn has lasted
         self._encode_seconds = 0.0  # of the last encode call
         self._streamed_at = clock()
         self._held_seconds = held_seconds
