@@ -9,7 +9,7 @@ from functools import partial
 from weakref import WeakValueDictionary
 
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
-from seq2seq_serve.server.service.shares import Shares
+from seq2seq_serve.server.service.shares import Room, Shares
 
 _PROMPT_SECONDS = 0.02  # a message that was sent together with its call comes within this time
 _LATE_SECONDS = 0.5  # for which a message is waited for although too many are late
@@ -54,7 +54,7 @@ class _Arrival:
     Attributes:
         limit: Ends the waiting.
         places: It has one of them; None before, and once it is late.
-        is_late: Whether it has a share of the late ones.
+        late: Its share of the late ones.
         timer: Ends its time in its place.
         refusal: Why it is not waited for any longer.
     """
@@ -62,7 +62,7 @@ class _Arrival:
     caller: str
     limit: asyncio.Timeout
     places: _Places | None = None
-    is_late: bool = False
+    late: Room | None = None
     timer: asyncio.TimerHandle | None = None
     refusal: Overloaded | None = None
 
@@ -134,8 +134,8 @@ class Arrivals:
             self._limits.discard(limit)
             if arrival.timer is not None:
                 arrival.timer.cancel()
-            if arrival.is_late:
-                self._late.give_back(caller, 1)
+            if arrival.late is not None:
+                arrival.late.close()
             elif places.waiting and arrival.places is not None:
                 places.pass_on()
             elif arrival.places is not None:
@@ -163,7 +163,7 @@ class Arrivals:
         assert arrival.places is not None
         loop = asyncio.get_running_loop()
         try:
-            self._late.take(arrival.caller, 1)
+            arrival.late = self._late.take(arrival.caller, 1)
         except Overloaded as error:
             if is_last:
                 arrival.refusal = error
@@ -172,7 +172,7 @@ class Arrivals:
                 arrival.timer = loop.call_later(_LATE_SECONDS, partial(self._be_late, arrival, is_last=True))
             return
         arrival.places.pass_on()
-        arrival.places, arrival.is_late = None, True
+        arrival.places = None
         if not arrival.limit.expired() and not self._is_draining:
             arrival.limit.reschedule(loop.time() + _MESSAGE_SECONDS - _PROMPT_SECONDS)
 

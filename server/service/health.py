@@ -130,7 +130,7 @@ class HealthService:
     async def Watch(self, message: health_pb2.HealthCheckRequest, call: RemoteCall) -> None:
         """Answers with the current status and every change, until the caller leaves or the server ends."""
         last = None
-        with call.calls.streams.taken(call.caller.name, 1):
+        with call.calls.streams.take(call.caller.name, 1):
             while not self._health.is_closed:
                 status = self._health.shown_status(message.service)
                 if status != last:

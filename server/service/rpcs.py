@@ -111,7 +111,7 @@ class Rpcs:
                     calls.hold(call, len(raw))
                     message = await self.parse_large(raw, message_class)
                 del raw  # a long call does not keep it
-            lasting = calls.streams.taken(call.caller.name, 1) if method.client_streaming else nullcontext()
+            lasting = calls.streams.take(call.caller.name, 1) if method.client_streaming else nullcontext()
             with lasting:
                 answering = answer(message, call)
                 del message
@@ -158,7 +158,7 @@ class Rpcs:
             finally:
                 del outcome  # an error's frames refer to it and to the message
                 self._calls.close_call(call)
-                if call.num_held_bytes:  # gRPC keeps the answer until the caller takes it
+                if call.held:  # gRPC keeps the answer until the caller takes it
                     context.add_done_callback(lambda _: self._calls.let_go(call))  # type: ignore[arg-type]
 
         is_stream = method.server_streaming
