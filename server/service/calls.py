@@ -37,7 +37,6 @@ from seq2seq_serve.server.system.machine import usable_cpus
 from seq2seq_serve.server.telemetry.record import CallRecord, Metadata, Work, trace_id_of
 
 _Message = TypeVar("_Message")
-_Answer = TypeVar("_Answer", bound=Message)
 _Built = TypeVar("_Built")
 _Item = TypeVar("_Item")
 
@@ -86,7 +85,8 @@ class RemoteCall(Call):
         writing: Is held while a message is written: one after the other.
         is_probe: Whether the call is for the service of health or reflection. Probes are not counted as
             requests, and a server that drains does not wait for them.
-        held: Counts its request, and its only answer, if they are large.
+        held: Counts its request and its only answer, if they are large, and a stream that lasts, until its
+            caller has the answer or has left.
         whole: The call that brought it, if it is one of the requests of a call.
         is_recorded_by_item: Whether each request of the call is recorded, in place of the call.
         refusal: Why it is refused whatever it asks for: its id cannot be logged and sent back.
@@ -137,11 +137,6 @@ class RemoteCall(Call):
                 "rows",
                 field="options",
             )
-
-    def sized(self, answer: _Answer) -> _Answer:
-        """Returns the answer, or raises InvalidRequest if it is too long for clients."""
-        self.check_answer_bytes(answer.ByteSize())
-        return answer
 
     @contextmanager
     def holding(self, num_bytes: int, num_attention_bytes: int = 0) -> Iterator[None]:

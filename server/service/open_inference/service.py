@@ -130,7 +130,7 @@ class InferenceService:
         """Answers once, with the targets of all rows."""
         answering = self.infer(message, call, answer_message)
         del message
-        return call.sized(await answering)
+        return await answering
 
     async def ModelStreamInfer(self, messages: AsyncIterator[pb.ModelInferRequest], call: RemoteCall) -> None:
         """Answers each request with one response per piece; requests are decoded side by side."""

@@ -36,7 +36,7 @@ class Seq2SeqService:
             rows: list[Sequence[pb.Source]] = [message.sources]
             del message  # `generate` keeps only what it needs of it
             (answer,) = await generate(rows, decoding, call)
-            return call.sized(answer)
+            return answer
 
     async def GenerateStream(self, message: pb.GenerateRequest, call: RemoteCall) -> None:
         """Answers with pieces of whole characters, then with the whole target."""
