@@ -382,11 +382,15 @@ class _LoopThread:
             else:
                 future.set_exception(error)
 
+        def end(task: asyncio.Task[_Result], future: Future[_Result]) -> None:
+            if future.cancelled():
+                self._loop_runs(task.cancel)
+
         def start() -> None:
             if not future.cancelled():
                 task = self._loop.create_task(work())
                 task.add_done_callback(finish)
-                future.add_done_callback(lambda _: future.cancelled() and self._loop_runs(task.cancel))
+                future.add_done_callback(partial(end, task))
 
         self._model.check_process()
         with self._lock:
@@ -423,13 +427,10 @@ class _LoopThread:
         self._is_exiting = True
         self.close()
 
-    def _loop_runs(self, action: Callable[[], object]) -> bool:
-        """Lets the loop run an action; returns whether it is open. When it is closed, all has ended."""
-        try:
+    def _loop_runs(self, action: Callable[[], object]) -> None:
+        """Lets the loop run an action, unless it is closed: then all has ended."""
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(action)
-        except RuntimeError:
-            return False
-        return True
 
     def _run(self) -> None:
         with closing(self._loop):

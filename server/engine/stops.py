@@ -56,6 +56,8 @@ class StopSequences:
 
 def _num_begun(data: bytes, stop: bytes) -> int:
     """Returns how many bytes at the end of `data` begin a stop sequence, which is longer."""
+    if data[-2:] not in stop:  # so that it is not more than one byte
+        return int(data[-1:] == stop[:1] != stop)
     begin = max(len(data) - len(stop) + 1, 0)
     while (begin := data.find(stop[:_SOUGHT_BYTES], begin)) >= 0:
         if stop.startswith(data[begin:]):

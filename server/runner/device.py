@@ -266,17 +266,12 @@ def read_files(
 
 def has_operators() -> bool:
     """Returns whether sessions of the CPU run the project's own operators."""
-    return not operators_problem(CPU)
-
-
-def operators_problem(provider: str) -> str:
-    """Returns why sessions of a provider run without the project's own operators; empty if they have them."""
-    return kernels.add(ort.SessionOptions(), is_cuda=provider != CPU)
+    return kernels.register(ort.SessionOptions())
 
 
 def operators_remarks(path: Path, provider: str) -> tuple[Remark, ...]:
     """Returns a warning if the bundle of a path runs without the project's own operators."""
-    problem = operators_problem(provider)
+    problem = kernels.add(ort.SessionOptions(), is_cuda=provider != CPU)
     text = f"{path} runs on {provider} without the compiled operators, and can be several times slower"
     return ((logging.WARNING, f"{text}: {problem}"),) if problem else ()
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from functools import partial
 from weakref import WeakValueDictionary
 
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
-from seq2seq_serve.server.service.shares import Shares
+from seq2seq_serve.server.service.shares import Room, Shares
 
 _PROMPT_SECONDS = 0.02  # a message that was sent together with its call comes within this time
-_LATE_SECONDS = 0.5  # for which a late message is waited for although too many are late
+_LATE_SECONDS = 0.5  # for which a message is waited for although too many are late
 _MESSAGE_SECONDS, _DRAINING_SECONDS = 30.0, 1.0  # for a caller to send a message
 _LEAVING_SECONDS = 0.1
 SHUTTING_DOWN = "the server is shutting down"
@@ -38,7 +38,7 @@ class _Places:
             raise
 
     def pass_on(self) -> None:
-        """Gives a place back, or to a call that waits."""
+        """Gives a place to a call that waits, or back."""
         while self.waiting:
             turn, _ = self.waiting.popitem()
             if not turn.done():
@@ -52,18 +52,18 @@ class _Arrival:
     """A message that a call has asked for.
 
     Attributes:
-        places: It has one of them; None once it is late.
         limit: Ends the waiting.
+        places: It has one of them; None before, and once it is late.
+        late: Its share of the late ones.
         timer: Ends its time in its place.
-        late_at: When it became late.
         refusal: Why it is not waited for any longer.
     """
 
     caller: str
-    places: _Places | None
     limit: asyncio.Timeout
+    places: _Places | None = None
+    late: Room | None = None
     timer: asyncio.TimerHandle | None = None
-    late_at: float = 0.0
     refusal: Overloaded | None = None
 
 
@@ -73,9 +73,9 @@ class Arrivals:
     gRPC keeps all that has come of a message for which a call has asked, and cannot tell how much that is. So
     a call asks when one of its caller's places is free, and has it only for the moment that a message takes
     that was sent together with its call. A message that has not come by then is late, and takes no place.
-    Beyond a number of late ones the caller's oldest one is refused, once it had its time. Until then the next
-    one keeps its place, as its message may have waited for this server. So calls without a message make
-    others wait for half a second at most.
+    If too many are late, it keeps its place for a while, as it may have waited for this server, and is
+    refused then. Those that are late already are not refused in its stead: callers who come again would
+    otherwise end each other's long messages before any of them is complete.
 
     Owned by `Calls`; used on the event loop only.
 
@@ -90,7 +90,6 @@ class Arrivals:
         self._most_prompt = most_prompt
         self._places = WeakValueDictionary[str, _Places]()
         self._late = Shares(most_late, "{} messages have not come in time")
-        self._late_ones = defaultdict[str, dict[_Arrival, None]](dict)  # by caller, the oldest first
         self._limits = set[asyncio.Timeout]()
         self._is_draining = False
 
@@ -110,7 +109,7 @@ class Arrivals:
         loop = asyncio.get_running_loop()
         places = self._places.setdefault(caller, _Places(self._most_prompt))
         limit = asyncio.timeout(_DRAINING_SECONDS if self._is_draining else None)
-        arrival = _Arrival(caller, None, limit)
+        arrival = _Arrival(caller, limit)
         try:
             async with limit:
                 self._limits.add(limit)
@@ -135,12 +134,13 @@ class Arrivals:
             self._limits.discard(limit)
             if arrival.timer is not None:
                 arrival.timer.cancel()
-            if arrival.places is None:
-                self._forget(arrival)
-            elif places.waiting:
+            if arrival.late is not None:
+                arrival.late.close()
+            elif places.waiting and arrival.places is not None:
                 places.pass_on()
-            else:
+            elif arrival.places is not None:
                 places.num_free += 1
+            del arrival  # the frames of a refusal refer to it
         if message is None:
             await asyncio.sleep(_LEAVING_SECONDS)  # gRPC ends the messages before it cancels the handler
         if not is_only or message is None:
@@ -158,35 +158,23 @@ class Arrivals:
         for limit in self._limits:
             end_now(limit)
 
-    def _be_late(self, arrival: _Arrival) -> None:
-        """Gives the place of a message back that has not come in time."""
+    def _be_late(self, arrival: _Arrival, *, is_last: bool = False) -> None:
+        """Gives the place of a message back that has not come in time, or refuses it."""
         assert arrival.places is not None
         loop = asyncio.get_running_loop()
-        own = self._late_ones[arrival.caller]
         try:
-            self._late.take(arrival.caller, 1)
+            arrival.late = self._late.take(arrival.caller, 1)
         except Overloaded as error:
-            oldest = next(iter(own), None)
-            seconds = _LATE_SECONDS if oldest is None else oldest.late_at + _LATE_SECONDS - loop.time()
-            if oldest is None or seconds > 0:
-                arrival.timer = loop.call_later(seconds, self._be_late, arrival)
-                return
-            oldest.refusal = error
-            end_now(oldest.limit)
-            del own[oldest]  # its share is the new one's
+            if is_last:
+                arrival.refusal = error
+                end_now(arrival.limit)
+            else:
+                arrival.timer = loop.call_later(_LATE_SECONDS, partial(self._be_late, arrival, is_last=True))
+            return
         arrival.places.pass_on()
-        arrival.places, arrival.late_at = None, loop.time()
-        own[arrival] = None
+        arrival.places = None
         if not arrival.limit.expired() and not self._is_draining:
             arrival.limit.reschedule(loop.time() + _MESSAGE_SECONDS - _PROMPT_SECONDS)
-
-    def _forget(self, arrival: _Arrival) -> None:
-        """Gives the share of a late message back, if it has one."""
-        own = self._late_ones[arrival.caller]
-        if own.pop(arrival, arrival) is None:
-            self._late.give_back(arrival.caller, 1)
-        if not own:
-            del self._late_ones[arrival.caller]
 
 
 def end_now(limit: asyncio.Timeout) -> None:

@@ -10,7 +10,7 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -37,7 +37,6 @@ from seq2seq_serve.server.system.machine import usable_cpus
 from seq2seq_serve.server.telemetry.record import CallRecord, Metadata, Work, trace_id_of
 
 _Message = TypeVar("_Message")
-_Answer = TypeVar("_Answer", bound=Message)
 _Built = TypeVar("_Built")
 _Item = TypeVar("_Item")
 
@@ -86,7 +85,8 @@ class RemoteCall(Call):
         writing: Is held while a message is written: one after the other.
         is_probe: Whether the call is for the service of health or reflection. Probes are not counted as
             requests, and a server that drains does not wait for them.
-        num_held_bytes: The size of its request, and of its only answer, if they are large.
+        held: Counts its request and its only answer, if they are large, and a stream that lasts, until its
+            caller has the answer or has left.
         whole: The call that brought it, if it is one of the requests of a call.
         is_recorded_by_item: Whether each request of the call is recorded, in place of the call.
         refusal: Why it is refused whatever it asks for: its id cannot be logged and sent back.
@@ -96,7 +96,7 @@ class RemoteCall(Call):
     calls: Calls
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_probe: bool = False
-    num_held_bytes: int = 0
+    held: list[Room] = field(default_factory=list)
     whole: RemoteCall | None = None
     is_recorded_by_item: bool = False
     refusal: InvalidRequest | None = None
@@ -108,7 +108,7 @@ class RemoteCall(Call):
             request_id=f"{self.request_id}-{number}",
             arrival=time.monotonic(),
             work=Work(),
-            num_held_bytes=0,
+            held=[],
             whole=self,
         )
 
@@ -138,11 +138,6 @@ class RemoteCall(Call):
                 field="options",
             )
 
-    def sized(self, answer: _Answer) -> _Answer:
-        """Returns the answer, or raises InvalidRequest if it is too long for clients."""
-        self.check_answer_bytes(answer.ByteSize())
-        return answer
-
     @contextmanager
     def holding(self, num_bytes: int, num_attention_bytes: int = 0) -> Iterator[None]:
         """Counts memory that the call takes until the block ends.
@@ -151,7 +146,7 @@ class RemoteCall(Call):
             Overloaded: Too much is held, and the caller would have more than its share of it.
         """
         held, attention, name = self.calls.held, self.calls.attention, self.caller.name
-        with held.taken(name, num_bytes), attention.taken(name, num_attention_bytes):
+        with held.take(name, num_bytes), attention.take(name, num_attention_bytes):
             yield
 
     async def room(self, num_bytes: int) -> Room:
@@ -164,8 +159,7 @@ class RemoteCall(Call):
         """
         if self.is_accepted:
             return await self.calls.held.wait(self.caller.name, num_bytes)
-        self.calls.held.take(self.caller.name, num_bytes)
-        return Room(self.calls.held, self.caller.name, num_bytes)
+        return self.calls.held.take(self.caller.name, num_bytes)
 
     async def read(
         self, work: Callable[[Checkpoint], _Built], num_bytes: int, *, num_file_bytes: int | None = None
@@ -190,10 +184,8 @@ class RemoteCall(Call):
                 room = await calls.decoding.wait(name, num_file_bytes)
         except TimeoutError:
             raise DeadlineExceeded("the deadline passed before there was room to decode a file") from None
-        try:
+        with room:
             return await calls.files.run(work, num_bytes, name, self.deadline, is_accepted=self.is_accepted)
-        finally:
-            room.close()
 
     async def build(self, num_bytes: int, work: Callable[[Checkpoint], _Built]) -> _Built:
         """As `Call.build`, with other callers in turn."""
@@ -207,16 +199,30 @@ class RemoteCall(Call):
         Raises:
             CancelledError: The caller has left.
             InvalidRequest: The message is too long.
-            Overloaded: Too many large messages wait for callers.
+            Overloaded: As `room`, for a large message.
         """
         num_bytes = message.ByteSize()
         self.check_answer_bytes(num_bytes)
+        with ExitStack() as held:
+            if num_bytes > SMALL_REQUEST_BYTES:
+                held.enter_context(await self.room(num_bytes))
+            async with self.writing:
+                try:
+                    await (self.write(message) if self.whole is None else self._write_whole(message))
+                except aio.InternalError as error:  # gRPC fails a waiting write before it cancels the handler
+                    raise asyncio.CancelledError from error
+
+    async def _write_whole(self, message: Message) -> None:
+        """Writes a message, and waits for that also if it is cancelled.
+
+        An error of another item cancels this one, and ends the call. During a write, gRPC sends no status:
+        the caller would wait for ever.
+        """
+        writing = asyncio.ensure_future(self.write(message))
         try:
-            with self.holding(num_bytes) if num_bytes > SMALL_REQUEST_BYTES else nullcontext():
-                async with self.writing:
-                    await self.write(message)
-        except aio.InternalError as error:  # gRPC fails a write that waits before it cancels the handler
-            raise asyncio.CancelledError from error
+            await asyncio.shield(writing)
+        finally:
+            await asyncio.wait({writing})
 
 
 class Calls:
@@ -327,16 +333,17 @@ class Calls:
         What a request brings may wait as long: parsed, read, or in the engine's queue.
 
         Raises:
-            Overloaded: Too many are held, and the caller would have more than its share of them.
+            Overloaded: Too many are held, and the caller would have more than its share of them; not of an
+                accepted call, whose answer is complete.
         """
         if num_bytes > SMALL_REQUEST_BYTES:
-            self.held.take(call.caller.name, num_bytes)
-            call.num_held_bytes += num_bytes
+            count = self.held.add if call.is_accepted else self.held.take
+            call.held.append(count(call.caller.name, num_bytes))
 
     def let_go(self, call: RemoteCall) -> None:
         """Ends the count of a call's bytes, once its caller has taken the answer, or has left."""
-        if call.num_held_bytes:
-            self.held.give_back(call.caller.name, call.num_held_bytes)
+        for room in call.held:
+            room.close()
 
     def close_call(self, call: RemoteCall) -> None:
         """Ends the record of a call that has its answer."""

@@ -100,13 +100,13 @@ class FairThreads:
             finally:
                 self._turns.end(turn)
                 if not loop.is_closed():
-                    loop.call_soon_threadsafe(self.shares.give_back, caller, num_bytes)
+                    loop.call_soon_threadsafe(room.close)
 
         check()
         if is_accepted:
-            self.shares.add(caller, num_bytes)
+            room = self.shares.add(caller, num_bytes)
         else:
-            self.shares.take(caller, num_bytes, self.shares.held.total() / _BYTES_PER_SECOND)
+            room = self.shares.take(caller, num_bytes, self.shares.held.total() / _BYTES_PER_SECOND)
         places = self._places.setdefault((caller, is_accepted), asyncio.Semaphore(_MOST_BEGUN))
         job: Future[_Result] | None = None
         try:
@@ -119,7 +119,7 @@ class FairThreads:
         finally:
             self._turns.leave(turn)
             if job is None or job.cancel():  # no thread will begin it
-                self.shares.give_back(caller, num_bytes)
+                room.close()
 
     def drain(self) -> None:
         """Ends work with `Unavailable`, because the engines would refuse its requests."""

@@ -130,14 +130,13 @@ class HealthService:
     async def Watch(self, message: health_pb2.HealthCheckRequest, call: RemoteCall) -> None:
         """Answers with the current status and every change, until the caller leaves or the server ends."""
         last = None
-        with call.calls.streams.taken(call.caller.name, 1):
-            while not self._health.is_closed:
-                status = self._health.shown_status(message.service)
-                if status != last:
-                    await call.send(Status(status=status))
-                    last = status
-                    continue  # it may have changed while that was sent
-                await self._health.wait_for_refresh()
+        while not self._health.is_closed:
+            status = self._health.shown_status(message.service)
+            if status != last:
+                await call.send(Status(status=status))
+                last = status
+                continue  # it may have changed while that was sent
+            await self._health.wait_for_refresh()
 
     async def List(
         self, _message: health_pb2.HealthListRequest, _call: RemoteCall

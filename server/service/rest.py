@@ -178,7 +178,7 @@ class _Page:
                 response = outcome
             assert response is not None
             response.headers[REQUEST_ID] = call.request_id
-            await response(scope, receive, partial(_send_and_wait, send) if call.num_held_bytes else send)
+            await response(scope, receive, partial(_send_and_wait, send) if call.held else send)
         except asyncio.CancelledError:  # the caller has left
             return
         finally:
@@ -322,7 +322,7 @@ class RestService:
             async with asyncio.timeout(seconds):
                 while (part := await self.calls.next_message(parts)) is not None:
                     if not body:  # a caller who has not sent any of it holds nothing
-                        request.state.opened.enter_context(self.open.taken(call.caller.name, 1))
+                        request.state.opened.enter_context(self.open.take(call.caller.name, 1))
                         self.calls.hold(call, length)
                     body += part
         except TimeoutError:

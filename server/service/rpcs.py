@@ -11,7 +11,6 @@ import asyncio
 import math
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import nullcontext
 from typing import Any
 
 import grpc
@@ -33,6 +32,8 @@ _UNSUPPORTED = {
     "TraceSetting": "settings of traces are not supported",
     "LogSettings": "settings of the log are not supported",
 }
+
+_WATCH = "grpc.health.v1.Health.Watch"
 
 # gRPC hands over calls whose callers have left, and says so some turns of the event loop later. Once callers
 # leave within `_HASTY_SECONDS`, new calls wait these turns, because it costs twice as much to open them.
@@ -94,6 +95,7 @@ class Rpcs:
         service, name = method.containing_service.full_name, method.name
         message_class, calls = GetMessageClass(method.input_type), self._calls
         has_sources = NEEDS.get(f"/{service}/{name}") == PREDICT
+        lasts = method.client_streaming or method.full_name == _WATCH  # as long as its caller wants
         arrivals = calls.large_messages if has_sources else calls.small_messages
 
         async def work(raws: AsyncIterator[bytes], call: RemoteCall) -> Any:
@@ -111,17 +113,18 @@ class Rpcs:
                     calls.hold(call, len(raw))
                     message = await self.parse_large(raw, message_class)
                 del raw  # a long call does not keep it
-            lasting = calls.streams.taken(call.caller.name, 1) if method.client_streaming else nullcontext()
-            with lasting:
-                answering = answer(message, call)
-                del message
-                if not hasattr(answering, "__aiter__"):
-                    answered = await answering
-                    if answered is not None and (num_bytes := answered.ByteSize()) > SMALL_REQUEST_BYTES:
-                        calls.hold(call, num_bytes)
-                    return answered
-                async for each in answering:
-                    await call.send(each)
+            if lasts:
+                call.held.append(calls.streams.take(call.caller.name, 1))
+            answering = answer(message, call)
+            del message
+            if not hasattr(answering, "__aiter__"):
+                answered = await answering
+                if answered is not None and (num_bytes := answered.ByteSize()) > SMALL_REQUEST_BYTES:
+                    call.check_answer_bytes(num_bytes)
+                    calls.hold(call, num_bytes)
+                return answered
+            async for each in answering:
+                await call.send(each)
             return None
 
         async def handle(raws: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]) -> Any:
@@ -158,7 +161,7 @@ class Rpcs:
             finally:
                 del outcome  # an error's frames refer to it and to the message
                 self._calls.close_call(call)
-                if call.num_held_bytes:  # gRPC keeps the answer until the caller takes it
+                if call.held:  # gRPC keeps the answer until the caller takes it
                     context.add_done_callback(lambda _: self._calls.let_go(call))  # type: ignore[arg-type]
 
         is_stream = method.server_streaming

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from typing import Self
 
 from seq2seq_serve.server.errors import Overloaded
 
@@ -31,17 +30,8 @@ class Shares:
         self._waiting: dict[Room, asyncio.Future[None]] = {}  # in the order in which they came
         self._beyond: Room | None = None
 
-    @contextmanager
-    def taken(self, caller: str, amount: int) -> Iterator[None]:
-        """Counts an amount until the block ends; raises as `take`."""
-        self.take(caller, amount)
-        try:
-            yield
-        finally:
-            self.give_back(caller, amount)
-
-    def take(self, caller: str, amount: int, retry_after_seconds: float = 1.0) -> None:
-        """Counts an amount until `give_back`.
+    def take(self, caller: str, amount: int, retry_after_seconds: float = 1.0) -> Room:
+        """Counts an amount until the room is closed.
 
         Raises:
             Overloaded: Too much is held, and the caller would have more than its part.
@@ -53,17 +43,13 @@ class Shares:
                 "by the callers",
                 retry_after_seconds=retry_after_seconds,
             )
-        self.add(caller, amount)
+        return self.add(caller, amount)
 
-    def add(self, caller: str, amount: int) -> None:
-        """Counts an amount until `give_back`, however much is held."""
-        self.held[caller] += amount
-
-    def give_back(self, caller: str, amount: int) -> None:
-        """Ends the count of an amount."""
-        self.held[caller] -= amount
-        self.held += Counter()  # forgets callers without any
-        self._start_waiting()
+    def add(self, caller: str, amount: int) -> Room:
+        """Counts an amount as `take`, however much is held."""
+        if amount:
+            self.held[caller] += amount
+        return Room(self, caller, amount)
 
     async def wait(self, caller: str, amount: int) -> Room:
         """Counts an amount as soon as there is room.
@@ -71,10 +57,9 @@ class Shares:
         The first one that waits does not need room if no other one is beyond the bound, so that it comes to
         its turn however large it is, and however much others hold.
         """
-        room = Room(self, caller, amount)
         if self._has_room(caller, amount):
-            self.add(caller, amount)
-            return room
+            return self.add(caller, amount)
+        room = Room(self, caller, amount)
         ready = self._waiting[room] = asyncio.get_running_loop().create_future()
         self._start_waiting()
         try:
@@ -84,6 +69,13 @@ class Shares:
                 room.close()
             raise
         return room
+
+    def _give_back(self, room: Room, amount: int) -> None:
+        self.held[room.caller] -= amount
+        self.held += Counter()  # forgets callers without any
+        if self._beyond is room and not room.amount:
+            self._beyond = None
+        self._start_waiting()
 
     def _has_room(self, caller: str, amount: int) -> bool:
         total, own = self.held.total(), self.held[caller]
@@ -98,18 +90,13 @@ class Shares:
                     continue
                 self._beyond = room
             del self._waiting[room]
-            self.add(room.caller, room.amount)
+            self.held[room.caller] += room.amount
             if not ready.done():  # otherwise its caller leaves, and closes it
                 ready.set_result(None)
 
-    def _close(self, room: Room, amount: int) -> None:
-        if self._beyond is room and not room.amount:
-            self._beyond = None
-        self.give_back(room.caller, amount)
-
 
 class Room:
-    """An amount that waited for room, and is counted until `close`. Owned by its user.
+    """An amount that is counted until `close`, or the end of a block. Owned by its user.
 
     Attributes:
         caller: The name of the caller.
@@ -121,10 +108,16 @@ class Room:
         self.caller = caller
         self.amount = amount
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def shrink(self, amount: int) -> None:
         """Counts less from now on, or as much."""
         before, self.amount = self.amount, min(amount, self.amount)
-        self._shares._close(self, before - self.amount)
+        self._shares._give_back(self, before - self.amount)
 
     def close(self) -> None:
         """Ends the count."""

@@ -130,7 +130,7 @@ class InferenceService:
         """Answers once, with the targets of all rows."""
         answering = self.infer(message, call, answer_message)
         del message
-        return call.sized(await answering)
+        return await answering
 
     async def ModelStreamInfer(self, messages: AsyncIterator[pb.ModelInferRequest], call: RemoteCall) -> None:
         """Answers each request with one response per piece; requests are decoded side by side."""
@@ -139,7 +139,7 @@ class InferenceService:
 
         async def answer_whole(message: pb.ModelInferRequest, its: RemoteCall) -> None:
             with its.holding(message.ByteSize()):
-                answering = self.infer_in_stream(message, its, _event, call.send)
+                answering = self.infer_in_stream(message, its, _event, its.send)
                 del message
                 await answering
 
@@ -150,7 +150,7 @@ class InferenceService:
             error = await call.calls.run(its, answering, lambda _: is_strict)
             if error is not None:
                 text = status_of(error).text
-                await call.send(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
+                await its.send(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
 
         await call.calls.answer_items(call, following, _MAX_OPEN_IN_STREAM, answer, first_number=1)
 

@@ -81,7 +81,7 @@ async def read(
     except Overloaded as error:
         error.args = (f"there is no room for what is in the files: send fewer at once ({error})",)
         raise
-    held.callback(room.close)
+    held.enter_context(room)
     num_pixels = sum(cost.num_pixels for cost in costs)
     num_bytes = num_text_bytes + (num_array_bytes + num_pixels) // BYTES_PER_TEXT_BYTE
     readings = await call.read(work, num_bytes, num_file_bytes=sum(cost.num_bytes for cost in costs))

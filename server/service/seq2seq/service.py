@@ -36,7 +36,7 @@ class Seq2SeqService:
             rows: list[Sequence[pb.Source]] = [message.sources]
             del message  # `generate` keeps only what it needs of it
             (answer,) = await generate(rows, decoding, call)
-            return call.sized(answer)
+            return answer
 
     async def GenerateStream(self, message: pb.GenerateRequest, call: RemoteCall) -> None:
         """Answers with pieces of whole characters, then with the whole target."""
@@ -73,7 +73,7 @@ class Seq2SeqService:
             ) -> None:
                 (answer,) = await with_patience(its, lambda: generate([item.sources], decoding, its))
                 response.response.CopyFrom(answer)
-                await call.send(response)
+                await its.send(response)
 
             async def answer(numbered: tuple[int, pb.BatchItem], its: RemoteCall) -> None:
                 index, item = numbered
@@ -81,7 +81,7 @@ class Seq2SeqService:
                 error = await call.calls.run(its, generate_and_send(item, response, its), _ends_the_batch)
                 if error is not None:
                     response.error.CopyFrom(_batch_error(error, its.request_id))
-                    await call.send(response)
+                    await its.send(response)
 
             most_open = max(_LEAST_OPEN, 2 * model.engine.num_slots)
             await call.calls.answer_items(call, following, most_open, answer)

@@ -284,3 +284,27 @@ async def test_work_whose_caller_leaves_is_not_begun_and_others_have_their_turn(
         while thread.shares.held:
             await asyncio.sleep(0.001)
     thread.stop()
+
+
+async def test_work_is_given_back_once_if_no_thread_can_be_started(monkeypatch):
+    """The pool keeps such work, and begins it later: it was given back again, in the place of other work."""
+    thread, begun, go = FairThreads("thread", 100), threading.Event(), threading.Event()
+
+    def refuse():
+        raise RuntimeError("can't start new thread")
+
+    def hold(_):
+        begun.set()
+        assert go.wait(20)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(thread._pool, "_adjust_thread_count", refuse)
+        with pytest.raises(RuntimeError, match="can't start"):
+            await thread.run(hold, 5, "a", None)
+    working = asyncio.ensure_future(thread.run(hold, 5, "a", None))
+    assert await asyncio.to_thread(begun.wait, 20)
+    assert thread.shares.held["a"] == 5
+    go.set()
+    await working
+    assert not thread.shares.held
+    thread.stop()

@@ -56,6 +56,7 @@ async def test_an_engine_whose_thread_ends_is_started_again_and_its_callers_are_
             await call
         assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         runner.error = None
+        # The client retries that, also of what comes before the core is started again.
         async with AsyncClient(served.address) as client:
             answer = await client.generate("abc")
         assert answer.hypotheses[0].text == "abc"

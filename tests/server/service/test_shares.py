@@ -83,3 +83,15 @@ def test_all_that_wait_get_room_and_one_of_them_at_most_is_beyond_the_bound(amou
     assert num_done == len(amounts)
     assert not shares.held
     assert shares._beyond is None
+
+
+def test_a_room_is_given_back_once_and_nothing_makes_no_caller():
+    """A caller who held nothing took a part, and what was given back twice was another call's."""
+    shares = Shares(LIMIT, "{}")
+    with shares.add("idle", 0):
+        first, second = shares.take("a", 30), shares.take("a", 30)
+        first.close()
+        first.close()
+        assert dict(shares.held) == {"a": 30}
+    second.close()
+    assert not shares.held

@@ -445,8 +445,8 @@ async def test_the_attention_from_which_words_get_their_times_is_bounded(whisper
     monkeypatch.setattr(generation, "with_token_times", times_of)
     async with serving_bundles(whisper_path / "bundle") as served:
         shares, sizing = served.app._calls.attention, served.model.sizing
-        taken = shares.taken
-        monkeypatch.setattr(shares, "taken", lambda *one: counted.append(one[1]) or taken(*one))
+        take = shares.take
+        monkeypatch.setattr(shares, "take", lambda *one: counted.append(one[1]) or take(*one))
         of_one = (12 + 1) * sizing.num_alignment_heads * served.model.max_memory_length * 4
         for way in (pb.LONG_SOURCE_SPLIT, pb.LONG_SOURCE_SEQUENTIAL):
             sizes.clear()
@@ -457,11 +457,10 @@ async def test_the_attention_from_which_words_get_their_times_is_bounded(whisper
             num_open = len(sizes) if way == pb.LONG_SOURCE_SPLIT else 1  # windows follow each other
             assert counted[-1] == 2 * num_open * of_one  # an attempt, and the best one before it
             assert 0 < max(sizes) <= of_one
-            shares.take("another caller", of_one)
-            with pytest.raises(AioRpcError, match="words get their times from attention") as caught:
-                await served.stub.Generate(given)
-            assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
-            shares.give_back("another caller", of_one)
+            with shares.take("another caller", of_one):
+                with pytest.raises(AioRpcError, match="words get their times from attention") as caught:
+                    await served.stub.Generate(given)
+                assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize("long_source", [pb.LONG_SOURCE_SEQUENTIAL, pb.LONG_SOURCE_SPLIT])
@@ -520,7 +519,7 @@ async def test_only_the_first_sound_of_a_call_is_refused_for_the_spectrograms_of
 
             def taken_while_there_is_room(caller, num_bytes, left=left):
                 held.limit = limit if next(left) else 1
-                take(caller, num_bytes)
+                return take(caller, num_bytes)
 
             monkeypatch.setattr(held, "take", taken_while_there_is_room)
             if num_taken == 1:
@@ -529,7 +528,7 @@ async def test_only_the_first_sound_of_a_call_is_refused_for_the_spectrograms_of
                     await triton.ModelInfer(two_sounds())
             else:
                 assert (await triton.ModelInfer(two_sounds())).outputs == expected.outputs
-        assert not held.held
+        await served.until_calls_are_over()
 
 
 async def test_a_short_sound_is_read_while_a_long_one_of_the_same_caller_is(whisper_path, monkeypatch):
@@ -578,13 +577,13 @@ async def test_an_item_of_a_batch_is_read_when_there_is_room_for_its_spectrogram
 
         monkeypatch.setattr(generation, "read_sources", noted)
         for num_others in (0, 190_000):
-            held.add("another", num_others)
+            others = held.add("another", num_others)
             answers = [answer async for answer in served.stub.GenerateBatch(request)]
-            held.give_back("another", num_others)
+            others.close()
             assert [one.response.hypotheses for one in answers] == [expected.hypotheses] * 5
             assert max(most) < 200_000 + size  # one item goes on beyond the bound
             most.clear()
-        assert not held.held
+        await served.until_calls_are_over()
 
 
 async def test_the_spectrograms_of_open_sounds_are_bounded(whisper_path, monkeypatch):
@@ -597,10 +596,11 @@ async def test_the_spectrograms_of_open_sounds_are_bounded(whisper_path, monkeyp
         take = shares.take
 
         def taken_while_the_other_is_refused(caller, num_bytes):
-            take(caller, num_bytes)
+            room = take(caller, num_bytes)
             held.append(dict(shares.held))
             with pytest.raises(Overloaded, match="the limit is 200000"):
                 take(caller, num_bytes)
+            return room
 
         monkeypatch.setattr(shares, "take", taken_while_the_other_is_refused)
         answer = await served.stub.Generate(message(silent))
