@@ -22,6 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 _READY_SECONDS, _STOP_SECONDS = 120.0, 60.0
+_KEPT_SECONDS = 1.0  # for which the server answers scrapes with the same samples
 
 
 @dataclass
@@ -32,17 +33,21 @@ class RunningServer:
         address: Host and port of gRPC.
         metrics_url: URL of the HTTP port, without a path.
         is_ended: Whether a caller has waited for its end; then that caller checks the exit code.
+        scraped_at: When `samples` had its last answer, in monotonic seconds.
     """
 
     process: subprocess.Popen[bytes]
     address: str
     metrics_url: str
     is_ended: bool = False
+    scraped_at: float = -math.inf
 
     def samples(self) -> list[Sample]:
-        """Returns all current samples of `/metrics`."""
+        """Returns all current samples of `/metrics`, at the earliest a second after the last call."""
+        time.sleep(max(self.scraped_at + _KEPT_SECONDS - time.monotonic(), 0))
         with urllib.request.urlopen(f"{self.metrics_url}/metrics", timeout=30) as answer:
             text = answer.read().decode()
+        self.scraped_at = time.monotonic()
         return [sample for family in text_string_to_metric_families(text) for sample in family.samples]
 
     def histogram(self, name: str) -> Histogram:

@@ -16,8 +16,9 @@ from pathlib import Path
 # No reports to Microsoft; the engines have the processor, not the threads of tokenizers.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads wait without sleeping
 
-from seq2seq_serve.commands import Parser, add_version, needs_extra, program
+from seq2seq_serve.commands import Parser, add_version, needs_extra, program, write_any_text
 
 with needs_extra("server,cpu", __name__):
     from google.protobuf.json_format import MessageToDict
@@ -50,6 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns the exit code."""
     parser = _parser()
     options = parser.parse_args(arguments)
+    write_any_text()
     options.generation = given_options(options)
     try:
         options.runner = override(_RUNNER, vars(options))
@@ -78,8 +80,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
     """Returns the plan of the output folder, made now if there is none, and the writer of its shards."""
     folder = options.output.absolute()
-    if folder.is_file():
-        raise JobError(f"--output {folder} is a file, and must be a folder")
+    if os.path.lexists(folder) and not folder.is_dir():
+        raise JobError(f"--output {folder} is not a folder, and must be one: give another name")
     inputs = _inputs(options.input, folder)
     output_format = check_formats(inputs, options.format)
     num_hypotheses = max(1, options.generation.num_hypotheses)

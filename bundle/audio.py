@@ -34,9 +34,10 @@ HOP = 160  # samples from one frame of a spectrogram to the next
 WINDOW = 400  # samples of the Fourier transform
 SPEECH_MARGIN = SAMPLE_RATE * 4 // 10  # samples that are kept on either side of speech, for soft sounds
 _CUT_SHARE = 6  # the end of a piece is in its last sixth
+LEAST_SHARE = 1 - 1 / _CUT_SHARE  # of the longest piece, in each piece but the last
 _CUT_BLOCK = SAMPLE_RATE // 10  # samples whose mean power says how quiet a place is
 _BLOCK = 65_536  # samples of each channel that are decoded at once
-_FRAMES = 3_000  # of a spectrogram that are computed at once
+_FRAMES = 500  # of a spectrogram that are computed at once, in about 25 ms
 # The mel scale of Slaney (1998, "Auditory Toolbox"): linear up to 1,000 Hz, logarithmic above
 _LINEAR_HERTZ, _MELS_PER_HERTZ = 1000.0, 3 / 200
 _MELS_PER_OCTAVE = 27 * math.log(2) / math.log(6.4)
@@ -72,21 +73,29 @@ def read_sound(content: bytes, max_seconds: float, after_block: Callable[[], Non
     """
     import soxr  # not by servers of other models
 
-    pieces = []
+    num_samples = 0
     with opened(content, max_seconds, _BLOCK) as file:
         resample = soxr.ResampleStream(file.rate, SAMPLE_RATE, num_channels=1).resample_chunk
+        # Takes memory only where it is written to.
+        samples = np.empty(file.max_samples * SAMPLE_RATE // file.rate + _BLOCK, np.float32)
+
+        def keep(piece: Samples) -> None:
+            nonlocal num_samples
+            samples[num_samples : num_samples + len(piece)] = piece
+            num_samples += len(piece)
+
         for block in file.blocks:
-            if not (np.abs(block) <= _LOUDEST).all():  # NaN is not
+            if not (block.min() >= -_LOUDEST and block.max() <= _LOUDEST):  # NaN is not
                 raise SoundError(
                     f"the sound has samples that are not numbers from -{_LOUDEST:g} to {_LOUDEST:g}"
                 )
-            pieces.append(resample(block.mean(axis=1)))
+            # Four times as fast as a mean over so short an axis
+            keep(resample(np.einsum("sc->s", block) / np.float32(file.num_channels)))
             after_block()
-        pieces.append(resample(np.zeros(0, np.float32), last=True))
-    samples: Samples = np.concatenate(pieces)
-    if not len(samples):
+        keep(resample(np.zeros(0, np.float32), last=True))
+    if not num_samples:
         raise SoundError("the sound has no samples")
-    return samples
+    return samples[:num_samples]
 
 
 def split_sound(samples: Samples, longest: int) -> list[Samples]:
@@ -155,15 +164,28 @@ def times_in_sound(
     return from_ + parts[first].delay_seconds, to + parts[last].delay_seconds
 
 
-def cost_in_pixels(content: bytes, max_seconds: float) -> int:
-    """Returns the number of a picture's pixels that take as long to decode as the sound, by its header.
+class Cost(NamedTuple):
+    """What it costs to read a sound.
+
+    Attributes:
+        num_pixels: The number of a picture's pixels that take as long to decode.
+        max_seconds: The most seconds of it that are read.
+    """
+
+    num_pixels: int
+    max_seconds: float
+
+
+def cost(content: bytes, max_seconds: float) -> Cost:
+    """Returns what it costs to read a sound, by its header.
 
     Raises:
         SoundError: As `read_sound`, as far as the header tells.
     """
     with opened(content, max_seconds, _BLOCK) as file:
         num_samples, seconds = file.num_samples * file.num_channels, file.num_samples / file.rate
-        return int(num_samples * _PIXELS_PER_SAMPLE + seconds * _PIXELS_PER_SECOND)
+        num_pixels = int(num_samples * _PIXELS_PER_SAMPLE + seconds * _PIXELS_PER_SECOND)
+        return Cost(num_pixels, file.max_samples / file.rate)
 
 
 def log_mel(
@@ -181,23 +203,28 @@ def log_mel(
         after_block: Is called after each block of windows; an error that it raises ends the work.
     """
     assert len(samples) <= num_frames * HOP
-    half = WINDOW // 2
-    signal = np.zeros(num_frames * HOP + WINDOW, samples.dtype)
-    signal[half : half + len(samples)] = samples
-    signal[:half] = signal[half + 1 : WINDOW + 1][::-1]  # the signal is mirrored at its ends
-    signal[-half:] = signal[-WINDOW - 1 : -half - 1][::-1]
+    half, length = WINDOW // 2, num_frames * HOP
     num_heard = min(num_frames, -(-(len(samples) + half) // HOP))  # later windows are silent
-    if len(samples) > num_frames * HOP - WINDOW:
+    if len(samples) > length - WINDOW:
         num_heard = num_frames
-    windows = np.lib.stride_tricks.sliding_window_view(signal, WINDOW)[::HOP][:num_heard]
     hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
     loudest = np.log10(_FLOOR)
     spectrogram: NDArray[np.float32] = np.full((num_mels, num_frames), _scaled(loudest))
     for first in range(0, num_heard, _FRAMES):
-        power = np.abs(np.fft.rfft(windows[first : first + _FRAMES] * hann)) ** 2  # (frames, WINDOW / 2 + 1)
+        end = min(first + _FRAMES, num_heard)
+        begin, stop = first * HOP - half, (end - 1) * HOP + half
+        signal = samples[max(begin, 0) : stop]
+        if len(signal) < stop - begin:  # silence follows the sound, and it is mirrored at the ends
+            places = np.arange(begin, stop)
+            places = np.abs(np.where(places < length, places, 2 * (length - 1) - places))
+            signal = np.zeros(len(places), samples.dtype)
+            is_heard = places < len(samples)
+            signal[is_heard] = samples[places[is_heard]]
+        windows = np.lib.stride_tricks.sliding_window_view(signal, WINDOW)[::HOP]  # (frames, WINDOW)
+        power = np.abs(np.fft.rfft(windows * hann)) ** 2  # (frames, WINDOW / 2 + 1)
         levels = np.log10(np.maximum(_mel_bands(num_mels) @ power.T, _FLOOR))
         loudest = max(loudest, levels.max())
-        spectrogram[:, first : first + _FRAMES][:, : levels.shape[1]] = _scaled(levels)
+        spectrogram[:, first:end] = _scaled(levels)
         after_block()
     np.maximum(spectrogram, _scaled(loudest - _DYNAMIC_RANGE), out=spectrogram)
     return spectrogram

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,6 +46,7 @@ _MAX_GIF_DATA_BLOCKS = 2**16  # 8 MiB need half of them
 _MAX_SEGMENTS, _MAX_SCANS = 1000, 30  # of a JPEG; each scan may visit all pixels, and usual files have ten
 _MAX_STRAY_BYTES = 2**16  # between the segments of a JPEG
 _JPEG_SAVING = 8  # how many times cheaper a pixel is if it is decoded at a smaller scale
+_BYTES_PER_PIXEL = 16  # of memory, at most about, while a frame is decoded and scaled
 _BACKGROUND = "white"
 
 # Markers of JPEG segments; others are stuffed bytes, fillers and restart markers.
@@ -107,8 +108,22 @@ def count_frames(content: bytes) -> int:
     return _measured(content)[1].num_frames
 
 
-def cost_in_pixels(content: bytes, max_frames: int | None = None) -> int:
-    """Returns the number of pixels that take as long to decode as the file, by its headers.
+class Cost(NamedTuple):
+    """What it costs to decode a file.
+
+    Attributes:
+        num_pixels: The number of pixels that take as long to decode.
+        num_frames: How many frames are decoded.
+        num_bytes: The memory that decoding takes.
+    """
+
+    num_pixels: int
+    num_frames: int
+    num_bytes: int
+
+
+def cost(content: bytes, max_frames: int | None = None) -> Cost:
+    """Returns what it costs to decode a file, by its headers.
 
     Args:
         content: The file.
@@ -118,10 +133,11 @@ def cost_in_pixels(content: bytes, max_frames: int | None = None) -> int:
         PictureError: The file exceeds a limit.
     """
     _, measures = _measured(content)
-    if max_frames is None:
-        return measures.cost
-    _check_clip(measures, max_frames)
-    return measures.cost * measures.num_frames
+    num_frames = 1
+    if max_frames is not None:
+        _check_clip(measures, max_frames)
+        num_frames = measures.num_frames
+    return Cost(measures.cost * num_frames, num_frames, measures.cost * _BYTES_PER_PIXEL)
 
 
 def read_shown(content: bytes, max_side: int) -> Pixels:

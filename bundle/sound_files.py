@@ -7,6 +7,7 @@ of MP4 and WebM, each with the one demuxer and the few decoders that such files 
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ _LEAST_SHARE = 0.95
 # How many times its size an MP3 file without a length claims to have, as libsndfile guesses the
 # length by the bit rate of the first frame, and ends there: the largest rate is 40 times the smallest
 _TIMES_AS_LONG = 64
+_LEAST_MP3_RATE = 1_000  # bytes a second of 8 kbit/s
+_LEAST_RATE = 50  # bytes a second of other formats: a packet of Opus has at most 120 ms
 _MAX_PACKETS = 2**20  # of an MP4 file, whose header can claim any number of them and takes memory for each
 # Where the header of an MP4 file has numbers of packets: after the name of a box
 _PACKET_COUNTS = {b"stsz": 12, b"stz2": 12, b"trun": 8}
@@ -50,6 +53,7 @@ class SoundFile(NamedTuple):
         rate: Samples of each channel a second.
         num_channels: At most 8.
         num_samples: Of each channel, by the header.
+        max_samples: The most that are read, if the header does not have their exact number.
         is_exact: Whether it has exactly `num_samples`; otherwise they are an estimate.
         is_guessed: Whether no header has their number: they may be many times as many, or as few.
         blocks: Blocks `(samples, channels)` of at most about the size that was asked for.
@@ -58,6 +62,7 @@ class SoundFile(NamedTuple):
     rate: int
     num_channels: int
     num_samples: int
+    max_samples: int
     is_exact: bool
     blocks: Iterator[NDArray[np.float32]]
     is_guessed: bool = False
@@ -94,7 +99,8 @@ def opened(content: bytes, max_seconds: float, block_size: int) -> Iterator[Soun
             )
         if not file.is_guessed:
             _check_length(file.num_samples, file.rate, max_seconds)
-        yield file._replace(blocks=_counted(file, max_seconds))
+        most = min(file.max_samples, math.ceil(max_seconds * file.rate))
+        yield file._replace(max_samples=most, blocks=_counted(file, max_seconds))
 
 
 def _is_mp3(content: bytes) -> bool:
@@ -123,6 +129,8 @@ def _counted(file: SoundFile, max_seconds: float) -> Iterator[NDArray[np.float32
         kept = block[: file.num_samples - num_read] if file.is_exact else block
         num_read += len(kept)
         _check_length(num_read, file.rate, max_seconds)
+        if num_read > file.max_samples:
+            raise SoundError("the sound is far longer than its header says: the file is damaged")
         if len(kept):
             yield kept
         if file.is_exact and num_read == file.num_samples:
@@ -165,8 +173,20 @@ def _opened_by_sndfile(content: bytes, block_size: int) -> Iterator[SoundFile]:
             stream = _EndlessStream(content)
         with soundfile.SoundFile(stream) as file:
             num_samples = file.frames if has_length else file.frames // _TIMES_AS_LONG
+            if is_exact:
+                max_samples = num_samples
+            elif has_length:
+                max_samples = _most_samples(num_samples, file.samplerate)
+            else:
+                max_samples = len(content) * file.samplerate // _LEAST_MP3_RATE
             yield SoundFile(
-                file.samplerate, file.channels, num_samples, is_exact, blocks(file), is_guessed=not has_length
+                file.samplerate,
+                file.channels,
+                num_samples,
+                max_samples,
+                is_exact,
+                blocks(file),
+                is_guessed=not has_length,
             )
     except soundfile.LibsndfileError as error:
         raise SoundError(f"the file is damaged: {error.error_string}") from error
@@ -212,15 +232,25 @@ def _opened_by_ffmpeg(content: bytes, block_size: int) -> Iterator[SoundFile]:
                 raise SoundError(f"the codec of the sound is {name}, and {', '.join(_CODECS)} can be read")
             num_samples = int((file.duration or 0) * codec.sample_rate / av.time_base)
             layout = codec.layout.name
+            if num_samples:
+                max_samples = _most_samples(num_samples, codec.sample_rate)
+            else:  # as browsers record WebM
+                max_samples = len(content) * codec.sample_rate // _LEAST_RATE
             yield SoundFile(
                 codec.sample_rate,
                 codec.layout.nb_channels,
                 num_samples,
+                max_samples,
                 False,
                 blocks(file, codec.sample_rate, layout),
             )
     except av.FFmpegError as error:
         raise SoundError(f"the file is damaged: {error.strerror}") from error
+
+
+def _most_samples(num_samples: int, rate: int) -> int:
+    """Returns the most samples that are read where the header has an estimate: some headers are wrong."""
+    return 2 * num_samples + 60 * rate
 
 
 def _samples_of(frame: Any) -> NDArray[np.float32]:

@@ -29,7 +29,7 @@ from seq2seq_serve.client.questions import answer, caption, transcribe
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.client.translate import translate
 from seq2seq_serve.client.wire import Tls
-from seq2seq_serve.commands import needs_extra
+from seq2seq_serve.commands import needs_extra, write_any_text
 from seq2seq_serve.doctor import report
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Model, Version, VersionState
@@ -47,10 +47,7 @@ _UNITS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command and returns the exit code."""
     options = make_parser().parse_args(arguments)
-    # Translations are in any alphabet, whatever the locale of the terminal is.
-    for stream in (sys.stdout, sys.stderr):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding="utf-8")
+    write_any_text()
     try:
         if options.command == "doctor":
             return report(options.bundle)

@@ -529,6 +529,8 @@ def _check_input(options: argparse.Namespace) -> None:
             parser.error(
                 f"{path} is a document: give --output a name in {suffix}, or standard input its lines"
             )
+        if path.exists() and not path.is_file():
+            parser.error(f"{path} is not a file: a document is read from one")
         if options.json or several:
             parser.error("--json and --num-hypotheses are for lines, not for documents")
     elif kind == PARQUET:
@@ -555,6 +557,17 @@ def _check_files(options: argparse.Namespace) -> None:
         parser.error("--output is a file of whole answers: leave out --stream")
     if is_compressed(output):
         parser.error(f"--output {output}: the client does not compress its output: leave out {COMPRESSED}")
+    for path in (output, parts_folder(output)):
+        try:
+            path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:  # such as a loop of symbolic links
+            parser.error(f"--output {path}: {error.strerror}: give another name")
+    if output.is_dir():
+        parser.error(f"--output {output} is a folder: give the name of a file in it")
+    if document_suffix(input_) and output.exists() and not output.is_file():
+        parser.error(f"--output {output} is a pipe or a device: a document is written to a file")
     if output.exists() and input_.exists() and output.samefile(input_):
         parser.error("--input and --output are the same file")
     if not output.parent.is_dir():

@@ -29,7 +29,6 @@ from seq2seq_serve.bundle.files import sync_folder
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.attention import save_alignment
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.files.documents import FormattedText, with_word_alignment
 from seq2seq_serve.client.files.formats import ANSWERS, Writer, format_of
 from seq2seq_serve.client.files.lines import STANDARD, WrongFile, count_lines, open_binary, open_input
 from seq2seq_serve.client.files.plan import (
@@ -42,6 +41,7 @@ from seq2seq_serve.client.files.plan import (
     read_plan,
 )
 from seq2seq_serve.client.files.run import Run, plan_run
+from seq2seq_serve.client.files.segments import FormattedText, with_word_alignment
 from seq2seq_serve.client.files.worker import Files, Worker
 from seq2seq_serve.client.forms import find_model
 from seq2seq_serve.client.many import STOPPING_CODES

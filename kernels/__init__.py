@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import logging
 import os
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -24,9 +23,6 @@ from seq2seq_serve.kernels.sources import digest_of_sources
 
 share_module(__name__)
 
-_log = logging.getLogger(__name__)
-
-
 _FOLDER = Path(__file__).parent
 PTX = _FOLDER / "cuda_kernels.ptx"
 INSTRUCTIONS = ("avx512vnni", "avxvnni", "avx2", "dotprod", "scalar")
@@ -35,15 +31,19 @@ _ISA = "SEQ2SEQ_ISA"
 PTX_FLAGS = ("-ptx", "-arch=compute_75", "-O3", "-std=c++17")
 
 
+_AGAIN = "install this package again here; `pip install -v` shows the errors of the compiler"
+
+
 @functools.cache
 def library(name: str = "_operators") -> Path | None:
     """Returns the library of a name that was compiled last from the sources; None if there is none."""
+    path = _compiled(name)
+    return path if path is not None and _is_current(path) else None
+
+
+def _compiled(name: str) -> Path | None:
     paths = (_FOLDER / f"{name}{suffix}" for suffix in EXTENSION_SUFFIXES)
-    path = max(filter(Path.is_file, paths), key=lambda path: path.stat().st_mtime, default=None)
-    if path is not None and not _is_current(path):
-        _warn(path, "it was not compiled from the sources beside it; `pip install .` compiles them")
-        return None
-    return path
+    return max(filter(Path.is_file, paths), key=lambda path: path.stat().st_mtime, default=None)
 
 
 def _is_current(path: Path) -> bool:
@@ -51,7 +51,7 @@ def _is_current(path: Path) -> bool:
     try:
         function = ctypes.CDLL(str(path)).sources_digest
     except OSError:
-        return True  # `register` logs why
+        return True  # `add` returns why
     except AttributeError:
         return False
     function.restype = ctypes.c_char_p
@@ -60,14 +60,27 @@ def _is_current(path: Path) -> bool:
 
 
 def register(options: Any, *, is_cuda: bool = False) -> bool:
-    """Add the operators to the `SessionOptions` of ONNX Runtime; returns whether that succeeded.
+    """Add the operators to the `SessionOptions` of ONNX Runtime; returns whether that succeeded."""
+    return not add(options, is_cuda=is_cuda)
 
-    A library that cannot be loaded here is logged once, and not used.
+
+def add(options: Any, *, is_cuda: bool = False) -> str:
+    """Add the operators to the `SessionOptions` of ONNX Runtime.
+
+    Returns:
+        Why graphs run without them, and what to do about it; empty if they were added.
+
+    Raises:
+        ValueError: As `instructions`.
     """
     name = "_cuda_operators" if is_cuda else "_operators"
     path = library(name)
     if path is None:
-        return False
+        if (compiled := _compiled(name)) is not None:
+            return f"{compiled} was not compiled from the sources beside it: {_AGAIN}"
+        if others := [other.name for other in _FOLDER.glob(f"{name}.*") if other.suffix in (".so", ".pyd")]:
+            return f"{', '.join(others)} is for another Python or system: {_AGAIN}"
+        return f"they are not compiled: there was no C++ compiler (g++), or it failed: {_AGAIN}"
     if not is_cuda:
         instructions()  # a wrong name is an error, and not a reason to do without the library
     try:
@@ -75,11 +88,19 @@ def register(options: Any, *, is_cuda: bool = False) -> bool:
             _set_ptx(path)
         options.register_custom_ops_library(str(path))
     except Exception as error:  # ONNX Runtime's errors do not have a common class
-        _warn(path, " ".join(str(error).split()))
-        return False
+        problem = " ".join(str(error).split())
+        return f"{path}: {problem}" + f": {_AGAIN}" * (not _can_be_loaded(path))
     is_complete = _function("is_complete", name)
     if is_complete is None or not is_complete():
-        _warn(path, "this ONNX Runtime does not have the interface that it needs")
+        return f"this ONNX Runtime does not have the interface that {path} needs: install a newer one"
+    return ""
+
+
+def _can_be_loaded(path: Path) -> bool:
+    """Whether this system can load a library, which may then refuse the processor."""
+    try:
+        ctypes.CDLL(str(path))
+    except OSError:
         return False
     return True
 
@@ -88,11 +109,6 @@ def register(options: Any, *, is_cuda: bool = False) -> bool:
 def _set_ptx(path: Path) -> None:
     """Give the library the kernels, which it hands to the driver when it creates the first operator."""
     ctypes.CDLL(str(path)).set_ptx(PTX.read_bytes())
-
-
-@functools.cache
-def _warn(path: Path, problem: str) -> None:
-    _log.warning("graphs run without the operators of %s: %s", path, problem)
 
 
 def instructions() -> str:
@@ -238,7 +254,7 @@ def _function(name: str, library_name: str = "_operators") -> Any:
 def _loaded(path: Path, name: str) -> Any:
     try:
         function = getattr(ctypes.CDLL(str(path)), name)
-    except (OSError, AttributeError):  # `register` logs why it cannot be loaded; or it is an older one
+    except (OSError, AttributeError):  # `add` returns why it cannot be loaded; or it is an older one
         return None
     function.argtypes, function.restype = _TYPES[name]
     return function

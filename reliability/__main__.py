@@ -1,42 +1,7 @@
 """Checks the server's behaviour if callers or the machine misbehave: `python -m reliability`.
 
-Each part has its own bars. Callers use the loopback interface, and models have random weights. The parts:
-
-- hostile: 20,000 calls with random bytes, damaged messages and extreme values, over all RPCs; no call ends
-  with INTERNAL or UNKNOWN, and a good call is answered after each hundred;
-- unsteady: `base` in int8 at 80 % of its capacity for 10 minutes, with 20 % of the calls cancelled, 10 % with
-  too short a deadline, and 5 % on closed connections; every call ends once, every slot, socket and thread is
-  released, and memory stays within 5 % of its value after the first tenth of the time;
-- overload: three times the capacity for 2 minutes; at least 90 % of the capacity is answered, calls are
-  refused within 50 ms at p99 with a retry delay, and no accepted call is lost;
-- sigterm: the server is terminated under load, 20 times; accepted calls are answered, others get UNAVAILABLE,
-  and it exits with 0 within its drain time;
-- reload: versions are swapped under load, 50 times, and 10 broken bundles are refused; no call fails;
-- files: every file of the served bundle is overwritten, truncated, renamed and removed under load, and one
-  file of each of 40 versions during its load; answers stay the same bit for bit, and a load succeeds
-  completely or is refused;
-- step: a step that raises fails only its own sequences, and the server continues;
-- budget: requests beyond the room of slots, queue and memory are refused with the right error;
-- logs: the log goes to a full disk, or to a pipe without a reader; no call fails;
-- clock: the wall clock jumps by hours in both directions under load; deadlines and probes are not affected;
-- pause: a server of two instances is stopped under load for 8 s, alone and with its instances; no call fails;
-- bombs: 24 calls at once, of some kilobytes that expand to millions of elements, for every repeated field of
-  every RPC; memory stays within 1 GiB of its initial value and returns to it within 5 s, and other callers
-  are not blocked;
-- multiplication: messages whose options hold for hundreds of items; memory stays within 256 MiB of its
-  initial value, and no gap of another stream is longer than 0.3 s;
-- slow: one stream in ten is not read to its end; the others' p99 between tokens grows at most 1.5 times;
-- freeze: texts that are slow to split, by every RPC that takes text, and 200 of the longest at once; no
-  stream and no probe waits for more than half a second, and the server exits within 5 s after SIGTERM;
-- neighbour: one stream beside each expensive option, used by one caller and by four; no gap beside
-  alignments is longer than 10 median steps, and stop sequences, constraints and a `top_k` per call are cheap;
-- http: bodies of one-byte chunks, 256 slow bodies of one caller, and SIGTERM with 60 calls over HTTP open;
-  no probe waits for more than half a second, others are answered, and every call gets a status;
-- balance: three servers of unlike size without a proxy and behind Envoy, HAProxy and nginx; SIGTERM of one
-  loses no call, SIGKILL only calls that ran there, with UNAVAILABLE; a server that is not ready is left
-  within a second, and p99 behind a proxy stays within 2 times that of one server with all slots.
-
-The last line on standard output is one JSON object. `docs/reliability.md` explains the parts.
+Callers use the loopback interface, and models have random weights. Each part has a function, with its bars;
+`docs/reliability.md` says what the parts do and show. The last line on standard output is one JSON object.
 """
 
 from __future__ import annotations
@@ -60,6 +25,7 @@ from reliability.files import files
 from reliability.freeze import freeze
 from reliability.hostile import hostile
 from reliability.http import http
+from reliability.idle import idle
 from reliability.load import overload, sigterm, unsteady
 from reliability.machine import clock, logs, pause
 from reliability.multiplication import multiplication
@@ -68,6 +34,7 @@ from reliability.place import Bar, Figures, Place, at_most
 from reliability.reload import reload
 from reliability.report import failed_bar, markdown
 from reliability.slow import slow
+from reliability.sounds import sounds
 
 Part = Callable[[Place], tuple[Figures, list[Bar]]]
 
@@ -91,6 +58,8 @@ PARTS: dict[str, Part] = {
         freeze,
         neighbour,
         http,
+        idle,
+        sounds,
         balance,
     )
 }

@@ -10,13 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from seq2seq_serve.bundle import names
-from seq2seq_serve.bundle.manifest import file_spec, load_bundle, write_manifest
+from seq2seq_serve.bundle.manifest import Manifest, file_spec, load_bundle, write_manifest
 from seq2seq_serve.bundle.names import Precision, Verb
 
 RAISING_ID = 31  # a step with this token as its input raises
+
+_FLOATS = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16  # NaN has all bits set in each
 
 Damage = Callable[[Path], None]
 
@@ -29,7 +31,7 @@ def linked_copy(bundle: Path, path: Path) -> Path:
 
 def damages() -> list[Damage]:
     """Returns functions that break a bundle, one for each kind of damage."""
-    return [_cut_manifest, _cut_graph, _no_graph, _no_tokenizer, _newer_format, _no_onnx]
+    return [_cut_manifest, _cut_graph, _no_graph, _no_tokenizer, _newer_format, _no_onnx, make_weights_nan]
 
 
 def make_step_raise(bundle: Path) -> None:
@@ -58,6 +60,43 @@ def make_step_raise(bundle: Path) -> None:
     for node in reversed(nodes):
         model.graph.node.insert(0, node)
     _replace_step(bundle, model.SerializeToString())
+
+
+def make_weights_nan(bundle: Path) -> None:
+    """Replace the floating-point numbers in the files of weights by NaN; their checksums fit."""
+    manifest = load_bundle(bundle).manifest
+    variants = {}
+    for precision, variant in manifest.variants.items():
+        path = bundle / variant.weights.file
+        content = bytearray(path.read_bytes())
+        for spec in variant.graphs.values():
+            for weight in onnx.load(bundle / spec.file.file, load_external_data=False).graph.initializer:
+                place = {entry.key: entry.value for entry in weight.external_data}
+                if place and weight.data_type in _FLOATS:
+                    start, length = int(place["offset"]), int(place["length"])
+                    content[start : start + length] = b"\xff" * length
+        _replace_file(path, bytes(content))
+        variants[precision] = replace(variant, weights=file_spec(bundle, variant.weights.file))
+    _replace_manifest(bundle, replace(manifest, variants=variants))
+
+
+def make_graph_nan(bundle: Path, verb: Verb) -> None:
+    """Replace the vectors of floating-point numbers in the files of a graph by NaN; their checksums fit."""
+    manifest = load_bundle(bundle).manifest
+    variants = {}
+    for precision, variant in manifest.variants.items():
+        spec = variant.graphs[verb]
+        model = onnx.load(bundle / spec.file.file, load_external_data=False)
+        for weight in model.graph.initializer:
+            if weight.data_type in _FLOATS and weight.dims and not weight.external_data:
+                content = b"\xff" * numpy_helper.to_array(weight).nbytes
+                for field in ("float_data", "int32_data"):
+                    weight.ClearField(field)
+                weight.raw_data = content
+        _replace_file(bundle / spec.file.file, model.SerializeToString())
+        new = replace(spec, file=file_spec(bundle, spec.file.file))
+        variants[precision] = replace(variant, graphs=variant.graphs | {verb: new})
+    _replace_manifest(bundle, replace(manifest, variants=variants))
 
 
 def _cut_manifest(bundle: Path) -> None:
@@ -108,6 +147,10 @@ def _replace_step(bundle: Path, content: bytes) -> None:
     _replace_file(bundle / spec.file.file, content)
     new = replace(spec, file=file_spec(bundle, spec.file.file))
     variants = {Precision.INT8: replace(variant, graphs=variant.graphs | {Verb.STEP: new})}
+    _replace_manifest(bundle, replace(manifest, variants=variants))
+
+
+def _replace_manifest(bundle: Path, manifest: Manifest) -> None:
     for name in (names.MANIFEST_FILE, names.CHECKSUM_FILE):
         (bundle / name).unlink()
-    write_manifest(bundle, replace(manifest, variants=variants))
+    write_manifest(bundle, manifest)

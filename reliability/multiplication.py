@@ -56,8 +56,9 @@ def _messages(num_items: int) -> Mapping[str, tuple[str, bytes, int]]:
     ids = np.arange(4, 4 + _NUM_IDS).tolist()
     item = pb.BatchItem(sources=[pb.Source(token_ids=pb.TokenIds(values=[5, 6, 2]))])
 
-    def batch(num_ids: int, number: int) -> bytes:
+    def batch(num_ids: int, number: int, num_biases: int = 0) -> bytes:
         options = pb.GenerateOptions(suppressed_token_ids=(ids * (num_ids // len(ids) + 1))[:num_ids])
+        options.logit_bias.update(dict.fromkeys(range(ids[-1] + 1, ids[-1] + 1 + num_biases), 0.5))
         options.max_new_tokens = 4
         return pb.GenerateBatchRequest(items=[item] * number, options=options).SerializeToString()
 
@@ -65,6 +66,7 @@ def _messages(num_items: int) -> Mapping[str, tuple[str, bytes, int]]:
     infer = _infer(min(num_items, _NUM_ROWS), ids)
     return {
         "ids for a batch": (_BATCH, batch(_NUM_IDS, num_items), 1),
+        "ids and biases for a batch, at once": (_BATCH, batch(_NUM_IDS, num_items, _NUM_IDS), 4),
         "too many ids for a batch": (_BATCH, batch(_TOO_MANY_IDS, 5), 1),
         "an unknown field beside a batch": (_BATCH, batch(0, num_items) + unknown, 1),
         "parameters for rows": (_INFER, infer, 1),

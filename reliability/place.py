@@ -92,13 +92,13 @@ class Place:
     @contextmanager
     def serving(
         self,
-        model: str | Path,
+        model: str | Path | Sequence[Path],
         flags: Sequence[str] = (),
         *,
         stderr: IO[bytes] | int | None = None,
         **how: Any,
     ) -> Iterator[RunningServer]:
-        """Run a server of a model, or of a folder, on the server's cores; this process moves to the callers'.
+        """Run a server of a model, or of folders, on the server's cores; this process moves to the callers'.
 
         The server's log goes to `stderr`; by default, to the file that `take_log` reads.
         """

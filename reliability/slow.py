@@ -1,4 +1,4 @@
-"""A part of the reliability benchmark: streams whose readers stop, beside streams that are read."""
+"""A part of the reliability benchmark: streams whose readers stop, beside streams that are read or not."""
 
 from __future__ import annotations
 
@@ -15,7 +15,20 @@ from grpc import aio
 from benchmarks.load.mix import MAX_TARGET_LENGTH, ONLY_GREEDY, Job, draw_jobs, poisson_arrivals, quantile
 from benchmarks.serving import RunningServer
 from reliability.callers import PATIENT_SECONDS, capacity
-from reliability.place import BASE, Bar, Figures, Place, at_least, at_most, nothing_left, once, settled, state
+from reliability.place import (
+    BASE,
+    TINY,
+    Bar,
+    Figures,
+    Place,
+    at_least,
+    at_most,
+    nothing_left,
+    once,
+    settled,
+    state,
+)
+from reliability.watch import resident_bytes
 from seq2seq_serve.client import AsyncClient
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
@@ -26,6 +39,7 @@ _ONE_IN = 10
 _NUM_ROUNDS = 3  # of each kind, in alternation
 _NUM_ALTERNATIVES = 20
 _DECODED_SECONDS = 20.0
+_NUM_UNREAD, _UNREAD_SECONDS, _UNREAD_TOKENS = 2000, 60.0, 120
 # gRPC buffers little of a stream before its reader asks for more, and does not increase the limit by itself.
 _NARROW = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
 
@@ -60,6 +74,10 @@ def slow(place: Place) -> tuple[Figures, list[Bar]]:
                 rounds[is_slow].append(asyncio.run(_round(server, jobs, rate, is_slow)))
             sizes.append(settled(server, before)["process_resident_memory_bytes"])
         after = settled(server, before)
+    with place.serving(TINY) as server:
+        num_unread, unread_bytes = asyncio.run(
+            _unread(server, place.count(_NUM_UNREAD, 20), place.seconds(_UNREAD_SECONDS, 5))
+        )
     with_slow, without = (
         float(np.median([quantile(one.gaps, 0.99) for one in rounds[kind]])) for kind in (True, False)
     )
@@ -71,6 +89,7 @@ def slow(place: Place) -> tuple[Figures, list[Bar]]:
         "slow_streams": num_slow,
         "stalled_streams": stalled,
         "resident_bytes": sizes,
+        "unread": {"streams": num_unread, "bytes": unread_bytes},
     }
     num_failed = sum(one.num_failed for kind in rounds.values() for one in kind)
     return figures, [
@@ -79,6 +98,7 @@ def slow(place: Place) -> tuple[Figures, list[Bar]]:
         at_most("others that failed", num_failed, 0),
         at_most("others' p99 between tokens, of that without", with_slow / without, 1.5, is_timed=True),
         at_most("memory over that after the first rounds", sizes[-1] / sizes[0], 1.05, is_timed=True),
+        at_most("memory of streams that nobody reads, MiB", unread_bytes / 2**20, 456, is_timed=True),
         *nothing_left(before, after),
     ]
 
@@ -128,10 +148,43 @@ async def _round(server: RunningServer, jobs: Sequence[Job], rate: float, is_slo
     return one
 
 
-def _large(job: Job) -> pb.GenerateRequest:
+async def _unread(server: RunningServer, number: int, seconds: float) -> tuple[int, float]:
+    """Open streams with alternatives, and read the first piece of each.
+
+    Returns:
+        How many began, and the memory over that of a server that has used all of its slots.
+    """
+    job, num_begun = draw_jobs(1, ONLY_GREEDY, seed=7)[0], 0
+    raw, streams = _large(job, _UNREAD_TOKENS).SerializeToString(), []
+    await capacity(server.address, min(seconds, _CAPACITY_SECONDS))
+    start = peak = resident_bytes(server)
+    async with aio.insecure_channel(server.address, options=_NARROW) as channel:
+
+        async def begin() -> None:
+            nonlocal num_begun
+            while True:
+                streams.append(stream := channel.unary_stream("/seq2seq.v1.Seq2Seq/GenerateStream")(raw))
+                try:
+                    await stream.read()
+                    num_begun += 1
+                    return
+                except aio.AioRpcError:  # there is no room for it yet
+                    await asyncio.sleep(1)
+
+        begun = [asyncio.create_task(begin()) for _ in range(number)]
+        end = time.monotonic() + seconds
+        while time.monotonic() < end and not all(one.done() for one in begun):
+            await asyncio.sleep(0.1)
+            peak = max(peak, resident_bytes(server))
+        for each in (*begun, *streams):
+            each.cancel()
+    return num_begun, peak - start
+
+
+def _large(job: Job, num_tokens: int = MAX_TARGET_LENGTH) -> pb.GenerateRequest:
     """Returns a request with a long answer; a short one would be sent before its reader can stop."""
     options = job.options()
-    options.max_new_tokens = MAX_TARGET_LENGTH
+    options.max_new_tokens = num_tokens
     options.num_alternatives = _NUM_ALTERNATIVES
     return pb.GenerateRequest(
         sources=[pb.Source(token_ids=pb.TokenIds(values=job.source_ids))], options=options

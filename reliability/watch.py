@@ -7,9 +7,10 @@ import math
 import threading
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from benchmarks.serving import RunningServer
@@ -50,13 +51,9 @@ class Watch:
 @contextmanager
 def watched(server: RunningServer) -> Iterator[Watch]:
     """Measure memory, consecutive streams, and probes, each in its own thread."""
-    watch, is_over = Watch(), threading.Event()
+    watch = Watch()
 
-    def memory() -> None:
-        while not is_over.wait(0.005):
-            watch.peak_bytes = max(watch.peak_bytes, resident_bytes(server))
-
-    def probes() -> None:
+    def probes(is_over: threading.Event) -> None:
         while not is_over.wait(0.02):
             started = time.perf_counter()
             try:
@@ -66,7 +63,7 @@ def watched(server: RunningServer) -> Iterator[Watch]:
                 watch.num_failed += 1
             watch.probe_seconds = max(watch.probe_seconds, time.perf_counter() - started)
 
-    async def streams() -> None:
+    async def streams(is_over: threading.Event) -> None:
         options, last = GenerateOptions(min_new_tokens=_LENGTH), math.inf
         async with AsyncClient(server.address) as client:
             while not is_over.is_set():
@@ -77,15 +74,29 @@ def watched(server: RunningServer) -> Iterator[Watch]:
                 except Exception:
                     watch.num_failed += 1
 
-    threads = [threading.Thread(target=work) for work in (memory, probes, lambda: asyncio.run(streams()))]
+    with beside(partial(watch_memory, server, watch), probes, lambda is_over: asyncio.run(streams(is_over))):
+        yield watch
+
+
+@contextmanager
+def beside(*works: Callable[[threading.Event], object]) -> Iterator[None]:
+    """Run functions, each in its own thread, until the block ends; they get the event that tells them."""
+    is_over = threading.Event()
+    threads = [threading.Thread(target=work, args=(is_over,)) for work in works]
     for thread in threads:
         thread.start()
     try:
-        yield watch
+        yield
     finally:
         is_over.set()
         for thread in threads:
             thread.join()
+
+
+def watch_memory(server: RunningServer, watch: Watch, is_over: threading.Event) -> None:
+    """Measure the server's largest memory."""
+    while not is_over.wait(0.005):
+        watch.peak_bytes = max(watch.peak_bytes, resident_bytes(server))
 
 
 def resident_bytes(server: RunningServer) -> float:

@@ -71,6 +71,13 @@ def add_version(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--version", action="version", version=_VERSION)
 
 
+def write_any_text() -> None:
+    """Makes stdout and stderr take texts in any alphabet, whatever the locale is, and names of any bytes."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
 def port_number(text: str) -> int:
     """Returns the port in a flag's text; argparse reports the error."""
     if not (text.isascii() and text.isdigit() and int(text) < 2**16):

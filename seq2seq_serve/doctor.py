@@ -5,7 +5,6 @@ It imports the parts whose packages are installed, and says which are missing.
 
 from __future__ import annotations
 
-import logging
 import os
 import platform
 import shutil
@@ -13,7 +12,6 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -83,18 +81,14 @@ def _kernels() -> Iterator[tuple[str, str]]:
         return
     for name, label in (("_operators", "for a CPU"), ("_cuda_operators", "for CUDA")):
         is_cuda = name != "_operators"
-        with _logged("seq2seq_serve.kernels") as problems:
-            try:
-                is_loaded = kernels.register(ort.SessionOptions(), is_cuda=is_cuda)
-                remark = "" if is_cuda or not is_loaded else f" (int8, int4: {kernels.instructions()})"
-            except ValueError as error:
-                is_loaded, remark = False, str(error)
-        if is_loaded:
-            text = f"compiled and loaded{remark}"
-        elif problems or remark:
-            text = f"compiled, and not loaded: {'; '.join([*problems, remark]).strip('; ')}"
+        try:
+            problem = kernels.add(ort.SessionOptions(), is_cuda=is_cuda)
+        except ValueError as error:
+            problem = str(error)
+        if problem:
+            text = f"not used, and models can be several times slower: {problem}"
         else:
-            text = "not compiled: an installation with a C++ compiler (g++) compiles them"
+            text = "compiled and loaded" + ("" if is_cuda else f" (int8, int4: {kernels.instructions()})")
         yield "operators", f"{label}: {text}"
 
 
@@ -170,21 +164,6 @@ def _gpus() -> str:
         return f"not known: nvidia-smi failed ({error})"
     found = done.stdout.strip().splitlines()
     return "; ".join(found) or f"none: nvidia-smi ended with {done.returncode}: {done.stderr.strip()[:200]}"
-
-
-@contextmanager
-def _logged(name: str) -> Iterator[list[str]]:
-    """Yields the list of the messages that a logger gets meanwhile."""
-    messages: list[str] = []
-    logger, handler = logging.getLogger(name), logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    logger.addHandler(handler)
-    was_passed_on, logger.propagate = logger.propagate, False
-    try:
-        yield messages
-    finally:
-        logger.removeHandler(handler)
-        logger.propagate = was_passed_on
 
 
 def _print(label: str, text: str) -> None:

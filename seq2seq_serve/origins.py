@@ -25,14 +25,16 @@ def is_address(name: str) -> bool:
 def named_host(headers: Mapping[str, str]) -> str | None:
     """Returns the name in `Host`, without its port.
 
-    None if a page of another site sent the request, by `Origin` or `Sec-Fetch-Site`, or a header is not
-    valid.
+    None if a page of another site sent the request, by `Origin` or `Sec-Fetch-Site`, or `Host` is not valid.
+    The servers use plain HTTP, so a page that came over HTTPS is another site's.
     """
-    host, origin = headers.get("host", ""), headers.get("origin")
+    host = headers.get("host", "")
     try:
         name = urlsplit(f"//{host}").hostname or ""
-        is_same = origin is None or urlsplit(origin).netloc == host
     except ValueError:
         return None
-    is_own = is_same and headers.get("sec-fetch-site", "none") in ("none", "same-origin")
+    is_own = headers.get("origin") in (None, f"http://{host}") and headers.get("sec-fetch-site", "none") in (
+        "none",
+        "same-origin",
+    )
     return name if is_own else None

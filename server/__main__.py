@@ -8,8 +8,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-# gRPC's own log would repeat our messages. gRPC reads this when it is imported.
+# Libraries read these when they are imported. gRPC's own log would repeat our messages.
 os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+# The threads of numpy's products wait for work without sleeping: with them a spectrogram takes four times as
+# much processor time, which the engines lack.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 from seq2seq_serve.commands import Parser, add_version, needs_extra, program
 

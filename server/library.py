@@ -9,10 +9,15 @@ print(model.translate(["나는 학생이다", "오늘은 금요일 입니다"], 
 from __future__ import annotations
 
 import asyncio
+import atexit
+import os
 import threading
+import weakref
 from collections import deque
-from collections.abc import Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
@@ -28,7 +33,7 @@ from seq2seq_serve.server.errors import InvalidRequest, Unavailable
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.service.call import Call
 from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
-from seq2seq_serve.server.service.seq2seq.generation import Write, generate, read, score
+from seq2seq_serve.server.service.seq2seq.generation import Write, generate, score
 from seq2seq_serve.server.service.write.responses import model_message
 from seq2seq_serve.server.settings import override, settings_of, values_of
 from seq2seq_serve.server.telemetry.record import ADMIN, Caller
@@ -41,7 +46,9 @@ _ADMIN = Caller("", frozenset({ADMIN}))
 
 
 class AsyncModel:
-    """One model, used on the event loop on which it was started.
+    """One model, used on the event loop on which it was started; it is stopped at the end of `asyncio.run`.
+
+    On another loop, and in a process that was forked later, its methods raise `Unavailable`.
 
     Args:
         bundle: The folder of a bundle.
@@ -55,14 +62,30 @@ class AsyncModel:
         config = ServerConfig(runner=runner, queue=_UNBOUNDED, log_level="warning")
         self._model = load_model(bundle, config, bundle.name)
         self._count = 0
+        self._process_id = os.getpid()
+        self._loop: asyncio.AbstractEventLoop | None = None  # on which it was started
+        self._keeping: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Build the engine and wait until it is warm; raises ValueError if it cannot be built."""
+        """Build the engine and wait until it is warm, once.
+
+        Raises:
+            ValueError: It cannot be built, or was started before.
+        """
+        if self._loop is not None:
+            raise ValueError("the model was started before: make another AsyncModel for another event loop")
+        self._loop = asyncio.get_running_loop()
         await self._model.engine.start()
+        self._keeping = asyncio.create_task(self._keep())
+        await asyncio.sleep(0)  # it begins to wait
 
     async def stop(self) -> None:
         """End the engine; unfinished requests raise `Unavailable`."""
-        await self._model.engine.stop()
+        if self._loop is not None:
+            self._check_place()
+        if self._keeping is not None:
+            self._keeping.cancel()
+            await asyncio.wait({self._keeping})
 
     @property
     def num_slots(self) -> int:
@@ -101,11 +124,35 @@ class AsyncModel:
 
     async def score(self, message: pb.ScoreRequest) -> pb.ScoreResponse:
         """Returns the log-probabilities of a given target; raises as `generate`."""
-        decoding, call = read_target(message, self._model, _ADMIN), self._call()
-        [reading] = await read(message.sources, decoding, call)
-        return await score(reading, decoding, call)
+        return await score(message.sources, read_target(message, self._model, _ADMIN), self._call())
+
+    def check_process(self) -> None:
+        """Raises Unavailable in a process that was forked from that of the model, whose threads it lacks."""
+        if os.getpid() != self._process_id:
+            raise Unavailable(
+                "this process was forked after the model was loaded, and does not have the model's threads: "
+                "load the model in this process, or start it with the method 'spawn'"
+            )
+
+    async def _keep(self) -> None:
+        """Wait until this task is cancelled, by `stop` or at the end of `asyncio.run`, and end the engine."""
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await self._model.engine.stop()
+
+    def _check_place(self) -> None:
+        self.check_process()
+        if self._loop is None:
+            raise Unavailable("the model was not started: await its method start first")
+        if self._loop is not asyncio.get_running_loop():
+            raise Unavailable(
+                "the model was started on another event loop, and only works there: start another AsyncModel "
+                "on this one, or use seq2seq_serve.load, whose models work on all threads"
+            )
 
     def _call(self) -> Call:
+        self._check_place()
         self._count += 1
         return Call(request_id=str(self._count), caller=_ADMIN)
 
@@ -124,14 +171,10 @@ class Model:
     def __init__(self, bundle: Path, runner: RunnerConfig) -> None:
         self._model = AsyncModel(bundle, runner)
         self.description = self._model.description
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="seq2seq-serve", daemon=True)
+        self._thread = _LoopThread(self._model)
+        # A model that nobody has closed, and nobody can use any more
+        weakref.finalize(self, self._thread.begin_closing).atexit = False
         self._thread.start()
-        try:
-            self._run(self._model.start()).result()
-        except BaseException:
-            self._end()
-            raise
 
     def generate(self, sources: Iterable[Sources], **options: Any) -> Iterator[pb.GenerateResponse]:
         """Yields the whole answer to each source, in order; up to `max_slots` are decoded at once.
@@ -152,8 +195,8 @@ class Model:
         given = list(texts)
         is_blank_at = [isinstance(text, str) and is_blank(text) for text in given]
         rest = ((place, text) for place, text in enumerate(given) if not is_blank_at[place])
-        answers = self._answers(rest, self._model.read_options(_options(options)))
-        return ["" if is_empty else next(answers).hypotheses[0].text for is_empty in is_blank_at]
+        with closing(self._answers(rest, self._model.read_options(_options(options)))) as answers:
+            return ["" if is_empty else next(answers).hypotheses[0].text for is_empty in is_blank_at]
 
     def stream(self, source: Sources, **options: Any) -> Iterator[str]:
         """Yields the best target in pieces of whole characters as they are decoded; raises as `generate`."""
@@ -169,14 +212,15 @@ class Model:
             if piece.hypothesis == 0:
                 pieces.put(piece.text)
 
-        answering = self._run(self._model.generate(sources_of(source), decoding, write))
-        answering.add_done_callback(lambda _: pieces.put(None))
+        future: Future[pb.GenerateResponse] = Future()
+        future.add_done_callback(lambda _: pieces.put(None))
         try:
-            while (text := pieces.get()) is not None:
+            self._thread.begin(future, partial(self._model.generate, sources_of(source), decoding, write))
+            while (text := self._thread.wait(pieces.get)) is not None:
                 yield text
-            answering.result()
+            future.result()
         finally:
-            answering.cancel()
+            self._thread.cancel(future)
 
     def score(self, source: Sources, target: TextOrIds, **options: Any) -> pb.ScoreResponse:
         """Returns the log-probability of each token of a given target, its end included.
@@ -187,7 +231,12 @@ class Model:
             options: `source_language`, `target_language` and `task`, for models that choose by them.
         """
         message = pb.ScoreRequest(sources=sources_of(source), target=target_of(target), **options)
-        return self._run(self._model.score(message)).result()
+        future: Future[pb.ScoreResponse] = Future()
+        try:
+            self._thread.begin(future, partial(self._model.score, message))
+            return self._thread.wait(future.result)
+        finally:
+            self._thread.cancel(future)
 
     def caption(self, picture: Sources | Path, **options: Any) -> str:
         """Returns the caption of a picture or a clip: a path, the bytes of a file, or an array."""
@@ -210,10 +259,11 @@ class Model:
         return self._best(sources, options)
 
     def close(self) -> None:
-        """End the engine; unfinished calls on other threads raise `Unavailable`."""
-        if self._thread.is_alive():
-            self._run(self._model.stop()).result()
-            self._end()
+        """End the engine; unfinished calls on other threads raise `Unavailable`.
+
+        It may be called again. A model that is not closed ends when it is garbage, or with the program.
+        """
+        self._thread.close()
 
     def __enter__(self) -> Self:
         return self
@@ -234,43 +284,180 @@ class Model:
 
     def _answers(
         self, numbered: Iterable[tuple[int, Sources]], decoding: Decoding
-    ) -> Iterator[pb.GenerateResponse]:
+    ) -> Generator[pb.GenerateResponse]:
         """Yields the answers to sources with their numbers, which are in the texts of errors."""
         pending: deque[tuple[int, Future[pb.GenerateResponse]]] = deque()
+
+        def first() -> pb.GenerateResponse:
+            answer = self._answered(*pending[0])
+            pending.popleft()  # afterwards: an interrupt must find it
+            return answer
+
         try:
             for number, source in numbered:
-                pending.append((number, self._begin(source, decoding)))
+                pending.append((number, Future()))
+                self._begin(pending[-1][1], source, decoding)
                 if len(pending) >= _PER_SLOT * self._model.num_slots:
-                    yield _answered(*pending.popleft())
+                    yield first()
             while pending:
-                yield _answered(*pending.popleft())
+                yield first()
         finally:
             for _, future in pending:
-                future.cancel()
+                self._thread.cancel(future)
 
-    def _begin(self, source: Sources, decoding: Decoding) -> Future[pb.GenerateResponse]:
+    def _begin(self, future: Future[pb.GenerateResponse], source: Sources, decoding: Decoding) -> None:
         try:
             given = sources_of(source)
         except (TypeError, ValueError) as error:  # raised in its turn, after the answers before it
-            failed: Future[pb.GenerateResponse] = Future()
-            failed.set_exception(error)
-            return failed
-        return self._run(self._model.generate(given, decoding))
+            future.set_exception(error)
+        else:
+            self._thread.begin(future, partial(self._model.generate, given, decoding))
+
+    def _answered(self, number: int, future: Future[pb.GenerateResponse]) -> pb.GenerateResponse:
+        try:
+            return self._thread.wait(future.result)
+        except InvalidRequest as error:
+            raise type(error)(f"source {number}: {error}", field=error.field) from error
+        except TypeError as error:
+            raise TypeError(f"source {number}: {error}") from error
+        except ValueError as error:
+            reason = str(error)
+            if isinstance(error, UnicodeEncodeError):
+                reason = f"not valid UTF-8 at character {error.start + 1}"
+            raise InvalidRequest(f"source {number}: {reason}", field="sources") from error
 
     def _best(self, source: Sources, options: Mapping[str, Any]) -> str:
         [answer] = self.generate([source], **options)
         return answer.hypotheses[0].text
 
-    def _run(self, work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
-        if self._loop.is_closed():
-            work.close()
-            raise Unavailable("the model was closed")
-        return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def _end(self) -> None:
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
+class _LoopThread:
+    """The thread of a `Model`, with the event loop on which its `AsyncModel` runs.
+
+    Owned by the model; used on all threads. It ends when it is closed, or with the program. A call that waits
+    while the program ends, on a daemon thread, waits for ever, as Python's own calls do.
+    """
+
+    def __init__(self, model: AsyncModel) -> None:
+        self._model = model
+        self._loop = asyncio.new_event_loop()
+        self._closing = asyncio.Event()
+        self._lock = threading.Lock()  # of `_is_closing`
+        self._is_closing = False
+        self._is_exiting = False
+        self._started: Future[None] = Future()
+        self._thread = threading.Thread(target=self._run, name="seq2seq-serve", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread, and wait until the engine is warm; raises ValueError if it cannot be built."""
+        # The interpreter aborts if it ends while a thread is inside of C++ or Rust.
+        atexit.register(self._exit)
+        try:
+            self._thread.start()
+            self._started.result()
+        except BaseException:
+            self.begin_closing()
+            raise
+        atexit.unregister(self._exit)
+        atexit.register(self._exit)  # it comes before that of the core, which would report to callers
+
+    def begin(self, future: Future[_Result], work: Callable[[], Coroutine[Any, Any, _Result]]) -> None:
+        """Begin work on the loop.
+
+        Args:
+            future: Gets its result. The caller has it before, so that `cancel` also ends work whose caller is
+                interrupted in here.
+            work: Makes the coroutine, on the loop.
+
+        Raises:
+            Unavailable: The model was closed, or this process was forked from its.
+        """
+
+        def finish(task: asyncio.Task[_Result]) -> None:
+            error = Unavailable("the model was closed") if task.cancelled() else task.exception()
+            if self._is_exiting or not future.set_running_or_notify_cancel():
+                return
+            if error is None:
+                future.set_result(task.result())
+            else:
+                future.set_exception(error)
+
+        def end(task: asyncio.Task[_Result], future: Future[_Result]) -> None:
+            if future.cancelled():
+                self._loop_runs(task.cancel)
+
+        def start() -> None:
+            if not future.cancelled():
+                task = self._loop.create_task(work())
+                task.add_done_callback(finish)
+                future.add_done_callback(partial(end, task))
+
+        self._model.check_process()
+        with self._lock:
+            if not self._is_closing:
+                self._loop.call_soon_threadsafe(start)
+            elif not (self._is_exiting and threading.current_thread().daemon):
+                raise Unavailable("the model was closed")
+
+    def wait(self, get: Callable[[], _Result]) -> _Result:
+        """Returns what `get` returns when the loop has it; raises Unavailable in a forked process."""
+        self._model.check_process()
+        return get()
+
+    def cancel(self, future: Future[Any]) -> None:
+        """End work that may have begun, unless it has ended."""
+        with suppress(Unavailable):  # a lock that a thread held at the fork is never free
+            self.wait(future.cancel)
+
+    def begin_closing(self) -> None:
+        """End the engine, and then the thread; does not wait."""
+        with suppress(Unavailable):
+            self._model.check_process()
+            with self._lock:
+                self._is_closing = True
+            self._loop_runs(self._closing.set)
+
+    def close(self) -> None:
+        """End the engine and the thread."""
+        self.begin_closing()
+        if self._thread.is_alive():  # not in a forked process
+            self._thread.join()
+
+    def _exit(self) -> None:
+        self._is_exiting = True
+        self.close()
+
+    def _loop_runs(self, action: Callable[[], object]) -> None:
+        """Lets the loop run an action, unless it is closed: then all has ended."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(action)
+
+    def _run(self) -> None:
+        with closing(self._loop):
+            try:
+                self._loop.run_until_complete(self._serve())
+            finally:
+                self._loop.run_until_complete(self._end_tasks())
+        atexit.unregister(self._exit)
+
+    async def _serve(self) -> None:
+        try:
+            await self._model.start()
+        except BaseException as error:
+            self.begin_closing()
+            self._started.set_exception(error)
+            return
+        self._started.set_result(None)
+        await self._closing.wait()
+        await self._model.stop()
+
+    async def _end_tasks(self) -> None:
+        await asyncio.sleep(0)  # all that has begun is a task now
+        tasks = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self._loop.shutdown_asyncgens()
 
 
 def load(bundle: Path | str, **settings: Any) -> Model:
@@ -292,20 +479,6 @@ def load(bundle: Path | str, **settings: Any) -> Model:
 
 def _content(source: Sources | Path) -> Sources:
     return Path(source).read_bytes() if isinstance(source, str | Path) else source
-
-
-def _answered(number: int, future: Future[pb.GenerateResponse]) -> pb.GenerateResponse:
-    try:
-        return future.result()
-    except InvalidRequest as error:
-        raise type(error)(f"source {number}: {error}", field=error.field) from error
-    except TypeError as error:
-        raise TypeError(f"source {number}: {error}") from error
-    except ValueError as error:
-        reason = str(error)
-        if isinstance(error, UnicodeEncodeError):
-            reason = f"not valid UTF-8 at character {error.start + 1}"
-        raise InvalidRequest(f"source {number}: {reason}", field="sources") from error
 
 
 def _options(options: Mapping[str, Any]) -> pb.GenerateOptions:

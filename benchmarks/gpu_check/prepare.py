@@ -49,7 +49,7 @@ _ROOT = Path(__file__).parents[2]
 _PACKAGES = (
     *("annotated-types", "cffi", "googleapis-common-protos", "grpcio", "grpcio-health-checking"),
     *("grpcio-reflection", "grpcio-status", "protobuf", "pycparser", "pydantic", "pydantic-core"),
-    *("sentencex", "soundfile", "soxr", "starlette", "typing-inspection", "uvicorn"),
+    *("python-multipart", "sentencex", "soundfile", "soxr", "starlette", "typing-inspection", "uvicorn"),
 )
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.files.documents import Document, document_suffix, read_document
+from seq2seq_serve.client.files.documents import document_suffix, read_document
 from seq2seq_serve.client.files.lines import COMPRESSED, count_lines, open_binary, read_lines, text_of
 from seq2seq_serve.client.files.plan import (
     DOCUMENT,
@@ -25,6 +25,7 @@ from seq2seq_serve.client.files.plan import (
     Shard,
     atomic_write,
 )
+from seq2seq_serve.client.files.segments import Document
 from seq2seq_serve.client.output import answer_json, answer_lines, error_dict, to_json, valid_unicode
 from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.commands import needs_extra
@@ -34,9 +35,12 @@ ANSWERS = "answers"  # whole answers as lines of JSON, without the records of th
 _OF_OUTPUT = {TEXT: ".txt", JSONL: ".jsonl", PARQUET: ".parquet", ANSWERS: ".jsonl", DOCUMENT: ""}
 _REFUSED = {
     **dict.fromkeys((".zst", ".xz", ".bz2", ".zip"), "decompress it, or compress it with gzip"),
+    **dict.fromkeys((".tar", ".tgz", ".7z"), "unpack it"),
+    **dict.fromkeys((".xlf", ".xliff"), "convert it to gettext (.po), such as with `xliff2po`"),
     **dict.fromkeys((".csv", ".tsv"), "write the column to a file of its own, such as with `cut -f 1`"),
     ".json": "write JSON lines, one object on each line (.jsonl)",
 }
+_MAX_SHARDS = 1_000_000  # of a table
 _MAX_BYTES = 16 * 2**20  # after which a shard ends with its line
 
 
@@ -115,6 +119,8 @@ def split_into_shards(path: Path, name: str, shard_lines: int) -> list[Shard]:
 def _row_starts(path: Path, shard_lines: int) -> list[tuple[int, int]]:
     with _open_parquet(path) as file:
         num_rows = file.metadata.num_rows
+    if num_rows > _MAX_SHARDS * shard_lines:  # as its header says
+        raise JobError(f"{path} has {num_rows} rows, more than {_MAX_SHARDS} shards: raise --shard-lines")
     return [(row, 0) for row in range(0, num_rows, shard_lines)] + [(num_rows, 0)]
 
 
@@ -171,22 +177,25 @@ class Reader:
         if len(lines) < shard.num_lines:
             raise _changed(path)
         if format_of(path) == TEXT:
-            texts = [
+            plain = [
                 text_of(line, is_first=number == 0) for number, line in enumerate(lines, shard.first_line)
             ]
-            json_lines = (_json({self._field: valid_unicode(text)}) for text in texts)
-            return Lines([*texts], json_lines, {self._field})
+            json_lines = (_json({self._field: valid_unicode(text)}) for text in plain)
+            return Lines([*plain], json_lines, {self._field})
         if shard.first_line == 0:
             lines[0] = lines[0].removeprefix(BOM_UTF8)
-        parsed = [_parsed(line) if line.strip() else {self._field: ""} for line in lines]
-        names = {name for record in parsed if not isinstance(record, ClientError) for name in record}
+        texts, records, names = list[str | ClientError](), list[bytes](), set[str]()
+        for line in lines:  # a record takes up to twenty times the memory of its line: one at a time
+            record = _parsed(line) if line.strip() else {self._field: ""}
+            texts.append(self._text_of(record))
+            if isinstance(record, ClientError):
+                records.append(b"{}")
+            else:
+                records.append(line.strip() or b"{}")
+                names.update(record)
         if names and self._field not in names:
             raise self._missing(path, names)
-        records = [
-            b"{}" if isinstance(record, ClientError) else line.strip() or b"{}"
-            for record, line in zip(parsed, lines, strict=True)
-        ]
-        return Lines([self._text_of(record) for record in parsed], records, names)
+        return Lines(texts, records, names)
 
     def _read_rows(self, shard: Shard) -> Lines:
         path, end = Path(shard.input), shard.first_line + shard.num_lines

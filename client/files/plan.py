@@ -138,7 +138,7 @@ def write_plan(folder: Path, plan: Plan) -> None:
         "shards": [astuple(shard) for shard in plan.shards],
     }
     with atomic_write(folder / PLAN_FILE) as file:
-        file.write(json.dumps(content, ensure_ascii=False).encode())
+        file.write(json.dumps(content).encode())  # names may have bytes that are not UTF-8
 
 
 def _other_inputs(before: dict[str, FileState], now: dict[str, FileState]) -> list[str]:

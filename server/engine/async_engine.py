@@ -323,6 +323,8 @@ class AsyncEngine:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         await asyncio.gather(*(core.stop() for core in self.cores))
+        for core in self.cores:
+            core.load = Load(0, 0, 0, 0)
         error = Unavailable("the engine stopped before the target was complete")
         if self._streams:
             self._report(Turn(self._ends(self._streams, FinishReason.FAILED, error)))
@@ -446,8 +448,8 @@ class AsyncEngine:
     async def _restart(self, core: CoreHandle) -> None:
         pause = _FIRST_PAUSE_SECONDS
         while True:
-            self._report(Turn(num_core_restarts=1))
             try:
+                self._report(Turn(num_core_restarts=1))
                 await self._start(core)
             except Exception as error:
                 _log.error("model %s: not started again: %s", self.model_name, error)

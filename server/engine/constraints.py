@@ -44,7 +44,7 @@ def adjustments(
     """
     request, constraints = row.request, row.request.constraints
     target_ids = [*row.search.start_ids, *row.token_ids] if constraints.repeats_start else row.token_ids
-    suppressed, changed = constraints.suppressed_token_ids | never_ids, dict[int, tuple[float, float]]()
+    changed = dict[int, tuple[float, float]]()
     if constraints.repetition_penalty != 1:
         changed = dict.fromkeys(target_ids, (constraints.repetition_penalty, 0.0))
     forbidden = set(_repeating(target_ids, constraints.no_repeat_ngram_size))
@@ -55,7 +55,9 @@ def adjustments(
     if not row.num_generated:
         forbidden |= request.begin_suppressed_ids
     forbidden |= constraints.suppressed_token_ids.intersection(eos_ids)
-    if len(forbidden) + len(suppressed) >= vocab_size and len(forbidden | suppressed) == vocab_size:
+    suppressed = constraints.suppressed_token_ids  # thousands, which are not copied at every position
+    could_be_all = len(forbidden) + len(suppressed) + len(never_ids) >= vocab_size
+    if could_be_all and len(forbidden | suppressed | never_ids) == vocab_size:
         forbidden -= set(eos_ids)
     changed.update(dict.fromkeys(forbidden, (1.0, -math.inf)))
     return changed

@@ -129,10 +129,8 @@ class Core:
         self._is_stopping = False
         self._is_asleep = False
         self._num_turns = 0
-        self._watched_turn, self._num_rounds = (
-            0,
-            0,
-        )  # of the watcher, and its rounds in which that turn lasted
+        self._watched_turn = 0  # in the last round of the watcher
+        self._num_rounds = 0  # in which that turn lasted
         self._encode_seconds = 0.0  # of the last encode call
         self._streamed_at = clock()
         self._held_seconds = held_seconds
@@ -199,7 +197,9 @@ class Core:
             gaps = {now - at: number for at, number in last.items() if at}
             before = []
             if plan.drafts or result.selected.further:
-                before = [(each, each.last_token_at, each.num_further_tokens) for each in running]
+                before = [
+                    (each, each.last_token_at, each.num_further_tokens, len(each.rows)) for each in running
+                ]
             finished += self._scheduler.record(plan, result, now)
             first = tuple(now - search.request.arrival for search in new if search.last_token_at)
             if before:
@@ -406,21 +406,24 @@ class Core:
         _log.error("%s: the %s raised on model %s", ids, what, self.model_name, exc_info=error)
 
 
-def _gaps(before: list[tuple[Search, float, int]], now: float, result: StepResult) -> Mapping[float, int]:
+def _gaps(
+    before: list[tuple[Search, float, int, int]], now: float, result: StepResult
+) -> Mapping[float, int]:
     """Returns the times between tokens of a turn in which a request may have had several.
 
     Args:
-        before: The running requests, with their `last_token_at` and `num_further_tokens` before the turn.
+        before: The running requests, with their `last_token_at`, `num_further_tokens` and number of rows
+            before the turn. The tokens of several rows come side by side: their mean counts.
         now: The end of the turn.
         result: Of its steps.
     """
     gaps = Counter[float]()
     steps_seconds = result.step_seconds * (1 + len(result.selected.further))
-    for search, last_token_at, num_before in before:
-        num_further = search.num_further_tokens - num_before
+    for search, last_token_at, num_before, num_rows in before:
+        num_further = (search.num_further_tokens - num_before) / num_rows
         num_tokens = (search.last_token_at == now) + num_further
         if last_token_at:
-            gaps[(now - last_token_at) / max(num_tokens, 1)] += num_tokens
+            gaps[(now - last_token_at) / max(num_tokens, 1)] += round(num_tokens)
         elif num_further:
-            gaps[steps_seconds / num_tokens] += num_further
+            gaps[steps_seconds / num_tokens] += round(num_further)
     return gaps

@@ -3,8 +3,9 @@
 Within a priority, each caller has a counter of the work that it was served, in steps of one slot, and the
 caller whose counter is the lowest after its next request goes first. The counter of a caller that comes is
 lifted to the present level, so that it has neither a credit nor a debt (self-clocked fair queueing, Golestani
-1994, doi:10.1109/INFCOM.1994.337677; for language models Sheng et al. 2024, arXiv:2401.00588). The length of
-a caller's line is bounded by the room that is left, so that no caller can keep the others out (dynamic
+1994, doi:10.1109/INFCOM.1994.337677; for language models Sheng et al. 2024, arXiv:2401.00588). Nobody knows
+how long a target becomes, so the expected work of a request follows the requests that have ended. The length
+of a caller's line is bounded by the room that is left, so that no caller can keep the others out (dynamic
 thresholds, Choudhury and Hahne 1998, doi:10.1109/90.664262).
 """
 
@@ -99,9 +100,12 @@ class FairQueue:
         self._feeds_prefix = feeds_prefix
         self._levels: dict[int, _Level] = {}  # by priority; none is empty
         self._num_tokens = 0
+        self._taken: dict[Request, tuple[_Level, int]] = {}  # with the work that was charged
         # Averages over all requests that had slots and have ended; 0 until the first one has.
         self._residence_seconds = 0.0
-        self._residence_work = 0.0  # per slot
+        self._residence_work = 0.0  # expected, per slot
+        self._num_steps = self._num_expected_steps = 0.0
+        self._steps_share = 1.0
 
     def add(self, requests: Sequence[Request], num_held: int, now: float) -> None:
         """Add the requests of a call, all or none.
@@ -130,7 +134,8 @@ class FairQueue:
             self._levels[last.priority] = _Level()
         level = self._levels[last.priority]
         line = level.lines.setdefault(last.caller, _Line(served_work=level.served_work))
-        works = {request: request.cost(feeds_prefix=self._feeds_prefix).work for request in requests}
+        prefix, share = self._feeds_prefix, self._steps_share
+        works = {request: request.cost(feeds_prefix=prefix, share=share).work for request in requests}
         num_tokens = sum(request.queue_tokens for request in requests)
         line.requests |= works
         line.work += sum(works.values())
@@ -151,6 +156,7 @@ class FairQueue:
             heapq.heappop(level.places)
         request, work = next(iter(line.requests.items()))
         line.served_work += work
+        self._taken[request] = level, work
         level.served_work = max(level.served_work, line.served_work)
         self.remove(request)
         return request
@@ -164,12 +170,19 @@ class FairQueue:
             num_steps: Steps that ran in that time; one that selected drafted tokens counts for each.
         """
         cost = request.cost(feeds_prefix=self._feeds_prefix)
+        charged_level, charged_work = self._taken.pop(request)
         weight = _RESIDENCE_WEIGHT if self._residence_work else 1.0
         self._residence_seconds += weight * (held_seconds - self._residence_seconds)
-        self._residence_work += weight * (cost.work / request.num_slots - self._residence_work)
+        self._residence_work += weight * (charged_work / request.num_slots - self._residence_work)
+        self._num_steps += weight * (num_steps - self._num_steps)
+        self._num_expected_steps += weight * (cost.num_steps - self._num_expected_steps)
+        self._steps_share = self._num_steps / self._num_expected_steps
+        difference = cost.work + request.num_slots * (num_steps - cost.num_steps) - charged_work
         level = self._levels.get(request.priority)
-        if level is not None and request.caller in level.lines:
-            level.lines[request.caller].served_work += request.num_slots * (num_steps - cost.num_steps)
+        if level is None or request.caller not in level.lines:
+            return
+        if level is charged_level or difference > 0:  # counters of a later level begin anew
+            level.lines[request.caller].served_work += difference
             level.place(request.caller)
 
     def remove(self, request: Request) -> None:
@@ -212,10 +225,8 @@ class FairQueue:
             return ""
         levels = [level.lines for key, level in self._levels.items() if key <= priority]
         own = [lines[caller] for lines in levels if caller in lines]
-        num_own, num_own_tokens = (
-            sum(len(line.requests) for line in own),
-            sum(line.num_tokens for line in own),
-        )
+        num_own = sum(len(line.requests) for line in own)
+        num_own_tokens = sum(line.num_tokens for line in own)
         room = self._limits.max_waiting_requests - num_requests
         token_room = self._limits.max_waiting_tokens - self._num_tokens
         num_before, num_tokens_before = len(newcomers) - 1, num_new_tokens - newcomers[-1].queue_tokens
@@ -251,7 +262,8 @@ class FairQueue:
 
     def _work_of(self, requests: Sequence[Request]) -> int:
         """Returns the expected cost of requests in steps of one slot."""
-        return sum(request.cost(feeds_prefix=self._feeds_prefix).work for request in requests)
+        prefix, share = self._feeds_prefix, self._steps_share
+        return sum(request.cost(feeds_prefix=prefix, share=share).work for request in requests)
 
 
 def _overloaded(text: str, wait_seconds: float) -> Overloaded:

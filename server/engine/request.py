@@ -80,6 +80,11 @@ class Constraints:
         return is_penalized or not self.is_renormalized
 
     @functools.cached_property
+    def penalized(self) -> tuple[frozenset[int], frozenset[tuple[int, float]]]:
+        """The suppressed tokens and the biases: what a runner makes of them is shared by equal ones."""
+        return self.suppressed_token_ids, frozenset(self.logit_bias.items())
+
+    @functools.cached_property
     def forbidden_sizes(self) -> frozenset[int]:
         """The numbers of last tokens in `forbidden_after`."""
         return frozenset(map(len, self.forbidden_after))
@@ -230,20 +235,21 @@ class Request:
         for name in [name for name, array in self.sources.items() if array.ndim > 1]:
             del self.sources[name]
 
-    def cost(self, *, feeds_prefix: bool) -> Cost:
+    def cost(self, *, feeds_prefix: bool, share: float = 1.0) -> Cost:
         """Returns what it probably costs to decode it: a step for each position of memory.
 
         That is about right for translations. A caption of a picture takes fewer.
 
         Args:
             feeds_prefix: Whether steps read the prefix, one token each; otherwise one call reads all of it.
+            share: The steps that requests have taken, of those that were expected; its work has this share.
         """
         num_steps = 1 + len(self.prefix_ids) if feeds_prefix else 1
         if not self.is_score:
             least, most = self.constraints.min_new_tokens, self.max_new_tokens
             num_steps += max(least, min(most, self.memory_length))
         num_encoded = self.encode_tokens + (0 if feeds_prefix else len(self.prefix_ids))
-        return Cost(num_steps, self.num_slots * num_steps + num_encoded // _ENCODED_PER_STEP)
+        return Cost(num_steps, round(self.num_slots * num_steps * share) + num_encoded // _ENCODED_PER_STEP)
 
 
 class Cost(NamedTuple):

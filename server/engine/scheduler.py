@@ -78,7 +78,7 @@ class _PendingAlignments:
 _ALIGN_CALL_TOKENS = 32  # positions that take about as long as the fixed cost of a call
 _PADDING_SHARE = 4  # attention and copies over this number of padded positions cost as much as one token
 # A full core admits requests when this part of its slots, one in eight, is free: an encode call for each
-# would cost an H100 a third of its tokens (tests/benchmarks/scale). Where slots become free slowly, it admits
+# would cost an H100 a third of its tokens (benchmarks/scale). Where slots become free slowly, it admits
 # requests when the steps since the last call have taken sixteen times as long as the next one will take.
 _GATHERED_SHARE, _GATHERED_CALLS = 8, 16
 # Running rows may wait so long for newcomers, in any case. A full core of a model as small as `tiny` is 1.1

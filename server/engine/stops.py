@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+_SOUGHT_BYTES = 4  # of the beginning of a stop sequence, which most texts have at few places
+
 
 class StopSequences:
     """Finds the stop sequence that is complete first.
@@ -35,20 +37,31 @@ class StopSequences:
     def advance(self, tail: bytes, token_id: int) -> bytes | None:
         """Returns the tail after one more token, or None if a stop sequence is complete."""
         window = tail + self.token_bytes[token_id] if token_id < len(self.token_bytes) else tail
-        if self.find(window, len(tail)) is not None:
-            return None
+        for end in range(len(tail) + 1, len(window) + 1):  # few: faster than a search for each sequence
+            if window.endswith(self._stops, 0, end):
+                return None
         return window[max(len(window) - self._num_kept, 0) :]
 
     def find(self, data: bytes, num_searched: int) -> int | None:
         """Returns where the first complete stop sequence begins; it ends after `num_searched` bytes."""
-        for end in range(num_searched + 1, len(data) + 1):
-            if data.endswith(self._stops, 0, end):
-                return end - next(len(stop) for stop in self._stops if data.endswith(stop, 0, end))
-        return None
+        begins = ((data.find(stop, max(num_searched + 1 - len(stop), 0)), stop) for stop in self._stops)
+        # Of those that end at the same place, the longest
+        first = min(((begin + len(stop), begin) for begin, stop in begins if begin >= 0), default=None)
+        return None if first is None else first[1]
 
     def num_uncertain(self, data: bytes) -> int:
         """Returns how many bytes at the end of `data` may begin a stop sequence."""
-        for length in range(min(self._num_kept, len(data)), 0, -1):
-            if any(stop.startswith(data[-length:]) for stop in self._stops):
-                return length
-        return 0
+        return max(_num_begun(data, stop) for stop in self._stops)
+
+
+def _num_begun(data: bytes, stop: bytes) -> int:
+    """Returns how many bytes at the end of `data` begin a stop sequence, which is longer."""
+    if data[-2:] not in stop:  # so that it is not more than one byte
+        return int(data[-1:] == stop[:1] != stop)
+    begin = max(len(data) - len(stop) + 1, 0)
+    while (begin := data.find(stop[:_SOUGHT_BYTES], begin)) >= 0:
+        if stop.startswith(data[begin:]):
+            return len(data) - begin
+        begin += 1
+    longest = min(len(data), len(stop) - 1, _SOUGHT_BYTES - 1)
+    return next((length for length in range(longest, 0, -1) if data.endswith(stop[:length])), 0)

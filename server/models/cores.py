@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import atexit
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,6 +19,7 @@ from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import Sizing
+from seq2seq_serve.server.system.threads import in_thread
 
 
 @dataclass(frozen=True)
@@ -106,13 +108,24 @@ class ThreadCore(CoreHandle):
         super().__init__(num_slots)
         self._build = build
         self._core: Core | None = None
+        self._is_stopped = False
 
     async def start(self, turned: Callable[[Sequence[Turn]], None], ended: Callable[[str], None]) -> None:
         """Build it on another thread; as `CoreHandle.start`."""
         call = asyncio.get_running_loop().call_soon_threadsafe
         deliver: Callable[[list[Turn]], object] = partial(call, turned)  # type: ignore[arg-type]  # turns follow
         died = partial(call, ended, "the engine's thread ended")
-        self._core = await asyncio.to_thread(self._build, deliver, died)
+
+        def build() -> None:
+            core = self._build(deliver, died)
+            is_first, self._core = self._core is None, core
+            if is_first:
+                atexit.register(self._exit)
+            if self._is_stopped:  # meanwhile: nobody waits for it any more
+                self._exit()
+                atexit.unregister(self._exit)
+
+        await asyncio.to_thread(build)
 
     def admit(self, requests: tuple[Request, ...]) -> None:
         """As `CoreHandle.admit`."""
@@ -139,6 +152,13 @@ class ThreadCore(CoreHandle):
         return 0.0 if self._core is None else self._core.turn_seconds()
 
     async def stop(self) -> None:
-        """As `CoreHandle.stop`."""
+        """As `CoreHandle.stop`; one that is being built ends after that."""
+        self._is_stopped = True
         if self._core is not None:
-            await asyncio.to_thread(self._core.stop)
+            await in_thread(self._core.stop)
+            atexit.unregister(self._exit)
+
+    def _exit(self) -> None:
+        """End it before the interpreter, which aborts if a thread is inside of ONNX Runtime."""
+        assert self._core is not None
+        self._core.stop()

@@ -31,6 +31,7 @@ from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Turn, Update
 from seq2seq_serve.server.models.cores import CoreSpec, started_core
 from seq2seq_serve.server.system.logs import configure_logging
+from seq2seq_serve.server.system.threads import in_thread
 from seq2seq_serve.server.system.trimming import Trimmer, spare_what_lives
 
 _log = logging.getLogger(__name__)
@@ -152,10 +153,9 @@ class ProcessCore(CoreHandle):
         else:
             self._send(Stop())
             stopping, self._listening = self._listening, None
-            with suppress(TimeoutError):
-                await asyncio.wait_for(asyncio.shield(stopping), STOP_SECONDS)
+            await asyncio.wait({stopping}, timeout=STOP_SECONDS)  # `asyncio.run` may have cancelled it
             self.kill()
-            await stopping
+            await asyncio.wait({stopping})
         if self._process is not None:
             await self._reap()
         while self._weights:
@@ -172,17 +172,19 @@ class ProcessCore(CoreHandle):
         turned: Callable[[Sequence[Turn]], None],
         ended: Callable[[str], None],
     ) -> None:
-        """Hand over all turns until the process ends."""
-        while (message := await _read_message(reader)) is not None:
-            assert isinstance(message, _Turned)
-            self._num_silent_rounds, self._turn_seconds = 0, message.turn_seconds
-            if message.turns:
-                turned(
-                    [
-                        turn._replace(updates=tuple(map(self._with_request, turn.updates)))
-                        for turn in message.turns
-                    ]
-                )
+        """Hand over all turns until the process ends, or sends something else."""
+        try:
+            while (message := await _read_message(reader)) is not None:
+                self._num_silent_rounds, self._turn_seconds = 0, message.turn_seconds
+                if message.turns:
+                    turned(
+                        [
+                            turn._replace(updates=tuple(map(self._with_request, turn.updates)))
+                            for turn in message.turns
+                        ]
+                    )
+        except Exception:
+            _log.critical("the turns of an instance cannot be read", exc_info=True)
         self.is_ready = False
         is_stopping, self._listening = self._listening is None, None
         self._by_number.clear()
@@ -200,10 +202,10 @@ class ProcessCore(CoreHandle):
     async def _reap(self) -> str:
         """Returns how the process ended."""
         assert self._process is not None
-        assert self._writer is not None
         self._process.kill()  # it may have closed its socket only
-        code = await asyncio.to_thread(self._process.wait)
-        self._writer.close()
+        code = await in_thread(self._process.wait)
+        if self._writer is not None:  # otherwise the first start was cancelled before it was connected
+            self._writer.close()
         cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
         return f"the process of an instance {cause}"
 

@@ -20,6 +20,7 @@ from seq2seq_serve.server.engine.plan import Move
 from seq2seq_serve.server.engine.request import Array
 from seq2seq_serve.server.engine.state import Sequence
 from seq2seq_serve.server.runner.device import OnnxDevice
+from seq2seq_serve.server.system.threads import on_all
 
 _SHARED_BYTES = 1 << 20  # from here on several threads copy faster than one
 # The graph that moves rows copies words of int64. A thread of its kernel copies a whole row of the matrix
@@ -96,7 +97,7 @@ class Buffers:
             new[:, :, :num_kept] = old[:, :, :num_kept].copy()
 
         if num_rows:
-            list(self._device.pool.map(keep, before, after))
+            on_all(self._device.pool, keep, before, after)
 
     def _lay_out(self, row_shape: tuple[int, ...]) -> None:
         self._row_shape = row_shape
@@ -156,7 +157,7 @@ class Buffers:
         if num_bytes < _SHARED_BYTES:
             copy_positions(self._copies[self.copy], its)
         else:
-            list(self._device.pool.map(lambda part: copy_positions(part, its), self._parts[self.copy]))
+            on_all(self._device.pool, lambda part: copy_positions(part, its), self._parts[self.copy])
         return num_bytes
 
     def _copies_of(self, moves: Iterable[Move]) -> list[Copy]:

@@ -269,6 +269,13 @@ def has_operators() -> bool:
     return kernels.register(ort.SessionOptions())
 
 
+def operators_remarks(path: Path, provider: str) -> tuple[Remark, ...]:
+    """Returns a warning if the bundle of a path runs without the project's own operators."""
+    problem = kernels.add(ort.SessionOptions(), is_cuda=provider != CPU)
+    text = f"{path} runs on {provider} without the compiled operators, and can be several times slower"
+    return ((logging.WARNING, f"{text}: {problem}"),) if problem else ()
+
+
 def small_session(file: Path) -> Session:
     """Load a graph that is too small for several threads, with its weights, on the CPU."""
     options = ort.SessionOptions()

@@ -44,6 +44,7 @@ _ENCODE_ROWS, _ENCODE_LENGTHS = (1, 2, 4, 8, 16, 32, 64), (16, 32, 64, 128, 256,
 _MOST_ENCODED = 8192
 _NOT_CAPTURED = -1  # the graph id of a run of a captured session that is neither captured nor replayed
 _CANDIDATES = (names.CANDIDATE_IDS, names.LOG_PROBABILITIES)
+_NOT_NUMBERS = "what the graph {} computes is not a number: its weights are damaged, export the model again"
 _STATE = attrgetter("num_branches", "num_forced", "is_plain")  # of a row before a step
 
 
@@ -208,6 +209,9 @@ class OnnxRunner:
 
         If steps are captured, the thread that will call `step` must call it: ONNX Runtime keeps captured
         graphs for each thread, and another thread would capture them again.
+
+        Raises:
+            ValueError: A graph computes something that is not a number, because weights are not.
         """
         sources = {
             spec.name: np.zeros([size if isinstance(size, int) else 1 for size in spec.axes[1:]], spec.dtype)
@@ -234,12 +238,16 @@ class OnnxRunner:
             together = tuple(rows[first : first + self.num_slots])
             for row, sequence in enumerate(together):
                 sequence.row = row
-            self.step(together)
+            selected = self.step(together)
+            if selected.failures or min(selected.token_ids) < 0:
+                raise ValueError(_NOT_NUMBERS.format(Verb.STEP))
         self.move((Move(0, 0, cache_length=1, memory_length=request.memory_length),))
         # With an empty cache and with a filled one, which may use other kernels.
         for first_position, length in ((0, 1), (1, 2)):
             if self.has_decode and first_position + length <= self.max_target_length:
-                self.align(0, first_position, (start_id,) * length, request.memory_length)
+                weights = self.align(0, first_position, (start_id,) * length, request.memory_length)
+                if not np.isfinite(weights).all():
+                    raise ValueError(_NOT_NUMBERS.format(Verb.DECODE))
         if not self._device.is_host:
             # The weights are on the device, and no further session will be created.
             self._files = None

@@ -40,6 +40,7 @@ _GRAPHS = (
 )
 _NUM_LIKELY = 1024  # candidates, which are enough for almost every `top_p`
 
+_Penalized = tuple[frozenset[int], frozenset[tuple[int, float]]]
 _Picked = list[list[list[Any]]]  # token ids and log-probabilities, (m, K) each
 
 
@@ -144,7 +145,8 @@ class Selector:
         some = {"suppress": bool(never_ids), "times": has_times, "detect": detects}
         graphs = (*_GRAPHS, *(name for name, is_needed in some.items() if is_needed))
         self._sessions = {name: device.weightless(name) for name in graphs}
-        self._penalty_rows: dict[Request, int] = {}  # for the requests that ran at the last addition
+        self._penalty_rows: dict[Request, int] = {}  # of those that ran when a row was last needed, and later
+        self._written: dict[_Penalized, int] = {}  # the same rows by their content
 
     def select(self, rows: tuple[Sequence, ...], token_ids: list[int]) -> Selected:
         """Replace the most probable ids by the selected ones, in the result and in the next step's input.
@@ -161,7 +163,7 @@ class Selector:
             if sequence.is_plain:
                 continue
             try:
-                self._keep_penalties(sequence.search.request, rows)
+                self._keep_penalties(sequence.request, rows)
                 kind, asks = self._asks(row, sequence)
             except Exception as error:
                 failures[row] = error
@@ -253,16 +255,22 @@ class Selector:
         return self._eos_ids[0] if sequence.forced_id is None else sequence.forced_id
 
     def _keep_penalties(self, request: Request, rows: tuple[Sequence, ...]) -> None:
-        """Write a new request's penalties to the device, over those of a request that has left."""
+        """Give a new request a row of penalties on the device: that of equal ones, or of nobody any more."""
         constraints = request.constraints
         is_penalized = constraints.suppressed_token_ids or constraints.logit_bias
         if not is_penalized or request in self._penalty_rows:
             return
-        running = {sequence.request for sequence in rows}
-        self._penalty_rows = {one: row for one, row in self._penalty_rows.items() if one in running}
-        taken = set(self._penalty_rows.values())
-        row = next(row for row in range(1, 1 + self._columns.num_rows) if row not in taken)
-        self._columns.write_penalties(row, penalties(constraints, self._eos_ids))
+        num_rows = self._columns.num_rows
+        row = self._written.get(constraints.penalized)
+        if row is None or len(self._penalty_rows) > 2 * num_rows:
+            running = {sequence.request for sequence in rows}
+            self._penalty_rows = {one: kept for one, kept in self._penalty_rows.items() if one in running}
+            taken = {row, *self._penalty_rows.values()}
+            self._written = {one: kept for one, kept in self._written.items() if kept in taken}
+        if row is None:
+            row = next(free for free in range(1, 1 + num_rows) if free not in taken)
+            self._columns.write_penalties(row, penalties(constraints, self._eos_ids))
+            self._written[constraints.penalized] = row
         self._penalty_rows[request] = row
 
     def _constrained(self, kind: _Kind, asks: list[_Ask], num_rows: int) -> _Logits:

@@ -18,7 +18,7 @@ from seq2seq_serve.bundle.names import Axis, Precision, Role, Verb
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig, Speculation
 from seq2seq_serve.server.runner.buffers import COLUMNS, ROW_ROLES, num_copies
-from seq2seq_serve.server.runner.device import CPU, Remark, choose, has_operators
+from seq2seq_serve.server.runner.device import CPU, Remark, choose, has_operators, operators_remarks
 from seq2seq_serve.server.system.machine import usable_cpus
 
 # What one runner on a CPU packs in fp32 beside the weights that all runners share. Where maps are the
@@ -207,7 +207,7 @@ def _size_up(
         vocab_size=manifest.target_vocab_size,
         num_hops=num_hops,
         num_alignment_heads=num_alignment_heads,
-        remarks=remarks,
+        remarks=remarks + operators_remarks(bundle.path, provider),
     )
     if config.draft is None:
         return sizing
@@ -222,7 +222,7 @@ def _size_up(
         reason = "the compiled operators are missing"
     if reason is not None:
         remark = logging.WARNING, f"{bundle.path}: {reason}, so a draft model is not used"
-        return replace(sizing, remarks=(*remarks, remark))
+        return replace(sizing, remarks=(*sizing.remarks, remark))
     with errors_of_draft():
         draft_bundle = load_bundle(config.draft, checks_content=False)
     try:

@@ -5,13 +5,16 @@
 
 from __future__ import annotations
 
-import asyncio
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TypeVar
 
 from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.shares import Room, Shares
+from seq2seq_serve.server.system.threads import in_thread
 from seq2seq_serve.server.telemetry.record import CallRecord
 
 _Built = TypeVar("_Built")
@@ -45,25 +48,30 @@ class Call(CallRecord):
         """Counts memory, and that of attention, until the block ends; raises Overloaded if it is too much."""
         return nullcontext()
 
+    async def room(self, _num_bytes: int) -> Room:
+        """Counts the memory of arrays before they are read; waits for room, or raises Overloaded."""
+        return Room(Shares(math.inf, ""), self.caller.name, 0)
+
     async def read(
-        self, work: Callable[[Checkpoint], _Built], num_bytes: int, *, has_file: bool = False
+        self, work: Callable[[Checkpoint], _Built], num_bytes: int, *, num_file_bytes: int | None = None
     ) -> _Built:
         """Returns the result of `work`, which reads sources; files and what is large, in a thread.
 
         Args:
-            work: As for `FairThread.run`.
+            work: As for `FairThreads.run`.
             num_bytes: The bytes of text that take as long to read as the sources.
-            has_file: Whether files are decoded, some of which take far longer than their headers say.
+            num_file_bytes: The memory that it takes until it ends to decode files, some of which take far
+                longer than their headers say; None without files.
         """
-        if num_bytes <= ON_THE_LOOP_BYTES and not has_file:
+        if num_bytes <= ON_THE_LOOP_BYTES and num_file_bytes is None:
             return work(_ignore_time)
-        return await asyncio.to_thread(work, _ignore_time)
+        return await in_thread(partial(work, _ignore_time))
 
     async def build(self, num_bytes: int, work: Callable[[Checkpoint], _Built]) -> _Built:
         """Returns the result of `work`, about `num_bytes` long. A large one is built in a thread."""
         if num_bytes <= SMALL_ANSWER_BYTES:
             return work(_ignore_time)
-        return await asyncio.to_thread(work, _ignore_time)
+        return await in_thread(partial(work, _ignore_time))
 
 
 def _ignore_time() -> None:

@@ -10,27 +10,33 @@ import re
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import TypeVar
-from weakref import WeakValueDictionary
 
 import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
-from seq2seq_serve.server.errors import InvalidRequest, LoadFailed, ServerError, Unavailable
+from seq2seq_serve.server.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    LoadFailed,
+    ServerError,
+    Unavailable,
+)
 from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.access import Access
+from seq2seq_serve.server.service.arrivals import SHUTTING_DOWN, Arrivals, end_now
 from seq2seq_serve.server.service.call import ON_THE_LOOP_BYTES, SHORT_BYTES, SMALL_ANSWER_BYTES, Call
-from seq2seq_serve.server.service.fair_thread import Checkpoint, FairThread
-from seq2seq_serve.server.service.shares import Shares
+from seq2seq_serve.server.service.fair_thread import Checkpoint, FairThreads
+from seq2seq_serve.server.service.shares import Room, Shares
 from seq2seq_serve.server.service.status import REQUEST_ID, status_of
 from seq2seq_serve.server.service.wire import MAX_FIELDS
+from seq2seq_serve.server.system.machine import usable_cpus
 from seq2seq_serve.server.telemetry.record import CallRecord, Metadata, Work, trace_id_of
 
 _Message = TypeVar("_Message")
-_Answer = TypeVar("_Answer", bound=Message)
 _Built = TypeVar("_Built")
 _Item = TypeVar("_Item")
 
@@ -39,14 +45,22 @@ MAX_REQUEST_BYTES = 4 * 2**20
 MAX_ANSWER_BYTES = 16 * 2**20
 # A field takes at least two bytes, so a message of this length cannot have too many fields.
 SMALL_REQUEST_BYTES = 2 * MAX_FIELDS
-_MAX_HELD_BYTES = 2**28  # of large requests whose calls are open
+_MAX_HELD_BYTES = 2**28  # of large requests whose calls are open, and of arrays that no queue counts yet
 _MAX_ATTENTION_BYTES = 2**31  # from which words get their times, if targets have their greatest length
-_MOST_READ_AT_ONCE = 24  # messages of unary calls of one caller, of up to 4 MiB each
-_MESSAGE_SECONDS, _DRAINING_SECONDS = 30.0, 1.0  # for a caller to send a message
-_LEAVING_SECONDS = 0.1
-_SHUTTING_DOWN = "the server is shutting down"
+# Messages that are received at once, of one caller, and late ones of all. Where small ones are expected, gRPC
+# still receives one of 4 MiB.
+_MOST_PROMPT, _MOST_LATE = 24, 64
+_MOST_SMALL_PROMPT, _MOST_SMALL_LATE = 8, 16
+# Streams that last as long as their callers want, such as one a connection of a client that watches the
+# server's health; each takes about 45 KiB.
+_MOST_STREAMS = 2048
+
+_MOST_BEGUN = 8  # requests of a call in one turn of the event loop, of a third of a millisecond each
 
 _MAX_WAITING_BYTES = 8 * 2**20
+_MAX_DECODING_BYTES = 2**27  # and one file of any size beyond them
+_LEAST_FILES = 4  # of any size that may wait to be read
+_MOST_FILE_THREADS = 4
 
 _MAX_ID_LENGTH = 128
 # Visible ASCII characters except " and =, so that an id cannot look like fields in a line of the log.
@@ -71,7 +85,8 @@ class RemoteCall(Call):
         writing: Is held while a message is written: one after the other.
         is_probe: Whether the call is for the service of health or reflection. Probes are not counted as
             requests, and a server that drains does not wait for them.
-        num_held_bytes: The size of its request, if that is large.
+        held: Counts its request and its only answer, if they are large, and a stream that lasts, until its
+            caller has the answer or has left.
         whole: The call that brought it, if it is one of the requests of a call.
         is_recorded_by_item: Whether each request of the call is recorded, in place of the call.
         refusal: Why it is refused whatever it asks for: its id cannot be logged and sent back.
@@ -81,7 +96,7 @@ class RemoteCall(Call):
     calls: Calls
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_probe: bool = False
-    num_held_bytes: int = 0
+    held: list[Room] = field(default_factory=list)
     whole: RemoteCall | None = None
     is_recorded_by_item: bool = False
     refusal: InvalidRequest | None = None
@@ -93,7 +108,7 @@ class RemoteCall(Call):
             request_id=f"{self.request_id}-{number}",
             arrival=time.monotonic(),
             work=Work(),
-            num_held_bytes=0,
+            held=[],
             whole=self,
         )
 
@@ -123,11 +138,6 @@ class RemoteCall(Call):
                 field="options",
             )
 
-    def sized(self, answer: _Answer) -> _Answer:
-        """Returns the answer, or raises InvalidRequest if it is too long for clients."""
-        self.check_answer_bytes(answer.ByteSize())
-        return answer
-
     @contextmanager
     def holding(self, num_bytes: int, num_attention_bytes: int = 0) -> Iterator[None]:
         """Counts memory that the call takes until the block ends.
@@ -136,20 +146,46 @@ class RemoteCall(Call):
             Overloaded: Too much is held, and the caller would have more than its share of it.
         """
         held, attention, name = self.calls.held, self.calls.attention, self.caller.name
-        with held.taken(name, num_bytes), attention.taken(name, num_attention_bytes):
+        with held.take(name, num_bytes), attention.take(name, num_attention_bytes):
             yield
 
+    async def room(self, num_bytes: int) -> Room:
+        """Counts the memory of arrays before they are read, until the room is closed.
+
+        An accepted call waits for room.
+
+        Raises:
+            Overloaded: Too much is held, and the caller would have more than its share of it.
+        """
+        if self.is_accepted:
+            return await self.calls.held.wait(self.caller.name, num_bytes)
+        return self.calls.held.take(self.caller.name, num_bytes)
+
     async def read(
-        self, work: Callable[[Checkpoint], _Built], num_bytes: int, *, has_file: bool = False
+        self, work: Callable[[Checkpoint], _Built], num_bytes: int, *, num_file_bytes: int | None = None
     ) -> _Built:
         """As `Call.read`, with other callers in turn."""
-        if num_bytes <= ON_THE_LOOP_BYTES and not has_file:
+        if num_file_bytes is not None:
+            return await self._read_files(work, num_bytes, num_file_bytes)
+        if num_bytes <= ON_THE_LOOP_BYTES:
             return work(lambda: None)
-        is_short = num_bytes <= SHORT_BYTES and not has_file
-        thread = self.calls.short_texts if is_short else self.calls.long_texts
-        return await thread.run(
+        threads = self.calls.short_texts if num_bytes <= SHORT_BYTES else self.calls.long_texts
+        return await threads.run(
             work, num_bytes, self.caller.name, self.deadline, is_accepted=self.is_accepted
         )
+
+    async def _read_files(
+        self, work: Callable[[Checkpoint], _Built], num_bytes: int, num_file_bytes: int
+    ) -> _Built:
+        calls, name = self.calls, self.caller.name
+        num_bytes = min(num_bytes, _MAX_WAITING_BYTES // _LEAST_FILES)
+        try:
+            async with asyncio.timeout_at(self.deadline):
+                room = await calls.decoding.wait(name, num_file_bytes)
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed before there was room to decode a file") from None
+        with room:
+            return await calls.files.run(work, num_bytes, name, self.deadline, is_accepted=self.is_accepted)
 
     async def build(self, num_bytes: int, work: Callable[[Checkpoint], _Built]) -> _Built:
         """As `Call.build`, with other callers in turn."""
@@ -163,13 +199,30 @@ class RemoteCall(Call):
         Raises:
             CancelledError: The caller has left.
             InvalidRequest: The message is too long.
+            Overloaded: As `room`, for a large message.
         """
-        try:
-            self.check_answer_bytes(message.ByteSize())
+        num_bytes = message.ByteSize()
+        self.check_answer_bytes(num_bytes)
+        with ExitStack() as held:
+            if num_bytes > SMALL_REQUEST_BYTES:
+                held.enter_context(await self.room(num_bytes))
             async with self.writing:
-                await self.write(message)
-        except aio.InternalError as error:  # gRPC fails a write that waits before it cancels the handler
-            raise asyncio.CancelledError from error
+                try:
+                    await (self.write(message) if self.whole is None else self._write_whole(message))
+                except aio.InternalError as error:  # gRPC fails a waiting write before it cancels the handler
+                    raise asyncio.CancelledError from error
+
+    async def _write_whole(self, message: Message) -> None:
+        """Writes a message, and waits for that also if it is cancelled.
+
+        An error of another item cancels this one, and ends the call. During a write, gRPC sends no status:
+        the caller would wait for ever.
+        """
+        writing = asyncio.ensure_future(self.write(message))
+        try:
+            await asyncio.shield(writing)
+        finally:
+            await asyncio.wait({writing})
 
 
 class Calls:
@@ -187,12 +240,18 @@ class Calls:
         models: The served models.
         access: The callers' rights.
         is_draining: Whether the server drains.
-        held: The bytes of large requests, and of what was read from them, by caller.
+        held: The bytes of large requests, of what is read from files, and of large answers that callers have
+            not taken, by caller.
+        decoding: The bytes of memory in which files are decoded, by caller.
         attention: The bytes of attention from which words get their times, by caller.
+        streams: The streams that last as long as their callers want, by caller.
+        large_messages: Receives messages with sources.
+        small_messages: Receives all others.
         num_open: The number of calls that have not ended, without probes.
         answers: The thread that builds large answers.
         short_texts: The thread that cuts texts of up to `SHORT_BYTES`.
-        long_texts: The thread that cuts longer texts and decodes files.
+        long_texts: The thread that cuts longer texts.
+        files: The threads that decode files.
     """
 
     def __init__(
@@ -205,15 +264,19 @@ class Calls:
         self.is_draining = False
         self.num_open = 0
         self._num_opened = 0
-        self.held = Shares(_MAX_HELD_BYTES, "large requests of {} bytes are open")
+        self.held = Shares(_MAX_HELD_BYTES, "large requests and answers of {} bytes are open")
         self.attention = Shares(_MAX_ATTENTION_BYTES, "words get their times from attention of {} bytes")
         self._idle = asyncio.Event()
         self._idle.set()
-        self._places = WeakValueDictionary[str, asyncio.Semaphore]()  # of messages being read, by caller
+        self.streams = Shares(_MOST_STREAMS, "{} streams are open")
+        self.large_messages = Arrivals(MAX_REQUEST_BYTES, _MOST_PROMPT, _MOST_LATE)
+        self.small_messages = Arrivals(SMALL_REQUEST_BYTES, _MOST_SMALL_PROMPT, _MOST_SMALL_LATE)
         self._reading = set[asyncio.Timeout]()
-        self.answers = FairThread("answers")
-        self.short_texts = FairThread("short-texts", _MAX_WAITING_BYTES)
-        self.long_texts = FairThread("long-texts", _MAX_WAITING_BYTES)
+        self.decoding = Shares(_MAX_DECODING_BYTES, "files are decoded in {} bytes")
+        self.answers = FairThreads("answers")
+        self.short_texts = FairThreads("short-texts", _MAX_WAITING_BYTES)
+        self.long_texts = FairThreads("long-texts", _MAX_WAITING_BYTES)
+        self.files = FairThreads("files", _MAX_WAITING_BYTES, min(usable_cpus(), _MOST_FILE_THREADS))
 
     def open(
         self,
@@ -225,7 +288,7 @@ class Calls:
         remaining_seconds: float | None,
         write: Callable[[Message], Awaitable[None]],
     ) -> RemoteCall:
-        """Returns a new call; `close_call` must follow.
+        """Returns a new call; `close_call` and `let_go` must follow.
 
         Args:
             service: The full name of the service.
@@ -265,21 +328,25 @@ class Calls:
         return call
 
     def hold(self, call: RemoteCall, num_bytes: int) -> None:
-        """Counts the bytes of a large request until `close_call`; a small one is not counted.
+        """Counts the bytes of a large request or answer until `let_go`; a small one is not counted.
 
-        What it brings may wait as long: parsed, read, or in the engine's queue.
+        What a request brings may wait as long: parsed, read, or in the engine's queue.
 
         Raises:
-            Overloaded: Too many are held, and the caller would have more than its share of them.
+            Overloaded: Too many are held, and the caller would have more than its share of them; not of an
+                accepted call, whose answer is complete.
         """
         if num_bytes > SMALL_REQUEST_BYTES:
-            self.held.take(call.caller.name, num_bytes)
-            call.num_held_bytes = num_bytes
+            count = self.held.add if call.is_accepted else self.held.take
+            call.held.append(count(call.caller.name, num_bytes))
+
+    def let_go(self, call: RemoteCall) -> None:
+        """Ends the count of a call's bytes, once its caller has taken the answer, or has left."""
+        for room in call.held:
+            room.close()
 
     def close_call(self, call: RemoteCall) -> None:
         """Ends the record of a call that has its answer."""
-        if call.num_held_bytes:
-            self.held.give_back(call.caller.name, call.num_held_bytes)
         if not call.is_probe:
             self.num_open -= 1
             if self.num_open == 0:
@@ -287,46 +354,18 @@ class Calls:
 
     def close(self) -> None:
         """Ends the threads that read sources and build answers."""
-        for thread in (self.short_texts, self.long_texts, self.answers):
-            thread.stop()
+        for threads in (self.short_texts, self.long_texts, self.files, self.answers):
+            threads.stop()
 
     def drain(self) -> None:
         """Ends the calls that wait for their caller's next message, or for the reading of their sources."""
         self.is_draining = True
         for limit in self._reading:
-            limit.reschedule(asyncio.get_running_loop().time())
-        self.short_texts.drain()
-        self.long_texts.drain()
-
-    async def only_message(self, messages: AsyncIterator[bytes], call: RemoteCall) -> bytes:
-        """Returns the one message of a unary call; of one caller, some are read at once, and others wait.
-
-        Raises:
-            InvalidRequest: The call has another number of messages, or they do not come in time.
-            Unavailable: The server drains.
-        """
-        seconds = _DRAINING_SECONDS if self.is_draining else _MESSAGE_SECONDS
-        places = self._places.setdefault(call.caller.name, asyncio.Semaphore(_MOST_READ_AT_ONCE))
-        try:
-            async with asyncio.timeout(seconds) as limit:
-                self._reading.add(limit)
-                async with nullcontext() if call.is_probe else places:
-                    message = await anext(messages, None)
-                    # gRPC keeps a message until the next one, or the end, is asked for.
-                    is_only = message is not None and await anext(messages, None) is None
-        except TimeoutError:
-            if self.is_draining:
-                raise Unavailable(_SHUTTING_DOWN) from None
-            raise InvalidRequest(
-                f"the message did not arrive within {_MESSAGE_SECONDS:g} seconds", field=""
-            ) from None
-        finally:
-            self._reading.discard(limit)
-        if message is None:
-            await asyncio.sleep(_LEAVING_SECONDS)  # gRPC ends the messages before it cancels the handler
-        if not is_only or message is None:
-            raise InvalidRequest("the call must have exactly one message", field="")
-        return message
+            end_now(limit)
+        self.large_messages.drain()
+        self.small_messages.drain()
+        for threads in (self.short_texts, self.long_texts, self.files):
+            threads.drain()
 
     async def next_message(self, messages: AsyncIterator[_Message]) -> _Message | None:
         """Returns the next message of a stream; None at its end.
@@ -335,13 +374,13 @@ class Calls:
             Unavailable: The server drains.
         """
         if self.is_draining:
-            raise Unavailable(_SHUTTING_DOWN)
+            raise Unavailable(SHUTTING_DOWN)
         try:
             async with asyncio.timeout(None) as limit:
                 self._reading.add(limit)
                 return await anext(messages, None)
         except TimeoutError:
-            raise Unavailable(_SHUTTING_DOWN) from None
+            raise Unavailable(SHUTTING_DOWN) from None
         finally:
             self._reading.discard(limit)
 
@@ -391,6 +430,8 @@ class Calls:
                     await room.acquire()
                     tasks.create_task(answer_one(item, call.item(number)))
                     del item
+                    if (number + 1) % _MOST_BEGUN == 0:
+                        await asyncio.sleep(0)  # they are read, and then submitted, before the next ones
         except ExceptionGroup as group:
             refusal = group.with_traceback(None).exceptions[0]
         try:

@@ -9,6 +9,7 @@ import asyncio
 import json
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,6 +19,7 @@ from google.protobuf.message import Message
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Message as ASGIMessage
 from starlette.types import Receive, Scope, Send
 
 from seq2seq_serve.protos import open_inference_pb2 as pb
@@ -26,6 +28,7 @@ from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Un
 from seq2seq_serve.server.service import libretranslate, openai
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, Calls, RemoteCall
 from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.forms import ENCODED, MAX_ENCODED_BYTES
 from seq2seq_serve.server.service.open_inference.answers import Answer
 from seq2seq_serve.server.service.open_inference.json import (
     binary_outputs,
@@ -120,7 +123,8 @@ Handler = Callable[[Request, RemoteCall, _Events], Awaitable[Response | None]]
 class _Page:
     """Answers the requests of a route, as `server.service.rpcs` does those of a gRPC method.
 
-    Invariant: the caller's rights, and its share of the open requests, are checked before its body is read.
+    Invariant: the caller's rights are checked before its body is read, its share of the open requests when
+    some of the body has come.
 
     Attributes:
         rest: Owns it.
@@ -151,29 +155,34 @@ class _Page:
             calls.access.check(f"/{_GRPC_SERVICE}/{self.method}", call.caller)
             if call.refusal is not None:
                 raise call.refusal
-            with self.rest.open.taken(call.caller.name, 1):
-                return await self.answer(request, call, events)
+            with ExitStack() as request.state.opened:
+                response = await self.answer(request, call, events)
+            calls.hold(call, 0 if response is None else len(response.body))
+            return response
 
         try:
-            outcome = await calls.run(call, work())
+            try:
+                outcome = await calls.run(call, work())
+            finally:
+                if (leaving := getattr(request.state, "leaving", None)) is not None:
+                    leaving.cancel()
+                calls.close_call(call)
+            if events.has_begun:
+                if isinstance(outcome, Exception):
+                    await events.write(self.error_content(outcome))
+                await events.end()
+                return
+            if isinstance(outcome, Exception):
+                response: Response | None = _error_response(outcome, self.error_content(outcome))
+            else:
+                response = outcome
+            assert response is not None
+            response.headers[REQUEST_ID] = call.request_id
+            await response(scope, receive, partial(_send_and_wait, send) if call.held else send)
         except asyncio.CancelledError:  # the caller has left
             return
         finally:
-            if (leaving := getattr(request.state, "leaving", None)) is not None:
-                leaving.cancel()
-            calls.close_call(call)
-        if events.has_begun:
-            if isinstance(outcome, Exception):
-                await events.write(self.error_content(outcome))
-            await events.end()
-            return
-        if isinstance(outcome, Exception):
-            response: Response | None = _error_response(outcome, self.error_content(outcome))
-        else:
-            response = outcome
-        assert response is not None
-        response.headers[REQUEST_ID] = call.request_id
-        await response(scope, receive, send)
+            calls.let_go(call)
 
 
 class RestService:
@@ -289,7 +298,7 @@ class RestService:
     async def _body(self, request: Request, call: RemoteCall, most: int = MAX_REQUEST_BYTES) -> bytes:
         """Reads the body of a request, of `most` bytes, whose length counts as that of a message.
 
-        A caller who leaves afterwards cancels the task.
+        A form that writes each byte as three has less room. A caller who leaves afterwards cancels the task.
 
         Raises:
             CancelledError: The caller has left.
@@ -303,14 +312,18 @@ class RestService:
                 f"the body is compressed ({encoding[:100]}): send it without compression", field=""
             )
         length = int(request.headers.get("content-length", "0"))
+        if ENCODED in request.headers.get("content-type", "").lower():
+            most = MAX_ENCODED_BYTES
         if length > most:
             raise TooLarge(f"the request has more than {most} bytes: send less", field="")
-        self.calls.hold(call, length)
         body, parts = bytearray(), request.stream()
         seconds = _BODY_SECONDS + length / _LEAST_BYTES_PER_SECOND
         try:
             async with asyncio.timeout(seconds):
                 while (part := await self.calls.next_message(parts)) is not None:
+                    if not body:  # a caller who has not sent any of it holds nothing
+                        request.state.opened.enter_context(self.open.take(call.caller.name, 1))
+                        self.calls.hold(call, length)
                     body += part
         except TimeoutError:
             raise InvalidRequest(f"the body did not arrive within {seconds:.0f} seconds", field="") from None
@@ -320,6 +333,15 @@ class RestService:
         assert task is not None
         request.state.leaving = asyncio.create_task(_cancel_after_leaving(request, task))
         return bytes(body)
+
+
+async def _send_and_wait(send: Send, message: ASGIMessage) -> None:
+    """Sends a part of a large answer, and waits until its caller has taken most of the body."""
+    if message["type"] == "http.response.start":
+        await send(message)
+        return
+    await send({**message, "more_body": True})
+    await send({"type": "http.response.body"})  # uvicorn waits for room before it sends even nothing
 
 
 async def _cancel_after_leaving(request: Request, task: asyncio.Task[Any]) -> None:

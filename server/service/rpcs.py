@@ -8,6 +8,8 @@ all handlers are those of streams, and read the one message of a unary call them
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -18,9 +20,11 @@ from google.protobuf.message_factory import GetMessageClass
 from grpc import aio
 
 from seq2seq_serve.server.errors import InvalidRequest
+from seq2seq_serve.server.service.access import NEEDS
 from seq2seq_serve.server.service.calls import SMALL_REQUEST_BYTES, Calls, RemoteCall
 from seq2seq_serve.server.service.status import abort
 from seq2seq_serve.server.service.wire import TooManyElements, check_elements
+from seq2seq_serve.server.telemetry.record import PREDICT
 
 # Calls of Triton's clients that this server lacks, by a part of their names.
 _UNSUPPORTED = {
@@ -28,6 +32,12 @@ _UNSUPPORTED = {
     "TraceSetting": "settings of traces are not supported",
     "LogSettings": "settings of the log are not supported",
 }
+
+_WATCH = "grpc.health.v1.Health.Watch"
+
+# gRPC hands over calls whose callers have left, and says so some turns of the event loop later. Once callers
+# leave within `_HASTY_SECONDS`, new calls wait these turns, because it costs twice as much to open them.
+_HASTY_SECONDS, _WARY_SECONDS, _WARY_TURNS = 0.05, 1.0, 5
 
 
 class Unsupported(grpc.GenericRpcHandler):
@@ -68,6 +78,7 @@ class Rpcs:
     def __init__(self, calls: Calls) -> None:
         self._calls = calls
         self._large = asyncio.Lock()
+        self._left_at = -math.inf  # the last time when a caller left as soon as it had called
 
     def handlers(self, service: ServiceDescriptor, servicer: object) -> grpc.GenericRpcHandler:
         """Returns the handlers of the service's methods that `servicer` has."""
@@ -82,33 +93,49 @@ class Rpcs:
         self, method: MethodDescriptor, answer: Callable[[Any, RemoteCall], Any]
     ) -> grpc.RpcMethodHandler[Any, Any]:
         service, name = method.containing_service.full_name, method.name
-        message_class = GetMessageClass(method.input_type)
+        message_class, calls = GetMessageClass(method.input_type), self._calls
+        has_sources = NEEDS.get(f"/{service}/{name}") == PREDICT
+        lasts = method.client_streaming or method.full_name == _WATCH  # as long as its caller wants
+        arrivals = calls.large_messages if has_sources else calls.small_messages
 
         async def work(raws: AsyncIterator[bytes], call: RemoteCall) -> Any:
-            self._calls.access.check(f"/{service}/{name}", call.caller)
+            calls.access.check(f"/{service}/{name}", call.caller)
             if call.refusal is not None:
                 raise call.refusal
             message: Any
             if method.client_streaming:
                 message = self._parsed_stream(raws, message_class)
             else:
-                raw = await self._calls.only_message(raws, call)
+                raw = await arrivals.only_message(raws, call.caller.name)
                 if len(raw) <= SMALL_REQUEST_BYTES:
                     message = _parse(raw, message_class)
                 else:
-                    self._calls.hold(call, len(raw))
+                    calls.hold(call, len(raw))
                     message = await self.parse_large(raw, message_class)
                 del raw  # a long call does not keep it
+            if lasts:
+                call.held.append(calls.streams.take(call.caller.name, 1))
             answering = answer(message, call)
             del message
             if not hasattr(answering, "__aiter__"):
-                return await answering
+                answered = await answering
+                if answered is not None and (num_bytes := answered.ByteSize()) > SMALL_REQUEST_BYTES:
+                    call.check_answer_bytes(num_bytes)
+                    calls.hold(call, num_bytes)
+                return answered
             async for each in answering:
                 await call.send(each)
             return None
 
         async def handle(raws: AsyncIterator[bytes], context: aio.ServicerContext[Any, Any]) -> Any:
             """Returns the answer of a call. An error that its method raises becomes the call's status."""
+            if time.monotonic() - self._left_at < _WARY_SECONDS:
+                try:
+                    for _ in range(_WARY_TURNS):
+                        await asyncio.sleep(0)
+                except asyncio.CancelledError:
+                    self._left_at = time.monotonic()
+                    raise
             call = self._calls.open(
                 service,
                 name,
@@ -127,10 +154,15 @@ class Rpcs:
                 # gRPC keeps the error that ended a call. Without this, the error's frames would keep the
                 # caller's message alive until the garbage collector runs.
                 error.__context__ = None
+                if isinstance(error, asyncio.CancelledError):
+                    now = time.monotonic()
+                    self._left_at = now if now - call.arrival < _HASTY_SECONDS else self._left_at
                 raise error.with_traceback(None) from None
             finally:
                 del outcome  # an error's frames refer to it and to the message
                 self._calls.close_call(call)
+                if call.held:  # gRPC keeps the answer until the caller takes it
+                    context.add_done_callback(lambda _: self._calls.let_go(call))  # type: ignore[arg-type]
 
         is_stream = method.server_streaming
         make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.stream_unary_rpc_method_handler

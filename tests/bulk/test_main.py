@@ -225,6 +225,27 @@ def test_a_mistake_ends_the_command_with_one_line(lines, capsys, flags, message)
     assert main(arguments) == 0  # the mistake has left no plan behind
 
 
+@pytest.mark.parametrize("target", ["out", "/dev/null", "nothing"])
+def test_an_output_that_is_not_a_folder_is_one_line(lines, capsys, target):
+    """The name of a link to itself, to a device, or to nothing."""
+    arguments, out = lines
+    out.symlink_to(target)
+    assert main(arguments) == 2
+    assert (
+        capsys.readouterr().err
+        == f"error: --output {out} is not a folder, and must be one: give another name\n"
+    )
+
+
+def test_names_that_are_not_utf8_are_names(lines, capsys):
+    arguments, out = lines
+    source = (out.parent / "a.txt").rename(out.parent / "a\udcff.txt")
+    arguments = [arguments[0], "--input", str(source), "--output", str(out) + "\udcff", *FLAGS]
+    assert main(arguments) == main(arguments) == 0
+    assert "nothing is left to do" in capsys.readouterr().out
+    assert len((Path(str(out) + "\udcff") / "a\udcff-00000.txt").read_text().splitlines()) == 60
+
+
 @pytest.mark.parametrize("flags", [["--draft", "nothing"], ["--memory-budget", "1"]])
 def test_settings_that_do_not_fit_are_refused_before_the_inputs_are_read(lines, capsys, flags):
     """All inputs were read, and an empty folder was left."""

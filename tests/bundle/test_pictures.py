@@ -15,7 +15,7 @@ import pytest
 from PIL import Image, ImageOps
 
 from seq2seq_serve.bundle import pictures
-from seq2seq_serve.bundle.pictures import PictureError, cost_in_pixels, read_clip, read_picture, read_shown
+from seq2seq_serve.bundle.pictures import PictureError, cost, read_clip, read_picture, read_shown
 
 RED, GREEN, BLUE, WHITE = (255, 0, 0), (0, 128, 0), (0, 0, 255), (255, 255, 255)
 LOSSLESS = {"PNG": {}, "GIF": {}, "WEBP": {"lossless": True}}
@@ -257,14 +257,14 @@ def test_files_that_would_take_long_are_refused(content, message):
 
 def test_the_cost_of_a_file_is_that_of_the_frames_that_are_decoded():
     clip = gif(100, 50, gif_frame(100, 50) * 7)
-    assert cost_in_pixels(clip) == 5000
-    assert cost_in_pixels(clip, max_frames=7) == 35_000
+    assert cost(clip).num_pixels == 5000
+    assert cost(clip, max_frames=7)[:2] == (35_000, 7)
     with pytest.raises(PictureError, match="the clip has 7 frames, and at most 6 are read"):
-        cost_in_pixels(clip, max_frames=6)
+        cost(clip, max_frames=6)
     with pytest.raises(PictureError, match="at most 67108864 pixels in all are read"):
-        cost_in_pixels(gif(2000, 2000, gif_frame(1, 1) * 17), max_frames=64)
-    assert cost_in_pixels(jpeg(8000, 6000)) == 8000 * 6000 // 8
-    assert cost_in_pixels(jpeg(4000, 3000, 0xC2)) == 4000 * 3000
+        cost(gif(2000, 2000, gif_frame(1, 1) * 17), max_frames=64)
+    assert cost(jpeg(8000, 6000)).num_pixels == 8000 * 6000 // 8
+    assert cost(jpeg(4000, 3000, 0xC2)).num_pixels == 4000 * 3000
 
 
 PHOTO = """

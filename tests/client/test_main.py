@@ -706,7 +706,7 @@ def test_the_text_of_a_pipe_is_kept_when_work_stops_before_its_first_shard(run, 
 
 def test_a_command_that_is_killed_and_resumed_writes_every_line_once(server, tmp_path):
     source, output = tmp_path / "in.txt", tmp_path / "out.txt"
-    source.write_text("".join(f"line {number}\n" for number in range(3_000)))
+    source.write_text("".join(f"line {number}\n" for number in range(2_000)))
     flags = ["--address", server.address, "--input", str(source), "--output", str(output), "--resume"]
     command = [sys.executable, "-m", "client", "translate", *flags]
     process = subprocess.Popen(command)

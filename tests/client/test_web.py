@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import http.client
 import io
 import json
 import re
@@ -182,6 +183,7 @@ def test_other_pages_and_other_names_are_refused(page):
         {"Sec-Fetch-Site": "cross-site"},
         {"Host": "elsewhere.example"},
         {"Origin": "http://elsewhere.example"},
+        {"Origin": "https://testserver"},
         {"Host": ""},
         {"Host": "["},
         {"Host": "[::1"},
@@ -198,9 +200,25 @@ def test_the_command_prints_the_address_and_ends_by_a_signal(server):
     command = [sys.executable, "-m", "client", "web", *flags]
     root = Path(__file__).parent.parent.parent
     with subprocess.Popen(command, cwd=root, stderr=subprocess.PIPE, text=True) as process:
-        assert re.fullmatch(r"open http://127.0.0.1:\d+/ \(Ctrl-C ends it\)\n", process.stderr.readline())
+        line = re.fullmatch(r"open http://127.0.0.1:(\d+)/ \(Ctrl-C ends it\)\n", process.stderr.readline())
+        connection = http.client.HTTPConnection("127.0.0.1", int(line[1]), timeout=20)
+        connection.connect()
+        kept = connection.sock
+        for path in ("/api/models", "/api/metrics"):
+            connection.request("GET", path)
+            assert json.load(connection.getresponse())
+        assert connection.sock is kept
+        connection.close()
         process.terminate()
         assert process.stderr.read() == ""
+
+
+def test_an_answer_of_the_page_does_not_wait_for_acknowledgements():
+    """Head and body are two small writes: the body waited 40 ms on a kept connection."""
+    with app.listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        accepted, _ = listener.accept()
+        with accepted:
+            assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_json_that_is_nested_too_deeply_is_refused(page):

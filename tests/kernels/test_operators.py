@@ -18,14 +18,25 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def test_a_library_that_cannot_be_loaded_is_logged_and_not_used(tmp_path, monkeypatch, caplog):
+def test_a_library_that_cannot_be_loaded_is_not_used_and_the_reason_is_returned(tmp_path, monkeypatch):
     broken = tmp_path / "_operators.so"
     broken.write_bytes(b"not a library")
     monkeypatch.setattr(kernels, "library", lambda _: broken)
     assert not kernels.register(ort.SessionOptions())
-    assert not kernels.register(ort.SessionOptions())
-    (record,) = caplog.records
-    assert str(broken) in record.message
+    problem = kernels.add(ort.SessionOptions())
+    assert str(broken) in problem
+    assert problem.endswith(
+        "install this package again here; `pip install -v` shows the errors of the compiler"
+    )
+
+
+def test_a_library_that_is_missing_or_for_another_python_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernels, "library", lambda _: None)
+    monkeypatch.setattr(kernels, "_FOLDER", tmp_path)
+    assert "they are not compiled: there was no C++ compiler" in kernels.add(ort.SessionOptions())
+    assert "they are not compiled" in kernels.add(ort.SessionOptions(), is_cuda=True)
+    (tmp_path / "_operators.cpython-27-other.so").touch()
+    assert "_operators.cpython-27-other.so is for another Python" in kernels.add(ort.SessionOptions())
 
 
 SIZES = [(4, 4, 32), (8, 8, 64), (2, 2, 8), (6, 2, 24), (4, 1, 128), (1, 1, 256)]  # H, G, K

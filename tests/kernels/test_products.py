@@ -167,7 +167,7 @@ def test_the_definition_gives_the_same_up_to_rounding(N, width, num_outputs, is_
 
 @BITS
 @pytest.mark.parametrize("is_positive", [False, True])
-@pytest.mark.parametrize("extremes", [[0], [1], [0, 1]])
+@pytest.mark.parametrize("extremes", [[0], [1]])
 def test_sums_of_extreme_levels_do_not_saturate(extremes, is_positive, bits, isa):
     """ONNX Runtime's products of unsigned by signed levels do, without VNNI."""
     N, width, num_outputs = 3, 2048, 33
@@ -198,12 +198,13 @@ def test_products_of_many_rows_are_those_of_each_row(bits, isa):
 
 @pytest.mark.parametrize(
     ("N", "width", "V", "K"),
-    [(1, 8, 1, 1), (3, 16, 37, 1), (3, 16, 37, 37), (80, 128, 6000, 10), (13, 64, 20_001, 70)],
+    [(1, 8, 1, 1), (3, 16, 37, 1), (3, 16, 37, 37), (40, 128, 6000, 10), (5, 64, 20_001, 70)],
 )
-@pytest.mark.parametrize("share", [0.1, 0.97])
 @BITS
-def test_kernel_and_definition_choose_tokens(N, width, V, K, share, bits):
+def test_kernel_and_definition_choose_tokens(N, width, V, K, bits):
     rng = np.random.default_rng(V)
+    # Of some blocks a tenth is forbidden, of others nearly all.
+    share = np.where(np.arange(V) // 512 % 2, 0.97, 0.1)
     added = np.where(rng.random(V) < share, -np.inf, 0).astype(np.float32)
     added[0] = 0
     model, constants = linear_of(width, V, bits, added=added)

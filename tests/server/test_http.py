@@ -4,10 +4,14 @@ import json
 import logging
 import socket
 import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
+from prometheus_client.metrics_core import CounterMetricFamily
+from prometheus_client.registry import Collector
 
 from seq2seq_serve.server import http as server_http
 from seq2seq_serve.server.http import HttpServer
@@ -31,7 +35,7 @@ async def listening(problems, host="127.0.0.1", origins=()):
         unready=lambda: problems["unready"],
         origins=origins,
     )
-    server.loop = asyncio.get_running_loop()
+    server.loop, server._registry = asyncio.get_running_loop(), registry
     await server.start()
     yield server
     await server.stop()
@@ -113,6 +117,59 @@ def test_a_blocked_event_loop_fails_the_liveness_probe(server):
     assert fetch(server.port, "/healthz") == (200, "ok\n")
 
 
+def test_an_answer_on_a_kept_connection_does_not_wait_for_acknowledgements(server):
+    """Head and body are two small writes: the body waited 40 ms for a client that delays acknowledgements."""
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.connect()
+    kept = connection.sock
+    for path in ("/healthz", "/metrics"):
+        connection.request("GET", path)
+        assert connection.getresponse().read()
+    assert connection.sock is kept
+    (accepted,) = server._state.connections
+    its_socket = accepted.transport.get_extra_info("socket")
+    assert its_socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+    connection.close()
+
+
+class Watched(Collector):
+    """Counts the scrapes that are written, and the most that are written at once."""
+
+    def __init__(self) -> None:
+        self.num_collected = self.num_at_once = self.most_at_once = 0
+        self._lock = threading.Lock()
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        with self._lock:
+            self.num_collected += 1
+            self.num_at_once += 1
+            self.most_at_once = max(self.most_at_once, self.num_at_once)
+        yield CounterMetricFamily("pears", "Pears.", value=self.num_collected)
+        with self._lock:
+            self.num_at_once -= 1
+
+
+def test_many_scrapes_are_written_once(server, monkeypatch):
+    """Each was written on a thread of its own: a call of 12 ms took 643 beside 40 clients."""
+    server._registry.register(watched := Watched())
+    monkeypatch.setattr(server_http, "_KEPT_SECONDS", 0.0)
+    assert "pears_total 1.0" in fetch(server.port, "/metrics")[1]
+    monkeypatch.setattr(server_http, "_KEPT_SECONDS", 3600.0)
+    with ThreadPoolExecutor(20) as pool:
+        answers = set(pool.map(lambda _: fetch(server.port, "/metrics"), range(60)))
+    assert (len(answers), watched.num_collected) == (1, 2)
+
+
+def test_scrapes_in_many_forms_are_written_one_after_the_other(server, monkeypatch):
+    monkeypatch.setattr(server_http, "_REST", 0)
+    server._registry.register(watched := Watched())
+    forms = [f"application/openmetrics-text; version=1.0.{number}" for number in range(20)]
+    forms += ["text/plain; version=x"]  # is an error in prometheus-client
+    with ThreadPoolExecutor(len(forms)) as pool:
+        assert set(pool.map(lambda form: status_of(server.port, "/metrics", accept=form), forms)) == {200}
+    assert watched.most_at_once == 1
+
+
 def send(port: int, raw: bytes) -> bytes:
     """Returns the bytes that the server sends until it closes the connection."""
     with socket.create_connection(("127.0.0.1", port), 20) as client:
@@ -166,6 +223,7 @@ def status_of(port: int, path: str, **headers: str) -> int:
         ({"host": "["}, 403, 403),
         ({"host": "localhost:9464", "origin": "http://localhost:9464"}, 200, 200),
         ({"host": "localhost:9464", "origin": "http://localhost:80"}, 403, 403),
+        ({"host": "localhost:9464", "origin": "https://localhost:9464"}, 403, 403),
         ({"host": "localhost:9464", "origin": "null"}, 403, 403),
         ({"host": "localhost:9464", "origin": "http://["}, 403, 403),
         ({"host": "evil.example", "origin": "http://evil.example"}, 403, 403),  # its name leads here

@@ -1,11 +1,13 @@
 """Models in a program of one's own, with a real bundle of random weights."""
 
 import ast
+import asyncio
 import itertools
 import pickle
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -14,8 +16,11 @@ import seq2seq_serve
 from seq2seq_serve import load
 from seq2seq_serve.bundle.manifest import BundleError
 from seq2seq_serve.client import Client, ClientError, FieldViolation, GenerateOptions
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.sources import sources_of
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded, ServerError, Unavailable, UnknownModel
+from seq2seq_serve.server.library import AsyncModel
 from tests.server.service.harness import on_a_thread, serving_bundles
 
 TEXTS = ["나는 학생이다", "오늘은 금요일 입니다", "비가 온다"]
@@ -127,6 +132,91 @@ def test_a_closed_model_refuses(bundle_path):
     model.close()
     with pytest.raises(Unavailable, match="the model was closed"):
         model.translate(TEXTS)
+
+
+def test_calls_that_wait_while_other_threads_close_the_model_get_an_error(bundle_path):
+    model = load(bundle_path, threads=1, **SETTINGS)
+    have_answers, ends = threading.Barrier(5), []
+
+    def read():
+        answers = model.generate(itertools.cycle(TEXTS))
+        next(answers)
+        have_answers.wait()
+        with pytest.raises(Unavailable) as caught:
+            list(answers)
+        ends.append(caught.value)
+
+    def close():
+        have_answers.wait()
+        model.close()
+
+    threads = [threading.Thread(target=each) for each in [read] * 3 + [close] * 2]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    model.close()
+    assert len(ends) == 3
+
+
+def test_a_model_that_nobody_holds_ends(bundle_path):
+    before = set(threading.enumerate())
+    model = load(bundle_path, threads=1, **SETTINGS)
+    answers = model.generate(TEXTS * 5)
+    next(answers)
+    theirs = {thread for thread in threading.enumerate() if thread.name == "seq2seq-serve"} - before
+    del model
+    assert len(list(answers)) == len(TEXTS * 5) - 1  # the answers hold it
+    del answers
+    (thread,) = theirs
+    thread.join()
+    assert not [thread for thread in set(threading.enumerate()) - before if "core-" in thread.name]
+
+
+def test_an_abandoned_stream_returns_its_slot(bundle_path):
+    model = load(bundle_path, threads=1, **SETTINGS)
+    for _ in range(3 * SETTINGS["max_slots"]):
+        next(model.stream(TEXTS[0]))
+    assert model.translate(TEXTS)
+    model.close()
+    engine = model._model._model.engine
+    assert not engine._streams
+    assert engine.num_slots_wanted() == 0
+
+
+def test_a_model_works_inside_of_event_loops_one_after_another(model):
+    """In Jupyter, a loop runs already."""
+
+    async def main():
+        return model.translate(TEXTS[:1]), ["".join(model.stream(TEXTS[0]))]
+
+    first, second = asyncio.run(main()), asyncio.run(main())
+    assert first[0] == first[1] == second[0] == second[1]
+
+
+def test_an_async_model_on_another_event_loop_or_none_is_an_error(bundle_path):
+    """Its answers never came."""
+    runner = RunnerConfig(provider="cpu", precision="fp32", num_threads=1, max_slots=2)
+    model = AsyncModel(bundle_path, runner)
+
+    async def answer():
+        return await model.generate(sources_of(TEXTS[0]), model.read_options(pb.GenerateOptions()))
+
+    with pytest.raises(Unavailable, match="the model was not started: await its method start first"):
+        asyncio.run(answer())
+    with asyncio.Runner() as first:
+        first.run(model.start())
+        assert first.run(answer()).hypotheses
+        with pytest.raises(ValueError, match="the model was started before"):
+            first.run(model.start())
+        with (
+            pytest.raises(Unavailable, match="started on another event loop, and only works there"),
+            asyncio.Runner() as second,
+        ):
+            second.run(answer())
+        with pytest.raises(Unavailable, match="on another event loop"), asyncio.Runner() as second:
+            second.run(model.stop())
+        first.run(model.stop())
 
 
 def test_the_example_of_the_page_runs(bundle_path, capsys):

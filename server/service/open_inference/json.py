@@ -6,10 +6,12 @@ the length of the JSON in a header.
 
 from __future__ import annotations
 
-import itertools
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
+
+import numpy as np
 
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.protos import open_inference_pb2 as pb
@@ -35,7 +37,7 @@ from seq2seq_serve.server.service.wire import MAX_FIELDS, MAX_NUMBERS
 _BINARY_OUTPUT, _BINARY_ALL = "binary_data", "binary_data_output"
 _MODEL_NAME = "model_name"  # which KServe's client repeats
 _SURROGATE = "\\ud"
-_MAX_DEPTH = 8  # of nested lists
+_MAX_DEPTH, _MAX_NESTED = 8, 64  # of lists in a tensor, and of all lists and objects
 _LARGEST = 2**63
 _PARAMETER_KINDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
@@ -46,13 +48,7 @@ def read_json(raw: bytes) -> dict[str, Any]:
     Raises:
         InvalidRequest: It is not a JSON object.
     """
-    num_containers, num_commas = raw.count(b"{") + raw.count(b"["), raw.count(b",")
-    if num_containers > MAX_FIELDS or num_commas > MAX_NUMBERS:
-        raise InvalidRequest(
-            f"the JSON has {num_containers} brackets and {num_commas} commas: send at most {MAX_FIELDS} and "
-            f"{MAX_NUMBERS}",
-            field="",
-        )
+    _check_elements(raw)
     try:
         text = raw.decode()
         content = json.loads(text)
@@ -63,6 +59,28 @@ def read_json(raw: bytes) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise InvalidRequest("the body must be a JSON object", field="")
     return content
+
+
+def _check_elements(raw: bytes) -> None:
+    """Refuses JSON with too many elements, or with too deep ones, before there is an object for each."""
+    if raw.count(b"{") + raw.count(b"[") <= _MAX_NESTED and raw.count(b",") <= MAX_NUMBERS:
+        return
+    # Pairs of backslashes come first, because they do not escape a quotation mark.
+    octets = np.frombuffer(raw.replace(rb"\\", b"").replace(rb"\"", b""), np.uint8)
+    octets = octets[~np.logical_xor.accumulate(octets == ord('"'))]  # outside of strings
+    is_opening, is_closing = np.isin(octets, list(b"{[")), np.isin(octets, list(b"}]"))
+    num_containers, num_commas = np.count_nonzero(is_opening), np.count_nonzero(octets == ord(","))
+    if num_containers > MAX_FIELDS or num_commas > MAX_NUMBERS:
+        raise InvalidRequest(
+            f"the JSON has {num_containers} brackets and {num_commas} commas: send at most {MAX_FIELDS} and "
+            f"{MAX_NUMBERS}",
+            field="",
+        )
+    depth = np.cumsum(np.subtract(is_opening, is_closing, dtype=np.int8)[is_opening | is_closing]).max(
+        initial=0
+    )
+    if depth > _MAX_NESTED:
+        raise InvalidRequest(f"the JSON is nested {depth} deep: send at most {_MAX_NESTED}", field="")
 
 
 def infer_request(content: Mapping[str, Any], rest: bytes) -> pb.ModelInferRequest:
@@ -247,16 +265,17 @@ def _extend(target: Any, given: Any, field: str) -> None:
     """Appends the elements of a list, in which lists may be nested, to a field."""
     if not isinstance(given, list):
         raise InvalidRequest(f"{field} must be a list", field=field)
-    flat: Iterable[Any] = given
+    flat: list[Any] = given
+    kinds = set(map(type, flat))
     for _ in range(_MAX_DEPTH):
-        flat = list(flat)
-        if not any(isinstance(one, list) for one in flat):
+        if list not in kinds:
             break
-        flat = itertools.chain.from_iterable(one if isinstance(one, list) else [one] for one in flat)
+        flat = list(chain.from_iterable(one if type(one) is list else (one,) for one in flat))
+        kinds = set(map(type, flat))
     try:
-        if any(isinstance(one, bool) for one in flat):
+        if bool in kinds:
             raise TypeError
-        target.extend([one.encode() if isinstance(one, str) else one for one in flat])
+        target.extend([one.encode() if type(one) is str else one for one in flat] if str in kinds else flat)
     except (TypeError, ValueError) as error:
         text = f"an element of {field} does not have the type of the datatype"
         raise InvalidRequest(text, field=field) from error

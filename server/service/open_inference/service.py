@@ -12,6 +12,7 @@ from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Piece
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable, UnknownModel
 from seq2seq_serve.server.models.repository import Repository, State
+from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.health import Health
 from seq2seq_serve.server.service.open_inference.answers import (
@@ -34,6 +35,8 @@ from seq2seq_serve.server.service.status import status_of
 
 _STRICT_ERRORS = "triton_grpc_error"  # metadata with which an error ends the stream with its status
 _MAX_OPEN_IN_STREAM = 64  # requests; the next one is read when one of them is answered
+
+_BYTES_PER_TEXT_BYTE = 16  # of a message, which take as long to read as a byte of text
 
 _Made = TypeVar("_Made")
 
@@ -127,7 +130,7 @@ class InferenceService:
         """Answers once, with the targets of all rows."""
         answering = self.infer(message, call, answer_message)
         del message
-        return call.sized(await answering)
+        return await answering
 
     async def ModelStreamInfer(self, messages: AsyncIterator[pb.ModelInferRequest], call: RemoteCall) -> None:
         """Answers each request with one response per piece; requests are decoded side by side."""
@@ -136,7 +139,7 @@ class InferenceService:
 
         async def answer_whole(message: pb.ModelInferRequest, its: RemoteCall) -> None:
             with its.holding(message.ByteSize()):
-                answering = self.infer_in_stream(message, its, _event, call.send)
+                answering = self.infer_in_stream(message, its, _event, its.send)
                 del message
                 await answering
 
@@ -147,7 +150,7 @@ class InferenceService:
             error = await call.calls.run(its, answering, lambda _: is_strict)
             if error is not None:
                 text = status_of(error).text
-                await call.send(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
+                await its.send(pb.ModelStreamInferResponse(error_message=text, infer_response=failed))
 
         await call.calls.answer_items(call, following, _MAX_OPEN_IN_STREAM, answer, first_number=1)
 
@@ -163,7 +166,7 @@ class InferenceService:
             call.calls.models.use(call, message.model_name, message.model_version) as model,
             own_fields(model),
         ):
-            inference = read_inference(message, model)
+            inference = await _read(message, model, call)
             del message  # its inputs would take memory while the requests wait
             limited = _limited(call, inference)
             decoding = await read_decoding(inference.options, model, limited)
@@ -183,7 +186,7 @@ class InferenceService:
             call.calls.models.use(call, message.model_name, message.model_version) as model,
             own_fields(model),
         ):
-            inference = read_inference(message, model)
+            inference = await _read(message, model, call)
             del message  # its inputs would take memory while the request waits
             if len(inference.rows) != 1 or inference.options.num_hypotheses > 1:
                 raise InvalidRequest(
@@ -205,6 +208,13 @@ class InferenceService:
             await write(last)
             if inference.has_empty_final:
                 await write(make(Answer(model, inference, is_final=True)))
+
+
+async def _read(message: pb.ModelInferRequest, model: ServedModel, call: RemoteCall) -> Inference:
+    """Returns the contents of a request; a large one is read on a thread, as each number is an object."""
+    return await call.read(
+        lambda _: read_inference(message, model), message.ByteSize() // _BYTES_PER_TEXT_BYTE
+    )
 
 
 def _event(answer: Answer) -> pb.ModelStreamInferResponse:

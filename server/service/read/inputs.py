@@ -10,14 +10,14 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from seq2seq_serve.bundle import audio
+from seq2seq_serve.bundle import audio, pictures
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.normalization import is_blank
-from seq2seq_serve.bundle.pictures import PictureError, cost_in_pixels, read_frames, read_picture
+from seq2seq_serve.bundle.pictures import PictureError, read_frames, read_picture
 from seq2seq_serve.bundle.sentences import MAX_WORDS, split_sentences
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Source
 from seq2seq_serve.server.engine.request import Array
@@ -28,6 +28,7 @@ from seq2seq_serve.server.service.fair_thread import Checkpoint
 # Cutting a text into tokens takes time, so its bytes are counted before. Texts of human authors have fewer
 # bytes per token, before and after normalisation, so texts that fit are not refused.
 MAX_BYTES_PER_TOKEN = 64
+_SENTENCES_AT_ONCE = 16  # of a story, each of which has at most four kilobytes
 MAX_MAGNITUDE = 65504  # of a feature: float16's largest number, so that every precision holds it
 MAX_TIMES_TOO_LONG = 16  # the usual bytes of a text, or the usual length of a sound, to split or truncate
 MAX_WINDOWS = 50  # the usual length of a sound that is decoded in windows: for Whisper 25 minutes
@@ -119,17 +120,38 @@ def named_inputs(sources: Sequence[Source], model: ServedModel) -> list[Input]:
     return list(inputs.values())
 
 
-def cost_of_file(given: Input) -> int:
-    """Returns the number of pixels that take as long to decode as a file that fits the model.
+class FileCost(NamedTuple):
+    """What it costs to read a file, by its headers.
+
+    Attributes:
+        num_pixels: The number of pixels that take as long to decode.
+        num_bytes: The memory that decoding takes.
+        num_array_bytes: The most memory of the arrays that are read from it.
+    """
+
+    num_pixels: int
+    num_bytes: int
+    num_array_bytes: int
+
+
+def cost_of_pictures(given: Input) -> FileCost:
+    """Returns what it costs to read the file of a picture or clip.
 
     Raises:
         InvalidRequest: The file exceeds a limit.
     """
     max_frames = given.model.sizing.max_source_length if given.spec.form is Form.CLIP else None
     with _refusing_damage(given):
-        if given.spec.form is Form.SOUND:
-            return audio.cost_in_pixels(given.source.file, MAX_WINDOWS * max_seconds(given.spec))
-        return cost_in_pixels(given.source.file, max_frames)
+        cost = pictures.cost(given.source.file, max_frames)
+    frame_bytes = math.prod(axis for axis in given.spec.axes if isinstance(axis, int))
+    num_array_bytes = cost.num_frames * frame_bytes
+    return FileCost(cost.num_pixels, cost.num_bytes + num_array_bytes, num_array_bytes)
+
+
+def cost_of_sound(given: Input, longest_seconds: float, *, hint: str) -> audio.Cost:
+    """Returns what it costs to read the file of a sound; raises as `read_samples`, as its header tells."""
+    with _refusing_damage(given, hint):
+        return audio.cost(given.source.file, longest_seconds)
 
 
 def read_input(given: Input, checkpoint: Checkpoint) -> tuple[Array, list[str]]:
@@ -137,7 +159,8 @@ def read_input(given: Input, checkpoint: Checkpoint) -> tuple[Array, list[str]]:
 
     Args:
         given: The source.
-        checkpoint: Is called after each frame of a clip; an error that it raises ends the work.
+        checkpoint: Is called after each frame of a clip, and before some sentences of a story; an error that
+            it raises ends the work.
 
     Raises:
         InvalidRequest: The source does not fit; the error names the field and what it must be.
@@ -145,7 +168,7 @@ def read_input(given: Input, checkpoint: Checkpoint) -> tuple[Array, list[str]]:
     if given.spec.form is Form.TEXT:
         return _read_words(given), []
     if given.spec.form is Form.SENTENCES:
-        return _read_sentences(given)
+        return _read_sentences(given, checkpoint)
     if given.spec.form in (Form.FEATURES, Form.SOUND):
         return _read_features(given), []
     return _read_pixels(given, checkpoint), []
@@ -242,7 +265,7 @@ def _read_words(given: Input) -> Array:
     return np.array(token_ids, np.int64)
 
 
-def _read_sentences(given: Input) -> tuple[Array, list[str]]:
+def _read_sentences(given: Input, checkpoint: Checkpoint) -> tuple[Array, list[str]]:
     """Returns a story, `(N, W)` int64 with padding after the words of each sentence, and its sentences."""
     model = given.model
     if given.kind == "tensor":
@@ -265,7 +288,14 @@ def _read_sentences(given: Input) -> tuple[Array, list[str]]:
         raise BlankSource(f"{given.name} has no sentences: send at least one", field=given.field)
     if len(texts) > most:
         raise _too_many(len(texts), "sentences", most, given)
-    rows = model.source_tokenizer.encode_batch(texts)
+    rows: list[list[int]] = []
+    for first in range(0, len(texts), _SENTENCES_AT_ONCE):
+        checkpoint()
+        several = texts[first : first + _SENTENCES_AT_ONCE]
+        for number, sentence in enumerate(several, start=first + 1):
+            what = f"sentence {number} of {given.name}"
+            check_bytes(sentence, MAX_WORDS, model, given.field, what)
+        rows += model.source_tokenizer.encode_batch(several)
     story = np.zeros((len(rows), max(map(len, rows))), np.int64)
     for number, (row, token_ids) in enumerate(zip(story, rows, strict=True), start=1):
         if not 1 <= len(token_ids) <= MAX_WORDS:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from itertools import count, islice
 import numpy as np
 
 from seq2seq_serve.bundle import audio
+from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.commands import install_command
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SEQUENTIAL,
@@ -26,10 +28,13 @@ from seq2seq_serve.server.service.read.inputs import (
     MAX_BYTES_PER_TOKEN,
     MAX_TIMES_TOO_LONG,
     MAX_WINDOWS,
+    FileCost,
     Input,
     check_bytes,
     check_source_ids,
     check_visible,
+    cost_of_pictures,
+    cost_of_sound,
     max_seconds,
     read_input,
     read_samples,
@@ -44,6 +49,9 @@ _FITTING = (LONG_SOURCE_TRUNCATE, *SPLITTING)
 
 # Seconds of a pause at which speech ends: in windows, as Whisper was trained on speech with its shorter ones
 _LEAST_PAUSE, _LEAST_GAP = 2.0, 0.16
+
+_FLOAT_BYTES = 4
+_COPIES_WITH_VOICE_ACTIVITY = 3  # of samples: the whole sound, the detector's, and its parts
 
 _RequestOf = Callable[[dict[str, Array]], Request]
 
@@ -116,11 +124,46 @@ def read_sources(
             checkpoint()
             arrays[given.name], its_sentences = read_input(given, checkpoint)
             story += its_sentences
-            unknown += decoding.model.source_tokenizer.unknown_words(given.source.text)
+            for text in (its_sentences or [given.source.text]) if given.kind == "text" else []:
+                checkpoint()
+                unknown += decoding.model.source_tokenizer.unknown_words(text)
         return [Reading(request_of(arrays), story, list(dict.fromkeys(unknown))[:MAX_UNKNOWN])]
     if inputs[0].kind == "text":
         return _read_text(inputs[0], decoding, request_of, checkpoint)
     return [_read_ids(inputs[0], decoding, request_of)]
+
+
+def cost_of_file(given: Input, decoding: Decoding) -> FileCost:
+    """Returns what it costs to read the file of a source.
+
+    Raises:
+        InvalidRequest: The file exceeds a limit.
+    """
+    if given.spec.form is not Form.SOUND:
+        return cost_of_pictures(given)
+    options, (num_bands, num_frames) = decoding.options, given.spec.axes
+    assert isinstance(num_bands, int)
+    assert isinstance(num_frames, int)
+    longest, hint = _longest_sound(given, decoding)
+    cost = cost_of_sound(given, longest, hint=hint)
+    seconds = cost.max_seconds
+    frame_bytes, num_frames_of_all = num_bands * _FLOAT_BYTES, num_frames
+    if options.long_source == LONG_SOURCE_SEQUENTIAL:
+        num_frames_of_all = math.ceil(seconds * audio.SAMPLE_RATE / audio.HOP) + 1
+    elif options.long_source in SPLITTING:
+        num_frames_of_all *= 1 + math.ceil(seconds / (max_seconds(given.spec) * audio.LEAST_SHARE))
+    num_samples = seconds * audio.SAMPLE_RATE * (_COPIES_WITH_VOICE_ACTIVITY if options.voice_activity else 1)
+    return FileCost(cost.num_pixels, int(num_samples * _FLOAT_BYTES), num_frames_of_all * frame_bytes)
+
+
+def _longest_sound(given: Input, decoding: Decoding) -> tuple[float, str]:
+    """Returns the seconds of the longest sound that is read, and what to do with a longer one."""
+    seconds, how = max_seconds(given.spec), decoding.options.long_source
+    if how == LONG_SOURCE_SEQUENTIAL or how in SPLITTING:
+        return seconds * MAX_WINDOWS, ""
+    if how == LONG_SOURCE_TRUNCATE:
+        return seconds * MAX_TIMES_TOO_LONG, ""
+    return seconds, _hint(decoding)
 
 
 def _request(
@@ -168,12 +211,8 @@ def _read_sound(
     is_sequential = decoding.options.long_source == LONG_SOURCE_SEQUENTIAL
     is_split = decoding.options.long_source in SPLITTING
     is_truncated = decoding.options.long_source == LONG_SOURCE_TRUNCATE
-    if is_sequential or is_split:
-        samples = read_samples(given, seconds * MAX_WINDOWS, checkpoint, hint="")
-    elif is_truncated:
-        samples = read_samples(given, seconds * MAX_TIMES_TOO_LONG, checkpoint, hint="")
-    else:
-        samples = read_samples(given, seconds, checkpoint, hint=_hint(decoding))
+    longest_seconds, hint = _longest_sound(given, decoding)
+    samples = read_samples(given, longest_seconds, checkpoint, hint=hint)
     longest, num_truncated = num_frames * audio.HOP, 0
     if is_truncated and len(samples) > longest:
         num_truncated = -(-(len(samples) - longest) * given.model.max_memory_length // longest)
@@ -269,7 +308,7 @@ def _passages(
     for line, after_line in lines(text):
         checkpoint()
         if decoding.options.long_source == LONG_SOURCE_SPLIT and len(line.encode()) <= max_bytes:
-            token_ids, num_over = encode(line, limit, *decoding.frame)
+            token_ids, num_over = encode(line, limit, *decoding.frame, checkpoint)
             if not num_over:
                 next(number)
                 ids = np.asarray(token_ids, np.int64)
@@ -278,7 +317,7 @@ def _passages(
         for sentence, separator in sentences(line, decoding.language, before_window):
             which = f"sentence {next(number)} of the source"
             check_bytes(sentence, limit, model, given.field)
-            token_ids, num_over = encode(sentence, limit, *decoding.frame)
+            token_ids, num_over = encode(sentence, limit, *decoding.frame, checkpoint)
             if num_over:
                 raise _too_long(which, limit + num_over, given)
             ids = np.asarray(token_ids, np.int64)

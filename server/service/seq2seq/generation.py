@@ -17,9 +17,9 @@ from seq2seq_serve.server.errors import InvalidRequest, Overloaded
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.call import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Call
 from seq2seq_serve.server.service.fair_thread import Checkpoint
-from seq2seq_serve.server.service.read.inputs import cost_of_file, named_inputs
+from seq2seq_serve.server.service.read.inputs import FileCost, named_inputs
 from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
-from seq2seq_serve.server.service.read.sources import Reading, read_sources
+from seq2seq_serve.server.service.read.sources import Reading, cost_of_file, read_sources
 from seq2seq_serve.server.service.seq2seq.windows import MOST_PIECES_AT_ONCE, decode_windows
 from seq2seq_serve.server.service.write.responses import (
     attention_bytes,
@@ -38,21 +38,26 @@ _Attempted = TypeVar("_Attempted")
 Write = Callable[[pb.Piece], Awaitable[None]]
 
 _HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
+_SMALL_STREAM_BYTES = 2**14  # of an answer
+_MEMORY_PER_BYTE = 6  # of an answer, while its alternatives are Python's objects
 
 
-async def read(sources: Sequence[pb.Source], decoding: Decoding, call: Call) -> list[Reading]:
+async def read(
+    sources: Sequence[pb.Source], decoding: Decoding, call: Call, held: ExitStack
+) -> list[Reading]:
     """Returns the sources of one target, or of several if they are split, read on the thread for their size.
 
-    Before files wait for that thread, their headers are read.
+    Before files wait for that thread, their headers are read, and there must be room for what is in them.
 
     Args:
         sources: The sources.
         decoding: How the target is decoded.
         call: The call that it came with.
+        held: Counts the memory of arrays that are read from files, until it is closed.
 
     Raises:
         InvalidRequest: The sources are not the model's, do not fit, or a file exceeds a limit by its headers.
-        ServerError: `Call.read` raises it.
+        ServerError: `Call.read` or `Call.room` raises it.
     """
     inputs = named_inputs(sources, decoding.model)
     work = partial(read_sources, decoding, call, inputs)
@@ -62,16 +67,26 @@ async def read(sources: Sequence[pb.Source], decoding: Decoding, call: Call) -> 
     if not num_file_bytes:
         return await call.read(work, num_text_bytes + num_array_bytes // BYTES_PER_TEXT_BYTE)
 
-    def measure(checkpoint: Checkpoint) -> int:
-        num_pixels = 0
+    def measure(checkpoint: Checkpoint) -> list[FileCost]:
+        costs = []
         for given in inputs:
-            checkpoint()
-            num_pixels += cost_of_file(given) if given.kind == "file" else 0
-        return num_pixels
+            if given.kind == "file":
+                checkpoint()
+                costs.append(cost_of_file(given, decoding))
+        return costs
 
-    num_pixels = await call.read(measure, min(num_file_bytes // _HEADER_BYTES_PER_TEXT_BYTE, SHORT_BYTES))
+    costs = await call.read(measure, min(num_file_bytes // _HEADER_BYTES_PER_TEXT_BYTE, SHORT_BYTES))
+    try:
+        room = await call.room(sum(cost.num_array_bytes for cost in costs))
+    except Overloaded as error:
+        error.args = (f"there is no room for what is in the files: send fewer at once ({error})",)
+        raise
+    held.enter_context(room)
+    num_pixels = sum(cost.num_pixels for cost in costs)
     num_bytes = num_text_bytes + (num_array_bytes + num_pixels) // BYTES_PER_TEXT_BYTE
-    return await call.read(work, num_bytes, has_file=True)
+    readings = await call.read(work, num_bytes, num_file_bytes=sum(cost.num_bytes for cost in costs))
+    room.shrink(sum(array.nbytes for one in readings for array in one.request.sources.values()))
+    return readings
 
 
 async def read_decoding(
@@ -120,38 +135,45 @@ async def generate(
     readings_of_all: list[list[Reading]] = []
     requests: list[Request] = []
     num_bytes = num_tokens = num_attention_bytes = 0
-    while rows:
-        try:
-            readings = await read(rows.pop(0), decoding, call)
-        except InvalidRequest as error:
-            error.row = None if is_only else len(readings_of_all)
-            raise
-        readings_of_all.append(readings)
-        requests += [reading.request for reading in readings]
-        num_bytes += sum(estimated_bytes(reading, decoding) for reading in readings)
-        if decoding.options.word_timestamps:
-            num_attention_bytes += sum(estimated_attention_bytes(reading, decoding) for reading in readings)
-        num_tokens += sum(reading.request.queue_tokens for reading in readings)
-        call.check_answer_bytes(num_bytes)  # after each row: a refused call is not read further
-        engine.check_size(len(requests), num_tokens)
-        await asyncio.sleep(0)  # lets other calls run before the next sources are read
-    pairs_of_all: list[list[tuple[Reading, Result]]] = []
-    with (
-        call.holding(0, num_attention_bytes) if num_attention_bytes else nullcontext(),
-        engine.submitted(requests, call.is_expired, is_accepted=call.is_accepted) as streams,
-    ):
-        for readings in readings_of_all:
-            pairs_of_all.append([])
-            for reading in readings:
-                if write is not None:
-                    async for piece in pieces(reading, streams[0], decoding):
-                        if piece.hypothesis == 0 or len(readings) == 1:  # several: the best ones only
-                            await write(piece)
-                pair = reading, await succeeded(streams[0], call)
-                del streams[0]  # its result has the attention
-                if decoding.options.word_timestamps:
-                    pair = await _timed(*pair, decoding, call)
-                pairs_of_all[-1].append(pair)
+    with ExitStack() as held:
+        while rows:
+            try:
+                readings = await read(rows.pop(0), decoding, call, held)
+            except InvalidRequest as error:
+                error.row = None if is_only else len(readings_of_all)
+                raise
+            readings_of_all.append(readings)
+            requests += [reading.request for reading in readings]
+            num_bytes += sum(estimated_bytes(reading, decoding) for reading in readings)
+            if decoding.options.word_timestamps:
+                num_attention_bytes += sum(
+                    estimated_attention_bytes(reading, decoding) for reading in readings
+                )
+            num_tokens += sum(reading.request.queue_tokens for reading in readings)
+            call.check_answer_bytes(num_bytes)  # after each row: a refused call is not read further
+            engine.check_size(len(requests), num_tokens)
+            await asyncio.sleep(0)  # lets other calls run before the next sources are read
+        pairs_of_all: list[list[tuple[Reading, Result]]] = []
+        # A caller who does not read the pieces leaves the result with the engine.
+        is_long_stream = write is not None and num_bytes > _SMALL_STREAM_BYTES
+        num_held = _MEMORY_PER_BYTE * num_bytes if is_long_stream else 0
+        with (
+            call.holding(num_held, num_attention_bytes) if num_held or num_attention_bytes else nullcontext(),
+            engine.submitted(requests, call.is_expired, is_accepted=call.is_accepted) as streams,
+        ):
+            held.close()  # the queue counts them
+            for readings in readings_of_all:
+                pairs_of_all.append([])
+                for reading in readings:
+                    if write is not None:
+                        async for piece in pieces(reading, streams[0], decoding):
+                            if piece.hypothesis == 0 or len(readings) == 1:  # several: the best ones only
+                                await write(piece)
+                    pair = reading, await succeeded(streams[0], call)
+                    del streams[0]  # its result has the attention
+                    if decoding.options.word_timestamps:
+                        pair = await _timed(*pair, decoding, call)
+                    pairs_of_all[-1].append(pair)
     return await call.build(
         num_bytes, lambda _: [generate_response(pairs, decoding) for pairs in pairs_of_all]
     )
@@ -165,8 +187,6 @@ async def _generate_windows(
     Once the engine has accepted a request of the call, the others wait while the queue is full, and are
     decoded although the server drains.
     """
-    readings = await with_patience(call, partial(read, sources, decoding, call))
-    del sources
     pairs: list[tuple[Reading, Result]] = []
     num_bytes = 0
 
@@ -179,25 +199,18 @@ async def _generate_windows(
 
         return await with_patience(call, attempt)
 
-    num_held = sum(array.nbytes for one in readings for array in one.request.sources.values())
-    if len(readings) > 1:  # how many windows a sound in a row has is not known yet
-        call.check_answer_bytes(sum(estimated_bytes(one, decoding) for one in readings))
-    num_attention_bytes = 0
-    if decoding.options.word_timestamps:  # of an attempt, and of the best one before it
-        at_once = readings[:MOST_PIECES_AT_ONCE]
-        num_attention_bytes = 2 * sum(estimated_attention_bytes(one, decoding) for one in at_once)
-    seconds = readings[0].sound_seconds
-
-    async def hold() -> None:
-        try:
-            held.enter_context(call.holding(num_held, num_attention_bytes))
-        except Overloaded as error:
-            text = f"no room for {seconds:.0f} seconds more of sound: send fewer sounds at once ({error})"
-            error.args = (text,)
-            raise
+    async def hold(num_attention_bytes: int) -> None:
+        held.enter_context(call.holding(0, num_attention_bytes))
 
     with ExitStack() as held:
-        await with_patience(call, hold)
+        readings = await read(sources, decoding, call, held)
+        del sources
+        if len(readings) > 1:  # how many windows a sound in a row has is not known yet
+            call.check_answer_bytes(sum(estimated_bytes(one, decoding) for one in readings))
+        if decoding.options.word_timestamps:  # of an attempt, and of the best one before it
+            at_once = readings[:MOST_PIECES_AT_ONCE]
+            num_attention_bytes = 2 * sum(estimated_attention_bytes(one, decoding) for one in at_once)
+            await with_patience(call, partial(hold, num_attention_bytes))
         async with aclosing(decode_windows(readings, decoding, decode)) as windows:
             async for window, result in windows:
                 pair = window, result
@@ -208,14 +221,22 @@ async def _generate_windows(
                 call.check_answer_bytes(num_bytes)
                 if write is not None:
                     await write(window_piece(result, decoding))
-    del readings
+        del readings
     return await call.build(num_bytes, lambda _: generate_response(pairs, decoding))
 
 
-async def score(reading: Reading, decoding: Decoding, call: Call) -> pb.ScoreResponse:
-    """Returns the log-probabilities of a given target; raises the ServerError of a request that fails."""
-    with decoding.model.engine.submitted([reading.request], call.is_expired) as (stream,):
-        return score_response(reading, await succeeded(stream, call), decoding)
+async def score(sources: Sequence[pb.Source], decoding: Decoding, call: Call) -> pb.ScoreResponse:
+    """Returns the log-probabilities of a given target.
+
+    Raises:
+        ServerError: The sources do not fit, or the request is refused or fails.
+    """
+    with ExitStack() as held:
+        (reading,) = await read(sources, decoding, call, held)
+        del sources  # they would take memory while the request waits
+        with decoding.model.engine.submitted([reading.request], call.is_expired) as (stream,):
+            held.close()  # the queue counts them
+            return score_response(reading, await succeeded(stream, call), decoding)
 
 
 async def _timed(reading: Reading, result: Result, decoding: Decoding, call: Call) -> tuple[Reading, Result]:

@@ -15,7 +15,6 @@ from seq2seq_serve.server.errors import (
 from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.seq2seq.generation import (
     generate,
-    read,
     read_decoding,
     read_scoring,
     score,
@@ -37,7 +36,7 @@ class Seq2SeqService:
             rows: list[Sequence[pb.Source]] = [message.sources]
             del message  # `generate` keeps only what it needs of it
             (answer,) = await generate(rows, decoding, call)
-            return call.sized(answer)
+            return answer
 
     async def GenerateStream(self, message: pb.GenerateRequest, call: RemoteCall) -> None:
         """Answers with pieces of whole characters, then with the whole target."""
@@ -74,7 +73,7 @@ class Seq2SeqService:
             ) -> None:
                 (answer,) = await with_patience(its, lambda: generate([item.sources], decoding, its))
                 response.response.CopyFrom(answer)
-                await call.send(response)
+                await its.send(response)
 
             async def answer(numbered: tuple[int, pb.BatchItem], its: RemoteCall) -> None:
                 index, item = numbered
@@ -82,7 +81,7 @@ class Seq2SeqService:
                 error = await call.calls.run(its, generate_and_send(item, response, its), _ends_the_batch)
                 if error is not None:
                     response.error.CopyFrom(_batch_error(error, its.request_id))
-                    await call.send(response)
+                    await its.send(response)
 
             most_open = max(_LEAST_OPEN, 2 * model.engine.num_slots)
             await call.calls.answer_items(call, following, most_open, answer)
@@ -91,9 +90,9 @@ class Seq2SeqService:
         """Answers with the log-probabilities of a given target."""
         with call.calls.models.use(call, message.model) as model:
             decoding = await read_scoring(message, model, call)
-            (reading,) = await read(message.sources, decoding, call)
+            scoring = score(message.sources, decoding, call)
             del message  # its sources would take memory while the request waits
-            return await score(reading, decoding, call)
+            return await scoring
 
     async def ListModels(self, _message: pb.ListModelsRequest, call: RemoteCall) -> pb.ListModelsResponse:
         """Answers with every served model."""

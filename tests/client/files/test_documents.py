@@ -1,22 +1,25 @@
 """Documents whose texts are translated in their places, and the command that does so."""
 
 import io
-import re
+import os
+import tracemalloc
 from pathlib import Path
 
 import docx
 import polib
 import pytest
 
-from seq2seq_serve.client.files.documents import DOCUMENTS
+from reliability.documents import ATTACKS, Attack, word_file
+from seq2seq_serve.client.files.documents import DOCUMENTS, read_document
 from seq2seq_serve.client.files.lines import WrongFile
+from seq2seq_serve.client.files.segments import MAX_BYTES
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     GenerateResponse,
     Hypothesis,
-    Sentence,
     WordAlignment,
     WordLink,
 )
+from tests.client.files.answers import backwards, capitals, translated
 
 SRT = """1
 00:00:01,000 --> 00:00:02,500
@@ -74,45 +77,14 @@ msgstr[2] ""
 """
 
 
-def backwards(text: str) -> GenerateResponse:
-    """The words in capitals and the other way round, each aligned with its source word."""
-    words = text.split()
-    links = [WordLink(source_word=len(words) - 1 - place, target_word=place) for place in range(len(words))]
-    targets = [word.upper() for word in reversed(words)]
-    alignment = WordAlignment(source_words=words, target_words=targets, links=links)
-    return GenerateResponse(hypotheses=[Hypothesis(text=" ".join(targets), word_alignment=alignment)])
-
-
-def capitals(text: str) -> GenerateResponse:
-    """The same words in capitals, sentence by sentence as a text that was split."""
-    sentences = []
-    for sentence in re.split(r"(?<=[.,!?]) ", text):
-        words = sentence.split()
-        links = [WordLink(source_word=place, target_word=place) for place in range(len(words))]
-        alignment = WordAlignment(source_words=words, target_words=[w.upper() for w in words], links=links)
-        one = Hypothesis(text=sentence.upper(), word_alignment=alignment)
-        sentences.append(Sentence(source_text=sentence, hypotheses=[one]))
-    return GenerateResponse(hypotheses=[Hypothesis(text=text.upper())], sentences=sentences)
-
-
-def translated(name: str, content: str | bytes, translate) -> tuple[list[str], str | bytes]:
-    """The texts of a document, and its content after their translation."""
-    is_text = isinstance(content, str)
-    path = Path(name)
-    document = DOCUMENTS[path.suffix](content.encode() if is_text else content, path)
-    texts = [segment.text for segment in document.segments]
-    for segment in document.segments:
-        segment.translate(translate(segment.text))
-    written = document.content()
-    return texts, written.decode() if is_text else written
-
-
 @pytest.mark.parametrize(
     ("name", "content"), [("a.srt", SRT), ("a.vtt", VTT), ("a.html", HTML), ("a.po", PO)]
 )
-def test_a_document_without_translations_is_as_it_was(name, content):
-    path = Path(name)
-    assert DOCUMENTS[path.suffix](content.encode(), path).content().decode() == content
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+def test_a_document_without_translations_is_as_it_was(name, content, encoding):
+    """The mark with which editors on Windows begin UTF-8, and by which players know it, was lost."""
+    path, encoded = Path(name), content.replace("\n", "\r\n").encode(encoding)
+    assert DOCUMENTS[path.suffix](encoded, path).content() == encoded
 
 
 def test_subtitles_keep_their_times_places_tags_and_speakers():
@@ -127,7 +99,7 @@ def test_tags_of_subtitles_follow_their_words():
     assert "{\\an8}SIX. AND FIVE FOUR,\n<i>THREE TWO</i> ONE\n" in translated("a.srt", SRT, backwards)[1]
     texts, written = translated("a.vtt", VTT, backwards)
     assert texts == ["Fish & chips"]
-    before, after = "Fish &amp; <b>chips</b>", "<b>CHIPS</b></v> <v.loud Mary>&amp; FISH</v>"
+    before, after = "Fish &amp; <b>chips</b>", "<b>CHIPS</b> &amp; FISH</v>"
     assert written == VTT.replace(before, after)
     marks = "1\r\n0:01,0 --> 0:02,0\r\n(Go <b>now</b>, <i>please</i>!)"
     assert translated("a.srt", marks, capitals)[1] == marks.replace("Go", "GO").replace(
@@ -146,7 +118,7 @@ def test_html_keeps_its_elements_and_what_is_not_text():
 
 def test_elements_of_html_follow_their_words():
     written = translated("a.html", HTML, backwards)[1]
-    assert '<p class="a">NOW, <b><i>SLEEP</i></b><b> TO </b>GO<br>' in written
+    assert '<p class="a">NOW, <b><i>SLEEP</i> TO </b>GO<br>' in written
     assert '<a href="x?a=1&amp;b=2">NEVER</a>. OR</p>' in written
 
 
@@ -161,7 +133,7 @@ def test_an_empty_target_of_a_text_with_formatting_leaves_nothing_behind():
     empty = GenerateResponse(hypotheses=[Hypothesis(word_alignment=WordAlignment())])
     texts, written = translated("a.html", "<p>Go <b>away</b></p>", lambda _: empty)
     assert texts == ["Go away"]
-    assert written == "<p><b></b></p>"
+    assert written == "<p></p>"
 
 
 def test_what_only_looks_like_a_tag_is_text():
@@ -173,7 +145,7 @@ def test_what_only_looks_like_a_tag_is_text():
     assert translated("a.vtt", times, capitals)[0] == ["one two"]
 
 
-def word_file() -> bytes:
+def word_document() -> bytes:
     document = docx.Document()
     paragraph = document.add_paragraph("Go ")
     paragraph.add_run("to sleep").bold = True
@@ -187,7 +159,7 @@ def word_file() -> bytes:
 
 
 def test_word_keeps_runs_tables_and_headers():
-    texts, written = translated("a.docx", word_file(), capitals)
+    texts, written = translated("a.docx", word_document(), capitals)
     assert texts == ["Go to sleep now", "or never", "in a cell", "at the top"]
     document = docx.Document(io.BytesIO(written))
     assert [paragraph.text for paragraph in document.paragraphs] == ["GO TO SLEEP NOW\tOR NEVER", "12 : 30"]
@@ -197,7 +169,7 @@ def test_word_keeps_runs_tables_and_headers():
 
 
 def test_runs_of_word_follow_their_words():
-    [paragraph, _] = docx.Document(io.BytesIO(translated("a.docx", word_file(), backwards)[1])).paragraphs
+    [paragraph, _] = docx.Document(io.BytesIO(translated("a.docx", word_document(), backwards)[1])).paragraphs
     assert paragraph.text == "NOW SLEEP TO GO\tNEVER OR"
     assert [run.text for run in paragraph.runs if run.bold] == ["SLEEP TO"]
 
@@ -256,3 +228,141 @@ def test_what_does_not_fit_a_document_is_one_line(run, capsys, tmp_path, flags, 
         run("translate", "--input", "in.srt", *flags)
     [line, _] = capsys.readouterr().err.splitlines()
     assert message in line
+
+
+_HARD_BYTES, _BOMB_BYTES = 100_000, 40_000
+_TRANSLATED = [name for name, attack in ATTACKS.items() if not attack.is_refused]
+
+
+@pytest.mark.parametrize("name", _TRANSLATED)
+def test_the_time_of_a_document_grows_with_its_size(name, tmp_path):
+    """The time limit of a test is the bar: a time in the square of the size is minutes here."""
+    written = written_by(ATTACKS[name], _HARD_BYTES, tmp_path)
+    assert len(written) < 8 * _HARD_BYTES
+
+
+@pytest.mark.parametrize("name", _TRANSLATED)
+def test_the_memory_of_a_document_grows_with_its_size(name, tmp_path):
+    written_by(ATTACKS[name], 2_000, tmp_path)  # what the first document imports and compiles
+    peaks = []
+    for size in (2_000, 16_000):
+        tracemalloc.start()
+        written_by(ATTACKS[name], size, tmp_path)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 3 * 8 * peaks[0]  # in the square of the size: 64 times
+
+
+@pytest.mark.parametrize("name", [name for name, attack in ATTACKS.items() if attack.is_refused])
+def test_a_bomb_is_refused_in_one_line_before_it_has_its_memory(name, tmp_path):
+    path = tmp_path / f"a{ATTACKS[name].suffix}"
+    path.write_bytes(ATTACKS[name].make(_BOMB_BYTES))
+    tracemalloc.start()
+    with pytest.raises(WrongFile) as caught:
+        read_document(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert caught.value.filename == str(path)
+    assert len(caught.value.strerror.splitlines()) == 1
+    assert peak < 3 * MAX_BYTES
+
+
+def written_by(attack: Attack, size: int, folder: Path) -> bytes:
+    """The content of a document with its words the other way round."""
+    path = folder / f"a{attack.suffix}"
+    path.write_bytes(attack.make(size))
+    document = read_document(path)
+    for segment in document.segments:
+        segment.translate(backwards(segment.text))
+    return document.content()
+
+
+@pytest.mark.parametrize("suffix", [".srt", ".html", ".po", ".docx"])
+def test_a_document_of_too_many_tags_and_lines_is_refused(suffix, tmp_path):
+    path = tmp_path / f"a{suffix}"
+    marks = "<\n" * 500_001
+    path.write_bytes(word_file("<w:p/>" * 1_000_001) if suffix == ".docx" else marks.encode())
+    with pytest.raises(WrongFile, match="tags and lines, and at most 1000000 are read: split it"):
+        read_document(path)
+
+
+def test_tags_that_would_be_written_too_often_are_left_out():
+    """Each word of the target changes between two long tags: with them, it had thousands of copies."""
+    words = range(400)
+    tag = "<b {}>".format("x" * 1000)
+    page = tag + "".join(f"a{word} " for word in words) + "</b><i>" + "".join(f"b{word} " for word in words)
+
+    def mixed(text: str) -> GenerateResponse:
+        places = [place for word in words for place in (word, len(words) + word)]
+        links = [WordLink(source_word=place, target_word=number) for number, place in enumerate(places)]
+        targets = [text.split()[place] for place in places]
+        alignment = WordAlignment(source_words=text.split(), target_words=targets, links=links)
+        return GenerateResponse(hypotheses=[Hypothesis(text=" ".join(targets), word_alignment=alignment)])
+
+    for name, content in (("a.html", page), ("a.srt", f"1\n0:01,0 --> 0:02,0\n{page}")):
+        _, written = translated(name, content, mixed)
+        assert len(written) < 6 * len(content)
+        assert "a0 b0 a1 b1" in written
+
+
+def test_a_number_with_more_digits_than_an_integer_may_have_is_one_character():
+    number = "&#" + "1" * 5_000 + ";"
+    assert translated("a.html", f"<p>x{number}</p>", capitals) == (["x\ufffd"], "<p>X\ufffd</p>")
+    times = "WEBVTT\n\n00:01.000 --> 00:02.000\n"
+    assert translated("a.vtt", f"{times}x{number}", capitals) == (["x\ufffd"], f"{times}X\ufffd")
+
+
+@pytest.mark.parametrize("output", ["loop.srt", "loop/out.srt", "kept.srt"])
+def test_an_output_that_is_a_loop_of_links_is_one_line(run, capsys, tmp_path, output):
+    (tmp_path / "in.srt").write_text(SRT)
+    for name in ("loop", "loop.srt", "kept.srt.parts"):
+        (tmp_path / name).symlink_to(name)
+    for flags in ([], ["--overwrite"], ["--resume"]):
+        with pytest.raises(SystemExit, match="2"):
+            run("translate", "--input", "in.srt", "--output", output, *flags)
+        [line, _] = capsys.readouterr().err.splitlines()
+        assert line.startswith(f"error: --output {output}")
+        assert line.endswith("Too many levels of symbolic links: give another name")
+
+
+def test_what_is_not_a_file_is_neither_read_nor_written_as_a_document(run, capsys, tmp_path):
+    (tmp_path / "in.srt").write_text(SRT)
+    (tmp_path / "null.srt").symlink_to("/dev/null")
+    (tmp_path / "folder.srt").mkdir()
+    os.mkfifo(tmp_path / "pipe.srt")
+    for source, output, message in [
+        ("in.srt", "null.srt", "--output null.srt is a pipe or a device: a document is written to a file"),
+        ("in.srt", "folder.srt", "--output folder.srt is a folder: give the name of a file in it"),
+        ("pipe.srt", "out.srt", "pipe.srt is not a file: a document is read from one"),
+        ("folder.srt", "out.srt", "folder.srt is not a file: a document is read from one"),
+    ]:
+        with pytest.raises(SystemExit, match="2"):
+            run("translate", "--input", source, "--output", output, "--overwrite")
+        [line, _] = capsys.readouterr().err.splitlines()
+        assert line == f"error: {message}"
+
+
+def test_a_folder_without_permission_is_one_line(run, tmp_path):
+    (tmp_path / "in.srt").write_text(SRT)
+    (tmp_path / "closed").mkdir(0o555)
+    before = os.geteuid()
+    if before == 0:  # who may write everywhere
+        tmp_path.chmod(0o777)
+        for folder in tmp_path.parents[:2]:
+            folder.chmod(0o755)
+        os.seteuid(65534)
+    try:
+        code, _, lines = run("translate", "--input", "in.srt", "--output", "closed/out.srt")
+    finally:
+        os.seteuid(before)
+    assert (code, len(lines)) == (1, 1)
+    assert lines[0].endswith("closed/out.srt.parts: Permission denied")
+
+
+def test_names_that_are_not_utf8_are_names(run, tmp_path):
+    source, output = "in\udcff.srt", "out\udcff.srt"
+    (tmp_path / source).write_text(SRT)
+    assert run("translate", "--input", source, "--output", output) == (0, "", [])
+    assert "-->" in (tmp_path / output).read_text()
+    code, _, lines = run("translate", "--input", "no\udcff.srt", "--output", "other.srt")
+    assert (code, lines) == (1, ["error: no\\udcff.srt: No such file or directory"])

@@ -1,6 +1,7 @@
 import dataclasses
 import gzip
 import json
+import tracemalloc
 from contextlib import closing
 from datetime import date
 
@@ -129,9 +130,11 @@ def test_files_that_are_not_what_their_name_says_are_reported(tmp_path):
         split_into_shards(tmp_path / "a.txt.gz", "x", 10)
 
 
-@pytest.mark.parametrize("name", ["a.zst", "a.txt.xz", "a.tsv.gz", "a.CSV", "a.json"])
+@pytest.mark.parametrize(
+    "name", ["a.zst", "a.txt.xz", "a.tsv.gz", "a.CSV", "a.json", "a.tar.gz", "a.tgz", "a.xliff"]
+)
 def test_files_that_cannot_be_read_are_refused_by_their_names(tmp_path, name):
-    with pytest.raises(JobError, match=r"cannot be read: (write|decompress)"):
+    with pytest.raises(JobError, match=r"cannot be read: (write|decompress|unpack|convert)"):
         format_of(tmp_path / name)
 
 
@@ -279,3 +282,25 @@ def test_a_field_of_the_input_is_not_replaced(tmp_path, field):
         writer.check(lines)
     dataclasses.replace(writer, format="text").check(lines)
     dataclasses.replace(writer, target_field="de").check(lines)
+
+
+def test_a_table_that_would_have_more_shards_than_a_plan_can_have_is_refused(tmp_path, monkeypatch):
+    """The number of rows is a number in the file, which says nothing about its size."""
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a"] * 5}), tmp_path / "a.parquet")
+    monkeypatch.setattr(formats, "_MAX_SHARDS", 4)
+    assert len(split_into_shards(tmp_path / "a.parquet", "x", 2)) == 3
+    with pytest.raises(JobError, match=r"a.parquet has 5 rows, more than 4 shards: raise --shard-lines"):
+        split_into_shards(tmp_path / "a.parquet", "x", 1)
+
+
+def test_records_of_a_shard_are_parsed_one_at_a_time(tmp_path):
+    """A record can take twenty times the memory of its line."""
+    line = json.dumps({"text": "x", "more": [[]] * 20_000})
+    (tmp_path / "a.jsonl").write_text(f"{line}\n" * 20)
+    [shard] = split_into_shards(tmp_path / "a.jsonl", "x", 20)
+    tracemalloc.start()
+    [lines] = read(shard)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert lines.texts == ["x"] * 20
+    assert peak < 5 * 20 * len(line)

@@ -31,6 +31,7 @@ def test_the_graphs_of_hard_attention_compute_what_torch_computes(tmp_path: Path
     assert parity.worst_difference(model, graphs_of(model, FP32, tmp_path), SHAPES) <= 1e-4
 
 
+@pytest.mark.slow  # the maps are those of Transformers and recurrent models
 @pytest.mark.parametrize(("linear", "tolerance"), [(FP16, 0.1), (INT8, 0.05)])  # measured 0.016 in int8
 def test_other_precisions_stay_close(linear: LinearFactory, tolerance: float, tmp_path: Path) -> None:
     model = make(CONFIGS["features"])

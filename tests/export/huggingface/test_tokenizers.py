@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import product
 from types import SimpleNamespace
 
 import pytest
@@ -106,6 +107,7 @@ def test_ids_of_pieces_alone_are_those_of_sentencepiece(family, count, tmp_path)
 
 
 ADDED = ["<sep>", "김치찌개", "①<SEP>"]  # SentencePiece would change the last one
+FORMS = "added_tokens_decoder", "added_tokens.json"
 SLOW = ("marian", "m2m100", "byt5", "bart", "blenderbot", *BY_PIECES[:-1])
 
 
@@ -152,8 +154,14 @@ def piecewise(files: Files) -> Callable[[str], list[int]]:
     return encode
 
 
-@pytest.mark.parametrize("form", ["added_tokens_decoder", "added_tokens.json"])
-@pytest.mark.parametrize("family", SLOW)
+# slow: the others have pieces of one of these kinds, which the tests above compare
+QUICK = (("marian", FORMS[1]), ("t5", FORMS[0]), ("bart", FORMS[0]))
+OTHERS = (case for case in product(SLOW, FORMS) if case not in QUICK)
+
+
+@pytest.mark.parametrize(
+    ("family", "form"), [*QUICK, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS)]
+)
 def test_tokens_that_somebody_added_are_read_without_a_tokenizer_json(family, form, tmp_path):
     files = with_added(tmp_path, family, form)
     ours, first = imported(files), files.config["vocab_size"] - len(ADDED) - 1

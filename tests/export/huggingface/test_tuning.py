@@ -106,7 +106,8 @@ def test_a_tuned_model_learns_resumes_exactly_and_is_served_as_transformers_gene
     assert manifest.generation.splits_sentences, "the corpus decides, and not the family"
 
 
-@pytest.mark.parametrize("case", ["whisper", *(pytest.param(case, marks=SLOW) for case in PICTURES)])
+@pytest.mark.slow  # two hundred steps and an export for each; the parts have quick tests of their own
+@pytest.mark.parametrize("case", [*SOUNDS, *PICTURES])
 def test_sounds_and_pictures_are_learned_by_heart_and_served(checkpoint, tmp_path, case):
     """Tones of different pitches, or pictures of different brightness, have different texts."""
     folder = shutil.copytree(checkpoint(case, SHALLOW)[0], tmp_path / "published")

@@ -1,7 +1,9 @@
 """The engine over cores with fake runners: the queue, the way to the cores and back, and cores that end."""
 
 import asyncio
+import threading
 from collections import Counter
+from concurrent.futures import Future
 
 import pytest
 
@@ -118,6 +120,30 @@ async def test_a_core_that_ends_while_the_engine_stops_is_not_started_again():
     await asyncio.sleep(0)
     assert not core.is_ready
     assert not engine.engine._restarts
+
+
+async def test_a_core_that_is_built_while_its_engine_stops_ends_too():
+    """It lived on, with its memory, as the engine stopped what it had before."""
+    is_building, may_go, built = threading.Event(), threading.Event(), Future[Core]()
+
+    def build(deliver, died):
+        is_building.set()
+        may_go.wait()
+        core = Core(FakeRunner(1), model_name="fake", deliver=deliver, died=died)
+        core.start()
+        built.set_result(core)
+        return core
+
+    handle = ThreadCore(1, build)
+    starting = asyncio.create_task(handle.start(lambda turns: None, lambda cause: None))
+    await asyncio.to_thread(is_building.wait)
+    starting.cancel()
+    await asyncio.wait({starting})
+    await handle.stop()
+    may_go.set()
+    core = await asyncio.wrap_future(built)
+    await asyncio.to_thread(core._thread.join, 20)
+    assert not core._thread.is_alive()
 
 
 @pytest.mark.parametrize(
@@ -293,6 +319,26 @@ async def test_a_bug_anywhere_ends_the_core_its_callers_get_an_answer_and_anothe
     assert engine.load() == Load(0, 0, 0, 0)
     await engine.stop()
     assert "told to fail" in caplog.text
+
+
+async def test_a_core_is_started_again_although_its_end_cannot_be_counted(monkeypatch):
+    """With a bug in the metrics, the task that starts it again ended."""
+    monkeypatch.setattr("seq2seq_serve.server.engine.async_engine._FIRST_PAUSE_SECONDS", 0.0)
+    engine, turns = DrivenEngine(FakeRunner(1)), []
+    await engine.engine.start()
+
+    def record(turn):
+        turns.append(turn)
+        if len(turns) < 4:
+            failing()
+
+    monkeypatch.setattr(engine.engine, "_record", record)
+    with pytest.raises(RuntimeError, match="told to fail"):
+        engine.cores[0].kill()
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert engine.cores[0].is_ready
+    await engine.engine.stop()
 
 
 async def test_each_start_of_a_core_is_counted(monkeypatch):

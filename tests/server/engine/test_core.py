@@ -779,6 +779,24 @@ def test_every_token_but_the_first_of_a_request_has_a_gap(tick, drafts):
     assert sum(gap * count for gap, count in gaps) == pytest.approx(seconds, rel=1e-3)
 
 
+def test_hypotheses_side_by_side_do_not_shorten_the_gaps_of_their_request():
+    """With drafts, the tokens of all hypotheses counted, so that gaps were as many times as short."""
+    request = make_request((10, 7), max_new_tokens=12, arrival=0.0, sampling=SAMPLING, num_hypotheses=4)
+    targets: dict[Request, list[tuple[int, ...]]] = {}
+    for drafter in (None, KnowingDrafter(targets, vocab_size=97, seed=5)):
+        driver = Driver(FakeRunner(4), drafter=drafter)
+        driver.submit(request)
+        driver.turn(2)
+        before = driver.core._scheduler.running[request].num_further_tokens
+        driver.turn()
+        search = driver.core._scheduler.running[request]
+        num_tokens = 1 + (search.num_further_tokens - before) / 4
+        assert driver.turns[-1].inter_token_seconds == {1 / num_tokens: round(num_tokens)}
+        driver.finish()
+        targets[request] = [each.token_ids for each in driver.results[request].hypotheses]
+    assert num_tokens > 2
+
+
 def test_its_thread_closes_the_runner_at_the_end_also_where_that_cannot_warm_up(caplog):
     """Memory that another thread frees at any time could break a capture on a device."""
     threads: list[threading.Thread] = []

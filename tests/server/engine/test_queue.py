@@ -100,6 +100,35 @@ def test_a_caller_gets_its_part_back_if_its_targets_are_shorter_than_expected():
     assert callers.count("whole") == pytest.approx(20, abs=3)
 
 
+@pytest.mark.parametrize("num_slots", [1, 16])
+def test_a_newcomer_is_next_where_targets_are_far_shorter_than_expected(num_slots):
+    """Behind bulk work of sounds of 20 tokens each, the first sound of another caller was served 8th."""
+    bulk, new = (
+        [make_request((3,) * 1500, caller=caller, max_new_tokens=448) for _ in range(count)]
+        for caller, count in (("bulk", 300), ("new", 1))
+    )
+    queue = make_queue(*bulk, num_slots=num_slots, max_waiting_tokens=10**6)
+    running, callers = [queue.pop() for _ in range(num_slots)], []
+    for turn in range(203):
+        if turn == 200:
+            queue.add(new, num_slots, 0.0)
+        queue.release(running.pop(0), 1.0, 20)
+        running.append(queue.pop())
+        callers.append(running[-1].caller)
+    assert "new" in callers[200:202]
+
+
+def test_what_a_caller_took_while_it_was_alone_is_no_credit():
+    """Corrections for requests that nobody competed with were given to the caller's next ones."""
+    queue = make_queue(*requests_of("early", 8))
+    taken = [queue.pop() for _ in range(8)]
+    queue.add(requests_of("early", 20), 8, 0.0)
+    queue.add(requests_of("other", 20), 8, 0.0)
+    for request in taken:
+        queue.release(request, 1.0, 1)
+    assert served(queue, 10).count("other") >= 4
+
+
 def test_an_idle_caller_does_not_save_up_a_share():
     queue = make_queue(*requests_of("busy", 200), *requests_of("idle", 1))
     served(queue, 100)
@@ -261,8 +290,13 @@ def test_at_random_the_next_is_an_oldest_of_the_most_urgent_level_and_nothing_is
                     queue.add(requests, 0, now)
                     waiting += requests
             case 2 if waiting:
+                lines = queue._levels[min(queue._levels)].lines
+                counters = {name: line.served_work for name, line in lines.items()}
+                works = {name: next(iter(line.requests.values())) for name, line in lines.items()}
                 request = queue.pop()
                 assert request in expected_heads(waiting)
+                after = {name: counters[name] + works[name] for name in counters}
+                assert after[request.caller] == min(after.values())
                 waiting.remove(request)
                 running.append(request)
             case 3 if running:
@@ -274,7 +308,8 @@ def test_at_random_the_next_is_an_oldest_of_the_most_urgent_level_and_nothing_is
         assert queue.num_requests == len(waiting) <= most
         assert queue.num_slots_wanted == sum(request.num_slots for request in waiting)
         lines = [line for level in queue._levels.values() for line in level.lines.values()]
-        assert sum(line.work for line in lines) == queue._work_of(waiting)
+        assert all(line.work == sum(line.requests.values()) for line in lines)
+        assert list(queue._taken) == running
         assert sum(line.num_tokens for line in lines) == queue._num_tokens
         assert {request for line in lines for request in line.requests} == set(waiting)
         assert set(queue._levels) == {request.priority for request in waiting}

@@ -222,6 +222,19 @@ def test_a_core_that_is_killed_or_stopped_loses_its_own_requests_and_is_restarte
     assert "was killed by SIGKILL; its 5 requests end, and it is restarted" in caplog.text
 
 
+def test_a_process_whose_turns_cannot_be_read_is_replaced(double, monkeypatch, caplog):
+    """Nobody listened any more: its requests had no answer, and it was not started again."""
+    with stub_of(double.address) as stub:
+        processes = [each._process.pid for each in instances_of(double)]
+        monkeypatch.setattr(ProcessCore, "_with_request", lambda *_: 1 / 0)
+        assert stub.Generate.future(request_of(TEXTS[0])).code() is grpc.StatusCode.UNAVAILABLE
+        monkeypatch.undo()
+        until(lambda: all(each.is_ready for each in instances_of(double)))
+        assert [each._process.pid for each in instances_of(double)] != processes
+        assert stub.Generate(request_of(TEXTS[0])).hypotheses
+    assert "the turns of an instance cannot be read" in caplog.text
+
+
 def test_the_weights_are_in_memory_once(double):
     mapped = {
         line.split()[4]

@@ -122,7 +122,7 @@ def test_a_draft_model_that_fails_or_drafts_what_is_no_token_is_not_used_any_mor
     ]
 
 
-@pytest.mark.parametrize(("num_instances", "path"), [(1, "draft_path"), (2, "draft_path"), (2, "cut_path")])
+@pytest.mark.parametrize(("num_instances", "path"), [(1, "draft_path"), (2, "cut_path")])
 def test_a_server_loads_the_draft_model_of_a_model(num_instances, path, bundle_path, request):
     draft_path = request.getfixturevalue(path)
     runner = RunnerConfig(
@@ -157,7 +157,7 @@ def test_a_draft_model_that_does_not_fit_is_refused_with_the_reason(
         return str(caught.value).partition("does not fit: ")[2]
 
     assert problem(bundle_path, toy_paths["text"]).startswith("its targets have other tokens")
-    recurrent = random_recurrent("dot")[1].path
+    recurrent = random_recurrent("additive")[1].path
     assert problem(bundle_path, recurrent) == "it cannot read several tokens of a target in a step"
     missing = ServerConfig(runner=RunnerConfig(provider="cpu", draft=tmp_path / "none"))
     missing_draft = r"the draft model: .*none is not a usable bundle: there is no such folder"
@@ -276,11 +276,11 @@ def plain_requests(count: int, lengths: tuple[int, int]) -> list[Request]:
 @pytest.mark.parametrize(
     ("in_flight", "gain", "wrong_share", "attention"),
     [
-        (1, 3.0, 0.0, False),
-        (4, 2.2, 0.0, False),
-        (8, 1.7, 0.0, False),
-        (8, 1.1, 0.3, False),
         (1, 3.0, 0.0, True),
+        (8, 1.1, 0.3, False),
+        pytest.param(1, 3.0, 0.0, False, marks=pytest.mark.slow),
+        pytest.param(4, 2.2, 0.0, False, marks=pytest.mark.slow),
+        pytest.param(8, 1.7, 0.0, False, marks=pytest.mark.slow),
     ],
 )
 def test_drafts_go_on_while_requests_come_and_go(in_flight, gain, wrong_share, attention, bundle_path):
@@ -298,10 +298,10 @@ def test_drafts_go_on_while_requests_come_and_go(in_flight, gain, wrong_share, a
     ("in_flight", "draft", "costs"),
     [
         (1, "bundle_path", {"draft_cost": (2.0, 0.1)}),
-        (32, "bundle_path", {"step_cost": (1.0, 0.2)}),
-        (32, "draft_path", {"step_cost": (1.0, 0.2)}),
-        (3, "draft_path", {}),  # most of its drafts are wrong
+        (32, "draft_path", {"step_cost": (1.0, 0.2)}),  # most of its drafts are wrong
         (1, "bundle_path", {"encode_cost": 40.0}),
+        pytest.param(32, "bundle_path", {"step_cost": (1.0, 0.2)}, marks=pytest.mark.slow),
+        pytest.param(3, "draft_path", {}, marks=pytest.mark.slow),
     ],
 )
 def test_where_drafts_do_not_pay_they_take_two_hundredths_of_the_time(
@@ -313,6 +313,7 @@ def test_where_drafts_do_not_pay_they_take_two_hundredths_of_the_time(
     assert ngrams / drafted > 0.98
 
 
+@pytest.mark.slow  # the same as above, after three hundred requests
 def test_time_without_rows_to_draft_is_not_saved_up_for_trials(bundle_path):
     beams = [dataclasses.replace(request, beam=Beam(2)) for request in plain_requests(150, (10, 40))]
     beams = [*plain_requests(3, (10, 40)), *beams]  # the first ones show what drafts cost

@@ -3,15 +3,17 @@
 import dataclasses
 import math
 import random
+import shutil
 from itertools import product
 
 import numpy as np
 import pytest
 import torch
 
+from reliability.damage import make_graph_nan, make_weights_nan
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
-from seq2seq_serve.bundle.names import FEATURES, SOURCE_IDS, Precision
+from seq2seq_serve.bundle.names import FEATURES, SOURCE_IDS, Precision, Verb
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.request import Beam, Constraints, Request, Sampling
@@ -216,7 +218,7 @@ def test_values_that_earlier_requests_left_in_the_buffers_change_no_answer(
 ):
     """NaN of a caller's features came to the next owner of its slot: a weight of zero does not remove it."""
     if not has_operators:
-        monkeypatch.setattr(kernels, "register", lambda *_, **__: False)
+        monkeypatch.setattr(kernels, "add", lambda *_, **__: "they are not compiled")
     requests, bundle = everything(seed=5), request.getfixturevalue(name)
     answers = []
     for number in (0.0, math.nan):
@@ -235,7 +237,7 @@ def test_values_that_earlier_requests_left_in_the_buffers_change_no_answer(
 def test_nan_logits_fail_their_request_and_no_other(precision, has_operators, random_bundle, monkeypatch):
     """Greedy and drawn tokens of NaN were answers: token 0 again and again."""
     if not has_operators:
-        monkeypatch.setattr(kernels, "register", lambda *_, **__: False)
+        monkeypatch.setattr(kernels, "add", lambda *_, **__: "they are not compiled")
     plain = Request("bad", {SOURCE_IDS: np.array([5, 6, EOS_ID])}, 3, 9, 0.0)
     sampling = Sampling(1.0, top_k=0, top_p=1.0, min_p=0.0, seed=1)
     bad = [
@@ -274,7 +276,35 @@ def test_nan_logits_fail_their_request_and_no_other(precision, has_operators, ra
         assert content(driver.results[request]) == hypotheses
 
 
-@pytest.mark.parametrize("attention", ["soft", "mean"])
+@with_and_without_operators
+@pytest.mark.parametrize(("name", "precision"), BATCHES)
+def test_weights_that_are_not_numbers_are_refused_at_loading(
+    name, precision, family, has_operators, tmp_path, monkeypatch
+):
+    """The warm-up looked at no number: such a bundle was loaded, and every call ended with INTERNAL."""
+    if not has_operators:
+        monkeypatch.setattr(kernels, "add", lambda *_, **__: "they are not compiled")
+    damaged = shutil.copytree(family[1].path, tmp_path / "damaged")
+    make_weights_nan(damaged)
+    with pytest.raises(ValueError, match="the graph step computes is not a number: its weights are damaged"):
+        make_runner(load_bundle(damaged), precision).warm_up()
+    make_runner(family[1], precision).warm_up()
+
+
+@pytest.mark.parametrize(
+    ("case", "verb", "named"),
+    [(case, verb, Verb.STEP) for case in ("t5", "whisper") for verb in (Verb.ENCODE, Verb.STEP)]
+    + [("whisper", Verb.DECODE, Verb.DECODE)],
+)
+def test_each_graph_whose_numbers_are_damaged_is_refused_at_loading(case, verb, named, imported, tmp_path):
+    """Also those of an encoder, which reach the steps through the memory."""
+    damaged = shutil.copytree(imported(case) / "bundle", tmp_path / "damaged")
+    make_graph_nan(damaged, verb)
+    with pytest.raises(ValueError, match=f"the graph {named} computes is not a number"):
+        make_runner(load_bundle(damaged), Precision.FP32).warm_up()
+
+
+@pytest.mark.parametrize("attention", ["soft", pytest.param("mean", marks=pytest.mark.slow)])
 def test_the_largest_features_leave_finite_memory(attention, tmp_path):
     """A captioner's step reads the whole room of a row without looking for NaN."""
     sizes = {"d_annotation": 24, "d_model": 24, "d_hidden": 24, "attention": attention}

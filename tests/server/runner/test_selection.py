@@ -207,6 +207,35 @@ def test_on_a_device_that_is_not_the_host_penalties_are_written_there(random_bun
         assert other.best.token_ids == one.best.token_ids
 
 
+def test_requests_with_equal_penalties_share_a_row_and_each_row_is_written_once(
+    random_bundle, requests, monkeypatch
+):
+    """512 items of a batch with 1,024 biases and 1,024 suppressed ids each built them anew, in one step."""
+    written = []
+    write = Columns.write_penalties
+
+    def noted(columns, row, penalties):
+        written.append(row)
+        write(columns, row, penalties)
+
+    monkeypatch.setattr(Columns, "write_penalties", noted)
+    first, second = (
+        Constraints(suppressed_token_ids=frozenset(range(30 * i + 3, 30 * i + 13)), logit_bias={290: 2.0 + i})
+        for i in (1, 2)
+    )
+    shared = [
+        dataclasses.replace(request, constraints=dataclasses.replace(constraints), sampling=None, beam=None)
+        for request in requests[:20]
+        for constraints in (first, second)
+    ]
+    alone = [run(random_bundle, [request], num_slots=2)[0].best.token_ids for request in shared]
+    assert len(written) == len(shared)
+    written.clear()
+    together = run(random_bundle, shared, num_slots=4)
+    assert [result.best.token_ids for result in together] == alone
+    assert len(written) < len(shared) / 4
+
+
 def suppressing(bundle, never_ids):
     generation = dataclasses.replace(bundle.manifest.generation, suppressed_token_ids=tuple(never_ids))
     return dataclasses.replace(bundle, manifest=dataclasses.replace(bundle.manifest, generation=generation))

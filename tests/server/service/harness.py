@@ -228,8 +228,11 @@ class Served:
         return sample_value(self.app._metrics, name, labels) or 0.0
 
     async def until_calls_are_over(self) -> None:
-        """Wait until no handler runs, and every request that an engine took has ended."""
+        """Wait until no handler runs, large answers are sent, and every request of an engine has ended."""
         await asyncio.wait_for(self.app._calls.wait_until_idle(), 20)
+        async with asyncio.timeout(20):
+            while self.app._calls.held.held:
+                await asyncio.sleep(0.001)
         await self.turns.until(lambda: self.turns.num_ended == self.turns.num_submitted)
 
     async def check_that_everything_is_back(self) -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import logging
+import math
 import re
 import threading
 
@@ -12,12 +13,14 @@ from grpc_status import rpc_status
 
 from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.errors import Unavailable
 from seq2seq_serve.server.service import calls
 from seq2seq_serve.server.service.calls import Calls, RemoteCall
 from seq2seq_serve.server.service.health import SEQ2SEQ
+from seq2seq_serve.server.service.seq2seq import generation, service
 from seq2seq_serve.server.service.write import responses as answers
 from seq2seq_serve.server.telemetry.metrics import Metrics
-from tests.server.service.harness import make_rpcs, serving
+from tests.server.service.harness import EchoRunner, make_rpcs, serving
 
 REQUEST = pb.GenerateRequest(sources=[pb.Source(text="abc")])
 
@@ -136,6 +139,33 @@ async def test_the_end_does_not_wait_for_calls_that_nobody_reads():
         await calls.wait_until_quiet()
 
 
+async def test_other_tasks_have_their_turn_between_the_items_of_a_call():
+    """All items that may be open at once were read, and then submitted, in one turn of the event loop."""
+    opened, order = make_rpcs(Metrics())._calls, []
+    call, items = abandoned(opened), iter(range(64))
+
+    async def following() -> int | None:
+        return next(items, None)
+
+    async def answer(item: int, its: RemoteCall) -> None:
+        order.append(str(item))
+        await asyncio.sleep(0)
+        order.append(str(item))
+
+    async def other() -> None:
+        while True:
+            order.append("other")
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(other())
+    await opened.answer_items(call, following, 64, answer)
+    beside.cancel()
+    opened.close_call(call)
+    assert len(order) - order.count("other") == 2 * 64
+    turns = " ".join(order).split("other")
+    assert max(len(turn.split()) for turn in turns) <= 2 * calls._MOST_BEGUN, order
+
+
 async def test_a_refusal_carries_what_a_program_can_compare():
     async with serving() as served:
         with pytest.raises(aio.AioRpcError) as caught:
@@ -215,7 +245,9 @@ async def test_large_requests_are_bounded_while_their_calls_are_open(monkeypatch
         served.runner.gate.clear()
         waiting = [asyncio.ensure_future(send(small + padding))]
         await served.turns.until(lambda: served.turns.num_submitted == 1)
-        with pytest.raises(AioRpcError, match=r"large requests of 500[0-9]{2} bytes are open") as caught:
+        with pytest.raises(
+            AioRpcError, match=r"large requests and answers of 500[0-9]{2} bytes are open"
+        ) as caught:
             await send(small + padding)
         assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
         waiting.append(asyncio.ensure_future(send(small)))
@@ -225,3 +257,110 @@ async def test_large_requests_are_bounded_while_their_calls_are_open(monkeypatch
         await send(small + padding)
         await served.until_calls_are_over()
         assert not served.app._calls.held.held
+
+
+LONG = "a" * 100
+NARROW = (("grpc.http2.lookahead_bytes", 1024), ("grpc.http2.bdp_probe", 0))
+
+
+def reading_nothing(channel, method: str):
+    """A call for an answer of 40 KB, none of which is read."""
+    options = pb.GenerateOptions(attention=True)
+    request = pb.GenerateRequest(sources=[pb.Source(text=LONG)], options=options)
+    return channel.unary_stream(f"/seq2seq.v1.Seq2Seq/{method}")(request.SerializeToString())
+
+
+async def read_all(call) -> None:
+    while await call.read() is not aio.EOF:
+        pass
+
+
+async def until_held(served, least: int, most: float = math.inf) -> None:
+    async with asyncio.timeout(20):
+        while not least <= served.app._calls.held.held.total() <= most:
+            await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("method", ["Generate", "GenerateStream"])
+async def test_answers_that_callers_do_not_take_are_bounded(monkeypatch, method):
+    """Of streams with alternatives that nobody read, a connection held 805 MiB."""
+    monkeypatch.setattr(calls, "_MAX_HELD_BYTES", 70_000)
+    async with (
+        serving(EchoRunner(max_source_length=128, max_target_length=128)) as served,
+        aio.insecure_channel(served.address, options=NARROW) as channel,
+    ):
+        unread = reading_nothing(channel, method)
+        await served.turns.until(lambda: served.turns.num_ended == 1)
+        await until_held(served, 40_000, 70_000)
+        with pytest.raises(AioRpcError, match=r"large requests and answers of 4[0-9]{4} bytes") as caught:
+            await read_all(reading_nothing(channel, method))
+        assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
+        short = pb.GenerateRequest(sources=[pb.Source(text=LONG)])
+        assert (await served.stub.Generate(short)).hypotheses[0].text == LONG
+        unread.cancel()
+        await until_held(served, 0, 0)
+
+
+async def test_a_stream_that_may_become_long_is_counted_before_it_is_decoded(monkeypatch):
+    """The engine keeps the result of a stream whose first piece is not read."""
+    monkeypatch.setattr(calls, "_MAX_HELD_BYTES", 300_000)
+    async with serving(EchoRunner(max_source_length=128, max_target_length=128)) as served:
+        served.runner.gate.clear()
+        waiting = reading_nothing(served.channel, "GenerateStream")
+        await served.turns.until(lambda: served.turns.num_submitted == 1)
+        assert served.app._calls.held.held.total() > 6 * 40_000
+        with pytest.raises(AioRpcError, match="large requests and answers"):
+            await reading_nothing(served.channel, "GenerateStream").read()
+        assert served.turns.num_submitted == 1
+        served.runner.gate.set()
+        await read_all(waiting)
+        await until_held(served, 0, 0)
+
+
+def batch_of(channel, num_items: int):
+    """A call for answers of 40 KB each."""
+    item = pb.BatchItem(sources=[pb.Source(text=LONG)])
+    request = pb.GenerateBatchRequest(items=[item] * num_items, options=pb.GenerateOptions(attention=True))
+    return channel.unary_stream("/seq2seq.v1.Seq2Seq/GenerateBatch")(request.SerializeToString())
+
+
+async def test_answers_of_an_accepted_batch_wait_for_a_slow_caller(monkeypatch):
+    """An answer for which there was no room ended the batch, and no status reached the caller."""
+    monkeypatch.setattr(calls, "_MAX_HELD_BYTES", 150_000)
+    async with (
+        serving(EchoRunner(max_source_length=128, max_target_length=128)) as served,
+        aio.insecure_channel(served.address, options=NARROW) as channel,
+    ):
+        call = batch_of(channel, 20)
+        await served.turns.until(lambda: served.turns.num_ended == 20)
+        async with asyncio.timeout(20):
+            answers = [pb.GenerateBatchResponse.FromString(raw) async for raw in call]
+        assert sorted(answer.index for answer in answers) == list(range(20))
+        assert not any(answer.HasField("error") for answer in answers)
+        await until_held(served, 0, 0)
+
+
+async def test_an_error_that_ends_a_batch_reaches_a_caller_who_reads_slowly(monkeypatch):
+    """It cancelled the writing of another answer, and gRPC sends no status during a write."""
+    failed = asyncio.Event()
+
+    async def generate(rows, decoding, call):
+        if call.request_id.endswith("-0"):
+            return await generation.generate(rows, decoding, call)
+        while not call.writing.locked():
+            await asyncio.sleep(0.01)
+        failed.set()
+        raise Unavailable("the engine ended")
+
+    monkeypatch.setattr(service, "generate", generate)
+    async with (
+        serving(EchoRunner(max_source_length=128, max_target_length=128)) as served,
+        aio.insecure_channel(served.address, options=NARROW) as channel,
+    ):
+        call = batch_of(channel, 2)
+        await failed.wait()
+        async with asyncio.timeout(20):
+            assert len(pb.GenerateBatchResponse.FromString(await call.read()).response.hypotheses) == 1
+            with pytest.raises(AioRpcError, match="the engine ended"):
+                await call.read()
+        await until_held(served, 0, 0)

@@ -54,9 +54,9 @@ async def test_an_engine_whose_thread_ends_is_started_again_and_its_callers_are_
         call = served.stub.Generate(pb.GenerateRequest(sources=[pb.Source(text="abc")]))
         with pytest.raises(grpc.RpcError) as caught:
             await call
-        assert caught.value.code() == grpc.StatusCode.INTERNAL
+        assert caught.value.code() == grpc.StatusCode.UNAVAILABLE
         runner.error = None
-        # What comes before the thread has ended is answered with UNAVAILABLE, which the client retries.
+        # The client retries that, also of what comes before the core is started again.
         async with AsyncClient(served.address) as client:
             answer = await client.generate("abc")
         assert answer.hypotheses[0].text == "abc"

@@ -1,5 +1,6 @@
 """LibreTranslate's pages, asked by a client of LibreTranslate, unmodified."""
 
+import http.client
 import json
 import sys
 import urllib.error
@@ -29,9 +30,14 @@ async def serving_languages():
 
 
 @pytest.fixture(scope="module")
-def url():
+def served():
     with on_a_thread(serving_languages()) as served:
-        yield f"http://127.0.0.1:{served.app.http.port}"
+        yield served
+
+
+@pytest.fixture(scope="module")
+def url(served):
+    return f"http://127.0.0.1:{served.app.http.port}"
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +71,12 @@ def test_it_translates_a_text_and_keeps_its_lines(client):
         assert client.translate(text, "ko", "en") == ("" if text == " " else text)
 
 
-def test_the_first_model_that_has_both_languages_translates(url, client):
+def test_the_first_model_that_has_both_languages_translates(served, client):
     assert client.translate("ab", "en", "de") == "ab"
     seen = []
 
     def metric(name):
-        with urllib.request.urlopen(f"{url}/metrics", timeout=20) as answer:
-            lines = answer.read().decode().splitlines()
-        name = f'seq2seq_requests_total{{code="OK",method="ModelInfer",model_name="{name}"'
-        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name))
+        return served.metric("seq2seq_requests_total", code="OK", method="ModelInfer", model_name=name)
 
     for source, target in (("ko", "en"), ("en", "ko"), ("de", "en")):
         before = metric("fixed"), metric("many")
@@ -160,7 +163,25 @@ def test_a_form_that_is_not_utf_8_is_refused(url):
         with pytest.raises(urllib.error.HTTPError, match="400") as caught:
             urllib.request.urlopen(f"{url}/translate", body, timeout=20)
         with caught.value as error:
-            assert "the form is not UTF-8" in json.load(error)["error"]
+            assert json.load(error) == {
+                "error": "q is not UTF-8",
+                "code": "INVALID_ARGUMENT",
+                "reason": "INVALID_REQUEST",
+                "field": "q",
+            }
+
+
+def test_a_large_form_is_refused_before_it_is_read(url):
+    """One of 3.9 MB took two seconds and 320 MiB; as JSON, a text of this length takes neither."""
+    connection = http.client.HTTPConnection(url.removeprefix("http://"), timeout=20)
+    connection.putrequest("POST", "/translate")
+    connection.putheader("Content-Type", "Application/X-WWW-Form-Urlencoded; charset=utf-8")
+    connection.putheader("Content-Length", "3900000")
+    connection.endheaders()
+    answer = connection.getresponse()
+    assert answer.status == 413
+    assert "more than 262144 bytes: send less" in json.load(answer)["error"]
+    connection.close()
 
 
 def test_without_the_package_that_detects_the_answer_says_so(url, monkeypatch):

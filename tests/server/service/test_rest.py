@@ -6,11 +6,17 @@ import json
 import logging
 import socket
 import threading
+import time
 from contextlib import ExitStack
 
 import pytest
+from starlette.responses import Response
 
 from seq2seq_serve.server.config import ServerConfig
+from seq2seq_serve.server.service import rest
+from seq2seq_serve.server.service.open_inference import service
+from seq2seq_serve.server.service.open_inference.json import read_json
+from seq2seq_serve.server.service.open_inference.requests import read_inference
 from tests.server.service.harness import EchoRunner, access_file, serving, serving_on_a_thread
 
 
@@ -201,7 +207,14 @@ def test_an_error_names_the_row_and_the_protocols_own_field(port, body, message,
         ("/v2/models/none/infer", infer_body("a"), 404, "NOT_FOUND", "no model is named 'none'"),
         (INFER, b"{", 400, "INVALID_ARGUMENT", "the body is not JSON"),
         (GENERATE, {"text_input": ["a", "b"]}, 400, "INVALID_ARGUMENT", "one text or the token ids of one"),
-        (INFER, b"[" * 8_000, 400, "INVALID_ARGUMENT", "the body is not JSON"),
+        (INFER, b"[" * 8_000, 400, "INVALID_ARGUMENT", "nested 8000 deep"),
+        (
+            GENERATE,
+            b'{"text_input": "\\\\\\"", "x":' + b"[" * 100,
+            400,
+            "INVALID_ARGUMENT",
+            "nested 101 deep",
+        ),
         (INFER, b"[]", 400, "INVALID_ARGUMENT", "must be a JSON object"),
         (INFER, {"input": []}, 400, "INVALID_ARGUMENT", "no field 'input' here"),
         (INFER, infer_body("a") | {"model_name": "other"}, 400, "INVALID_ARGUMENT", "the path has 'echo'"),
@@ -235,6 +248,32 @@ def test_a_wrong_request_gets_its_status_and_the_reason(port, path, content, sta
     assert (found, answer["code"]) == (status, code)
     assert text in answer["error"]
     assert headers["x-request-id"]
+
+
+@pytest.mark.parametrize("text", ["[" * 9_001, '\\"{' * 9_001, "\\" * 9 + '"' + "," * 2**20])
+def test_brackets_and_commas_in_a_text_are_not_elements(text):
+    """A text with 9,001 brackets was refused as nested JSON."""
+    assert read_json(json.dumps({"text_input": text}).encode()) == {"text_input": text}
+
+
+async def test_a_million_numbers_are_read_on_a_thread(monkeypatch):
+    """They took 1.4 seconds, some of them on the event loop."""
+    threads = set()
+
+    def read(*given):
+        threads.add(threading.current_thread())
+        return read_inference(*given)
+
+    monkeypatch.setattr(service, "read_inference", read)
+    body = infer_body("a")
+    body["inputs"][0] |= {"name": "input_ids", "datatype": "INT64", "shape": [1, 10**6], "data": [70] * 10**6}
+    async with serving() as served:
+        raw = json.dumps(body, separators=(",", ":")).encode()
+        status, _, answer = await asyncio.to_thread(ask, served.app.http.port, "POST", INFER, raw)
+        assert (status, answer["field"]) == (400, "inputs[input_ids]")
+        assert "1000000 tokens" in answer["error"]
+        (thread,) = threads
+        assert thread is not threading.current_thread()  # which is that of the event loop
 
 
 def test_nested_lists_are_row_major(port):
@@ -284,14 +323,44 @@ async def test_large_requests_are_held_as_those_of_grpc(monkeypatch):
     monkeypatch.setattr("seq2seq_serve.server.service.calls._MAX_HELD_BYTES", 10**6)
     async with serving() as served:
         _, writer = await asyncio.open_connection("127.0.0.1", served.app.http.port)
-        writer.write(request_of(INFER, b"", 2_000_000))  # its body does not come
+        writer.write(request_of(INFER, b"{", 2_000_000))  # the rest of its body does not come
         async with asyncio.timeout(20):
             while not served.app._calls.held.held:
                 await asyncio.sleep(0)
         body = b" " * 2_000_000
         status, _, answer = await asyncio.to_thread(ask, served.app.http.port, "POST", INFER, body)
         assert (status, answer["code"]) == (429, "RESOURCE_EXHAUSTED")
-        assert "large requests of 2000000 bytes" in answer["error"]
+        assert "large requests and answers of 2000000 bytes" in answer["error"]
+        writer.close()
+
+
+async def test_answers_that_callers_do_not_take_are_held_as_those_of_grpc(monkeypatch):
+    def long_response(answer, binary):
+        return Response(bytes(16 * 2**20))
+
+    monkeypatch.setattr("seq2seq_serve.server.service.calls._MAX_HELD_BYTES", 20 * 2**20)
+    monkeypatch.setattr(rest, "_infer_response", long_response)
+    async with serving() as served:
+        port, held = served.app.http.port, served.app._calls.held
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        reader._transport.pause_reading()
+        writer.write(request_of(INFER, json.dumps(infer_body("a")).encode()))
+        async with asyncio.timeout(20):
+            while not held.held:
+                await asyncio.sleep(0.01)
+        status, _, answer = await asyncio.to_thread(ask, port, "POST", INFER, infer_body("a"))
+        assert (status, answer["code"]) == (429, "RESOURCE_EXHAUSTED")
+        assert "large requests and answers of 16777216 bytes" in answer["error"]
+        assert (await asyncio.to_thread(ask, port, "POST", GENERATE, {"text_input": "a"}))[0] == 200
+        reader._transport.resume_reading()
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"content-length: 16777216" in head
+        assert len(await reader.readexactly(16 * 2**20)) == 16 * 2**20
+        async with asyncio.timeout(20):
+            while held.held:
+                await asyncio.sleep(0.01)
+        writer.write(request_of(INFER, json.dumps(infer_body("a")).encode()))  # the connection is kept
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
         writer.close()
 
 
@@ -411,6 +480,24 @@ def test_a_long_body_has_longer_to_come(monkeypatch):
             return received
 
     assert b'"text_output": "abcd"' in serve_and(asking)
+
+
+def test_a_caller_who_has_not_sent_any_of_a_body_holds_nothing(monkeypatch):
+    """256 heads took all places of their caller, and 64 with long bodies the room for its large requests."""
+    monkeypatch.setattr("seq2seq_serve.server.service.rest._MAX_OPEN", 4)
+    monkeypatch.setattr("seq2seq_serve.server.service.calls._MAX_HELD_BYTES", 100_000)
+
+    def asking(port):
+        with ExitStack() as stack:
+            for _ in range(8):
+                client = stack.enter_context(socket.create_connection(("127.0.0.1", port), 20))
+                client.sendall(request_of(INFER, b"", num_bytes=90_000))
+            time.sleep(0.2)  # the server reads them meanwhile, or the test shows nothing
+            with socket.create_connection(("127.0.0.1", port), 20) as client:
+                client.sendall(request_of(GENERATE, json.dumps({"text_input": "a"}).encode() + b" " * 50_000))
+                return client.recv(4096)
+
+    assert serve_and(asking).startswith(b"HTTP/1.1 200")
 
 
 def test_slow_bodies_of_one_caller_leave_room_for_others(monkeypatch):

@@ -1,5 +1,7 @@
 import asyncio
 import itertools
+import math
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -7,6 +9,9 @@ from grpc import aio
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.service import calls as calls_module
+from seq2seq_serve.server.service import rpcs as rpcs_module
+from seq2seq_serve.server.service.health import SEQ2SEQ
+from seq2seq_serve.server.service.seq2seq.service import Seq2SeqService
 from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.service.harness import access_file, make_rpcs, serving
 
@@ -93,25 +98,79 @@ async def stalled():
     yield b""
 
 
-async def test_callers_who_do_not_send_stall_no_probe_and_others_for_a_while_only(monkeypatch):
-    """Of one caller some messages are read at once: those who never send held their places for ever."""
-    monkeypatch.setattr(calls_module, "_MOST_READ_AT_ONCE", 2)
-    monkeypatch.setattr(calls_module, "_MESSAGE_SECONDS", 1.0)
+async def test_callers_who_do_not_send_stall_no_call_and_no_probe():
+    """Those without a message took the places of all: others waited until their time was over."""
+    paths = "/seq2seq.v1.Seq2Seq/Generate", "/grpc.health.v1.Health/Check"
+    raw = pb.GenerateRequest(sources=[pb.Source(text="a")]).SerializeToString()
     async with serving() as served:
-        send = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")
-        waiting = [send(stalled()) for _ in range(2)]
-        while served.app._calls.num_open < 2:
+        waiting = [served.channel.stream_unary(path)(stalled()) for path in paths for _ in range(30)]
+        while served.app._calls.num_open < 30:
             await asyncio.sleep(0)
-        check = served.channel.unary_unary("/grpc.health.v1.Health/Check")
-        assert await check(b"") == b"\x08\x01"  # SERVING, while both places are taken
-        raw = pb.GenerateRequest(sources=[pb.Source(text="a")]).SerializeToString()
-        late = send(iter([raw]))
+        assert await served.channel.unary_unary(paths[1])(b"") == b"\x08\x01"  # SERVING
+        assert await served.channel.unary_unary(paths[0])(raw)
+        assert not all(call.done() for call in waiting)  # which have 30 seconds
         for call in waiting:
-            assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
-            assert "did not arrive within 1 seconds" in await call.details()
-        # It came together with the others, so its time may be over, too; the next one has its own.
-        assert await late.code() in (grpc.StatusCode.OK, grpc.StatusCode.INVALID_ARGUMENT)
-        assert await send(iter([raw]))
+            call.cancel()
+
+
+@pytest.mark.parametrize("method", ["Check", "Watch"])
+async def test_a_method_without_sources_takes_small_messages_only(method):
+    """200 probes with 4 MiB each took 0.5 GB, and need no token."""
+    async with serving() as served:
+        call = served.channel.unary_stream(f"/grpc.health.v1.Health/{method}")(bytes(20_000))
+        with pytest.raises(aio.AioRpcError, match="this method takes at most 16384") as caught:
+            await call.read()
+        assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
+async def test_streams_that_last_are_bounded(monkeypatch):
+    """6,000 callers who watched the health took 255 MiB, and need no token."""
+    monkeypatch.setattr(calls_module, "_MOST_STREAMS", 2)
+    watch, infer = "/grpc.health.v1.Health/Watch", "/inference.GRPCInferenceService/ModelStreamInfer"
+    async with serving() as served:
+        first = served.channel.unary_stream(watch)(b"")
+        assert await first.read() == b"\x08\x01"
+        second = served.channel.stream_stream(infer)()
+        await second.write(b"")
+        await second.read()
+        for more in (served.channel.unary_stream(watch)(b""), served.channel.stream_stream(infer)()):
+            with pytest.raises(
+                aio.AioRpcError, match="2 streams are open, 2 of them this caller's"
+            ) as caught:
+                await more.read()
+            assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        first.cancel()
+        while len(served.app._calls.streams.held) and served.app._calls.streams.held.total() > 1:
+            await asyncio.sleep(0)
+        third = served.channel.unary_stream(watch)(b"")
+        assert await third.read() == b"\x08\x01"
+        await second.done_writing()
+        assert await second.read() is aio.EOF
+        third.cancel()
+        while served.app._calls.streams.held:
+            await asyncio.sleep(0)
+
+
+async def test_calls_that_are_left_at_once_are_opened_no_more(monkeypatch):
+    """20,000 calls, each cancelled after a millisecond, made others wait for seconds."""
+    for name in ("_HASTY_SECONDS", "_WARY_SECONDS"):
+        monkeypatch.setattr(rpcs_module, name, math.inf)
+    rpcs, path = make_rpcs(Metrics()), "/seq2seq.v1.Seq2Seq/Generate"
+    handle = rpcs.handlers(SEQ2SEQ, Seq2SeqService()).service(SimpleNamespace(method=path)).stream_unary
+    context = SimpleNamespace(
+        invocation_metadata=tuple, peer=lambda: "ipv4:127.0.0.1:1", time_remaining=lambda: None, write=None
+    )
+    calls = [asyncio.create_task(handle(stalled(), context))]
+    for _ in range(4):
+        await asyncio.sleep(0)
+        calls[-1].cancel()
+        await asyncio.wait(calls)
+        calls.append(asyncio.create_task(handle(stalled(), context)))
+    assert rpcs._calls._num_opened == 1
+    while not rpcs._calls.num_open:  # the last one stays
+        await asyncio.sleep(0)
+    calls[-1].cancel()
+    await asyncio.wait(calls)
 
 
 async def test_a_drain_does_not_wait_for_messages_that_do_not_come():

@@ -424,7 +424,6 @@ async def test_loading_a_model_or_files_that_are_not_there_is_refused(change, co
 
 async def test_requests_that_wait_in_streams_are_bounded(monkeypatch):
     """480 streams of 4 MiB took 1.4 GB: only those of unary calls counted."""
-    monkeypatch.setattr(calls, "SMALL_REQUEST_BYTES", 0)
     message = infer_request("abc")
     monkeypatch.setattr(calls, "_MAX_HELD_BYTES", message.ByteSize() * 3 // 2)
     async with serving() as served:
@@ -435,7 +434,8 @@ async def test_requests_that_wait_in_streams_are_bounded(monkeypatch):
         await served.turns.until(lambda: served.turns.num_submitted == 1)
         await refused.write(message)
         assert (
-            f"large requests of {message.ByteSize()} bytes are open" in (await refused.read()).error_message
+            f"large requests and answers of {message.ByteSize()} bytes are open"
+            in (await refused.read()).error_message
         )
         served.runner.gate.set()
         for stream in (waiting, refused):

@@ -149,7 +149,7 @@ async def test_a_file_is_decoded_beside_the_loop_however_small_it_is(toy_paths, 
         await served.stub.Generate(message(PICTURE, file))
         target = pb.Target(token_ids=pb.TokenIds(values=[5]))
         await served.stub.Score(pb.ScoreRequest(sources=[file], target=target))
-    assert threads == ["long-texts"] * 2
+    assert threads == ["files"] * 2
 
 
 async def test_a_story_is_split_into_sentences_which_label_the_attention(toy_paths):
@@ -447,7 +447,7 @@ async def test_the_price_of_a_source_is_that_of_what_will_be_decoded(toy_paths, 
         assert 0 <= prices.pop() - many.nbytes // 64 < num_headers
         assert not prices
         # However much waits to be read, such a clip is not worth another try.
-        served.app._calls.long_texts.shares.limit = 0
+        served.app._calls.files.shares.limit = 0
         for number in (9_999, 42):
             with pytest.raises(AioRpcError, match=f"clip: the clip has {number} frames") as caught:
                 await served.stub.Generate(clip(file=gif(number, 2000, 2000)))

@@ -1,9 +1,13 @@
 """`seq2seq.v1.Repository` through both clients; tests/server/models/test_repository.py tests what it does."""
 
+import shutil
+
 import pytest
 
+from reliability.damage import make_weights_nan
 from seq2seq_serve.client import AsyncClient, ClientError
-from tests.server.service.harness import serving
+from seq2seq_serve.protos.seq2seq_v1_pb2 import VERSION_STATE_READY
+from tests.server.service.harness import serving, serving_bundles
 
 
 async def test_what_cannot_be_loaded_says_why_and_changes_nothing():
@@ -26,3 +30,21 @@ async def test_only_admins_see_and_change_what_is_served():
             with pytest.raises(ClientError, match="PERMISSION_DENIED"):
                 await call
         assert len(await client.models()) == 1
+
+
+async def test_a_version_whose_weights_are_not_numbers_does_not_replace_the_good_one(bundle_path, tmp_path):
+    """It was loaded with OK, and from then on every call ended with INTERNAL."""
+    shutil.copytree(bundle_path, tmp_path / "model" / "1")
+    async with (
+        serving_bundles(tmp_path / "model", is_repository_open=True) as served,
+        AsyncClient(served.address) as client,
+    ):
+        expected = await client.translate("abc")
+        make_weights_nan(shutil.copytree(bundle_path, tmp_path / "model" / "2"))
+        with pytest.raises(ClientError, match="FAILED_PRECONDITION") as caught:
+            await client.load("model", "2")
+        assert "is not a number: its weights are damaged, export the model again" in str(caught.value)
+        assert "\n" not in str(caught.value)
+        assert await client.translate("abc") == expected
+        ready = [one.version for one in await client.versions() if one.state == VERSION_STATE_READY]
+        assert ready == ["1"]

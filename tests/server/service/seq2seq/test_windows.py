@@ -2,8 +2,11 @@
 
 import asyncio
 import logging
+import threading
+import time
 import weakref
 from contextlib import contextmanager
+from itertools import count
 
 import numpy as np
 import pytest
@@ -277,7 +280,7 @@ async def test_an_accepted_sound_is_finished_while_the_server_drains(whisper_pat
         expected = await served.stub.Generate(sound)
         expected_of_two = await triton.ModelInfer(two_sounds())
         assert len(expected.sentences) > 3
-        drains = [served.model.engine, served.app._calls.long_texts]
+        drains = [served.model.engine, served.app._calls.files]
         submitted = served.model.engine.submitted
 
         @contextmanager
@@ -442,8 +445,8 @@ async def test_the_attention_from_which_words_get_their_times_is_bounded(whisper
     monkeypatch.setattr(generation, "with_token_times", times_of)
     async with serving_bundles(whisper_path / "bundle") as served:
         shares, sizing = served.app._calls.attention, served.model.sizing
-        taken = shares.taken
-        monkeypatch.setattr(shares, "taken", lambda *one: counted.append(one[1]) or taken(*one))
+        take = shares.take
+        monkeypatch.setattr(shares, "take", lambda *one: counted.append(one[1]) or take(*one))
         of_one = (12 + 1) * sizing.num_alignment_heads * served.model.max_memory_length * 4
         for way in (pb.LONG_SOURCE_SPLIT, pb.LONG_SOURCE_SEQUENTIAL):
             sizes.clear()
@@ -454,11 +457,10 @@ async def test_the_attention_from_which_words_get_their_times_is_bounded(whisper
             num_open = len(sizes) if way == pb.LONG_SOURCE_SPLIT else 1  # windows follow each other
             assert counted[-1] == 2 * num_open * of_one  # an attempt, and the best one before it
             assert 0 < max(sizes) <= of_one
-            shares.take("another caller", of_one)
-            with pytest.raises(AioRpcError, match="words get their times from attention") as caught:
-                await served.stub.Generate(given)
-            assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
-            shares.give_back("another caller", of_one)
+            with shares.take("another caller", of_one):
+                with pytest.raises(AioRpcError, match="words get their times from attention") as caught:
+                    await served.stub.Generate(given)
+                assert caught.value.code() is StatusCode.RESOURCE_EXHAUSTED
 
 
 @pytest.mark.parametrize("long_source", [pb.LONG_SOURCE_SEQUENTIAL, pb.LONG_SOURCE_SPLIT])
@@ -504,27 +506,84 @@ async def test_an_option_or_a_sound_that_does_not_fit_is_refused_with_the_reason
             assert caught.value.details().startswith(expected)
 
 
-async def test_only_the_first_sound_of_a_call_is_refused_for_the_spectrograms_of_others(whisper_path):
+async def test_only_the_first_sound_of_a_call_is_refused_for_the_spectrograms_of_others(
+    whisper_path, monkeypatch
+):
     async with serving_bundles(whisper_path / "bundle") as served:
         triton = GRPCInferenceServiceStub(served.channel)
         expected = await triton.ModelInfer(two_sounds())
-        held, tries, refused = served.app._calls.held, [], [1]
-        taken = held.taken
+        held = served.app._calls.held
+        take, limit = held.take, held.limit
+        for num_taken in (1, 2):  # the message, and the first spectrogram: then others have the rest
+            left = count(num_taken, -1)
 
-        def taken_but(caller, num_bytes):
-            tries.append(num_bytes)
-            if len(tries) in refused:
-                raise Overloaded("spectrograms take all room", retry_after_seconds=0.0)
-            return taken(caller, num_bytes)
+            def taken_while_there_is_room(caller, num_bytes, left=left):
+                held.limit = limit if next(left) else 1
+                return take(caller, num_bytes)
 
-        held.taken = taken_but
-        text = r"no room for 2 seconds more of sound: send fewer .* \(spectrograms take all room\)"
-        with pytest.raises(AioRpcError, match=text):
-            await triton.ModelInfer(two_sounds())
-        tries.clear()
-        refused[:] = [2, 3]
-        assert (await triton.ModelInfer(two_sounds())).outputs == expected.outputs
-        assert len(tries) == 4
+            monkeypatch.setattr(held, "take", taken_while_there_is_room)
+            if num_taken == 1:
+                text = r"there is no room for what is in the files: send fewer at once \(large requests and"
+                with pytest.raises(AioRpcError, match=text):
+                    await triton.ModelInfer(two_sounds())
+            else:
+                assert (await triton.ModelInfer(two_sounds())).outputs == expected.outputs
+        await served.until_calls_are_over()
+
+
+async def test_a_short_sound_is_read_while_a_long_one_of_the_same_caller_is(whisper_path, monkeypatch):
+    """All people behind one proxy are one caller, too. A long sound had the thread until its end."""
+    monkeypatch.setattr(calls, "_MOST_FILE_THREADS", 1)
+    is_answered, begun = threading.Event(), threading.Event()
+    read = generation.read_sources
+
+    def read_slowly(decoding, call, inputs, checkpoint):
+        while not begun.is_set() or (len(inputs[0].source.file) == len(long) and not is_answered.is_set()):
+            begun.set()
+            time.sleep(0.001)
+            checkpoint()
+        return read(decoding, call, inputs, checkpoint)
+
+    monkeypatch.setattr(generation, "read_sources", read_slowly)
+    long, short = encoded(noise(3.0)), encoded(noise(0.5))
+    async with serving_bundles(whisper_path / "bundle") as served:
+        of_long = asyncio.ensure_future(served.stub.Generate(message(long, **ANYTHING_IS_GOOD)))
+        assert await asyncio.to_thread(begun.wait, 20)
+        for _ in range(3):
+            await asyncio.wait_for(served.stub.Generate(message(short, **ANYTHING_IS_GOOD)), 40)
+        assert not of_long.done()
+        is_answered.set()
+        assert len((await of_long).sentences) > 3
+
+
+async def test_an_item_of_a_batch_is_read_when_there_is_room_for_its_spectrogram(whisper_path, monkeypatch):
+    """Each of 88 open items had its spectrogram while it waited for room to be decoded."""
+    monkeypatch.setattr(calls, "_MAX_HELD_BYTES", 200_000)
+    size = 3_000 * NUM_MELS * 4
+    request = pb.GenerateBatchRequest()
+    given = message(encoded(np.zeros(30 * SAMPLE_RATE), form="FLAC"))
+    request.options.CopyFrom(given.options)
+    for _ in range(5):
+        request.items.add().sources.extend(given.sources)
+    assert size < 200_000 < 2 * size
+    async with serving_bundles(whisper_path / "bundle") as served:
+        expected = await served.stub.Generate(given)
+        held, most = served.app._calls.held, []
+        read = generation.read_sources
+
+        def noted(*given):
+            most.append(sum(held.held.values()))
+            return read(*given)
+
+        monkeypatch.setattr(generation, "read_sources", noted)
+        for num_others in (0, 190_000):
+            others = held.add("another", num_others)
+            answers = [answer async for answer in served.stub.GenerateBatch(request)]
+            others.close()
+            assert [one.response.hypotheses for one in answers] == [expected.hypotheses] * 5
+            assert max(most) < 200_000 + size  # one item goes on beyond the bound
+            most.clear()
+        await served.until_calls_are_over()
 
 
 async def test_the_spectrograms_of_open_sounds_are_bounded(whisper_path, monkeypatch):
@@ -534,17 +593,16 @@ async def test_the_spectrograms_of_open_sounds_are_bounded(whisper_path, monkeyp
     assert len(silent) < 20_000 < 3_000 * NUM_MELS * 4 < 200_000 < 2 * 3_000 * NUM_MELS * 4
     async with serving_bundles(whisper_path / "bundle") as served:
         shares, held = served.app._calls.held, []
-        taken = shares.taken
+        take = shares.take
 
-        @contextmanager
-        def taken_until_the_other_is_refused(caller, num_bytes):
-            with taken(caller, num_bytes):
-                held.append(dict(shares.held))
-                with pytest.raises(Overloaded, match="the limit is 200000"), taken(caller, num_bytes):
-                    pass
-                yield
+        def taken_while_the_other_is_refused(caller, num_bytes):
+            room = take(caller, num_bytes)
+            held.append(dict(shares.held))
+            with pytest.raises(Overloaded, match="the limit is 200000"):
+                take(caller, num_bytes)
+            return room
 
-        monkeypatch.setattr(shares, "taken", taken_until_the_other_is_refused)
+        monkeypatch.setattr(shares, "take", taken_while_the_other_is_refused)
         answer = await served.stub.Generate(message(silent))
         assert answer.usage.source_seconds == 30
         [of_callers] = held

@@ -1,0 +1,142 @@
+"""Reads and writes messages of gettext (.po)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from seq2seq_serve.client.files.lines import wrong_file
+from seq2seq_serve.client.files.segments import LETTER, LINE_BREAK, Document, Piece, Segment, decoded
+
+_MAX_FORMS = 6  # of plurals: no language in the CLDR has more
+
+_MESSAGE_LINE = re.compile(
+    r'(?:(msgctxt|msgid|msgid_plural|msgstr(?:\[([0-9]{1,9})\])?)\s*+)?"((?:[^"\\]|\\.)*+)"'
+)
+_NUM_FORMS = re.compile(r"nplurals\s*+=\s*+0*+([0-9]++)")
+_ESCAPE = re.compile(r"\\(.)")
+_ESCAPED = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\"}
+_TO_ESCAPE = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\t": r"\t", "\r": r"\r"})
+_PLACEHOLDER = re.compile(r"%(?:\(\w++\))?[#0\- +]*+\d*+(?:\.\d++)?[a-zA-Z%]|\{[^{}]*+\}|</?\w[^<>]*+>")
+
+
+@dataclass(slots=True)
+class _Message:
+    """A message of gettext. Owned by its document.
+
+    Attributes:
+        begin: The number of its first line, after its comments.
+        flags: The number of the line with its flags.
+        targets: The numbers of the lines with its translation.
+        values: What the lines of each keyword say.
+        sources: The text of each plural form, or the only text.
+        forms: The lines of each of them.
+    """
+
+    begin: int | None = None
+    flags: int | None = None
+    targets: list[int] = field(default_factory=list)
+    values: dict[str, list[str]] = field(default_factory=dict)
+    sources: list[str] = field(default_factory=list)
+    forms: list[list[str]] = field(default_factory=list)
+    is_translated: bool = False
+
+    def text(self, keyword: str) -> str:
+        """Returns the text of a keyword; empty if it is missing."""
+        return "".join(self.values.get(keyword, ()))
+
+    def translate(self, form: int, place: int, pieces: Sequence[Piece]) -> None:
+        """Replaces a line."""
+        self.forms[form][place] = "".join(text for text, _ in pieces)
+        self.is_translated = True
+
+    def write(self, lines: list[str | None], newline: str) -> None:
+        """Replaces the translation among the lines of the file."""
+        first, *others = self.targets
+        for number in others:
+            lines[number] = None
+        targets = ["\n".join(form) for form in self.forms]
+        written = []
+        for form, target in enumerate(targets):
+            parts = [f'"{part.translate(_TO_ESCAPE)}"' for part in target.splitlines(keepends=True)]
+            keyword = f"msgstr[{form}]" if "msgid_plural" in self.values else "msgstr"
+            written += [f"{keyword} {parts[0]}"] if len(parts) == 1 else [f'{keyword} ""', *parts]
+        lines[first] = newline.join(written)
+        if not all(map(_has_placeholders, targets, self.sources)):
+            if self.flags is None:
+                lines[self.begin or 0] = f"#, fuzzy{newline}{lines[self.begin or 0]}"
+            elif "fuzzy" not in (flags := lines[self.flags] or ""):
+                lines[self.flags] = f"{flags.rstrip()}, fuzzy"
+
+
+class Messages(Document):
+    """gettext (.po): each line of a message without a translation is a segment.
+
+    A translation that lacks a placeholder of its message, such as %s or {name}, is marked as fuzzy.
+    """
+
+    def __init__(self, content: bytes, path: Path) -> None:
+        self._encoding, text = decoded(content, path)
+        self._newline = "\r\n" if "\r\n" in text else "\n"
+        self._lines = LINE_BREAK.split(text)
+        self._messages: list[_Message] = []
+        self._num_forms = 2
+        self.segments = []
+        message, values = _Message(), list[str]()
+        for number, line in enumerate([*self._lines, ""]):
+            shown = line.strip()
+            found = _MESSAGE_LINE.fullmatch(shown)
+            keyword = found[1] if found else None
+            if message.targets and (not found or keyword in ("msgctxt", "msgid")):
+                self._add(message, path)
+                message = _Message()
+            if shown.startswith("#,"):
+                message.flags = number
+            if not shown or shown[0] == "#":
+                continue
+            if found is None or (keyword is None and message.begin is None):
+                raise wrong_file(path, f"the file is not a file of gettext (.po): see line {number + 1}")
+            if message.begin is None:
+                message.begin = number
+            if keyword is not None:
+                values = message.values.setdefault(keyword, [])
+            values.append(_ESCAPE.sub(lambda one: _ESCAPED.get(one[1], one[0]), found[3]))
+            if message.targets or (keyword or "").startswith("msgstr"):
+                message.targets.append(number)
+
+    def content(self) -> bytes:
+        lines: list[str | None] = [*self._lines]
+        for message in self._messages:
+            if message.is_translated:
+                message.write(lines, self._newline)
+        return self._newline.join(line for line in lines if line is not None).encode(self._encoding)
+
+    def _add(self, message: _Message, path: Path) -> None:
+        """Adds the segments of a message without a translation."""
+        source, plural = message.text("msgid"), message.text("msgid_plural")
+        if not source and (forms := _NUM_FORMS.search(message.text("msgstr"))):  # the header
+            self._num_forms = int(forms[1][:4])
+            if self._num_forms > _MAX_FORMS:
+                text = (
+                    f"nplurals is {forms[1][:12]} in its header, and can be at most {_MAX_FORMS}: correct it"
+                )
+                raise wrong_file(path, text)
+        if any(message.text(keyword) for keyword in message.values if keyword.startswith("msgstr")):
+            return
+        self._messages.append(message)
+        num_forms = self._num_forms if plural else 1
+        message.sources = [plural] * num_forms if plural else [source]
+        if num_forms > 1:
+            message.sources[0] = source
+        for form, text in enumerate(message.sources):
+            message.forms.append(text.split("\n"))
+            for place, line in enumerate(message.forms[-1]):
+                if LETTER.search(line):
+                    self.segments.append(Segment([(line, 0)], partial(message.translate, form, place)))
+
+
+def _has_placeholders(target: str, message: str) -> bool:
+    return sorted(_PLACEHOLDER.findall(target)) == sorted(_PLACEHOLDER.findall(message))

@@ -1,0 +1,171 @@
+"""Reads and writes Word files (.docx): archives of XML, and of pictures that are copied as they are."""
+
+from __future__ import annotations
+
+import codecs
+import copy
+import io
+import re
+import shutil
+import zipfile
+from collections.abc import Sequence
+from pathlib import Path
+from xml.parsers import expat
+
+from seq2seq_serve.client.files.lines import WrongFile, wrong_file
+from seq2seq_serve.client.files.markup import Flows
+from seq2seq_serve.client.files.segments import MAX_BYTES, Document, check_marks
+
+MAX_UNPACKED_BYTES = 64 * 2**20  # of the parts of a file; more if the file has a tenth of them
+
+_W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main "
+_WORD_PARTS = re.compile(r"word/((document|header|footer)\d*|footnotes|endnotes)\.xml")
+# What a run or paragraph has beside texts and their properties separates the texts before and after it.
+_AROUND_TEXTS = frozenset(f"{_W}{name}" for name in ("r", "hyperlink", "ins", "smartTag"))
+_BESIDE_TEXTS = frozenset(
+    f"{_W}{name}" for name in ("proofErr", "bookmarkStart", "bookmarkEnd", "lastRenderedPageBreak")
+)
+_PROPERTIES = frozenset([f"{_W}rPr", f"{_W}pPr"])
+_TEXT = f"{_W}t"
+_WORD_TAG = re.compile(r"<[^\s/>]+")
+_PROLOG, _BEGIN, _END = range(3)  # what a part has at a place
+
+
+class Word(Document):
+    """Word (.docx): the text of each paragraph is a segment, in the body, tables, headers and notes."""
+
+    def __init__(self, content: bytes, path: Path) -> None:
+        try:
+            self._archive = zipfile.ZipFile(io.BytesIO(content))
+            members = self._archive.infolist()
+            _check_sizes(members, len(content), path)
+            if damaged := self._archive.testzip():
+                raise wrong_file(path, f"the part {damaged} of the file is damaged")
+            parts = {one.filename: self._archive.read(one) for one in members if _is_text_part(one)}
+        except WrongFile:
+            raise
+        except Exception as error:  # the library raises errors of many classes for damaged files
+            raise wrong_file(path, "the file is not a Word document (.docx), or is damaged") from error
+        check_marks(parts.values(), path)
+        if "word/document.xml" not in parts:
+            raise wrong_file(path, "the file is not a Word document (.docx)")
+        self._parts = {name: _WordPart(part, path, name) for name, part in parts.items()}
+        self.segments = [segment for part in self._parts.values() for segment in part.flows.segments]
+
+    def content(self) -> bytes:
+        stream = io.BytesIO()
+        with zipfile.ZipFile(stream, "w") as written:
+            for member in self._archive.infolist():
+                copied = copy.copy(member)
+                copied.extra = b""  # such as sizes, which are written anew
+                if part := self._parts.get(member.filename):
+                    content = part.content()
+                    copied.file_size = len(content)
+                    written.writestr(copied, content)
+                else:
+                    with self._archive.open(member) as source, written.open(copied, "w") as target:
+                        shutil.copyfileobj(source, target)
+        return stream.getvalue()
+
+
+def _is_text_part(member: zipfile.ZipInfo) -> bool:
+    return _WORD_PARTS.fullmatch(member.filename) is not None
+
+
+def _check_sizes(members: Sequence[zipfile.ZipInfo], num_bytes: int, path: Path) -> None:
+    """Raises WrongFile if the parts of a Word document are far larger than the file, or not different ones.
+
+    The library reads no more of a part than its size says.
+    """
+    if len({member.filename for member in members}) < len(members):
+        raise wrong_file(path, "two parts of the file have the same name")
+    for sizes, limit in (
+        ([member.file_size for member in members], max(MAX_UNPACKED_BYTES, 10 * num_bytes)),
+        ([member.file_size for member in members if _is_text_part(member)], MAX_BYTES),
+    ):
+        if sum(sizes) > limit:
+            what = f"has {num_bytes} bytes, and {sum(sizes)} unpacked: at most {limit} are read"
+            raise wrong_file(path, f"the file {what}: remove large pictures, or split it")
+
+
+class _WordPart:
+    """A part of a Word document. Owned by the document.
+
+    Everything between two events of the parser belongs to the first one: a tag, and the text after it.
+    """
+
+    def __init__(self, content: bytes, path: Path, name: str) -> None:
+        is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+        self._encoding = "utf-16" if is_utf16 else "utf-8"
+        self.flows = Flows()
+        self._kind, self._name, self._begin = _PROLOG, "", 0
+        self._texts: list[str] = []  # after the tag
+        self._text_begin = 0
+        self._held: tuple[str, str, str] | None = None  # the tag of a text, its content, and both as written
+        self._depth = 0  # within properties
+        self._properties: list[str] = []
+
+        def refuse(*_: object) -> None:
+            text = "has a DOCTYPE, which may declare entities, and which Word does not write: remove it"
+            raise wrong_file(path, f"its part {name} {text}")
+
+        try:
+            self._content = content.decode(self._encoding).encode()
+            parser = self._parser = expat.ParserCreate("UTF-8", " ")
+            parser.StartElementHandler = lambda name, _: self._start(_BEGIN, name)
+            parser.EndElementHandler = lambda name: self._start(_END, name)
+            parser.CharacterDataHandler = self._add_text
+            parser.StartDoctypeDeclHandler = refuse
+            parser.Parse(self._content, True)
+        except (UnicodeError, expat.ExpatError) as error:
+            raise wrong_file(path, f"its part {name} is not XML: {error}") from error
+        self._finish(len(self._content))
+        self.flows.end()
+        del self._parser, self._content
+
+    def content(self) -> bytes:
+        """Returns the part with the texts as they are now."""
+        return self.flows.written().encode(self._encoding)
+
+    def _start(self, kind: int, name: str) -> None:
+        place = self._parser.CurrentByteIndex
+        self._finish(place)
+        self._kind, self._name, self._begin = kind, name, place
+        self._texts = []
+
+    def _add_text(self, text: str) -> None:
+        if not self._texts:
+            self._text_begin = self._parser.CurrentByteIndex
+        self._texts.append(text)
+
+    def _finish(self, end: int) -> None:
+        """Adds a tag, and the text after it."""
+        flows, kind, name = self.flows, self._kind, self._name
+        markup = self._content[self._begin : end].decode()
+        if self._held is not None:
+            tag, text, written = self._held
+            self._held = None
+            if kind == _END and name == _TEXT:
+                flows.add_text(written + markup, text, (tag, markup))
+                return
+            flows.end(written)  # it has elements inside
+        if name in _PROPERTIES or self._depth:
+            self._depth += 1 if kind == _BEGIN else -1
+            self._properties.append(markup)
+            if not self._depth:
+                flows.extend("".join(self._properties))
+                self._properties.clear()
+        elif name == _TEXT and kind == _BEGIN and self._texts:
+            tag = self._content[self._begin : self._text_begin].decode()
+            if "xml:space" not in tag:
+                tag = _WORD_TAG.sub(r'\g<0> xml:space="preserve"', tag, count=1)
+            self._held = tag, "".join(self._texts), markup
+        elif name == _TEXT or name in _BESIDE_TEXTS:
+            flows.add_markup(markup)
+        elif name in _AROUND_TEXTS:
+            if kind == _BEGIN:
+                flows.open(markup, name)
+            else:
+                flows.close(markup, name)
+        else:
+            flows.end(markup)

@@ -1,0 +1,181 @@
+"""Documents that a small file makes large or slow, and the client's command that translates them."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import subprocess
+import sys
+import time
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_MAX_SECONDS, _MAX_BYTES = 200.0, 4 * 2**30  # of a command, which is killed
+_POLL_SECONDS = 0.02
+_TIME = "1\n0:01,0 --> 0:02,0\n"
+_VTT = "WEBVTT\n\n00:01.000 --> 00:02.000\n"
+_PO = 'msgid ""\nmsgstr ""\n"Plural-Forms: nplurals={};\\n"\n\n'
+_MESSAGE = 'msgid ""\n{}msgstr ""\n'
+_PLURAL = 'msgid "%d file"\nmsgid_plural "%d files"\nmsgstr[0] ""\n'
+_NAMESPACE = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+_ENTITIES = '<!DOCTYPE w [<!ENTITY a "{}">{}]>'.format(
+    "ha " * 100,
+    "".join(f'<!ENTITY {name} "{f"&{of};" * 100}">' for of, name in zip("abcd", "bcde", strict=True)),
+)
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A kind of document.
+
+    Attributes:
+        suffix: The end of its file's name.
+        make: Returns one of about this number of bytes, before compression.
+        is_refused: Whether it must be refused; all others are translated.
+    """
+
+    suffix: str
+    make: Callable[[int], bytes]
+    is_refused: bool = False
+
+
+def word_file(paragraphs: str, *, before: str = "", others: Sequence[tuple[str, bytes]] = ()) -> bytes:
+    """Returns a Word file.
+
+    Args:
+        paragraphs: The markup of its body.
+        before: What the markup begins with.
+        others: The names and contents of other parts.
+    """
+    body = f'<w:document xmlns:w="{_NAMESPACE}"><w:body>{paragraphs}</w:body></w:document>'
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("word/document.xml", f"{before}{body}")
+        for name, content in others:
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+def _repeated(suffix: str, unit: str, before: str = "", after: str = "") -> Attack:
+    return Attack(suffix, lambda size: f"{before}{unit * (size // len(unit))}{after}".encode())
+
+
+def _word(unit: str, before: str = "", after: str = "", end: str = "") -> Attack:
+    def make(size: int) -> bytes:
+        number = size // len(unit + end)
+        return word_file(before + unit * number + end * number + after)
+
+    return Attack(".docx", make)
+
+
+def _false_size(size: int) -> bytes:
+    """Returns a Word file whose part says that it is far smaller than it is."""
+    name, content = "word/media/a.png", bytes(100 * size)
+    whole = word_file("<w:p/>", others=[(name, content)])
+    return whole.replace(len(content).to_bytes(4, "little"), (1000).to_bytes(4, "little"))
+
+
+ATTACKS = {
+    "tags that do not end, in a subtitle": _repeated(".srt", "<b>x ", _TIME),
+    "a subtitle of many tags": _repeated(".srt", "<b>x</b> y ", _TIME),
+    "a subtitle with half a tag": _repeated(".srt", "<b ", _TIME + "x"),
+    "a subtitle of many lines": _repeated(".srt", "x <b>y</b>\n", _TIME),
+    "marks within a word of a subtitle": _repeated(".srt", "!", f"{_TIME}<b>q</b> x", "x"),
+    "half a time of subtitles": _repeated(".srt", "1", "1:1."),
+    "half a position of subtitles": _repeated(".srt", "{\\", f"{_TIME}x"),
+    "a number in a subtitle": _repeated(".vtt", "1", f"{_VTT}x &#", ";"),
+    "tags that do not end": _repeated(".html", "<b>x "),
+    "blocks that do not end": _repeated(".html", "<div>x "),
+    "half a tag": _repeated(".html", "<a "),
+    "half an attribute": _repeated(".html", "<a b='"),
+    "half a comment": _repeated(".html", "<!-- x "),
+    "half a declaration": _repeated(".html", "<![x"),
+    "half an end": _repeated(".html", "</b"),
+    "half a script": _repeated(".html", "<script>x"),
+    "many attributes": _repeated(".html", "a=x ", "<p ", ">x"),
+    "ends of other tags": _repeated(".html", "</i>", "<b>" * 2_000 + "x"),
+    "a paragraph of many tags": _repeated(".html", "x <b>y</b> "),
+    "a number in a page": _repeated(".html", "1", "x &#", ";"),
+    "a charset that decodes slowly": _repeated(".html", "x", "<meta charset=punycode>"),
+    "a billion plural forms": Attack(
+        ".po", lambda size: (_PO.format(10**9) + _PLURAL + "\n" * size).encode(), is_refused=True
+    ),
+    "a number of plural forms with many digits": Attack(
+        ".po", lambda size: (_PO.format("1" * size) + _PLURAL).encode(), is_refused=True
+    ),
+    "a message of many lines": _repeated(".po", '"a\\n"\n', _PO.format(2) + 'msgid ""\n', 'msgstr ""\n'),
+    "a message in many parts": _repeated(".po", '"a"\n', _PO.format(2) + 'msgid ""\n', 'msgstr ""\n'),
+    "half a placeholder": _repeated(".po", "0", _PO.format(2) + 'msgid "a %', '"\nmsgstr ""\n'),
+    "a message of escapes": _repeated(".po", "\\\\", _PO.format(2) + 'msgid "a', '"\nmsgstr ""\n'),
+    "a catalog that is a path": Attack(".po", lambda _: b"/dev/zero", is_refused=True),
+    "runs that do not end": _word("<w:r><w:t>x </w:t>", "<w:p>", "</w:p>", end="</w:r>"),
+    "paragraphs in paragraphs": _word("<w:p>", end="</w:p>"),
+    "a paragraph of many runs": _word("<w:r><w:t>x </w:t></w:r>", "<w:p>", "</w:p>"),
+    "a run of many properties": _word("<w:rPr/>", "<w:p><w:r>", "<w:t>x</w:t></w:r></w:p>"),
+    "a media bomb": Attack(
+        ".docx",
+        lambda size: word_file("<w:p/>", others=[("word/media/a.png", bytes(2000 * size))]),
+        is_refused=True,
+    ),
+    "a text bomb": Attack(".docx", lambda size: word_file("<w:p/>" * (100 * size)), is_refused=True),
+    "a part of a false size": Attack(".docx", _false_size, is_refused=True),
+    "entities of a billion": Attack(
+        ".docx",
+        lambda _: word_file("<w:p><w:r><w:t>&e;</w:t></w:r></w:p>", before=_ENTITIES),
+        is_refused=True,
+    ),
+    "a compressed bomb": Attack(".srt.gz", lambda size: gzip.compress(bytes(1000 * size)), is_refused=True),
+}
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How the command ended for a document.
+
+    Attributes:
+        code: Its exit code; negative for a signal.
+        errors: The lines of stderr.
+        max_bytes: The most memory that it had.
+    """
+
+    code: int
+    errors: list[str]
+    seconds: float
+    max_bytes: int
+
+    @property
+    def is_right(self) -> bool:
+        """Whether the command reported what it did: 0 and nothing, or a few lines of errors."""
+        lines = [line for line in self.errors if not line.startswith("warning: ")]
+        return not lines if self.code == 0 else self.code in (1, 2) and lines[0].startswith("error: ")
+
+
+def translate(address: str, source: Path) -> Outcome:
+    """Translate a document with the client's command."""
+    target = source.with_name(f"translated-{source.name.removesuffix('.gz')}")
+    flags = ["--long-source", "truncate", "--max-new-tokens", "4", "--overwrite"]
+    flags += ["--input", str(source), "--output", str(target)]
+    command = [sys.executable, "-m", "client", "translate", "--address", address, *flags]
+    start, max_bytes = time.monotonic(), 0
+    with source.with_name("errors.txt").open("w+b") as errors:
+        process = subprocess.Popen(command, stderr=errors, stdout=subprocess.DEVNULL)
+        while process.poll() is None:
+            # Not `getrusage`, which counts this process, too.
+            max_bytes = _peak_bytes(process.pid) or max_bytes
+            time.sleep(_POLL_SECONDS)
+            if time.monotonic() - start > _MAX_SECONDS or max_bytes > _MAX_BYTES:
+                process.kill()
+        errors.seek(0)
+        lines = errors.read().decode(errors="replace").splitlines()
+    return Outcome(process.returncode, lines, time.monotonic() - start, max_bytes)
+
+
+def _peak_bytes(pid: int) -> int:
+    """Returns the most memory that a process had so far; 0 if it has ended."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)

@@ -1,0 +1,90 @@
+"""Files of gettext: only the lines with new translations change."""
+
+from pathlib import Path
+
+import polib
+import pytest
+
+from seq2seq_serve.client.files.lines import WrongFile
+from seq2seq_serve.client.files.messages import Messages
+from tests.client.files.answers import capitals, translated
+
+FILE = r"""# A header
+msgid ""
+msgstr ""
+"Plural-Forms: nplurals=2; plural=n != 1;\n"
+
+#  translator
+#. developer
+#: a.c:1
+#, c-format
+#| msgid "old"
+msgctxt "menu"
+msgid ""
+"say \"%s\"\n"
+"\ttwice \\"
+msgstr ""
+
+msgid  "kept"
+msgstr    "behalten"
+msgid "next"
+msgstr ""
+#~ msgid "obsolete"
+#~ msgstr ""
+
+msgid "a file"
+msgid_plural "files"
+msgstr[0] ""
+msgstr[1] ""
+"""
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_only_new_translations_change(newline):
+    content = FILE.replace("\n", newline)
+    assert Messages(content.encode(), Path("a.po")).content().decode() == content
+    texts, written = translated("a.po", content, capitals)
+    assert texts == ['say "%s"', "twice \\", "next", "a file", "files"]
+    expected = FILE.replace(
+        'twice \\\\"\nmsgstr ""', 'twice \\\\"\nmsgstr ""\n"SAY \\"%S\\"\\n"\n"\\tTWICE \\\\"'
+    )
+    expected = expected.replace("#, c-format", "#, c-format, fuzzy")
+    expected = expected.replace('"next"\nmsgstr ""', '"next"\nmsgstr "NEXT"')
+    expected = expected.replace('msgstr[0] ""\nmsgstr[1] ""', 'msgstr[0] "A FILE"\nmsgstr[1] "FILES"')
+    assert written == expected.replace("\n", newline)
+    entry = polib.pofile(written)[0]
+    assert (entry.msgstr, entry.flags) == ('SAY "%S"\n\tTWICE \\', ["c-format", "fuzzy"])
+
+
+def test_an_escape_that_is_not_read_stays_in_the_text():
+    """Its backslash was lost."""
+    texts, written = translated("a.po", 'msgid "a \\x41 \\\\ \\""\nmsgstr ""\n', capitals)
+    assert texts == ['a \\x41 \\ "']
+    assert polib.pofile(written)[0].msgstr == 'A \\X41 \\ "'
+
+
+def test_a_message_without_flags_gets_a_line_for_them():
+    _, written = translated("a.po", 'msgctxt "x"\nmsgid "{a} b"\nmsgstr ""\n', capitals)
+    assert written == '#, fuzzy\nmsgctxt "x"\nmsgid "{a} b"\nmsgstr "{A} B"\n'
+
+
+@pytest.mark.parametrize("forms", ["1", "6", "0002"])
+def test_a_message_has_the_plural_forms_of_its_file(forms):
+    header = f'msgid ""\nmsgstr "Plural-Forms: nplurals={forms};"\n\n'
+    texts, written = translated("a.po", f'{header}msgid "x"\nmsgid_plural "xs"\nmsgstr[0] ""\n', capitals)
+    assert len(texts) == len(polib.pofile(written)[0].msgstr_plural) == int(forms)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('"a"', "the file is not a file of gettext (.po): see line 1"),
+        ('msgid "a"\nmsgstr "\n', "the file is not a file of gettext (.po): see line 2"),
+        ('msgid "a"\nmsgstr ""\n\n"b"\n', "the file is not a file of gettext (.po): see line 4"),
+        ('msgid ""\nmsgstr "nplurals=7;"\n', "nplurals is 7 in its header, and can be at most 6: correct it"),
+    ],
+)
+def test_what_is_not_a_file_of_gettext_is_refused(content, message):
+    with pytest.raises(WrongFile) as caught:
+        Messages(content.encode(), Path("a.po"))
+    assert caught.value.strerror == message

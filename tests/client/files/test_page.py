@@ -1,0 +1,94 @@
+"""Pages of HTML as they are written by hand and by programs: everything but the texts stays, byte by byte."""
+
+from pathlib import Path
+
+import pytest
+
+from seq2seq_serve.client.files.page import Page
+from tests.client.files.answers import backwards, capitals, translated
+
+
+@pytest.mark.parametrize(
+    ("page", "texts"),
+    [
+        ('<P CLASS=a ID="b">One</P>', ["One"]),
+        ("<p title=it's>one<p>two", ["one", "two", "it's"]),
+        ("<p data-x='a>b'>one</p>", ["one"]),
+        ("one <!-- a <b> --> two", ["one two"]),
+        ("<!-->one<!--->", ["one"]),
+        ("<![CDATA[no]]><?php no ?>one", ["one"]),
+        ("a < b and </ c", ["a < b and"]),
+        ('<a href="x"><i class="icon"></i> Home</a>', ["Home"]),
+        ("<script>if (a<b) '</p>'</script>one", ["one"]),
+        ("<textarea><b>no</textarea><title>a <b> c</title>", ["a <b> c"]),
+        ("<svg><svg></svg>no</svg><svg/>one", ["one"]),
+        ('<div translate="no">no<div>no</div></div>one', ["one"]),
+        ("<ul><li translate=no>no<li>no</ul>one", ["one"]),
+        ("<pre>no</b></pre>one<pre>no", ["one"]),
+        ('<span translate=NO>no<span>no</span></span><span translate="yes">one</span>', ["one"]),
+        ('<img alt="no" translate="no"><img alt=one><input placeholder=" two ">', ["one", "two"]),
+        ('<a title="a &quot;b&quot;" title="no">one</a>', ["one", 'a "b"']),
+        ("one <b>two</i> three</b> four", ["one two three four"]),
+        ("one <b><i>two</b></i> three", ["one two three"]),
+        ("one\r\ntwo<br/>three", ["one two", "three"]),
+        ("<p>one", ["one"]),
+        ("<p", []),
+        ("", []),
+    ],
+)
+def test_a_page_is_cut_as_browsers_read_it(page, texts):
+    document = Page(page.encode(), Path("a.html"))
+    assert [segment.text for segment in document.segments] == texts
+    assert document.content().decode() == page
+
+
+@pytest.mark.parametrize(
+    ("page", "same", "turned"),
+    [
+        ("<p>a <b>b</b> c</p>", "<p>A <b>B</b> C</p>", "<p>C <b>B</b> A</p>"),
+        ("<p>a<!-- x --> b</p>", "<p>A<!-- x --> B</p>", "<p><!-- x -->B A</p>"),
+        (
+            '<a href="x"><i class="icon"></i>home <b>now</b></a>',
+            '<a href="x"><i class="icon"></i>HOME <b>NOW</b></a>',
+            '<a href="x"><i class="icon"></i><b>NOW</b> HOME</a>',
+        ),
+        ("<p>a &lt; <b>b &amp;</b></p>", "<p>A &lt; <b>B &amp;</b></p>", "<p><b>&amp; B</b> &lt; A</p>"),
+        ("<b>a<br>b <i>c</i></b> d", "<b>A<br>B <i>C</i></b> D", "<b>A<br></b>D <b><i>C</i> B</b>"),
+        ('<a title="x y">a</a>', '<a title="X Y">A</a>', '<a title="Y X">A</a>'),
+        ("one <b><i>two</b></i> three", "ONE <b><i>TWO</i></b></i> THREE", "</i>THREE <b><i>TWO</i></b> ONE"),
+    ],
+)
+def test_tags_follow_their_words_and_never_cross(page, same, turned):
+    assert translated("a.html", page, capitals)[1] == same
+    assert translated("a.html", page, backwards)[1] == turned
+
+
+@pytest.mark.parametrize(
+    ("before", "encoding"),
+    [
+        ('<meta charset="euc-kr">', "euc_kr"),
+        ("<meta http-equiv='Content-Type' content='text/html; charset=windows-1252'>", "cp1252"),
+        ("<meta charset=latin1>", "cp1252"),
+        ("<meta charset=punycode>", "utf-8"),  # a codec of Python, and not of pages
+        ("<meta charset=zip>", "utf-8"),
+        ("", "utf-8-sig"),
+        ("", "utf-16"),
+        ("", "utf-16-be"),  # without a mark
+        ("", "utf-32"),
+        ("", "utf-8"),
+    ],
+)
+def test_a_page_keeps_its_encoding(before, encoding):
+    content = f"{before}<p>one</p>".encode(encoding)
+    document = Page(content, Path("a.html"))
+    assert document.content() == content
+    [segment] = document.segments
+    segment.translate(capitals("금 é"))
+    assert document.content().decode(encoding) == f"{before}<p>금 É</p>" or encoding in ("cp1252", "euc_kr")
+    assert b"ONE" not in document.content()
+
+
+def test_letters_that_an_encoding_lacks_are_written_as_numbers():
+    document = Page(b"<meta charset=latin1><p>one</p>", Path("a.html"))
+    document.segments[0].translate(capitals("금"))
+    assert document.content() == b"<meta charset=latin1><p>&#44552;</p>"

@@ -1,0 +1,137 @@
+"""Word files: what is beside their texts stays, and what is not a Word file is refused."""
+
+import io
+import re
+import zipfile
+from pathlib import Path
+
+import docx
+import pytest
+
+from reliability.documents import word_file
+from seq2seq_serve.client.files.lines import WrongFile
+from seq2seq_serve.client.files.word import Word
+from tests.client.files.answers import backwards, capitals, translated
+
+
+def body(content: bytes) -> str:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        text = archive.read("word/document.xml").decode()
+    return re.search("<w:body>(.*)</w:body>", text)[1]
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "same", "turned"),
+    [
+        (
+            '<w:p><w:r><w:t xml:space="preserve">a </w:t></w:r><w:r><w:rPr><w:b/></w:rPr>'
+            "<w:t>b</w:t></w:r></w:p>",
+            '<w:p><w:r><w:t xml:space="preserve">A </w:t></w:r><w:r><w:rPr><w:b/></w:rPr>'
+            '<w:t xml:space="preserve">B</w:t></w:r></w:p>',
+            '<w:p><w:r><w:rPr><w:b/></w:rPr><w:t xml:space="preserve">B</w:t></w:r><w:r>'
+            '<w:t xml:space="preserve"> A</w:t></w:r></w:p>',
+        ),
+        (
+            '<w:p><w:pPr><w:x/></w:pPr><w:bookmarkStart w:id="1"/><w:r><w:t>a &lt; b</w:t></w:r><w:r/></w:p>',
+            '<w:p><w:pPr><w:x/></w:pPr><w:bookmarkStart w:id="1"/><w:r>'
+            '<w:t xml:space="preserve">A &lt; B</w:t></w:r><w:r/></w:p>',
+            '<w:p><w:pPr><w:x/></w:pPr><w:bookmarkStart w:id="1"/><w:r>'
+            '<w:t xml:space="preserve">B &lt; A</w:t></w:r><w:r/></w:p>',
+        ),
+        (
+            "<w:p><w:r><w:t>a</w:t><w:tab/><w:t>b</w:t></w:r></w:p>",
+            '<w:p><w:r><w:t xml:space="preserve">A</w:t><w:tab/>'
+            '<w:t xml:space="preserve">B</w:t></w:r></w:p>',
+            '<w:p><w:r><w:t xml:space="preserve">A</w:t><w:tab/>'
+            '<w:t xml:space="preserve">B</w:t></w:r></w:p>',
+        ),
+    ],
+)
+def test_runs_follow_their_words(paragraph, same, turned):
+    content = word_file(paragraph)
+    assert body(Word(content, Path("a.docx")).content()) == paragraph
+    assert body(translated("a.docx", content, capitals)[1]) == same
+    assert body(translated("a.docx", content, backwards)[1]) == turned
+
+
+def test_a_paragraph_in_a_box_is_a_text_of_its_own():
+    box = "<w:p><w:r><w:t>a </w:t><w:x><w:p><w:r><w:t>box</w:t></w:r></w:p></w:x><w:t>b</w:t></w:r></w:p>"
+    texts, written = translated("a.docx", word_file(box), capitals)
+    assert texts == ["a", "box", "b"]
+    assert re.sub("<[^>]*>", " ", body(written)).split() == ["A", "BOX", "B"]
+
+
+def test_other_parts_stay_byte_by_byte_and_stored_ones_stored():
+    picture, notes = (
+        bytes(range(256)) * 100,
+        '<w:footnotes xmlns:w="{}"><w:p><w:r><w:t>note</w:t></w:r></w:p></w:footnotes>',
+    )
+    namespace = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    whole = word_file(
+        "<w:p/>",
+        others=[
+            ("word/media/a.png", picture),
+            ("word/footnotes.xml", notes.format(namespace).encode("utf-16")),
+        ],
+    )
+    texts, written = translated("a.docx", whole, capitals)
+    assert texts == ["note"]
+    with zipfile.ZipFile(io.BytesIO(written)) as archive:
+        assert archive.read("word/media/a.png") == picture
+        assert "NOTE" in archive.read("word/footnotes.xml").decode("utf-16")
+        assert archive.testzip() is None
+
+
+def test_control_characters_of_a_target_are_left_out():
+    texts, written = translated(
+        "a.docx", word_file("<w:p><w:r><w:t>a</w:t></w:r></w:p>"), lambda _: capitals("b\x01")
+    )
+    assert texts == ["a"]
+    assert ">B<" in body(written)
+
+
+def test_a_written_file_can_be_read_by_others():
+    document, stream = docx.Document(), io.BytesIO()
+    document.add_heading("one two")
+    document.add_paragraph("three")
+    document.save(stream)
+    written = translated("a.docx", stream.getvalue(), backwards)[1]
+    assert [paragraph.text for paragraph in docx.Document(io.BytesIO(written)).paragraphs] == [
+        "TWO ONE",
+        "THREE",
+    ]
+
+
+def archive(*names: str, content: bytes = b"<x/>", **settings) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as written:
+        for name in names:
+            written.writestr(name, content, **settings)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"", "the file is not a Word document (.docx), or is damaged"),
+        (archive("a.xml"), "the file is not a Word document (.docx)"),
+        (
+            archive("word/document.xml", "word/documenu.xml").replace(b"documenu", b"document"),
+            "two parts of the file have the same name",
+        ),
+        (
+            archive("word/document.xml", content=b"<a>"),
+            "its part word/document.xml is not XML: no element found",
+        ),
+        (archive("word/document.xml", content=b"\xff"), "its part word/document.xml is not XML"),
+        (
+            archive("word/document.xml").replace(b"<x/>", b"<y/>"),
+            "the part word/document.xml of the file is damaged",
+        ),
+        (word_file("")[:-40], "the file is not a Word document (.docx), or is damaged"),
+    ],
+)
+def test_what_is_not_a_word_file_is_refused(content, message):
+    with pytest.raises(WrongFile) as caught:
+        Word(content, Path("a.docx"))
+    assert caught.value.strerror.startswith(message)
