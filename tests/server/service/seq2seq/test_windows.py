@@ -16,13 +16,14 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError
 
 from seq2seq_serve.bundle.audio import SAMPLE_RATE, log_mel, read_sound
+from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2 import ModelInferRequest
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
 from seq2seq_serve.server.engine.async_engine import Stream
 from seq2seq_serve.server.errors import Overloaded
 from seq2seq_serve.server.service import calls
-from seq2seq_serve.server.service.seq2seq import generation
+from seq2seq_serve.server.service.seq2seq import generation, windows
 from seq2seq_serve.server.service.seq2seq.windows import whole_segments
 from seq2seq_serve.server.service.write import responses
 from seq2seq_serve.server.service.write.word_times import token_times, words_of
@@ -173,6 +174,32 @@ async def test_only_the_bad_pieces_of_a_split_sound_are_decoded_again(whisper_pa
         assert last.result.detected_language == whole.detected_language != ""
         texts = [one.hypotheses[0].text for one in answer.sentences]
         assert [event.piece.text for event in events] == texts
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+async def test_what_follows_the_last_time_of_a_piece_is_decoded(whisper_path, monkeypatch, speaks):
+    """Of 34 seconds of clean speech, nothing was written for 24.1 to 29.8: the target ended before."""
+    first_id = load_bundle(whisper_path / "bundle").manifest.timestamps.first_id
+    pair, single, rest = [0, -5, 10, 10], [0, -6, 8], [0, -7]  # times in steps, and words below 0
+    targets = iter(
+        [[first_id + each if each >= 0 else -each for each in one] for one in (pair, single, rest)]
+    )
+    decoded = windows._decoded
+
+    async def scripted(*arguments):
+        made = await decoded(*arguments)
+        best, token_ids = made.result.best, next(targets)
+        best = best._replace(token_ids=token_ids, choices=best.choices[:1] * len(token_ids))
+        return made._replace(result=made.result._replace(hypotheses=(best,)), is_silent=False)
+
+    monkeypatch.setattr(windows, "_decoded", scripted)
+    options = {"long_source": pb.LONG_SOURCE_SPLIT, "timestamps": True, "no_speech_threshold": int(speaks)}
+    async with serving_bundles(whisper_path / "bundle") as served:
+        answer = await served.stub.Generate(message(encoded(noise(0.6)), **options, **ANYTHING_IS_GOOD))
+    segments = answer.hypotheses[0].segments
+    assert [[*one.token_ids] for one in segments] == [[5], [6], [7]][: 2 + speaks]
+    assert [one.window.begin_seconds for one in segments] == pytest.approx([0.0, 0.2, 0.36][: 2 + speaks])
+    assert next(targets, None) is None
 
 
 async def test_silence_has_no_text(whisper_path):
