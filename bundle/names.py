@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import enum
 
-FORMAT_VERSION = 12
+FORMAT_VERSION = 13
 MANIFEST_FILE = "manifest.json"
 CHECKSUM_FILE = "manifest.sha256"  # the manifest's checksum; the manifest has those of all other files
 TOKENIZER_FILE = "tokenizer.json"
@@ -128,9 +128,12 @@ MIN_PS = "min_ps"  # (m, 1) float32
 UNIFORMS = "uniforms"  # (m, 1) float64, at least 0 and below 1
 DETECTED_IDS = "detected_ids"  # (A,) int64: the tokens one of which is selected
 FIRST_TIMES = "first_times"  # (m, 1) int64: the first token that is a time; V for a row without times
+LAST_TIMES = "last_times"  # (m, 1) int64: the last token that is a time
 LEAST_TEXTS = "least_texts"  # (m, 1) int64: tokens below it that are not times are forbidden
+MOST_TEXTS = "most_texts"  # (m, 1) int64: tokens above it that are not times are forbidden
 LEAST_TIMES = "least_times"  # (m, 1) int64: times below it are forbidden
 MOST_TIMES = "most_times"  # (m, 1) int64: times above it are forbidden
+TIME_COLUMNS = FIRST_TIMES, LAST_TIMES, LEAST_TEXTS, MOST_TEXTS, LEAST_TIMES, MOST_TIMES
 IS_COVERED = "is_covered"  # (m, 1) bool: whether all tokens that might be drawn were candidates
 
 

@@ -58,6 +58,8 @@ def contradictions(manifest: Manifest) -> list[str]:
     times = manifest.timestamps
     if times is not None and times.off_id not in manifest.frames.start[1:][-1:]:
         problems.append(f"timestamps.off_id is {times.off_id}, and must be the last of several frames.start")
+    if times is not None and times.last_id < times.first_id:
+        problems.append(f"timestamps.last_id is {times.last_id}, and must be at least {times.first_id}")
     if times is not None and not 0 < times.step_seconds < math.inf:
         problems.append(f"timestamps.step_seconds is {times.step_seconds}, and must be above 0")
     for name, least in (
@@ -105,7 +107,7 @@ def _id_fields(manifest: Manifest) -> dict[str, tuple[int, Places]]:
     source, target = manifest.source_vocab_size or manifest.target_vocab_size, manifest.target_vocab_size
     frames, generation = manifest.frames, manifest.generation
     forced_eos = () if generation.forced_eos_id is None else (generation.forced_eos_id,)
-    times = () if manifest.timestamps is None else (manifest.timestamps.first_id,)
+    times = manifest.timestamps
     return {
         "special_ids.pad_id": (source, (manifest.special_ids.pad_id,)),
         "special_ids.eos_ids": (target, manifest.special_ids.eos_ids),
@@ -117,7 +119,8 @@ def _id_fields(manifest: Manifest) -> dict[str, tuple[int, Places]]:
         "generation.forbidden_sequences": (target, tuple(chain(*generation.forbidden_sequences))),
         "generation.begin_suppressed_token_ids": (target, generation.begin_suppressed_token_ids),
         "generation.forced_eos_id": (target, forced_eos),
-        "timestamps.first_id": (target, times),
+        "timestamps.first_id": (target, () if times is None else (times.first_id,)),
+        "timestamps.last_id": (target, () if times is None else (times.last_id,)),
         **{
             f"choices.{name}": (max(source, target), tuple(choice.ids.values()))
             for name, choice in manifest.choices.items()

@@ -162,16 +162,23 @@ class Timestamps(_Record):
     """The tokens of times within a sound (Radford et al. 2022, arXiv:2212.04356, section 2.3).
 
     Attributes:
-        first_id: The token of 0 seconds. It and all ids after it are times.
+        first_id: The token of 0 seconds.
+        last_id: The token of the latest time. All ids between the two are times, and those after it are words
+            that were added to the vocabulary.
         step_seconds: From the time of one token to that of the next.
         off_id: The last token of `Frames.start`; a request for timestamps leaves it out.
         max_first: The most steps before the first time of a target; None for no limit.
     """
 
     first_id: int
+    last_id: int
     step_seconds: float
     off_id: int
     max_first: int | None = None
+
+    def has(self, token_id: int) -> bool:
+        """Whether a token is a time."""
+        return self.first_id <= token_id <= self.last_id
 
     @property
     def no_speech_id(self) -> int:

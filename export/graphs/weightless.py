@@ -108,15 +108,19 @@ def times() -> onnx.ModelProto:
         _node("Shape", [names.LOGITS], "vocab_size", start=1),
         _node("Squeeze", ["vocab_size"], "count"),
         _node("Range", ["zero_int", "count", "one_int"], "ids"),
-        _node("GreaterOrEqual", ["ids", names.FIRST_TIMES], "is_time"),
-        _node("GreaterOrEqual", ["ids", names.LEAST_TEXTS], "is_allowed_text"),
+        _node("GreaterOrEqual", ["ids", names.FIRST_TIMES], "is_after_texts"),
+        _node("LessOrEqual", ["ids", names.LAST_TIMES], "is_before_others"),
+        _node("And", ["is_after_texts", "is_before_others"], "is_time"),
+        _node("GreaterOrEqual", ["ids", names.LEAST_TEXTS], "is_least_text"),
+        _node("LessOrEqual", ["ids", names.MOST_TEXTS], "is_most_text"),
+        _node("And", ["is_least_text", "is_most_text"], "is_allowed_text"),
         _node("GreaterOrEqual", ["ids", names.LEAST_TIMES], "is_late"),
         _node("LessOrEqual", ["ids", names.MOST_TIMES], "is_early"),
         _node("And", ["is_late", "is_early"], "is_within"),
         _node("And", ["is_time", "is_within"], "is_allowed_time"),
         _node("Where", ["is_allowed_time", names.LOGITS, "minus_infinity"], "times"),
-        _node("Where", ["is_allowed_text", names.LOGITS, "minus_infinity"], "no_early_texts"),
-        _node("Where", ["is_time", "minus_infinity", "no_early_texts"], "texts"),
+        _node("Where", ["is_allowed_text", names.LOGITS, "minus_infinity"], "bounded_texts"),
+        _node("Where", ["is_time", "minus_infinity", "bounded_texts"], "texts"),
         _node("Where", ["is_time", "times", "texts"], "allowed"),
         helper.make_node("TopK", ["texts", "axis_1"], ["best_text", "best_text_id"], axis=1),
         # relative to the best text, so that the exponents of rows without times are 0
@@ -126,10 +130,7 @@ def times() -> onnx.ModelProto:
         _node("Greater", ["total", "one"], "prefers_times"),
         _node("Where", ["prefers_times", "times", "allowed"], out),
     ]
-    inputs = [_logits()] + [
-        _tensor(name, TensorProto.INT64, "rows", 1)
-        for name in (names.FIRST_TIMES, names.LEAST_TEXTS, names.LEAST_TIMES, names.MOST_TIMES)
-    ]
+    inputs = [_logits()] + [_tensor(name, TensorProto.INT64, "rows", 1) for name in names.TIME_COLUMNS]
     return _selection("times", nodes, inputs, [_tensor(out, TensorProto.FLOAT, "rows", "vocab_size")])
 
 

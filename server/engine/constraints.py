@@ -64,9 +64,10 @@ def adjustments(
 
 
 class TimeBounds(NamedTuple):
-    """The tokens that may follow in a target with times: others from one id on, and times between two ids."""
+    """The tokens that may follow in a target with times: other ones, and times, each between two ids."""
 
     least_text: int
+    most_text: int
     least_time: int
     most_time: int
 
@@ -78,17 +79,17 @@ def time_bounds(row: Sequence, times: Timestamps, eos_ids: Collection[int], voca
     beginning of what follows, or once before the end of sequence. Times never decrease, and what was said
     takes time (Radford et al. 2022, arXiv:2212.04356, section 2.3).
     """
-    token_ids, first_id = row.token_ids, times.first_id
+    token_ids, first_id, last_id = row.token_ids, times.first_id, times.last_id
     if not token_ids:
-        most = vocab_size - 1 if times.max_first is None else first_id + times.max_first
-        return TimeBounds(first_id, first_id, most)
-    is_time = [token_id >= first_id for token_id in token_ids[-2:]]
-    last_time = next((token_id for token_id in reversed(token_ids) if token_id >= first_id), None)
+        most = last_id if times.max_first is None else min(first_id + times.max_first, last_id)
+        return TimeBounds(vocab_size, vocab_size, first_id, most)
+    is_time = [times.has(token_id) for token_id in token_ids[-2:]]
     if is_time[-1] and is_time[0]:  # also where there is only one token
-        return TimeBounds(0, vocab_size, vocab_size - 1)
+        return TimeBounds(0, vocab_size, vocab_size, last_id)
     if is_time[-1]:
-        return TimeBounds(min(eos_ids), token_ids[-1], vocab_size - 1)
-    return TimeBounds(0, first_id if last_time is None else last_time + 1, vocab_size - 1)
+        return TimeBounds(min(eos_ids), first_id - 1, token_ids[-1], last_id)
+    last_time = next((token_id for token_id in reversed(token_ids) if times.has(token_id)), first_id - 1)
+    return TimeBounds(0, vocab_size, last_time + 1, last_id)
 
 
 def _repeating(target_ids: list[int], size: int) -> list[int]:

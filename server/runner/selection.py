@@ -304,15 +304,15 @@ class Selector:
 
     def _time_feeds(self, asks: list[_Ask]) -> dict[str, Array]:
         """Returns the bounds of the rows' texts and times."""
-        bounds = np.zeros((len(asks), 4), np.int64)
-        bounds[:, 0] = self._vocab_size
+        # of a row without times: none of its tokens is one, and all are allowed
+        free = self._vocab_size, 0, 0, self._vocab_size, 0, 0
+        bounds = np.array([free] * len(asks), np.int64)
         for i, ask in enumerate(asks):
             times = ask.sequence.request.constraints.times
             if times is not None:
                 allowed = time_bounds(ask.sequence, times, self._eos_ids, self._vocab_size)
-                bounds[i] = times.first_id, *allowed
-        columns = (names.FIRST_TIMES, names.LEAST_TEXTS, names.LEAST_TIMES, names.MOST_TIMES)
-        return {name: bounds[:, i : i + 1].copy() for i, name in enumerate(columns)}
+                bounds[i] = times.first_id, times.last_id, *allowed
+        return {name: bounds[:, i : i + 1].copy() for i, name in enumerate(names.TIME_COLUMNS)}
 
     def _suppress(self, logits: _Logits, num_rows: int) -> None:
         """Forbid the tokens that the model never selects, in place."""

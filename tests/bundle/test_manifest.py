@@ -325,14 +325,15 @@ def test_a_choice_that_does_not_exist_is_named(damaged):
 
 
 def test_times_that_a_target_cannot_have_are_named(damaged, random_trained):
-    times = {"first_id": 50, "step_seconds": 0.02, "off_id": 9}
+    times = {"first_id": 50, "last_id": 60, "step_seconds": 0.02, "off_id": 9}
     edit(damaged, "frames", "start", value=[7, 8, 9])
     edit(damaged, "timestamps", value=times)
-    assert load_bundle(damaged).manifest.timestamps == Timestamps(50, 0.02, 9, None)
+    assert load_bundle(damaged).manifest.timestamps == Timestamps(50, 60, 0.02, 9, None)
     for name, value, problem in (
         ("off_id", 8, "timestamps.off_id is 8, and must be the last of several frames.start"),
         ("step_seconds", 0.0, "timestamps.step_seconds is 0.0, and must be above 0"),
-        ("first_id", 1000, "timestamps.first_id has the id 1000, outside the vocabulary of "),
+        ("last_id", 1000, "timestamps.last_id has the id 1000, outside the vocabulary of "),
+        ("last_id", 49, "timestamps.last_id is 49, and must be at least 50"),
     ):
         edit(damaged, "timestamps", value=times | {name: value})
         [found] = problems_of(damaged)

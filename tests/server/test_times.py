@@ -15,7 +15,8 @@ from seq2seq_serve.server.engine.constraints import time_bounds
 from seq2seq_serve.server.engine.state import Search, Sequence
 from tests.server.fakes import make_request
 
-V, EOS_ID, OFF_ID, FIRST_ID = 60, 40, 44, 45
+V, EOS_ID, OFF_ID, FIRST_ID = 60, 40, 44, 45  # of transformers, where all tokens from FIRST_ID on are times
+NUM_ADDED = 3  # words after the last time, of a model that was tuned with them
 START_IDS = (41, 42, 43)
 
 
@@ -58,10 +59,14 @@ def test_the_allowed_tokens_are_those_of_transformers(graph, max_first):
         logits[0, OFF_ID] = -np.inf  # which the service suppresses
         expected = theirs(torch.tensor([[*START_IDS, *token_ids]]), torch.tensor(logits)).numpy()
         row = Sequence(Search(make_request((7,)), START_IDS), next_token_id=1, token_ids=token_ids)
-        bounds = time_bounds(row, Timestamps(FIRST_ID, 0.02, OFF_ID, max_first), (EOS_ID,), V)
-        columns = (names.FIRST_TIMES, names.LEAST_TEXTS, names.LEAST_TIMES, names.MOST_TIMES)
-        feeds = {name: np.array([[bound]]) for name, bound in zip(columns, (FIRST_ID, *bounds), strict=True)}
-        [changed] = graph.run(None, {names.LOGITS: logits, **feeds})
-        np.testing.assert_array_equal(changed, expected, err_msg=str(token_ids))
+        times = Timestamps(FIRST_ID, V - 1, 0.02, OFF_ID, max_first)
+        bounds = time_bounds(row, times, (EOS_ID,), V + NUM_ADDED)
+        values = FIRST_ID, V - 1, *bounds
+        feeds = {name: np.array([[each]]) for name, each in zip(names.TIME_COLUMNS, values, strict=True)}
+        added = np.full((1, NUM_ADDED), -50, np.float32)  # too improbable to change what is compared
+        [changed] = graph.run(None, {names.LOGITS: np.concatenate([logits, added], axis=1), **feeds})
+        np.testing.assert_array_equal(changed[:, :V], expected, err_msg=str(token_ids))
+        has_words = bounds.least_text == 0 and np.isfinite(changed[0, :EOS_ID]).any()
+        assert (changed[0, V:] == (-50 if has_words else -np.inf)).all(), token_ids
         num_preferring += bool(bounds.least_text < EOS_ID and not np.isfinite(changed[0, :EOS_ID]).any())
     assert num_preferring > 10, "the sum of the times decided"

@@ -373,6 +373,8 @@ def _prompted(
                     f"{checkpoint.folder}: the default {name} is {choice.default!r}, and there are "
                     f"{', '.join(choice.ids) or 'none'}"
                 )
+    # A step for each position of the encoder; tokens after them were added by somebody who tuned the model.
+    num_steps = int(checkpoint.config.get("max_source_positions", 1500))
     return ImportedTokenizers(
         source=tokenizer,
         target=tokenizer,
@@ -381,6 +383,9 @@ def _prompted(
         choices=choices,
         timestamps=Timestamps(
             first_id=off_id + 1,
+            last_id=min(
+                off_id + 1 + num_steps, int(checkpoint.config.get("vocab_size", tokenizer.vocab_size)) - 1
+            ),
             step_seconds=_TIME_STEP_SECONDS,
             off_id=off_id,
             max_first=generation.get("max_initial_timestamp_index"),

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, times_in_sound
+from seq2seq_serve.bundle.manifest import Timestamps
 from seq2seq_serve.protos.seq2seq_v1_pb2 import LONG_SOURCE_SEQUENTIAL, Window
 from seq2seq_serve.server.engine.request import Array, Request, Sampling
 from seq2seq_serve.server.engine.result import FinishReason, Result
@@ -141,10 +142,10 @@ async def _decode_in_a_row(
         start_ids, detected_ids = result.start_ids[len(before) :], ()
         num_kept, num_steps, is_doubted = 0, None, False
         if not (is_silent or is_flat):
-            num_kept, num_steps = whole_segments(result.best.token_ids, times.first_id, least)
-            last = result.best.token_ids[-1] - times.first_id if result.best.token_ids else 0
-            if is_piece and num_steps is None and last >= least:
-                num_steps, is_doubted = last, True
+            num_kept, num_steps = whole_segments(result.best.token_ids, times, least)
+            last_id = next(reversed(result.best.token_ids), -1)
+            if is_piece and num_steps is None and times.has(last_id) and last_id - times.first_id >= least:
+                num_steps, is_doubted = last_id - times.first_id, True
         num_seconds = min(width * HOP / SAMPLE_RATE, whole.num_seconds - begin * HOP / SAMPLE_RATE)
         yield (
             replace(
@@ -164,7 +165,7 @@ async def _decode_in_a_row(
         arrival, has_begun = time.monotonic(), True
 
 
-def whole_segments(token_ids: Sequence[int], first_id: int, least_steps: int) -> tuple[int, int | None]:
+def whole_segments(token_ids: Sequence[int], times: Timestamps, least_steps: int) -> tuple[int, int | None]:
     """Returns how many tokens of a window are whole segments, and the time at which the next window begins.
 
     What follows the last pair of times is cut at the end of the window, unless it ends with a single time:
@@ -172,16 +173,16 @@ def whole_segments(token_ids: Sequence[int], first_id: int, least_steps: int) ->
 
     Args:
         token_ids: The target of the window.
-        first_id: The token of time 0; it and all ids after it are times.
+        times: The tokens of times.
         least_steps: An earlier time than this does not begin a window.
 
     Returns:
         The number of tokens, and the time in steps of the tokens; None is the end of the window.
     """
-    is_time = [token_id >= first_id for token_id in token_ids]
+    is_time = [times.has(token_id) for token_id in token_ids]
     pairs = [place for place in range(1, len(is_time)) if is_time[place - 1] and is_time[place]]
     if pairs and is_time[-2:] != [False, True]:
-        num_steps = token_ids[pairs[-1] - 1] - first_id
+        num_steps = token_ids[pairs[-1] - 1] - times.first_id
         if num_steps >= least_steps:
             return pairs[-1], num_steps
     return len(token_ids), None
@@ -192,7 +193,8 @@ async def _decoded(request: Request, rules: WindowRules, model: ServedModel, dec
 
     Only the best result is kept beside the present one: their attention may take much memory.
     """
-    assert model.manifest.timestamps is not None
+    times = model.manifest.timestamps
+    assert times is not None
     no_speech = best = None
     best_rank = False, -math.inf
     for temperature in rules.temperatures:
@@ -200,7 +202,7 @@ async def _decoded(request: Request, rules: WindowRules, model: ServedModel, dec
         hypothesis = result.best
         log_probabilities = [choice.log_probability for choice in hypothesis.choices]
         text = model.target_tokenizer.decode(
-            [token_id for token_id in hypothesis.token_ids if token_id < model.manifest.timestamps.first_id]
+            [token_id for token_id in hypothesis.token_ids if not times.has(token_id)]
         ).encode()
         window = Window(
             temperature=temperature,

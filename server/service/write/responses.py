@@ -283,9 +283,9 @@ def _token_times(
     step = max_seconds(spec) / reading.request.memory_length
     assert hypothesis.attention is not None
     assert model.manifest.timestamps is not None
-    first_id = model.manifest.timestamps.first_id
+    times = model.manifest.timestamps
     return token_times(
-        hypothesis.attention, hypothesis.token_ids, first_id, reading.num_seconds, step, checkpoint
+        hypothesis.attention, hypothesis.token_ids, times, reading.num_seconds, step, checkpoint
     )
 
 
@@ -313,7 +313,7 @@ def _segments(
             said.clear()
 
     for place, token_id in enumerate(hypothesis.token_ids):
-        if token_id < times.first_id:
+        if not times.has(token_id):
             said.append(token_id)
             continue
         seconds = min((token_id - times.first_id) * times.step_seconds, reading.num_seconds)

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from seq2seq_serve.bundle.manifest import Timestamps
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 
 # T target length   H alignment heads   S positions of the sound
@@ -49,7 +50,7 @@ class Word(NamedTuple):
 def token_times(
     attention: NDArray[Any],
     token_ids: Sequence[int],
-    first_time_id: int,
+    times: Timestamps,
     sound_seconds: float,
     step: float,
     checkpoint: Callable[[], None],
@@ -59,12 +60,12 @@ def token_times(
     Args:
         attention: `(T, H, S)` of all tokens, and of the end of sequence if the target has one.
         token_ids: The target, without the end of sequence.
-        first_time_id: It and all ids after it are times.
+        times: The tokens of times.
         sound_seconds: The length of the sound; padding follows it.
         step: The seconds of a position.
         checkpoint: Is called for each head; an error that it raises ends the work.
     """
-    places = [place for place, token_id in enumerate(token_ids) if token_id < first_time_id]
+    places = [place for place, token_id in enumerate(token_ids) if not times.has(token_id)]
     if not places:
         return {}
     num_positions = min(max(math.ceil(sound_seconds / step), 1), attention.shape[2])

@@ -4,6 +4,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
+from seq2seq_serve.bundle import names
 from seq2seq_serve.export.graphs import weightless
 
 
@@ -199,10 +200,11 @@ def test_penalties_are_subtracted_row_by_row_and_zero_keeps_every_bit():
 
 def times(logits, *bounds):
     """Bounds are the first time, and what may follow: texts from an id on, and times between two ids."""
-    columns = ("first_times", "least_texts", "least_times", "most_times")
+    last = logits.shape[1] - 1
+    bounds = [(first, last, text, last, least, most) for first, text, least, most in bounds]
+    columns = zip(*bounds, strict=True)
     feeds = {
-        name: np.array(column)[:, None]
-        for name, column in zip(columns, zip(*bounds, strict=True), strict=True)
+        name: np.array(column)[:, None] for name, column in zip(names.TIME_COLUMNS, columns, strict=True)
     }
     [out] = session("times").run(None, {"logits": logits, **feeds})
     return out

@@ -539,10 +539,19 @@ class TestWhisper:
         )
         assert ours.timestamps == Timestamps(
             first_id=files.theirs.convert_tokens_to_ids("<|0.00|>"),
+            last_id=len(files.theirs) - 1,
             step_seconds=0.02,
             off_id=files.theirs.convert_tokens_to_ids("<|notimestamps|>"),
             max_first=10,
         )
+
+    def test_words_that_were_added_after_the_times_are_no_times(self, files):
+        """A model that was tuned with a new word ended its text there."""
+        times = imported(files).timestamps
+        config = files.config | {"max_source_positions": 10, "vocab_size": times.last_id + 6}
+        tuned = read_tokenizers(files.folder, files.family, config, files.generation).timestamps
+        assert (tuned.first_id, tuned.last_id) == (times.first_id, times.first_id + 10)
+        assert not tuned.has(times.last_id + 1)
 
     def test_an_english_model_has_nothing_to_choose(self, files):
         for settings in ({"is_multilingual": False}, {"is_multilingual": None}):  # by its number of tokens

@@ -16,7 +16,7 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError
 
 from seq2seq_serve.bundle.audio import SAMPLE_RATE, log_mel, read_sound
-from seq2seq_serve.bundle.manifest import load_bundle
+from seq2seq_serve.bundle.manifest import Timestamps, load_bundle
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2 import ModelInferRequest
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -98,10 +98,13 @@ async def test_windows_are_those_of_transformers(whisper_path, is_conditioned):
         ([FIRST, 1, FIRST + 9, FIRST + 11, 2, FIRST + 20], (6, None)),
         ([FIRST, 1, FIRST + 9, FIRST + 11, 2, FIRST + 20, FIRST + 20], (6, 20)),
         ([FIRST, 1, FIRST + 1, FIRST + 1, 2], (5, None)),  # too little progress
+        ([FIRST, 1, FIRST + 9, FIRST + 9, FIRST + 51, FIRST + 52], (4, 9)),  # two words after the times
     ],
 )
 def test_the_next_window_begins_after_the_last_whole_segment(token_ids, expected):
-    assert whole_segments(token_ids, FIRST, least_steps=2) == expected
+    assert (
+        whole_segments(token_ids, Timestamps(FIRST, FIRST + 50, 0.02, FIRST - 1), least_steps=2) == expected
+    )
 
 
 async def test_a_bad_text_is_decoded_again_at_higher_temperatures(whisper_path):
@@ -407,12 +410,12 @@ async def test_words_have_the_times_of_the_attention_of_transformers_heads(whisp
         np.testing.assert_allclose(found, attention[: len(found)], atol=1e-5)
         shown = np.reshape(hypothesis.attention.weights, (-1, attention.shape[2]))
         np.testing.assert_allclose(shown, found.mean(axis=1), atol=1e-6)
-        first_id = model.manifest.timestamps.first_id
-        assert others == [tuple(hypothesis.token_ids), first_id, SECONDS, SECONDS / attention.shape[2]]
+        tokens = model.manifest.timestamps
+        assert others == [tuple(hypothesis.token_ids), tokens, SECONDS, SECONDS / attention.shape[2]]
         times = token_times(found, *others, checkpoint)
         place, num_words = 0, 0
         for segment in hypothesis.segments:
-            while hypothesis.token_ids[place] >= first_id:
+            while tokens.has(hypothesis.token_ids[place]):
                 place += 1
             words = words_of(segment.token_ids, model.target_tokenizer)
             assert [word.text for word in segment.words] == [word.text for word in words]

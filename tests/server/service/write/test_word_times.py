@@ -7,9 +7,12 @@ import pytest
 import torch
 from transformers.models.whisper.generation_whisper import _dynamic_time_warping, _median_filter
 
+from seq2seq_serve.bundle.manifest import Timestamps
 from seq2seq_serve.server.errors import Cancelled
 from seq2seq_serve.server.service.write.word_times import token_starts, token_times, words_of
 from tests.server.service.harness import byte_tokenizer
+
+TIMES = Timestamps(100, 150, 0.02, 99)
 
 
 def go_on() -> None:
@@ -46,15 +49,15 @@ def test_padding_after_the_sound_and_times_in_the_target_do_not_count():
     ids = [100, 5, 6, 104, 104, 7, 108]  # the last row is that of the end of sequence
     rows = [1, 2, 5, 7]
     starts = [0.02 * start for start in token_starts(attention[rows], 30, go_on)]
-    times = token_times(attention, ids, 100, 0.59, 0.02, go_on)
+    times = token_times(attention, ids, TIMES, 0.59, 0.02, go_on)
     assert times == {
         1: (starts[0], starts[1]),
         2: (starts[1], starts[2]),
         5: (starts[2], min(starts[3], 0.59)),
     }
-    without_end = token_times(attention[:7], ids, 100, 0.59, 0.02, go_on)
+    without_end = token_times(attention[:7], ids, TIMES, 0.59, 0.02, go_on)
     assert without_end[5][1] == 0.59
-    assert token_times(attention, [100, 101], 100, 0.59, 0.02, go_on) == {}
+    assert token_times(attention, [100, 101], TIMES, 0.59, 0.02, go_on) == {}
 
 
 def test_the_work_ends_between_two_heads():
@@ -66,7 +69,7 @@ def test_the_work_ends_between_two_heads():
             raise Cancelled("the caller has left")
 
     with pytest.raises(Cancelled):
-        token_times(random_attention(8, 3, 50, 0), range(8), 100, 0.59, 0.02, end_before_the_second)
+        token_times(random_attention(8, 3, 50, 0), range(8), TIMES, 0.59, 0.02, end_before_the_second)
     assert len(checks) == 2
 
 
