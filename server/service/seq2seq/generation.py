@@ -207,9 +207,11 @@ async def _generate_windows(
         del sources
         if len(readings) > 1:  # how many windows a sound in a row has is not known yet
             call.check_answer_bytes(sum(estimated_bytes(one, decoding) for one in readings))
-        if decoding.options.word_timestamps:  # of an attempt, and of the best one before it
+        if decoding.options.word_timestamps:  # of an attempt, of the best one before it, of a piece's windows
             at_once = readings[:MOST_PIECES_AT_ONCE]
-            num_attention_bytes = 2 * sum(estimated_attention_bytes(one, decoding) for one in at_once)
+            num_attention_bytes = (2 + (len(readings) > 1)) * sum(
+                estimated_attention_bytes(one, decoding) for one in at_once
+            )
             await with_patience(call, partial(hold, num_attention_bytes))
         async with aclosing(decode_windows(readings, decoding, decode)) as windows:
             async for window, result in windows:

@@ -117,6 +117,7 @@ async def _decode_in_a_row(
     said = [token_id for token_id in whole.request.start_ids[1:num_prompt] if token_id is not None]
     start_ids, detected_ids = whole.request.start_ids[num_prompt:], whole.request.detected_ids
     arrival, begin, has_begun, is_doubted = whole.request.arrival, 0, False, False
+    num_left = whole.request.max_new_tokens if is_piece else math.inf  # tokens: their attention takes memory
     least = width // _LEAST_SHARE // frames_per_step
     while begin < num_frames - (least * frames_per_step if is_doubted else 0):
         heard = sound[:, begin : begin + width]
@@ -146,6 +147,9 @@ async def _decode_in_a_row(
             last_id = next(reversed(result.best.token_ids), -1)
             if is_piece and num_steps is None and times.has(last_id) and last_id - times.first_id >= least:
                 num_steps, is_doubted = last_id - times.first_id, True
+            num_left -= len(result.best.token_ids)
+            if num_left <= 0:
+                num_kept, num_steps = len(result.best.token_ids), None
         num_seconds = min(width * HOP / SAMPLE_RATE, whole.num_seconds - begin * HOP / SAMPLE_RATE)
         yield (
             replace(

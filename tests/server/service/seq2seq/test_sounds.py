@@ -16,6 +16,7 @@ from seq2seq_serve.server.engine.result import FinishReason, Hypothesis
 from seq2seq_serve.server.runner import voice_activity
 from seq2seq_serve.server.runner.voice_activity import speech
 from seq2seq_serve.server.service.read.sources import Reading
+from seq2seq_serve.server.service.seq2seq import windows
 from seq2seq_serve.server.service.write import responses as answers
 from tests.bundle.test_audio import encoded
 from tests.server.runner.test_voice_activity import needs_model, quiet, vowels
@@ -125,8 +126,14 @@ async def test_a_long_sound_is_truncated_only_when_asked_and_the_answer_says_how
         assert details == "sound: the sound has 10.88 seconds, and 10.24 is the limit: send a shorter one"
 
 
+@pytest.fixture
+def one_window(monkeypatch):
+    """Each piece of a sound is decoded once: what follows its last time is too short for another window."""
+    monkeypatch.setattr(windows, "_LEAST_SHARE", 0.5)
+
+
 @pytest.mark.parametrize("kind", [pb.LONG_SOURCE_SPLIT, pb.LONG_SOURCE_SPLIT_ALWAYS])
-async def test_a_long_sound_is_split_and_its_targets_and_times_are_joined(whisper_path, kind):
+async def test_a_long_sound_is_split_and_its_targets_and_times_are_joined(whisper_path, kind, one_window):
     content = encoded(noise(2 * SAMPLE_RATE))
     pieces = split_sound(read_sound(content, 9), LONGEST)
     async with serving_bundles(whisper_path / "bundle") as served:
@@ -161,7 +168,7 @@ async def test_a_long_sound_is_split_and_its_targets_and_times_are_joined(whispe
 
 
 @needs_model
-async def test_voice_activity_cuts_between_speech_and_times_stay_those_of_the_sound(whisper_path):
+async def test_voice_activity_cuts_between_speech_and_times_stay_those_of_the_sound(whisper_path, one_window):
     samples = np.concatenate([quiet(2), vowels(0), quiet(3), vowels(0), quiet(1)])
     content = encoded(samples)
     heard = read_sound(content, 99)
