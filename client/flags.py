@@ -572,6 +572,7 @@ def _check_files(options: argparse.Namespace) -> None:
         parser.error("--input and --output are the same file")
     if not output.parent.is_dir():
         parser.error(f"--output {output}: there is no folder {output.parent}")
-    exists = next((path for path in (output, parts_folder(output.resolve())) if path.exists()), None)
+    kept = output, parts_folder(output.resolve())  # a pipe or a device keeps nothing
+    exists = next((path for path in kept if path.is_file() or path.is_dir()), None)
     if exists and not (options.resume or options.overwrite):
         parser.error(f"{exists} exists: continue it with --resume, or replace it with --overwrite")

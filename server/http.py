@@ -35,7 +35,7 @@ from seq2seq_serve.origins import is_address, named_host, own_names
 
 _MAX_CONNECTIONS = 512
 _SILENT_SECONDS = 5  # a client has to send something, or a connection without a request is closed
-_BACKLOG = 128
+_BACKLOG = 4096  # a burst of new connections, as the gRPC port takes it; the system may allow fewer
 _MAX_HEADER_BYTES = 2**16
 _CLOSE_SECONDS, _POLL_SECONDS = 3.0, 0.01  # for the callers to take their answers
 _PROBES = ("/healthz", "/readyz")  # a load balancer may send any name as `Host`

@@ -650,6 +650,12 @@ def test_work_ends_with_its_terminal(server, tmp_path):
     assert not output.exists()
 
 
+def test_a_device_is_written_to_without_being_asked_to_replace_it(run, files):
+    """It "exists", and was refused although the documentation names it."""
+    assert run("translate", "--input", str(files[0]), "--output", "/dev/null")[0] == 1  # of a long line
+    assert Path("/dev/null").is_char_device()
+
+
 def test_work_that_stops_before_its_first_shard_leaves_nothing(run, files):
     source, output, expected = files
     flags = ["--input", str(source), "--output", str(output)]
