@@ -104,7 +104,7 @@ def test_every_rule_of_constraints_changes_logits():
         "suppressed_token_ids": frozenset({3}),
         "logit_bias": {3: 1.0},
         "forbidden_after": {(3,): frozenset({4})},
-        "times": Timestamps(FIRST, 0.02, FIRST - 1),
+        "times": Timestamps(FIRST, FIRST + 9, 0.02, FIRST - 1),
     }
     no_rules = {"repeats_start": True, "is_renormalized": False, "penalizes_log_probabilities": True}
     assert {
