@@ -12,7 +12,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import grpc
 from google.protobuf.message import Message
@@ -81,6 +81,7 @@ class RemoteCall(Call):
 
     Attributes:
         write: Sends a message of a stream.
+        writes_bytes: Whether it takes the message's bytes.
         calls: Opened it.
         writing: Is held while a message is written: one after the other.
         is_probe: Whether the call is for the service of health or reflection. Probes are not counted as
@@ -92,8 +93,9 @@ class RemoteCall(Call):
         refusal: Why it is refused whatever it asks for: its id cannot be logged and sent back.
     """
 
-    write: Callable[[Message], Awaitable[None]]
+    write: Callable[[Any], Awaitable[None]]
     calls: Calls
+    writes_bytes: bool = False
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
     is_probe: bool = False
     held: list[Room] = field(default_factory=list)
@@ -203,22 +205,24 @@ class RemoteCall(Call):
         """
         num_bytes = message.ByteSize()
         self.check_answer_bytes(num_bytes)
+        content = message.SerializeToString() if self.writes_bytes else message
+        del message  # its objects take ten times the memory of its bytes, for which there may be no room yet
         with ExitStack() as held:
             if num_bytes > SMALL_REQUEST_BYTES:
                 held.enter_context(await self.room(num_bytes))
             async with self.writing:
                 try:
-                    await (self.write(message) if self.whole is None else self._write_whole(message))
+                    await (self.write(content) if self.whole is None else self._write_whole(content))
                 except aio.InternalError as error:  # gRPC fails a waiting write before it cancels the handler
                     raise asyncio.CancelledError from error
 
-    async def _write_whole(self, message: Message) -> None:
+    async def _write_whole(self, content: Any) -> None:
         """Writes a message, and waits for that also if it is cancelled.
 
         An error of another item cancels this one, and ends the call. During a write, gRPC sends no status:
         the caller would wait for ever.
         """
-        writing = asyncio.ensure_future(self.write(message))
+        writing = asyncio.ensure_future(self.write(content))
         try:
             await asyncio.shield(writing)
         finally:
@@ -286,7 +290,8 @@ class Calls:
         metadata: Metadata | None,
         peer: str,
         remaining_seconds: float | None,
-        write: Callable[[Message], Awaitable[None]],
+        write: Callable[[Any], Awaitable[None]],
+        writes_bytes: bool = False,
     ) -> RemoteCall:
         """Returns a new call; `close_call` and `let_go` must follow.
 
@@ -297,6 +302,7 @@ class Calls:
             peer: gRPC's name of the other end of the connection, such as `ipv4:10.0.0.7:50124`.
             remaining_seconds: The time until the caller stops waiting; None for ever.
             write: Sends a message of a stream.
+            writes_bytes: Whether it takes the message's bytes.
         """
         arrival, given_id = time.monotonic(), dict(metadata or ()).get(REQUEST_ID)
         request_id, refusal = uuid.uuid4().hex, None
@@ -317,6 +323,7 @@ class Calls:
             method=method,
             metadata=metadata or (),
             write=write,
+            writes_bytes=writes_bytes,
             calls=self,
             is_probe=service.startswith(_PROBES),
             refusal=refusal,

@@ -93,7 +93,11 @@ class Rpcs:
         self, method: MethodDescriptor, answer: Callable[[Any, RemoteCall], Any]
     ) -> grpc.RpcMethodHandler[Any, Any]:
         service, name = method.containing_service.full_name, method.name
-        message_class, calls = GetMessageClass(method.input_type), self._calls
+        message_class, calls, is_stream = (
+            GetMessageClass(method.input_type),
+            self._calls,
+            method.server_streaming,
+        )
         has_sources = NEEDS.get(f"/{service}/{name}") == PREDICT
         lasts = method.client_streaming or method.full_name == _WATCH  # as long as its caller wants
         arrivals = calls.large_messages if has_sources else calls.small_messages
@@ -143,6 +147,7 @@ class Rpcs:
                 peer=context.peer(),
                 remaining_seconds=context.time_remaining(),
                 write=context.write,
+                writes_bytes=is_stream,
             )
             outcome: Any = None
             try:
@@ -164,9 +169,9 @@ class Rpcs:
                 if call.held:  # gRPC keeps the answer until the caller takes it
                     context.add_done_callback(lambda _: self._calls.let_go(call))  # type: ignore[arg-type]
 
-        is_stream = method.server_streaming
         make = grpc.stream_stream_rpc_method_handler if is_stream else grpc.stream_unary_rpc_method_handler
-        serialize = GetMessageClass(method.output_type).SerializeToString
+        # The messages of streams are bytes already.
+        serialize = None if is_stream else GetMessageClass(method.output_type).SerializeToString
         handler: grpc.RpcMethodHandler[Any, Any] = make(handle, None, serialize)
         return handler
 

@@ -50,8 +50,8 @@ class Seq2SeqService:
             decoding = await read_decoding(message.options, model, call, stream=True)
             rows: list[Sequence[pb.Source]] = [message.sources]
             del message
-            (answer,) = await generate(rows, decoding, call, write)
-            await call.send(pb.GenerateStreamResponse(result=answer))
+            answers = await generate(rows, decoding, call, write)
+            await call.send(pb.GenerateStreamResponse(result=answers.pop()))
 
     async def GenerateBatch(self, message: pb.GenerateBatchRequest, call: RemoteCall) -> None:
         """Answers for each of many sources when its target is complete; each is recorded as a call.
