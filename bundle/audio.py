@@ -165,7 +165,7 @@ def times_in_sound(
 
 
 class Cost(NamedTuple):
-    """What it costs to read a sound.
+    """The cost of reading a sound.
 
     Attributes:
         num_pixels: The number of a picture's pixels that take as long to decode.

@@ -109,7 +109,7 @@ def count_frames(content: bytes) -> int:
 
 
 class Cost(NamedTuple):
-    """What it costs to decode a file.
+    """The cost of decoding a file.
 
     Attributes:
         num_pixels: The number of pixels that take as long to decode.

@@ -234,7 +234,7 @@ def _opened_by_ffmpeg(content: bytes, block_size: int) -> Iterator[SoundFile]:
             layout = codec.layout.name
             if num_samples:
                 max_samples = _most_samples(num_samples, codec.sample_rate)
-            else:  # as browsers record WebM
+            else:  # WebM that a browser recorded has no length
                 max_samples = len(content) * codec.sample_rate // _LEAST_RATE
             yield SoundFile(
                 codec.sample_rate,

@@ -65,7 +65,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> str:
-    """What is not collected here, which would be hundreds of skipped tests."""
+    """Returns the line that names the instructions whose tests this machine cannot run."""
     available = kernels.available_instructions()
     missing = ", ".join(name for name in kernels.INSTRUCTIONS if name not in available)
     return f"kernels: tested with {', '.join(available) or 'none'}; no tests of {missing}, which are not here"

@@ -1,4 +1,4 @@
-"""What the readers of documents share: texts in pieces, each with a formatting, and limits.
+"""Types and limits that all readers of documents use: texts in pieces, each with a formatting.
 
 Files come from anywhere: the time and memory that one takes are in proportion to its size, whatever is in it.
 Every expression of the readers reads each character a bounded number of times, and tags are a chain, not a

@@ -172,7 +172,7 @@ class ProcessCore(CoreHandle):
         turned: Callable[[Sequence[Turn]], None],
         ended: Callable[[str], None],
     ) -> None:
-        """Hand over all turns until the process ends, or sends something else."""
+        """Hand over all turns until the process ends or sends another message than turns."""
         try:
             while (message := await _read_message(reader)) is not None:
                 self._num_silent_rounds, self._turn_seconds = 0, message.turn_seconds

@@ -159,7 +159,7 @@ class Arrivals:
             end_now(limit)
 
     def _be_late(self, arrival: _Arrival, *, is_last: bool = False) -> None:
-        """Gives the place of a message back that has not come in time, or refuses it."""
+        """Counts a message that has not come in time as late, which frees its place, or refuses it."""
         assert arrival.places is not None
         loop = asyncio.get_running_loop()
         try:

@@ -321,7 +321,7 @@ class RestService:
         try:
             async with asyncio.timeout(seconds):
                 while (part := await self.calls.next_message(parts)) is not None:
-                    if not body:  # a caller who has not sent any of it holds nothing
+                    if not body:  # the first part: before it, the call holds no share
                         request.state.opened.enter_context(self.open.take(call.caller.name, 1))
                         self.calls.hold(call, length)
                     body += part

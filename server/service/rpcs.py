@@ -93,11 +93,8 @@ class Rpcs:
         self, method: MethodDescriptor, answer: Callable[[Any, RemoteCall], Any]
     ) -> grpc.RpcMethodHandler[Any, Any]:
         service, name = method.containing_service.full_name, method.name
-        message_class, calls, is_stream = (
-            GetMessageClass(method.input_type),
-            self._calls,
-            method.server_streaming,
-        )
+        message_class, calls = GetMessageClass(method.input_type), self._calls
+        is_stream = method.server_streaming
         has_sources = NEEDS.get(f"/{service}/{name}") == PREDICT
         lasts = method.client_streaming or method.full_name == _WATCH  # as long as its caller wants
         arrivals = calls.large_messages if has_sources else calls.small_messages

@@ -121,7 +121,7 @@ def named_inputs(sources: Sequence[Source], model: ServedModel) -> list[Input]:
 
 
 class FileCost(NamedTuple):
-    """What it costs to read a file, by its headers.
+    """The cost of reading a file, by its headers.
 
     Attributes:
         num_pixels: The number of pixels that take as long to decode.

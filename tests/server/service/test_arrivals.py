@@ -82,7 +82,7 @@ async def test_a_place_is_passed_on_by_a_call_that_leaves_as_it_gets_it(monkeypa
     second = waiting(arrivals)
     await asyncio.sleep(0)
     sending.set()
-    await first  # the second one has the place now, and has not run yet
+    await first  # now the second call has the place, and has not run yet
     second.cancel()
     assert await arrivals.only_message(given(b"ours"), "a") == b"ours"
     await ended(second)

@@ -1,4 +1,4 @@
-"""What is bounded is shared by callers, and whoever waits for room comes to its turn."""
+"""Callers share a bounded amount, and each call that waits for room gets its turn."""
 
 import asyncio
 
