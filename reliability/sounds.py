@@ -7,7 +7,6 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -148,15 +147,18 @@ async def _loud(content: bytes, stub: Any) -> float:
 
 
 async def _batch(num_items: int, seconds: float, stub: Any) -> Counter[str]:
-    """Send a batch of long sounds, and leave after some time; returns the statuses of its items."""
+    """Send a batch of long sounds; leave after some time and an answer. Returns the items' statuses."""
     codes, given = Counter[str](), _sound(silence(_SECONDS, 4_000))
     batch = pb.GenerateBatchRequest(model=_SPEECH, options=given.options)
     for _ in range(num_items):
         batch.items.add().sources.extend(given.sources)
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            async for answer in stub.GenerateBatch(batch):
-                codes["OK" if answer.HasField("response") else answer.error.code] += 1
+    end = time.monotonic() + seconds
+    call = stub.GenerateBatch(batch, timeout=_PATIENT_SECONDS)
+    async for answer in call:
+        codes["OK" if answer.HasField("response") else answer.error.code] += 1
+        if time.monotonic() >= end:
+            call.cancel()
+            break
     return codes
 
 
