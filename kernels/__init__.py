@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import struct
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ _ISA = "SEQ2SEQ_ISA"
 PTX_FLAGS = ("-ptx", "-arch=compute_75", "-O3", "-std=c++17")
 
 
+_ELF_HEADER_BYTES = 64
 _AGAIN = "install this package again here; `pip install -v` shows the errors of the compiler"
 
 
@@ -46,8 +48,20 @@ def _compiled(name: str) -> Path | None:
     return max(filter(Path.is_file, paths), key=lambda path: path.stat().st_mtime, default=None)
 
 
+def _is_whole(path: Path) -> bool:
+    """Whether a file of ELF has all of its bytes. A process that loads a part of one ends by SIGBUS."""
+    with path.open("rb") as file:
+        header = file.read(_ELF_HEADER_BYTES)
+    if not header.startswith(b"\x7fELF") or len(header) < _ELF_HEADER_BYTES:
+        return True  # of another kind, or it is refused as what it is
+    start, size, number = struct.unpack_from("<Q10x2H", header, 40)  # the table of sections, which is last
+    return bool(path.stat().st_size >= start + size * number)
+
+
 def _is_current(path: Path) -> bool:
     """Whether a library was compiled from the sources in its folder, if there are any and it can be read."""
+    if not _is_whole(path):
+        return False
     try:
         function = ctypes.CDLL(str(path)).sources_digest
     except OSError:
@@ -77,10 +91,11 @@ def add(options: Any, *, is_cuda: bool = False) -> str:
     path = library(name)
     if path is None:
         if (compiled := _compiled(name)) is not None:
-            return f"{compiled} was not compiled from the sources beside it: {_AGAIN}"
+            fault = "was not compiled from the sources beside it" if _is_whole(compiled) else "is cut off"
+            return f"{compiled} {fault}: {_AGAIN}"
         if others := [other.name for other in _FOLDER.glob(f"{name}.*") if other.suffix in (".so", ".pyd")]:
             return f"{', '.join(others)} is for another Python or system: {_AGAIN}"
-        return f"they are not compiled: there was no C++ compiler (g++), or it failed: {_AGAIN}"
+        return f"{_FOLDER} lacks them, as after an installation without a C++ compiler (g++): {_AGAIN}"
     if not is_cuda:
         instructions()  # a wrong name is an error, and not a reason to do without the library
     try:

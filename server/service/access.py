@@ -7,7 +7,7 @@ import hashlib
 import ipaddress
 import logging
 import tomllib
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -122,6 +122,7 @@ class Access:
         return Caller(_address(peer))
 
 
+@lru_cache(maxsize=4096)  # connections
 def _address(peer: str) -> str:
     """Returns the address in a peer such as `ipv4:10.0.0.7:50124`; for IPv6, the address of its network."""
     host = unquote(peer.partition(":")[2].rpartition(":")[0]).strip("[]")
