@@ -349,7 +349,7 @@ def _words(
 
 
 def _times_of_words(words: Sequence[pb.Word], begin: float, end: float) -> tuple[float, float]:
-    """Returns the times of a segment: from its first word to its last, as Whisper's code has it (`timing.py`).
+    """Returns the times of a segment: from its first word to its last, as in Whisper's code (`timing.py`).
 
     A word that reaches far over the segment's own time goes on in a pause, and is cut there.
     """
