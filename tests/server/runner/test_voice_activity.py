@@ -56,6 +56,22 @@ def test_speech_goes_on_after_a_pause_that_is_too_short(num_silent, spans):
     assert found == [(512 * begin, 512 * end) for begin, end in spans]
 
 
+def test_speech_begins_at_the_given_probability_and_ends_below_it():
+    probabilities = np.array([0.6, *[0.5] * 6, 0.8, 0.7, *[0.5] * 6, 0.9], np.float32)
+    assert list(_speech(probabilities, SpeechRules(0.16))) == [(0, 16 * 512)]
+    found = list(_speech(probabilities, SpeechRules(0.16, 0.7)))
+    assert found == [(512 * 7, 512 * 9), (512 * 15, 512 * 16)]
+    assert list(_speech(probabilities, SpeechRules(0.16, 0.0))) == [(0, 16 * 512)]
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.1])
+def test_speech_has_the_given_margin_before_it(monkeypatch, margin):
+    probabilities = np.array([*[0.0] * 40, 0.9, *[0.0] * 40], np.float32)
+    monkeypatch.setattr(voice_activity, "_probabilities", lambda *_: probabilities)
+    [(begin, end)] = speech(np.zeros(81 * 512, np.float32), SpeechRules(0.16, margin_seconds=margin))
+    assert (begin, end) == (40 * 512 - int(margin * SAMPLE_RATE), 41 * 512 + voice_activity.SPEECH_MARGIN)
+
+
 @needs_model
 def test_speech_between_silences_is_found_with_a_margin():
     parts = [quiet(3), vowels(0), quiet(4), vowels(1), quiet(2.5)]
