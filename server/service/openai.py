@@ -68,7 +68,7 @@ _KNOWN = {name.removesuffix("[]") for name in _FIELDS} | {_SPEAKERS}
 _REFUSED = ("known_speaker_names", "known_speaker_references")
 _NO_SPEAKERS = "the server does not tell speakers apart: leave {} out"
 # How programs write that a field does not have a value
-_ABSENT = ("", "null", "None", "undefined")
+_ABSENT = (b"", b"null", b"None", b"undefined")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 _DETECTED = "auto"  # the language, in programs for whisper.cpp
 _NAME = re.compile(r"(\w+)(?:\[(\w*)\])?")  # of a field, an element of a list, or a member
@@ -187,17 +187,14 @@ def _fields(form: Form) -> _Fields:
     """
     fields = _Fields()
     for sent, values in form.items():
+        values = [value for value in values if len(value) > _MAX_SHORT_BYTES or value.strip() not in _ABSENT]
+        if not values:
+            continue
         found = _NAME.fullmatch(sent)
         base, member = (found[1], found[2]) if found else (sent, None)
-        texts = _texts(sent, base, values)
-        if not texts:
-            continue
-        is_plain = member is None or base == _CHUNKING or (base in _LISTS and not member.strip(digits))
-        if base not in _KNOWN or not is_plain:
-            raise InvalidRequest(
-                f"there is no field {sent[:100]!r}: send {', '.join(_FIELDS)}", field=sent[:100]
-            )
+        _check_name(sent, base, member)
         fields.names.setdefault(base, sent)
+        texts = _texts(sent, base, values)
         if base in _LISTS:
             fields.lists.setdefault(base, []).extend(one for text in texts for one in _elements(text, sent))
         elif len(texts) > 1:
@@ -212,15 +209,21 @@ def _fields(form: Form) -> _Fields:
     return fields
 
 
-def _texts(sent: str, base: str, values: list[bytes]) -> list[str]:
-    """Returns the values of a field, without those that programs write for none."""
-    if base in _REFUSED and any(values):
+def _check_name(sent: str, base: str, member: str | None) -> None:
+    """Refuses a field that there is not, and what tells speakers apart."""
+    if base in _REFUSED:
         raise InvalidRequest(_NO_SPEAKERS.format(base), field=sent[:100])
+    is_plain = member is None or base == _CHUNKING or (base in _LISTS and not member.strip(digits))
+    if base not in _KNOWN or not is_plain:
+        raise InvalidRequest(f"there is no field {sent[:100]!r}: send {', '.join(_FIELDS)}", field=sent[:100])
+
+
+def _texts(sent: str, base: str, values: list[bytes]) -> list[str]:
+    """Returns the texts of a field; raises InvalidRequest if one is too long."""
     most, length = _MAX_TEXT_BYTES if base in _LONG else _MAX_SHORT_BYTES, max(map(len, values))
-    if length > most and base in _KNOWN:
-        raise InvalidRequest(f"{base} has {length} bytes: send at most {most}", field=sent)
-    texts = [text_of(value[: most + 1], sent) for value in values]
-    return [text for text in texts if text.strip() not in _ABSENT]
+    if length > most:
+        raise InvalidRequest(f"{base} has {length} bytes: send at most {most}", field=sent[:100])
+    return [text_of(value, sent) for value in values]
 
 
 def _elements(text: str, name: str) -> list[str]:
@@ -238,7 +241,7 @@ def _object(text: str, name: str) -> dict[str, Any]:
     if not text.lstrip().startswith("{"):
         return {"type": text.strip()}
     members: dict[str, Any] = _from_json(text, name)
-    return members
+    return {member: value for member, value in members.items() if value is not None}
 
 
 def _from_json(text: str, name: str) -> Any:

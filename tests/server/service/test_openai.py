@@ -228,7 +228,7 @@ def test_hotwords_are_read_before_each_window(client):
             {"type": "server_vad", "threshold": 0.7, "prefix_padding_ms": 100, "silence_duration_ms": 300},
             SpeechRules(0.3, 0.7, 0.1),
         ),
-        ('{"type": "server_vad", "silence_duration_ms": 200}', SpeechRules(0.2)),
+        ('{"type": "server_vad", "silence_duration_ms": 200, "threshold": null}', SpeechRules(0.2)),
     ],
 )
 def test_speech_is_found_by_the_numbers_of_a_strategy_of_chunks(client, monkeypatch, strategy, rules):
