@@ -69,7 +69,7 @@ class App:
         self._calls = Calls(self._models, access, sinks, begins_traces=config.is_traced)
         self._metrics.show_open_calls(lambda: self._calls.num_open)
         inference = InferenceService(self._repository, self._health)
-        self._rest = RestService(inference, self._calls)
+        self._rest = RestService(inference, self._calls, config.openai_names)
         self.http = HttpServer(
             config.host,
             config.metrics_port,

@@ -68,6 +68,14 @@ class Speculation(enum.StrEnum):
     OFF = "off"
 
 
+class OpenAINames(enum.StrEnum):
+    """With which names of models OpenAI's pages for sounds are answered."""
+
+    SERVED = "served"  # those of the served models, and whisper-1
+    ANY = "any"  # with any other name by the only model that reads sounds
+
+
+_OPENAI_NAMES = one_of({names.value: names for names in OpenAINames})
 _PROVIDER = one_of({policy.value: policy for policy in ProviderPolicy})
 _SPECULATION = one_of({method.value: method for method in Speculation})
 _PRECISION = one_of({"auto": None} | {precision.value: precision for precision in Precision})
@@ -162,6 +170,9 @@ class ServerConfig:
         metrics_port: HTTP port with /metrics, /healthz, /readyz; 0 takes any free port.
         allowed_origins: Origins whose pages in a browser may use the HTTP port (CORS), such as
             https://notes.example, with commas between them (default: only its own).
+        openai_names: Names of models that OpenAI's pages for sounds take: served, those of the served models
+            and whisper-1; or any, with which the only model that reads sounds answers for others, too, such
+            as gpt-4o-transcribe.
         runner: Settings of a model's runners.
         memory_limit_bytes: Largest size of all loaded models' weights and slots; a model that would exceed it
             is not loaded (default: nine tenths of the memory of this process; a GPU's memory is not counted).
@@ -194,6 +205,7 @@ class ServerConfig:
     port: Annotated[int, Setting(_PORT)] = 50051
     metrics_port: Annotated[int, Setting(_PORT)] = 9464
     allowed_origins: Annotated[str | None, Setting(_ORIGINS, flag="--allow-origins")] = None
+    openai_names: Annotated[OpenAINames, Setting(_OPENAI_NAMES)] = OpenAINames.SERVED
     runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(shares_threads=True))
     memory_limit_bytes: Annotated[int, Setting(SIZE, flag="--memory-limit")] = field(
         default_factory=usable_memory

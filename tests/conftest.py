@@ -49,8 +49,8 @@ _LONG_MARKS = "slow", "gpu", "docker", "cuda_stub"
 _LONG_PLACES = "export", "server/test_generate.py"
 
 
-# Measurements and files for deployments, which few changes touch: part of `make test-all`.
-_LONG_LAYER = "benchmarks", "reliability"
+# Measurements, clients of others and files for deployments: few changes touch them. Part of `make test-all`.
+_LONG_LAYER = "benchmarks", "clients", "reliability"
 _LONG_LAYER += "test_kubernetes.py", "test_monitoring.py", "test_proxies.py"
 
 

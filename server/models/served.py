@@ -9,13 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from seq2seq_serve.bundle.manifest import Bundle, TensorSpec
-from seq2seq_serve.bundle.names import Axis, Form
+from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, Axis, Form
 from seq2seq_serve.bundle.pictures import Resampling
 from seq2seq_serve.server.engine.async_engine import AsyncEngine
 from seq2seq_serve.server.errors import Unavailable, UnknownModel
 from seq2seq_serve.server.runner.sizing import Sizing, source_specs
 from seq2seq_serve.server.telemetry.metrics import Metrics
 from seq2seq_serve.server.telemetry.record import CallRecord
+
+_ENGLISH = "en"
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,7 @@ class ServedModel:
         eos_id: The target token that ends a target that is scored.
         reads_text: Whether its only source is a text.
         reads_sound: Whether its only source is a sound.
+        only_language: The tag of the language that it hears, if requests do not choose it; otherwise empty.
         max_memory_length: The largest number of positions of memory, for a source without a length the only
             one.
         num_target_positions: The number of positions that the decoder can read: start tokens and targets.
@@ -83,6 +86,10 @@ class ServedModel:
         self.eos_id = manifest.special_ids.eos_ids[0]
         forms = list(manifest.sources.values())
         self.reads_text, self.reads_sound = forms == [Form.TEXT], forms == [Form.SOUND]
+        hears_one = self.reads_sound and SOURCE_LANGUAGE not in manifest.choices
+        # Whisper's checkpoints without tokens of languages are those for English.
+        default = _ENGLISH if manifest.timestamps else ""
+        self.only_language = manifest.source_language or default if hears_one else ""
         self.max_memory_length = sizing.sizes[Axis.MEMORY_CAPACITY]
         self.num_target_positions = sizing.sizes[Axis.CACHE_CAPACITY]
         self.max_target_length = self.num_target_positions - (len(manifest.frames.start) - 1)

@@ -6,6 +6,7 @@ The model's file comes with packages that are not imported: they need torch, or 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -23,8 +24,23 @@ _FILES = (
 _CHUNK, _CONTEXT = 512, 64  # samples whose probability is computed, and those before them that are read, too
 _STATE = (1, 1, 128)
 _BLOCK = 512  # chunks of one run
-# The usual settings of the model: speech begins above the first probability, and ends below the second.
-_BEGINS, _ENDS = 0.5, 0.35
+_ENDS_BELOW = 0.15  # the probability at which speech begins, as in the model's own program
+_LEAST_END = 0.01
+
+
+@dataclass(frozen=True)
+class SpeechRules:
+    """Where speech begins and ends.
+
+    Attributes:
+        least_pause_seconds: Speech goes on after a shorter pause.
+        probability: Speech begins at this probability.
+        margin_seconds: The length of what is kept before speech, for soft sounds.
+    """
+
+    least_pause_seconds: float
+    probability: float = 0.5
+    margin_seconds: float = SPEECH_MARGIN / SAMPLE_RATE
 
 
 class MissingVoiceActivityError(Exception):
@@ -32,13 +48,13 @@ class MissingVoiceActivityError(Exception):
 
 
 def speech(
-    samples: Samples, least_pause: float, after_block: Callable[[], None] = lambda: None
+    samples: Samples, rules: SpeechRules, after_block: Callable[[], None] = lambda: None
 ) -> list[Span]:
     """Returns the spans in which somebody speaks, in order, with a margin around them; they do not overlap.
 
     Args:
         samples: At `SAMPLE_RATE`.
-        least_pause: In seconds; speech goes on after a shorter one.
+        rules: Where speech begins and ends.
         after_block: Is called after each block of samples; an error that it raises ends the work.
 
     Raises:
@@ -46,8 +62,9 @@ def speech(
     """
     spans: list[Span] = []
     before = 0  # the end of the speech before, without its margin
-    for begin, end in _speech(_probabilities(samples, after_block), int(least_pause * SAMPLE_RATE)):
-        first = max(begin - SPEECH_MARGIN, 0)
+    margin = int(rules.margin_seconds * SAMPLE_RATE)
+    for begin, end in _speech(_probabilities(samples, after_block), rules):
+        first = max(begin - margin, 0)
         if spans and first < spans[-1][1]:  # both margins are in one pause: each gets half of it
             first = (before + begin) // 2
             spans[-1] = spans[-1][0], first
@@ -56,15 +73,17 @@ def speech(
     return spans
 
 
-def _speech(probabilities: Array, least_pause: int) -> Iterator[Span]:
-    """Yields the spans of speech without a margin, in samples, after each of which is `least_pause`."""
+def _speech(probabilities: Array, rules: SpeechRules) -> Iterator[Span]:
+    """Yields the spans of speech without a margin, in samples, after each of which is a pause."""
+    least_pause = int(rules.least_pause_seconds * SAMPLE_RATE)
+    ends = max(rules.probability - _ENDS_BELOW, _LEAST_END)
     begin: int | None = None
     end = 0  # where speech may have ended; 0 while it goes on
     for place, probability in enumerate(probabilities.tolist()):
         here = place * _CHUNK
-        if probability >= _BEGINS:
+        if probability >= rules.probability:
             begin, end = here if begin is None else begin, 0
-        elif begin is not None and probability < _ENDS:
+        elif begin is not None and probability < ends:
             end = end or here
             if here - end >= least_pause:
                 yield begin, end

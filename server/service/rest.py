@@ -24,6 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.dicts import message_dict
+from seq2seq_serve.server.config import OpenAINames
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 from seq2seq_serve.server.service import libretranslate, openai
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, Calls, RemoteCall
@@ -191,13 +192,15 @@ class RestService:
     Args:
         inference: Answers the calls.
         calls: Opens and counts them.
+        openai_names: Which names of models OpenAI's pages take.
 
     Attributes:
         open: The number of open requests by caller.
     """
 
-    def __init__(self, inference: InferenceService, calls: Calls) -> None:
+    def __init__(self, inference: InferenceService, calls: Calls, openai_names: OpenAINames) -> None:
         self.calls = calls
+        self._openai_names = openai_names
         self._inference = inference
         self.open = Shares(_MAX_OPEN, "{} requests over HTTP are open")
 
@@ -275,7 +278,7 @@ class RestService:
         body = await self._body(request, call, openai.MAX_FILE_BYTES)
         form = await openai.form_of(request, body, call)
         del body
-        return await openai.transcribe(form, task, call, events.write)
+        return await openai.transcribe(form, task, call, events.write_json, self._openai_names)
 
     async def _models(self, request: Request, call: RemoteCall, _: _Events) -> Response:
         name = request.path_params.get("name")

@@ -20,6 +20,7 @@ from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.open_inference.answers import Answer
 from seq2seq_serve.server.service.open_inference.requests import (
+    BINARY_DATA,
     BINARY_SIZE,
     INPUT_IDS,
     TEXT_INPUT,
@@ -34,7 +35,7 @@ from seq2seq_serve.server.service.open_inference.tensors import (
 )
 from seq2seq_serve.server.service.wire import MAX_FIELDS, MAX_NUMBERS
 
-_BINARY_OUTPUT, _BINARY_ALL = "binary_data", "binary_data_output"
+_BINARY_ALL = "binary_data_output"
 _MODEL_NAME = "model_name"  # which KServe's client repeats
 _SURROGATE = "\\ud"
 _MAX_DEPTH, _MAX_NESTED = 8, 64  # of lists in a tensor, and of all lists and objects
@@ -43,7 +44,7 @@ _PARAMETER_KINDS = {bool: "bool_param", int: "int64_param", float: "double_param
 
 
 def read_json(raw: bytes) -> dict[str, Any]:
-    """Returns the object that a body holds.
+    """Returns the object that a body holds, without the names whose value is null.
 
     Raises:
         InvalidRequest: It is not a JSON object.
@@ -58,7 +59,7 @@ def read_json(raw: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"the body is not JSON in UTF-8: {error}", field="") from error
     if not isinstance(content, dict):
         raise InvalidRequest("the body must be a JSON object", field="")
-    return content
+    return {name: value for name, value in content.items() if value is not None}
 
 
 def _check_elements(raw: bytes) -> None:
@@ -129,7 +130,7 @@ def infer_request(content: Mapping[str, Any], rest: bytes) -> pb.ModelInferReque
         _check_names(given, ("name", "parameters"), f"outputs[{index}]")
         output = message.outputs.add(name=_text(given.get("name", ""), f"outputs[{index}].name"))
         parameters = dict(_parameters(given, f"outputs[{index}]"))
-        parameters.pop(_BINARY_OUTPUT, None)
+        parameters.pop(BINARY_DATA, None)
         _set_parameters(output.parameters, parameters, f"outputs[{index}].parameters")
     return message
 
@@ -142,7 +143,7 @@ def binary_outputs(content: Mapping[str, Any]) -> set[str] | None:
     return {
         one.get("name", "")
         for index, one in enumerate(outputs)
-        if _parameters(one, f"outputs[{index}]").get(_BINARY_OUTPUT) is True
+        if _parameters(one, f"outputs[{index}]").get(BINARY_DATA) is True
     }
 
 
@@ -242,10 +243,10 @@ def _objects(value: Any, field: str) -> list[dict[str, Any]]:
 
 
 def _parameters(given: Mapping[str, Any], field: str) -> Mapping[str, Any]:
-    parameters = given.get("parameters", {})
-    if not isinstance(parameters, dict):
+    parameters = given.get("parameters")
+    if not isinstance(parameters, dict | None):
         raise InvalidRequest("parameters must be an object", field=f"{field}.parameters".lstrip("."))
-    return parameters
+    return {name: value for name, value in (parameters or {}).items() if value is not None}
 
 
 def _set_parameters(target: Any, given: Mapping[str, Any], field: str) -> None:

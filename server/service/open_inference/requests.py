@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -52,7 +52,9 @@ _SCORED_OUTPUTS = (SCORE, LOG_PROBABILITIES)
 
 _TIMEOUT, _EMPTY_FINAL = "timeout", "triton_enable_empty_final_response"
 _IGNORED = ("binary_data_output", "headers")  # reserved by the protocol, as is every name in `triton_`
-BINARY_SIZE = "binary_data_size"
+BINARY_SIZE, BINARY_DATA = "binary_data_size", "binary_data"
+_CONTENT_TYPE = "content_type"  # how clients of MLServer and KServe say what they send
+_TEXTS, _NUMBERS = "str", "np"
 _SHARED_MEMORY = "shared_memory"  # how the names of its parameters begin
 _MICROSECONDS = 1e-6
 
@@ -100,10 +102,12 @@ def read_inference(message: pb.ModelInferRequest, model: ServedModel) -> Inferen
         value = _value(name, parameter)
         if name in (_TIMEOUT, _EMPTY_FINAL):
             settings[name] = value
+        elif name == _CONTENT_TYPE:
+            for tensor in message.inputs:
+                _check_content_type(value, tensor, model, _field(name))
         elif name not in _IGNORED and not name.startswith("triton_"):
             _set_option(options, name, value)
-    _refuse_parameters(message.inputs, "inputs", message.raw_input_contents)
-    _refuse_parameters(message.outputs, "outputs")
+    _check_parameters(message, model)
     outputs = tuple(dict.fromkeys(output.name for output in message.outputs))
     known = (*_DEFAULT_OUTPUTS, *_SCORED_OUTPUTS)
     for index, name in enumerate(outputs):
@@ -147,18 +151,47 @@ def own_fields(model: ServedModel) -> Iterator[None]:
         raise
 
 
-def _refuse_parameters(tensors: Iterable[_Tensor], field: str, raws: Sequence[bytes] = ()) -> None:
-    """Refuses tensors with parameters: the server uses none, and a caller must not believe that it does.
+def _check_parameters(message: pb.ModelInferRequest, model: ServedModel) -> None:
+    """Refuses parameters of tensors that change nothing here: a caller must not believe that they do.
 
-    The size of a raw content may be given, as KServe's client does over gRPC, too.
+    An input may have its type and the size of its raw content. An output may be wanted as raw content; over
+    gRPC it has the form of the inputs.
     """
-    for index, tensor in enumerate(tensors):
+    for index, tensor in enumerate(message.inputs):
         for name in sorted(tensor.parameters):
-            size = tensor.parameters[name].int64_param
-            if name == BINARY_SIZE and index < len(raws) and size == len(raws[index]):
-                continue
-            what = "shared memory" if name.startswith(_SHARED_MEMORY) else f"the parameter {name[:100]!r}"
-            raise InvalidRequest(f"{what} is not supported", field=f"{field}[{index}].parameters")
+            parameter, field = tensor.parameters[name], f"inputs[{index}].parameters"
+            sizes = [len(raw) for raw in message.raw_input_contents[index : index + 1]]
+            if name == _CONTENT_TYPE:
+                _check_content_type(parameter.string_param, tensor, model, field)
+            elif name != BINARY_SIZE or parameter.int64_param not in sizes:
+                raise _unknown_parameter(name, field)
+    for index, output in enumerate(message.outputs):
+        for name in sorted(output.parameters):
+            if name != BINARY_DATA or output.parameters[name].WhichOneof("parameter_choice") != "bool_param":
+                raise _unknown_parameter(name, f"outputs[{index}].parameters")
+
+
+def _unknown_parameter(name: str, field: str) -> InvalidRequest:
+    what = "shared memory" if name.startswith(_SHARED_MEMORY) else f"the parameter {name[:100]!r}"
+    return InvalidRequest(f"{what} is not supported", field=field)
+
+
+def _check_content_type(
+    value: Any, tensor: pb.ModelInferRequest.InferInputTensor, model: ServedModel, field: str
+) -> None:
+    """Refuses a type of an input that is not what the server reads it as."""
+    source = model.sources.get(tensor.name)
+    is_text = source is not None and source.form in (Form.TEXT, Form.SENTENCES)
+    is_text |= model.reads_text and tensor.name == TEXT_INPUT
+    read_as = "" if tensor.datatype == BYTES else _NUMBERS
+    if tensor.datatype == BYTES and is_text:
+        read_as = _TEXTS
+    if value != read_as:
+        raise InvalidRequest(
+            f"the {_CONTENT_TYPE} of {tensor.name[:100]} is {str(value)[:100]!r}: "
+            + (f"send {read_as}, or leave it out" if read_as else "leave it out"),
+            field=field,
+        )
 
 
 def _sources(tensors: Mapping[str, Tensor], model: ServedModel) -> list[Sequence[Source]]:

@@ -25,10 +25,17 @@ from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Array, Beam, Con
 from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.runner.voice_activity import SpeechRules
 from seq2seq_serve.server.service.read.inputs import check_bytes, check_ids
 from seq2seq_serve.server.service.read.languages import LIKELY_SCRIPTS, MAX_TAG_LENGTH, subtags
 from seq2seq_serve.server.service.read.sentences import DEFAULT_LANGUAGE, known_language
-from seq2seq_serve.server.service.read.windows import WindowRules, prompt_ids, window_rules
+from seq2seq_serve.server.service.read.windows import (
+    WindowRules,
+    after_text,
+    speech_rules,
+    text_ids,
+    window_rules,
+)
 from seq2seq_serve.server.telemetry.record import ADMIN, Caller
 
 SPLITTING = (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
@@ -155,6 +162,8 @@ class Decoding:
         language: The language by whose rules sentences are split.
         bound: The bound on the length of targets relative to their sources, if there is one.
         windows: How the windows of a sound are decoded; None decodes sources at once.
+        speech: Where speech begins and ends in a sound; None for all of the sound.
+        num_prompt: The number of the prompt's tokens; the model may have room for the last ones only.
     """
 
     model: ServedModel
@@ -165,6 +174,8 @@ class Decoding:
     language: str = DEFAULT_LANGUAGE
     bound: LengthBound | None = None
     windows: WindowRules | None = None
+    speech: SpeechRules | None = None
+    num_prompt: int = 0
 
 
 def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, stream: bool) -> Decoding:
@@ -189,7 +200,10 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
     prefix_ids = forced_ids = _placed(frames.forced, chosen)
     if options.HasField("target_prefix"):
         prefix_ids = _target_ids(options.target_prefix, forced_ids, model, "options.target_prefix")
-    before = prompt_ids(options.prompt, model) if options.prompt and model.manifest.timestamps else ()
+    prompt, before = list[int](), tuple[int, ...]()
+    if options.prompt and model.manifest.timestamps:
+        prompt = text_ids(options.prompt, model, "options.prompt", "the prompt")
+        before = after_text(prompt, model)
     max_new_tokens = _max_new_tokens(options, model, len(before) + len(prefix_ids), len(forced_ids))
     if options.min_new_tokens > max_new_tokens and not given.HasField("min_new_tokens"):
         options.min_new_tokens = max_new_tokens
@@ -238,6 +252,8 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         language=language,
         bound=bound,
         windows=window_rules(options) if is_sequential or is_split else None,
+        speech=speech_rules(options) if options.voice_activity else None,
+        num_prompt=len(prompt),
     )
 
 
@@ -338,10 +354,8 @@ def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict
             )
         choice = model.manifest.choices.get(name)
         if choice is None:
-            if given and name != SOURCE_LANGUAGE:  # which is also the language whose sentences are split
-                raise InvalidRequest(
-                    f"{model.name} does not have a {name} to choose: leave it out", field=field
-                )
+            if given:
+                _check_only(name, given, model, field)
             continue
         if not given and not choice.default:
             if name == SOURCE_LANGUAGE and model.reads_sound and not isinstance(options, ScoreRequest):
@@ -358,6 +372,18 @@ def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict
             )
         chosen[name] = choice.ids[found]
     return chosen
+
+
+def _check_only(name: str, given: str, model: ServedModel, field: str) -> None:
+    """Refuses a name where the model has no choice, except for the language by which sentences are split."""
+    if name != SOURCE_LANGUAGE:
+        raise InvalidRequest(f"{model.name} does not have a {name} to choose: leave it out", field=field)
+    if model.only_language and subtags(given)[0] != subtags(model.only_language)[0]:
+        raise InvalidRequest(
+            f"{name} is {given[:100]!r}, and {model.name} has only {model.only_language}: leave it out, or "
+            "choose another model",
+            field=field,
+        )
 
 
 def named_choice(given: str, choice: Choice) -> str | None:

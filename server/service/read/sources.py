@@ -22,7 +22,11 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
 )
 from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Array, Request, Sampling
 from seq2seq_serve.server.errors import InvalidRequest
-from seq2seq_serve.server.runner.voice_activity import MissingVoiceActivityError, speech
+from seq2seq_serve.server.runner.voice_activity import (
+    MissingVoiceActivityError,
+    SpeechRules,
+    speech,
+)
 from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.read.inputs import (
     MAX_BYTES_PER_TOKEN,
@@ -46,9 +50,6 @@ from seq2seq_serve.server.telemetry.record import CallRecord
 MAX_UNKNOWN = 32  # words that an answer lists
 MAX_PARTS = 256  # lines or sentences that a text is split into
 _FITTING = (LONG_SOURCE_TRUNCATE, *SPLITTING)
-
-# Seconds of a pause at which speech ends: in windows, as Whisper was trained on speech with its shorter ones
-_LEAST_PAUSE, _LEAST_GAP = 2.0, 0.16
 
 _FLOAT_BYTES = 4
 _COPIES_WITH_VOICE_ACTIVITY = 3  # of samples: the whole sound, the detector's, and its parts
@@ -220,7 +221,8 @@ def _read_sound(
     sound_seconds = len(samples) / audio.SAMPLE_RATE
     spans, parts, is_silent = [(0, len(samples))], tuple[audio.Part, ...](), False
     if decoding.options.voice_activity:
-        spans = _speech(samples, _LEAST_PAUSE if is_sequential else _LEAST_GAP, checkpoint)
+        assert decoding.speech is not None
+        spans = _speech(samples, decoding.speech, checkpoint)
         is_silent = not spans
         if is_silent:
             samples, spans = np.zeros(audio.HOP, np.float32), [(0, audio.HOP)]
@@ -250,9 +252,9 @@ def _read_sound(
     return readings
 
 
-def _speech(samples: audio.Samples, least_pause: float, checkpoint: Checkpoint) -> list[audio.Span]:
+def _speech(samples: audio.Samples, rules: SpeechRules, checkpoint: Checkpoint) -> list[audio.Span]:
     try:
-        return speech(samples, least_pause, checkpoint)
+        return speech(samples, rules, checkpoint)
     except MissingVoiceActivityError:
         raise InvalidRequest(
             "the server cannot detect speech: leave voice_activity out, or on the server "

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
+from seq2seq_serve.protos.seq2seq_v1_pb2 import LONG_SOURCE_SEQUENTIAL, GenerateOptions
 from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.runner.voice_activity import SpeechRules
 from seq2seq_serve.server.service.read.inputs import check_bytes
 
 # Whisper's own (Radford et al. 2022, arXiv:2212.04356, section 4.5)
 _TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _COMPRESSION_RATIO, _LOG_PROBABILITY, _NO_SPEECH = 2.4, -1.0, 0.6
+# Seconds of a pause at which speech ends: in windows, as Whisper was trained on speech with its shorter ones
+_LEAST_PAUSE, _LEAST_GAP = 2.0, 0.16
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,7 @@ class WindowRules:
         max_compression_ratio: Of a good text.
         min_log_probability: The least mean log-probability of a good text's tokens.
         max_no_speech: The largest probability of no speech of a window that is not silent.
+        hot_ids: Tokens that the decoder reads before the text before each window.
         always_listens: Whether that probability is computed for every window, at the cost of encoding it
             again; otherwise only for those that need it.
     """
@@ -33,6 +37,7 @@ class WindowRules:
     max_compression_ratio: float
     min_log_probability: float
     max_no_speech: float
+    hot_ids: tuple[int, ...] = ()
     always_listens: bool = False
 
 
@@ -51,14 +56,32 @@ def window_rules(options: GenerateOptions) -> WindowRules:
     )
 
 
-def prompt_ids(prompt: str, model: ServedModel) -> tuple[int, ...]:
-    """Returns the tokens that the decoder reads before its start, the last ones of a long prompt."""
-    check_bytes(prompt, model.max_target_length, model, "options.prompt", "the prompt")
-    return after_text(model.target_tokenizer.encode(f" {prompt.strip()}"), model)
+def speech_rules(options: GenerateOptions) -> SpeechRules:
+    """Returns where speech begins and ends in a sound, by how it is decoded."""
+    return SpeechRules(_LEAST_PAUSE if options.long_source == LONG_SOURCE_SEQUENTIAL else _LEAST_GAP)
 
 
-def after_text(token_ids: Sequence[int], model: ServedModel) -> tuple[int, ...]:
-    """Returns what a decoder of sounds reads before its start if there is a text before: its last tokens."""
+def text_ids(text: str, model: ServedModel, field: str, name: str) -> list[int]:
+    """Returns the tokens of a text that the decoder reads before its start; raises InvalidRequest."""
+    check_bytes(text, model.max_target_length, model, field, name)
+    return model.target_tokenizer.encode(f" {text.strip()}")
+
+
+def most_before(model: ServedModel) -> int:
+    """Returns how many tokens of a text a decoder of sounds reads before its start."""
+    return model.num_target_positions // 2 - 1
+
+
+def after_text(
+    token_ids: Sequence[int], model: ServedModel, hot_ids: tuple[int, ...] = ()
+) -> tuple[int, ...]:
+    """Returns what a decoder of sounds reads before its start if there is a text before.
+
+    Args:
+        token_ids: The text, of which the last tokens are read.
+        model: The model.
+        hot_ids: The tokens before them, of which all are read.
+    """
     assert model.manifest.timestamps is not None
-    most = model.num_target_positions // 2 - 1
-    return (model.manifest.timestamps.previous_id, *token_ids[-most:])
+    rest = token_ids[max(len(token_ids) + len(hot_ids) - most_before(model), 0) :]
+    return (model.manifest.timestamps.previous_id, *hot_ids, *rest)

@@ -125,7 +125,7 @@ async def _decode_in_a_row(
         if is_flat and (has_begun or begin + width < num_frames):
             begin += width
             continue
-        before = after_text(said, model) if said else ()
+        before = after_text(said, model, rules.hot_ids) if said or rules.hot_ids else ()
         request = replace(
             whole.request,
             sources={name: _padded(heard, width)},
@@ -140,9 +140,9 @@ async def _decode_in_a_row(
         is_silent |= is_doubted and window.no_speech_probability > rules.max_no_speech
         begin_seconds = whole.begin_seconds + begin * HOP / SAMPLE_RATE
         window.begin_seconds, _ = times_in_sound(begin_seconds, begin_seconds, whole.parts)
-        start_ids, detected_ids = result.start_ids[len(before) :], ()
         num_kept, num_steps, is_doubted = 0, None, False
         if not (is_silent or is_flat):
+            start_ids, detected_ids = result.start_ids[len(before) :], ()  # the others are in its language
             num_kept, num_steps = whole_segments(result.best.token_ids, times, least)
             last_id = next(reversed(result.best.token_ids), -1)
             if is_piece and num_steps is None and times.has(last_id) and last_id - times.first_id >= least:

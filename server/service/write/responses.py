@@ -34,6 +34,7 @@ _FINISH_REASONS = {
 # Bytes in an answer: of a token's text, id and log-probability, and of those of an alternative token.
 _TOKEN_BYTES, _ALTERNATIVE_BYTES = 16, 24
 _WEIGHT_BYTES = 4  # of one attention weight
+_MOST_OVER = 0.5  # seconds that a word reaches over the time of its segment
 _SEGMENT_BYTES = 40  # of a segment or word with the text of one token
 
 
@@ -197,14 +198,18 @@ def generate_response(pairs: Sequence[tuple[Reading, Result]], decoding: Decodin
         ),
         sentences=answers if is_split else (),
         unknown_words=readings[0].unknown_words,
-        detected_language=_detected_language(results[0], decoding) if decoding.request.detected_ids else "",
+        detected_language=_detected_language(results, decoding) if decoding.request.detected_ids else "",
     )
 
 
-def _detected_language(result: Result, decoding: Decoding) -> str:
-    token_id = result.start_ids[decoding.request.start_ids.index(None)]
-    ids = decoding.model.manifest.choices[SOURCE_LANGUAGE].ids
-    return next(name for name in ids if ids[name] == token_id)
+def _detected_language(results: Sequence[Result], decoding: Decoding) -> str:
+    """Returns the language of the first text; without any text the model's default, or its first language."""
+    choice, start_ids = decoding.model.manifest.choices[SOURCE_LANGUAGE], decoding.request.start_ids
+    heard = next((result for result in results if result.best.token_ids), None)
+    if heard is None:
+        return choice.default or min(choice.ids, key=choice.ids.__getitem__)
+    token_id = heard.start_ids[start_ids.index(None) - len(start_ids)]  # a text before it has any length
+    return next(name for name, its_id in choice.ids.items() if its_id == token_id)
 
 
 def _joined(readings: Sequence[Reading], answers: Sequence[pb.Sentence]) -> pb.Hypothesis:
@@ -292,7 +297,10 @@ def _token_times(
 def _segments(
     reading: Reading, hypothesis: Hypothesis, model: ServedModel, spoken: Times | None
 ) -> list[pb.Segment]:
-    """Returns what was said between the times of a target, none of them after the end of the sound."""
+    """Returns what was said between the times of a target, none of them after the end of the sound.
+
+    With the times of words, a segment has those of its first and last word.
+    """
     times = model.manifest.timestamps
     assert times is not None
     segments: list[pb.Segment] = []
@@ -301,13 +309,16 @@ def _segments(
     def end_at(seconds: float, place: int) -> None:
         if said:
             first, last = reading.times_in_sound(begin, seconds, SPEECH_MARGIN / SAMPLE_RATE)
+            words = _words(reading, said, place - len(said), model, spoken)
+            if words:
+                first, last = _times_of_words(words, first, last)
             segments.append(
                 pb.Segment(
                     begin_seconds=first,
                     end_seconds=last,
                     text=model.target_tokenizer.decode(said),
                     token_ids=said,
-                    words=_words(reading, said, place - len(said), model, spoken),
+                    words=words,
                 )
             )
             said.clear()
@@ -335,6 +346,19 @@ def _words(
         )
         words.append(pb.Word(begin_seconds=begin, end_seconds=end, text=word.text))
     return words
+
+
+def _times_of_words(words: Sequence[pb.Word], begin: float, end: float) -> tuple[float, float]:
+    """Returns the times of a segment: from its first word to its last, as in Whisper's code (`timing.py`).
+
+    A word that reaches far over the segment's own time goes on in a pause, and is cut there.
+    """
+    first, last = words[0], words[-1]
+    if first.begin_seconds + _MOST_OVER < begin < first.end_seconds:
+        first.begin_seconds = begin
+    if last.begin_seconds < end < last.end_seconds - _MOST_OVER:
+        last.end_seconds = end
+    return first.begin_seconds, last.end_seconds
 
 
 def score_response(reading: Reading, result: Result, decoding: Decoding) -> pb.ScoreResponse:

@@ -10,7 +10,12 @@ import pytest
 
 from seq2seq_serve.bundle.audio import SAMPLE_RATE
 from seq2seq_serve.server.runner import voice_activity
-from seq2seq_serve.server.runner.voice_activity import MissingVoiceActivityError, _speech, speech
+from seq2seq_serve.server.runner.voice_activity import (
+    MissingVoiceActivityError,
+    SpeechRules,
+    _speech,
+    speech,
+)
 from seq2seq_serve.training.huggingface.sounds import Sounds
 
 needs_model = pytest.mark.skipif(
@@ -41,21 +46,37 @@ def quiet(seconds: float) -> np.ndarray:
     ],
 )
 def test_speech_begins_and_ends_at_two_probabilities(probabilities, spans):
-    found = list(_speech(np.array(probabilities, np.float32), 2_560))
+    found = list(_speech(np.array(probabilities, np.float32), SpeechRules(0.16)))
     assert found == [(512 * begin, 512 * end) for begin, end in spans]
 
 
 @pytest.mark.parametrize(("num_silent", "spans"), [(63, [(0, 65)]), (64, [(0, 1), (65, 66)])])
 def test_speech_goes_on_after_a_pause_that_is_too_short(num_silent, spans):
-    found = list(_speech(np.array([0.9, *[0.1] * num_silent, 0.9], np.float32), 2 * SAMPLE_RATE))
+    found = list(_speech(np.array([0.9, *[0.1] * num_silent, 0.9], np.float32), SpeechRules(2.0)))
     assert found == [(512 * begin, 512 * end) for begin, end in spans]
+
+
+def test_speech_begins_at_the_given_probability_and_ends_below_it():
+    probabilities = np.array([0.6, *[0.5] * 6, 0.8, 0.7, *[0.5] * 6, 0.9], np.float32)
+    assert list(_speech(probabilities, SpeechRules(0.16))) == [(0, 16 * 512)]
+    found = list(_speech(probabilities, SpeechRules(0.16, 0.7)))
+    assert found == [(512 * 7, 512 * 9), (512 * 15, 512 * 16)]
+    assert list(_speech(probabilities, SpeechRules(0.16, 0.0))) == [(0, 16 * 512)]
+
+
+@pytest.mark.parametrize("margin", [0.0, 0.1])
+def test_speech_has_the_given_margin_before_it(monkeypatch, margin):
+    probabilities = np.array([*[0.0] * 40, 0.9, *[0.0] * 40], np.float32)
+    monkeypatch.setattr(voice_activity, "_probabilities", lambda *_: probabilities)
+    [(begin, end)] = speech(np.zeros(81 * 512, np.float32), SpeechRules(0.16, margin_seconds=margin))
+    assert (begin, end) == (40 * 512 - int(margin * SAMPLE_RATE), 41 * 512 + voice_activity.SPEECH_MARGIN)
 
 
 @needs_model
 def test_speech_between_silences_is_found_with_a_margin():
     parts = [quiet(3), vowels(0), quiet(4), vowels(1), quiet(2.5)]
     samples = np.concatenate(parts)
-    spans = speech(samples, 0.16)
+    spans = speech(samples, SpeechRules(0.16))
     bounds = np.cumsum([len(part) for part in parts]) / SAMPLE_RATE
     seconds = [(begin / SAMPLE_RATE, end / SAMPLE_RATE) for begin, end in spans]
     assert all(begin < end for begin, end in seconds)
@@ -71,22 +92,22 @@ def test_speech_between_silences_is_found_with_a_margin():
 @needs_model
 def test_nobody_speaks_in_silence_and_noise():
     for samples in (np.zeros(1, np.float32), np.zeros(70_000, np.float32), quiet(5)):
-        assert speech(samples, 0.16) == []
+        assert speech(samples, SpeechRules(0.16)) == []
 
 
 @needs_model
 def test_blocks_do_not_change_what_is_found_and_an_error_after_one_ends_the_work(monkeypatch):
     samples, num_blocks = vowels(2), []
-    whole = speech(samples, 0.16)
+    whole = speech(samples, SpeechRules(0.16))
     monkeypatch.setattr(voice_activity, "_BLOCK", 7)
-    assert speech(samples, 0.16, lambda: num_blocks.append(1)) == whole != []
+    assert speech(samples, SpeechRules(0.16), lambda: num_blocks.append(1)) == whole != []
     assert len(num_blocks) == math.ceil(len(samples) / 512 / 7)
 
     def stop() -> None:
         raise InterruptedError
 
     with pytest.raises(InterruptedError):
-        speech(samples, 0.16, stop)
+        speech(samples, SpeechRules(0.16), stop)
 
 
 def test_without_the_file_of_the_model_the_error_is_our_own(monkeypatch):
@@ -94,7 +115,7 @@ def test_without_the_file_of_the_model_the_error_is_our_own(monkeypatch):
     monkeypatch.setattr(voice_activity, "_FILES", (("numpy", "no.onnx"), ("no_such_package", "no.onnx")))
     try:
         with pytest.raises(MissingVoiceActivityError):
-            speech(vowels(0), 0.16)
+            speech(vowels(0), SpeechRules(0.16))
     finally:
         voice_activity._session.cache_clear()
     assert "faster_whisper" not in sys.modules

@@ -3,6 +3,7 @@
 import io
 import json
 from contextlib import closing
+from dataclasses import replace
 from http.client import HTTPConnection
 
 import numpy as np
@@ -12,9 +13,13 @@ import pytest
 from seq2seq_serve.bundle.audio import SAMPLE_RATE
 from seq2seq_serve.client import Client
 from seq2seq_serve.protos.subtitles import subtitles
+from seq2seq_serve.server.config import OpenAINames
+from seq2seq_serve.server.runner.voice_activity import SpeechRules
+from seq2seq_serve.server.service.read import sources
+from seq2seq_serve.server.service.read.languages import name_of
 from tests.bundle.test_audio import encoded
 from tests.server.runner.test_voice_activity import needs_model, quiet, vowels
-from tests.server.service.harness import access_file, on_a_thread, serving, serving_bundles
+from tests.server.service.harness import access_file, on_a_thread, serving, serving_bundles, with_manifest
 from tests.server.service.seq2seq.test_windows import noise
 
 NAMES = ("german", "english", "korean")
@@ -45,6 +50,25 @@ def expected(served):
 def ask(client, **options):
     given = {"model": "bundle", "file": ("speech.wav", SOUND), "language": "ko"} | options
     return client.audio.transcriptions.create(**given)
+
+
+def post(served, *fields, page="transcriptions", sound=SOUND):
+    """The answer to a form with fields of these names and values, as no client of OpenAI's sends them."""
+    with closing(HTTPConnection("127.0.0.1", served.app.http.port, timeout=60)) as connection:
+        body = multipart(("file", sound), *fields)
+        headers = {"Content-Type": "multipart/form-data; boundary=aXb"}
+        connection.request("POST", f"/v1/audio/{page}", body, headers)
+        answer = connection.getresponse()
+        return answer.status, answer.headers, answer.read().decode()
+
+
+def multipart(*fields):
+    parts = []
+    for name, value in fields:
+        file = '; filename="speech.wav"' if name == "file" else ""
+        head = f'--aXb\r\nContent-Disposition: form-data; name="{name}"{file}\r\n\r\n'
+        parts.append(head.encode() + (value if isinstance(value, bytes) else value.encode()))
+    return b"\r\n".join([*parts, b"--aXb--\r\n"])
 
 
 def test_it_lists_the_models(client):
@@ -98,6 +122,179 @@ def test_times_of_words_are_those_of_grpc(client, served):
     assert [(one.word, one.start, one.end) for one in answer.words] == words != []
     assert len(answer.segments) == len(segments)
     assert ask(client, response_format="vtt", **given) == subtitles(segments, "vtt")
+
+
+def test_logprobs_are_those_of_the_tokens_of_the_text(client, served):
+    with Client(served.address) as own:
+        options = {"long_source": "sequential", "source_language": "ko", "log_probabilities": True}
+        sentences = own.generate(SOUND, options=options).sentences
+    first_id = served.model.manifest.timestamps.first_id
+    expected = [
+        one
+        for sentence in sentences
+        for token_id, one in zip(
+            sentence.hypotheses[0].token_ids, sentence.hypotheses[0].log_probabilities, strict=False
+        )
+        if token_id < first_id
+    ]
+    answer = ask(client, include=["logprobs"])
+    assert [one.logprob for one in answer.logprobs] == pytest.approx(expected) != []
+    octets = bytes(int(octet) for one in answer.logprobs for octet in one.bytes)
+    assert octets.decode(errors="replace").strip() == answer.text
+    *_, done = ask(client, include=["logprobs"], stream=True)
+    assert [one.logprob for one in done.logprobs] == pytest.approx(expected)
+    assert ask(client).logprobs is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [("timestamp_granularities[]", "word"), ("timestamp_granularities[]", "segment")],
+        [("timestamp_granularities[0]", "segment"), ("timestamp_granularities[1]", "word")],
+        [("timestamp_granularities", "word")],
+        [("timestamp_granularities", '["segment", "word"]')],
+        [("timestamp_granularities[]", '["word"]')],
+        [("word_timestamps", "True")],
+    ],
+)
+def test_a_list_is_read_in_every_form_in_which_programs_send_it(served, client, fields):
+    given = [("language", "ko"), ("response_format", "verbose_json"), *fields]
+    status, _, answer = post(served, *given)
+    expected = ask(client, response_format="verbose_json", timestamp_granularities=["word"])
+    assert status == 200
+    assert [one["start"] for one in json.loads(answer)["words"]] == [one.start for one in expected.words]
+
+
+def test_fields_without_a_value_are_absent(served, client):
+    empty = [(name, "") for name in ("prompt", "temperature", "response_format", "stream", "hotwords", "a")]
+    null = [("chunking_strategy", "null"), ("include[]", "None"), ("word_timestamps", "undefined")]
+    status, _, answer = post(served, ("model", ""), ("language", "ko"), *empty, *null)
+    assert (status, json.loads(answer)["text"]) == (200, ask(client).text)
+    detected = ask(client, language=openai.omit, response_format="verbose_json").language
+    for language in ("", "auto", "null"):
+        _, _, answer = post(served, ("language", language), ("response_format", "verbose_json"))
+        assert json.loads(answer)["language"] == detected
+
+
+def test_a_field_or_a_file_that_is_sent_twice_is_refused(served):
+    for fields, param in (
+        ([("language", "ko"), ("language", "de")], "language"),
+        ([("file", SOUND)], "file"),
+    ):
+        status, _, answer = post(served, *fields)
+        assert (status, json.loads(answer)["error"]["param"]) == (400, param)
+
+
+def test_a_stream_is_asked_for_as_python_writes_it(served, client):
+    status, headers, answer = post(served, ("language", "ko"), ("stream", "True"))
+    assert (status, headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+    *_, done = [json.loads(line.removeprefix("data: ")) for line in answer.split("\n\n") if line]
+    assert done["text"] == ask(client).text
+
+
+@pytest.mark.parametrize("has_hotwords", [False, True])
+def test_a_prompt_that_is_too_long_is_reported(client, served, has_hotwords):
+    prompt = "a long prompt, of which the last tokens are read " * 4
+    num_tokens = len(served.model.target_tokenizer.encode(f" {prompt.strip()}"))
+    num_hot = len(served.model.target_tokenizer.encode(" b")) if has_hotwords else 0
+    given = {"prompt": prompt, "extra_body": {"hotwords": "b"} if has_hotwords else {}}
+    answer = client.audio.transcriptions.with_raw_response.create(
+        model="bundle", file=SOUND, language="ko", **given
+    )
+    warning = f"the prompt has {num_tokens} tokens, of which the model reads the last {19 - num_hot}"
+    assert answer.headers["warning"] == f'299 - "{warning}"'
+    *_, done = ask(client, stream=True, **given)
+    assert done.warning == warning
+    short = client.audio.transcriptions.with_raw_response.create(model="bundle", file=SOUND, prompt="a b")
+    assert "warning" not in short.headers
+
+
+def test_hotwords_are_read_before_each_window(client):
+    def deltas(**given):
+        *events, _ = ask(client, stream=True, **given)
+        return [event.delta for event in events]
+
+    hot, prompted = deltas(extra_body={"hotwords": "a b"}), deltas(prompt="a b")
+    assert hot[0] == prompted[0] != deltas()[0]
+    assert hot[1:] != prompted[1:]  # the text before a window takes the place of a prompt only
+
+
+@pytest.mark.parametrize(
+    ("strategy", "rules"),
+    [
+        ("auto", SpeechRules(0.16)),
+        ({"type": "server_vad"}, SpeechRules(0.16)),
+        (
+            {"type": "server_vad", "threshold": 0.7, "prefix_padding_ms": 100, "silence_duration_ms": 300},
+            SpeechRules(0.3, 0.7, 0.1),
+        ),
+        ('{"type": "server_vad", "silence_duration_ms": 200, "threshold": null}', SpeechRules(0.2)),
+    ],
+)
+def test_speech_is_found_by_the_numbers_of_a_strategy_of_chunks(client, monkeypatch, strategy, rules):
+    seen = []
+    monkeypatch.setattr(
+        sources, "speech", lambda samples, rules, _: seen.append(rules) or [(0, len(samples))]
+    )
+    assert ask(client, chunking_strategy=strategy).text
+    assert ask(client, extra_body={"vad_filter": "true"}).text
+    assert seen == [rules, SpeechRules(2.0)]
+
+
+def test_errors_name_the_field_by_which_voice_activity_was_asked_for(client, monkeypatch):
+    def missing(*_):
+        raise sources.MissingVoiceActivityError
+
+    monkeypatch.setattr(sources, "speech", missing)
+    for name, value in (("chunking_strategy", "auto"), ("vad_filter", "1"), ("voice_activity", "true")):
+        with pytest.raises(openai.BadRequestError, match=f"leave {name} out") as caught:
+            ask(client, extra_body={name: value})
+        assert caught.value.param == name
+
+
+def test_silence_is_in_the_language_of_the_model(client, served):
+    ids = served.model.manifest.choices["source_language"].ids
+    answer = ask(client, file=encoded(np.zeros(20_000)), language=openai.omit, response_format="verbose_json")
+    assert (answer.text, answer.language) == ("", name_of(min(ids, key=ids.get)).lower())
+
+
+def test_a_model_of_one_language_names_it_and_refuses_others(whisper_path):
+    with on_a_thread(serving_bundles(whisper_path / "bundle")) as served:
+        frames = served.model.manifest.frames
+        start = tuple(place for place in frames.start if isinstance(place, int))
+        served.app._models.put(with_manifest(served.model, choices={}, frames=replace(frames, start=start)))
+        url = f"http://127.0.0.1:{served.app.http.port}/v1"
+        with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
+            for language in (openai.omit, "en", "en-US"):
+                assert ask(client, language=language, response_format="verbose_json").language == "english"
+            with pytest.raises(
+                openai.BadRequestError, match="language is 'de', and bundle has only en"
+            ) as caught:
+                ask(client, language="de")
+            assert caught.value.param == "language"
+        status, _, answer = post(served, page="translations")
+        assert status == 400
+        assert json.loads(answer)["error"]["param"] == "model"
+        assert "bundle does not translate: choose another model" in answer
+
+
+def test_the_only_model_of_sounds_answers_with_any_name_if_the_server_takes_it(whisper_path, client):
+    with pytest.raises(openai.NotFoundError, match="no model is named 'gpt-4o-transcribe'"):
+        ask(client, model="gpt-4o-transcribe")
+    path = whisper_path / "bundle"
+    for num_models in (1, 2):
+        named = tuple((f"model{number}", path) for number in range(num_models))
+        server = serving_bundles(named_bundles=named, openai_names=OpenAINames.ANY)
+        with on_a_thread(server) as served:
+            url = f"http://127.0.0.1:{served.app.http.port}/v1"
+            with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as other:
+                assert ask(other, model="whisper-1").text
+                if num_models == 1:
+                    for name in ("gpt-4o-transcribe", "whisper-large-v3", ""):
+                        assert ask(other, model=name).text == ask(client).text
+                else:
+                    with pytest.raises(openai.NotFoundError, match="this server has model0"):
+                        ask(other, model="gpt-4o-transcribe")
 
 
 @needs_model
@@ -156,12 +353,13 @@ def test_it_translates_with_the_task_and_the_options_of_a_request(client, served
     ("options", "param", "match"),
     [
         ({"file": b""}, "file", "the file is missing or empty"),
-        ({"file": b"not a sound"}, "sources[0].file", "the file is not a WAV, FLAC"),
-        ({"language": "fr"}, "options.source_language", "source_language is 'fr', and bundle has de, en, ko"),
+        ({"file": b"not a sound"}, "file", "the file is not a WAV, FLAC"),
+        ({"language": "fr"}, "language", "^((?!source_).)*language is 'fr', and bundle has de, en, ko"),
         ({"response_format": "diarized_json"}, "response_format", "must be one of json, text, verbose_json"),
-        ({"temperature": 101}, "options.temperature", "must be from 0.01 to 100"),
+        ({"temperature": 101}, "temperature", "must be from 0.01 to 100"),
         ({"extra_body": {"temperature": "hot"}}, "temperature", "must be a number"),
-        ({"extra_body": {"stream": "True"}}, "stream", "stream is 'True', and must be false or true"),
+        ({"extra_body": {"stream": "yes"}}, "stream", "stream is 'yes', and must be true or false"),
+        ({"stream": True, "response_format": "text"}, "response_format", "a stream has events in JSON"),
         (
             {"timestamp_granularities": ["character"]},
             "timestamp_granularities[]",
@@ -173,8 +371,31 @@ def test_it_translates_with_the_task_and_the_options_of_a_request(client, served
             "the times of words need the response_format verbose_json or srt or vtt",
         ),
         ({"prompt": "a" * 70_000}, "prompt", "prompt has 70000 bytes: send at most 65536"),
-        ({"include": ["logprobs"]}, "include[]", r"there is no field 'include\[\]'"),
-        ({"extra_body": {"chunking_strategy": "fixed"}}, "chunking_strategy", "'fixed', and must be auto"),
+        ({"language": "k" * 2_000}, "language", "language has 2000 bytes: send at most 1024"),
+        (
+            {"extra_body": {"hotwords": "a b " * 60}},
+            "hotwords",
+            "hotwords has .* tokens, and bundle reads at",
+        ),
+        ({"extra_body": {"word_timestamps": "true"}}, "word_timestamps", "the times of words need the resp"),
+        ({"extra_body": {"beam_size": "5"}}, "beam_size", "there is no field 'beam_size': send file, model"),
+        ({"extra_body": {"diarization": "true"}}, "diarization", "does not tell speakers apart: leave diar"),
+        ({"known_speaker_names": ["Ann"]}, "known_speaker_names[]", "does not tell speakers apart"),
+        ({"include": ["logprobs"], "response_format": "text"}, "include[]", "logprobs need the response_for"),
+        ({"include": ["usage"]}, "include[]", r"include\[\] is 'usage', and must be logprobs"),
+        ({"extra_body": {"include": '["logprobs"'}}, "include", "and is not JSON"),
+        ({"chunking_strategy": "fixed"}, "chunking_strategy", "'fixed', and must be auto or server_vad"),
+        ({"chunking_strategy": {"type": "fixed"}}, "chunking_strategy[type]", "'fixed', and must be auto"),
+        (
+            {"chunking_strategy": {"type": "server_vad", "threshold": 1.5}},
+            "chunking_strategy[threshold]",
+            "is '1.5', and must be a number from 0 to 1",
+        ),
+        (
+            {"extra_body": {"chunking_strategy": '{"type": "server_vad", "eagerness": "low"}'}},
+            "chunking_strategy[eagerness]",
+            r"there is no field 'chunking_strategy\[eagerness\]': send type, threshold",
+        ),
     ],
 )
 def test_a_wrong_request_is_its_error(client, options, param, match):
@@ -191,8 +412,9 @@ def test_an_unknown_model_and_a_model_of_texts_are_refused(client):
     with on_a_thread(serving()) as served:
         url = f"http://127.0.0.1:{served.app.http.port}/v1"
         with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
-            with pytest.raises(openai.BadRequestError, match="is for sounds and a model that writes times"):
+            with pytest.raises(openai.BadRequestError, match="echo does not transcribe sounds") as caught:
                 ask(client, model="echo", language=openai.omit)
+            assert caught.value.param == "model"
             with pytest.raises(openai.NotFoundError, match="no model here reads sounds"):
                 ask(client, model="whisper-1")
 

@@ -62,8 +62,35 @@ def infer_body(*texts: str, **parameters) -> dict:
     }
 
 
+def typed_body(**parameters) -> dict:
+    """A request of one text, whose input has parameters."""
+    body = infer_body("a")
+    body["inputs"][0]["parameters"] = parameters
+    return body
+
+
 INFER, GENERATE, STREAM = (f"/v2/models/echo/{name}" for name in ("infer", "generate", "generate_stream"))
 UNFINISHED = request_of(INFER, b"{", num_bytes=9)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        typed_body(content_type="str"),
+        infer_body("a", content_type="str"),
+        infer_body("a") | {"id": None, "parameters": None, "outputs": None, "model_name": None},
+        typed_body(content_type=None) | {"parameters": {"seed": None}},
+        {
+            "parameters": {"content_type": "np"},
+            "inputs": [{"name": "input_ids", "datatype": "INT64", "shape": [1, 2], "data": [[70, 2]]}],
+        },
+    ],
+)
+def test_what_clients_of_mlserver_and_kserve_say_of_inputs_is_accepted(port, body):
+    """A type of the content was refused, and null in place of a missing value."""
+    status, _, answer = ask(port, "POST", INFER, body)
+    assert status == 200, answer
+    assert answer["outputs"][0]["name"] == "text_output"
 
 
 def test_infer_answers_with_the_targets_of_all_rows(port):
@@ -229,6 +256,10 @@ def test_an_error_names_the_row_and_the_protocols_own_field(port, body, message,
             "object",
         ),
         (INFER, infer_body("a", colour=1), 400, "INVALID_ARGUMENT", "no parameter is named 'colour'"),
+        (INFER, infer_body("a", content_type="pd"), 400, "INVALID_ARGUMENT", "text_input is 'pd': send str"),
+        (INFER, infer_body("a", content_type=1), 400, "INVALID_ARGUMENT", "text_input is '1': send str"),
+        (INFER, typed_body(content_type="np"), 400, "INVALID_ARGUMENT", "text_input is 'np': send str"),
+        (INFER, typed_body(charset="utf-8"), 400, "INVALID_ARGUMENT", "parameter 'charset' is not supported"),
         (INFER, b" " * (4 * 2**20 + 1), 413, "INVALID_ARGUMENT", "more than 4194304 bytes"),
         (INFER, b"[" + b"{}," * 9000 + b"{}]", 400, "INVALID_ARGUMENT", "9002 brackets"),
         (

@@ -189,6 +189,18 @@ async def test_a_raw_input_may_have_its_size_as_a_parameter():
             await stub_of(served).ModelInfer(message)
 
 
+async def test_an_input_may_have_its_type_and_an_output_its_form_as_a_parameter():
+    async with serving() as served:
+        message = infer_request("ab", outputs=["text_output"])
+        message.inputs[0].parameters["content_type"].CopyFrom(parameter("str"))
+        message.outputs[0].parameters["binary_data"].CopyFrom(parameter(False))
+        response = await stub_of(served).ModelInfer(message)
+        assert typed(response)["text_output"] == ([1, 1], [b"ab"])
+        message.inputs[0].parameters["content_type"].CopyFrom(parameter("base64"))
+        with pytest.raises(grpc.aio.AioRpcError, match="text_input is 'base64': send str, or leave it out"):
+            await stub_of(served).ModelInfer(message)
+
+
 async def test_raw_bytes_that_end_too_early_are_refused():
     async with serving() as served:
         for raw in (b"\x01", b"\x05\x00\x00\x00ab", b"\xff\xff\xff\xff"):

@@ -14,7 +14,7 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import FinishReason, Hypothesis
 from seq2seq_serve.server.runner import voice_activity
-from seq2seq_serve.server.runner.voice_activity import speech
+from seq2seq_serve.server.runner.voice_activity import SpeechRules, speech
 from seq2seq_serve.server.service.read.sources import Reading
 from seq2seq_serve.server.service.seq2seq import windows
 from seq2seq_serve.server.service.write import responses as answers
@@ -172,7 +172,7 @@ async def test_voice_activity_cuts_between_speech_and_times_stay_those_of_the_so
     samples = np.concatenate([quiet(2), vowels(0), quiet(3), vowels(0), quiet(1)])
     content = encoded(samples)
     heard = read_sound(content, 99)
-    spans = speech(heard, 0.16)
+    spans = speech(heard, SpeechRules(0.16))
     joined, places, _ = joined_spans(heard, spans)
     pieces = pieces_of(joined, places, LONGEST)
     async with serving_bundles(whisper_path / "bundle") as served:
@@ -187,7 +187,7 @@ async def test_voice_activity_cuts_between_speech_and_times_stay_those_of_the_so
             assert sentence.hypotheses[0].token_ids == alone.hypotheses[0].token_ids
         windows = await served.stub.Generate(message(content, long_source=pb.LONG_SOURCE_SEQUENTIAL, **given))
         assert windows.usage.source_seconds == answer.usage.source_seconds
-        for one, kept in ((answer, spans), (windows, speech(heard, 2.0))):
+        for one, kept in ((answer, spans), (windows, speech(heard, SpeechRules(2.0)))):
             segments = one.hypotheses[0].segments
             words = [word for segment in segments for word in segment.words]
             for begin, end in [(each.begin_seconds, each.end_seconds) for each in words]:

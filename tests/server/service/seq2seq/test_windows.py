@@ -227,6 +227,30 @@ async def test_silence_has_no_text(whisper_path):
         assert silent.hypotheses[0].text == ""
 
 
+async def test_a_language_is_detected_where_somebody_speaks(whisper_path, monkeypatch):
+    """Each silent window was taken for a language, and the first of them for that of the sound."""
+    seen: list[tuple[int, ...]] = []
+    async with serving_bundles(whisper_path / "bundle") as served:
+        model, decoded = served.model, windows._decoded
+        ids = model.manifest.choices["source_language"].ids
+
+        async def first_is_silent(request, rules, model, decode):
+            found = await decoded(request, rules, model, decode)
+            seen.append(request.detected_ids)
+            return found._replace(is_silent=len(seen) == 1)
+
+        monkeypatch.setattr(windows, "_decoded", first_is_silent)
+        request = message(encoded(noise(3 * SECONDS)), source_language="", **ANYTHING_IS_GOOD)
+        answer = await served.stub.Generate(request)
+        assert [bool(one) for one in seen] == [True, True, *[False] * (len(seen) - 2)]
+        assert len(seen) > 2
+        assert answer.detected_language in ids
+        silent = message(encoded(noise(SECONDS)), source_language="")
+        seen.clear()
+        answer = await served.stub.Generate(silent)
+        assert (answer.hypotheses[0].text, answer.detected_language) == ("", min(ids, key=ids.get))
+
+
 async def test_the_probability_of_no_speech_is_that_of_the_token_after_the_start(whisper_path):
     content = encoded(noise(SECONDS))
     theirs = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(whisper_path / "checkpoint").eval()
@@ -509,6 +533,7 @@ async def test_words_of_a_long_sound_do_not_change_its_target_and_have_its_times
                 assert "".join(word.text for word in segment.words) == segment.text
                 times = [time for word in segment.words for time in (word.begin_seconds, word.end_seconds)]
                 assert times == sorted(times)
+                assert (segment.begin_seconds, segment.end_seconds) == (times[0], times[-1])
                 assert end - SECONDS - 1e-9 <= times[0]
                 assert times[-1] <= end + 1e-9
                 num_words += len(segment.words)

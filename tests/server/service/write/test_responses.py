@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seq2seq_serve.bundle.tokenizer import TextStream
+from seq2seq_serve.protos.seq2seq_v1_pb2 import Word
 from seq2seq_serve.server.engine.stops import StopSequences
-from seq2seq_serve.server.service.write.responses import StoppedText
+from seq2seq_serve.server.service.write.responses import StoppedText, _times_of_words
 from tests.server.service.harness import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -106,6 +107,24 @@ def test_engine_and_handler_stop_at_the_same_token_which_completes_the_first_sto
         longest = max(len(stop) for stop in map(str.encode, texts) if joined.endswith(stop, 0, ends[0]))
         joined = joined[: ends[0] - longest]
     assert text == joined.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([(1.0, 1.5), (1.5, 2.4)], [(1.0, 1.5), (1.5, 2.4)]),  # the segment grows
+        ([(1.2, 1.5), (1.5, 1.8)], [(1.2, 1.5), (1.5, 1.8)]),  # or shrinks
+        ([(0.4, 1.5), (1.5, 2.6)], [(1.0, 1.5), (1.5, 2.0)]),  # words go on in pauses
+        ([(0.3, 0.9), (2.1, 2.9)], [(0.3, 0.9), (2.1, 2.9)]),  # all of a word is outside
+        ([(0.1, 3.0)], [(1.0, 2.0)]),
+    ],
+)
+def test_a_segment_has_the_times_of_its_words_without_the_pauses_around_it(words, expected):
+    given = [Word(begin_seconds=begin, end_seconds=end) for begin, end in words]
+    times = _times_of_words(given, 1.0, 2.0)
+    found = [(word.begin_seconds, word.end_seconds) for word in given]
+    assert found == [pytest.approx(one) for one in expected]
+    assert times == (found[0][0], found[-1][1])
 
 
 def test_a_replacement_character_is_found_where_the_model_wrote_one_and_not_for_half_a_character():
