@@ -3,7 +3,7 @@
 The sounds are sentences of `spoken.txt` that `espeak-ng` speaks, with one voice or several, with pauses,
 clean or in noise: 30 to 170 seconds, the same ones each time. B is a checkpoint of Whisper, and W has the
 same weights as CTranslate2 loads them; without W, faster-whisper is not asked. All are greedy at first. A
-word is lost if a way lacks it and windows ("sequential") have it, by the alignment with the fewest edits.
+word is lost if a way lacks its letters and windows ("sequential") have them, by the fewest edits.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import os
 import random
 import re
 import subprocess
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import groupby
@@ -37,10 +38,7 @@ _RUN = 3  # lost words that follow each other
 _WINDOWS = "windows"
 _WAYS: dict[str, dict[str, Any]] = {
     _WINDOWS: {"long_source": "sequential"},
-    "windows, voice activity": {"long_source": "sequential", "voice_activity": True},
     "split": {"long_source": "split"},
-    "split, times": {"long_source": "split", "timestamps": True},
-    "split, voice activity": {"long_source": "split", "voice_activity": True},
     "auto": {"long_source": "split", "voice_activity": True, "timestamps": True},
 }
 
@@ -141,10 +139,7 @@ def _ways_there(weights: Path, precision: str) -> dict[str, Callable[[Sequence[P
         device="cpu",
         cpu_threads=len(os.sched_getaffinity(0)),
     )
-    return {
-        "faster-whisper": partial(texts, model.transcribe),
-        "faster-whisper, batched": partial(texts, BatchedInferencePipeline(model).transcribe),
-    }
+    return {"faster-whisper, batched": partial(texts, BatchedInferencePipeline(model).transcribe)}
 
 
 def _speak(folder: Path, seed: int, plan: _Plan) -> tuple[Path, str]:
@@ -184,8 +179,14 @@ def _words(text: str) -> list[str]:
 
 
 def _missing(spoken: Sequence[str], heard: Sequence[str]) -> set[int]:
-    """Returns the places of the words that have nothing in a transcript."""
-    return {edit.src_pos for edit in Levenshtein.editops(spoken, heard) if edit.tag == "delete"}
+    """Returns the places of the words most of whose letters have nothing in a transcript.
+
+    Letters are aligned, not words: a word that is heard in place of four has their letters.
+    """
+    place_of_letter = [place for place, word in enumerate(spoken) for _ in word]
+    edits = Levenshtein.editops("".join(spoken), "".join(heard))
+    deleted = Counter(place_of_letter[edit.src_pos] for edit in edits if edit.tag == "delete")
+    return {place for place, count in deleted.items() if 2 * count > len(spoken[place])}
 
 
 def _lost(spoken: Sequence[str], heard: Sequence[str], windows: Sequence[str]) -> list[int]:

@@ -42,7 +42,7 @@ _OPTIONS = {
 }
 _CHUNKING = "chunking_strategy"
 _GRANULARITIES = "timestamp_granularities[]"
-_FIELDS = ("file", "model", "response_format", "stream", _GRANULARITIES, _CHUNKING, *_OPTIONS)
+_FIELDS = ("file", "file_type", "model", "response_format", "stream", _GRANULARITIES, _CHUNKING, *_OPTIONS)
 
 Write = Callable[[dict[str, Any]], Awaitable[None]]
 
@@ -105,7 +105,7 @@ async def transcribe(form: Form, task: str, call: RemoteCall, write: Write) -> R
         if form_of_answer == "verbose_json":
             assert decoding.windows is not None
             decoding = replace(decoding, windows=replace(decoding.windows, always_listens=True))
-        sources = [pb.Source(file=content)]
+        sources = [pb.Source(file=content, file_type=texts.get("file_type", ""))]
         del content, form
         if is_streamed:
             await _stream(partial(generate, [sources], decoding, call), write)
