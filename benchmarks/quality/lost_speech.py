@@ -28,7 +28,7 @@ from rapidfuzz.distance import Levenshtein
 
 from benchmarks.hardware import describe_hardware
 from seq2seq_serve import load
-from seq2seq_serve.bundle.audio import SAMPLE_RATE, read_sound
+from seq2seq_serve.bundle.audio import SAMPLE_RATE, Samples, read_sound
 from seq2seq_serve.server.library import Model
 
 _SENTENCES = Path(__file__).with_name("spoken.txt").read_text(encoding="utf-8").splitlines()
@@ -144,7 +144,9 @@ def _ways_there(weights: Path, precision: str) -> dict[str, Callable[[Sequence[P
 
 def _speak(folder: Path, seed: int, plan: _Plan) -> tuple[Path, str]:
     """Returns a file of sentences, and their text."""
-    chance, parts, texts, num_samples = random.Random(seed), [], [], 0
+    chance, num_samples = random.Random(seed), 0
+    parts: list[Samples] = []
+    texts: list[str] = []
     voice, speed = chance.choice(_VOICES), chance.randint(135, 175)
     order = chance.sample(_SENTENCES, len(_SENTENCES))
     while num_samples < plan.seconds * SAMPLE_RATE:
@@ -163,7 +165,7 @@ def _speak(folder: Path, seed: int, plan: _Plan) -> tuple[Path, str]:
     return path, " ".join(texts)
 
 
-def _noisy(samples: np.ndarray, decibels: float, seed: int) -> np.ndarray:
+def _noisy(samples: Samples, decibels: float, seed: int) -> Samples:
     """Adds pink noise, whose power falls with the frequency as that of rooms and streets does."""
     white = np.random.default_rng(seed).standard_normal(len(samples))
     bands = np.fft.rfft(white) / np.sqrt(np.maximum(np.arange(len(samples) // 2 + 1), 1000))
@@ -171,7 +173,7 @@ def _noisy(samples: np.ndarray, decibels: float, seed: int) -> np.ndarray:
     is_loud = np.abs(samples) > 1e-3
     ratio = np.sqrt(np.square(samples[is_loud]).mean() / np.square(noise).mean())
     mixed = samples + noise * ratio * 10 ** (-decibels / 20)
-    return (mixed / max(1, np.abs(mixed).max())).astype(np.float32)
+    return np.asarray(mixed / max(1, np.abs(mixed).max()), np.float32)
 
 
 def _words(text: str) -> list[str]:
