@@ -10,7 +10,7 @@ import functools
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -59,13 +59,19 @@ class Part(NamedTuple):
     delay_seconds: float
 
 
-def read_sound(content: bytes, max_seconds: float, after_block: Callable[[], None] = lambda: None) -> Samples:
+def read_sound(
+    content: bytes,
+    max_seconds: float,
+    after_block: Callable[[], None] = lambda: None,
+    file_type: str = "",
+) -> Samples:
     """Returns the mean of a file's channels at `SAMPLE_RATE`.
 
     Args:
         content: The file.
         max_seconds: The limit.
         after_block: Is called after each block of samples; an error that it raises ends the work.
+        file_type: See `sound_files.opened`.
 
     Raises:
         SoundError: The bytes are not a whole sound.
@@ -74,7 +80,7 @@ def read_sound(content: bytes, max_seconds: float, after_block: Callable[[], Non
     import soxr  # not by servers of other models
 
     num_samples = 0
-    with opened(content, max_seconds, _BLOCK) as file:
+    with opened(content, max_seconds, _BLOCK, file_type) as file:
         resample = soxr.ResampleStream(file.rate, SAMPLE_RATE, num_channels=1).resample_chunk
         # Takes memory only where it is written to.
         samples = np.empty(file.max_samples * SAMPLE_RATE // file.rate + _BLOCK, np.float32)
@@ -114,16 +120,29 @@ def split_sound(samples: Samples, longest: int) -> list[Samples]:
 
 
 def pieces_of(samples: Samples, spans: Iterable[Span], longest: int) -> list[Span]:
-    """Returns pieces of at most `longest` samples with all spans of a sound: several, or parts of one."""
-    pieces: list[Span] = []
+    """Returns pieces of at most `longest` samples with all spans of a sound: several, or parts of one.
+
+    There are as few as can be, of about one length: a model hears a few seconds worse than half a minute.
+    """
+    cut: list[Span] = []
     for begin, end in spans:
-        if pieces and end - pieces[-1][0] <= longest:
-            pieces[-1] = pieces[-1][0], end
-            continue
-        for part in split_sound(samples[begin:end], longest):
-            pieces.append((begin, begin + len(part)))
-            begin += len(part)
-    return pieces
+        ends = list(accumulate(map(len, split_sound(samples[begin:end], longest)), initial=begin))
+        cut += pairwise(ends)
+    least = max((end - begin for begin, end in cut), default=0)
+    num_pieces = len(_joined(cut, longest))
+    most = bisect_left(range(longest), -num_pieces, lo=least, key=lambda most: -len(_joined(cut, most)))
+    return _joined(cut, most)
+
+
+def _joined(spans: Iterable[Span], longest: int) -> list[Span]:
+    """Returns spans of at most `longest` samples that each join as many of the given ones as they can."""
+    joined: list[Span] = []
+    for begin, end in spans:
+        if joined and end - joined[-1][0] <= longest:
+            joined[-1] = joined[-1][0], end
+        else:
+            joined.append((begin, end))
+    return joined
 
 
 def joined_spans(samples: Samples, spans: Sequence[Span]) -> tuple[Samples, list[Span], tuple[Part, ...]]:
@@ -176,13 +195,13 @@ class Cost(NamedTuple):
     max_seconds: float
 
 
-def cost(content: bytes, max_seconds: float) -> Cost:
+def cost(content: bytes, max_seconds: float, file_type: str = "") -> Cost:
     """Returns what it costs to read a sound, by its header.
 
     Raises:
         SoundError: As `read_sound`, as far as the header tells.
     """
-    with opened(content, max_seconds, _BLOCK) as file:
+    with opened(content, max_seconds, _BLOCK, file_type) as file:
         num_samples, seconds = file.num_samples * file.num_channels, file.num_samples / file.rate
         num_pixels = int(num_samples * _PIXELS_PER_SAMPLE + seconds * _PIXELS_PER_SECOND)
         return Cost(num_pixels, file.max_samples / file.rate)

@@ -1,15 +1,19 @@
 """Opens files of sounds, which may be hostile, and reads them in blocks after their headers fit the limits.
 
-libsndfile reads WAV, FLAC, OGG and MP3. FFmpeg's libraries (PyAV, the optional extra `speech`) read the sound
-of MP4 and WebM, each with the one demuxer and the few decoders that such files need.
+libsndfile reads WAV, AIFF, FLAC and OGG. FFmpeg's libraries (PyAV, the optional extra `speech`) read MP3,
+AAC, AMR, WMA, and the sound of MP4 and WebM, each with the one demuxer and the few decoders that it needs.
+Without them libsndfile reads MP3, too, and its decoder writes lines about frames to the standard error.
+Samples without a header need a media type that describes them.
 """
 
 from __future__ import annotations
 
 import io
 import math
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,7 +27,7 @@ _LEAST_UNKNOWN_SIZE = 0x7FFF_F000
 _MAX_CHUNKS = 32  # before the samples
 _UNKNOWN = 2**63 - 1  # frames of a file whose header does not have their number
 _CUT = "the sound ends before its header says: the file is damaged"
-_FORMS = "WAV, FLAC, OGG, MP3, MP4 (M4A) or WebM"
+_FORMS = "WAV, AIFF, FLAC, OGG, MP3, AAC, AMR, WMA, MP4 (M4A) or WebM"
 # The header of an MP3 file counts samples that encoders add and players drop; this share must come.
 _LEAST_SHARE = 0.95
 # How many times its size an MP3 file without a length claims to have, as libsndfile guesses the
@@ -35,7 +39,21 @@ _MAX_PACKETS = 2**20  # of an MP4 file, whose header can claim any number of the
 # Where the header of an MP4 file has numbers of packets: after the name of a box
 _PACKET_COUNTS = {b"stsz": 12, b"stz2": 12, b"trun": 8}
 _DATA_BOX = b"mdat"  # the one whose content is never read as boxes: FFmpeg reads "free" as "moov" at need
-_CODECS = ("aac", "alac", "flac", "mp3", "mp3float", "opus", "libopus", "vorbis")
+_OF_CONTAINERS = ("aac", "alac", "flac", "mp3", "mp3float", "opus", "libopus", "vorbis")
+_CODECS = {  # by FFmpeg's names of demuxers
+    "mov": _OF_CONTAINERS,
+    "matroska": _OF_CONTAINERS,
+    "asf": ("wmav1", "wmav2", "wmapro", "wmalossless", "wmavoice"),
+    "amr": ("amrnb", "amrwb", "libopencore_amrnb", "libopencore_amrwb"),
+    "aac": ("aac",),
+    "mp3": ("mp3", "mp3float", "mp2", "mp2float", "mp1", "mp1float"),
+}
+_OF_FRAMES = ("amr", "aac", "mp3")  # one frame after the other, of which players leave out damaged ones
+_BEGINNINGS = {b"\x1a\x45\xdf\xa3": "matroska", b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "asf", b"#!AMR": "amr"}
+_RAW_TYPES = {"audio/pcm": "<i2", "audio/l16": ">i2"}  # by RFC 2586, the first byte of L16 is the high one
+_ENDS = {"little-endian": "<i2", "big-endian": ">i2"}
+_LOUDEST_RAW = 2**15
+_NUMBER = re.compile(r"[0-9]{1,6}")
 
 
 class SoundError(ValueError):
@@ -69,25 +87,33 @@ class SoundFile(NamedTuple):
 
 
 @contextmanager
-def opened(content: bytes, max_seconds: float, block_size: int) -> Iterator[SoundFile]:
+def opened(content: bytes, max_seconds: float, block_size: int, file_type: str = "") -> Iterator[SoundFile]:
     """Opens a file whose header fits.
 
     Args:
         content: The file.
         max_seconds: The limit.
         block_size: Samples of each channel that are decoded at once.
+        file_type: The media type of samples without a header, such as "audio/pcm; rate=16000; channels=2"; of
+            16 bits, little-endian, or big-endian for audio/L16. Other types change nothing.
 
     Raises:
         SoundError: The bytes are not a whole sound, also in the block that reads it.
         SoundTooLongError: The sound is longer than `max_seconds`.
     """
-    if content.startswith((b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")) or _is_mp3(content):
-        open_file = _opened_by_sndfile
-    elif content[4:8] == b"ftyp" or content.startswith(b"\x1a\x45\xdf\xa3"):
-        open_file = _opened_by_ffmpeg
+    demuxer, is_aiff = _demuxer_of(content), content[8:12] in (b"AIFF", b"AIFC")
+    if kind := _raw_kind(file_type):
+        opening = _opened_raw(content, block_size, kind, file_type)
+    elif demuxer and (demuxer != "mp3" or find_spec("av")):
+        opening = _opened_by_ffmpeg(content, block_size, demuxer)
+    elif content.startswith((b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3")) or is_aiff or demuxer == "mp3":
+        opening = _opened_by_sndfile(content, block_size)
     else:
-        raise SoundError(f"the file is not a {_FORMS} file")
-    with open_file(content, block_size) as file:
+        raise SoundError(
+            f"the file is not a {_FORMS} file; samples without a header need a file_type such as "
+            "'audio/pcm; rate=16000'"
+        )
+    with opening as file:
         if not (1 <= file.num_channels <= _MAX_CHANNELS and _MIN_RATE <= file.rate <= _MAX_RATE):
             raise SoundError(
                 f"the sound has {file.num_channels} channels of {file.rate} samples a second, and 1 to "
@@ -103,18 +129,31 @@ def opened(content: bytes, max_seconds: float, block_size: int) -> Iterator[Soun
         yield file._replace(max_samples=most, blocks=_counted(file, max_seconds))
 
 
-def _is_mp3(content: bytes) -> bool:
-    """Returns whether a file begins with the header of a frame of MPEG audio."""
-    return len(content) > 1 and content[0] == 0xFF and content[1] & 0xE6 in (0xE2, 0xE4, 0xE6)
+def _demuxer_of(content: bytes) -> str:
+    """Returns FFmpeg's name of the demuxer that a file needs; empty if it needs none or is no sound."""
+    if content[4:8] == b"ftyp":
+        return "mov"
+    for beginning, demuxer in _BEGINNINGS.items():
+        if content.startswith(beginning):
+            return demuxer
+    place = _first_frame(content)
+    if content[place : place + 1] != b"\xff" or len(content) < place + 2:
+        return ""
+    if content[place + 1] & 0xF6 == 0xF0:
+        return "aac"
+    return "mp3" if content[place + 1] & 0xE0 == 0xE0 and content[place + 1] & 0x06 else ""
+
+
+def _first_frame(content: bytes) -> int:
+    """Returns the place of the first frame of MPEG audio: after the tag, whose size has 7 bits a byte."""
+    if not content.startswith(b"ID3"):
+        return 0
+    return 10 + sum(octet << shift for octet, shift in zip(content[6:10], (21, 14, 7, 0), strict=False))
 
 
 def _has_mp3_length(content: bytes) -> bool:
     """Returns whether an MP3 file's first frame has the number of its frames (the header of Xing)."""
-    place = 0
-    if content.startswith(b"ID3"):  # a tag, whose size has 7 bits in each byte
-        place = 10 + sum(octet << shift for octet, shift in zip(content[6:10], (21, 14, 7, 0), strict=False))
-    if not _is_mp3(content[place : place + 2]):
-        return False
+    place = _first_frame(content)
     for name in (b"Xing", b"Info"):
         found = content.find(name, place, place + 44)
         if found >= 0:
@@ -155,8 +194,11 @@ def _opened_by_sndfile(content: bytes, block_size: int) -> Iterator[SoundFile]:
     if is_riff and not is_streamed and num_bytes > len(content) - 8:
         raise SoundError(_CUT)
 
-    is_exact = content.startswith((b"RIFF", b"RF64", b"fLaC"))
-    is_mp3 = content.startswith(b"ID3") or _is_mp3(content)
+    if content.startswith(b"FORM") and int.from_bytes(content[4:8], "big") > len(content) - 8:
+        raise SoundError(_CUT)
+
+    is_exact = content.startswith((b"RIFF", b"RF64", b"fLaC", b"FORM"))
+    is_mp3 = content.startswith(b"ID3") or _demuxer_of(content) == "mp3"
     has_length = not is_mp3 or _has_mp3_length(content)
 
     def blocks(file: Any) -> Iterator[NDArray[np.float32]]:
@@ -193,20 +235,31 @@ def _opened_by_sndfile(content: bytes, block_size: int) -> Iterator[SoundFile]:
 
 
 @contextmanager
-def _opened_by_ffmpeg(content: bytes, block_size: int) -> Iterator[SoundFile]:
+def _opened_by_ffmpeg(content: bytes, block_size: int, demuxer: str) -> Iterator[SoundFile]:
     try:
         import av  # optional
     except ImportError:
         raise SoundError(
-            "MP4 and WebM files need the extra speech where the server runs: send WAV, FLAC, OGG or MP3"
+            "MP4, WebM, AAC, AMR and WMA files need the extra speech where the server runs: send WAV, AIFF, "
+            "FLAC, OGG or MP3"
         ) from None
-    is_mp4 = content[4:8] == b"ftyp"
-    if is_mp4:
+    if demuxer == "mov":
         _check_packets(content)
+    has_length = demuxer == "mp3" and _has_mp3_length(content)
 
-    def blocks(container: Any, rate: int, layout: str) -> Iterator[NDArray[np.float32]]:
+    def frames(packet: Any) -> list[Any]:
+        try:
+            return list(packet.decode())
+        except av.error.InvalidDataError:
+            if demuxer not in _OF_FRAMES:
+                raise
+            return []
+
+    def blocks(container: Any, rate: int, layout: str, least: float) -> Iterator[NDArray[np.float32]]:
         resampler = av.AudioResampler(format="fltp", layout=layout, rate=rate, frame_size=block_size)
-        for frame in container.decode(audio=0):
+        num_read = 0
+        for frame in (frame for packet in container.demux(audio=0) for frame in frames(packet)):
+            num_read += frame.samples
             frame.pts = None  # gaps between packets are not filled
             try:
                 resampled = resampler.resample(frame)
@@ -214,38 +267,76 @@ def _opened_by_ffmpeg(content: bytes, block_size: int) -> Iterator[SoundFile]:
                 raise SoundError("the sound changes its rate or its channels") from error
             yield from map(_samples_of, resampled)
         yield from map(_samples_of, resampler.resample(None))
+        if num_read < least:
+            raise SoundError(_CUT)
 
+    codecs = _CODECS[demuxer]
     try:
         with av.open(
             io.BytesIO(content),
             "r",
-            format="mov" if is_mp4 else "matroska",
-            options={"codec_whitelist": ",".join(_CODECS)},
+            format=demuxer,
+            options={"codec_whitelist": ",".join(codecs)},
             metadata_errors="ignore",
         ) as file:
             if not file.streams.audio:
                 raise SoundError("the file has no sound")
             stream = file.streams.audio[0]
             codec = stream.codec_context
-            if codec is None or codec.name not in _CODECS:
+            if codec is None or codec.name not in codecs:
                 name = "unknown" if codec is None else codec.name
-                raise SoundError(f"the codec of the sound is {name}, and {', '.join(_CODECS)} can be read")
+                raise SoundError(f"the codec of the sound is {name}, and {', '.join(codecs)} can be read")
             num_samples = int((file.duration or 0) * codec.sample_rate / av.time_base)
-            layout = codec.layout.name
-            if num_samples:
+            is_guessed = demuxer in _OF_FRAMES and not has_length
+            if num_samples and not is_guessed:
                 max_samples = _most_samples(num_samples, codec.sample_rate)
             else:  # WebM that a browser recorded has no length
-                max_samples = len(content) * codec.sample_rate // _LEAST_RATE
+                least_rate = _LEAST_MP3_RATE if demuxer == "mp3" else _LEAST_RATE
+                max_samples = len(content) * codec.sample_rate // least_rate
             yield SoundFile(
                 codec.sample_rate,
                 codec.layout.nb_channels,
                 num_samples,
                 max_samples,
                 False,
-                blocks(file, codec.sample_rate, layout),
+                blocks(file, codec.sample_rate, codec.layout.name, has_length * _LEAST_SHARE * num_samples),
+                is_guessed,
             )
     except av.FFmpegError as error:
         raise SoundError(f"the file is damaged: {error.strerror}") from error
+
+
+def _raw_kind(file_type: str) -> str:
+    """Returns the type of samples without a header; empty for any other media type."""
+    kind = file_type.partition(";")[0].strip().casefold()
+    return kind if kind in _RAW_TYPES else ""
+
+
+@contextmanager
+def _opened_raw(content: bytes, block_size: int, kind: str, file_type: str) -> Iterator[SoundFile]:
+    given = {"channels": "1"}
+    for parameter in file_type.casefold().split(";")[1:]:
+        name, _, value = parameter.partition("=")
+        given[name.strip()] = value.strip(' "')
+    order = given.pop("endianness", "")
+    dtype, numbers = _ENDS.get(order, "") if order else _RAW_TYPES[kind], [*given.values()]
+    if given.keys() != {"rate", "channels"} or not dtype or not all(map(_NUMBER.fullmatch, numbers)):
+        raise SoundError(
+            f"the file_type is {file_type[:100]!r}, and must be {kind} with rate=NUMBER and, if you like, "
+            "channels=NUMBER and endianness=little-endian or big-endian"
+        )
+    rate, num_channels = int(given["rate"]), int(given["channels"])
+    if not num_channels or len(content) % (2 * num_channels):
+        raise SoundError(
+            f"the sound has {num_channels} channels and {len(content)} bytes, which are not whole samples"
+        )
+    samples = np.frombuffer(content, dtype).reshape(-1, num_channels)
+
+    def blocks() -> Iterator[NDArray[np.float32]]:
+        for first in range(0, len(samples), block_size):
+            yield samples[first : first + block_size].astype(np.float32) / np.float32(_LOUDEST_RAW)
+
+    yield SoundFile(rate, num_channels, len(samples), len(samples), True, blocks())
 
 
 def _most_samples(num_samples: int, rate: int) -> int:

@@ -27,6 +27,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LengthPenaltyFormula,
     LongSource,
     Model,
+    Source,
     Version,
     VersionState,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "Model",
     "Options",
     "Pending",
+    "Source",
     "Tls",
     "Translated",
     "Version",

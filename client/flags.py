@@ -318,14 +318,22 @@ def _add_transcribe(command: Callable[..., argparse.ArgumentParser]) -> None:
     sound = command(
         "transcribe",
         "transcribe a sound",
-        description="Print the transcript of a sound file (WAV, FLAC, OGG, MP3): with --task translate in "
-        "English, with --timestamps or --word-timestamps one line for each segment or word with its times, "
-        "with --format as subtitles. The server reads a sound that is too long for the model in windows, "
-        "unless --long-source selects another way. It refuses such a sound with --num-hypotheses, "
-        "--stop-sequences or --target-prefix, which are for a whole target.",
+        description="Print the transcript of a sound file (WAV, AIFF, FLAC, OGG, MP3; with the server's "
+        "extra speech also AAC, AMR, WMA, MP4, WebM): with --task translate in English, with --timestamps or "
+        "--word-timestamps one line for each segment or word with its times, with --format as subtitles. "
+        "The server reads a sound that is too long for the model in windows, unless --long-source selects "
+        "another way. It refuses such a sound with --num-hypotheses, --stop-sequences or --target-prefix, "
+        "which are for a whole target.",
         epilog="example: %(prog)s speech.wav --source-language ko --format srt > speech.srt",
     )
     sound.add_argument("file", type=Path, metavar="FILE", help="the file; -: standard input")
+    sound.add_argument(
+        "--file-type",
+        default="",
+        metavar="TYPE",
+        help="the type of 16-bit samples without a header, such as 'audio/pcm; rate=16000; channels=2' "
+        "(little-endian) or 'audio/L16; rate=16000' (big-endian)",
+    )
     _add_common_flags(sound, "first that reads sounds")
     sound.add_argument("--format", choices=FORMATS, help="print subtitles: SubRip or WebVTT")
     sound.set_defaults(attention=None)

@@ -29,6 +29,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SEQUENTIAL,
     GenerateOptions,
     GenerateResponse,
+    Source,
 )
 from seq2seq_serve.protos.sources import Value
 from seq2seq_serve.protos.subtitles import subtitles
@@ -119,7 +120,8 @@ def transcribe(client: Client, options: argparse.Namespace, generate_options: Ge
     if not (generate_options.long_source or generate_options.stop_sequences or is_whole):
         generate_options.long_source = LONG_SOURCE_SEQUENTIAL
     model = find_model(client, options.model, "transcribe")
-    sources: dict[str, Value] = {source_of(model, SOUND): read_file(options.file, _LARGE_SOUND)}
+    content = read_file(options.file, _LARGE_SOUND)
+    sources: dict[str, Value] = {source_of(model, SOUND): Source(file=content, file_type=options.file_type)}
     response = _generate(client, sources, model.name, generate_options)
     if options.json:
         _print(to_json(message_dict(response)))

@@ -56,18 +56,20 @@ VERSION_STATE_READY: VersionState
 VERSION_STATE_UNLOADING: VersionState
 
 class Source(_message.Message):
-    __slots__ = ("name", "text", "token_ids", "file", "tensor")
+    __slots__ = ("name", "text", "token_ids", "file", "tensor", "file_type")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FILE_FIELD_NUMBER: _ClassVar[int]
     TENSOR_FIELD_NUMBER: _ClassVar[int]
+    FILE_TYPE_FIELD_NUMBER: _ClassVar[int]
     name: str
     text: str
     token_ids: TokenIds
     file: bytes
     tensor: Tensor
-    def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., file: _Optional[bytes] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ...) -> None: ...
+    file_type: str
+    def __init__(self, name: _Optional[str] = ..., text: _Optional[str] = ..., token_ids: _Optional[_Union[TokenIds, _Mapping]] = ..., file: _Optional[bytes] = ..., tensor: _Optional[_Union[Tensor, _Mapping]] = ..., file_type: _Optional[str] = ...) -> None: ...
 
 class Tensor(_message.Message):
     __slots__ = ("datatype", "shape", "data")

@@ -18,8 +18,8 @@ class HasArray(Protocol):
 
 
 TextOrIds = str | Sequence[int]
-# A text, token ids, the bytes of a file, or an array; by name where a model has several inputs
-Value = TextOrIds | bytes | bytearray | memoryview | HasArray
+# A text, token ids, the bytes of a file, an array, or a message; by name where a model has several inputs
+Value = TextOrIds | bytes | bytearray | memoryview | HasArray | Source
 Sources = Value | Mapping[str, Value]
 
 
@@ -56,6 +56,10 @@ def target_of(given: TextOrIds) -> Target:
 def _source(value: Value, name: str = "") -> Source:
     if isinstance(value, str):
         return Source(name=name, text=value)
+    if isinstance(value, Source):
+        source = Source(name=name)
+        source.MergeFrom(value)
+        return source
     view = _view(value)
     if view is not None and view.ndim == 1 and view.format == "B":
         return Source(name=name, file=view.tobytes())

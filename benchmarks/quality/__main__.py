@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.quality import published
+from benchmarks.quality import lost_speech, published
 from benchmarks.quality.recipe import PRECISIONS, ask, describe_run, export, report_scores
 from benchmarks.report import command, markdown
 from seq2seq_serve.bundle.names import Precision
@@ -31,6 +31,7 @@ from seq2seq_serve.training.data.text_files import read_parallel, write_lines
 from seq2seq_serve.training.evaluation.comparison import MetricSettings, compare
 from seq2seq_serve.training.run import RunFolder, load_checkpoints
 
+_TASKS = {"published": published.main, "lost-speech": lost_speech.main}
 BEAM_SIZE = 5
 NUM_AVERAGED = 1, 5, 10
 # Exponents of the length penalty of Wu et al. 2016, ((5 + |Y|) / 6)^alpha: 0 is none, a large one prefers
@@ -60,8 +61,8 @@ class Choice:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Choose, serve and score; returns 0 if done, 1 if it failed."""
     arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments and arguments[0] == "published":
-        return published.main(arguments)
+    if arguments and arguments[0] in _TASKS:
+        return _TASKS[arguments[0]](arguments)
     options = _parser().parse_args(arguments)
     metric = MetricSettings(tokenization="none" if options.tokens else None)
     return report_scores(
@@ -161,10 +162,17 @@ def table(report: dict[str, Any]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = command(
-        "quality", __doc__, "runs/mine --test test2016 test.en test.de\npublished --models models/"
+        "quality",
+        __doc__,
+        "runs/mine --test test2016 test.en test.de\npublished --models models/\n"
+        "lost-speech --bundle bundles/base",
     )
     add = parser.add_argument
-    add("run", type=Path, help="folder of a finished run; or `published`, which has a --help of its own")
+    add(
+        "run",
+        type=Path,
+        help="folder of a finished run; or `published` or `lost-speech`, which have a --help",
+    )
     add(
         "--test",
         nargs=3,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from seq2seq_serve.training.huggingface.tokenizers import ImportedTokenizers
 _FORGETS_EOS = ("BlenderbotTokenizer",)  # of transformers 5: its frame lacks the end of sequence
 
 
+_TIME = re.compile(r"<\|\d+\.\d\d\|>")
 # The classes whose frame has a language; others leave the frame that the file happens to have.
 _WITH_LANGUAGES = {
     "mbart": "MBartTokenizer",
@@ -70,11 +72,28 @@ def compare_tokenizers(
     if has_frame:
         given, wanted = _frames(theirs, ours, reads_texts=reads_texts)
         _compare(name, ["the frame of 'a b'"], [given], [wanted])
+    _compare_times(theirs, ours)
     report(
         f"the tokenizer equals transformers' {name}: ids, texts{' and frames' * has_frame} of "
         f"{len(rows) - num_different} sentences; special tokens in a text are text"
         + (f"; {num_different} sentences follow the file, which {name} rebuilds" if num_different else "")
     )
+
+
+def _compare_times(theirs: Any, ours: ImportedTokenizers) -> None:
+    """Compare the ids of times with the tokens that are named so; old tokenizers of Whisper do not name them.
+
+    A text would end at a token that somebody added after them, if it were taken for a time.
+    """
+    named = {one for token, one in theirs.get_vocab().items() if _TIME.fullmatch(token)}
+    times = ours.timestamps
+    if times is None or not named:
+        return
+    if wrong := sorted({*range(times.first_id, times.last_id + 1)} - named):
+        raise ExportError(
+            f"the tokens {wrong[0]} to {wrong[-1]} would be times, and the tokenizer has times from "
+            f"{min(named)} to {max(named)}"
+        )
 
 
 def _compare(name: str, given: Sequence[Any], ours: Sequence[Any], theirs: Sequence[Any]) -> None:

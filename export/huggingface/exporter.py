@@ -50,7 +50,7 @@ from seq2seq_serve.export.graphs.linear import FloatFactory
 from seq2seq_serve.export.graphs.merged import make_merged_graphs
 from seq2seq_serve.export.graphs.transformer import EncodeGraph, make_graphs
 from seq2seq_serve.export.huggingface.agreement import compare_tokenizers
-from seq2seq_serve.export.huggingface.generation import generation_of, left_out
+from seq2seq_serve.export.huggingface.generation import generation_of, left_out, unknown_parts
 from seq2seq_serve.export.huggingface.reference import (
     NUM_GENERATED,
     Batch,
@@ -195,6 +195,8 @@ def export_checkpoint(
     _check_room(checkpoint, path, precisions)
     if names := left_out(checkpoint.generation):
         report(f"not taken over from the settings of generate: {', '.join(names)}")
+    for line in unknown_parts(checkpoint.generation, config, tokenizers.choices):
+        report(line)
     if config.media is None and (marks := tokenizers.own_marks):
         shown = ", ".join(marks[:_MAX_MARKS]) + (", …" if len(marks) > _MAX_MARKS else "")
         report(f"special tokens in a text are text; a request sends these as token_ids: {shown}")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from seq2seq_serve.bundle.manifest import EarlyStopping, Generation
+from seq2seq_serve.bundle.manifest import Choice, EarlyStopping, Generation
+from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TASK
 from seq2seq_serve.training.huggingface.checkpoint import SINGLE_IDS, CheckpointError, eos_ids, known_ids
+from seq2seq_serve.training.huggingface.whisper import named_heads
+from seq2seq_serve.training.models.options import PublishedConfig
 
 _EARLY_STOPPING: dict[Any, EarlyStopping] = {None: False, **{one: one for one in (True, False, "never")}}
 # What changes the output of `generate`, with its neutral value, and does not exist here
@@ -23,6 +26,10 @@ _NEUTRAL: dict[str, Any] = {
     "forced_decoder_ids": None,
     "guidance_scale": None,
     "watermarking_config": None,
+    "num_return_sequences": 1,
+    "stop_strings": None,
+    "max_time": None,
+    "dola_layers": None,
 }
 
 
@@ -54,7 +61,8 @@ def generation_of(
     for name, ids in needed.items():
         if unknown := [one for one in ids if not known_ids([one], vocab_size)]:
             raise CheckpointError(f"{name} has {unknown[0]}, and targets have {vocab_size} tokens")
-    suppressed = {*set_ones.get("suppress_tokens", ()), *(ids[0] for ids in banned if len(ids) == 1)}
+    single = [ids[0] for ids in banned if len(ids) == 1]
+    suppressed = {*known_ids(set_ones.get("suppress_tokens"), vocab_size), *single}
     return Generation(
         beam_size=set_ones.get("num_beams", 1),
         length_penalty=float(set_ones.get("length_penalty", 1.0)),
@@ -65,9 +73,9 @@ def generation_of(
         repetition_penalty=float(set_ones.get("repetition_penalty", 1.0)),
         no_repeat_ngram_size=set_ones.get("no_repeat_ngram_size", 0),
         encoder_no_repeat_ngram_size=set_ones.get("encoder_no_repeat_ngram_size", 0),
-        suppressed_token_ids=known_ids(sorted(suppressed), vocab_size),
+        suppressed_token_ids=tuple(sorted(suppressed)),
         forbidden_sequences=tuple(tuple(ids) for ids in banned if len(ids) > 1),
-        begin_suppressed_token_ids=known_ids(set_ones.get("begin_suppress_tokens", ()), vocab_size),
+        begin_suppressed_token_ids=known_ids(set_ones.get("begin_suppress_tokens"), vocab_size),
         forced_eos_id=set_ones.get("forced_eos_token_id"),
         is_renormalized=bool(set_ones.get("renormalize_logits", False)),
         penalizes_log_probabilities=True,
@@ -81,3 +89,21 @@ def left_out(settings: Mapping[str, Any]) -> list[str]:
     if "no_timestamps_token_id" in settings:  # Whisper's prompt, which is in the frames
         names = [name for name in names if name != "forced_decoder_ids"]
     return names
+
+
+def unknown_parts(
+    settings: Mapping[str, Any], config: PublishedConfig, choices: Mapping[str, Choice]
+) -> Iterator[str]:
+    """Yields a line for each optional setting that names what the model does not have, with what is used."""
+    heads = config.alignment_heads
+    known = [list(pair) for pair in heads]
+    if heads and (unknown := [pair for pair in named_heads(settings) if pair not in known]):
+        yield (
+            f"alignment_heads has {str(unknown[0])[:40]}, which the model does not have: times of words come "
+            f"from the heads {', '.join(map(str, known))}"
+        )
+    for name, choice in (("language", choices.get(SOURCE_LANGUAGE)), ("task", choices.get(TASK))):
+        given = settings.get(name)
+        if given and choice and (not choice.default if name == "language" else choice.default != given):
+            used = choice.default or "detected"
+            yield f"the settings' {name} {str(given)[:40]!r} is none of the model's: by default it is {used}"

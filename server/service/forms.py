@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import re
+from collections.abc import Iterator
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from python_multipart.exceptions import FormParserError
@@ -71,7 +73,7 @@ def _parts(body: bytes, boundary: bytes) -> list[tuple[bytes, bytes]]:
         parser = FormParser(
             "multipart/form-data",
             lambda field: pairs.append((field.field_name or b"", field.value or b"")),
-            lambda file: pairs.append((file.field_name or b"", file.file_object.getvalue())),  # type: ignore[union-attr]
+            lambda file: pairs.extend(_of_file(file)),
             lambda: ends.append(True),
             boundary=boundary,
             config=_LIMITS,
@@ -87,6 +89,14 @@ def _parts(body: bytes, boundary: bytes) -> list[tuple[bytes, bytes]]:
     if not ends:
         raise InvalidRequest("the form does not end with its boundary", field="")
     return pairs[1:]
+
+
+def _of_file(file: Any) -> Iterator[tuple[bytes, bytes]]:
+    """Yields the content of a file, and for a sound its media type, as the field NAME_type."""
+    name = file.field_name or b""
+    yield name, file.file_object.getvalue()
+    if (file.content_type or "").casefold().startswith("audio/"):
+        yield name + b"_type", file.content_type.encode()
 
 
 def _check_count(count: int) -> None:

@@ -52,6 +52,7 @@ _LONG = ("prompt", _HOTWORDS)
 _OPTIONS = {"language": SOURCE_LANGUAGE, "prompt": "prompt", "temperature": "temperature"}
 _FIELDS = (
     "file",
+    "file_type",
     "model",
     *_OPTIONS,
     "response_format",
@@ -132,7 +133,7 @@ async def transcribe(
     ):
         _check_model(model, task, call)
         decoding = await _decoding(fields, task, model, call)
-        sources = [pb.Source(file=files.pop())]
+        sources = [pb.Source(file=files.pop(), file_type=fields.texts.get("file_type", ""))]
         del form
         warning = _warning(decoding)
         if fields.is_on("stream"):

@@ -57,6 +57,18 @@ def test_a_long_sound_is_read_in_windows_and_written_on_one_line(run, server, so
     assert out.strip()
 
 
+def test_samples_without_a_header_are_read_by_their_type(run, server, tmp_path):
+    samples = np.random.default_rng(0).uniform(-0.1, 0.1, 9_000)
+    soundfile.write(tmp_path / "speech.wav", samples, 16_000)
+    raw = soundfile.read(tmp_path / "speech.wav", dtype="int16")[0].tobytes()
+    (tmp_path / "speech.raw").write_bytes(raw)
+    code, out, _ = run("speech.raw", "--file-type", "audio/pcm; rate=16000")
+    assert (code, out) == (0, run("speech.wav")[1])
+    code, _, [err] = run("speech.raw")
+    assert code == 1
+    assert "samples without a header need a file_type such as 'audio/pcm; rate=16000'" in err
+
+
 @pytest.mark.parametrize("form", ["srt", "vtt"])
 def test_a_sound_becomes_subtitles(run, form):
     lines = run("speech.wav", "--timestamps")[1].splitlines()

@@ -7,7 +7,7 @@ read. No code of a checkpoint is run.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -265,9 +265,10 @@ def eos_ids(settings: Mapping[str, Any], vocab_size: int) -> tuple[int, ...]:
     return known
 
 
-def known_ids(token_ids: Iterable[Any], vocab_size: int) -> tuple[int, ...]:
-    """Those of some tokens that a target can have; `generate` ignores others, and many files have a -1."""
-    return tuple(one for one in token_ids if isinstance(one, int) and 0 <= one < vocab_size)
+def known_ids(token_ids: Any, vocab_size: int) -> tuple[int, ...]:
+    """Those of a list of tokens that a target can have; `generate` ignores others, such as the usual -1."""
+    given = token_ids if isinstance(token_ids, list) else []
+    return tuple(one for one in given if isinstance(one, int) and 0 <= one < vocab_size)
 
 
 def read_json(file: Path) -> dict[str, Any]:

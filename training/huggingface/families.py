@@ -12,7 +12,13 @@ from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, Check
 from seq2seq_serve.training.huggingface.dialect import Family, Limits
 from seq2seq_serve.training.huggingface.gemma import GEMMA
 from seq2seq_serve.training.huggingface.t5 import T5
-from seq2seq_serve.training.huggingface.tokenizers import ANY_CLASS, RECIPES, Checkpoint, by_languages
+from seq2seq_serve.training.huggingface.tokenizers import (
+    ANY_CLASS,
+    RECIPES,
+    TOKENIZER_FILES,
+    Checkpoint,
+    by_languages,
+)
 from seq2seq_serve.training.huggingface.trocr import TROCR
 from seq2seq_serve.training.huggingface.whisper import WHISPER
 from seq2seq_serve.training.models.options import PublishedConfig
@@ -81,8 +87,14 @@ def family_of(checkpoint: CheckpointFolder) -> Family:
             f"{kinds}"
         )
     named = [family for family in families.values() if family.tokenizer_class in ("", name)]
-    if name not in ("", *ANY_CLASS) or not all(RECIPES[one].language for one in families):
+    is_general = name in ("", *ANY_CLASS) and len(families) > 1
+    if not is_general or not all(RECIPES[one].language for one in families):
         return named[0]
+    if not any((checkpoint.path / file).is_file() for file in TOKENIZER_FILES):
+        raise CheckpointError(
+            f"{checkpoint.path} has no file of a tokenizer (tokenizer.json, or vocab.json and pieces): "
+            "copy those of the original model"
+        )
     found = by_languages(Checkpoint.read(checkpoint.path, checkpoint.config), list(families))
     if len(found) != 1:
         classes = dict.fromkeys(one for family in families for one in RECIPES[family].classes)

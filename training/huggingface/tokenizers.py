@@ -25,6 +25,7 @@ from seq2seq_serve.training.huggingface.checkpoint import read_json
 from seq2seq_serve.training.huggingface.sentencepiece import PieceType, SentencePieceModel
 
 ANY_CLASS = ("PreTrainedTokenizer", "TokenizersBackend")  # the file as it is
+TOKENIZER_FILES = ("tokenizer.json", "vocab.json", "sentencepiece.bpe.model")  # of models of many languages
 _SPECIAL_ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _LISTS_OF_SPECIAL = ("additional_special_tokens", "extra_special_tokens")
 _OF_PRETRAINING = re.compile(r"<(extra_id|mask|unk)_\d+>")
@@ -112,7 +113,10 @@ class Checkpoint:
     def file(self, name: str) -> Path:
         """The path of a file; ValueError names one that is missing."""
         if not (self.folder / name).is_file():
-            raise ValueError(f"{self.folder} has no {name}, which its tokenizer needs")
+            names = " and no ".join(dict.fromkeys((name, "tokenizer.json")))
+            raise ValueError(
+                f"{self.folder} has no {names}: copy the files of the tokenizer from the original model"
+            )
         return self.folder / name
 
     def token(self, role: str, default: str) -> str:
@@ -340,7 +344,8 @@ def _prompted(
     """Add Whisper's prompt: start, language and task of models of many languages, and "no timestamps".
 
     Without a language in the checkpoint's settings or in the request, the server detects it. The default task
-    is to transcribe. Old checkpoints have both in `forced_decoder_ids`, which newer settings replace.
+    is to transcribe. Old checkpoints have both in `forced_decoder_ids`, which newer settings replace. Those
+    that the model does not have are not taken.
     """
     from transformers.models.whisper.tokenization_whisper import TO_LANGUAGE_CODE  # takes seconds
 
@@ -361,20 +366,16 @@ def _prompted(
         if not language and not task:
             sources = (generation, checkpoint.config)
             pairs = next(filter(None, (one.get("forced_decoder_ids") for one in sources)), ())
-            forced = {token_id for _, token_id in pairs}
+            known = pairs if isinstance(pairs, list) else []
+            forced = [pair[1] for pair in known if isinstance(pair, list) and len(pair) == 2]
             language, task = _forced(languages, forced), _forced(tasks, forced)
         choices = {
-            SOURCE_LANGUAGE: Choice(languages, language),
-            TASK: Choice(tasks, task or _WHISPER_TASKS[0]),
+            SOURCE_LANGUAGE: Choice(languages, language if language in languages else ""),
+            TASK: Choice(tasks, task if task in tasks else _WHISPER_TASKS[0]),
         }
-        for name, choice in choices.items():
-            if choice.default and choice.default not in choice.ids:
-                raise ValueError(
-                    f"{checkpoint.folder}: the default {name} is {choice.default!r}, and there are "
-                    f"{', '.join(choice.ids) or 'none'}"
-                )
     # A step for each position of the encoder; tokens after them were added by somebody who tuned the model.
     num_steps = int(checkpoint.config.get("max_source_positions", 1500))
+    max_first = generation.get("max_initial_timestamp_index")
     return ImportedTokenizers(
         source=tokenizer,
         target=tokenizer,
@@ -388,7 +389,7 @@ def _prompted(
             ),
             step_seconds=_TIME_STEP_SECONDS,
             off_id=off_id,
-            max_first=generation.get("max_initial_timestamp_index"),
+            max_first=max_first if isinstance(max_first, int) and max_first >= 0 else None,
         ),
     )
 
@@ -689,7 +690,7 @@ def _trocr(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
 
 
 def _no_pieces(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
-    raise ValueError(f"{checkpoint.folder} has no tokenizer.json, which its tokenizer needs")
+    return tokenizers.Tokenizer.from_file(str(checkpoint.file("tokenizer.json")))  # there is none
 
 
 def _byt5(checkpoint: Checkpoint) -> tokenizers.Tokenizer:

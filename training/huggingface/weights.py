@@ -20,6 +20,8 @@ from seq2seq_serve.training.models.transformer import Transformer
 _NAMES_IN_MESSAGE = 5
 # Buffers that older releases of transformers and fairseq saved with the weights of any model
 _BUFFERS = re.compile(r"(.*\.)?(version|position_ids|_float_tensor|rotary_emb\.inv_freq)")
+# Names that peft gives the weights of a model beside its adapters, and those of adapters
+_OF_ADAPTER = re.compile(r"(^|\.)(base_model\.model|base_layer|lora_\w+|modules_to_save)\.")
 TIED = "shared.weight", "source_embedding.weight", "target_embedding.weight", "output.weight"
 
 
@@ -35,6 +37,11 @@ def read_model(checkpoint: CheckpointFolder, family: Family, config: PublishedCo
     for name, tensor in checkpoint.weights():
         if _BUFFERS.fullmatch(name):
             continue
+        if _OF_ADAPTER.search(name):
+            raise CheckpointError(
+                f"{checkpoint.path} has an adapter that is not merged into its weights ({name}): load it "
+                "with peft, call merge_and_unload, then save_pretrained, and give that folder"
+            )
         renamed = renamed_by(dialect, name)
         if renamed in weights:
             raise CheckpointError(f"{checkpoint.path} has two weights for one: {origins[renamed]} and {name}")

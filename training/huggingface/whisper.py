@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from itertools import product
+from typing import Any
 
 from seq2seq_serve.training.huggingface.bart import BART_NAMES, bart_stack
-from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, CheckpointFolder
+from seq2seq_serve.training.huggingface.checkpoint import CheckpointFolder
 from seq2seq_serve.training.huggingface.dialect import Dialect, Family, Limits, target_limit
 from seq2seq_serve.training.huggingface.sounds import Sounds
 from seq2seq_serve.training.models.options import PublishedConfig, StackConfig
@@ -31,20 +33,20 @@ def _options(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> Pu
 
 
 def _alignment_heads(checkpoint: CheckpointFolder, decoder: StackConfig) -> tuple[tuple[int, int], ...]:
-    """The heads that the checkpoint names; otherwise those of the upper half of layers, as OpenAI's code."""
-    shape = decoder.num_layers, decoder.num_heads
-    named = checkpoint.generation.get("alignment_heads") or ()
-    try:
-        heads = sorted({(int(layer), int(head)) for layer, head in named})
-    except (TypeError, ValueError):
-        raise CheckpointError(
-            f"alignment_heads is {named!r:.80}, and must be pairs of a layer and a head"
-        ) from None
-    if wrong := set(heads) - set(product(*map(range, shape))):
-        raise CheckpointError(
-            f"alignment_heads has {min(wrong)}, and there are {shape[0]} layers of {shape[1]} heads"
-        )
-    return tuple(heads or product(range(shape[0] // 2, shape[0]), range(shape[1])))
+    """The heads that the checkpoint names; otherwise those of the upper half of layers, as OpenAI's code.
+
+    A distilled model may name heads of layers that it no longer has.
+    """
+    num_layers, num_heads = decoder.num_layers, decoder.num_heads
+    named = named_heads(checkpoint.generation)
+    heads = [pair for pair in product(range(num_layers), range(num_heads)) if list(pair) in named]
+    return tuple(heads or product(range(num_layers // 2, num_layers), range(num_heads)))
+
+
+def named_heads(generation: Mapping[str, Any]) -> list[Any]:
+    """What a checkpoint names as the heads that align, pairs of a layer and a head if it is not damaged."""
+    named = generation.get("alignment_heads")
+    return named if isinstance(named, list) else [named] if named else []
 
 
 WHISPER = Dialect(

@@ -151,7 +151,7 @@ def cost_of_pictures(given: Input) -> FileCost:
 def cost_of_sound(given: Input, longest_seconds: float, *, hint: str) -> audio.Cost:
     """Returns what it costs to read the file of a sound; raises as `read_samples`, as its header tells."""
     with _refusing_damage(given, hint):
-        return audio.cost(given.source.file, longest_seconds)
+        return audio.cost(given.source.file, longest_seconds, given.source.file_type)
 
 
 def read_input(given: Input, checkpoint: Checkpoint) -> tuple[Array, list[str]]:
@@ -188,7 +188,7 @@ def read_samples(given: Input, longest_seconds: float, checkpoint: Checkpoint, *
         InvalidRequest: The file is not a sound, or is longer than `longest_seconds`; `hint` says what to do.
     """
     with _refusing_damage(given, hint):
-        return audio.read_sound(given.source.file, longest_seconds, checkpoint)
+        return audio.read_sound(given.source.file, longest_seconds, checkpoint, given.source.file_type)
 
 
 def check_visible(text: str, field: str, what: str = "the text") -> None:

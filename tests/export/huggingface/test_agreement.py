@@ -45,6 +45,17 @@ def test_the_tokenizer_of_every_family_agrees(family, tmp_path):
     assert f": ids, texts and frames of {len(SENTENCES)} sentences; " in compared(files, imported(files))
 
 
+def test_a_word_that_would_be_a_time_is_refused(tmp_path):
+    files = whisper(tmp_path)
+    ours = imported(files)
+    assert ours.timestamps is not None
+    longer = replace(ours.timestamps, last_id=ours.timestamps.last_id + 2)
+    shorter = replace(ours.timestamps, last_id=ours.timestamps.last_id - 2)  # of a shorter encoder
+    assert "equals transformers' WhisperTokenizer" in compared(files, replace(ours, timestamps=shorter))
+    with pytest.raises(ExportError, match=r"the tokens \d+ to \d+ would be times, and .* has times from"):
+        compared(files, replace(ours, timestamps=longer))
+
+
 @pytest.mark.parametrize("separate", [False, True])
 def test_a_marian_with_languages_or_two_vocabularies_agrees(separate, tmp_path):
     files = marian(tmp_path, separate=separate, languages=("fra", "ron"))

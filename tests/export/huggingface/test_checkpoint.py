@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, open_checkpoint
 from seq2seq_serve.training.huggingface.dialect import Limits
@@ -144,6 +144,17 @@ def test_weights_may_be_in_several_files(folder, as_bin):
     assert all(torch.equal(after[name], before[name]) for name in before)
     (folder / files[1]).unlink()
     refused(folder, rf"lacks {files[1]}, which .*index.json names")
+
+
+@pytest.mark.parametrize("name", ["base_model.model.{}", "{}.base_layer.weight", "{}.lora_A.default.weight"])
+def test_an_adapter_that_is_not_merged_is_named(folder, name):
+    weights = load_file(folder / "model.safetensors")
+    first = min(weights)
+    save_file(weights | {name.format(first): weights[first].clone()}, folder / "model.safetensors")
+    opened = open_checkpoint(folder)
+    family = family_of(opened)
+    with pytest.raises(CheckpointError, match=r"an adapter that is not merged .* merge_and_unload"):
+        read_model(opened, family, config_of(family, opened, Limits()))
 
 
 def test_tied_weights_of_a_bin_count_once(folder, checkpoint):

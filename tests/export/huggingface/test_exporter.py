@@ -399,6 +399,22 @@ def test_settings_of_generate_come_along(quick_checkpoint, tmp_path):
     assert lines[0] == "not taken over from the settings of generate: do_sample"
 
 
+def test_optional_settings_that_name_what_a_model_lacks_are_reported(quick_checkpoint, tmp_path):
+    folder = tmp_path / "checkpoint"
+    shutil.copytree(quick_checkpoint("whisper"), folder)
+    edit(folder / "generation_config.json", alignment_heads=[[9, 0]], language="fr", task="sing")
+    lines: list[str] = []
+    export_checkpoint(folder, tmp_path / "bundle", FP32, report=lines.append)
+    assert lines[0] == (
+        "alignment_heads has [9, 0], which the model does not have: times of words come from the heads "
+        "[0, 0], [0, 1], [0, 2], [0, 3]"
+    )
+    assert lines[1:3] == [
+        "the settings' language 'fr' is none of the model's: by default it is detected",
+        "the settings' task 'sing' is none of the model's: by default it is transcribe",
+    ]
+
+
 @pytest.mark.parametrize("case", ["nllb", "t5"])
 def test_special_tokens_of_a_fine_tuning_are_reported(checkpoint, tmp_path, case):
     folder = tmp_path / "checkpoint"

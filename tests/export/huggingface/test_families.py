@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, open_checkpoint
 from seq2seq_serve.training.huggingface.dialect import Limits
 from seq2seq_serve.training.huggingface.families import FAMILIES, config_of, family_of
+from seq2seq_serve.training.huggingface.tokenizers import read_tokenizers
 from seq2seq_serve.training.huggingface.weights import read_model
 from seq2seq_serve.training.models.options import Rotary
 from seq2seq_serve.training.models.positions import bucket_of
@@ -72,11 +73,17 @@ def test_the_imported_model_equals_transformers(checkpoint, case):
         torch.testing.assert_close(stepped, decoded, atol=TOLERANCE, rtol=0)
 
 
+UPPER_HALF = [(layer, head) for layer in (1, 2) for head in range(4)]
+
+
 @pytest.mark.parametrize(
     ("named", "found"),
     [
         ([[1, 3], [0, 2], [1, 3]], [(0, 2), (1, 3)]),
-        (None, [(layer, head) for layer in (1, 2) for head in range(4)]),
+        ([[0, 1], [3, 0], [1], [0, None], "?", [1, 9]], [(0, 1)]),
+        (None, UPPER_HALF),
+        ([[3, 0], [30, 1]], UPPER_HALF),
+        (5, UPPER_HALF),
     ],
 )
 def test_heads_that_align_are_those_of_the_checkpoint_or_of_the_upper_layers(
@@ -95,22 +102,6 @@ def test_heads_that_align_are_those_of_the_checkpoint_or_of_the_upper_layers(
         _, weights = ours.decode_with_attention(target_ids, ours.encode(source, mask), mask)
     heads = torch.stack([expected[layer][:, head] for layer, head in found], dim=2)
     torch.testing.assert_close(ours.alignment(weights), heads, atol=TOLERANCE, rtol=0)
-
-
-@pytest.mark.parametrize(
-    ("heads", "match"),
-    [
-        ([[0, 1], [3, 0]], r"alignment_heads has \(3, 0\), and there are 3 layers of 4 heads"),
-        ([[1]], r"alignment_heads is \[\[1\]\], and must be pairs"),
-        ([[0, None]], "must be pairs"),
-        (5, "alignment_heads is 5, and must be pairs"),
-    ],
-)
-def test_a_head_that_the_model_does_not_have_is_refused(checkpoint, tmp_path, heads, match):
-    shutil.copytree(checkpoint("whisper")[0], tmp_path / "copy")
-    edit(tmp_path / "copy" / "generation_config.json", alignment_heads=heads)
-    with pytest.raises(CheckpointError, match=match):
-        imported(tmp_path / "copy")
 
 
 def test_m2m100_has_as_many_positions_as_one_asks_for(checkpoint):
@@ -150,6 +141,23 @@ def test_a_general_tokenizer_without_languages_is_refused(checkpoint, case, tmp_
     edit(folder / "tokenizer_config.json", tokenizer_class=None, extra_special_tokens=None)
     with pytest.raises(CheckpointError, match=r"has the languages of none of .*: set tokenizer_class in"):
         family_of(open_checkpoint(folder))
+
+
+@pytest.mark.parametrize("case", ["whisper", "nllb", "t5gemma"])
+@pytest.mark.parametrize("name", [None, "PreTrainedTokenizerFast"])
+def test_files_of_a_tokenizer_that_a_folder_lacks_are_named(checkpoint, case, name, tmp_path):
+    folder = shutil.copytree(checkpoint(case)[0], tmp_path / "copy")
+    for file in folder.glob("*token*"):
+        file.unlink()
+    if name:
+        (folder / "tokenizer_config.json").write_text(json.dumps({"tokenizer_class": name}))
+
+    def read():
+        opened = open_checkpoint(folder)
+        return read_tokenizers(folder, family_of(opened).name, opened.config, opened.generation)
+
+    with pytest.raises(ValueError, match=r"has no .*tokenizer\.json.*: copy"):
+        read()
 
 
 def test_every_family_has_a_case():

@@ -98,6 +98,18 @@ def test_tokens_that_generate_refuses_are_refused(name, value):
 def test_settings_that_are_not_taken_over_are_named():
     assert left_out({"num_beams": 4, "do_sample": False, "bad_words_ids": [[3]]}) == []
     assert left_out({"do_sample": True, "num_beam_groups": 2}) == ["do_sample", "num_beam_groups"]
+    assert left_out({"num_return_sequences": 1, "stop_strings": None}) == []
+    given = {"num_return_sequences": 2, "stop_strings": ["."], "max_time": 2.0}
+    assert left_out(given) == list(given)
+
+
+@pytest.mark.parametrize("given", [[-1, 8, 10, 10**9], [8, "9", None], 8, "8", {}])
+def test_suppressed_tokens_that_targets_lack_are_ignored(given):
+    generation = generation_of(
+        {"eos_token_id": 2, "suppress_tokens": given, "begin_suppress_tokens": given}, 1, 9, 10
+    )
+    expected = (8,) if isinstance(given, list) else ()
+    assert generation.suppressed_token_ids == generation.begin_suppressed_token_ids == expected
 
 
 def test_bad_words_are_tokens_or_sequences_and_no_end():

@@ -588,15 +588,20 @@ class TestWhisper:
             assert tuple(choice.default for choice in ours.choices.values()) == expected
 
     @pytest.mark.parametrize(
-        ("settings", "match"),
+        "settings",
         [
-            ({"language": "fr"}, "the default source_language is 'fr', and there are en, de, ko"),
-            ({"task": "sing"}, "the default task is 'sing', and there are transcribe, translate"),
+            {"language": "fr", "task": "sing"},
+            {"forced_decoder_ids": [[1, 10**6], [2], 3, None]},
+            {"forced_decoder_ids": 5},
         ],
     )
-    def test_a_default_that_the_checkpoint_lacks_is_refused(self, files, settings, match):
-        with pytest.raises(ValueError, match=match):
-            prompted(files, **settings)
+    def test_a_default_that_the_checkpoint_lacks_is_not_taken(self, files, settings):
+        choices = prompted(files, **settings).choices
+        assert (choices["source_language"].default, choices["task"].default) == ("", "transcribe")
+
+    @pytest.mark.parametrize(("given", "expected"), [(50, 50), (-1, None), ("50", None), ([50], None)])
+    def test_the_latest_first_time_is_a_number_of_steps(self, files, given, expected):
+        assert prompted(files, max_initial_timestamp_index=given).timestamps.max_first == expected
 
 
 @pytest.mark.parametrize(

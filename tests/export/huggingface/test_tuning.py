@@ -203,7 +203,7 @@ def test_a_file_that_is_not_a_sound_is_named(tmp_path):
     (tmp_path / "a.wav").write_text("no sound")
     source = b"a.wav"
     for read in (sounds.drop_reason, sounds.inputs):
-        with pytest.raises(ValueError, match=r"a\.wav: the file is not a WAV, FLAC, OGG"):
+        with pytest.raises(ValueError, match=r"a\.wav: the file is not a WAV, AIFF, FLAC"):
             read(source)
 
 

@@ -27,6 +27,9 @@ def test_fields_of_any_bytes_are_read_in_order():
     file = b"\r\n--aX\x00\xff\r\n\r\n--"
     body = part("file", file, '; filename="말.wav"') + part("a", b"1") + part("a", b"") + b"--aXb--\r\n"
     assert read_form(body, KIND) == {"file": [file], "a": [b"1", b""]}
+    typed = body.replace(b'wav"', b'wav"\r\nContent-Type: Audio/L16; rate=8000')
+    assert read_form(typed, KIND) == {**read_form(body, KIND), "file_type": [b"Audio/L16; rate=8000"]}
+    assert read_form(typed.replace(b"Audio", b"text"), KIND) == read_form(body, KIND)
     quoted = 'Multipart/Form-Data; x="a\\";boundary=b"; boundary="aXb" '
     assert read_form(body, quoted) == read_form(body, KIND)
     assert read_form(b"--aXb--", KIND) == {}

@@ -9,6 +9,7 @@ from http.client import HTTPConnection
 import numpy as np
 import openai
 import pytest
+import soundfile
 
 from seq2seq_serve.bundle.audio import SAMPLE_RATE
 from seq2seq_serve.client import Client
@@ -86,6 +87,17 @@ def test_it_transcribes_a_file(client, expected, tmp_path):
     assert (answer.usage.type, answer.usage.seconds) == ("duration", 1.25)
     assert ask(client, file=io.BytesIO(SOUND)).text == answer.text
     assert ask(client, model="whisper-1").text == answer.text
+
+
+def test_samples_without_a_header_are_read_by_the_type_of_their_part(client, expected):
+    samples, _ = soundfile.read(io.BytesIO(SOUND), dtype="int16")
+    text = expected.hypotheses[0].text.strip()
+    assert ask(client, file=("a.raw", samples.tobytes(), "audio/pcm; rate=16000")).text == text
+    assert ask(client, file=("a.raw", samples.astype(">i2").tobytes(), "audio/L16;rate=16000")).text == text
+    given = {"file": ("a.raw", samples.tobytes()), "extra_body": {"file_type": "audio/pcm; rate=16000"}}
+    assert ask(client, **given).text == text
+    with pytest.raises(openai.BadRequestError, match="must be audio/pcm with rate=NUMBER"):
+        ask(client, file=("a.raw", samples.tobytes(), "audio/pcm"))
 
 
 def test_texts_and_subtitles_are_plain(client, expected):
@@ -353,7 +365,7 @@ def test_it_translates_with_the_task_and_the_options_of_a_request(client, served
     ("options", "param", "match"),
     [
         ({"file": b""}, "file", "the file is missing or empty"),
-        ({"file": b"not a sound"}, "file", "the file is not a WAV, FLAC"),
+        ({"file": b"not a sound"}, "file", "the file is not a WAV, AIFF"),
         ({"language": "fr"}, "language", "^((?!source_).)*language is 'fr', and bundle has de, en, ko"),
         ({"response_format": "diarized_json"}, "response_format", "must be one of json, text, verbose_json"),
         ({"temperature": 101}, "temperature", "must be from 0.01 to 100"),
@@ -378,7 +390,7 @@ def test_it_translates_with_the_task_and_the_options_of_a_request(client, served
             "hotwords has .* tokens, and bundle reads at",
         ),
         ({"extra_body": {"word_timestamps": "true"}}, "word_timestamps", "the times of words need the resp"),
-        ({"extra_body": {"beam_size": "5"}}, "beam_size", "there is no field 'beam_size': send file, model"),
+        ({"extra_body": {"beam_size": "5"}}, "beam_size", "there is no field 'beam_size': send file, file_type, model"),
         ({"extra_body": {"diarization": "true"}}, "diarization", "does not tell speakers apart: leave diar"),
         ({"known_speaker_names": ["Ann"]}, "known_speaker_names[]", "does not tell speakers apart"),
         ({"include": ["logprobs"], "response_format": "text"}, "include[]", "logprobs need the response_for"),

@@ -97,7 +97,7 @@ async def test_a_sound_or_an_option_that_does_not_fit_is_refused_with_the_reason
             (tensor(GOOD[:, :-1]), {}, "sound has the shape [12, 63], and bundle takes [12, 64]"),
             (tensor(GOOD, datatype="INT64"), {}, "sound has the datatype 'INT64', and bundle takes FP32"),
             (tensor(np.full_like(GOOD, np.nan)), {}, "sound is nan at [0, 0], and must be from -65504 to"),
-            (b"not a sound", {}, "sound: the file is not a WAV, FLAC"),
+            (b"not a sound", {}, "sound: the file is not a WAV, AIFF"),
             (encoded(np.full(99, np.nan), subtype="FLOAT"), {}, "sound: the sound has samples that are not"),
             (encoded(noise(SAMPLE_RATE)), {}, long),
             (good, {"source_language": "fr"}, "source_language is 'fr', and bundle has de, en, ko"),
