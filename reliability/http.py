@@ -97,7 +97,7 @@ def _watch_beside_chunks(server: RunningServer, path: str) -> Watch:
             try:
                 client.sendall(_head(path, "Transfer-Encoding: chunked"))
                 client.sendall(_CHUNK * (_CHUNKED_BYTES // len(_CHUNK)))
-            except ConnectionError:  # it is refused at its head
+            except ConnectionError:  # it is refused after a thousand
                 return
 
     with watched(server) as watch, ThreadPoolExecutor(_NUM_CHUNKED) as pool:

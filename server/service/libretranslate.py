@@ -30,6 +30,11 @@ from seq2seq_serve.server.service.read.languages import name_of
 from seq2seq_serve.server.service.read.options import named_choice
 from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding
 
+PATHS = ("/translate", "/translate_file", "/download_file", "/detect", "/languages", "/frontend", "/suggest")
+PAGES = (
+    "LibreTranslate's pages here are /translate, /translate_file, /detect, /languages and "
+    "/frontend/settings; suggestions are not kept"
+)
 _AUTO = "auto"
 _MAX_TEXTS = 256
 _FIELDS = ("q", "source", "target", "format", "alternatives", "api_key")

@@ -29,6 +29,7 @@ from seq2seq_serve.server.service.read.languages import name_of
 from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding
 from seq2seq_serve.server.service.status import status_of
 
+PAGES = "OpenAI's pages here are /v1/audio/transcriptions, /v1/audio/translations and /v1/models"
 MAX_FILE_BYTES = 25 * 2**20  # OpenAI's limit
 _MAX_TEXT_BYTES = 2**16  # of a field other than the file
 
@@ -141,6 +142,11 @@ def error_content(error: Exception) -> dict[str, Any]:
     )
     kind = "server_error" if is_ours else "invalid_request_error"
     return {"error": {"message": text, "type": kind, "param": field, "code": reason}}
+
+
+def refusal_content(text: str, _code: str, reason: str) -> dict[str, Any]:
+    """Returns the body of a refusal of a request that reaches no page."""
+    return {"error": {"message": text, "type": "invalid_request_error", "param": None, "code": reason}}
 
 
 def _named(name: str, call: RemoteCall) -> str:

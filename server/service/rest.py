@@ -25,8 +25,9 @@ from starlette.types import Receive, Scope, Send
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
+from seq2seq_serve.server.http import ErrorForm, error_content
 from seq2seq_serve.server.service import libretranslate, openai
-from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, Calls, RemoteCall
+from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, Calls, RemoteCall
 from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.forms import ENCODED, MAX_ENCODED_BYTES
 from seq2seq_serve.server.service.open_inference.answers import Answer
@@ -79,6 +80,10 @@ _READS: tuple[tuple[str, str, type[Message]], ...] = (
     ("{model}/stats", "ModelStatistics", pb.ModelStatisticsRequest),
 )
 _MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+_PAGES = (
+    "send requests to /v2/models/NAME/infer, generate or generate_stream; shared memory, traces, log "
+    "settings, and the repository over HTTP are not supported"
+)
 _STATES = ("live", "ready")  # fields of answers that decide over the status
 
 
@@ -226,6 +231,14 @@ class RestService:
         add("GET", "/languages", "ServerMetadata", self._languages)
         return routes
 
+    def error_forms(self) -> list[ErrorForm]:
+        """Returns the forms of errors outside of the pages, such as that of an unknown page."""
+        return [
+            ErrorForm(["/v1"], openai.refusal_content, openai.PAGES),
+            ErrorForm(libretranslate.PATHS, error_content, libretranslate.PAGES),
+            ErrorForm(["/v2"], error_content, _PAGES),
+        ]
+
     async def _read(
         self, method: str, message_class: type[Message], request: Request, call: RemoteCall, _: _Events
     ) -> Response:
@@ -298,7 +311,8 @@ class RestService:
     async def _body(self, request: Request, call: RemoteCall, most: int = MAX_REQUEST_BYTES) -> bytes:
         """Reads the body of a request, of `most` bytes, whose length counts as that of a message.
 
-        A form that writes each byte as three has less room. A caller who leaves afterwards cancels the task.
+        A body in chunks counts as it comes, and has as long to come as one with the same length. A form that
+        writes each byte as three has less room. A caller who leaves afterwards cancels the task.
 
         Raises:
             CancelledError: The caller has left.
@@ -311,19 +325,30 @@ class RestService:
             raise InvalidRequest(
                 f"the body is compressed ({encoding[:100]}): send it without compression", field=""
             )
-        length = int(request.headers.get("content-length", "0"))
+        length = int(request.headers.get("content-length", "0"))  # 0 also for a body in chunks
         if ENCODED in request.headers.get("content-type", "").lower():
             most = MAX_ENCODED_BYTES
-        if length > most:
-            raise TooLarge(f"the request has more than {most} bytes: send less", field="")
         body, parts = bytearray(), request.stream()
-        seconds = _BODY_SECONDS + length / _LEAST_BYTES_PER_SECOND
+        room = self.calls.held.add(call.caller.name, 0)
+        clock, seconds = asyncio.get_running_loop().time, 0.0
+        begin, num_bytes = clock(), length
         try:
-            async with asyncio.timeout(seconds):
-                while (part := await self.calls.next_message(parts)) is not None:
+            async with asyncio.timeout(None) as limit:
+                while True:
+                    if num_bytes > most:
+                        raise TooLarge(f"the request has more than {most} bytes: send less", field="")
+                    seconds = _BODY_SECONDS + num_bytes / _LEAST_BYTES_PER_SECOND
+                    if not limit.expired():
+                        limit.reschedule(begin + seconds)
+                    part = await self.calls.next_message(parts)
+                    if part is None:
+                        break
                     if not body:  # the first part: before it, the call holds no share
                         request.state.opened.enter_context(self.open.take(call.caller.name, 1))
-                        self.calls.hold(call, length)
+                    num_bytes = max(length, len(body) + len(part))
+                    if num_bytes > SMALL_REQUEST_BYTES:
+                        room.grow(num_bytes)
+                        call.held = [room]
                     body += part
         except TimeoutError:
             raise InvalidRequest(f"the body did not arrive within {seconds:.0f} seconds", field="") from None
