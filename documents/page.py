@@ -45,10 +45,13 @@ _ATTRIBUTES = frozenset(["alt", "aria-label", "placeholder", "title", "translate
 
 
 class Page(Document):
-    """HTML: the text between two blocks, line breaks or pictures is a segment, and so are some attributes."""
+    """HTML: the text between two blocks, line breaks or pictures is a segment, and so are some attributes.
 
-    def __init__(self, content: bytes, path: Path) -> None:  # noqa: ARG002
-        self._encoding, text = _decoded_page(content)
+    Its encoding is the given one, or the one that its content says.
+    """
+
+    def __init__(self, content: bytes, path: Path, encoding: str = "") -> None:  # noqa: ARG002
+        self._encoding, text = (encoding, content.decode(encoding)) if encoding else _decoded_page(content)
         self._flows = Flows()
         self._attributes: list[Segment] = []
         self._num_open = Counter[str]()  # elements around the place, by their names

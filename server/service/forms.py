@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
+from typing import Any
 from urllib.parse import unquote_to_bytes
 
 from python_multipart.exceptions import FormParserError
@@ -23,8 +24,13 @@ logging.getLogger("python_multipart").setLevel(logging.ERROR)  # callers can cau
 Form = dict[str, list[bytes]]
 
 
-def read_form(body: bytes, content_type: str) -> Form:
+def read_form(body: bytes, content_type: str, file_names: dict[str, str] | None = None) -> Form:
     """Returns the values of each field, in order.
+
+    Args:
+        body: The form.
+        content_type: Its media type.
+        file_names: Gets the names of the files, by their fields.
 
     Raises:
         InvalidRequest: The body is not a whole form, or has more than `_MAX_FIELDS` fields.
@@ -34,7 +40,7 @@ def read_form(body: bytes, content_type: str) -> Form:
     if kind.decode() == ENCODED:
         pairs = _encoded(body)
     elif kind == b"multipart/form-data" and boundary:
-        pairs = _parts(body, boundary)
+        pairs = _parts(body, boundary, {} if file_names is None else file_names)
     else:
         raise InvalidRequest(
             f"the body is {content_type[:100]!r}: send multipart/form-data with its boundary", field=""
@@ -59,7 +65,7 @@ def _encoded(body: bytes) -> list[tuple[bytes, bytes]]:
     return [(unquote_to_bytes(name), unquote_to_bytes(value)) for name, _, value in pairs]
 
 
-def _parts(body: bytes, boundary: bytes) -> list[tuple[bytes, bytes]]:
+def _parts(body: bytes, boundary: bytes, file_names: dict[str, str]) -> list[tuple[bytes, bytes]]:
     # The parser takes a microsecond for each boundary, and for each space after it; for others it takes none.
     _check_count(body.count(b"--" + boundary) - 1)  # the last one ends the form
     if re.search(b"--" + re.escape(boundary) + _LONG_PADDING, body):
@@ -67,11 +73,17 @@ def _parts(body: bytes, boundary: bytes) -> list[tuple[bytes, bytes]]:
     pairs: list[tuple[bytes, bytes]] = []
     ends: list[bool] = []
     parser: FormParser | None = None
+
+    def add_file(file: Any) -> None:
+        name = file.field_name or b""
+        pairs.append((name, file.file_object.getvalue()))
+        file_names[name.decode(errors="replace")] = (file.file_name or b"").decode(errors="replace")
+
     try:
         parser = FormParser(
             "multipart/form-data",
             lambda field: pairs.append((field.field_name or b"", field.value or b"")),
-            lambda file: pairs.append((file.field_name or b"", file.file_object.getvalue())),  # type: ignore[union-attr]
+            add_file,
             lambda: ends.append(True),
             boundary=boundary,
             config=_LIMITS,

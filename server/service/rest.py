@@ -26,10 +26,13 @@ from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
 from seq2seq_serve.server.http import ErrorForm, error_content
-from seq2seq_serve.server.service import libretranslate, openai
+from seq2seq_serve.server.service import openai
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, Calls, RemoteCall
 from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.forms import ENCODED, MAX_ENCODED_BYTES
+from seq2seq_serve.server.service.libretranslate import pages as libretranslate
+from seq2seq_serve.server.service.libretranslate.fields import Fields, read_fields
+from seq2seq_serve.server.service.libretranslate.files import TranslatedFiles
 from seq2seq_serve.server.service.open_inference.answers import Answer
 from seq2seq_serve.server.service.open_inference.json import (
     binary_outputs,
@@ -122,26 +125,29 @@ class _Events:
 
 ErrorContent = Callable[[Exception], dict[str, Any]]
 Handler = Callable[[Request, RemoteCall, _Events], Awaitable[Response | None]]
+LibreHandler = Callable[[Fields, Request, RemoteCall], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
 class _Page:
     """Answers the requests of a route, as `server.service.rpcs` does those of a gRPC method.
 
-    Invariant: the caller's rights are checked before its body is read, its share of the open requests when
-    some of the body has come.
+    Invariant: the caller's rights are checked before its body is read, unless its token may be in there. Its
+    share of the open requests is checked when some of the body has come.
 
     Attributes:
         rest: Owns it.
         method: The method of gRPC with the same rights and metrics.
         answer: Returns the answer, or None after it has written events.
         error_content: Returns the body of a refusal.
+        reads_token: Whether a caller's token may be in the body; `answer` then checks the rights.
     """
 
     rest: RestService
     method: str
     answer: Handler
     error_content: ErrorContent
+    reads_token: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -157,7 +163,8 @@ class _Page:
         events = _Events(send, call.request_id)
 
         async def work() -> Response | None:
-            calls.access.check(f"/{_GRPC_SERVICE}/{self.method}", call.caller)
+            if call.caller.has_token or not self.reads_token:
+                calls.access.check(f"/{_GRPC_SERVICE}/{self.method}", call.caller)
             if call.refusal is not None:
                 raise call.refusal
             with ExitStack() as request.state.opened:
@@ -204,6 +211,7 @@ class RestService:
     def __init__(self, inference: InferenceService, calls: Calls) -> None:
         self.calls = calls
         self._inference = inference
+        self._files = TranslatedFiles()
         self.open = Shares(_MAX_OPEN, "{} requests over HTTP are open")
 
     def routes(self) -> list[Route]:
@@ -226,9 +234,18 @@ class RestService:
             add("POST", f"/v1/audio/{name}", "ModelInfer", partial(self._hear, task), openai.error_content)
         add("GET", "/v1/models", "ServerMetadata", self._models, openai.error_content)
         add("GET", "/v1/models/{name}", "ModelMetadata", self._models, openai.error_content)
-        add("POST", "/translate", "ModelInfer", partial(self._libretranslate, libretranslate.translate))
-        add("POST", "/detect", "ModelInfer", partial(self._libretranslate, libretranslate.detect))
-        add("GET", "/languages", "ServerMetadata", self._languages)
+        for name, most, libre_answer in (
+            ("translate", MAX_REQUEST_BYTES, libretranslate.translate),
+            ("translate_file", libretranslate.MAX_FILE_BYTES, self._translate_file),
+            ("detect", MAX_REQUEST_BYTES, libretranslate.detect),
+        ):
+            answer = partial(self._libretranslate, libre_answer, most)
+            page = _Page(self, "ModelInfer", answer, _error_content, reads_token=True)
+            routes.append(Route(f"/{name}", page, methods=["POST"]))
+        # LibreTranslate's programs send no token for these.
+        add("GET", "/languages", "ServerLive", self._languages)
+        add("GET", "/frontend/settings", "ServerLive", self._settings)
+        add("GET", "/download_file/{name}", "ServerLive", self._download)
         return routes
 
     def error_forms(self) -> list[ErrorForm]:
@@ -295,18 +312,27 @@ class RestService:
         return openai.models(call) if name is None else openai.model(name, call)
 
     async def _libretranslate(
-        self,
-        answer: Callable[[dict[str, Any], RemoteCall], Awaitable[Response]],
-        request: Request,
-        call: RemoteCall,
-        _: _Events,
+        self, answer: LibreHandler, most: int, request: Request, call: RemoteCall, _: _Events
     ) -> Response:
-        body = await self._body(request, call)
-        fields = await libretranslate.fields_of(request, body, call)
-        return await answer(fields, call)
+        body = await self._body(request, call, most)
+        fields = await read_fields(request, body, call)
+        del body
+        if not call.caller.has_token:
+            call.caller = self.calls.access.with_token(call.caller, fields.key)
+            self.calls.access.check(f"/{_GRPC_SERVICE}/{call.method}", call.caller)
+        return await answer(fields, request, call)
+
+    async def _translate_file(self, fields: Fields, request: Request, call: RemoteCall) -> Response:
+        return await libretranslate.translate_file(fields, request, call, self._files)
 
     async def _languages(self, _request: Request, call: RemoteCall, _: _Events) -> Response:
         return await libretranslate.languages(call)
+
+    async def _settings(self, _request: Request, call: RemoteCall, _: _Events) -> Response:
+        return await libretranslate.settings(call)
+
+    async def _download(self, request: Request, _call: RemoteCall, _: _Events) -> Response:
+        return self._files.answer(request.path_params["name"])
 
     async def _body(self, request: Request, call: RemoteCall, most: int = MAX_REQUEST_BYTES) -> bytes:
         """Reads the body of a request, of `most` bytes, whose length counts as that of a message.
