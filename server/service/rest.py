@@ -24,7 +24,7 @@ from starlette.types import Receive, Scope, Send
 
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.dicts import message_dict
-from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
+from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unauthenticated, Unavailable
 from seq2seq_serve.server.http import ErrorForm, error_content
 from seq2seq_serve.server.service import openai
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, Calls, RemoteCall
@@ -245,6 +245,7 @@ class RestService:
         # LibreTranslate's programs send no token for these.
         add("GET", "/languages", "ServerLive", self._languages)
         add("GET", "/frontend/settings", "ServerLive", self._settings)
+        add("GET", "/spec", "ServerLive", self._specification)
         add("GET", "/download_file/{name}", "ServerLive", self._download)
         return routes
 
@@ -319,7 +320,11 @@ class RestService:
         del body
         if not call.caller.has_token:
             call.caller = self.calls.access.with_token(call.caller, fields.key)
-            self.calls.access.check(f"/{_GRPC_SERVICE}/{call.method}", call.caller)
+            try:
+                self.calls.access.check(f"/{_GRPC_SERVICE}/{call.method}", call.caller)
+            except Unauthenticated:
+                text = libretranslate.WRONG_KEY if fields.key else libretranslate.NO_KEY
+                raise Unauthenticated(text) from None
         return await answer(fields, request, call)
 
     async def _translate_file(self, fields: Fields, request: Request, call: RemoteCall) -> Response:
@@ -330,6 +335,9 @@ class RestService:
 
     async def _settings(self, _request: Request, call: RemoteCall, _: _Events) -> Response:
         return await libretranslate.settings(call)
+
+    async def _specification(self, _request: Request, _call: RemoteCall, _: _Events) -> Response:
+        return libretranslate.specification()
 
     async def _download(self, request: Request, _call: RemoteCall, _: _Events) -> Response:
         return self._files.answer(request.path_params["name"])

@@ -10,6 +10,7 @@ from typing import Any
 from starlette.requests import Request
 
 from seq2seq_serve.server.errors import InvalidRequest, TooLarge
+from seq2seq_serve.server.service.call import BYTES_PER_TEXT_BYTE
 from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.forms import ENCODED, MAX_ENCODED_BYTES, Form, read_form, text_of
@@ -77,7 +78,9 @@ async def read_fields(request: Request, body: bytes, call: RemoteCall) -> Fields
             values |= _form_values(read_form(body, content_type or ENCODED, names))
         return _fields(values, names.get(FILE, ""))
 
-    return await call.read(read, (len(body) + len(query)) // _JSON_BYTES)
+    is_multipart = content_type.lower().startswith("multipart/")
+    each = BYTES_PER_TEXT_BYTE if is_multipart else _JSON_BYTES
+    return await call.read(read, len(query) + len(body) // each)
 
 
 def _form_values(form: Form) -> dict[str, Any]:

@@ -13,8 +13,11 @@ from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TARGET_LANGUAGE
 from seq2seq_serve.commands import install_command
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.service.call import SHORT_BYTES
 from seq2seq_serve.server.service.read.languages import is_same_language, name_of, subtags
 from seq2seq_serve.server.service.read.options import named_choice
+
+LATE_BYTES = SHORT_BYTES + 1  # for the thread of long texts: what may take seconds at its first time
 
 _MOST_LISTED = 20  # languages of an error
 MOST_DETECTED, _MOST_RANKED = 2_000, 8  # characters of a text, and the languages that are kept for it
@@ -86,8 +89,10 @@ def no_route(source: str, target: str, models: Sequence[ServedModel]) -> Invalid
         if its_targets.keys() > {code}
     )
     is_source = any(named_choice(source, _choice(languages_of(model)[0])) is not None for model in models)
+    wrong = target if is_source else source
     return InvalidRequest(
-        f"no model translates from {source[:20]!r} to {target[:20]!r}: there are {known or 'none'}",
+        f"{wrong[:20]} is not supported: no model translates from {source[:20]!r} to {target[:20]!r}: there "
+        f"are {known or 'none'}",
         field="target" if is_source else "source",
     )
 
