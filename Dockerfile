@@ -40,9 +40,10 @@ COPY protos protos
 COPY server server
 COPY client client
 COPY bulk bulk
+COPY documents documents
 COPY --from=kernels /app/kernels kernels
 # Byte code now, as a container can write none; unchecked, as nobody edits it there.
-RUN python -m compileall -q --invalidation-mode unchecked-hash seq2seq_serve bundle kernels protos server client bulk
+RUN python -m compileall -q --invalidation-mode unchecked-hash seq2seq_serve bundle kernels protos documents server client bulk
 
 FROM python:${PYTHON_VERSION}-slim-bookworm
 LABEL org.opencontainers.image.title="seq2seq-serve" \

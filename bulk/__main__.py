@@ -25,9 +25,7 @@ with needs_extra("server,cpu", __name__):
 
     from seq2seq_serve.bulk.engine import Job, start_worker
     from seq2seq_serve.bundle.manifest import Bundle, BundleError, load_bundle
-    from seq2seq_serve.client.files.documents import DOCUMENTS
     from seq2seq_serve.client.files.formats import FORMATS, Writer, check_formats
-    from seq2seq_serve.client.files.lines import WrongFile
     from seq2seq_serve.client.files.plan import ERRORS_FOLDER, JSONL, PARQUET, PLAN_FILE, JobError, Plan
     from seq2seq_serve.client.files.run import AnyWorker, Run, plan_run
     from seq2seq_serve.client.files.worker import Files, WorkerLost
@@ -38,6 +36,8 @@ with needs_extra("server,cpu", __name__):
         given_options,
     )
     from seq2seq_serve.client.progress import Progress
+    from seq2seq_serve.documents.kinds import DOCUMENTS
+    from seq2seq_serve.documents.segments import WrongFile
     from seq2seq_serve.server.config import RunnerConfig
     from seq2seq_serve.server.runner.sizing import size_up
     from seq2seq_serve.server.settings import COUNT, add_flags, override

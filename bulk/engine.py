@@ -9,9 +9,9 @@ from pathlib import Path
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.client.errors import ClientError, FieldViolation
 from seq2seq_serve.client.files.plan import JobError
-from seq2seq_serve.client.files.segments import FormattedText, with_word_alignment
 from seq2seq_serve.client.files.worker import Files, Worker, WorkerLost
 from seq2seq_serve.client.output import in_flags
+from seq2seq_serve.documents.segments import FormattedText, with_word_alignment
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.sources import sources_of
 from seq2seq_serve.server.config import RunnerConfig

@@ -13,14 +13,16 @@ from pathlib import Path
 from typing import Any
 
 from seq2seq_serve.client.attention import DATA, IMAGE
-from seq2seq_serve.client.files.documents import DOCUMENTS, document_suffix
+from seq2seq_serve.client.files.documents import document_suffix
 from seq2seq_serve.client.files.formats import format_of
-from seq2seq_serve.client.files.lines import COMPRESSED, STANDARD, is_compressed
+from seq2seq_serve.client.files.lines import STANDARD, is_compressed
 from seq2seq_serve.client.files.plan import DOCUMENT, PARQUET, TEXT, JobError
 from seq2seq_serve.client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT
 from seq2seq_serve.client.translate import Translation, parts_folder
 from seq2seq_serve.client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS
 from seq2seq_serve.commands import Parser, add_version, install_command, port_number, program
+from seq2seq_serve.documents.kinds import DOCUMENTS
+from seq2seq_serve.documents.segments import COMPRESSED
 from seq2seq_serve.protos.options import OPTIONS, Option
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SPLIT,

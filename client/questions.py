@@ -10,7 +10,7 @@ from pathlib import Path
 
 from seq2seq_serve.client.attention import DATA, save_hops, save_looks
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.files.lines import read_file, read_text, wrong_file
+from seq2seq_serve.client.files.lines import read_file, read_text
 from seq2seq_serve.client.forms import (
     FEATURES,
     SENTENCES,
@@ -23,6 +23,7 @@ from seq2seq_serve.client.forms import (
 from seq2seq_serve.client.output import length_advice, one_line, to_json
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.commands import needs_extra
+from seq2seq_serve.documents.segments import wrong_file
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     FINISH_REASON_LENGTH,

@@ -30,7 +30,7 @@ from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.attention import save_alignment
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.formats import ANSWERS, Writer, format_of
-from seq2seq_serve.client.files.lines import STANDARD, WrongFile, count_lines, open_binary, open_input
+from seq2seq_serve.client.files.lines import STANDARD, count_lines, open_binary, open_input
 from seq2seq_serve.client.files.plan import (
     DOCUMENT,
     PLAN_FILE,
@@ -41,7 +41,6 @@ from seq2seq_serve.client.files.plan import (
     read_plan,
 )
 from seq2seq_serve.client.files.run import Run, plan_run
-from seq2seq_serve.client.files.segments import FormattedText, with_word_alignment
 from seq2seq_serve.client.files.worker import Files, Worker
 from seq2seq_serve.client.forms import find_model
 from seq2seq_serve.client.many import STOPPING_CODES
@@ -49,6 +48,7 @@ from seq2seq_serve.client.output import answer_json, answer_lines, in_flags, len
 from seq2seq_serve.client.progress import Progress
 from seq2seq_serve.client.rpcs import Rpc, Translated, generate
 from seq2seq_serve.client.sync import Client
+from seq2seq_serve.documents.segments import FormattedText, WrongFile, with_word_alignment
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse, Model
 

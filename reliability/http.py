@@ -34,6 +34,11 @@ _HARD = {
     "escapes": ("/translate", _FORM, b"q=" + b"%41" * 1_300_000),
     "spaces after a boundary": ("/v1/audio/transcriptions", _MULTIPART, b"--x" + b" " * 25_000_000),
     "boundaries": ("/v1/audio/transcriptions", _MULTIPART, b"\r\n--x" * 5_000_000),
+    "tags": (
+        "/translate",
+        "",
+        json.dumps({"q": "<" * 4_000_000, "source": "ko", "target": "en", "format": "html"}).encode(),
+    ),
     "numbers": ("/v2/models/tiny/generate", "", json.dumps({"input_ids": [5] * 1_000_000}).encode()),
     "brackets": ("/v2/models/tiny/generate", "", b"[" * 4_000_000),
 }
@@ -97,7 +102,7 @@ def _watch_beside_chunks(server: RunningServer, path: str) -> Watch:
             try:
                 client.sendall(_head(path, "Transfer-Encoding: chunked"))
                 client.sendall(_CHUNK * (_CHUNKED_BYTES // len(_CHUNK)))
-            except ConnectionError:  # it is refused at its head
+            except ConnectionError:  # it is refused after a thousand
                 return
 
     with watched(server) as watch, ThreadPoolExecutor(_NUM_CHUNKED) as pool:

@@ -77,6 +77,7 @@ class App:
             unhealthy=self._health.unhealthy,
             unready=self._health.unready,
             routes=self._rest.routes() if config.has_rest else (),
+            error_forms=self._rest.error_forms() if config.has_rest else (),
             origins=config.allowed_origins.split(",") if config.allowed_origins else (),
         )
         try:

@@ -12,8 +12,9 @@ import logging
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NoReturn
 
 import h11
 from prometheus_client import CollectorRegistry
@@ -37,6 +38,11 @@ _MAX_CONNECTIONS = 512
 _SILENT_SECONDS = 5  # a client has to send something, or a connection without a request is closed
 _BACKLOG = 4096  # a burst of new connections, as the gRPC port takes it; the system may allow fewer
 _MAX_HEADER_BYTES = 2**16
+_FREE_CHUNKS, _LEAST_CHUNK_BYTES = 1000, 256  # of a body: so many, and one more for so many bytes
+_MAX_BODY_BYTES = (
+    2**26
+)  # after which a connection is closed; pages refuse what is longer than their own limits
+_LINGER_SECONDS = 1.0  # for a client to stop sending after a refusal
 _CLOSE_SECONDS, _POLL_SECONDS = 3.0, 0.01  # for the callers to take their answers
 _PROBES = ("/healthz", "/readyz")  # a load balancer may send any name as `Host`
 _KEPT_SECONDS = 1.0  # how long scrapes get the same text
@@ -46,29 +52,94 @@ _PACE_SECONDS = 0.005  # between two answers to scrapes
 Probe = Callable[[], str | None]
 
 
-class _Parser(h11.Connection):
-    """Refuses bodies in chunks, before one is read: a chunk of one byte takes as long as a large one.
+@dataclass(frozen=True)
+class ErrorForm:
+    """The form of the errors of a protocol's pages.
 
     Attributes:
-        has_chunks: Whether it has refused such a body.
+        paths: The paths of the pages, and the first parts of the paths of others.
+        content: Returns the body of a refusal from its text, code and reason.
+        hint: What to send in place of a request for an unknown page.
     """
 
-    has_chunks = False
+    paths: Collection[str]
+    content: Callable[[str, str, str], dict[str, Any]]
+    hint: str
+
+
+def error_content(text: str, code: str, reason: str) -> dict[str, Any]:
+    """Returns the body of a refusal, as that of an error of this server's own pages."""
+    return {"error": text, "code": code, "reason": reason}
+
+
+class _Refusals:
+    """Writes the answers to requests that reach no call, in the form of the page that the path belongs to.
+
+    Args:
+        forms: The forms.
+    """
+
+    def __init__(self, forms: Sequence[ErrorForm]) -> None:
+        self._forms = forms
+
+    def form_of(self, path: str) -> ErrorForm | None:
+        """Returns the form of a page, known or not; None if the path belongs to no protocol."""
+        for form in self._forms:
+            if any(path == one or path.startswith(f"{one}/") for one in form.paths):
+                return form
+        return None
+
+    def answer(self, path: str, status: int, code: str, reason: str, text: str) -> JSONResponse:
+        """Returns the answer to a request for a path."""
+        form = self.form_of(path)
+        content = error_content if form is None else form.content
+        return JSONResponse(content(text, code, reason), status)
+
+
+class _Parser(h11.Connection):
+    """Bounds the bodies of requests, also those that their pages do not read, and what reading them takes.
+
+    A chunk of a body (`Transfer-Encoding`) takes ten microseconds, however short it is. A body that also has
+    a length may hide another request.
+
+    Attributes:
+        problem: Why it has refused a request, if the reason is one of its own.
+    """
+
+    problem = ""
+    _num_bytes = _num_chunks = 0  # of the body
 
     def next_event(self) -> Any:
         event = super().next_event()
-        if isinstance(event, h11.Request) and any(name == b"transfer-encoding" for name, _ in event.headers):
-            self.has_chunks = True
-            raise h11.RemoteProtocolError("the body has chunks")
+        if isinstance(event, h11.Request):
+            self._num_bytes = self._num_chunks = 0
+            names = {name for name, _ in event.headers}
+            if {b"transfer-encoding", b"content-length"} <= names:
+                self._refuse("the body has both Content-Length and Transfer-Encoding: send one of them")
+        elif isinstance(event, h11.Data):
+            self._num_bytes += len(event.data)
+            self._num_chunks += event.chunk_start
+            if self._num_chunks > _FREE_CHUNKS + self._num_bytes // _LEAST_CHUNK_BYTES:
+                self._refuse(
+                    f"the body has {self._num_chunks} chunks in {self._num_bytes} bytes: send larger chunks"
+                )
+            if self._num_bytes > _MAX_BODY_BYTES:
+                self._refuse(f"the body has more than {_MAX_BODY_BYTES} bytes: send less")
         return event
+
+    def _refuse(self, problem: str) -> NoReturn:
+        self.problem = problem
+        raise h11.RemoteProtocolError(problem)
 
 
 class _Connection(H11Protocol):
     """Closes itself if it is silent. Beyond a limit a new one closes one of the client that has most."""
 
-    def __init__(self, config: Config, state: ServerState) -> None:
+    def __init__(self, config: Config, state: ServerState, refusals: _Refusals) -> None:
         super().__init__(config, state, {})
         self.conn: _Parser = _Parser(h11.SERVER, _MAX_HEADER_BYTES)
+        self._refusals = refusals
+        self._is_refused = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -81,23 +152,38 @@ class _Connection(H11Protocol):
             worst.transport.abort()
 
     def data_received(self, data: bytes) -> None:
+        if self._is_refused:
+            return
         super().data_received(data)
         self._close_if_silent()
 
     def send_400_response(self, msg: str) -> None:
-        """Refuses bytes that are not a request, and closes the connection."""
-        status = 400
-        if self.conn.has_chunks:
-            status, msg = 411, "the body comes in chunks: send it with Content-Length, not Transfer-Encoding"
-        answer = refusal(status, "INVALID_ARGUMENT", "INVALID_REQUEST", msg)
+        """Refuses bytes that are not a request, and closes the connection.
+
+        What the client sends meanwhile is thrown away for a moment: it would lose the answer otherwise.
+        """
+        self._is_refused = True
+        if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # the page answers already
+            self.transport.close()
+            return
+        path = ""
+        if self.cycle is not None and not self.cycle.response_complete:
+            path = self.scope["path"]
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        answer = self._refusals.answer(
+            path, 400, "INVALID_ARGUMENT", "INVALID_REQUEST", self.conn.problem or msg
+        )
         headers = [*answer.raw_headers, (b"connection", b"close")]
         for event in (
-            h11.Response(status_code=status, headers=headers),
+            h11.Response(status_code=400, headers=headers),
             h11.Data(data=bytes(answer.body)),
             h11.EndOfMessage(),
         ):
             self.transport.write(self.conn.send(event) or b"")
-        self.transport.close()
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(_LINGER_SECONDS, self.transport.close)
 
     @property
     def client_host(self) -> str:
@@ -126,10 +212,12 @@ class _Guard:
     Args:
         host: The address that the server listens on.
         origins: Other sites whose pages are answered.
+        refusals: Writes the refusals.
     """
 
-    def __init__(self, app: ASGIApp, host: str, origins: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, host: str, origins: Collection[str], refusals: _Refusals) -> None:
         self._app = app
+        self._refusals = refusals
         self._origins = origins
         self._names = own_names(host)
         self._is_local = host == "localhost" or (is_address(host) and ipaddress.ip_address(host).is_loopback)
@@ -139,8 +227,11 @@ class _Guard:
         is_allowed = headers.get("origin") in self._origins
         is_answered = is_allowed or scope["path"] in _PROBES or self._is_own(headers)
         text = "pages of other sites, and foreign names as Host, may not be used with this server"
-        answer = self._app if is_answered else refusal(403, "PERMISSION_DENIED", "FORBIDDEN", text)
-        await answer(scope, receive, send)
+        if is_answered:
+            await self._app(scope, receive, send)
+        else:
+            answer = self._refusals.answer(scope["path"], 403, "PERMISSION_DENIED", "FORBIDDEN", text)
+            await answer(scope, receive, send)
 
     def _is_own(self, headers: Headers) -> bool:
         name = named_host(headers)
@@ -198,6 +289,7 @@ class HttpServer:
         unready: Returns the same for /readyz.
         routes: Other pages.
         origins: Other sites whose pages are answered.
+        error_forms: The forms of the errors of pages.
 
     Raises:
         OSError: Another process uses the port, or the address cannot be used; the message names the case.
@@ -213,7 +305,9 @@ class HttpServer:
         unready: Probe,
         routes: Sequence[BaseRoute] = (),
         origins: Collection[str] = (),
+        error_forms: Sequence[ErrorForm] = (),
     ) -> None:
+        refusals = self._refusals = _Refusals(error_forms)
         scrapes = _Scrapes(registry)
         pages = [
             Route("/metrics", scrapes.answer),
@@ -223,7 +317,7 @@ class HttpServer:
             *routes,
         ]
         paths = sorted({f"/{page.path.split('/')[1]}" for page in pages if isinstance(page, Route)})
-        middleware = [Middleware(_Guard, host=host, origins=origins)]
+        middleware = [Middleware(_Guard, host=host, origins=origins, refusals=refusals)]
         if origins:
             answer_pages = Middleware(
                 CORSMiddleware,
@@ -235,7 +329,9 @@ class HttpServer:
             middleware.append(answer_pages)
         app = Starlette(
             routes=pages,
-            exception_handlers={HTTPException: partial(_refuse, hint=f"try {', '.join(paths)}")},
+            exception_handlers={
+                HTTPException: partial(_refuse, refusals=refusals, hint=f"try {', '.join(paths)}")
+            },
             middleware=middleware,
         )
         app.router.redirect_slashes = False
@@ -256,8 +352,9 @@ class HttpServer:
 
     async def start(self) -> None:
         """Starts to answer."""
+        connect = partial(_Connection, self._config, self._state, self._refusals)
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(self._config, self._state), sock=self._listener, backlog=_BACKLOG
+            connect, sock=self._listener, backlog=_BACKLOG
         )
 
     def close(self) -> None:
@@ -279,11 +376,6 @@ class HttpServer:
             connection.transport.abort()
         if self._state.tasks:  # they see that their callers are gone
             await asyncio.wait(set(self._state.tasks), timeout=_CLOSE_SECONDS)
-
-
-def refusal(status: int, code: str, reason: str, text: str) -> JSONResponse:
-    """Returns the answer to a request that reaches no call, in the form of other errors."""
-    return JSONResponse({"error": text, "code": code, "reason": reason}, status)
 
 
 def _listener(host: str, port: int) -> socket.socket:
@@ -312,19 +404,17 @@ def _page(probe: Probe) -> Callable[[Request], Awaitable[Response]]:
     return page
 
 
-async def _refuse(request: Request, error: Exception, *, hint: str) -> Response:
+async def _refuse(request: Request, error: Exception, *, refusals: _Refusals, hint: str) -> Response:
     assert isinstance(error, HTTPException)
     path = request.url.path[:100]
-    if error.status_code == 404 and not path.startswith("/v2"):
-        return PlainTextResponse(f"{hint}\n", 404)
     if error.status_code == 404:
-        text = (
-            f"there is no page {path}: send requests to /v2/models/NAME/infer, generate or generate_stream; "
-            "shared memory, traces, log settings, and the repository over HTTP are not supported"
-        )
-        return refusal(404, "NOT_FOUND", "UNKNOWN_PAGE", text)
+        form = refusals.form_of(path)
+        if form is None:
+            return PlainTextResponse(f"{hint}\n", 404)
+        text = f"there is no page {path}: {form.hint}"
+        return refusals.answer(path, 404, "NOT_FOUND", "UNKNOWN_PAGE", text)
     allowed = (error.headers or {}).get("Allow", "another method")
     text = f"{request.method} is not possible for {path}: send {allowed}"
-    answer = refusal(error.status_code, "UNIMPLEMENTED", "METHOD_NOT_ALLOWED", text)
+    answer = refusals.answer(path, error.status_code, "UNIMPLEMENTED", "METHOD_NOT_ALLOWED", text)
     answer.headers.update(error.headers or {})
     return answer

@@ -1,30 +1,13 @@
-"""Reads documents, and writes them anew with translated texts: subtitles, HTML, Word and gettext files.
-
-A `Document` has segments, the texts that are translated by themselves: a subtitle, the text of a paragraph, a
-message. A segment has pieces, one for each part of it with a formatting of its own, such as a link or bold
-words. Everything else in the file stays as it is. This module does not know how texts are translated.
-"""
+"""Reads the files of documents (`documents`), which may be compressed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
-from seq2seq_serve.client.files.lines import COMPRESSED, read_whole, wrong_file
-from seq2seq_serve.client.files.messages import Messages
-from seq2seq_serve.client.files.page import Page
-from seq2seq_serve.client.files.segments import MAX_BYTES, Document, check_marks
-from seq2seq_serve.client.files.subtitles import Subtitles
-from seq2seq_serve.client.files.word import MAX_UNPACKED_BYTES, Word
-
-DOCUMENTS: dict[str, Callable[[bytes, Path], Document]] = {
-    ".srt": Subtitles,
-    ".vtt": Subtitles,
-    ".html": Page,
-    ".htm": Page,
-    ".docx": Word,
-    ".po": Messages,
-}
+from seq2seq_serve.client.files.lines import read_whole
+from seq2seq_serve.documents.kinds import DOCUMENTS
+from seq2seq_serve.documents.segments import COMPRESSED, MAX_BYTES, Document, check_marks, wrong_file
+from seq2seq_serve.documents.word import MAX_UNPACKED_BYTES, Word
 
 
 def document_suffix(path: Path) -> str:

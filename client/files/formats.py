@@ -13,7 +13,7 @@ from typing import Any, BinaryIO
 
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.documents import document_suffix, read_document
-from seq2seq_serve.client.files.lines import COMPRESSED, count_lines, open_binary, read_lines, text_of
+from seq2seq_serve.client.files.lines import count_lines, open_binary, read_lines, text_of
 from seq2seq_serve.client.files.plan import (
     DOCUMENT,
     ERRORS_FOLDER,
@@ -25,10 +25,10 @@ from seq2seq_serve.client.files.plan import (
     Shard,
     atomic_write,
 )
-from seq2seq_serve.client.files.segments import Document
 from seq2seq_serve.client.output import answer_json, answer_lines, error_dict, to_json, valid_unicode
 from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.commands import needs_extra
+from seq2seq_serve.documents.segments import COMPRESSED, Document
 
 FORMATS = (TEXT, JSONL, PARQUET)
 ANSWERS = "answers"  # whole answers as lines of JSON, without the records of the input

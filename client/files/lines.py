@@ -14,22 +14,13 @@ from pathlib import Path
 from typing import BinaryIO, cast
 
 from seq2seq_serve.client.wire import MAX_REQUEST_BYTES
+from seq2seq_serve.documents.segments import COMPRESSED, wrong_file
 
 STANDARD = Path("-")
-COMPRESSED = ".gz"
 MAX_LINE_BYTES = 16 * 2**20  # four times the most of a request
 
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _UTF16 = "the file is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"
-
-
-class WrongFile(OSError):
-    """The content of a file is wrong."""
-
-
-def wrong_file(path: Path, text: str) -> WrongFile:
-    """Returns the error for a file whose content is wrong; commands print it after the file's name."""
-    return WrongFile(None, text, str(path))
 
 
 @contextmanager

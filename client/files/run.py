@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from seq2seq_serve.client.files.formats import split_into_shards
-from seq2seq_serve.client.files.lines import WrongFile
 from seq2seq_serve.client.files.plan import (
     FileState,
     Plan,
@@ -31,6 +30,7 @@ from seq2seq_serve.client.files.plan import (
 )
 from seq2seq_serve.client.files.worker import MAX_OPEN_SHARDS, Done, WorkerLost
 from seq2seq_serve.client.progress import Progress
+from seq2seq_serve.documents.segments import WrongFile
 
 _MAX_TRIES = 3  # of a shard
 _MAX_LOST = 5  # workers, without a shard that is done

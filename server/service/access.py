@@ -68,6 +68,11 @@ class Access:
         self._roles_of_all = frozenset(ROLES if is_repository_open else ())
         self._tokens = None if path is None else Watched("the tokens", [path], partial(_parse, path))
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether callers need tokens."""
+        return self._tokens is not None
+
     async def watch(self) -> None:
         """Reads the file again whenever it changes, on another thread, until it is cancelled."""
         while self._tokens is not None:
@@ -113,13 +118,19 @@ class Access:
         """
         if self._tokens is None:
             return Caller(_address(peer), self._roles_of_all)
+        caller = Caller(_address(peer))
         given = dict(metadata or ()).get(_AUTHORIZATION)
         if isinstance(given, str) and given.lower().startswith(_SCHEME):
-            digest = hashlib.sha256(given[len(_SCHEME) :].strip().encode()).digest()
-            # The time of the search depends on the digest alone, and a caller cannot choose a token's digest.
-            if (caller := self._tokens.content.get(digest)) is not None:
-                return caller
-        return Caller(_address(peer))
+            return self.with_token(caller, given[len(_SCHEME) :])
+        return caller
+
+    def with_token(self, caller: Caller, token: str) -> Caller:
+        """Returns the owner of a token that a caller has sent; the caller if the token is not known."""
+        if self._tokens is None:
+            return caller
+        digest = hashlib.sha256(token.strip().encode()).digest()
+        # The time of the search depends on the digest alone, and a caller cannot choose a token's digest.
+        return self._tokens.content.get(digest, caller)
 
 
 @lru_cache(maxsize=4096)  # connections

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -25,8 +24,13 @@ logging.getLogger("python_multipart").setLevel(logging.ERROR)  # callers can cau
 Form = dict[str, list[bytes]]
 
 
-def read_form(body: bytes, content_type: str) -> Form:
-    """Returns the values of each field, in order.
+def read_form(body: bytes, content_type: str, file_names: dict[str, str] | None = None) -> Form:
+    """Returns the values of each field, in order; the media type of a sound is the field NAME_type.
+
+    Args:
+        body: The form.
+        content_type: Its media type.
+        file_names: Gets the names of the files, by their fields.
 
     Raises:
         InvalidRequest: The body is not a whole form, or has more than `_MAX_FIELDS` fields.
@@ -36,7 +40,7 @@ def read_form(body: bytes, content_type: str) -> Form:
     if kind.decode() == ENCODED:
         pairs = _encoded(body)
     elif kind == b"multipart/form-data" and boundary:
-        pairs = _parts(body, boundary)
+        pairs = _parts(body, boundary, {} if file_names is None else file_names)
     else:
         raise InvalidRequest(
             f"the body is {content_type[:100]!r}: send multipart/form-data with its boundary", field=""
@@ -61,7 +65,7 @@ def _encoded(body: bytes) -> list[tuple[bytes, bytes]]:
     return [(unquote_to_bytes(name), unquote_to_bytes(value)) for name, _, value in pairs]
 
 
-def _parts(body: bytes, boundary: bytes) -> list[tuple[bytes, bytes]]:
+def _parts(body: bytes, boundary: bytes, file_names: dict[str, str]) -> list[tuple[bytes, bytes]]:
     # The parser takes a microsecond for each boundary, and for each space after it; for others it takes none.
     _check_count(body.count(b"--" + boundary) - 1)  # the last one ends the form
     if re.search(b"--" + re.escape(boundary) + _LONG_PADDING, body):
@@ -69,11 +73,19 @@ def _parts(body: bytes, boundary: bytes) -> list[tuple[bytes, bytes]]:
     pairs: list[tuple[bytes, bytes]] = []
     ends: list[bool] = []
     parser: FormParser | None = None
+
+    def add_file(file: Any) -> None:
+        name = file.field_name or b""
+        pairs.append((name, file.file_object.getvalue()))
+        file_names[name.decode(errors="replace")] = (file.file_name or b"").decode(errors="replace")
+        if (file.content_type or "").casefold().startswith("audio/"):
+            pairs.append((name + b"_type", file.content_type.encode()))
+
     try:
         parser = FormParser(
             "multipart/form-data",
             lambda field: pairs.append((field.field_name or b"", field.value or b"")),
-            lambda file: pairs.extend(_of_file(file)),
+            add_file,
             lambda: ends.append(True),
             boundary=boundary,
             config=_LIMITS,
@@ -89,14 +101,6 @@ def _parts(body: bytes, boundary: bytes) -> list[tuple[bytes, bytes]]:
     if not ends:
         raise InvalidRequest("the form does not end with its boundary", field="")
     return pairs[1:]
-
-
-def _of_file(file: Any) -> Iterator[tuple[bytes, bytes]]:
-    """Yields the content of a file, and for a sound its media type, as the field NAME_type."""
-    name = file.field_name or b""
-    yield name, file.file_object.getvalue()
-    if (file.content_type or "").casefold().startswith("audio/"):
-        yield name + b"_type", file.content_type.encode()
 
 
 def _check_count(count: int) -> None:

@@ -36,6 +36,7 @@ from seq2seq_serve.server.service.read.windows import most_before, text_ids
 from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding
 from seq2seq_serve.server.service.status import status_of
 
+PAGES = "OpenAI's pages here are /v1/audio/transcriptions, /v1/audio/translations and /v1/models"
 MAX_FILE_BYTES = 25 * 2**20  # OpenAI's limit
 _MAX_TEXT_BYTES, _MAX_SHORT_BYTES = 2**16, 2**10  # of a field of `_LONG`, and of others than the file
 
@@ -175,6 +176,11 @@ def error_content(error: Exception) -> dict[str, Any]:
     )
     kind = "server_error" if is_ours else "invalid_request_error"
     return {"error": {"message": text, "type": kind, "param": field or None, "code": reason}}
+
+
+def refusal_content(text: str, _code: str, reason: str) -> dict[str, Any]:
+    """Returns the body of a refusal of a request that reaches no page."""
+    return {"error": {"message": text, "type": "invalid_request_error", "param": None, "code": reason}}
 
 
 def _fields(form: Form) -> _Fields:

@@ -25,11 +25,15 @@ from starlette.types import Receive, Scope, Send
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.server.config import OpenAINames
-from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unavailable
-from seq2seq_serve.server.service import libretranslate, openai
-from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, Calls, RemoteCall
+from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unauthenticated, Unavailable
+from seq2seq_serve.server.http import ErrorForm, error_content
+from seq2seq_serve.server.service import openai
+from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, Calls, RemoteCall
 from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.forms import ENCODED, MAX_ENCODED_BYTES
+from seq2seq_serve.server.service.libretranslate import pages as libretranslate
+from seq2seq_serve.server.service.libretranslate.fields import Fields, read_fields
+from seq2seq_serve.server.service.libretranslate.files import TranslatedFiles
 from seq2seq_serve.server.service.open_inference.answers import Answer
 from seq2seq_serve.server.service.open_inference.json import (
     binary_outputs,
@@ -80,6 +84,10 @@ _READS: tuple[tuple[str, str, type[Message]], ...] = (
     ("{model}/stats", "ModelStatistics", pb.ModelStatisticsRequest),
 )
 _MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+_PAGES = (
+    "send requests to /v2/models/NAME/infer, generate or generate_stream; shared memory, traces, log "
+    "settings, and the repository over HTTP are not supported"
+)
 _STATES = ("live", "ready")  # fields of answers that decide over the status
 
 
@@ -118,26 +126,29 @@ class _Events:
 
 ErrorContent = Callable[[Exception], dict[str, Any]]
 Handler = Callable[[Request, RemoteCall, _Events], Awaitable[Response | None]]
+LibreHandler = Callable[[Fields, Request, RemoteCall], Awaitable[Response]]
 
 
 @dataclass(frozen=True)
 class _Page:
     """Answers the requests of a route, as `server.service.rpcs` does those of a gRPC method.
 
-    Invariant: the caller's rights are checked before its body is read, its share of the open requests when
-    some of the body has come.
+    Invariant: the caller's rights are checked before its body is read, unless its token may be in there. Its
+    share of the open requests is checked when some of the body has come.
 
     Attributes:
         rest: Owns it.
         method: The method of gRPC with the same rights and metrics.
         answer: Returns the answer, or None after it has written events.
         error_content: Returns the body of a refusal.
+        reads_token: Whether a caller's token may be in the body; `answer` then checks the rights.
     """
 
     rest: RestService
     method: str
     answer: Handler
     error_content: ErrorContent
+    reads_token: bool = False
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
@@ -153,7 +164,8 @@ class _Page:
         events = _Events(send, call.request_id)
 
         async def work() -> Response | None:
-            calls.access.check(f"/{_GRPC_SERVICE}/{self.method}", call.caller)
+            if call.caller.has_token or not self.reads_token:
+                calls.access.check(f"/{_GRPC_SERVICE}/{self.method}", call.caller)
             if call.refusal is not None:
                 raise call.refusal
             with ExitStack() as request.state.opened:
@@ -202,6 +214,7 @@ class RestService:
         self.calls = calls
         self._openai_names = openai_names
         self._inference = inference
+        self._files = TranslatedFiles()
         self.open = Shares(_MAX_OPEN, "{} requests over HTTP are open")
 
     def routes(self) -> list[Route]:
@@ -224,10 +237,28 @@ class RestService:
             add("POST", f"/v1/audio/{name}", "ModelInfer", partial(self._hear, task), openai.error_content)
         add("GET", "/v1/models", "ServerMetadata", self._models, openai.error_content)
         add("GET", "/v1/models/{name}", "ModelMetadata", self._models, openai.error_content)
-        add("POST", "/translate", "ModelInfer", partial(self._libretranslate, libretranslate.translate))
-        add("POST", "/detect", "ModelInfer", partial(self._libretranslate, libretranslate.detect))
-        add("GET", "/languages", "ServerMetadata", self._languages)
+        for name, most, libre_answer in (
+            ("translate", MAX_REQUEST_BYTES, libretranslate.translate),
+            ("translate_file", libretranslate.MAX_FILE_BYTES, self._translate_file),
+            ("detect", MAX_REQUEST_BYTES, libretranslate.detect),
+        ):
+            answer = partial(self._libretranslate, libre_answer, most)
+            page = _Page(self, "ModelInfer", answer, _error_content, reads_token=True)
+            routes.append(Route(f"/{name}", page, methods=["POST"]))
+        # LibreTranslate's programs send no token for these.
+        add("GET", "/languages", "ServerLive", self._languages)
+        add("GET", "/frontend/settings", "ServerLive", self._settings)
+        add("GET", "/spec", "ServerLive", self._specification)
+        add("GET", "/download_file/{name}", "ServerLive", self._download)
         return routes
+
+    def error_forms(self) -> list[ErrorForm]:
+        """Returns the forms of errors outside of the pages, such as that of an unknown page."""
+        return [
+            ErrorForm(["/v1"], openai.refusal_content, openai.PAGES),
+            ErrorForm(libretranslate.PATHS, error_content, libretranslate.PAGES),
+            ErrorForm(["/v2"], error_content, _PAGES),
+        ]
 
     async def _read(
         self, method: str, message_class: type[Message], request: Request, call: RemoteCall, _: _Events
@@ -285,23 +316,40 @@ class RestService:
         return openai.models(call) if name is None else openai.model(name, call)
 
     async def _libretranslate(
-        self,
-        answer: Callable[[dict[str, Any], RemoteCall], Awaitable[Response]],
-        request: Request,
-        call: RemoteCall,
-        _: _Events,
+        self, answer: LibreHandler, most: int, request: Request, call: RemoteCall, _: _Events
     ) -> Response:
-        body = await self._body(request, call)
-        fields = await libretranslate.fields_of(request, body, call)
-        return await answer(fields, call)
+        body = await self._body(request, call, most)
+        fields = await read_fields(request, body, call)
+        del body
+        if not call.caller.has_token:
+            call.caller = self.calls.access.with_token(call.caller, fields.key)
+            try:
+                self.calls.access.check(f"/{_GRPC_SERVICE}/{call.method}", call.caller)
+            except Unauthenticated:
+                text = libretranslate.WRONG_KEY if fields.key else libretranslate.NO_KEY
+                raise Unauthenticated(text) from None
+        return await answer(fields, request, call)
+
+    async def _translate_file(self, fields: Fields, request: Request, call: RemoteCall) -> Response:
+        return await libretranslate.translate_file(fields, request, call, self._files)
 
     async def _languages(self, _request: Request, call: RemoteCall, _: _Events) -> Response:
         return await libretranslate.languages(call)
 
+    async def _settings(self, _request: Request, call: RemoteCall, _: _Events) -> Response:
+        return await libretranslate.settings(call)
+
+    async def _specification(self, _request: Request, _call: RemoteCall, _: _Events) -> Response:
+        return libretranslate.specification()
+
+    async def _download(self, request: Request, _call: RemoteCall, _: _Events) -> Response:
+        return self._files.answer(request.path_params["name"])
+
     async def _body(self, request: Request, call: RemoteCall, most: int = MAX_REQUEST_BYTES) -> bytes:
         """Reads the body of a request, of `most` bytes, whose length counts as that of a message.
 
-        A form that writes each byte as three has less room. A caller who leaves afterwards cancels the task.
+        A body in chunks counts as it comes, and has as long to come as one with the same length. A form that
+        writes each byte as three has less room. A caller who leaves afterwards cancels the task.
 
         Raises:
             CancelledError: The caller has left.
@@ -314,19 +362,30 @@ class RestService:
             raise InvalidRequest(
                 f"the body is compressed ({encoding[:100]}): send it without compression", field=""
             )
-        length = int(request.headers.get("content-length", "0"))
+        length = int(request.headers.get("content-length", "0"))  # 0 also for a body in chunks
         if ENCODED in request.headers.get("content-type", "").lower():
             most = MAX_ENCODED_BYTES
-        if length > most:
-            raise TooLarge(f"the request has more than {most} bytes: send less", field="")
         body, parts = bytearray(), request.stream()
-        seconds = _BODY_SECONDS + length / _LEAST_BYTES_PER_SECOND
+        room = self.calls.held.add(call.caller.name, 0)
+        clock, seconds = asyncio.get_running_loop().time, 0.0
+        begin, num_bytes = clock(), length
         try:
-            async with asyncio.timeout(seconds):
-                while (part := await self.calls.next_message(parts)) is not None:
+            async with asyncio.timeout(None) as limit:
+                while True:
+                    if num_bytes > most:
+                        raise TooLarge(f"the request has more than {most} bytes: send less", field="")
+                    seconds = _BODY_SECONDS + num_bytes / _LEAST_BYTES_PER_SECOND
+                    if not limit.expired():
+                        limit.reschedule(begin + seconds)
+                    part = await self.calls.next_message(parts)
+                    if part is None:
+                        break
                     if not body:  # the first part: before it, the call holds no share
                         request.state.opened.enter_context(self.open.take(call.caller.name, 1))
-                        self.calls.hold(call, length)
+                    num_bytes = max(length, len(body) + len(part))
+                    if num_bytes > SMALL_REQUEST_BYTES:
+                        room.grow(num_bytes)
+                        call.held = [room]
                     body += part
         except TimeoutError:
             raise InvalidRequest(f"the body did not arrive within {seconds:.0f} seconds", field="") from None

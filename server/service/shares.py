@@ -114,6 +114,16 @@ class Room:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def grow(self, amount: int) -> None:
+        """Counts more from now on, or as much.
+
+        Raises:
+            Overloaded: As `Shares.take`; it counts as before then.
+        """
+        if amount > self.amount:
+            self._shares.take(self.caller, amount - self.amount)
+            self.amount = amount
+
     def shrink(self, amount: int) -> None:
         """Counts less from now on, or as much."""
         before, self.amount = self.amount, min(amount, self.amount)

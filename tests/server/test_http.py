@@ -180,16 +180,47 @@ def send(port: int, raw: bytes) -> bytes:
         return received
 
 
-@pytest.mark.parametrize("length", [b"", b"Content-Length: 5\r\n"])
-def test_a_body_in_chunks_is_refused_before_it_is_read(server, length):
+def test_a_body_with_a_length_and_chunks_is_refused(server):
     """A second request that hides in the body of the first one is not answered."""
-    head = b"POST /v2 HTTP/1.1\r\nHost: localhost\r\n" + length + b"Transfer-Encoding: chunked\r\n\r\n"
+    head = b"POST /v2 HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
     received = send(server.port, head + b"0\r\n\r\nGET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
-    assert received.startswith(b"HTTP/1.1 411")
+    assert received.startswith(b"HTTP/1.1 400")
     assert received.count(b"HTTP/1.1 ") == 1
     answer = json.loads(received.partition(b"\r\n\r\n")[2])
     assert (answer["code"], answer["reason"]) == ("INVALID_ARGUMENT", "INVALID_REQUEST")
-    assert "Content-Length" in answer["error"]
+    assert "both Content-Length and Transfer-Encoding" in answer["error"]
+
+
+CHUNKED = b"Host: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
+def test_a_body_in_chunks_that_no_page_reads_is_thrown_away(server):
+    get = b"GET /healthz HTTP/1.1\r\n" + CHUNKED + b"3\r\nabc\r\n" * 300 + b"0\r\n\r\n"
+    received = send(server.port, 2 * get + b"GET /healthz HTTP/1.1\r\nConnection: close\r\nHost: a\r\n\r\n")
+    assert received.count(b"HTTP/1.1 200") == 3
+
+
+@pytest.mark.parametrize(
+    ("chunks", "problem"),
+    [
+        (b"1\r\na\r\n" * 40, "22 chunks in 22 bytes: send larger chunks"),
+        (b"a\r\n0123456789\r\n" * 20, ""),  # as long as they are read, long chunks go on
+        (b"400\r\n" + b"a" * 1024 + b"\r\n", "more than 1000 bytes: send less"),
+        (b"zz\r\n", "Invalid HTTP request received."),
+    ],
+)
+def test_short_chunks_and_endless_bodies_end_the_connection(server, monkeypatch, chunks, problem):
+    """They took the event loop as long as their client wanted, after the answer, too."""
+    monkeypatch.setattr(server_http, "_FREE_CHUNKS", 19)
+    monkeypatch.setattr(server_http, "_LEAST_CHUNK_BYTES", 10)
+    monkeypatch.setattr(server_http, "_MAX_BODY_BYTES", 1000)
+    monkeypatch.setattr(server_http, "_LINGER_SECONDS", 0.05)
+    received = send(server.port, b"GET /healthz HTTP/1.1\r\nConnection: close\r\n" + CHUNKED + chunks)
+    if problem:
+        assert received.startswith(b"HTTP/1.1 400")
+        assert problem in json.loads(received.partition(b"\r\n\r\n")[2])["error"]
+    else:
+        assert received.startswith(b"HTTP/1.1 200")
 
 
 def test_bytes_that_are_not_http_are_refused_as_other_errors(server):
@@ -252,14 +283,6 @@ def test_pages_of_allowed_origins_are_answered(problems):
             other = page | ask | {"origin": "https://evil.example"}
             status, answered = headers_of(server.port, method, "/metrics", **other)
             assert (status, answered["access-control-allow-origin"]) == (403, None)
-
-
-def test_an_unknown_page_of_the_protocol_is_an_error_in_json(server):
-    status, text = fetch(server.port, "/v2/repository/index")
-    answer = json.loads(text)
-    assert (status, answer["code"], answer["reason"]) == (404, "NOT_FOUND", "UNKNOWN_PAGE")
-    assert "/v2/repository/index" in answer["error"]
-    assert "not supported" in answer["error"]
 
 
 def test_a_caller_that_never_reads_does_not_delay_the_shutdown(problems, monkeypatch, caplog):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = "bulk", "bundle", "client", "drawing", "protos", "seq2seq_serve", "server"
+PARTS = "bulk", "bundle", "client", "documents", "drawing", "protos", "seq2seq_serve", "server"
 
 
 @pytest.fixture

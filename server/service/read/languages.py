@@ -47,6 +47,13 @@ _ENTRIES = [
     (codes.split("/"), name) for codes, _, name in (one.strip().partition(" ") for one in _TABLE.split(","))
 ]
 _NAMES = {codes[0]: name for codes, name in _ENTRIES}
+_TAGS = {name.casefold(): code for code, name in _NAMES.items()} | {
+    "chinese (simplified)": "zh-Hans",
+    "chinese (traditional)": "zh-Hant",
+    "portuguese (brazil)": "pt-BR",
+    "pb": "pt-BR",  # as programs of Argos Translate write them
+    "zt": "zh-Hant",
+}
 _SHORTEST = {code: codes[0] for codes, _ in _ENTRIES for code in codes}
 
 # The script of a language that models write in several, by a tag without one (CLDR's likely subtags)
@@ -70,6 +77,22 @@ def subtags(tag: str) -> list[str]:
     """Returns the parts of a tag in lower case, the language as its shortest code: ko, hang of kor_Hang."""
     language, *others = tag.replace("_", "-").casefold().split("-")
     return [_SHORTEST.get(language, language), *others]
+
+
+def tag_of(name: str) -> str:
+    """Returns the tag of a language that is given by its English name; a tag as it is."""
+    return _TAGS.get(name.casefold(), name) if len(name) <= MAX_TAG_LENGTH else name
+
+
+def is_same_language(one: str, other: str) -> bool:
+    """Whether two tags are of one language, and in one script if both have one; regions do not count."""
+    (language, *_), (other_language, *_) = tags = subtags(one), subtags(other)
+    scripts = {_script(tag) for tag in tags} - {None}
+    return language == other_language and len(scripts) < 2
+
+
+def _script(tag: list[str]) -> str | None:
+    return next((part for part in tag[1:] if len(part) == 4), LIKELY_SCRIPTS.get("-".join(tag)))
 
 
 def name_of(tag: str) -> str:

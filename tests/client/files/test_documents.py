@@ -10,16 +10,16 @@ import polib
 import pytest
 
 from reliability.documents import ATTACKS, Attack, word_file
-from seq2seq_serve.client.files.documents import DOCUMENTS, read_document
-from seq2seq_serve.client.files.lines import WrongFile
-from seq2seq_serve.client.files.segments import MAX_BYTES
+from seq2seq_serve.client.files.documents import read_document
+from seq2seq_serve.documents.kinds import DOCUMENTS
+from seq2seq_serve.documents.segments import MAX_BYTES, WrongFile
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     GenerateResponse,
     Hypothesis,
     WordAlignment,
     WordLink,
 )
-from tests.client.files.answers import backwards, capitals, translated
+from tests.documents.answers import backwards, capitals, translated
 
 SRT = """1
 00:00:01,000 --> 00:00:02,500

@@ -20,9 +20,9 @@ from seq2seq_serve.client.files.formats import (
     format_of,
     split_into_shards,
 )
-from seq2seq_serve.client.files.lines import WrongFile
 from seq2seq_serve.client.files.plan import JobError, Shard
 from seq2seq_serve.client.rpcs import Translated
+from seq2seq_serve.documents.segments import WrongFile
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
 
 

@@ -2,7 +2,8 @@ import gzip
 
 import pytest
 
-from seq2seq_serve.client.files.lines import WrongFile, count_lines, read_whole
+from seq2seq_serve.client.files.lines import count_lines, read_whole
+from seq2seq_serve.documents.segments import WrongFile
 
 
 @pytest.mark.parametrize("content", [b"", b"a", b"a\n", b"a\n\nb", b"\n" * 3 * 2**19])

@@ -7,10 +7,10 @@ from collections import Counter
 import pytest
 
 from seq2seq_serve.client.files import run as run_module
-from seq2seq_serve.client.files.lines import WrongFile
 from seq2seq_serve.client.files.plan import JobError, Shard
 from seq2seq_serve.client.files.run import Run, plan_run
 from seq2seq_serve.client.files.worker import Done, WorkerLost
+from seq2seq_serve.documents.segments import WrongFile
 
 SHARDS = [Shard(f"a-{number:05}", "/in/a.txt", 10 * number, 10, 0) for number in range(12)]
 

@@ -390,7 +390,11 @@ def test_it_translates_with_the_task_and_the_options_of_a_request(client, served
             "hotwords has .* tokens, and bundle reads at",
         ),
         ({"extra_body": {"word_timestamps": "true"}}, "word_timestamps", "the times of words need the resp"),
-        ({"extra_body": {"beam_size": "5"}}, "beam_size", "there is no field 'beam_size': send file, file_type, model"),
+        (
+            {"extra_body": {"beam_size": "5"}},
+            "beam_size",
+            "there is no field 'beam_size': send file, file_type",
+        ),
         ({"extra_body": {"diarization": "true"}}, "diarization", "does not tell speakers apart: leave diar"),
         ({"known_speaker_names": ["Ann"]}, "known_speaker_names[]", "does not tell speakers apart"),
         ({"include": ["logprobs"], "response_format": "text"}, "include[]", "logprobs need the response_for"),

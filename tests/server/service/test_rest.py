@@ -38,6 +38,12 @@ def request_of(path: str, body: bytes, num_bytes: int = 0, more: str = "") -> by
     return f"POST {path} HTTP/1.1\r\nHost: localhost\r\n{size}{more}\r\n".encode() + body
 
 
+def chunked_request_of(path: str, *chunks: bytes) -> bytes:
+    """The head and the first chunks of a request whose body has no length."""
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
+    return head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
+
+
 def serve_and(ask_it, **changes):
     """Runs a function of the HTTP port on a thread, beside a server."""
 
@@ -529,6 +535,122 @@ def test_a_caller_who_has_not_sent_any_of_a_body_holds_nothing(monkeypatch):
                 return client.recv(4096)
 
     assert serve_and(asking).startswith(b"HTTP/1.1 200")
+
+
+def test_a_body_in_chunks_is_read_as_one_with_a_length(port):
+    """It got 411: curl, Node's streams and some proxies send no length."""
+    body = json.dumps({"text_input": "오늘은"}, ensure_ascii=False).encode()
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    for size in (1, 7, 1000):
+        parts = (body[place : place + size] for place in range(0, len(body), size))
+        connection.request(
+            "POST", GENERATE, parts, encode_chunked=True, headers={"Transfer-Encoding": "chunked"}
+        )
+        answer = connection.getresponse()
+        assert (answer.status, json.load(answer)["text_output"]) == (200, "오늘은")
+    connection.close()
+
+
+def test_a_long_body_in_chunks_has_as_long_to_come_as_one_with_a_length(monkeypatch):
+    monkeypatch.setattr("seq2seq_serve.server.service.rest._BODY_SECONDS", 0.3)
+    monkeypatch.setattr("seq2seq_serve.server.service.rest._LEAST_BYTES_PER_SECOND", 1)
+
+    def asking(port):
+        with socket.create_connection(("127.0.0.1", port), 20) as client:
+            client.sendall(chunked_request_of(GENERATE, b'{"text_input": "a"'))  # which is worth 18 seconds
+            time.sleep(0.5)  # more than a body without a byte has
+            client.sendall(b"1\r\n}\r\n0\r\n\r\n")
+            answered = client.recv(4096)
+        with socket.create_connection(("127.0.0.1", port), 20) as client:
+            client.sendall(chunked_request_of(GENERATE))
+            return answered, client.recv(4096)
+
+    answered, refused = serve_and(asking)
+    assert answered.startswith(b"HTTP/1.1 200")
+    assert refused.startswith(b"HTTP/1.1 400")
+
+
+def test_a_body_in_chunks_is_refused_as_soon_as_it_is_too_large(port):
+    with socket.create_connection(("127.0.0.1", port), 20) as client:
+        client.sendall(chunked_request_of(INFER, *[b" " * 2**20] * 4, b" "))
+        assert client.recv(4096).startswith(b"HTTP/1.1 413")
+        client.sendall(b"0\r\n\r\n" + request_of(GENERATE, b'{"text_input": "a"}'))
+        received = b""
+        while b"text_output" not in received:
+            received += client.recv(4096)
+
+
+async def test_a_body_in_chunks_holds_what_has_come_of_it(monkeypatch):
+    monkeypatch.setattr("seq2seq_serve.server.service.calls._MAX_HELD_BYTES", 10**6)
+    async with serving() as served:
+        held = served.app._calls.held.held
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.app.http.port)
+
+        async def until(condition):
+            async with asyncio.timeout(20):
+                while not condition():
+                    await asyncio.sleep(0)
+
+        writer.write(chunked_request_of(INFER, b" " * 1000))
+        await until(lambda: served.app._rest.open.held)
+        assert not held  # as a short body with a length
+        writer.write(b"7a120\r\n" + b" " * 500_000 + b"\r\n")
+        await until(lambda: held["127.0.0.1"] == 501_000)
+        writer.write(b"7a120\r\n" + b" " * 500_000 + b"\r\n")
+        head = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), 20)
+        assert head.startswith(b"HTTP/1.1 429")
+        writer.close()
+        await until(lambda: not held)
+
+
+@pytest.mark.parametrize(
+    ("path", "hint"),
+    [
+        ("/v1/chat/completions", "/v1/audio/transcriptions"),
+        ("/suggest", "suggestions are not kept"),
+        ("/translate/x", "/translate_file"),
+        ("/v2/repository/index", "the repository over HTTP are not supported"),
+    ],
+)
+def test_an_unknown_page_of_a_protocol_is_an_error_in_its_form(port, path, hint):
+    status, _, answer = ask(port, "POST", path, {})
+    error = answer["error"]
+    if path.startswith("/v1"):
+        assert {**error, "message": ""} == {
+            "message": "",
+            "type": "invalid_request_error",
+            "param": None,
+            "code": "UNKNOWN_PAGE",
+        }
+        error = error["message"]
+    else:
+        assert (answer["code"], answer["reason"]) == ("NOT_FOUND", "UNKNOWN_PAGE")
+    assert status == 404
+    assert f"there is no page {path}: " in error
+    assert hint in error
+
+
+def test_refusals_before_a_page_have_its_form(port):
+    def first_line_and_content(raw):
+        with socket.create_connection(("127.0.0.1", port), 20) as client:
+            client.sendall(raw)
+            received = b""
+            while more := client.recv(4096):
+                received += more
+        head, _, content = received.partition(b"\r\n\r\n")
+        return head.split(b"\r\n")[0], json.loads(content)
+
+    wrong = chunked_request_of("/v1/audio/transcriptions") + b"zz\r\n"
+    line, answer = first_line_and_content(wrong)
+    assert line == b"HTTP/1.1 400 "
+    assert answer["error"]["type"] == "invalid_request_error"
+    _, answer = first_line_and_content(wrong.replace(b"/v1/audio/transcriptions", b"/translate"))
+    assert answer["code"] == "INVALID_ARGUMENT"
+    status, _, answer = ask(port, "GET", "/v1/models", origin="https://evil.example")
+    assert (status, answer["error"]["code"]) == (403, "FORBIDDEN")
+    status, headers, answer = ask(port, "GET", "/v1/audio/transcriptions")
+    assert (status, headers["allow"], answer["error"]["code"]) == (405, "POST", "METHOD_NOT_ALLOWED")
+    assert ask(port, "GET", "/unknown")[2].startswith(b"try /")
 
 
 def test_slow_bodies_of_one_caller_leave_room_for_others(monkeypatch):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from seq2seq_serve.server.errors import Overloaded
 from seq2seq_serve.server.service.shares import Room, Shares
 
 LIMIT = 100
@@ -94,4 +95,17 @@ def test_a_room_is_given_back_once_and_nothing_makes_no_caller():
         first.close()
         assert dict(shares.held) == {"a": 30}
     second.close()
+    assert not shares.held
+
+
+async def test_a_room_grows_while_its_caller_has_room():
+    shares = Shares(LIMIT, "{} bytes")
+    with shares.add("a", 0) as room, shares.add("b", 40):
+        assert "a" not in shares.held
+        for amount in (10, 60, 30):  # what it has does not shrink
+            room.grow(amount)
+        assert dict(shares.held) == {"a": 60, "b": 40}
+        with pytest.raises(Overloaded, match="100 bytes, 60 of them this caller's"):
+            room.grow(61)
+        assert (room.amount, shares.held["a"]) == (60, 60)
     assert not shares.held

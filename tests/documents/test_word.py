@@ -9,9 +9,9 @@ import docx
 import pytest
 
 from reliability.documents import word_file
-from seq2seq_serve.client.files.lines import WrongFile
-from seq2seq_serve.client.files.word import Word
-from tests.client.files.answers import backwards, capitals, translated
+from seq2seq_serve.documents.segments import WrongFile
+from seq2seq_serve.documents.word import Word
+from tests.documents.answers import backwards, capitals, translated
 
 
 def body(content: bytes) -> str:

@@ -5,9 +5,9 @@ from pathlib import Path
 import polib
 import pytest
 
-from seq2seq_serve.client.files.lines import WrongFile
-from seq2seq_serve.client.files.messages import Messages
-from tests.client.files.answers import capitals, translated
+from seq2seq_serve.documents.messages import Messages
+from seq2seq_serve.documents.segments import WrongFile
+from tests.documents.answers import capitals, translated
 
 FILE = r"""# A header
 msgid ""

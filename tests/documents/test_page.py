@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from seq2seq_serve.client.files.page import Page
-from tests.client.files.answers import backwards, capitals, translated
+from seq2seq_serve.documents.page import Page
+from tests.documents.answers import backwards, capitals, translated
 
 
 @pytest.mark.parametrize(

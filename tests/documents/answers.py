@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from seq2seq_serve.client.files.documents import DOCUMENTS
+from seq2seq_serve.documents.kinds import FILES
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     GenerateResponse,
     Hypothesis,
@@ -38,7 +38,7 @@ def translated(name: str, content: str | bytes, translate) -> tuple[list[str], s
     """The texts of a document, and its content after their translation."""
     is_text = isinstance(content, str)
     path = Path(name)
-    document = DOCUMENTS[path.suffix](content.encode() if is_text else content, path)
+    document = FILES[path.suffix](content.encode() if is_text else content, path)
     texts = [segment.text for segment in document.segments]
     for segment in document.segments:
         segment.translate(translate(segment.text))

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seq2seq_serve.client.files.segments import LETTER, Piece, Segment, longest
+from seq2seq_serve.documents.segments import LETTER, Piece, Segment, longest
 
 MAX_COPIES = 4  # how often the markup of a text may be written around parts of its translation
 

@@ -12,9 +12,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from xml.parsers import expat
 
-from seq2seq_serve.client.files.lines import WrongFile, wrong_file
-from seq2seq_serve.client.files.markup import Flows
-from seq2seq_serve.client.files.segments import MAX_BYTES, Document, check_marks
+from seq2seq_serve.documents.markup import Flows
+from seq2seq_serve.documents.segments import (
+    MAX_BYTES,
+    MAX_MARKS,
+    Document,
+    WrongFile,
+    check_marks,
+    wrong_file,
+)
 
 MAX_UNPACKED_BYTES = 64 * 2**20  # of the parts of a file; more if the file has a tenth of them
 
@@ -34,7 +40,7 @@ _PROLOG, _BEGIN, _END = range(3)  # what a part has at a place
 class Word(Document):
     """Word (.docx): the text of each paragraph is a segment, in the body, tables, headers and notes."""
 
-    def __init__(self, content: bytes, path: Path) -> None:
+    def __init__(self, content: bytes, path: Path, max_marks: int = MAX_MARKS) -> None:
         try:
             self._archive = zipfile.ZipFile(io.BytesIO(content))
             members = self._archive.infolist()
@@ -46,7 +52,7 @@ class Word(Document):
             raise
         except Exception as error:  # the library raises errors of many classes for damaged files
             raise wrong_file(path, "the file is not a Word document (.docx), or is damaged") from error
-        check_marks(parts.values(), path)
+        check_marks(parts.values(), path, max_marks)
         if "word/document.xml" not in parts:
             raise wrong_file(path, "the file is not a Word document (.docx)")
         self._parts = {name: _WordPart(part, path, name) for name, part in parts.items()}

@@ -8,8 +8,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from seq2seq_serve.client.files.lines import wrong_file
-from seq2seq_serve.client.files.segments import LETTER, LINE_BREAK, Document, Piece, Segment, decoded
+from seq2seq_serve.documents.segments import (
+    LETTER,
+    LINE_BREAK,
+    Document,
+    Piece,
+    Segment,
+    decoded,
+    wrong_file,
+)
 
 _MAX_FORMS = 6  # of plurals: no language in the CLDR has more
 

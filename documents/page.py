@@ -12,8 +12,8 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from seq2seq_serve.client.files.markup import Flows, Tag, unescaped
-from seq2seq_serve.client.files.segments import LETTER, Document, Piece, Segment
+from seq2seq_serve.documents.markup import Flows, Tag, unescaped
+from seq2seq_serve.documents.segments import LETTER, Document, Piece, Segment
 
 # What does not end goes on to the end of the file.
 _ATTRIBUTE_PATTERN = r"""([^\s/>][^\s/>=]*+)(?:\s*+=\s*+("[^"]*+"?|'[^']*+'?|[^\s>"'][^\s>]*+)?+)?+"""
@@ -45,10 +45,13 @@ _ATTRIBUTES = frozenset(["alt", "aria-label", "placeholder", "title", "translate
 
 
 class Page(Document):
-    """HTML: the text between two blocks, line breaks or pictures is a segment, and so are some attributes."""
+    """HTML: the text between two blocks, line breaks or pictures is a segment, and so are some attributes.
 
-    def __init__(self, content: bytes, path: Path) -> None:  # noqa: ARG002
-        self._encoding, text = _decoded_page(content)
+    Its encoding is the given one, or the one that its content says.
+    """
+
+    def __init__(self, content: bytes, path: Path, encoding: str = "") -> None:  # noqa: ARG002
+        self._encoding, text = (encoding, content.decode(encoding)) if encoding else _decoded_page(content)
         self._flows = Flows()
         self._attributes: list[Segment] = []
         self._num_open = Counter[str]()  # elements around the place, by their names

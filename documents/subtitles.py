@@ -8,9 +8,16 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from seq2seq_serve.client.files.lines import COMPRESSED
-from seq2seq_serve.client.files.markup import MAX_COPIES, NO_TAG, Tag, between, unescaped
-from seq2seq_serve.client.files.segments import LETTER, LINE_BREAK, Document, Piece, Segment, decoded
+from seq2seq_serve.documents.markup import MAX_COPIES, NO_TAG, Tag, between, unescaped
+from seq2seq_serve.documents.segments import (
+    COMPRESSED,
+    LETTER,
+    LINE_BREAK,
+    Document,
+    Piece,
+    Segment,
+    decoded,
+)
 
 _TIMES = re.compile(r"^\s*(?:\d+:)?\d+:\d+[.,]\d+\s+-->\s")
 _SRT_TAG = re.compile(r"(</?[a-zA-Z][^<>]*>)")

@@ -16,19 +16,29 @@ from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
 
-from seq2seq_serve.client.files.lines import wrong_file
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
+
+COMPRESSED = ".gz"  # how the names of compressed files end
 
 Piece = tuple[str, int]  # a text, and the number of its formatting within the segment
 
 MAX_BYTES = 32 * 2**20  # of the texts of a document with their markup
-_MAX_MARKS = 1_000_000  # tags and lines of a document, each of which takes up to a kilobyte of memory
+MAX_MARKS = 1_000_000  # tags and lines of a document, each of which takes up to a kilobyte of memory
 
 LETTER = re.compile(r"[^\W\d_]")
 LINE_BREAK = re.compile(r"\r\n|\r|\n")
 _WORD = re.compile(r"\S+")
 _IN_WORD = re.compile(r"\w")
 _ALPHANUMERIC = re.compile(r"[^\W_]")
+
+
+class WrongFile(OSError):
+    """The content of a file is wrong."""
+
+
+def wrong_file(path: Path, text: str) -> WrongFile:
+    """Returns the error for a file whose content is wrong; commands print it after the file's name."""
+    return WrongFile(None, text, str(path))
 
 
 class FormattedText(str):
@@ -153,13 +163,11 @@ class Document(ABC):
         """Returns the content of the file with the texts as they are now."""
 
 
-def check_marks(contents: Iterable[bytes], path: Path) -> None:
+def check_marks(contents: Iterable[bytes], path: Path, most: int = MAX_MARKS) -> None:
     """Raises WrongFile if a document has more tags and lines than are read."""
     number = sum(content.count(mark) for content in contents for mark in (b"<", b"\n", b"\r"))
-    if number > _MAX_MARKS:
-        raise wrong_file(
-            path, f"the file has {number} tags and lines, and at most {_MAX_MARKS} are read: split it"
-        )
+    if number > most:
+        raise wrong_file(path, f"the file has {number} tags and lines, and at most {most} are read: split it")
 
 
 def decoded(content: bytes, path: Path) -> tuple[str, str]:

@@ -1,0 +1,180 @@
+"""Reads the texts of a request, and the file of one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+from seq2seq_serve.documents.kinds import FILES
+from seq2seq_serve.documents.page import Page
+from seq2seq_serve.documents.segments import LETTER, Document, WrongFile, check_marks
+from seq2seq_serve.documents.word import Word
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.errors import InvalidRequest
+from seq2seq_serve.server.service.calls import RemoteCall
+from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.libretranslate.fields import FILE, Fields
+from seq2seq_serve.server.service.libretranslate.jobs import Job, alternatives, jobs_of
+from seq2seq_serve.server.service.libretranslate.languages import MOST_DETECTED, NOT_DETECTED, Detected, Route
+
+_Parsed = TypeVar("_Parsed")
+
+_MARK_BYTES = 1024  # of memory for a tag or line of a document
+_MAX_MARKS, _MAX_HTML_MARKS = 50_000, 20_000  # of a file, and of the texts of a request
+_MEMORY_PER_BYTE = 4  # of a document, besides its tags and lines
+_UNPACKED_BYTES = 2**27  # of memory while a Word document is read or written
+_HTML_FACTOR = 8  # times as long as a byte of text takes one of HTML to read or write
+
+
+@dataclass
+class Text:
+    """A text of a request, or a file.
+
+    Attributes:
+        text: The text, or HTML; empty for a file.
+        beginning: The beginning of what is in a language: of the text, or of the texts of its segments.
+        has_words: Whether it has words to translate.
+        jobs: What a model translates.
+        document: What has its segments; None for a plain text.
+        detected: The language that it is in, if that was not given.
+        route: What translates it; None if it stays as it is.
+        answer: The translation of a plain text.
+        alternatives: Further translations of it.
+    """
+
+    text: str
+    beginning: str
+    has_words: bool
+    jobs: list[Job]
+    document: Document | None = None
+    detected: Detected = NOT_DETECTED
+    route: Route | None = None
+    answer: str | None = None
+    alternatives: list[str] = field(default_factory=list)
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of an answer that takes as long to write as this text."""
+        return len(self.text) * (1 if self.document is None else _HTML_FACTOR)
+
+    def end(self, answer: pb.GenerateResponse) -> None:
+        """Takes the answer to a plain text."""
+        self.answer = answer.hypotheses[0].text
+        self.alternatives = alternatives(answer)
+
+    def translated(self) -> str:
+        """Returns the text in the other language."""
+        if self.document is not None and self.route is not None:
+            return self.document.content().decode()
+        return self.text if self.answer is None else self.answer
+
+
+async def read_texts(fields: Fields, call: RemoteCall, held: ExitStack) -> list[Text]:
+    """Returns the texts of a request.
+
+    Args:
+        fields: Its fields.
+        call: The call that it came with.
+        held: Counts the memory of HTML that is read, until it is closed.
+
+    Raises:
+        InvalidRequest: The texts are HTML with too many tags and lines.
+        ServerError: `Call.read` or `Call.room` raises it.
+    """
+    if not fields.is_html:
+        return [_plain(text, place) for place, text in enumerate(fields.texts)]
+    num_bytes = sum(map(len, fields.texts))
+
+    def read(checkpoint: Checkpoint) -> list[Text]:
+        contents = [text.encode() for text in fields.texts]
+        _refuse_wrong(lambda: check_marks(contents, Path("q"), _MAX_HTML_MARKS), "q")
+        texts = []
+        for place, content in enumerate(contents):
+            checkpoint()
+            texts.append(_segmented(fields.texts[place], Page(content, Path("q"), "utf-8"), place))
+        return texts
+
+    held.enter_context(await call.room(_memory_of(num_bytes, _MAX_HTML_MARKS)))
+    return await call.read(read, _HTML_FACTOR * num_bytes)
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a request.
+
+    Attributes:
+        path: Its name.
+        content: What it was.
+        text: Its segments.
+        document: What writes it.
+        num_memory_bytes: The memory that writing it takes.
+    """
+
+    path: Path
+    content: bytes
+    text: Text
+    document: Document
+    num_memory_bytes: int
+
+    async def written(self, call: RemoteCall) -> bytes:
+        """Returns its content with the texts as they are now."""
+        write: Callable[[Checkpoint], bytes] = lambda _: self.document.content()  # noqa: E731
+        return await call.read(write, len(self.content), num_file_bytes=self.num_memory_bytes)
+
+
+async def read_file(fields: Fields, call: RemoteCall, held: ExitStack) -> File:
+    """Returns the file of a request; arguments and errors as those of `read_texts`."""
+    path, content = Path(fields.file_name.replace("\\", "/").rpartition("/")[2]), fields.file
+    kind = FILES.get(path.suffix.lower())
+    if not content or kind is None:
+        name = f"{fields.file_name[:100]!r} with {len(content)} bytes"
+        raise InvalidRequest(f"the file is {name}: send one of {', '.join(FILES)}", field=FILE)
+
+    def parse() -> Document:
+        if kind is Word:
+            return Word(content, path, _MAX_MARKS)
+        check_marks([content], path, _MAX_MARKS)
+        return kind(content, path)
+
+    def read(_: Checkpoint) -> File:
+        document = _refuse_wrong(parse, FILE)
+        return File(path, content, _segmented("", document, 0), document, num_memory_bytes)
+
+    num_bytes = _memory_of(len(content), _MAX_MARKS)
+    num_memory_bytes = _UNPACKED_BYTES if kind is Word else num_bytes
+    held.enter_context(await call.room(num_bytes))
+    return await call.read(read, len(content), num_file_bytes=num_memory_bytes)
+
+
+def _plain(text: str, place: int) -> Text:
+    beginning = text[:MOST_DETECTED]
+    has_words = len(text) > len(beginning) or LETTER.search(beginning) is not None
+    read = Text(text, beginning, has_words, [])
+    read.jobs.append(Job(text, read.end, place))
+    return read
+
+
+def _segmented(text: str, document: Document, place: int) -> Text:
+    jobs, beginning, num_characters = jobs_of(document, place), list[str](), 0
+    for job in jobs:
+        if num_characters > MOST_DETECTED:
+            break
+        beginning.append(job.text)
+        num_characters += len(job.text)
+    return Text(text, " ".join(beginning)[:MOST_DETECTED], bool(jobs), jobs, document)
+
+
+def _memory_of(num_bytes: int, most_marks: int) -> int:
+    """Returns the memory that a document takes while it is translated, as far as its length says."""
+    return _MARK_BYTES * min(num_bytes, most_marks) + _MEMORY_PER_BYTE * num_bytes
+
+
+def _refuse_wrong(parse: Callable[[], _Parsed], name: str) -> _Parsed:
+    """Returns what a reader of documents returns; raises InvalidRequest about a field for a wrong content."""
+    try:
+        return parse()
+    except WrongFile as error:
+        raise InvalidRequest(str(error.strerror), field=name) from None

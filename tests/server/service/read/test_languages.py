@@ -1,0 +1,38 @@
+import pytest
+
+from seq2seq_serve.server.service.read.languages import is_same_language, tag_of
+
+
+@pytest.mark.parametrize(
+    ("given", "tag"),
+    [
+        ("Korean", "ko"),
+        ("chinese", "zh"),
+        ("Chinese (traditional)", "zh-Hant"),
+        ("zt", "zh-Hant"),
+        ("pb", "pt-BR"),
+        ("kor_Hang", "kor_Hang"),
+        ("", ""),
+        ("x" * 200, "x" * 200),
+    ],
+)
+def test_names_of_languages_are_tags(given, tag):
+    assert tag_of(given) == tag
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_same"),
+    [
+        ("ko", "kor_Hang", True),
+        ("en", "en-GB", True),
+        ("zh", "zh-Hans", True),
+        ("zh", "zh-Hant", False),
+        ("zh-TW", "zho_Hant", True),
+        ("sr-Latn", "sr-Cyrl", False),
+        ("sr", "sr-Cyrl", True),
+        ("ko", "en", False),
+    ],
+)
+def test_tags_of_the_same_language(one, other, is_same):
+    assert is_same_language(one, other) is is_same
+    assert is_same_language(other, one) is is_same
