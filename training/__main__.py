@@ -1,4 +1,4 @@
-"""The command line of training: `python -m training train|distill|score|corpus|attention|show`."""
+"""The command line of training: `python -m training train|distill|score|corpus|attention`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-from seq2seq_serve.commands import Parser, add_version, needs_extra, port_number, program
+from seq2seq_serve.commands import Parser, add_version, needs_extra, program
 
 with needs_extra("training", __name__):
     import torch
@@ -34,7 +34,6 @@ with needs_extra("training", __name__):
     from seq2seq_serve.training.prepare import CHANGEABLE
     from seq2seq_serve.training.presets import PRESETS
     from seq2seq_serve.training.ranks import current_rank, joined_ranks, local_rank, num_local_ranks
-    from seq2seq_serve.training.show.server import serve
 
 _log = logging.getLogger("training")
 
@@ -75,9 +74,6 @@ _EXAMPLES = {
   %(prog)s runs/mine --source test.ko --reference a.en b.en --tokenize none""",
     "corpus": """example:
   %(prog)s --out corpora/built-in""",
-    "show": """examples:
-  %(prog)s runs/demo
-  %(prog)s runs/first runs/second --port 0""",
     "attention": """examples:
   %(prog)s runs/demo "오늘은 금요일 입니다" --json alignment.json --png alignment.png
   %(prog)s runs/demo "오늘은 금요일 입니다" --encoder --layer 2 --png layer-2.png""",
@@ -135,17 +131,6 @@ def parser() -> argparse.ArgumentParser:
     corpus = add("corpus", "Write the built-in corpus as text files.")
     corpus.add_argument("--out", type=Path, required=True, help="the output folder")
     _add_attention_flags(add("attention", "Translate a text and show the attention of each target token."))
-    show = add("show", "Show runs in the browser: curves, samples over time, and their attention.")
-    show.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, finished or in training"
-    )
-    show.add_argument("--host", default="127.0.0.1", help="address of the page (default: %(default)s)")
-    show.add_argument(
-        "--port",
-        type=port_number,
-        default=8081,
-        help="port of the page; 0 takes any free port (default: %(default)s)",
-    )
     return root
 
 
@@ -171,8 +156,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _score(options)
         elif options.command == "corpus":
             commands.write_corpus(options.out)
-        elif options.command == "show":
-            _show(options)
         else:
             _attention(options)
     except OSError as error:
@@ -339,13 +322,6 @@ def _add_metric_flags(score: argparse.ArgumentParser) -> None:
         help="resampled test sets for the confidence interval, 0 for none "
         f"(default: {MetricSettings.num_resamples})",
     )
-
-
-def _show(options: argparse.Namespace) -> None:
-    with serve(options.runs, options.host, options.port) as server:
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        sys.stderr.write(f"open http://{host}:{server.server_port}/ (Ctrl-C ends it)\n")
-        server.serve_forever()
 
 
 @needs_extra("huggingface")  # for Whisper and TrOCR

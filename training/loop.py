@@ -41,14 +41,12 @@ from seq2seq_serve.training.models.registry import make_model
 from seq2seq_serve.training.ranks import Ranks
 from seq2seq_serve.training.reports.meter import DivergenceGuard, Meter
 from seq2seq_serve.training.reports.progress import Reporter
-from seq2seq_serve.training.reports.samples import choose_samples, decode_samples
 from seq2seq_serve.training.run import RunConfig, RunFolder, Summary, read_weights, write_weights
 from seq2seq_serve.training.schedule import learning_rate
 
 _log = logging.getLogger(__name__)
 
 _REPORT_INTERVAL_STEPS = 20
-_FIRST_SAMPLE_STEP = 16
 
 
 class _Stopped(Exception):
@@ -128,7 +126,6 @@ class Trainer:
             self.optimizer.load_state_dict(checkpoint.optimizer)
         dtype = compute_dtype(recipe.precision, device)
         check_recurrent_layers(self.model, dtype, device)
-        self._samples = choose_samples(dev_pairs, self.model, tokenizer)
         self._batch_loss = BatchLoss(self.model, dtype, is_compiled)
         # DistributedDataParallel sums gradients over the processes while they are still being computed.
         self._shared_loss: nn.Module = self._batch_loss
@@ -173,11 +170,6 @@ class Trainer:
                     meter.leave_out(time.monotonic() - start)
                 if self._is_scheduled(self.step):
                     self._save()
-                if reporter and self._is_sampled():
-                    start = time.monotonic()
-                    samples = decode_samples(self._samples, self.model, self.tokenizer)
-                    reporter.record_samples(self.step, samples)
-                    meter.leave_out(time.monotonic() - start)
                 if signal_number := self._signal_of_any():
                     self._save()
                     raise TrainingInterrupted(self.step, signal_number)
@@ -236,11 +228,6 @@ class Trainer:
         recipe = self.config.training
         intervals = (recipe.checkpoint_interval_steps, recipe.eval_interval_steps)
         return step == self.last_step or any(step % interval == 0 for interval in intervals)
-
-    def _is_sampled(self) -> bool:
-        """Whether samples are recorded: with each checkpoint, and more densely at first."""
-        is_early = self.step >= _FIRST_SAMPLE_STEP and self.step.bit_count() == 1
-        return bool(self._samples) and (is_early or self._is_scheduled(self.step))
 
     def train_step(self, share: BatchShare) -> tuple[Tensor, Tensor]:
         """Update the weights; return this process' part of the loss and the gradient norm, on the device."""

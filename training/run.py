@@ -9,7 +9,6 @@ source.vectors.pt … the initial word vectors of an embedding, if they were rea
 initial.pt         the weights of the parent run, if there is one
 published/         settings and tokenizers of the published model that the run tunes, if it tunes one
 checkpoints/       the states from which training resumes
-samples.jsonl      what the model wrote for a few dev sources at some steps, with its attention
 metrics.jsonl      one JSON object per line; tensorboard/ and learning-curve.png show the same
 model.pt           the final weights
 summary.json       dev score, steps, seconds: written last, so a run with it is finished
@@ -225,7 +224,6 @@ class RunFolder:
         self.published = path / "published"
         self.checkpoints = path / "checkpoints"
         self.metrics_file = path / "metrics.jsonl"
-        self.samples_file = path / "samples.jsonl"
         self.tensorboard = path / "tensorboard"
         self.curve_file = path / "learning-curve.png"
         self.model_file = path / "model.pt"
@@ -315,12 +313,6 @@ class RunFolder:
     def read_metrics(self) -> list[dict[str, Any]]:
         """The recorded metrics in the order of the steps."""
         return [json.loads(line) for line in self.metrics_file.read_text(encoding="utf-8").splitlines()]
-
-    def read_samples(self) -> list[dict[str, Any]]:
-        """The recorded samples in the order of the steps; empty for runs older than this file."""
-        if not self.samples_file.is_file():
-            return []
-        return [json.loads(line) for line in self.samples_file.read_text(encoding="utf-8").splitlines()]
 
     def write_summary(self, summary: Summary) -> None:
         _write_json(self.summary_file, dataclasses.asdict(summary))
