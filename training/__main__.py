@@ -8,6 +8,7 @@ import argparse
 import ast
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -25,7 +26,7 @@ with needs_extra("training", __name__):
 
     from seq2seq_serve.bundle.normalization import Normalization
     from seq2seq_serve.training import commands
-    from seq2seq_serve.training.config import Precision, TransformerConfig
+    from seq2seq_serve.training.config import SEEDS, Precision, TransformerConfig
     from seq2seq_serve.training.data.corpus import CorpusFiles
     from seq2seq_serve.training.data.tokenizer import SMALLEST_VOCAB_SIZE
     from seq2seq_serve.training.distill import target_files
@@ -48,6 +49,8 @@ _SETTING_FLAGS = (
     "precision",
     "micro_batch_tokens",
 )
+_MOST_THREADS = 1024
+_MOST_ALPHA = 10.0
 _BY_SIGNAL = 128  # shells report 128 plus the signal's number
 
 _EXAMPLES = {
@@ -126,7 +129,8 @@ def parser() -> argparse.ArgumentParser:
     beams = "number of hypotheses; 1 is greedy (default: %(default)s)"
     score.add_argument("--beam-size", type=_at_least(1), default=1, help=beams)
     alpha = "exponent of the length penalty (default: %(default)s)"
-    score.add_argument("--alpha", type=float, default=0.6, help=alpha)
+    score.add_argument("--alpha", type=_alpha, default=0.6, help=alpha)
+    _add_device_flag(score)
     _add_metric_flags(score)
     corpus = add("corpus", "Write the built-in corpus as text files.")
     corpus.add_argument("--out", type=Path, required=True, help="the output folder")
@@ -220,7 +224,7 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         "--compile", action="store_true", help="compile the model with torch.compile; needs a C++ compiler"
     )
     train.add_argument(
-        "--seed", type=_at_least(0), help="seed of weights, dropout and order (default: the preset's)"
+        "--seed", type=_at_least(0, SEEDS), help="seed of weights, dropout and order (default: the preset's)"
     )
     train.add_argument(
         "--vocab-size",
@@ -266,11 +270,17 @@ def _add_distill_flags(distill: argparse.ArgumentParser) -> None:
 
 def _add_machine_flags(command: argparse.ArgumentParser) -> None:
     add_set_flag(command)
+    _add_device_flag(command)
+    command.add_argument(
+        "--threads",
+        type=_at_least(1, _MOST_THREADS + 1),
+        help="CPU threads (default: the CPUs that this process may use)",
+    )
+
+
+def _add_device_flag(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
-    )
-    command.add_argument(
-        "--threads", type=_at_least(1), help="CPU threads (default: the CPUs that this process may use)"
     )
 
 
@@ -378,7 +388,9 @@ def _score(options: argparse.Namespace) -> None:
         options.parser.error("--part chooses from the run's own pairs: leave out either --part or the files")
     tested = (options.source, options.reference) if options.source else options.part or "dev"
     settings = MetricSettings(options.tokenize, options.lowercase, options.bootstrap)
-    commands.score_run(options.run, options.step, tested, options.beam_size, options.alpha, settings)
+    commands.score_run(
+        options.run, options.step, tested, options.beam_size, options.alpha, settings, options.device
+    )
 
 
 def _attention(options: argparse.Namespace) -> None:
@@ -419,6 +431,12 @@ def _setting(text: str) -> tuple[str, Any]:
     return name, value
 
 
+def _alpha(text: str) -> float:
+    if not -_MOST_ALPHA <= float(text) <= _MOST_ALPHA:  # also of nan
+        raise argparse.ArgumentTypeError(f"{text} is not from {-_MOST_ALPHA:g} to {_MOST_ALPHA:g}")
+    return float(text)
+
+
 def _device(name: str) -> torch.device:
     num_devices = torch.cuda.device_count()
     if name == "auto":
@@ -437,10 +455,12 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _at_least(minimum: int) -> Callable[[str], int]:
+def _at_least(minimum: int, below: float = math.inf) -> Callable[[str], int]:
     def integer(text: str) -> int:
         if int(text) < minimum:
             raise argparse.ArgumentTypeError(f"{text} is less than {minimum}")
+        if int(text) >= below:
+            raise argparse.ArgumentTypeError(f"{text} is too much: give less than {below}")
         return int(text)
 
     return integer

@@ -21,6 +21,7 @@ from seq2seq_serve.training.checkpoint import (
     BestScore,
     Checkpoint,
     average_weights,
+    check_config,
     checkpoint_path,
     checkpoint_step,
     list_checkpoints,
@@ -34,10 +35,11 @@ from seq2seq_serve.training.data.batches import BatchShare, BatchStream
 from seq2seq_serve.training.data.encoded import EncodedPair, encode_pairs
 from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.data.vectors import PieceVectors
+from seq2seq_serve.training.evaluation.comparison import MetricSettings, are_short
 from seq2seq_serve.training.evaluation.scoring import Score, by_source, score, total_loss, translate
 from seq2seq_serve.training.interrupt import TrainingInterrupted, caught_interrupt
 from seq2seq_serve.training.loss import BatchLoss
-from seq2seq_serve.training.models.registry import make_model
+from seq2seq_serve.training.models.registry import config_to_json, make_model
 from seq2seq_serve.training.ranks import Ranks
 from seq2seq_serve.training.reports.meter import DivergenceGuard, Meter
 from seq2seq_serve.training.reports.progress import Reporter
@@ -116,16 +118,23 @@ class Trainer:
         )
         if not checkpoint:
             if folder.initial_file.is_file():
-                initial = read_weights(folder.initial_file)
+                initial = read_weights(folder.initial_file, config.model)
                 load_weights(self.model, initial, folder.initial_file)
             for embedding, vectors in self._vectors:
                 vectors.write_to(embedding)
         else:
             origin = checkpoint_path(folder.checkpoints, checkpoint.step)
+            check_config(checkpoint.config, config_to_json(config.model), origin)
             load_weights(self.model, checkpoint.model, origin)
             self.optimizer.load_state_dict(checkpoint.optimizer)
         dtype = compute_dtype(recipe.precision, device)
         check_recurrent_layers(self.model, dtype, device)
+        self._metric = self.model.metric
+        references = [pair.target for pair in dev_pairs]
+        if self._metric == "bleu" and are_short(references, MetricSettings(recipe.bleu_tokenization)):
+            self._metric = "chrf"
+            if self.ranks.is_first:
+                _log.info("dev score: chrF, because most dev targets have fewer tokens than BLEU's n-grams")
         self._batch_loss = BatchLoss(self.model, dtype, is_compiled)
         # DistributedDataParallel sums gradients over the processes while they are still being computed.
         self._shared_loss: nn.Module = self._batch_loss
@@ -192,6 +201,7 @@ class Trainer:
             divergence=(self.guard.best_loss, self.guard.num_steps_above),
             is_scored=self._is_scored,
             last_step=self.last_step if self.last_step < self.config.training.max_steps else None,
+            config=config_to_json(self.config.model),
         )
 
     def _reporter(self, console: Console) -> AbstractContextManager[Reporter | None]:
@@ -333,10 +343,10 @@ class Trainer:
     def _summarise(self, weights: str) -> Summary:
         """Evaluate these weights; raise TrainingInterrupted in all processes if one is interrupted."""
         self.model.eval()
-        metric = self.model.metric
+        metric = self._metric
         # Targets of a language model do not depend on a source, so all would be the same.
         result = self._score_dev() if metric != "likelihood" else None
-        texts = result if metric == "bleu" else None  # answers of one word have no n-grams
+        texts = result if metric in ("bleu", "chrf") else None  # answers of one word have no n-grams
         return Summary(
             dev_bleu=texts.bleu if texts else None,
             dev_chrf=texts.chrf if texts else None,
@@ -448,14 +458,15 @@ class Trainer:
 
     def _keep_better(self, summary: Summary) -> Summary:
         """Write the model, unless the run's model.pt from before it was continued is better."""
-        file = self.folder.summary_before_file
+        file, metric = self.folder.summary_before_file, summary.metric
         before = self.folder.read_summary(file) if file.is_file() else None
-        if before and before.dev_score > summary.dev_score:
+        has_same_score = before and (before.metric, before.bleu_signature) == (metric, summary.bleu_signature)
+        if before and has_same_score and before.dev_score > summary.dev_score:
             scores = before.dev_score, summary.dev_score
             _log.info("the dev score was %.2f before and is %.2f now: model.pt stays as it was", *scores)
             summary = dataclasses.replace(before, steps=summary.steps, seconds=summary.seconds)
         else:
-            write_weights(self.folder.model_file, self.model.state_dict())
+            write_weights(self.folder.model_file, self.model.state_dict(), self.config.model)
         self.folder.write_summary(summary)
         file.unlink(missing_ok=True)
         return summary
