@@ -137,9 +137,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(finished: RunFolder) -> None:
     model = dataclasses.replace(config.model, vocab_size=config.model.vocab_size + 1)
     finished.write_config(dataclasses.replace(config, model=model))
     weights = read_weights(finished.model_file, config.model)
-    save_tensors(
-        finished.model_file, {"weights": weights}
-    )  # as older commits did
+    save_tensors(finished.model_file, {"weights": weights})  # as older commits did
     with pytest.raises(ValueError, match=r"tokenizer\.json has \d+ tokens, and config\.json has \d+"):
         load_run(finished.path)
 
