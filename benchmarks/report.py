@@ -11,6 +11,8 @@ from typing import Any
 
 from rich.table import Table
 
+_FLAT = 2  # levels of an object that stay in a line
+
 
 def command(name: str, doc: str | None, examples: str) -> argparse.ArgumentParser:
     """Returns the parser of `python -m benchmarks.NAME`, with the flag --out.
@@ -36,8 +38,24 @@ def publish(report: dict[str, Any], out: Path | None) -> None:
     """Print the report as the last line of standard output, and write it to a file, if one is given."""
     if out:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        out.write_text(_lines(report) + "\n", encoding="utf-8")
     print(json.dumps(report, ensure_ascii=False), flush=True)
+
+
+def _lines(value: Any, indent: str = "") -> str:
+    """Returns JSON with a line for each object or list with at most `_FLAT` levels."""
+    if _depth(value) <= _FLAT:
+        return json.dumps(value, ensure_ascii=False)
+    inner = indent + " "
+    if isinstance(value, dict):
+        parts = [f"{inner}{json.dumps(str(key))}: {_lines(one, inner)}" for key, one in value.items()]
+        return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
+    return "[\n" + ",\n".join(inner + _lines(one, inner) for one in value) + f"\n{indent}]"
+
+
+def _depth(value: Any) -> int:
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else None
+    return 0 if inner is None else 1 + max(map(_depth, inner), default=0)
 
 
 def median(values: Iterable[float]) -> float:

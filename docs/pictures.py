@@ -21,7 +21,7 @@ import tempfile
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent import futures
 from pathlib import Path
 from typing import Any
@@ -33,7 +33,6 @@ from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as otlp
 from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as otlp_grpc
 from playwright.sync_api import Browser, Page, sync_playwright
 
-import seq2seq_serve.training.show.server as show
 from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.client import AsyncClient, GenerateOptions
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, Source
@@ -44,7 +43,6 @@ DASHBOARD = DOCS.parent / "deploy" / "grafana" / "dashboards" / "seq2seq.json"
 RULES = DOCS.parent / "deploy" / "prometheus" / "rules.yml"
 _TEXT = "오늘은 금요일 입니다"
 _MODELS = ("transformer", "captioner-soft", "memory-network")
-_RUNS = ("transformer", "recurrent-additive")
 _SCRAPE_SECONDS = 1
 _TRACE, _PARENT = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
 _TOKEN = "a token for the pictures"
@@ -88,7 +86,6 @@ def main() -> int:
                 )
                 picture = options.gallery / "runs" / "captioner-soft" / "pictures" / "test" / "00003.png"
                 take_pages(browser, url, picture)
-                take_runs(browser, [options.gallery / "runs" / name for name in _RUNS], DOCS / "runs.png")
             trace(server, spans)
             draw_trace(spans, DOCS / "trace.png")
             with scraping(server) as prometheus:
@@ -139,19 +136,6 @@ def take_pages(browser: Browser, url: str, picture: Path) -> None:
     page.wait_for_selector("table.hops")
     page.wait_for_selector(_MEASURED)
     page.screenshot(path=DOCS / "page-story-400.png", full_page=True)
-
-
-def take_runs(browser: Browser, runs: Sequence[Path], path: Path) -> None:
-    """Takes the page of runs: their curves, and a sample of both."""
-    with show.serve(runs, "127.0.0.1", 0) as server, futures.ThreadPoolExecutor(1) as thread:
-        thread.submit(server.serve_forever)
-        page = browser.new_page(viewport={"width": 1100, "height": 560})
-        page.goto(f"http://127.0.0.1:{server.server_port}/")
-        page.wait_for_selector("#samples article:nth-child(2) table")
-        page.select_option("#sample", "1")
-        page.screenshot(path=path, full_page=True)
-        page.close()
-        server.shutdown()
 
 
 def take_translating(browser: Browser, url: str) -> None:

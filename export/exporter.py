@@ -134,6 +134,7 @@ def write_bundle(path: Path, write: Callable[[Path], Manifest], *, overwrite: bo
         ExportError: `path` exists or cannot be written. No bundle is written.
     """
     check_path(path, overwrite=overwrite)
+    path = path.resolve()  # a link stays, and points to the new bundle
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))

@@ -123,7 +123,7 @@ def test_the_wheel_holds_no_tests_and_knows_its_types(wheel):
     sources = (path for part in MAY_IMPORT for path in (ROOT / part).rglob("*.py"))
     assert {f"seq2seq_serve/{path.relative_to(ROOT)}" for path in sources} <= set(names)
     assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"seq2seq_serve"}
-    assert {"seq2seq_serve/py.typed", "seq2seq_serve/page.css"} <= set(names)
+    assert {"seq2seq_serve/py.typed", "seq2seq_serve/client/web/page/style.css"} <= set(names)
     assert "-cp311-abi3-" in wheel.name
     assert not [name for name in names if "tests/" in name or "test_" in name or "conftest" in name]
     assert [name for name in names if name.startswith("seq2seq_serve/kernels/_operators")]

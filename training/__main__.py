@@ -1,4 +1,4 @@
-"""The command line of training: `python -m training train|distill|score|corpus|attention|show`."""
+"""The command line of training: `python -m training train|distill|score|corpus|attention`."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import argparse
 import ast
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -17,7 +18,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args
 
-from seq2seq_serve.commands import Parser, add_version, needs_extra, port_number, program
+from seq2seq_serve.commands import Parser, add_version, needs_extra, program
 
 with needs_extra("training", __name__):
     import torch
@@ -25,7 +26,7 @@ with needs_extra("training", __name__):
 
     from seq2seq_serve.bundle.normalization import Normalization
     from seq2seq_serve.training import commands
-    from seq2seq_serve.training.config import Precision, TransformerConfig
+    from seq2seq_serve.training.config import SEEDS, Precision, TransformerConfig
     from seq2seq_serve.training.data.corpus import CorpusFiles
     from seq2seq_serve.training.data.tokenizer import SMALLEST_VOCAB_SIZE
     from seq2seq_serve.training.distill import target_files
@@ -34,7 +35,6 @@ with needs_extra("training", __name__):
     from seq2seq_serve.training.prepare import CHANGEABLE
     from seq2seq_serve.training.presets import PRESETS
     from seq2seq_serve.training.ranks import current_rank, joined_ranks, local_rank, num_local_ranks
-    from seq2seq_serve.training.show.server import serve
 
 _log = logging.getLogger("training")
 
@@ -49,6 +49,8 @@ _SETTING_FLAGS = (
     "precision",
     "micro_batch_tokens",
 )
+_MOST_THREADS = 1024
+_MOST_ALPHA = 10.0
 _BY_SIGNAL = 128  # shells report 128 plus the signal's number
 
 _EXAMPLES = {
@@ -75,9 +77,6 @@ _EXAMPLES = {
   %(prog)s runs/mine --source test.ko --reference a.en b.en --tokenize none""",
     "corpus": """example:
   %(prog)s --out corpora/built-in""",
-    "show": """examples:
-  %(prog)s runs/demo
-  %(prog)s runs/first runs/second --port 0""",
     "attention": """examples:
   %(prog)s runs/demo "오늘은 금요일 입니다" --json alignment.json --png alignment.png
   %(prog)s runs/demo "오늘은 금요일 입니다" --encoder --layer 2 --png layer-2.png""",
@@ -130,22 +129,12 @@ def parser() -> argparse.ArgumentParser:
     beams = "number of hypotheses; 1 is greedy (default: %(default)s)"
     score.add_argument("--beam-size", type=_at_least(1), default=1, help=beams)
     alpha = "exponent of the length penalty (default: %(default)s)"
-    score.add_argument("--alpha", type=float, default=0.6, help=alpha)
+    score.add_argument("--alpha", type=_alpha, default=0.6, help=alpha)
+    _add_device_flag(score)
     _add_metric_flags(score)
     corpus = add("corpus", "Write the built-in corpus as text files.")
     corpus.add_argument("--out", type=Path, required=True, help="the output folder")
     _add_attention_flags(add("attention", "Translate a text and show the attention of each target token."))
-    show = add("show", "Show runs in the browser: curves, samples over time, and their attention.")
-    show.add_argument(
-        "runs", type=Path, nargs="+", metavar="RUN", help="folder of a run, finished or in training"
-    )
-    show.add_argument("--host", default="127.0.0.1", help="address of the page (default: %(default)s)")
-    show.add_argument(
-        "--port",
-        type=port_number,
-        default=8081,
-        help="port of the page; 0 takes any free port (default: %(default)s)",
-    )
     return root
 
 
@@ -171,8 +160,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _score(options)
         elif options.command == "corpus":
             commands.write_corpus(options.out)
-        elif options.command == "show":
-            _show(options)
         else:
             _attention(options)
     except OSError as error:
@@ -237,7 +224,7 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         "--compile", action="store_true", help="compile the model with torch.compile; needs a C++ compiler"
     )
     train.add_argument(
-        "--seed", type=_at_least(0), help="seed of weights, dropout and order (default: the preset's)"
+        "--seed", type=_at_least(0, SEEDS), help="seed of weights, dropout and order (default: the preset's)"
     )
     train.add_argument(
         "--vocab-size",
@@ -283,11 +270,17 @@ def _add_distill_flags(distill: argparse.ArgumentParser) -> None:
 
 def _add_machine_flags(command: argparse.ArgumentParser) -> None:
     add_set_flag(command)
+    _add_device_flag(command)
+    command.add_argument(
+        "--threads",
+        type=_at_least(1, _MOST_THREADS + 1),
+        help="CPU threads (default: the CPUs that this process may use)",
+    )
+
+
+def _add_device_flag(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--device", type=_device, default="auto", help="auto, cpu, cuda or cuda:N (default: auto)"
-    )
-    command.add_argument(
-        "--threads", type=_at_least(1), help="CPU threads (default: the CPUs that this process may use)"
     )
 
 
@@ -339,13 +332,6 @@ def _add_metric_flags(score: argparse.ArgumentParser) -> None:
         help="resampled test sets for the confidence interval, 0 for none "
         f"(default: {MetricSettings.num_resamples})",
     )
-
-
-def _show(options: argparse.Namespace) -> None:
-    with serve(options.runs, options.host, options.port) as server:
-        host = f"[{options.host}]" if ":" in options.host else options.host
-        sys.stderr.write(f"open http://{host}:{server.server_port}/ (Ctrl-C ends it)\n")
-        server.serve_forever()
 
 
 @needs_extra("huggingface")  # for Whisper and TrOCR
@@ -402,7 +388,9 @@ def _score(options: argparse.Namespace) -> None:
         options.parser.error("--part chooses from the run's own pairs: leave out either --part or the files")
     tested = (options.source, options.reference) if options.source else options.part or "dev"
     settings = MetricSettings(options.tokenize, options.lowercase, options.bootstrap)
-    commands.score_run(options.run, options.step, tested, options.beam_size, options.alpha, settings)
+    commands.score_run(
+        options.run, options.step, tested, options.beam_size, options.alpha, settings, options.device
+    )
 
 
 def _attention(options: argparse.Namespace) -> None:
@@ -443,6 +431,12 @@ def _setting(text: str) -> tuple[str, Any]:
     return name, value
 
 
+def _alpha(text: str) -> float:
+    if not -_MOST_ALPHA <= float(text) <= _MOST_ALPHA:  # also of nan
+        raise argparse.ArgumentTypeError(f"{text} is not from {-_MOST_ALPHA:g} to {_MOST_ALPHA:g}")
+    return float(text)
+
+
 def _device(name: str) -> torch.device:
     num_devices = torch.cuda.device_count()
     if name == "auto":
@@ -461,10 +455,12 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _at_least(minimum: int) -> Callable[[str], int]:
+def _at_least(minimum: int, below: float = math.inf) -> Callable[[str], int]:
     def integer(text: str) -> int:
         if int(text) < minimum:
             raise argparse.ArgumentTypeError(f"{text} is less than {minimum}")
+        if int(text) >= below:
+            raise argparse.ArgumentTypeError(f"{text} is too much: give less than {below}")
         return int(text)
 
     return integer

@@ -45,6 +45,7 @@ class Checkpoint:
         divergence: The arguments of `meter.DivergenceGuard`; a checkpoint of an older commit has none.
         is_scored: False if the evaluation of this step was interrupted.
         last_step: The last step, if `patience` ended training before `max_steps`; otherwise None.
+        config: The model's config, as `models.registry.config_to_json`; None in those of older commits.
     """
 
     step: int
@@ -57,6 +58,7 @@ class Checkpoint:
     divergence: tuple[float, int] = (math.inf, 0)
     is_scored: bool = True
     last_step: int | None = None
+    config: dict[str, Any] | None = None
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -176,10 +178,23 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: Path) -> 
     model.load_state_dict(weights)
 
 
-def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
+def check_config(found: Mapping[str, Any] | None, config: Mapping[str, Any], origin: Path) -> None:
+    """Raise ValueError if weights that were read from `origin` are those of a model with another config.
+
+    Shapes alone do not tell: a model with another number of heads has the same. Older files have None.
+    """
+    for name, value in (found or {}).items():
+        if config.get(name) != value:
+            raise ValueError(
+                f"{origin}: the weights of a model with {name} {value!r}, and config.json has "
+                f"{config.get(name)!r}: write {value!r} there"
+            )
+
+
+def average_weights(paths: Sequence[Path], config: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
     """The mean of the checkpoints' weights: Vaswani et al. 2017, section 6.1.
 
-    The sum is in float64, so that the order of the files does not matter.
+    The sum is in float64, so that the order of the files does not matter. `config` is compared with theirs.
 
     Raises:
         ValueError: A checkpoint cannot be read, or its weights have other names or shapes than the first's.
@@ -189,7 +204,10 @@ def average_weights(paths: Sequence[Path]) -> dict[str, Tensor]:
     sums: dict[str, Tensor] = {}
     dtypes: dict[str, torch.dtype] = {}
     for path in paths:
-        weights = load_checkpoint(path).model
+        checkpoint = load_checkpoint(path)
+        weights = checkpoint.model
+        if config is not None:
+            check_config(checkpoint.config, config, path)
         if not sums:
             sums = {name: torch.zeros_like(weight, dtype=torch.float64) for name, weight in weights.items()}
             dtypes = {name: weight.dtype for name, weight in weights.items()}

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
@@ -98,6 +99,12 @@ class TrainRequest:
         """
         preset = preset_named(self.preset)
         if parent:
+            own, given = kind_of(preset.model), kind_of(parent.config)
+            if own != given and not parent.published:
+                raise ValueError(
+                    f"{self.preset} is of the family {own}, and {self.parent} of the family {given}: "
+                    "give a preset of that family"
+                )
             preset = dataclasses.replace(preset, model=parent.config)
             preset = preset.changed({"normalization": parent.tokenizer.normalization})
             if parent.published:  # its tokenizer always cuts a text into the same pieces
@@ -111,12 +118,13 @@ class TrainRequest:
 
 def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Console) -> None:
     """Start or resume a run, and print its scores."""
-    folder = RunFolder(request.out)
+    folder, lock = RunFolder(request.out), ExitStack()
     corpus: Corpus | None = None  # only the first process reads one
 
     def prepare() -> None:
         nonlocal corpus
         corpus = _prepare(request, folder, device, console)
+        lock.enter_context(folder.locked())
 
     try:
         ranks.first(prepare, is_preparation=True)
@@ -141,6 +149,8 @@ def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Co
         else:
             _log.warning("interrupted before anything was trained: start again")
         raise
+    finally:
+        lock.close()
     if ranks.is_first:
         print(f"{request.out}: {summary}")
         print(f"{summary.steps} steps, {summary.seconds:.0f} seconds; weights: {summary.weights}")
@@ -155,7 +165,7 @@ def _prepare(
     folder.check_is_free(f"continue it with `{request.resume_command}`, or give another --out")
     if request.teacher is None and distill.distilled_folder(request.out).is_dir():
         raise ValueError(f"{request.out} is the beginning of a draft model: repeat its `distill` command")
-    parent = request.load_parent()
+    parent = request.load_parent()  # before the long work, as the next checks
     teacher = None if request.teacher is None else load_run(request.teacher)
     preset = request.configuration(parent, teacher)
     recipe = preset.training
@@ -165,7 +175,8 @@ def _prepare(
             f"{recipe.warmup_steps:,}",
             f"{recipe.max_steps:,}",
         )
-    if request.is_compiled:  # before the long work
+    MetricSettings(recipe.bleu_tokenization).check()
+    if request.is_compiled:
         FAMILIES[kind_of(preset.model)].model.check_compilable()
     kind = source_kind_of(preset.model)
     if teacher:
@@ -209,12 +220,15 @@ def score_run(
     beam_size: int,
     alpha: float,
     settings: MetricSettings,
+    device: torch.device,
 ) -> None:
     """Score a run by its metric on its "dev" or "test" pairs, or on a source file with its references.
 
     The settings are those of BLEU and chrF.
     """
+    settings.check()
     run = _load(path, step)
+    run.model.to(device)
     sources: Sequence[str]
     references: Sequence[Sequence[str]]  # of each source
     if isinstance(tested, str):
@@ -235,7 +249,7 @@ def score_run(
         _print_scores(f"{path}, {name}", len(sources), [f"loss {_loss(run, sources, references):.3f}"])
         return
     try:
-        with fast_matmul(torch.device("cpu")):
+        with fast_matmul(device):
             translations = translate(
                 run.model,
                 run.tokenizer,
@@ -253,7 +267,8 @@ def score_run(
         scores = [score(translations, references).error_rates]
     else:
         (scores,) = compare([translations], list(zip_longest(*references)), settings)
-    _print_scores(f"{path}, {name}, beam {beam_size}", len(sources), scores)
+    search = f"beam {beam_size}" + (f", alpha {alpha:g}" if beam_size > 1 else "")
+    _print_scores(f"{path}, {name}, {search}", len(sources), scores)
 
 
 def _loss(run: TrainedModel, sources: Sequence[str], references: Sequence[Sequence[str]]) -> float:

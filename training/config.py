@@ -22,6 +22,7 @@ Precision = Literal["fp32", "bf16"]
 Tokenization = Literal["13a", "intl", "none", "char", "zh", "ja-mecab", "ko-mecab"]  # need no download
 Tied = Literal["all", "target", "none"]
 
+SEEDS = 2**63  # those of torch on every device
 _LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
 _D_HEAD_MULTIPLE = 8  # the attention operator of the served graphs refuses others
 
@@ -75,10 +76,11 @@ class _Config:
         if not is_right:
             raise ValueError(f"{name} is {getattr(self, name)!r}, and must be {expected}")
 
-    def _require_int(self, name: str, at_least: int) -> None:
+    def _require_int(self, name: str, at_least: int, below: float = math.inf) -> None:
         value = getattr(self, name)
-        is_int = isinstance(value, int) and not isinstance(value, bool)
-        self._require(is_int and value >= at_least, name, f"an integer of at least {at_least}")
+        is_right = isinstance(value, int) and not isinstance(value, bool) and at_least <= value < below
+        bound = f" and below {below}" if below < math.inf else ""
+        self._require(is_right, name, f"an integer of at least {at_least}{bound}")
 
     def _require_number(self, name: str, *, above: float | None = None, below: float = math.inf) -> None:
         value = getattr(self, name)
@@ -261,7 +263,7 @@ class TrainingConfig(_Config):
             self._require_int(name, at_least=1)
         for name in ("eval_interval_steps", "checkpoint_interval_steps"):
             self._require_int(name, at_least=1)
-        self._require_int("seed", at_least=0)
+        self._require_int("seed", at_least=0, below=SEEDS)
         for name in ("cooldown_share", "label_smoothing", "bpe_dropout"):
             self._require_number(name, below=1)
         for name in ("learning_rate_scale", "max_gradient_norm"):

@@ -21,6 +21,7 @@ from seq2seq_serve.training.checkpoint import (
     BestScore,
     Checkpoint,
     average_weights,
+    check_config,
     checkpoint_path,
     checkpoint_step,
     list_checkpoints,
@@ -34,21 +35,20 @@ from seq2seq_serve.training.data.batches import BatchShare, BatchStream
 from seq2seq_serve.training.data.encoded import EncodedPair, encode_pairs
 from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.data.vectors import PieceVectors
+from seq2seq_serve.training.evaluation.comparison import MetricSettings, are_short
 from seq2seq_serve.training.evaluation.scoring import Score, by_source, score, total_loss, translate
 from seq2seq_serve.training.interrupt import TrainingInterrupted, caught_interrupt
 from seq2seq_serve.training.loss import BatchLoss
-from seq2seq_serve.training.models.registry import make_model
+from seq2seq_serve.training.models.registry import config_to_json, make_model
 from seq2seq_serve.training.ranks import Ranks
 from seq2seq_serve.training.reports.meter import DivergenceGuard, Meter
 from seq2seq_serve.training.reports.progress import Reporter
-from seq2seq_serve.training.reports.samples import choose_samples, decode_samples
 from seq2seq_serve.training.run import RunConfig, RunFolder, Summary, read_weights, write_weights
 from seq2seq_serve.training.schedule import learning_rate
 
 _log = logging.getLogger(__name__)
 
 _REPORT_INTERVAL_STEPS = 20
-_FIRST_SAMPLE_STEP = 16
 
 
 class _Stopped(Exception):
@@ -118,17 +118,23 @@ class Trainer:
         )
         if not checkpoint:
             if folder.initial_file.is_file():
-                initial = read_weights(folder.initial_file)
+                initial = read_weights(folder.initial_file, config.model)
                 load_weights(self.model, initial, folder.initial_file)
             for embedding, vectors in self._vectors:
                 vectors.write_to(embedding)
         else:
             origin = checkpoint_path(folder.checkpoints, checkpoint.step)
+            check_config(checkpoint.config, config_to_json(config.model), origin)
             load_weights(self.model, checkpoint.model, origin)
             self.optimizer.load_state_dict(checkpoint.optimizer)
         dtype = compute_dtype(recipe.precision, device)
         check_recurrent_layers(self.model, dtype, device)
-        self._samples = choose_samples(dev_pairs, self.model, tokenizer)
+        self._metric = self.model.metric
+        references = [pair.target for pair in dev_pairs]
+        if self._metric == "bleu" and are_short(references, MetricSettings(recipe.bleu_tokenization)):
+            self._metric = "chrf"
+            if self.ranks.is_first:
+                _log.info("dev score: chrF, because most dev targets have fewer tokens than BLEU's n-grams")
         self._batch_loss = BatchLoss(self.model, dtype, is_compiled)
         # DistributedDataParallel sums gradients over the processes while they are still being computed.
         self._shared_loss: nn.Module = self._batch_loss
@@ -173,11 +179,6 @@ class Trainer:
                     meter.leave_out(time.monotonic() - start)
                 if self._is_scheduled(self.step):
                     self._save()
-                if reporter and self._is_sampled():
-                    start = time.monotonic()
-                    samples = decode_samples(self._samples, self.model, self.tokenizer)
-                    reporter.record_samples(self.step, samples)
-                    meter.leave_out(time.monotonic() - start)
                 if signal_number := self._signal_of_any():
                     self._save()
                     raise TrainingInterrupted(self.step, signal_number)
@@ -200,6 +201,7 @@ class Trainer:
             divergence=(self.guard.best_loss, self.guard.num_steps_above),
             is_scored=self._is_scored,
             last_step=self.last_step if self.last_step < self.config.training.max_steps else None,
+            config=config_to_json(self.config.model),
         )
 
     def _reporter(self, console: Console) -> AbstractContextManager[Reporter | None]:
@@ -236,11 +238,6 @@ class Trainer:
         recipe = self.config.training
         intervals = (recipe.checkpoint_interval_steps, recipe.eval_interval_steps)
         return step == self.last_step or any(step % interval == 0 for interval in intervals)
-
-    def _is_sampled(self) -> bool:
-        """Whether samples are recorded: with each checkpoint, and more densely at first."""
-        is_early = self.step >= _FIRST_SAMPLE_STEP and self.step.bit_count() == 1
-        return bool(self._samples) and (is_early or self._is_scheduled(self.step))
 
     def train_step(self, share: BatchShare) -> tuple[Tensor, Tensor]:
         """Update the weights; return this process' part of the loss and the gradient norm, on the device."""
@@ -346,10 +343,10 @@ class Trainer:
     def _summarise(self, weights: str) -> Summary:
         """Evaluate these weights; raise TrainingInterrupted in all processes if one is interrupted."""
         self.model.eval()
-        metric = self.model.metric
+        metric = self._metric
         # Targets of a language model do not depend on a source, so all would be the same.
         result = self._score_dev() if metric != "likelihood" else None
-        texts = result if metric == "bleu" else None  # answers of one word have no n-grams
+        texts = result if metric in ("bleu", "chrf") else None  # answers of one word have no n-grams
         return Summary(
             dev_bleu=texts.bleu if texts else None,
             dev_chrf=texts.chrf if texts else None,
@@ -461,14 +458,15 @@ class Trainer:
 
     def _keep_better(self, summary: Summary) -> Summary:
         """Write the model, unless the run's model.pt from before it was continued is better."""
-        file = self.folder.summary_before_file
+        file, metric = self.folder.summary_before_file, summary.metric
         before = self.folder.read_summary(file) if file.is_file() else None
-        if before and before.dev_score > summary.dev_score:
+        has_same_score = before and (before.metric, before.bleu_signature) == (metric, summary.bleu_signature)
+        if before and has_same_score and before.dev_score > summary.dev_score:
             scores = before.dev_score, summary.dev_score
             _log.info("the dev score was %.2f before and is %.2f now: model.pt stays as it was", *scores)
             summary = dataclasses.replace(before, steps=summary.steps, seconds=summary.seconds)
         else:
-            write_weights(self.folder.model_file, self.model.state_dict())
+            write_weights(self.folder.model_file, self.model.state_dict(), self.config.model)
         self.folder.write_summary(summary)
         file.unlink(missing_ok=True)
         return summary

@@ -29,6 +29,7 @@ from seq2seq_serve.training.data.segmentation import FreshlyCutPairs
 from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.data.tokenizer import check_vocab_size, train_tokenizer, train_word_tokenizer
 from seq2seq_serve.training.data.vectors import PieceVectors
+from seq2seq_serve.training.evaluation.comparison import MetricSettings
 from seq2seq_serve.training.huggingface.tuning import keep_published
 from seq2seq_serve.training.loop import Trainer
 from seq2seq_serve.training.models.base import EncoderDecoder
@@ -50,9 +51,9 @@ _log = logging.getLogger(__name__)
 
 _MAX_TOKENIZER_PAIRS = 100_000_000  # of a larger corpus, a tokenizer learns from every second pair or fewer
 
-# The fields that a resumed run may change: when and how it ends, and what suits the machine.
+# The fields that a resumed run may change: when and how it ends, what suits the machine, and its score.
 _ENDING = "max_steps", "cooldown_share", "patience"
-CHANGEABLE = *_ENDING, "precision", "micro_batch_tokens"
+CHANGEABLE = *_ENDING, "precision", "micro_batch_tokens", "bleu_tokenization"
 
 
 def start_run(
@@ -135,7 +136,7 @@ def start_run(
         assert isinstance(parent.model, Transformer)
         keep_published(parent.published, parent.model, folder.published)
     if initial:
-        write_weights(folder.initial_file, initial)
+        write_weights(folder.initial_file, initial, model)
     for side, found in vectors.items():
         _log.info("%s vectors: for %d of %d pieces", side, len(found.ids), tokenizer.vocab_size)
         found.save(folder.vectors_file(side))
@@ -303,6 +304,7 @@ def _prepare_to_continue(
     config = folder.read_config()
     kind = source_kind_of(config.model)
     training = dataclasses.replace(config.training, **changes)
+    MetricSettings(training.bleu_tokenization).check()
     checkpoints = list_checkpoints(folder.checkpoints)
     num_done = checkpoint_step(checkpoints[-1]) if checkpoints else 0
     if training.max_steps < num_done:
@@ -326,8 +328,9 @@ def _prepare_to_continue(
         _encode(folder, config, corpus, folder.read_tokenizer())
     if is_finished:
         return folder.read_summary()
-    if not is_same_end:
-        _restart_patience(folder)
+    has_same_score = training.bleu_tokenization == config.training.bleu_tokenization
+    if not (is_same_end and has_same_score):
+        _restart_patience(folder, has_same_score=has_same_score)
     if folder.is_finished:
         folder.summary_file.replace(folder.summary_before_file)
     folder.write_config(
@@ -343,11 +346,11 @@ def _prepare_to_continue(
     return None
 
 
-def _restart_patience(folder: RunFolder) -> None:
-    """Forget worse evaluations, and an end that they brought: the run now has another end."""
+def _restart_patience(folder: RunFolder, *, has_same_score: bool) -> None:
+    """Forget worse evaluations, and an end that they brought: the run has another end or score now."""
     checkpoint, _ = newest_checkpoint(folder.checkpoints)
     if checkpoint and checkpoint.best:
-        best = dataclasses.replace(checkpoint.best, num_worse_since=0)
+        best = dataclasses.replace(checkpoint.best, num_worse_since=0) if has_same_score else None
         save_checkpoint(folder.checkpoints, dataclasses.replace(checkpoint, best=best, last_step=None))
 
 

@@ -9,7 +9,6 @@ source.vectors.pt … the initial word vectors of an embedding, if they were rea
 initial.pt         the weights of the parent run, if there is one
 published/         settings and tokenizers of the published model that the run tunes, if it tunes one
 checkpoints/       the states from which training resumes
-samples.jsonl      what the model wrote for a few dev sources at some steps, with its attention
 metrics.jsonl      one JSON object per line; tensorboard/ and learning-curve.png show the same
 model.pt           the final weights
 summary.json       dev score, steps, seconds: written last, so a run with it is finished
@@ -19,10 +18,14 @@ summary.before.json  the summary of model.pt while a finished run trains further
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import json
+import logging
+import os
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +39,7 @@ from seq2seq_serve.bundle.sentences import split_sentences
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.checkpoint import (
     average_weights,
+    check_config,
     checkpoint_path,
     checkpoint_step,
     list_checkpoints,
@@ -58,6 +62,8 @@ from seq2seq_serve.training.models.registry import (
     make_model,
     source_kind_of,
 )
+
+_log = logging.getLogger(__name__)
 
 RUN_FORMAT = 1
 _SINGLE_SHARE = 0.9  # of the dev sources; abbreviations count as ends of sentences
@@ -150,7 +156,12 @@ class Summary:
         """The dev score by the metric; of errors it is negative, so that a higher one is better."""
         if self.dev_cer is not None:
             return -self.dev_cer
-        scores = {"bleu": self.dev_bleu, "accuracy": self.dev_accuracy, "likelihood": -self.dev_loss}
+        scores = {
+            "bleu": self.dev_bleu,
+            "chrf": self.dev_chrf,
+            "accuracy": self.dev_accuracy,
+            "likelihood": -self.dev_loss,
+        }
         score = scores[self.metric]
         assert score is not None
         return score
@@ -175,6 +186,8 @@ class Summary:
             return f"dev WER {self.dev_wer:.2f} %, CER {self.dev_cer:.2f} %"
         if self.metric == "likelihood":
             return f"dev loss {self.dev_loss:.3f}"
+        if self.metric == "chrf":
+            return f"dev chrF {self.dev_chrf:.2f} ({self.chrf_signature}), BLEU {self.dev_bleu:.2f}"
         return f"dev BLEU {self.dev_bleu:.2f} ({self.bleu_signature}), chrF {self.dev_chrf:.2f}"
 
 
@@ -225,7 +238,6 @@ class RunFolder:
         self.published = path / "published"
         self.checkpoints = path / "checkpoints"
         self.metrics_file = path / "metrics.jsonl"
-        self.samples_file = path / "samples.jsonl"
         self.tensorboard = path / "tensorboard"
         self.curve_file = path / "learning-curve.png"
         self.model_file = path / "model.pt"
@@ -252,6 +264,21 @@ class RunFolder:
     @property
     def is_finished(self) -> bool:
         return self.summary_file.is_file()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keeps the folder for this process; raises ValueError if another one has it."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise ValueError(f"another process trains in {self.path}: wait for it, or stop it") from error
+            except OSError:
+                _log.warning("%s is on a file system without locks: do not train there twice", self.path)
+            yield
+        finally:
+            os.close(descriptor)
 
     def check_is_free(self, advice: str = "give another folder") -> None:
         """Raise ValueError, with the advice, if the path is a file or already holds a run."""
@@ -316,12 +343,6 @@ class RunFolder:
         """The recorded metrics in the order of the steps."""
         return [json.loads(line) for line in self.metrics_file.read_text(encoding="utf-8").splitlines()]
 
-    def read_samples(self) -> list[dict[str, Any]]:
-        """The recorded samples in the order of the steps; empty for runs older than this file."""
-        if not self.samples_file.is_file():
-            return []
-        return [json.loads(line) for line in self.samples_file.read_text(encoding="utf-8").splitlines()]
-
     def write_summary(self, summary: Summary) -> None:
         _write_json(self.summary_file, dataclasses.asdict(summary))
 
@@ -334,14 +355,20 @@ class RunFolder:
             raise ValueError(f"{file}: {error}") from error
 
 
-def write_weights(file: Path, weights: dict[str, Tensor]) -> None:
+def write_weights(file: Path, weights: dict[str, Tensor], config: ModelConfig) -> None:
     """Write `model.pt` or `initial.pt`."""
-    save_tensors(file, {"weights": weights})
+    save_tensors(file, {"weights": weights, "config": config_to_json(config)})
 
 
-def read_weights(file: Path) -> dict[str, Tensor]:
-    """Read what `write_weights` wrote; raise ValueError if the file is missing or damaged."""
-    weights: dict[str, Tensor] = load_tensors(file, keys=["weights"])["weights"]
+def read_weights(file: Path, config: ModelConfig) -> dict[str, Tensor]:
+    """Read what `write_weights` wrote.
+
+    Raises:
+        ValueError: The file is missing or damaged, or the weights are those of a model with another config.
+    """
+    content = load_tensors(file, keys=["weights"])
+    check_config(content.get("config"), config_to_json(config), file)
+    weights: dict[str, Tensor] = content["weights"]
     return weights
 
 
@@ -350,10 +377,12 @@ def load_run(path: Path | str) -> TrainedModel:
     folder = RunFolder(Path(path))
     _check_files(folder, folder.model_file, folder.summary_file)
     summary = folder.read_summary()
-    weights = read_weights(folder.model_file)
+    weights = read_weights(folder.model_file, folder.read_config().model)
     trained = _with_weights(folder, weights, folder.model_file, summary.weights, summary.steps)
     signature = {
-        "dev_score_signature": summary.bleu_signature if summary.metric == "bleu" else summary.metric
+        "dev_score_signature": {"bleu": summary.bleu_signature, "chrf": summary.chrf_signature}.get(
+            summary.metric, summary.metric
+        )
     }
     return dataclasses.replace(
         trained, provenance=trained.provenance | signature, dev_score=summary.dev_score
@@ -381,10 +410,11 @@ def load_checkpoints(path: Path | str, steps: Sequence[int]) -> TrainedModel:
         has = f"those of {', '.join(map(str, there))}" if there else "none"
         raise ValueError(f"{path} has no checkpoint of step {missing[0]}; it has {has}")
     files = [checkpoint_path(folder.checkpoints, step) for step in steps]
+    config = config_to_json(folder.read_config().model)
     numbers = ", ".join(map(str, steps))
     is_one = len(steps) == 1
     name = f"checkpoint at step {numbers}" if is_one else f"average of the checkpoints at steps {numbers}"
-    return _with_weights(folder, average_weights(files), files[-1], name, max(steps))
+    return _with_weights(folder, average_weights(files, config), files[-1], name, max(steps))
 
 
 def _with_weights(

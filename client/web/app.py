@@ -44,7 +44,6 @@ from seq2seq_serve.client.output import attention_dict, error_dict
 from seq2seq_serve.client.questions import read_features
 from seq2seq_serve.client.wire import MAX_REQUEST_BYTES
 from seq2seq_serve.origins import is_address, named_host, own_names
-from seq2seq_serve.page import STYLE
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Sentence, Target, TokenIds
@@ -334,10 +333,6 @@ async def _index(_request: Request) -> Response:
     return FileResponse(PAGE / "index.html")
 
 
-async def _style(_request: Request) -> Response:
-    return FileResponse(STYLE)
-
-
 class _Guard:
     """Adds the page's policy to every answer, and refuses requests of other pages.
 
@@ -379,7 +374,6 @@ def make_app(make_client: Callable[[], AsyncClient], metrics_url: str, host: str
     return Starlette(
         routes=[
             Route("/", _index),
-            Route("/page.css", _style),
             Route("/api/models", _refusing(page.models)),
             Route("/api/metrics", _refusing(page.metrics)),
             Route("/api/generate", _refusing(page.generate), methods=["POST"]),

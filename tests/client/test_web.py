@@ -21,7 +21,6 @@ from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.output import attention_dict
 from seq2seq_serve.client.web import app
 from seq2seq_serve.client.web.app import PAGE, Asked, make_app
-from seq2seq_serve.page import STYLE
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Target
 from tests.server.service.harness import on_a_thread, serving_bundles
 
@@ -167,10 +166,8 @@ def test_the_page_fetches_nothing_from_elsewhere(page):
     answer = page.get("/")
     assert answer.status_code == 200
     assert "default-src 'none'" in answer.headers["content-security-policy"]
-    assert page.get("/page.css").text == STYLE.read_text()
-    for file in (*PAGE.iterdir(), STYLE):
-        path = "/page.css" if file is STYLE else f"/page/{file.name}"
-        assert page.get(path).headers["content-security-policy"]
+    for file in PAGE.iterdir():
+        assert page.get(f"/page/{file.name}").headers["content-security-policy"]
         text = file.read_text()
         links = re.findall(r"""(?:src|href|from|import|url)\s*[=(]?\s*["']([^"']+)["']""", text)
         assert all(link.startswith(("/", "./", "data:", "http://www.w3.org/")) for link in links), links

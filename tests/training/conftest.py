@@ -73,15 +73,15 @@ def preset(model_config: TransformerConfig) -> Preset:
 
 @pytest.fixture
 def corpus() -> Corpus:
-    """Every sentence of up to three of four words, as it is and word by word."""
+    """Sentences of one, two and four of four words, and word by word; the dev pairs have four, for BLEU."""
     korean, english = _WORDS
     pairs = [
         SentencePair(" ".join(korean[i] for i in numbers), " ".join(english[i] for i in numbers))
         for a in range(4)
         for b in range(4)
-        for numbers in ([a], [a, b], [a, b, 0])
+        for numbers in ([a, b, 0, 1], [a, b], [a])
     ]
-    pairs = list(dict.fromkeys(pairs))
+    pairs = sorted(dict.fromkeys(pairs), key=lambda pair: -len(pair.target.split()))
     return Corpus("toy", tuple(pairs[4:]), tuple(pairs[:4]), tuple(pairs[4:6]))
 
 

@@ -85,7 +85,7 @@ def test_a_resumed_run_ends_in_the_same_weights(name, tmp_path, monkeypatch, pre
         train(name, tmp_path / "interrupted", corpus)
     interrupted, again = train(name, tmp_path / "interrupted", corpus)
     assert steps == [*range(1, 13)] * 2
-    weights = [read_weights(folder.model_file) for folder in (whole, interrupted)]
+    weights = [read_weights(folder.model_file, folder.read_config().model) for folder in (whole, interrupted)]
     for key in weights[0]:
         assert torch.equal(weights[0][key], weights[1][key]), key
     assert again.dev_score == summary.dev_score
@@ -114,7 +114,8 @@ def test_attention_to_other_sources_than_texts_is_left_to_the_client(name, advic
     """The text was read as a story or as the bytes of a file's name."""
     run = RunFolder(tmp_path / "run")
     start_run(run, Preset("tiny", MODELS[name], TrainingConfig()), corpus_for(name, tmp_path))
-    write_weights(run.model_file, make_model(run.read_config().model).state_dict())
+    config = run.read_config().model
+    write_weights(run.model_file, make_model(config).state_dict(), config)
     run.write_summary(Summary(0.0, 0.0, "", "", "random weights", steps=0, seconds=0.0))
     assert main(["attention", str(run.path), "Where is Sam?", *flags]) == 1
     assert re.search(advice, caplog.text)
@@ -140,7 +141,8 @@ def test_a_captioner_starts_with_the_decoder_of_a_language_model(tmp_path):
     model = CaptionerConfig(**CAPTIONER | {"vocab_size": size})
     preset = dataclasses.replace(preset_named("captioner"), model=model)
     start_run(run, preset, corpus, parent=load_run(parent.path))
-    initial, given = read_weights(run.initial_file), read_weights(parent.model_file)
+    initial = read_weights(run.initial_file, run.read_config().model)
+    given = read_weights(parent.model_file, parent.read_config().model)
     assert torch.equal(initial["cell.hidden.weight"], given["cell.hidden.weight"])
     assert {key for key in initial if key not in given} == {
         key for key in initial if key.startswith(("features.", "annotations."))
@@ -152,7 +154,7 @@ def check_goes_on(path: Path, corpus: Corpus | None, capsys: pytest.CaptureFixtu
     console = Console(file=StringIO())
     summary = continue_run(RunFolder(path), corpus, torch.device("cpu"), console, {"max_steps": 15})
     assert summary.steps == 15
-    score_run(path, None, "dev", 1, 0.6, MetricSettings())
+    score_run(path, None, "dev", 1, 0.6, MetricSettings(), torch.device("cpu"))
     assert f"{path}, dev pairs, beam 1, 3 sentences" in capsys.readouterr().out
     trained = load_run(path)
     assert all(Path(source).is_relative_to(path.parent) for source, _ in trained.dev)
@@ -218,7 +220,7 @@ def test_a_child_may_change_what_its_parent_leaves_free(name, tmp_path):
                 start_run(child, preset, corpus, parent=parent)
             continue
         start_run(child, preset, corpus, parent=parent)
-        initial = read_weights(child.initial_file)
+        initial = read_weights(child.initial_file, changed)
         make_model(changed).load_state_dict(initial)
         anew = {key for key, weight in initial.items() if not (weight == 1).all()}
         assert anew == ({"baseline"} if name != "story" and limit == "max_target_length" else set())

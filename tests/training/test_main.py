@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -127,7 +128,7 @@ def test_a_draft_model_learns_what_its_run_writes_and_has_its_tokens(
     out = tmp_path / "draft"
     flags = ["--out", str(out), "--max-steps", "2", "--max-sources", "30", "--set", "d_ff=16"]
     assert main(["distill", str(run), "toy", *flags]) == 0
-    assert capsys.readouterr().out.startswith(f"{out}: dev BLEU ")
+    assert capsys.readouterr().out.startswith(f"{out}: dev ")
     teacher, draft = load_run(run), load_run(out)
     assert draft.tokenizer.token_bytes == teacher.tokenizer.token_bytes
     assert (draft.config.d_ff, draft.config.vocab_size) == (16, teacher.config.vocab_size)
@@ -355,7 +356,7 @@ def test_score_translates_a_runs_pairs(run: Path, capsys: pytest.CaptureFixture[
     flags = ["--part", "dev", "--beam-size", "2", "--tokenize", "none", "--lowercase", "--bootstrap", "0"]
     assert main(["score", str(run), *flags]) == 0
     printed = capsys.readouterr().out
-    assert printed.startswith(f"{run}, dev pairs, beam 2, 4 sentences\nBLEU ")
+    assert printed.startswith(f"{run}, dev pairs, beam 2, alpha 0.6, 4 sentences\nBLEU ")
     assert "case:lc|eff:no|tok:none" in printed
     assert "resampled" not in printed
 
@@ -574,6 +575,8 @@ def test_wrong_usage_exits_with_2(arguments: list[str], capsys: pytest.CaptureFi
         (["--max-steps", "0"], "--max-steps: 0 is less than 1"),
         (["--max-steps", "many"], "--max-steps: invalid integer value: 'many'"),
         (["--seed", "-1"], "--seed: -1 is less than 0"),
+        (["--seed", str(2**64)], f"--seed: {2**64} is too much: give less than {2**63}"),
+        (["--threads", "100000"], "--threads: 100000 is too much: give less than 1025"),
         (["--vocab-size", "1"], "--vocab-size: 1 is less than 260"),
         (["--set", "dropout"], "--set: 'dropout' is not NAME=VALUE"),
         (["--device", "abacus"], "--device: 'abacus' is unknown: give auto, cpu, cuda or cuda:N"),
@@ -588,10 +591,84 @@ def test_a_wrong_value_names_its_flag_and_exits_with_2(
     assert message in capsys.readouterr().err
 
 
-def test_beam_size_0_is_a_usage_error(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--beam-size", "0"], "--beam-size: 0 is less than 1"),
+        (["--alpha", "nan"], "--alpha: nan is not from -10 to 10"),
+        (["--alpha", "inf"], "--alpha: inf is not from -10 to 10"),
+        (["--alpha=-1000"], "--alpha: -1000 is not from -10 to 10"),
+    ],
+)
+def test_a_wrong_search_is_a_usage_error(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit, match=r"^2$"):
-        main(["score", "run", "--beam-size", "0"])
-    assert "--beam-size: 0 is less than 1" in capsys.readouterr().err
+        main(["score", "run", *flags])
+    assert message in capsys.readouterr().err
+
+
+def test_a_missing_tokenizer_of_bleu_is_named_before_any_work_and_may_be_changed(
+    run: Path, tmp_path: Path, corpus_files: list[str], failed: Failed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "mecab_ko", None)
+    missing = "BLEU's tokenizer ko-mecab is not installed: choose another one, or pip install 'sacrebleu[ko]'"
+    setting = ["--set", "bleu_tokenization=ko-mecab"]
+    assert failed("train", "toy", "--out", str(tmp_path / "new"), *corpus_files, *setting) == missing
+    assert not (tmp_path / "new").exists()
+    assert failed("train", "toy", "--out", str(run), "--resume", "--max-steps", "25", *setting) == missing
+    assert failed("score", str(run), "--tokenize", "ko-mecab") == missing
+    folder = RunFolder(run)
+    flags = ["--resume", "--max-steps", "25", "--set", "bleu_tokenization=char"]
+    assert main(["train", "toy", "--out", str(run), *flags]) == 0
+    assert folder.read_config().training.bleu_tokenization == "char"
+    assert "tok:char" in folder.read_summary().bleu_signature
+
+
+def test_a_preset_of_another_family_than_the_parents_is_refused(
+    run: Path, tmp_path: Path, corpus_files: list[str], failed: Failed
+) -> None:
+    message = failed("train", "recurrent", "--out", str(tmp_path / "new"), "--from", str(run), *corpus_files)
+    assert message.startswith(f"recurrent is of the family recurrent, and {run} of the family transformer: ")
+    assert not (tmp_path / "new").exists()
+
+
+def test_a_run_is_trained_by_one_process_at_a_time(run: Path, failed: Failed) -> None:
+    with RunFolder(run).locked():
+        message = failed("train", "toy", "--out", str(run), "--resume", "--max-steps", "25")
+        assert message == f"another process trains in {run}: wait for it, or stop it"
+    assert main(["train", "toy", "--out", str(run), "--resume", "--max-steps", "25"]) == 0
+
+
+def test_weights_know_the_config_of_their_model(run: Path, failed: Failed) -> None:
+    """Another number of heads has weights of the same shapes, and was another model without a word."""
+    path = run / "config.json"
+    config = json.loads(path.read_text())
+    heads = config["model"]["num_heads"]
+    path.write_text(json.dumps(config | {"model": config["model"] | {"num_heads": 2 * heads}}))
+    expected = (
+        f"the weights of a model with num_heads {heads}, and config.json has {2 * heads}: write {heads} there"
+    )
+    for arguments in (
+        ("score", str(run)),
+        ("score", str(run), "--step", "20"),
+        ("train", "toy", "--out", str(run), "--resume", "--max-steps", "25"),
+    ):
+        assert failed(*arguments).endswith(expected)
+
+
+def test_short_targets_are_scored_by_chrf(
+    tmp_path: Path, corpus_files: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """BLEU is 0 for targets of fewer than four tokens: a training that learned was stopped as no better."""
+    words = tmp_path / "words.tsv"
+    words.write_text("".join(f"Wort {number}\tword {number}\n" for number in range(40)))
+    out = tmp_path / "words"
+    with caplog.at_level("INFO"):
+        assert main(["train", "toy", "--out", str(out), "--tsv", str(words)]) == 0
+    assert "dev score: chrF, because most dev targets have fewer tokens" in caplog.text
+    summary = RunFolder(out).read_summary()
+    assert (summary.metric, summary.dev_bleu, summary.dev_score) == ("chrf", 0, summary.dev_chrf)
 
 
 @pytest.mark.parametrize(

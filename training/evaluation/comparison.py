@@ -18,6 +18,7 @@ from sacrebleu.significance import PairedTest, Result
 from seq2seq_serve.training.config import Tokenization
 
 TOKENIZATIONS: tuple[Tokenization, ...] = get_args(Tokenization)
+_BLEU_ORDER = 4
 _NUM_TEXTS = 1000  # whose script decides
 _HAN = r"[\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff]"
 _KANA = r"[\u3041-\u30ff\u31f0-\u31ff\uff66-\uff9f]"
@@ -53,6 +54,17 @@ class MetricSettings:
     is_lower_cased: bool = False
     num_resamples: int = 1000
 
+    def check(self) -> None:
+        """Raise ValueError if this installation lacks what the tokenizer needs."""
+        try:
+            self.metrics([])
+        except RuntimeError as error:  # sacreBLEU's, with lines of its own
+            library = str(self.tokenization).partition("-")[0]
+            raise ValueError(
+                f"BLEU's tokenizer {self.tokenization} is not installed: choose another one, or "
+                f"pip install 'sacrebleu[{library}]'"
+            ) from error
+
     def metrics(self, references: Sequence[str | None]) -> dict[str, BLEU | CHRF]:
         """BLEU (Papineni et al. 2002) and chrF (Popovic 2015) by name."""
         tokenization = self.tokenization or tokenization_for(references)
@@ -61,6 +73,13 @@ class MetricSettings:
             "BLEU": BLEU(lowercase=self.is_lower_cased, force=True, tokenize=tokenization),
             "chrF": CHRF(lowercase=self.is_lower_cased),
         }
+
+
+def are_short(references: Sequence[str], settings: MetricSettings) -> bool:
+    """Whether most texts have fewer tokens than the longest n-grams of BLEU, which is 0 for each of them."""
+    bleu = settings.metrics(references)["BLEU"]
+    assert isinstance(bleu, BLEU)
+    return 2 * sum(len(bleu.tokenizer(text).split()) < _BLEU_ORDER for text in references) > len(references)
 
 
 @dataclass(frozen=True)

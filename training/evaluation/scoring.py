@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -18,7 +17,12 @@ from seq2seq_serve.training.data.encoded import EncodedPair
 from seq2seq_serve.training.data.lengths import target_limits
 from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.evaluation.comparison import MetricSettings
-from seq2seq_serve.training.evaluation.search import beam_search, check_sources, greedy_search
+from seq2seq_serve.training.evaluation.search import (
+    BeamRules,
+    beam_searches,
+    check_sources,
+    greedy_search,
+)
 from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.base import EncoderDecoder, Metric
 
@@ -43,7 +47,7 @@ class Score:
 
     def by(self, metric: Metric) -> float:
         """The score by a metric of generated targets."""
-        return {"bleu": self.bleu, "accuracy": self.accuracy, "cer": -self.cer}[metric]
+        return {"bleu": self.bleu, "chrf": self.chrf, "accuracy": self.accuracy, "cer": -self.cer}[metric]
 
     @property
     def error_rates(self) -> str:
@@ -115,9 +119,8 @@ def translate(
 
     `texts` are sources as a corpus has them.
 
-    Beam size 1 is greedy search of many sentences at once, without length penalty; larger beams are searched
-    one sentence at a time. `before_step` is called before each step of greedy search, and may raise to end
-    it.
+    Beam size 1 is greedy search, without length penalty. `before_step` is called before each step of greedy
+    search, and may raise to end it.
 
     Raises:
         SourceLengthError: A source is longer than the model's limit.
@@ -139,17 +142,15 @@ def translate(
             before_step=before_step,
         )
         return tokenizer.decode_batch(targets)
-    beam = functools.partial(
-        beam_search,
+    found = beam_searches(
         model,
+        sources,
+        BeamRules(eos_id, beam_size, alpha),
         bos_id=bos_id,
-        eos_id=eos_id,
-        beam_size=beam_size,
-        alpha=alpha,
+        max_new_tokens=limits,
         prefix_ids=prefix_ids,
     )
-    best = [beam(ids, max_new_tokens=limit)[0] for ids, limit in zip(sources, limits, strict=True)]
-    return tokenizer.decode_batch([hypothesis.token_ids[len(prefix_ids) :] for hypothesis in best])
+    return tokenizer.decode_batch([best.token_ids[len(prefix_ids) :] for best, *_ in found])
 
 
 @torch.no_grad()

@@ -1,10 +1,10 @@
 """Greedy search and beam search by definition: the server is tested against them.
 
-`beam_search`, for one source, decodes the whole prefix again at every step. `greedy_search`, for many
-sources, uses the model's `step` instead. Both take a model in eval mode, sources as the model's kind encodes
-them (texts with eos at their end), `bos_id` with which every target starts, and `eos_id` which ends a target.
-`max_new_tokens` limits the generated tokens, those after a forced prefix, eos included. They raise ValueError
-if a source is empty or too long, or a limit is wrong.
+`beam_search`, for one source, decodes the whole prefix again at every step. `greedy_search` and
+`beam_searches`, for many sources, use the model's `step` instead. All take a model in eval mode, sources as
+the model's kind encodes them (texts with eos at their end), `bos_id` with which every target starts, and
+`eos_id` which ends a target. `max_new_tokens` limits the generated tokens, those after a forced prefix, eos
+included. They raise ValueError if a source is empty or too long, or a limit is wrong.
 
 Shapes: B batch rows, S source length, T target length, V vocabulary.
 """
@@ -12,7 +12,7 @@ Shapes: B batch rows, S source length, T target length, V vocabulary.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -91,12 +91,7 @@ def greedy_search(
     for limit in set(limits):
         check_limits(model, source_ids, limit, prefix_ids)
     targets: list[list[int]] = [[] for _ in source_ids]
-    length = model.source_kind.length
-    by_length = sorted(range(len(source_ids)), key=lambda row: length(source_ids[row]))
-    while by_length:
-        longest = length(source_ids[by_length[:_ROWS_AT_ONCE][-1]])
-        num_rows = min(max(_SCORES_AT_ONCE // longest**2, 1), _ROWS_AT_ONCE)
-        running, by_length = by_length[:num_rows], by_length[num_rows:]
+    for running in _batches(model, source_ids):
         memory, source_mask = encode(model, [source_ids[row] for row in running])
         state = model.start(memory, source_mask)
         token_ids = torch.full((len(running),), bos_id, device=source_mask.device)
@@ -119,6 +114,36 @@ def greedy_search(
             memory, state = select_rows(memory, is_running), select_rows(state, is_running)
             source_mask, token_ids = source_mask[is_running], token_ids[is_running]
     return targets
+
+
+def _batches(
+    model: EncoderDecoder, sources: Sequence[Sequence[int]], rows_of_a_source: int = 1
+) -> Iterator[list[int]]:
+    """The numbers of sources of similar length that are searched at once."""
+    length = model.source_kind.length
+    by_length = sorted(range(len(sources)), key=lambda number: length(sources[number]))
+    most = max(_ROWS_AT_ONCE // rows_of_a_source, 1)
+    while by_length:
+        longest = length(sources[by_length[:most][-1]])
+        count = min(max(_SCORES_AT_ONCE // longest**2, 1), most)
+        yield by_length[:count]
+        by_length = by_length[count:]
+
+
+@dataclass(frozen=True)
+class BeamRules:
+    """How hypotheses are extended and ranked, and when the search ends: the arguments of `beam_search`."""
+
+    eos_id: int
+    beam_size: int
+    alpha: float
+    early_stopping: EarlyStopping = True
+    formula: LengthPenalty = "wu"
+    adjust: Adjust = in_float64
+
+    def __post_init__(self) -> None:
+        if self.beam_size < 1:
+            raise ValueError(f"beam_size is {self.beam_size}, and must be at least 1")
 
 
 @torch.inference_mode()
@@ -150,37 +175,109 @@ def beam_search(
     `alpha` is the exponent of the length penalty; 0 ranks by log-probability. The forced `prefix_ids` count
     neither as tokens nor in a log-probability.
     """
-    if beam_size < 1:
-        raise ValueError(f"beam_size is {beam_size}, and must be at least 1")
+    rules = BeamRules(eos_id, beam_size, alpha, early_stopping, formula, adjust)
     check_limits(model, [source_ids], max_new_tokens, prefix_ids)
     memory, source_mask = encode(model, [source_ids])
-    running = [Hypothesis(list(prefix_ids), [], 0.0, is_finished=False)]
-    finished: list[Hypothesis] = []
-    for num_tokens in range(1, max_new_tokens + 1):
-        B = len(running)
-        prefixes = [[bos_id, *hypothesis.token_ids] for hypothesis in running]
+    beam = _Beam(rules, prefix_ids, max_new_tokens)
+    while beam.running:
+        prefixes = [[bos_id, *hypothesis.token_ids] for hypothesis in beam.running]
+        B = len(prefixes)
         memories = select_rows(memory, [0] * B)
-        logits = next_logits(model, prefixes, memories, source_mask.expand(B, -1))  # (B, V)
-        extensions = _best_extensions(running, logits, adjust, 2 * beam_size)
-        parents, running = running, []
-        for rank, (parent, token_id, log_probability) in enumerate(extensions):
+        beam.extend(next_logits(model, prefixes, memories, source_mask.expand(B, -1)))  # (B, V)
+    return beam.results
+
+
+@torch.inference_mode()
+def beam_searches(
+    model: EncoderDecoder,
+    sources: Sequence[Sequence[int]],
+    rules: BeamRules,
+    *,
+    bos_id: int,
+    max_new_tokens: Sequence[int],
+    prefix_ids: Sequence[int] = (),
+) -> list[list[Hypothesis]]:
+    """As `beam_search`, for many sources with their limits at once, and with the model's `step`."""
+    for limit in set(max_new_tokens):
+        check_limits(model, sources, limit, prefix_ids)
+    beams = [_Beam(rules, prefix_ids, limit) for limit in max_new_tokens]
+    for batch in _batches(model, sources, rules.beam_size):
+        memory, source_mask = encode(model, [sources[number] for number in batch])
+        state = model.start(memory, source_mask)
+        token_ids = torch.full((len(batch),), bos_id, device=source_mask.device)
+        for token_id in prefix_ids:
+            _, state = model.step(token_ids, state, memory, source_mask)
+            token_ids = torch.full_like(token_ids, token_id)
+        running = [beams[number] for number in batch]  # each has its rows one after the other
+        while running:
+            states, state = model.step(token_ids, state, memory, source_mask)
+            logits = model.project(states).float()  # (B, V)
+            parents: list[int] = []
+            first = 0
+            for beam in running:
+                end = first + len(beam.running)
+                parents += [first + parent for parent in beam.extend(logits[first:end])]
+                first = end
+            running = [beam for beam in running if beam.running]
+            last = [hypothesis.token_ids[-1] for beam in running for hypothesis in beam.running]
+            memory, state = select_rows(memory, parents), select_rows(state, parents)
+            source_mask, token_ids = source_mask[parents], torch.tensor(last, device=source_mask.device)
+    return [beam.results for beam in beams]
+
+
+class _Beam:
+    """The hypotheses of one source, while `beam_search` extends them.
+
+    Attributes:
+        running: Those that run; none once the search is over.
+    """
+
+    def __init__(self, rules: BeamRules, prefix_ids: Sequence[int], max_new_tokens: int) -> None:
+        self.running = [Hypothesis(list(prefix_ids), [], 0.0, is_finished=False)]
+        self._rules = rules
+        self._left: list[Hypothesis] = []  # that ran at the limit
+        self._finished: list[Hypothesis] = []
+        self._max_new_tokens = max_new_tokens
+        self._num_tokens = 0
+
+    @property
+    def results(self) -> list[Hypothesis]:
+        """The best hypotheses, best first."""
+        return _best(self._finished + self._left, self._rules.beam_size)
+
+    def extend(self, logits: Tensor) -> list[int]:
+        """Extend those that run, given logits (B, V); return the parent of each that runs then."""
+        rules, parents = self._rules, self.running
+        self._num_tokens += 1
+        self.running, rows = [], []
+        for rank, (parent, token_id, log_probability) in enumerate(
+            _best_extensions(parents, logits, rules.adjust, 2 * rules.beam_size)
+        ):
             ids = parents[parent].token_ids
             log_probabilities = [*parents[parent].log_probabilities, log_probability]
-            score = sum(log_probabilities) / length_penalty(num_tokens, alpha, formula)
-            if token_id != eos_id and len(running) < beam_size:
-                running.append(Hypothesis([*ids, token_id], log_probabilities, score, is_finished=False))
-            elif token_id == eos_id and rank < beam_size:
-                finished.append(Hypothesis(ids, log_probabilities, score, is_finished=True))
-        finished = _best(finished, beam_size)
-        if not running:
-            break
-        if len(finished) == beam_size:
-            at_limit = early_stopping == "never" and alpha > 0
-            penalty = length_penalty(max_new_tokens if at_limit else num_tokens, alpha, formula)
-            can_improve = max(one.log_probability for one in running) / penalty > finished[-1].score
-            if early_stopping is True or not can_improve:
-                return finished
-    return _best(finished + running, beam_size)
+            score = sum(log_probabilities) / length_penalty(self._num_tokens, rules.alpha, rules.formula)
+            if token_id != rules.eos_id and len(self.running) < rules.beam_size:
+                hypothesis = Hypothesis([*ids, token_id], log_probabilities, score, is_finished=False)
+                self.running.append(hypothesis)
+                rows.append(parent)
+            elif token_id == rules.eos_id and rank < rules.beam_size:
+                self._finished.append(Hypothesis(ids, log_probabilities, score, is_finished=True))
+        self._finished = _best(self._finished, rules.beam_size)
+        if self.running and len(self._finished) == rules.beam_size and not self._can_improve():
+            self.running = []
+        elif self._num_tokens == self._max_new_tokens:
+            self._left, self.running = self.running, []
+        return rows if self.running else []
+
+    def _can_improve(self) -> bool:
+        """Whether the search goes on although there are enough finished hypotheses."""
+        rules = self._rules
+        if rules.early_stopping is True:
+            return False
+        at_limit = rules.early_stopping == "never" and rules.alpha > 0
+        num_tokens = self._max_new_tokens if at_limit else self._num_tokens
+        penalty = length_penalty(num_tokens, rules.alpha, rules.formula)
+        return max(one.log_probability for one in self.running) / penalty > self._finished[-1].score
 
 
 def check_limits(

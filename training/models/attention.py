@@ -150,7 +150,8 @@ class MultiHeadAttention(nn.Module):
 
         self.query = linear("query", d_model, num_heads * K)  # W^Q
         self.key = linear("key", d_memory, G * K)  # W^K
-        if self.key.bias is not None:
+        is_rotated = any(kind.rotary is not None for kind in stack.layer_kinds)
+        if self.key.bias is not None and not (is_rotated or stack.has_head_norms or stack.score_cap):
             # This bias adds the same to all scores of a query, which softmax cancels. Its gradient is only
             # rounding error, which Adam would turn into full steps.
             self.key.bias.requires_grad_(False)

@@ -25,7 +25,7 @@ from seq2seq_serve.training.models.dropout import dropout
 Memory = tuple[Tensor, ...]
 State = tuple[Tensor, ...]
 Trace = tuple[Tensor, ...]  # intermediate results of one pass over a batch, for `extra_loss`
-Metric = Literal["bleu", "accuracy", "cer", "likelihood"]
+Metric = Literal["bleu", "chrf", "accuracy", "cer", "likelihood"]
 
 
 _Module = TypeVar("_Module", bound=nn.Module)

@@ -1,4 +1,4 @@
-"""The reports of a run in training: progress bar, metrics.jsonl, samples.jsonl, TensorBoard."""
+"""The reports of a run in training: progress bar, metrics.jsonl, TensorBoard."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 from datetime import timedelta
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -21,17 +21,15 @@ _LINE_INTERVAL_SECONDS = 60.0
 
 
 class Reporter:
-    """Owns the run's metrics files, and the progress bar on the console, during training.
+    """Owns the run's metrics file, and the progress bar on the console, during training.
 
     If the console is not a terminal, it gets a line per minute instead of the bar. Training continues after
     `first_step`; metrics of later steps are removed, because their session left no checkpoint of them.
     """
 
     def __init__(self, folder: RunFolder, console: Console, first_step: int, max_steps: int) -> None:
-        for file in (folder.metrics_file, folder.samples_file):
-            _drop_later_lines(file, first_step)
+        _drop_later_lines(folder.metrics_file, first_step)
         self._metrics = folder.metrics_file.open("a", encoding="utf-8")
-        self._samples = folder.samples_file.open("a", encoding="utf-8")
         self._tensorboard = SummaryWriter(folder.tensorboard, purge_step=first_step + 1)
         self._bar = Progress(
             TextColumn("{task.description}"),
@@ -58,7 +56,6 @@ class Reporter:
     ) -> None:
         self._bar.stop()
         self._metrics.close()
-        self._samples.close()
         self._tensorboard.close()
 
     def advance(self, step: int) -> None:
@@ -84,11 +81,6 @@ class Reporter:
         self._metrics.flush()
         for name, value in values.items():
             self._tensorboard.add_scalar(f"{kind}/{name}", value, step)
-
-    def record_samples(self, step: int, samples: list[dict[str, Any]]) -> None:
-        """Write what the model of a step makes of some dev sources: a line of samples.jsonl."""
-        self._samples.write(json.dumps({"step": step, "samples": samples}, ensure_ascii=False) + "\n")
-        self._samples.flush()
 
 
 def _drop_later_lines(file: Path, first_step: int) -> None:

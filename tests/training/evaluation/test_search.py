@@ -57,6 +57,39 @@ def test_long_sources_are_searched_a_few_at_a_time(
     assert (max(rows), sum(rows)) == (3, 20)
 
 
+@pytest.mark.parametrize("early_stopping", [True, False, "never"])
+@pytest.mark.parametrize("prefix_ids", [(), (4, 5)])
+@pytest.mark.parametrize("rows_at_once", [8, 256])
+def test_many_sources_have_the_hypotheses_that_each_has_alone(
+    tiny_vocabulary_model: Transformer,
+    early_stopping: EarlyStopping,
+    prefix_ids: tuple[int, ...],
+    rows_at_once: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(search, "_ROWS_AT_ONCE", rows_at_once)
+    model, sources = tiny_vocabulary_model, random_sources(tiny_vocabulary_model, 12)
+    rules = search.BeamRules(EOS_ID, 3, 0.6, early_stopping)
+    limits = [1 + number % 9 for number in range(len(sources))]
+    together = search.beam_searches(
+        model, sources, rules, bos_id=BOS_ID, max_new_tokens=limits, prefix_ids=prefix_ids
+    )
+    for source, limit, found in zip(sources, limits, together, strict=True):
+        alone = search.beam_search(
+            model,
+            source,
+            **SEARCH,
+            beam_size=3,
+            alpha=0.6,
+            max_new_tokens=limit,
+            prefix_ids=prefix_ids,
+            early_stopping=early_stopping,
+        )
+        assert [one.token_ids for one in found] == [one.token_ids for one in alone]
+        assert [one.score for one in found] == pytest.approx([one.score for one in alone], abs=1e-5)
+        assert [one.is_finished for one in found] == [one.is_finished for one in alone]
+
+
 def log_probabilities(model: Transformer, source: list[int], target: list[int]) -> Tensor:
     """(T, V): of what follows bos and each target token."""
     source_ids = torch.tensor([source])
