@@ -499,17 +499,19 @@ def test_an_output_that_exists_is_kept_unless_something_else_was_asked_for(run, 
 
 @pytest.fixture
 def interrupted(run, files, monkeypatch):
-    """Runs the command with shards of two lines until some of them are written."""
+    """Runs the command with shards of two lines until the first ones are written."""
     source, output, _ = files
     monkeypatch.setattr("seq2seq_serve.client.translate._SHARD_LINES", 2)
 
     def interrupt(*flags, stdin=None, num_shards=3, by=signal.SIGINT):
         given = ["--input", str(source)] if stdin is None else []
-        write, written, one_at_a_time = Writer.write, [], threading.Lock()
+        write, written, in_order = Writer.write, [], threading.Condition()
 
         def write_some(writer, shard, *rest):
-            with one_at_a_time:
+            with in_order:  # whichever is translated first
+                assert in_order.wait_for(lambda: 2 * len(written) == shard.first_line, 30)
                 written.append(shard.name)
+                in_order.notify_all()
                 if len(written) <= num_shards:
                     write(writer, shard, *rest)
                     return
