@@ -1,4 +1,5 @@
 import dataclasses
+import os
 import re
 from pathlib import Path
 
@@ -130,6 +131,24 @@ def test_average_is_the_mean_of_the_weights(tmp_path: Path) -> None:
     assert average["weight"].dtype == torch.float32
     torch.testing.assert_close(average["weight"], torch.full((300, 30), 3.0))
     torch.testing.assert_close(average_weights(paths[:2])["bias"], torch.tensor([1.5]))
+
+
+def test_averages_are_sums_in_float64(tmp_path: Path) -> None:
+    paths = [
+        save_checkpoint(tmp_path, checkpoint(step, value))
+        for step, value in ((1, 2.0**25), (2, 3.0), (3, -(2.0**25)))
+    ]
+    torch.testing.assert_close(average_weights(paths)["bias"], torch.tensor([1.0]))
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, synced = tmp_path / "file", []
+    monkeypatch.setattr(os, "fsync", lambda _: synced.append(path.exists()))
+    write_atomically(path, lambda stream: stream.write(b"new"))
+    assert synced == [False, True]  # the content, then its name
+    assert path.read_bytes() == b"new"
 
 
 def test_checkpoints_of_another_model_are_not_averaged(tmp_path: Path) -> None:

@@ -25,6 +25,8 @@ from seq2seq_serve.training.run import RunFolder
 SMALL = {"d_model": 32, "batch_tokens": 60, "max_steps": 10, "checkpoint_interval_steps": 5}
 TRANSFORMER = {"d_ff": 64, "num_heads": 2, "vocab_size": 300}
 RECURRENT = {"d_hidden": 32, "vocab_size": 300}
+STORIES = {"vocab_size": 100, "max_source_length": 9, "max_target_length": 4}
+PICTURES = {"vocab_size": 300, "d_hidden": 32, "d_annotation": 16, "size": 16}
 # Of each preset: its settings, and the loss of the first and of the tenth step, the distance of the weights
 # from the first ones, and the length of the final weights, the mean of two checkpoints.
 RECORDED: dict[str, tuple[dict[str, int], tuple[float, ...]]] = {
@@ -35,11 +37,11 @@ RECORDED: dict[str, tuple[dict[str, int], tuple[float, ...]]] = {
     "recurrent-dot": (RECURRENT, (5.7974939, 5.8179045, 0.023956448, 25.941988)),
     "recurrent-additive": (RECURRENT, (5.9944925, 5.9011998, 0.026585624, 28.00631)),
     "memory-network": (
-        {"vocab_size": 100, "max_source_length": 9, "max_target_length": 4},
+        STORIES,
         (3.9493616, 3.9078107, 0.011790536, 9.1301829),
     ),
     "captioner": (
-        {"vocab_size": 300, "d_hidden": 32, "d_annotation": 16, "size": 16},
+        PICTURES,
         (6.1338472, 6.061697, 0.13255263, 36.752238),
     ),
 }

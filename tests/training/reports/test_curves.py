@@ -9,6 +9,9 @@ LINES = [
 
 def test_the_picture_has_losses_and_scores_over_steps() -> None:
     losses, scores = learning_curve(LINES).axes
+    assert (losses.get_ylabel(), scores.get_xlabel()) == ("nats a token", "step")
+    assert scores.get_ylim()[0] == 0
+    assert losses.get_xlim() == scores.get_xlim()
     curves = {
         line.get_label(): line.get_xydata().tolist() for axes in (losses, scores) for line in axes.lines
     }
