@@ -177,6 +177,7 @@ def check_can_continue(
         max_vocab_size = settings.get("vocab_size", config.model.vocab_size)
     model = dataclasses.replace(config.model, vocab_size=max_vocab_size)
     started = Preset(preset, model, config.training)
+    settings = started.scaled(settings)
     if started.changed(settings) != started:
         old = dataclasses.asdict(model) | dataclasses.asdict(config.training)
         changes = [f"{name} from {old[name]} to {new}" for name, new in settings.items() if old[name] != new]

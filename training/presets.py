@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -27,8 +28,27 @@ class Preset:
     model: ModelConfig
     training: TrainingConfig
 
+    def scaled(self, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """The settings with `learning_rate`, the highest one, as the `learning_rate_scale` that gives it.
+
+        Raises:
+            ValueError: It is not a number above 0, both are given, or as `changed`.
+        """
+        given = dict(settings)
+        if (rate := given.pop("learning_rate", None)) is None:
+            return given
+        if "learning_rate_scale" in given:
+            raise ValueError("learning_rate and learning_rate_scale set the same: give one of them")
+        if not isinstance(rate, int | float) or not rate > 0:
+            raise ValueError(f"learning_rate is {rate!r}, and must be a number above 0")
+        preset = self.changed(given)
+        # The scale of `training.schedule.learning_rate`, whose highest value is that of step `warmup_steps`.
+        scale = rate * math.sqrt(preset.model.d_model * preset.training.warmup_steps)
+        return given | {"learning_rate_scale": scale}
+
     def changed(self, settings: Mapping[str, Any]) -> Preset:
         """Replace fields of the model or recipe; raise ValueError for an unknown field or a wrong value."""
+        settings = self.scaled(settings)
         parts: dict[str, Any] = {"model": self.model, "training": self.training}
         owners = {field.name: part for part in parts for field in dataclasses.fields(parts[part])}
         unknown = sorted(settings.keys() - owners)

@@ -1,6 +1,9 @@
+import math
+
 import pytest
 
 from seq2seq_serve.training.presets import Preset, preset_named
+from seq2seq_serve.training.schedule import learning_rate
 
 
 def test_any_field_of_model_and_recipe_can_be_changed() -> None:
@@ -13,6 +16,18 @@ def test_any_field_of_model_and_recipe_can_be_changed() -> None:
 def test_a_field_belongs_to_either_model_or_recipe(preset: Preset) -> None:
     model, training = preset.model.to_json().keys(), preset.training.to_json().keys()
     assert not model & training
+
+
+def test_a_learning_rate_is_the_highest_of_the_schedule(preset: Preset) -> None:
+    changed = preset.changed({"learning_rate": 3e-4, "warmup_steps": 50, "d_model": 64})
+    rates = [learning_rate(step, 64, changed.training, last_step=10_000) for step in range(1, 200)]
+    assert max(rates) == rates[49] == pytest.approx(3e-4)
+    assert changed.changed(changed.scaled({"learning_rate": 3e-4})) == changed  # what a resume compares
+    for rate in (0, -1, "much", math.nan):
+        with pytest.raises(ValueError, match=f"learning_rate is {rate!r}, and must be a number above 0"):
+            preset.changed({"learning_rate": rate})
+    with pytest.raises(ValueError, match="give one of them"):
+        preset.changed({"learning_rate": 1e-3, "learning_rate_scale": 1.0})
 
 
 def test_unknown_and_wrong_settings_are_refused_by_name(preset: Preset) -> None:
