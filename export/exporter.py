@@ -43,9 +43,10 @@ from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID
 from seq2seq_serve.training.data.lengths import target_limits
 from seq2seq_serve.training.data.sources import Inputs
 from seq2seq_serve.training.data.text_files import SentencePair
+from seq2seq_serve.training.evaluation.comparison import MetricSettings, metric_for
 from seq2seq_serve.training.evaluation.scoring import by_source, score
 from seq2seq_serve.training.evaluation.search import greedy_search
-from seq2seq_serve.training.models.base import EncoderDecoder
+from seq2seq_serve.training.models.base import EncoderDecoder, Metric
 from seq2seq_serve.training.models.registry import kind_of
 from seq2seq_serve.training.run import TrainedModel
 
@@ -74,7 +75,7 @@ _DTYPES = {
 _PROOF_SOURCES = 200
 MOST_ROUNDING = 2e-3  # of log-probabilities in float32; memory networks for bAbI have 2e-4
 _BATCH_SENTENCES = 32
-_METRIC_NAMES = {"bleu": "BLEU", "accuracy": "% accuracy"}
+_METRIC_NAMES = {"bleu": "BLEU", "chrf": "chrF", "accuracy": "% accuracy"}
 _ADVICE = {
     Precision.INT8: "Export fp32 only (--precision fp32)",
     Precision.INT4: "Export int8 or fp32 (--precision fp32,int8)",
@@ -358,8 +359,9 @@ def _prove(trained: TrainedModel, graphs: Graphs, precision: Precision) -> Parit
             f"log-probability of a token of dev, and {MAX_DIFFERENCE[precision]} is allowed. "
             f"{_ADVICE[precision]}"
         )
-    metric = trained.model.metric
-    ours, reference = _scores(trained, graphs, targets)
+    references = [text for texts in targets.values() for text in texts]
+    metric = metric_for(trained.model.metric, references, MetricSettings())
+    ours, reference = _scores(trained, graphs, targets, metric)
     if reference >= _LEAST_SCORE and ours < reference - MAX_LOSS[precision]:
         raise ProofError(
             f"{precision} scores {ours:.2f} {_METRIC_NAMES[metric]} on dev where the trained model scores "
@@ -400,7 +402,9 @@ def _proof_targets(dev: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
     return dict(islice(by_source([SentencePair(*pair) for pair in dev]).items(), _PROOF_SOURCES))
 
 
-def _scores(trained: TrainedModel, graphs: Graphs, targets: dict[str, list[str]]) -> tuple[float, float]:
+def _scores(
+    trained: TrainedModel, graphs: Graphs, targets: dict[str, list[str]], metric: Metric
+) -> tuple[float, float]:
     """The scores of the graphs and of the trained model on the sources, both with greedy search."""
     kind = trained.model.source_kind
     sources, references = kind.encode(list(targets), trained.tokenizer), list(targets.values())
@@ -417,7 +421,7 @@ def _scores(trained: TrainedModel, graphs: Graphs, targets: dict[str, list[str]]
         )
         for i, target in zip(chosen, found, strict=True):
             ours[i] = target
-    decode, metric = trained.tokenizer.decode_batch, trained.model.metric
+    decode = trained.tokenizer.decode_batch
     return score(decode(ours), references).by(metric), score(decode(theirs), references).by(metric)
 
 

@@ -50,7 +50,7 @@ _SETTING_FLAGS = (
     "micro_batch_tokens",
 )
 _MOST_THREADS = 1024
-_MOST_ALPHA = 10.0
+_ALPHA, _MOST_ALPHA = 0.6, 10.0
 _BY_SIGNAL = 128  # shells report 128 plus the signal's number
 
 _EXAMPLES = {
@@ -128,8 +128,8 @@ def parser() -> argparse.ArgumentParser:
     score.add_argument("--part", choices=("dev", "test"), help="part of the run's pairs (default: dev)")
     beams = "number of hypotheses; 1 is greedy (default: %(default)s)"
     score.add_argument("--beam-size", type=_at_least(1), default=1, help=beams)
-    alpha = "exponent of the length penalty (default: %(default)s)"
-    score.add_argument("--alpha", type=_alpha, default=0.6, help=alpha)
+    alpha = f"exponent of the length penalty, with beams (default: {_ALPHA})"
+    score.add_argument("--alpha", type=_alpha, help=alpha)
     _add_device_flag(score)
     _add_metric_flags(score)
     corpus = add("corpus", "Write the built-in corpus as text files.")
@@ -386,11 +386,12 @@ def _score(options: argparse.Namespace) -> None:
         )
     if options.part and options.source:
         options.parser.error("--part chooses from the run's own pairs: leave out either --part or the files")
+    if options.alpha is not None and options.beam_size == 1:
+        options.parser.error("--alpha needs a --beam-size above 1")
+    alpha = _ALPHA if options.alpha is None else options.alpha
     tested = (options.source, options.reference) if options.source else options.part or "dev"
     settings = MetricSettings(options.tokenize, options.lowercase, options.bootstrap)
-    commands.score_run(
-        options.run, options.step, tested, options.beam_size, options.alpha, settings, options.device
-    )
+    commands.score_run(options.run, options.step, tested, options.beam_size, alpha, settings, options.device)
 
 
 def _attention(options: argparse.Namespace) -> None:

@@ -5,6 +5,7 @@ The other files of a run are in `training.run`.
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import zipfile
@@ -45,7 +46,7 @@ class Checkpoint:
         divergence: The arguments of `meter.DivergenceGuard`; a checkpoint of an older commit has none.
         is_scored: False if the evaluation of this step was interrupted.
         last_step: The last step, if `patience` ended training before `max_steps`; otherwise None.
-        config: The model's config, as `models.registry.config_to_json`; None in those of older commits.
+        config: The JSON text of the model's config; None in those of older commits.
     """
 
     step: int
@@ -58,7 +59,7 @@ class Checkpoint:
     divergence: tuple[float, int] = (math.inf, 0)
     is_scored: bool = True
     last_step: int | None = None
-    config: dict[str, Any] | None = None
+    config: str | None = None
 
 
 def write_atomically(path: Path, write: Callable[[IO[bytes]], object]) -> None:
@@ -178,20 +179,22 @@ def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: Path) -> 
     model.load_state_dict(weights)
 
 
-def check_config(found: Mapping[str, Any] | None, config: Mapping[str, Any], origin: Path) -> None:
+def check_config(found: str | None, config: str, origin: Path) -> None:
     """Raise ValueError if weights that were read from `origin` are those of a model with another config.
 
-    Shapes alone do not tell: a model with another number of heads has the same. Older files have None.
+    Both are JSON texts; older files have None. Shapes alone do not tell: a model with another number of heads
+    has the same.
     """
-    for name, value in (found or {}).items():
-        if config.get(name) != value:
+    ours = json.loads(config)
+    for name, value in json.loads(found or "{}").items():
+        if ours.get(name) != value:
             raise ValueError(
-                f"{origin}: the weights of a model with {name} {value!r}, and config.json has "
-                f"{config.get(name)!r}: write {value!r} there"
+                f"{origin}: the weights of a model with {name} {json.dumps(value)}, and config.json has "
+                f"{json.dumps(ours.get(name))}: write {json.dumps(value)} there"
             )
 
 
-def average_weights(paths: Sequence[Path], config: Mapping[str, Any] | None = None) -> dict[str, Tensor]:
+def average_weights(paths: Sequence[Path], config: str | None = None) -> dict[str, Tensor]:
     """The mean of the checkpoints' weights: Vaswani et al. 2017, section 6.1.
 
     The sum is in float64, so that the order of the files does not matter. `config` is compared with theirs.

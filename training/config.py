@@ -287,6 +287,9 @@ class TrainingConfig(_Config):
             language = getattr(self, name)
             is_tag = language is None or (isinstance(language, str) and _LANGUAGE_TAG.fullmatch(language))
             self._require(bool(is_tag), name, 'a BCP 47 tag such as "ko" or "pt-BR", or null')
+        tokenizations = get_args(Tokenization)
+        is_known = self.bleu_tokenization in (None, *tokenizations)
+        self._require(is_known, "bleu_tokenization", f"null or one of {', '.join(tokenizations)}")
         forms = get_args(Normalization)
         self._require(self.normalization in forms, "normalization", " or ".join(forms))
         for name in ("drop_copies", "mixes_lengths"):

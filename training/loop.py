@@ -35,11 +35,11 @@ from seq2seq_serve.training.data.batches import BatchShare, BatchStream
 from seq2seq_serve.training.data.encoded import EncodedPair, encode_pairs
 from seq2seq_serve.training.data.text_files import SentencePair
 from seq2seq_serve.training.data.vectors import PieceVectors
-from seq2seq_serve.training.evaluation.comparison import MetricSettings, are_short
+from seq2seq_serve.training.evaluation.comparison import MetricSettings, metric_for
 from seq2seq_serve.training.evaluation.scoring import Score, by_source, score, total_loss, translate
 from seq2seq_serve.training.interrupt import TrainingInterrupted, caught_interrupt
 from seq2seq_serve.training.loss import BatchLoss
-from seq2seq_serve.training.models.registry import config_to_json, make_model
+from seq2seq_serve.training.models.registry import config_text, make_model
 from seq2seq_serve.training.ranks import Ranks
 from seq2seq_serve.training.reports.meter import DivergenceGuard, Meter
 from seq2seq_serve.training.reports.progress import Reporter
@@ -124,17 +124,15 @@ class Trainer:
                 vectors.write_to(embedding)
         else:
             origin = checkpoint_path(folder.checkpoints, checkpoint.step)
-            check_config(checkpoint.config, config_to_json(config.model), origin)
+            check_config(checkpoint.config, config_text(config.model), origin)
             load_weights(self.model, checkpoint.model, origin)
             self.optimizer.load_state_dict(checkpoint.optimizer)
         dtype = compute_dtype(recipe.precision, device)
         check_recurrent_layers(self.model, dtype, device)
-        self._metric = self.model.metric
         references = [pair.target for pair in dev_pairs]
-        if self._metric == "bleu" and are_short(references, MetricSettings(recipe.bleu_tokenization)):
-            self._metric = "chrf"
-            if self.ranks.is_first:
-                _log.info("dev score: chrF, because most dev targets have fewer tokens than BLEU's n-grams")
+        self._metric = metric_for(self.model.metric, references, MetricSettings(recipe.bleu_tokenization))
+        if self._metric != self.model.metric and self.ranks.is_first:
+            _log.info("dev score: chrF, because most dev targets have fewer tokens than BLEU's n-grams")
         self._batch_loss = BatchLoss(self.model, dtype, is_compiled)
         # DistributedDataParallel sums gradients over the processes while they are still being computed.
         self._shared_loss: nn.Module = self._batch_loss
@@ -201,7 +199,7 @@ class Trainer:
             divergence=(self.guard.best_loss, self.guard.num_steps_above),
             is_scored=self._is_scored,
             last_step=self.last_step if self.last_step < self.config.training.max_steps else None,
-            config=config_to_json(self.config.model),
+            config=config_text(self.config.model),
         )
 
     def _reporter(self, console: Console) -> AbstractContextManager[Reporter | None]:

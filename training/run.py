@@ -58,6 +58,7 @@ from seq2seq_serve.training.huggingface.tuning import read_published
 from seq2seq_serve.training.models.base import EncoderDecoder, Metric
 from seq2seq_serve.training.models.registry import (
     config_from_json,
+    config_text,
     config_to_json,
     make_model,
     source_kind_of,
@@ -357,7 +358,7 @@ class RunFolder:
 
 def write_weights(file: Path, weights: dict[str, Tensor], config: ModelConfig) -> None:
     """Write `model.pt` or `initial.pt`."""
-    save_tensors(file, {"weights": weights, "config": config_to_json(config)})
+    save_tensors(file, {"weights": weights, "config": config_text(config)})
 
 
 def read_weights(file: Path, config: ModelConfig) -> dict[str, Tensor]:
@@ -367,7 +368,7 @@ def read_weights(file: Path, config: ModelConfig) -> dict[str, Tensor]:
         ValueError: The file is missing or damaged, or the weights are those of a model with another config.
     """
     content = load_tensors(file, keys=["weights"])
-    check_config(content.get("config"), config_to_json(config), file)
+    check_config(content.get("config"), config_text(config), file)
     weights: dict[str, Tensor] = content["weights"]
     return weights
 
@@ -410,7 +411,7 @@ def load_checkpoints(path: Path | str, steps: Sequence[int]) -> TrainedModel:
         has = f"those of {', '.join(map(str, there))}" if there else "none"
         raise ValueError(f"{path} has no checkpoint of step {missing[0]}; it has {has}")
     files = [checkpoint_path(folder.checkpoints, step) for step in steps]
-    config = config_to_json(folder.read_config().model)
+    config = config_text(folder.read_config().model)
     numbers = ", ".join(map(str, steps))
     is_one = len(steps) == 1
     name = f"checkpoint at step {numbers}" if is_one else f"average of the checkpoints at steps {numbers}"

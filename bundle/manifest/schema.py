@@ -79,7 +79,7 @@ class Parity(_Record):
         score: The metric of these graphs' greedy search on dev sources, in percent; None if it was not
             measured.
         reference_score: The same of the trained PyTorch model.
-        metric: "bleu" or "accuracy".
+        metric: "bleu", "chrf" or "accuracy".
         mean_log_probability_difference: The mean over the references' tokens; None if it was not measured.
         equal_tokens: The share of tokens of the model's own targets that these graphs select, too; None if it
             was not measured.

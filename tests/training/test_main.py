@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from seq2seq_serve.bundle.names import Precision
+from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.training import distill
 from seq2seq_serve.training.__main__ import main
 from seq2seq_serve.training.commands import TrainRequest
@@ -595,6 +597,7 @@ def test_a_wrong_value_names_its_flag_and_exits_with_2(
     ("flags", "message"),
     [
         (["--beam-size", "0"], "--beam-size: 0 is less than 1"),
+        (["--alpha", "1"], "--alpha needs a --beam-size above 1"),
         (["--alpha", "nan"], "--alpha: nan is not from -10 to 10"),
         (["--alpha", "inf"], "--alpha: inf is not from -10 to 10"),
         (["--alpha=-1000"], "--alpha: -1000 is not from -10 to 10"),
@@ -669,6 +672,8 @@ def test_short_targets_are_scored_by_chrf(
     assert "dev score: chrF, because most dev targets have fewer tokens" in caplog.text
     summary = RunFolder(out).read_summary()
     assert (summary.metric, summary.dev_bleu, summary.dev_score) == ("chrf", 0, summary.dev_chrf)
+    manifest = export_bundle(load_run(out), tmp_path / "bundle", [Precision.INT8])
+    assert [variant.parity.metric for variant in manifest.variants.values()] == ["chrf"]
 
 
 @pytest.mark.parametrize(

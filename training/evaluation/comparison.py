@@ -16,6 +16,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.significance import PairedTest, Result
 
 from seq2seq_serve.training.config import Tokenization
+from seq2seq_serve.training.models.base import Metric
 
 TOKENIZATIONS: tuple[Tokenization, ...] = get_args(Tokenization)
 _BLEU_ORDER = 4
@@ -75,11 +76,15 @@ class MetricSettings:
         }
 
 
-def are_short(references: Sequence[str], settings: MetricSettings) -> bool:
-    """Whether most texts have fewer tokens than the longest n-grams of BLEU, which is 0 for each of them."""
+def metric_for(metric: Metric, references: Sequence[str], settings: MetricSettings) -> Metric:
+    """Returns a model's metric; chrF in place of BLEU if that is 0 for most references.
+
+    It is 0 for texts of fewer tokens than its longest n-grams.
+    """
     bleu = settings.metrics(references)["BLEU"]
     assert isinstance(bleu, BLEU)
-    return 2 * sum(len(bleu.tokenizer(text).split()) < _BLEU_ORDER for text in references) > len(references)
+    num_short = sum(len(bleu.tokenizer(text).split()) < _BLEU_ORDER for text in references)
+    return "chrf" if metric == "bleu" and 2 * num_short > len(references) else metric
 
 
 @dataclass(frozen=True)

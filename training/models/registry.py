@@ -6,6 +6,7 @@ To add a family, write its config class and its model class in one file of this 
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,11 @@ def source_kind_of(config: ModelConfig) -> SourceKind:
 def config_to_json(config: ModelConfig) -> dict[str, Any]:
     """The fields by name, and the family as `kind`."""
     return {"kind": kind_of(config)} | config.to_json()
+
+
+def config_text(config: ModelConfig) -> str:
+    """The JSON text of a config."""
+    return json.dumps(config_to_json(config))
 
 
 def config_from_json(content: Any) -> ModelConfig:
