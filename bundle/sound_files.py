@@ -50,6 +50,7 @@ _CODECS = {  # by FFmpeg's names of demuxers
 }
 _OF_FRAMES = ("amr", "aac", "mp3")  # one frame after the other, of which players leave out damaged ones
 _BEGINNINGS = {b"\x1a\x45\xdf\xa3": "matroska", b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "asf", b"#!AMR": "amr"}
+_AIFF = re.compile(rb"FORM.{4}AIF[FC]", re.DOTALL)  # libsndfile reads other files of IFF, too
 _RAW_TYPES = {"audio/pcm": "<i2", "audio/l16": ">i2"}  # by RFC 2586, the first byte of L16 is the high one
 _ENDS = {"little-endian": "<i2", "big-endian": ">i2"}
 _LOUDEST_RAW = 2**15
@@ -101,7 +102,7 @@ def opened(content: bytes, max_seconds: float, block_size: int, file_type: str =
         SoundError: The bytes are not a whole sound, also in the block that reads it.
         SoundTooLongError: The sound is longer than `max_seconds`.
     """
-    demuxer, is_aiff = _demuxer_of(content), content[8:12] in (b"AIFF", b"AIFC")
+    demuxer, is_aiff = _demuxer_of(content), _AIFF.match(content)
     if kind := _raw_kind(file_type):
         opening = _opened_raw(content, block_size, kind, file_type)
     elif demuxer and (demuxer != "mp3" or find_spec("av")):

@@ -462,6 +462,13 @@ def test_what_is_not_a_sound_is_refused(content):
         read_sound(content, 1)
 
 
+@pytest.mark.parametrize("size", [b"AIFF", b"AIFC"])
+def test_no_other_reader_of_the_library_gets_a_file(size):
+    """A file of AU with such a size was read: hostile files could choose between two dozen readers."""
+    with pytest.raises(SoundError, match="the file is not a WAV, AIFF"):
+        read_sound(struct.pack(">4sI4sIII", b".snd", 24, size, 3, SAMPLE_RATE, 1) + bytes(3200), 1)
+
+
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 3e38, -2e4])
 def test_samples_that_are_not_numbers_or_far_too_loud_are_refused(wrong):
     samples = np.tile(tone(0.1)[:, None], 2)
