@@ -316,7 +316,7 @@ def _speech_settings(fields: _Fields) -> dict[str, float]:
         most, setting, unit = _VAD_NUMBERS[member]
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = -1
         if not 0 <= number <= most:
             raise InvalidRequest(

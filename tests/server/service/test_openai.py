@@ -407,6 +407,11 @@ def test_it_translates_with_the_task_and_the_options_of_a_request(client, served
             "chunking_strategy[threshold]",
             "is '1.5', and must be a number from 0 to 1",
         ),
+        (  # a number without a float was a fault of the server
+            {"extra_body": {"chunking_strategy": f'{{"threshold": 1{"0" * 400}}}'}},
+            "chunking_strategy[threshold]",
+            "and must be a number from 0 to 1",
+        ),
         (
             {"extra_body": {"chunking_strategy": '{"type": "server_vad", "eagerness": "low"}'}},
             "chunking_strategy[eagerness]",
