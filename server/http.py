@@ -104,15 +104,17 @@ class _Parser(h11.Connection):
 
     Attributes:
         problem: Why it has refused a request, if the reason is one of its own.
+        path: The path of the last request.
     """
 
-    problem = ""
+    problem = path = ""
     _num_bytes = _num_chunks = 0  # of the body
 
     def next_event(self) -> Any:
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._num_bytes = self._num_chunks = 0
+            self.path = event.target.decode("ascii").partition("?")[0]
             names = {name for name, _ in event.headers}
             if {b"transfer-encoding", b"content-length"} <= names:
                 self._refuse("the body has both Content-Length and Transfer-Encoding: send one of them")
@@ -166,13 +168,11 @@ class _Connection(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # the page answers already
             self.transport.close()
             return
-        path = ""
         if self.cycle is not None and not self.cycle.response_complete:
-            path = self.scope["path"]
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         answer = self._refusals.answer(
-            path, 400, "INVALID_ARGUMENT", "INVALID_REQUEST", self.conn.problem or msg
+            self.conn.path, 400, "INVALID_ARGUMENT", "INVALID_REQUEST", self.conn.problem or msg
         )
         headers = [*answer.raw_headers, (b"connection", b"close")]
         for event in (
