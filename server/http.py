@@ -38,10 +38,10 @@ _MAX_CONNECTIONS = 512
 _SILENT_SECONDS = 5  # a client has to send something, or a connection without a request is closed
 _BACKLOG = 4096  # a burst of new connections, as the gRPC port takes it; the system may allow fewer
 _MAX_HEADER_BYTES = 2**16
-_FREE_CHUNKS, _LEAST_CHUNK_BYTES = 1000, 256  # of a body: so many, and one more for so many bytes
-_MAX_BODY_BYTES = (
-    2**26
-)  # after which a connection is closed; pages refuse what is longer than their own limits
+# A body may have the first number of chunks, and one more for each of these bytes.
+_FREE_CHUNKS, _LEAST_CHUNK_BYTES = 1000, 256
+# A connection is closed after a body of this length; pages refuse what is longer than their own limits.
+_MAX_BODY_BYTES = 2**26
 _LINGER_SECONDS = 1.0  # for a client to stop sending after a refusal
 _CLOSE_SECONDS, _POLL_SECONDS = 3.0, 0.01  # for the callers to take their answers
 _PROBES = ("/healthz", "/readyz")  # a load balancer may send any name as `Host`
