@@ -49,7 +49,10 @@ _CODECS = {  # by FFmpeg's names of demuxers
     "mp3": ("mp3", "mp3float", "mp2", "mp2float", "mp1", "mp1float"),
 }
 _OF_FRAMES = ("amr", "aac", "mp3")  # one frame after the other, of which players leave out damaged ones
+_PROBE_BYTES = 2**17  # in which a good frame comes; FFmpeg takes a second for a MiB of others
+_MOST_LEFT_OUT = 1_000  # damaged frames beyond the number of others; each takes as long as a good one
 _BEGINNINGS = {b"\x1a\x45\xdf\xa3": "matroska", b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "asf", b"#!AMR": "amr"}
+_AIFF = re.compile(rb"FORM.{4}AIF[FC]", re.DOTALL)  # libsndfile reads other files of IFF, too
 _RAW_TYPES = {"audio/pcm": "<i2", "audio/l16": ">i2"}  # by RFC 2586, the first byte of L16 is the high one
 _ENDS = {"little-endian": "<i2", "big-endian": ">i2"}
 _LOUDEST_RAW = 2**15
@@ -101,7 +104,7 @@ def opened(content: bytes, max_seconds: float, block_size: int, file_type: str =
         SoundError: The bytes are not a whole sound, also in the block that reads it.
         SoundTooLongError: The sound is longer than `max_seconds`.
     """
-    demuxer, is_aiff = _demuxer_of(content), content[8:12] in (b"AIFF", b"AIFC")
+    demuxer, is_aiff = _demuxer_of(content), _AIFF.match(content)
     if kind := _raw_kind(file_type):
         opening = _opened_raw(content, block_size, kind, file_type)
     elif demuxer and (demuxer != "mp3" or find_spec("av")):
@@ -257,26 +260,34 @@ def _opened_by_ffmpeg(content: bytes, block_size: int, demuxer: str) -> Iterator
 
     def blocks(container: Any, rate: int, layout: str, least: float) -> Iterator[NDArray[np.float32]]:
         resampler = av.AudioResampler(format="fltp", layout=layout, rate=rate, frame_size=block_size)
-        num_read = 0
-        for frame in (frame for packet in container.demux(audio=0) for frame in frames(packet)):
-            num_read += frame.samples
-            frame.pts = None  # gaps between packets are not filled
-            try:
-                resampled = resampler.resample(frame)
-            except ValueError as error:
-                raise SoundError("the sound changes its rate or its channels") from error
-            yield from map(_samples_of, resampled)
+        num_read = num_left_out = 0
+        for packet in container.demux(audio=0):
+            found = frames(packet)
+            num_left_out += 1 if not found else -1
+            if num_left_out > _MOST_LEFT_OUT:
+                raise SoundError("most frames of the sound cannot be read: the file is damaged")
+            for frame in found:
+                num_read += frame.samples
+                frame.pts = None  # gaps between packets are not filled
+                try:
+                    resampled = resampler.resample(frame)
+                except ValueError as error:
+                    raise SoundError("the sound changes its rate or its channels") from error
+                yield from map(_samples_of, resampled)
         yield from map(_samples_of, resampler.resample(None))
         if num_read < least:
             raise SoundError(_CUT)
 
     codecs = _CODECS[demuxer]
+    options = {"codec_whitelist": ",".join(codecs)}
+    if demuxer in _OF_FRAMES:
+        options["probesize"] = str(_PROBE_BYTES)
     try:
         with av.open(
             io.BytesIO(content),
             "r",
             format=demuxer,
-            options={"codec_whitelist": ",".join(codecs)},
+            options=options,
             metadata_errors="ignore",
         ) as file:
             if not file.streams.audio:

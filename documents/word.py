@@ -38,13 +38,19 @@ _PROLOG, _BEGIN, _END = range(3)  # what a part has at a place
 
 
 class Word(Document):
-    """Word (.docx): the text of each paragraph is a segment, in the body, tables, headers and notes."""
+    """Word (.docx): the text of each paragraph is a segment, in the body, tables, headers and notes.
 
-    def __init__(self, content: bytes, path: Path, max_marks: int = MAX_MARKS) -> None:
+    Attributes:
+        num_bytes: The length of the parts with texts, unpacked.
+    """
+
+    def __init__(
+        self, content: bytes, path: Path, max_marks: int = MAX_MARKS, max_bytes: int = MAX_BYTES
+    ) -> None:
         try:
             self._archive = zipfile.ZipFile(io.BytesIO(content))
             members = self._archive.infolist()
-            _check_sizes(members, len(content), path)
+            self.num_bytes = _check_sizes(members, len(content), path, max_bytes)
             if damaged := self._archive.testzip():
                 raise wrong_file(path, f"the part {damaged} of the file is damaged")
             parts = {one.filename: self._archive.read(one) for one in members if _is_text_part(one)}
@@ -78,20 +84,23 @@ def _is_text_part(member: zipfile.ZipInfo) -> bool:
     return _WORD_PARTS.fullmatch(member.filename) is not None
 
 
-def _check_sizes(members: Sequence[zipfile.ZipInfo], num_bytes: int, path: Path) -> None:
-    """Raises WrongFile if the parts of a Word document are far larger than the file, or not different ones.
+def _check_sizes(members: Sequence[zipfile.ZipInfo], num_bytes: int, path: Path, max_bytes: int) -> int:
+    """Returns the length of the parts with texts, unpacked. The library reads no more than that.
 
-    The library reads no more of a part than its size says.
+    Raises:
+        WrongFile: The parts are too long, far longer than the file, or not different ones.
     """
     if len({member.filename for member in members}) < len(members):
         raise wrong_file(path, "two parts of the file have the same name")
-    for sizes, limit in (
-        ([member.file_size for member in members], max(MAX_UNPACKED_BYTES, 10 * num_bytes)),
-        ([member.file_size for member in members if _is_text_part(member)], MAX_BYTES),
+    num_text_bytes = sum(member.file_size for member in members if _is_text_part(member))
+    for size, limit in (
+        (sum(member.file_size for member in members), max(MAX_UNPACKED_BYTES, 10 * num_bytes)),
+        (num_text_bytes, max_bytes),
     ):
-        if sum(sizes) > limit:
-            what = f"has {num_bytes} bytes, and {sum(sizes)} unpacked: at most {limit} are read"
+        if size > limit:
+            what = f"has {num_bytes} bytes, and {size} unpacked: at most {limit} are read"
             raise wrong_file(path, f"the file {what}: remove large pictures, or split it")
+    return num_text_bytes
 
 
 class _WordPart:

@@ -38,10 +38,10 @@ _MAX_CONNECTIONS = 512
 _SILENT_SECONDS = 5  # a client has to send something, or a connection without a request is closed
 _BACKLOG = 4096  # a burst of new connections, as the gRPC port takes it; the system may allow fewer
 _MAX_HEADER_BYTES = 2**16
-_FREE_CHUNKS, _LEAST_CHUNK_BYTES = 1000, 256  # of a body: so many, and one more for so many bytes
-_MAX_BODY_BYTES = (
-    2**26
-)  # after which a connection is closed; pages refuse what is longer than their own limits
+# A body may have the first number of chunks, and one more for each of these bytes.
+_FREE_CHUNKS, _LEAST_CHUNK_BYTES = 1000, 256
+# A connection is closed after a body of this length; pages refuse what is longer than their own limits.
+_MAX_BODY_BYTES = 2**26
 _LINGER_SECONDS = 1.0  # for a client to stop sending after a refusal
 _CLOSE_SECONDS, _POLL_SECONDS = 3.0, 0.01  # for the callers to take their answers
 _PROBES = ("/healthz", "/readyz")  # a load balancer may send any name as `Host`
@@ -104,15 +104,17 @@ class _Parser(h11.Connection):
 
     Attributes:
         problem: Why it has refused a request, if the reason is one of its own.
+        path: The path of the last request.
     """
 
-    problem = ""
+    problem = path = ""
     _num_bytes = _num_chunks = 0  # of the body
 
     def next_event(self) -> Any:
         event = super().next_event()
         if isinstance(event, h11.Request):
             self._num_bytes = self._num_chunks = 0
+            self.path = event.target.decode("ascii").partition("?")[0]
             names = {name for name, _ in event.headers}
             if {b"transfer-encoding", b"content-length"} <= names:
                 self._refuse("the body has both Content-Length and Transfer-Encoding: send one of them")
@@ -166,13 +168,11 @@ class _Connection(H11Protocol):
         if self.conn.our_state not in (h11.IDLE, h11.SEND_RESPONSE):  # the page answers already
             self.transport.close()
             return
-        path = ""
         if self.cycle is not None and not self.cycle.response_complete:
-            path = self.scope["path"]
             self.cycle.disconnected = True
             self.cycle.message_event.set()
         answer = self._refusals.answer(
-            path, 400, "INVALID_ARGUMENT", "INVALID_REQUEST", self.conn.problem or msg
+            self.conn.path, 400, "INVALID_ARGUMENT", "INVALID_REQUEST", self.conn.problem or msg
         )
         headers = [*answer.raw_headers, (b"connection", b"close")]
         for event in (

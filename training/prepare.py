@@ -72,7 +72,8 @@ def start_run(
 
     Raises:
         ValueError: The folder holds a run, the corpus has nothing to train on or to score, a file of word
-            vectors is wrong, or the parent does not fit the preset. Nothing is written.
+            vectors is wrong, the parent does not fit the preset, or another process writes to the folder.
+            Nothing is written.
         OSError: A file of word vectors cannot be read.
     """
     folder.check_is_free()
@@ -128,37 +129,39 @@ def start_run(
     initial = _inherited(parent.model, model, recipe.seed) if parent else None
     vectors = {side: PieceVectors.of(file, tokenizer, model.d_model) for side, file in vector_files.items()}
     folder.checkpoints.mkdir(parents=True, exist_ok=True)
-    for file in folder.optional_files:  # an interrupted start may have left them
-        file.unlink(missing_ok=True)
-    shutil.rmtree(folder.published, ignore_errors=True)
-    tokenizer.save(folder.tokenizer_file)
-    if parent and parent.published:
-        assert isinstance(parent.model, Transformer)
-        keep_published(parent.published, parent.model, folder.published)
-    if initial:
-        write_weights(folder.initial_file, initial, model)
-    for side, found in vectors.items():
-        _log.info("%s vectors: for %d of %d pieces", side, len(found.ids), tokenizer.vocab_size)
-        found.save(folder.vectors_file(side))
-    for part, kept in held_out.items():
-        if kept:
-            folder.write_pairs(part, kept)
-    config = RunConfig(
-        preset=preset.name,
-        model=model,
-        training=preset.training,
-        corpus=corpus.description,
-        corpus_files=files or CorpusFiles(),
-        corpus_sha256=corpus.sha256(),
-        commit=repository_commit(),
-        versions=library_versions(),
-        parent=_description(parent) if parent else "",
-        source_folder=_source_folder(folder, corpus, kind),
-        max_vocab_size=preset.model.vocab_size,
-    )
-    _encode(folder, config, corpus, tokenizer)
-    config = dataclasses.replace(config, length_bound=folder.learn_length_bound(kind))
-    folder.write_config(config)
+    with folder.locked():
+        folder.check_is_free()  # another process may have started it meanwhile
+        for file in folder.optional_files:  # an interrupted start may have left them
+            file.unlink(missing_ok=True)
+        shutil.rmtree(folder.published, ignore_errors=True)
+        tokenizer.save(folder.tokenizer_file)
+        if parent and parent.published:
+            assert isinstance(parent.model, Transformer)
+            keep_published(parent.published, parent.model, folder.published)
+        if initial:
+            write_weights(folder.initial_file, initial, model)
+        for side, found in vectors.items():
+            _log.info("%s vectors: for %d of %d pieces", side, len(found.ids), tokenizer.vocab_size)
+            found.save(folder.vectors_file(side))
+        for part, kept in held_out.items():
+            if kept:
+                folder.write_pairs(part, kept)
+        config = RunConfig(
+            preset=preset.name,
+            model=model,
+            training=preset.training,
+            corpus=corpus.description,
+            corpus_files=files or CorpusFiles(),
+            corpus_sha256=corpus.sha256(),
+            commit=repository_commit(),
+            versions=library_versions(),
+            parent=_description(parent) if parent else "",
+            source_folder=_source_folder(folder, corpus, kind),
+            max_vocab_size=preset.model.vocab_size,
+        )
+        _encode(folder, config, corpus, tokenizer)
+        config = dataclasses.replace(config, length_bound=folder.learn_length_bound(kind))
+        folder.write_config(config)
     return config
 
 

@@ -47,16 +47,16 @@ def read_form(body: bytes, content_type: str, file_names: dict[str, str] | None 
         )
     form: Form = {}
     for name, value in pairs:
-        form.setdefault(text_of(name, "the name of a field"), []).append(value)
+        form.setdefault(text_of(name, "", "the name of a field"), []).append(value)
     return form
 
 
-def text_of(value: bytes, name: str) -> str:
-    """Returns the text of a field; raises InvalidRequest if it is not UTF-8."""
+def text_of(value: bytes, field: str, name: str = "") -> str:
+    """Returns the text of a field; raises InvalidRequest, which calls it `name`, if it is not UTF-8."""
     try:
         return value.decode()
     except UnicodeDecodeError:
-        raise InvalidRequest(f"{name[:100]} is not UTF-8", field=name[:100]) from None
+        raise InvalidRequest(f"{name or field[:100]} is not UTF-8", field=field[:100]) from None
 
 
 def _encoded(body: bytes) -> list[tuple[bytes, bytes]]:

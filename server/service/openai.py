@@ -73,6 +73,7 @@ _NO_SPEAKERS = "the server does not tell speakers apart: leave {} out"
 _ABSENT = (b"", b"null", b"None", b"undefined")
 _TRUTHS = {"true": True, "1": True, "false": False, "0": False}
 _DETECTED = "auto"  # the language, in programs for whisper.cpp
+_WORD = re.compile(r"""\w+|(?<!\w)(['"]).*?\1""")  # of an error, or a value in it
 _NAME = re.compile(r"(\w+)(?:\[(\w*)\])?")  # of a field, an element of a list, or a member
 
 # The numbers in `chunking_strategy`: the bound of each, the setting of `SpeechRules`, and its unit
@@ -208,6 +209,8 @@ def _fields(form: Form) -> _Fields:
             raise InvalidRequest(f"{sent} is sent {len(texts)} times: send it once", field=sent)
         elif base == _CHUNKING:
             members = {member: texts[0]} if member else _object(texts[0], sent)
+            if "type" in members:
+                fields.names[base] = sent
             fields.chunking = (fields.chunking or {}) | members
         else:
             fields.texts[base] = texts[0] if base in _LONG else texts[0].strip()
@@ -316,7 +319,7 @@ def _speech_settings(fields: _Fields) -> dict[str, float]:
         most, setting, unit = _VAD_NUMBERS[member]
         try:
             number = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             number = -1
         if not 0 <= number <= most:
             raise InvalidRequest(
@@ -345,7 +348,7 @@ def _named_as_sent(names: Mapping[str, str]) -> Iterator[None]:
         place, _, name = error.field.partition(".")
         if place == "options" or place.startswith("sources["):
             error.field = ours.get(name, "file")
-            error.args = (re.sub(r"\w+", lambda found: ours.get(found[0], found[0]), str(error)),)
+            error.args = (_WORD.sub(lambda found: ours.get(found[0], found[0]), str(error)),)
         raise
 
 

@@ -462,6 +462,27 @@ def test_what_is_not_a_sound_is_refused(content):
         read_sound(content, 1)
 
 
+@pytest.mark.parametrize("size", [b"AIFF", b"AIFC"])
+def test_no_other_reader_of_the_library_gets_a_file(size):
+    """A file of AU with such a size was read: hostile files could choose between two dozen readers."""
+    with pytest.raises(SoundError, match="the file is not a WAV, AIFF"):
+        read_sound(struct.pack(">4sI4sIII", b".snd", 24, size, 3, SAMPLE_RATE, 1) + bytes(3200), 1)
+
+
+@pytest.mark.parametrize(
+    ("beginning", "frame"),
+    [
+        (b"#!AMR\n", b"\x74"),
+        (b"#!AMR-WB\n", b"\x54"),
+        (b"", b"\xff\xfb\x10\x00" + b"\xff" * 100),
+    ],
+)
+def test_a_file_of_damaged_frames_is_refused_after_the_first_ones(beginning, frame):
+    """One of a MiB took 17 seconds, in which its caller could not be cancelled."""
+    with pytest.raises(SoundError, match="most frames of the sound cannot be read"):
+        read_sound(beginning + frame * 20_000, 7200)
+
+
 @pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf, 3e38, -2e4])
 def test_samples_that_are_not_numbers_or_far_too_loud_are_refused(wrong):
     samples = np.tile(tone(0.1)[:, None], 2)

@@ -11,6 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training import prepare
 from seq2seq_serve.training.checkpoint import checkpoint_path, list_checkpoints
 from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, load_corpus
@@ -106,6 +107,26 @@ def test_a_finished_run_is_not_trained_again(
     before = folder.model_file.stat().st_mtime_ns
     assert continue_run(folder, corpus, CPU, console) == first
     assert folder.model_file.stat().st_mtime_ns == before
+
+
+def test_a_run_that_another_process_started_meanwhile_stays_as_it_is(
+    folder: RunFolder, preset: Preset, corpus: Corpus, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its tokenizer, pairs and config were written anew while it trained; only then the folder was locked."""
+    learn = prepare._learn_tokenizer
+
+    def learn_late(*arguments: Any) -> Tokenizer:
+        monkeypatch.setattr(prepare, "_learn_tokenizer", learn)
+        start_run(folder, preset, corpus)
+        return learn(*arguments)
+
+    monkeypatch.setattr(prepare, "_learn_tokenizer", learn_late)
+    with pytest.raises(ValueError, match="already holds a run"):
+        start_run(folder, preset, corpus)
+    folder.config_file.unlink()
+    with folder.locked(), pytest.raises(ValueError, match="another process trains in"):
+        start_run(folder, preset, corpus)
+    assert not folder.is_run
 
 
 def test_a_run_that_stopped_early_resumes_only_with_settings_that_allow_more_steps(

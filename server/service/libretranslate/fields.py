@@ -27,6 +27,7 @@ _FIELDS = ("q", "source", "target", "format", "alternatives", KEY, "secret", FIL
 _MAX_TEXTS = 256
 _MOST_ALTERNATIVES = 10
 _MAX_DIGITS = 6
+_MAX_SHORT = 1_000  # characters of a field, besides the texts
 _JSON_OBJECT = re.compile(rb"\s*+\{")
 _JSON_BYTES = 4  # take as long to read as a byte of text
 
@@ -65,12 +66,13 @@ async def read_fields(request: Request, body: bytes, call: RemoteCall) -> Fields
         InvalidRequest: The body is neither JSON nor a form, or a field is wrong.
     """
     content_type = request.headers.get("content-type", "")
+    is_multipart = content_type.lower().startswith("multipart/")
     query = request.scope["query_string"]
 
     def read(_: Checkpoint) -> Fields:
         names: dict[str, str] = {}
         values = _form_values(read_form(query, ENCODED))
-        if "json" in content_type or _JSON_OBJECT.match(body):
+        if not is_multipart and ("json" in content_type or _JSON_OBJECT.match(body)):
             values |= _given(read_json(body)) if body else {}
         elif body:
             if not content_type and len(body) > MAX_ENCODED_BYTES:
@@ -78,7 +80,6 @@ async def read_fields(request: Request, body: bytes, call: RemoteCall) -> Fields
             values |= _form_values(read_form(body, content_type or ENCODED, names))
         return _fields(values, names.get(FILE, ""))
 
-    is_multipart = content_type.lower().startswith("multipart/")
     each = BYTES_PER_TEXT_BYTE if is_multipart else _JSON_BYTES
     return await call.read(read, len(query) + len(body) // each)
 
@@ -135,8 +136,8 @@ def _fields(values: Mapping[str, Any], file_name: str) -> Fields:
 
 def _text(values: Mapping[str, Any], name: str) -> str:
     text = values.get(name, "")
-    if not isinstance(text, str):
-        raise InvalidRequest(f"{name} must be a text", field=name)
+    if not isinstance(text, str) or len(text) > _MAX_SHORT:
+        raise InvalidRequest(f"{name} must be a text of at most {_MAX_SHORT} characters", field=name)
     return text
 
 

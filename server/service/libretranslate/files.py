@@ -16,6 +16,7 @@ from seq2seq_serve.server.http import error_content
 from seq2seq_serve.server.service.shares import Room, Shares
 
 _MAX_KEPT_BYTES = 2**26
+_LEAST_BYTES = 2**14  # that a file counts as, which bounds the number of short ones
 _KEPT_SECONDS = 1800.0  # as LibreTranslate keeps them
 _MAX_NAME = 100  # characters
 _NOT_IN_NAMES = re.compile(r"[^\w.-]+")
@@ -61,7 +62,7 @@ class TranslatedFiles:
         fetched = [secret for secret, kept in its if kept.is_fetched]
         while True:
             try:
-                room = self._shares.take(caller, len(content), _KEPT_SECONDS)
+                room = self._shares.take(caller, max(len(content), _LEAST_BYTES), _KEPT_SECONDS)
                 break
             except Overloaded:
                 if not fetched:

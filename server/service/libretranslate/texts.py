@@ -25,6 +25,7 @@ _Parsed = TypeVar("_Parsed")
 _MARK_BYTES = 1024  # of memory for a tag or line of a document
 _MAX_MARKS, _MAX_HTML_MARKS = 50_000, 20_000  # of a file, and of the texts of a request
 _MEMORY_PER_BYTE = 4  # of a document, besides its tags and lines
+_MAX_WORD_BYTES = 2**23  # of the texts of a Word document with their markup, unpacked
 _UNPACKED_BYTES = 2**27  # of memory while a Word document is read or written
 _HTML_FACTOR = 8  # times as long as a byte of text takes one of HTML to read or write
 
@@ -135,7 +136,7 @@ async def read_file(fields: Fields, call: RemoteCall, held: ExitStack) -> File:
 
     def parse() -> Document:
         if kind is Word:
-            return Word(content, path, _MAX_MARKS)
+            return Word(content, path, _MAX_MARKS, _MAX_WORD_BYTES)
         check_marks([content], path, _MAX_MARKS)
         return kind(content, path)
 
@@ -145,8 +146,11 @@ async def read_file(fields: Fields, call: RemoteCall, held: ExitStack) -> File:
 
     num_bytes = _memory_of(len(content), _MAX_MARKS)
     num_memory_bytes = _UNPACKED_BYTES if kind is Word else num_bytes
-    held.enter_context(await call.room(num_bytes))
-    return await call.read(read, len(content), num_file_bytes=num_memory_bytes)
+    room = held.enter_context(await call.room(num_bytes))
+    file = await call.read(read, len(content), num_file_bytes=num_memory_bytes)
+    if isinstance(file.document, Word):
+        room.grow(_memory_of(file.document.num_bytes, _MAX_MARKS))
+    return file
 
 
 def _plain(text: str, place: int) -> Text:

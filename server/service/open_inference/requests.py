@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 
@@ -61,7 +61,6 @@ _MICROSECONDS = 1e-6
 # All options except those whose answers do not fit into tensors.
 _WITHOUT_TENSORS = ("attention", "word_alignment", "num_alternatives", "timestamps", "word_timestamps")
 PARAMETERS = [name for name in OPTIONS if name not in _WITHOUT_TENSORS]
-_Tensor: TypeAlias = pb.ModelInferRequest.InferInputTensor | pb.ModelInferRequest.InferRequestedOutputTensor
 _KINDS = {bool: "boolean", int: "integer", float: "number", str: "string"}
 
 

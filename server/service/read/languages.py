@@ -81,7 +81,7 @@ def subtags(tag: str) -> list[str]:
 
 def tag_of(name: str) -> str:
     """Returns the tag of a language that is given by its English name; a tag as it is."""
-    return _TAGS.get(name.casefold(), name) if len(name) <= MAX_TAG_LENGTH else name
+    return _TAGS.get(name.casefold(), name)
 
 
 def is_same_language(one: str, other: str) -> bool:

@@ -107,8 +107,9 @@ def test_an_encoded_form_is_read():
     ],
 )
 def test_a_form_that_is_not_whole_is_refused(body, kind, match):
-    with pytest.raises(InvalidRequest, match=re.escape(match)):
+    with pytest.raises(InvalidRequest, match=re.escape(match)) as caught:
         read_form(body, kind)
+    assert caught.value.field == ""
 
 
 def test_the_text_of_a_field_is_utf_8():

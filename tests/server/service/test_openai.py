@@ -408,6 +408,17 @@ def test_it_translates_with_the_task_and_the_options_of_a_request(client, served
             "is '1.5', and must be a number from 0 to 1",
         ),
         (
+            {"extra_body": {"chunking_strategy[threshold]": "1", "chunking_strategy[type]": "x"}},
+            "chunking_strategy[type]",
+            "chunking_strategy is 'x', and must be auto",
+        ),
+        ({"language": "timestamps"}, "language", "language is 'timestamps'"),  # not "word_timestamps"
+        (  # a number without a float was a fault of the server
+            {"extra_body": {"chunking_strategy": f'{{"threshold": 1{"0" * 400}}}'}},
+            "chunking_strategy[threshold]",
+            "and must be a number from 0 to 1",
+        ),
+        (
             {"extra_body": {"chunking_strategy": '{"type": "server_vad", "eagerness": "low"}'}},
             "chunking_strategy[eagerness]",
             r"there is no field 'chunking_strategy\[eagerness\]': send type, threshold",

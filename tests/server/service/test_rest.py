@@ -644,6 +644,8 @@ def test_refusals_before_a_page_have_its_form(port):
     line, answer = first_line_and_content(wrong)
     assert line == b"HTTP/1.1 400 "
     assert answer["error"]["type"] == "invalid_request_error"
+    _, answer = first_line_and_content(wrong.replace(b"\r\n\r\n", b"\r\nContent-Length: 3\r\n\r\n"))
+    assert answer["error"]["message"].startswith("the body has both Content-Length and Transfer-Encoding")
     _, answer = first_line_and_content(wrong.replace(b"/v1/audio/transcriptions", b"/translate"))
     assert answer["code"] == "INVALID_ARGUMENT"
     status, _, answer = ask(port, "GET", "/v1/models", origin="https://evil.example")
