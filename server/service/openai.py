@@ -341,6 +341,7 @@ def _named_as_sent(names: Mapping[str, str]) -> Iterator[None]:
         "timestamps": words,
         "word_timestamps": words,
         "log_probabilities": names.get(_INCLUDE, _INCLUDE),
+        "file_type": "file_type",
     }
     try:
         yield

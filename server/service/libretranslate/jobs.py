@@ -142,4 +142,4 @@ def alternatives(answer: pb.GenerateResponse) -> list[str]:
         )
         for number in range(1, max(map(len, sentences)))
     ]
-    return [text for text in dict.fromkeys(others) if text.strip() and text != best]
+    return [text for text in dict.fromkeys(map(str.strip, others)) if text and text != best.strip()]

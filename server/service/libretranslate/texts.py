@@ -130,7 +130,9 @@ async def read_file(fields: Fields, call: RemoteCall, held: ExitStack) -> File:
     """Returns the file of a request; arguments and errors as those of `read_texts`."""
     path, content = Path(fields.file_name.replace("\\", "/").rpartition("/")[2]), fields.file
     kind = FILES.get(path.suffix.lower())
-    if not content or kind is None:
+    if fields.file_name and kind is not None and not content:
+        raise InvalidRequest(f"the file {fields.file_name[:100]!r} is empty", field=FILE)
+    if kind is None:
         name = f"{fields.file_name[:100]!r} with {len(content)} bytes"
         raise InvalidRequest(f"the file is {name}: send one of {', '.join(FILES)}", field=FILE)
 

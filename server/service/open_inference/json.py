@@ -256,7 +256,7 @@ def _set_parameters(target: Any, given: Mapping[str, Any], field: str) -> None:
         kind = _PARAMETER_KINDS.get(type(value))
         if kind is None or (type(value) is int and not -_LARGEST <= value < _LARGEST):
             raise InvalidRequest(
-                f"the parameter {name[:100]} must be true, false, a number or a string",
+                f"the parameter {name[:100]} must be true, false, a string or a number (of 64 bits)",
                 field=f"{field}[{name[:100]}]",
             )
         setattr(target[name], kind, value)

@@ -46,6 +46,8 @@ _MOST_MARKS = 8  # that are looked at before a place
 # ends a sentence after a word in lower case ("It is I.").
 _INITIAL = re.compile(r"(?:^|[^\w.])([^\W\d_])\.$")
 _ENGLISH_INITIAL = re.compile(r"(?:^|[^\w.])(?<![^\W\d_A-ZÀ-Þ] )([^\W\d_])\.$")
+_LETTER = re.compile(r"[^\W\d_]")
+_LONGEST_NUMBER = 24  # characters, and shorter than what is cut for its length
 _HANGUL = re.compile("[\uac00-\ud7a3\u1100-\u11ff\u3130-\u318f]")
 
 _SPACES = {ord(character): " " for character in WHITE_SPACE}
@@ -78,7 +80,8 @@ def sentences(
 ) -> Iterator[tuple[str, str | None]]:
     """Yields the sentences of a line, each with the white space before the next; None if there is none.
 
-    A sentence ends before white space, but not after an initial, or after a mark of Chinese or Japanese.
+    A sentence ends before white space, but not after an initial, or after a mark of Chinese or Japanese. A
+    number such as "1." begins the sentence after it.
     Nothing follows the last one: "".
 
     Args:
@@ -96,7 +99,7 @@ def sentences(
         for place in (seen_from + begin for begin in _beginnings(line[seen_from:end], language)):
             if (
                 judged < place <= limit
-                and not is_blank(line[start:place])
+                and _has_words(line[start:place])
                 and _is_end(line, start, place, language)
             ):
                 content = line[start:place].rstrip()
@@ -115,6 +118,11 @@ def space_after(target: str) -> str:
     """
     last = target.rstrip().rstrip(_CLOSING)[-1:] or "."
     return "" if unicodedata.east_asian_width(last) in "WF" and not _HANGUL.match(last) else " "
+
+
+def _has_words(text: str) -> bool:
+    """Returns whether a text is more than a number or a date, which a model would translate as a sentence."""
+    return len(text) > _LONGEST_NUMBER or _LETTER.search(text) is not None
 
 
 def _is_end(line: str, start: int, place: int, language: str) -> bool:

@@ -487,7 +487,7 @@ def test_a_segment_that_the_model_refuses_stays_as_it_is(url):
     [
         ("a.pdf", b"x", "the file is 'a.pdf' with 1 bytes: send one of .txt, .srt"),
         ("", b"x", "the file is '' with 1 bytes"),
-        ("a.txt", b"", "the file is 'a.txt' with 0 bytes"),
+        ("a.txt", b"", "the file 'a.txt' is empty"),
         ("a.docx", b"x", "the file is not a Word document"),
         ("a.txt", b"\xff", "the file is not UTF-8"),
         ("a.html", b"<" * 60_000, "at most 50000 are read"),
