@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -33,9 +33,10 @@ SAMPLE_RATE = 16_000  # samples a second of a spectrogram's sound
 HOP = 160  # samples from one frame of a spectrogram to the next
 WINDOW = 400  # samples of the Fourier transform
 SPEECH_MARGIN = SAMPLE_RATE * 4 // 10  # samples that are kept on either side of speech, for soft sounds
-_CUT_SHARE = 6  # the end of a piece is in its last sixth
-LEAST_SHARE = 1 - 1 / _CUT_SHARE  # of the longest piece, in each piece but the last
-_CUT_BLOCK = SAMPLE_RATE // 10  # samples whose mean power says how quiet a place is
+LEAST_SHARE = 0.9  # of the longest piece, on average; what is left is for the choice of the cuts
+_CUT_BLOCK = SAMPLE_RATE // 10  # samples whose mean power is a level
+_CUT_BLOCKS = 7  # whose levels say how quiet a place is: a consonant has shorter gaps
+_SILENCE = 1e-9  # the least power that is told from none
 _BLOCK = 65_536  # samples of each channel that are decoded at once
 _FRAMES = 500  # of a spectrogram that are computed at once, in about 25 ms
 # The mel scale of Slaney (1998, "Auditory Toolbox"): linear up to 1,000 Hz, logarithmic above
@@ -104,56 +105,42 @@ def read_sound(
     return samples[:num_samples]
 
 
-def split_sound(samples: Samples, longest: int) -> list[Samples]:
-    """Returns pieces of at most `longest` samples, cut where the sound is quietest near the end of each."""
-    num_searched = longest // _CUT_SHARE
-    length = min(_CUT_BLOCK, num_searched)
-    pieces = []
-    while len(samples) > longest:
-        first = longest - num_searched
-        blocks = samples[first : longest - num_searched % length].reshape(-1, length)
-        quietest = int((blocks**2).mean(axis=1).argmin())
-        end = first + quietest * length + length // 2
-        pieces.append(samples[:end])
-        samples = samples[end:]
-    return [*pieces, samples]
+def pieces_of(samples: Samples, longest: int) -> list[Span]:
+    """Returns pieces of at most `longest` samples and of about one length, cut in the pauses of a sound.
 
-
-def pieces_of(samples: Samples, spans: Iterable[Span], longest: int) -> list[Span]:
-    """Returns pieces of at most `longest` samples with all spans of a sound: several, or parts of one.
-
-    There are as few as can be, of about one length: a model hears a few seconds worse than half a minute.
+    A cut is looked for around the place that would make all lengths equal, as far as no piece gets too long.
     """
-    cut: list[Span] = []
-    for begin, end in spans:
-        ends = list(accumulate(map(len, split_sound(samples[begin:end], longest)), initial=begin))
-        cut += pairwise(ends)
-    least = max((end - begin for begin, end in cut), default=0)
-    num_pieces = len(_joined(cut, longest))
-    most = bisect_left(range(longest), -num_pieces, lo=least, key=lambda most: -len(_joined(cut, most)))
-    return _joined(cut, most)
+    length = len(samples)
+    num_pieces = math.ceil(length / (LEAST_SHARE * longest)) if length > longest else 1
+    each = length / num_pieces
+    most_moved = min((longest - each) / 2, 0.4 * each)
+    cuts = [
+        _quietest(samples, math.ceil(place * each - most_moved), int(place * each + most_moved))
+        for place in range(1, num_pieces)
+    ]
+    return list(pairwise([0, *cuts, length]))
 
 
-def _joined(spans: Iterable[Span], longest: int) -> list[Span]:
-    """Returns spans of at most `longest` samples that each join as many of the given ones as they can."""
-    joined: list[Span] = []
-    for begin, end in spans:
-        if joined and end - joined[-1][0] <= longest:
-            joined[-1] = joined[-1][0], end
-        else:
-            joined.append((begin, end))
-    return joined
+def _quietest(samples: Samples, first: int, last: int) -> int:
+    """Returns the middle of the block from `first` to `last` that is quietest with those around it.
+
+    Their levels are averaged, not their powers: in a pause all are low.
+    """
+    size = min(_CUT_BLOCK, max((last - first) // _CUT_BLOCKS, 1))
+    blocks = samples[first : last - (last - first) % size].reshape(-1, size)
+    levels = np.log(np.maximum(np.square(blocks).mean(axis=1), _SILENCE))
+    around = np.convolve(np.pad(levels, _CUT_BLOCKS // 2, "edge"), np.ones(_CUT_BLOCKS), "valid")
+    return first + int(around.argmin()) * size + size // 2
 
 
-def joined_spans(samples: Samples, spans: Sequence[Span]) -> tuple[Samples, list[Span], tuple[Part, ...]]:
-    """Returns the sound of some spans, one after the other, where each of them is in it, and its parts."""
-    ends = list(accumulate(end - begin for begin, end in spans))
-    joined = [(after - (end - begin), after) for (begin, end), after in zip(spans, ends, strict=True)]
+def joined_spans(samples: Samples, spans: Sequence[Span]) -> tuple[Samples, tuple[Part, ...]]:
+    """Returns the sound of some spans, one after the other, and its parts."""
+    ends = accumulate(end - begin for begin, end in spans)
     parts = tuple(
-        Part(end / SAMPLE_RATE, (span[0] - begin) / SAMPLE_RATE)
-        for span, (begin, end) in zip(spans, joined, strict=True)
+        Part(after / SAMPLE_RATE, (end - after) / SAMPLE_RATE)
+        for (_, end), after in zip(spans, ends, strict=True)
     )
-    return np.concatenate([samples[begin:end] for begin, end in spans]), joined, parts
+    return np.concatenate([samples[begin:end] for begin, end in spans]), parts
 
 
 def times_in_sound(
