@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
@@ -105,7 +105,7 @@ def read_sound(
     return samples[:num_samples]
 
 
-def pieces_of(samples: Samples, longest: int) -> list[Span]:
+def split_sound(samples: Samples, longest: int) -> list[Samples]:
     """Returns pieces of at most `longest` samples and of about one length, cut in the pauses of a sound.
 
     A cut is looked for around the place that would make all lengths equal, as far as no piece gets too long.
@@ -118,7 +118,7 @@ def pieces_of(samples: Samples, longest: int) -> list[Span]:
         _quietest(samples, math.ceil(place * each - most_moved), int(place * each + most_moved))
         for place in range(1, num_pieces)
     ]
-    return list(pairwise([0, *cuts, length]))
+    return [samples[begin:end] for begin, end in pairwise([0, *cuts, length])]
 
 
 def _quietest(samples: Samples, first: int, last: int) -> int:
@@ -133,14 +133,41 @@ def _quietest(samples: Samples, first: int, last: int) -> int:
     return first + int(around.argmin()) * size + size // 2
 
 
-def joined_spans(samples: Samples, spans: Sequence[Span]) -> tuple[Samples, tuple[Part, ...]]:
-    """Returns the sound of some spans, one after the other, and its parts."""
-    ends = accumulate(end - begin for begin, end in spans)
+def pieces_of(samples: Samples, spans: Iterable[Span], longest: int) -> list[Span]:
+    """Returns pieces of at most `longest` samples with all spans of a sound: several, or parts of one.
+
+    There are as few as can be, of about one length: a model hears a few seconds worse than half a minute.
+    """
+    cut: list[Span] = []
+    for begin, end in spans:
+        ends = list(accumulate(map(len, split_sound(samples[begin:end], longest)), initial=begin))
+        cut += pairwise(ends)
+    least = max((end - begin for begin, end in cut), default=0)
+    num_pieces = len(_joined(cut, longest))
+    most = bisect_left(range(longest), -num_pieces, lo=least, key=lambda most: -len(_joined(cut, most)))
+    return _joined(cut, most)
+
+
+def _joined(spans: Iterable[Span], longest: int) -> list[Span]:
+    """Returns spans of at most `longest` samples that each join as many of the given ones as they can."""
+    joined: list[Span] = []
+    for begin, end in spans:
+        if joined and end - joined[-1][0] <= longest:
+            joined[-1] = joined[-1][0], end
+        else:
+            joined.append((begin, end))
+    return joined
+
+
+def joined_spans(samples: Samples, spans: Sequence[Span]) -> tuple[Samples, list[Span], tuple[Part, ...]]:
+    """Returns the sound of some spans, one after the other, where each of them is in it, and its parts."""
+    ends = list(accumulate(end - begin for begin, end in spans))
+    joined = [(after - (end - begin), after) for (begin, end), after in zip(spans, ends, strict=True)]
     parts = tuple(
-        Part(after / SAMPLE_RATE, (end - after) / SAMPLE_RATE)
-        for (_, end), after in zip(spans, ends, strict=True)
+        Part(end / SAMPLE_RATE, (span[0] - begin) / SAMPLE_RATE)
+        for span, (begin, end) in zip(spans, joined, strict=True)
     )
-    return np.concatenate([samples[begin:end] for begin, end in spans]), parts
+    return np.concatenate([samples[begin:end] for begin, end in spans]), joined, parts
 
 
 def times_in_sound(

@@ -219,17 +219,17 @@ def _read_sound(
         num_truncated = -(-(len(samples) - longest) * given.model.max_memory_length // longest)
         samples = samples[:longest]
     sound_seconds = len(samples) / audio.SAMPLE_RATE
-    parts, is_silent = tuple[audio.Part, ...](), False
+    spans, parts, is_silent = [(0, len(samples))], tuple[audio.Part, ...](), False
     if decoding.options.voice_activity:
         assert decoding.speech is not None
         spans = _speech(samples, decoding.speech, checkpoint)
         is_silent = not spans
         if is_silent:
-            samples = np.zeros(audio.HOP, np.float32)
+            samples, spans = np.zeros(audio.HOP, np.float32), [(0, audio.HOP)]
         else:
-            samples, parts = audio.joined_spans(samples, spans)
+            samples, spans, parts = audio.joined_spans(samples, spans)
     if is_split:
-        pieces = audio.pieces_of(samples, longest)
+        pieces = audio.pieces_of(samples, spans, longest)
     else:
         pieces = [(0, len(samples) if is_sequential else min(len(samples), longest))]
     readings: list[Reading] = []

@@ -9,7 +9,7 @@ import transformers
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 
-from seq2seq_serve.bundle.audio import SAMPLE_RATE, joined_spans, log_mel, pieces_of, read_sound
+from seq2seq_serve.bundle.audio import SAMPLE_RATE, joined_spans, log_mel, pieces_of, read_sound, split_sound
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import FinishReason, Hypothesis
@@ -135,8 +135,7 @@ def one_window(monkeypatch):
 @pytest.mark.parametrize("kind", [pb.LONG_SOURCE_SPLIT, pb.LONG_SOURCE_SPLIT_ALWAYS])
 async def test_a_long_sound_is_split_and_its_targets_and_times_are_joined(whisper_path, kind, one_window):
     content = encoded(noise(2 * SAMPLE_RATE))
-    heard = read_sound(content, 9)
-    pieces = [heard[begin:end] for begin, end in pieces_of(heard, LONGEST)]
+    pieces = split_sound(read_sound(content, 9), LONGEST)
     async with serving_bundles(whisper_path / "bundle") as served:
         given = {"long_source": kind, "timestamps": True} | ANYTHING_IS_GOOD
         joined = await served.stub.Generate(message(content, **given))
@@ -174,8 +173,8 @@ async def test_voice_activity_cuts_between_speech_and_times_stay_those_of_the_so
     content = encoded(samples)
     heard = read_sound(content, 99)
     spans = speech(heard, SpeechRules(0.16))
-    joined, _ = joined_spans(heard, spans)
-    pieces = pieces_of(joined, LONGEST)
+    joined, places, _ = joined_spans(heard, spans)
+    pieces = pieces_of(joined, places, LONGEST)
     async with serving_bundles(whisper_path / "bundle") as served:
         given = {"voice_activity": True, "word_timestamps": True} | ANYTHING_IS_GOOD
         answer = await served.stub.Generate(message(content, long_source=pb.LONG_SOURCE_SPLIT, **given))
