@@ -33,9 +33,10 @@ SAMPLE_RATE = 16_000  # samples a second of a spectrogram's sound
 HOP = 160  # samples from one frame of a spectrogram to the next
 WINDOW = 400  # samples of the Fourier transform
 SPEECH_MARGIN = SAMPLE_RATE * 4 // 10  # samples that are kept on either side of speech, for soft sounds
-_CUT_SHARE = 6  # the end of a piece is in its last sixth
-LEAST_SHARE = 1 - 1 / _CUT_SHARE  # of the longest piece, in each piece but the last
-_CUT_BLOCK = SAMPLE_RATE // 10  # samples whose mean power says how quiet a place is
+LEAST_SHARE = 0.9  # of the longest piece, on average; what is left is for the choice of the cuts
+_CUT_BLOCK = SAMPLE_RATE // 10  # samples whose mean power is a level
+_CUT_BLOCKS = 7  # whose levels say how quiet a place is: a consonant has shorter gaps
+_SILENCE = 1e-9  # the least power that is told from none
 _BLOCK = 65_536  # samples of each channel that are decoded at once
 _FRAMES = 500  # of a spectrogram that are computed at once, in about 25 ms
 # The mel scale of Slaney (1998, "Auditory Toolbox"): linear up to 1,000 Hz, logarithmic above
@@ -105,18 +106,31 @@ def read_sound(
 
 
 def split_sound(samples: Samples, longest: int) -> list[Samples]:
-    """Returns pieces of at most `longest` samples, cut where the sound is quietest near the end of each."""
-    num_searched = longest // _CUT_SHARE
-    length = min(_CUT_BLOCK, num_searched)
-    pieces = []
-    while len(samples) > longest:
-        first = longest - num_searched
-        blocks = samples[first : longest - num_searched % length].reshape(-1, length)
-        quietest = int((blocks**2).mean(axis=1).argmin())
-        end = first + quietest * length + length // 2
-        pieces.append(samples[:end])
-        samples = samples[end:]
-    return [*pieces, samples]
+    """Returns pieces of at most `longest` samples and of about one length, cut in the pauses of a sound.
+
+    A cut is looked for around the place that would make all lengths equal, as far as no piece gets too long.
+    """
+    length = len(samples)
+    num_pieces = math.ceil(length / (LEAST_SHARE * longest)) if length > longest else 1
+    each = length / num_pieces
+    most_moved = min((longest - each) / 2, 0.4 * each)
+    cuts = [
+        _quietest(samples, math.ceil(place * each - most_moved), int(place * each + most_moved))
+        for place in range(1, num_pieces)
+    ]
+    return [samples[begin:end] for begin, end in pairwise([0, *cuts, length])]
+
+
+def _quietest(samples: Samples, first: int, last: int) -> int:
+    """Returns the middle of the block from `first` to `last` that is quietest with those around it.
+
+    Their levels are averaged, not their powers: in a pause all are low.
+    """
+    size = min(_CUT_BLOCK, max((last - first) // _CUT_BLOCKS, 1))
+    blocks = samples[first : last - (last - first) % size].reshape(-1, size)
+    levels = np.log(np.maximum(np.square(blocks).mean(axis=1), _SILENCE))
+    around = np.convolve(np.pad(levels, _CUT_BLOCKS // 2, "edge"), np.ones(_CUT_BLOCKS), "valid")
+    return first + int(around.argmin()) * size + size // 2
 
 
 def pieces_of(samples: Samples, spans: Iterable[Span], longest: int) -> list[Span]:

@@ -2,14 +2,15 @@
 
 The sounds are sentences of `spoken.txt` that `espeak-ng` speaks, with one voice or several, with pauses,
 clean or in noise: 30 to 170 seconds, the same ones each time. B is a checkpoint of Whisper, and W has the
-same weights as CTranslate2 loads them; without W, faster-whisper is not asked. All are greedy at first. A
-word is lost if a way lacks its letters and windows ("sequential") have them, by the fewest edits.
+same weights as CTranslate2 loads them; without W, faster-whisper is not asked. All are greedy at first.
+Wrong words are counted twice: as they are spelled, and with figures and American spellings taken for the
+sentences' own. A word is lost if a way lacks its letters and windows ("sequential") have them, by the fewest
+edits.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 import re
@@ -27,6 +28,7 @@ import soundfile
 from rapidfuzz.distance import Levenshtein
 
 from benchmarks.hardware import describe_hardware
+from benchmarks.report import publish
 from seq2seq_serve import load
 from seq2seq_serve.bundle.audio import SAMPLE_RATE, Samples, read_sound
 from seq2seq_serve.server.library import Model
@@ -34,10 +36,20 @@ from seq2seq_serve.server.library import Model
 _SENTENCES = Path(__file__).with_name("spoken.txt").read_text(encoding="utf-8").splitlines()
 _VOICES = ("en-us", "en-gb", "en-us+m3", "en-us+f2", "en-gb+m7", "en-us+f4")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
+_SPELLINGS = {  # of words of the sentences, after `_words`
+    "3000": "three thousand",
+    "40": "forty",
+    "20": "twenty",
+    "11": "eleven",
+    "6": "six",
+    "harbor": "harbour",
+    "neighbor": "neighbour",
+}
 _RUN = 3  # lost words that follow each other
 _WINDOWS = "windows"
 _WAYS: dict[str, dict[str, Any]] = {
     _WINDOWS: {"long_source": "sequential"},
+    "windows, voice activity": {"long_source": "sequential", "voice_activity": True},
     "split": {"long_source": "split"},
     "auto": {"long_source": "split", "voice_activity": True, "timestamps": True},
 }
@@ -81,43 +93,46 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("--precision", default="fp32", help="(default: %(default)s)")
     parser.add_argument("--weights", type=Path, help="folder of the same weights for faster-whisper")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON object to this file")
     options = parser.parse_args(arguments)
     results: list[dict[str, Any]] = []
     with TemporaryDirectory() as folder, load(options.bundle, precision=options.precision) as ours:
         paths, texts = zip(*(_speak(Path(folder), *each) for each in enumerate(_PLANS)), strict=True)
         spoken, heard = [_words(text) for text in texts], {}
+        num_words = sum(map(len, spoken))
         ways: dict[str, Callable[[Sequence[Path]], list[str]]] = {
             name: partial(_here, ours, way) for name, way in _WAYS.items()
         }
         if options.weights:
             ways |= _ways_there(options.weights, options.precision)
         for name, way in ways.items():
-            answers = heard[name] = [_words(text) for text in way(paths)]
-            lost = [_lost(*each) for each in zip(spoken, answers, heard[_WINDOWS], strict=True)]
+            answers = [_words(text) for text in way(paths)]
+            heard[name] = [_as_spoken(words) for words in answers]
+            lost = [_lost(*each) for each in zip(spoken, heard[name], heard[_WINDOWS], strict=True)]
             wrong = sum(map(Levenshtein.distance, spoken, answers))
+            misheard = sum(map(Levenshtein.distance, spoken, heard[name]))
             row = {
                 "way": name,
-                "wrong_percent": 100 * wrong / sum(map(len, spoken)),
+                "wrong_percent": 100 * wrong / num_words,
+                "misheard_percent": 100 * misheard / num_words,
                 "lost_words": sum(map(sum, lost)),
                 "lost_runs": [run for each in lost for run in each if run >= _RUN],
             }
             print(
-                f"{name:24} {row['wrong_percent']:5.1f}% wrong words, {row['lost_words']:3} lost, in runs of "
-                f"{_RUN} or more: {row['lost_runs'] or 'none'}"
+                f"{name:24} {row['wrong_percent']:5.1f}% wrong words, {row['misheard_percent']:5.1f}% in any "
+                f"spelling, {row['lost_words']:3} lost, in runs of {_RUN} or more: {row['lost_runs']}",
+                flush=True,
             )
             results.append(row)
-    print(
-        json.dumps(
-            {
-                "benchmark": "lost-speech",
-                "hardware": describe_hardware(),
-                "bundle": options.bundle.name,
-                "precision": options.precision,
-                "words": sum(map(len, spoken)),
-                "results": results,
-            }
-        )
-    )
+    report = {
+        "benchmark": "lost-speech",
+        "hardware": describe_hardware(),
+        "bundle": options.bundle.name,
+        "precision": options.precision,
+        "words": num_words,
+        "results": results,
+    }
+    publish(report, options.out)
     return 0
 
 
@@ -139,7 +154,10 @@ def _ways_there(weights: Path, precision: str) -> dict[str, Callable[[Sequence[P
         device="cpu",
         cpu_threads=len(os.sched_getaffinity(0)),
     )
-    return {"faster-whisper, batched": partial(texts, BatchedInferencePipeline(model).transcribe)}
+    return {
+        "faster-whisper": partial(texts, model.transcribe),
+        "faster-whisper, batched": partial(texts, BatchedInferencePipeline(model).transcribe),
+    }
 
 
 def _speak(folder: Path, seed: int, plan: _Plan) -> tuple[Path, str]:
@@ -177,7 +195,11 @@ def _noisy(samples: Samples, decibels: float, seed: int) -> Samples:
 
 
 def _words(text: str) -> list[str]:
-    return _WORD.findall(text.casefold())
+    return _WORD.findall(text.casefold().replace(",000", "000"))
+
+
+def _as_spoken(words: Sequence[str]) -> list[str]:
+    return [one for word in words for one in _SPELLINGS.get(word, word).split()]
 
 
 def _missing(spoken: Sequence[str], heard: Sequence[str]) -> set[int]:

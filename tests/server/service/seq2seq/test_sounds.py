@@ -162,7 +162,7 @@ async def test_a_long_sound_is_split_and_its_targets_and_times_are_joined(whispe
         assert [text for *_, text in found] == [text for *_, text in expected]
         np.testing.assert_allclose([each[:2] for each in found], [each[:2] for each in expected], atol=1e-9)
         times = [time for *each, _ in found for time in each]
-        assert times == sorted(times)
+        assert np.diff(times).min() > -1e-9
         assert times[-1] <= 2
         assert joined.usage.source_tokens == NUM_POSITIONS * len(pieces)
 
