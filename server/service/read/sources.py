@@ -152,7 +152,9 @@ def cost_of_file(given: Input, decoding: Decoding) -> FileCost:
     if options.long_source == LONG_SOURCE_SEQUENTIAL:
         num_frames_of_all = math.ceil(seconds * audio.SAMPLE_RATE / audio.HOP) + 1
     elif options.long_source in SPLITTING:
-        num_frames_of_all *= 1 + math.ceil(seconds / (max_seconds(given.spec) * audio.LEAST_SHARE))
+        # Spans of speech of a little more than half of a piece do not share one.
+        share = 0.5 if options.voice_activity else audio.LEAST_SHARE
+        num_frames_of_all *= 1 + math.ceil(seconds / (max_seconds(given.spec) * share))
     num_samples = seconds * audio.SAMPLE_RATE * (_COPIES_WITH_VOICE_ACTIVITY if options.voice_activity else 1)
     return FileCost(cost.num_pixels, int(num_samples * _FLOAT_BYTES), num_frames_of_all * frame_bytes)
 
