@@ -210,7 +210,7 @@ def test_docker_stop_finishes_or_refuses_every_request_and_exits_0(stack, bundle
             pending[100].result()
             stopping = pool.submit(run, "docker", "stop", "--time", str(DRAIN_SECONDS + 10), server)
             # Also the client says it by itself, of a server whose health says that it will end.
-            away = re.compile("UNAVAILABLE: (model demo is shutting down|no server is ready .*)")
+            away = re.compile("UNAVAILABLE: ((model demo|the server) is shutting down|no server is ready .*)")
             answers = {away.sub("UNAVAILABLE", text_or_refusal(call)) for call in pending}
             stopping.result()
         assert text in answers
