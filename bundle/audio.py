@@ -36,7 +36,7 @@ SPEECH_MARGIN = SAMPLE_RATE * 4 // 10  # samples that are kept on either side of
 LEAST_SHARE = 0.9  # of the longest piece, on average; what is left is for the choice of the cuts
 _CUT_BLOCK = SAMPLE_RATE // 10  # samples whose mean power is a level
 _CUT_BLOCKS = 7  # whose levels say how quiet a place is: a consonant has shorter gaps
-_SILENCE = 1e-9  # the least power that is told from none
+_SILENCE = 1e-9  # a lower mean power counts as silence
 _BLOCK = 65_536  # samples of each channel that are decoded at once
 _FRAMES = 500  # of a spectrogram that are computed at once, in about 25 ms
 # The mel scale of Slaney (1998, "Auditory Toolbox"): linear up to 1,000 Hz, logarithmic above

@@ -107,7 +107,7 @@ def packed(samples: np.ndarray, rate: int = SAMPLE_RATE, form: str = "mp4", code
     with av.open(stream, "w", format=form) as file:
         track = file.add_stream(codec, rate=rate, layout="mono")
         if codec == "wmav2":
-            track.bit_rate = 64_000  # it has no default
+            track.bit_rate = 64_000  # the encoder does not have a default
         given = np.ascontiguousarray(samples[None], np.float32)
         frame = av.AudioFrame.from_ndarray(given, format="fltp", layout="mono")
         frame.sample_rate = rate

@@ -1,4 +1,4 @@
-"""What a program does with KServe's clients: run with the addresses of a server, and a model's name.
+"""Calls a server with KServe's clients: run with the addresses of a server, and a model's name.
 
 A program of its own, because two stubs of the package `inference` cannot be loaded together. Prints a JSON
 object with what it saw.

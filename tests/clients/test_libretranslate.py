@@ -258,7 +258,7 @@ const { libreTranslate } = require(process.argv[1]);
 
 
 def test_streams_of_node(url, node, tmp_path):
-    """A stream has no length: it got 411."""
+    """The server answered 411, because the body of a stream does not have a length."""
     script = """
 const { createReadStream, openAsBlob } = require("node:fs");
 const { Readable } = require("node:stream");

@@ -1,4 +1,4 @@
-"""What a program does with Triton's client over gRPC: run with an address, two models' names and a sound.
+"""Calls a server with Triton's gRPC client: run with an address, two models' names and a sound.
 
 A program of its own, because two stubs of the package `inference` cannot be loaded together. Prints a JSON
 object with what it saw.

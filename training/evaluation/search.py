@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from seq2seq_serve.bundle.manifest import EarlyStopping, LengthPenalty
-from seq2seq_serve.training.models.base import EncoderDecoder, Memory, select_rows
+from seq2seq_serve.training.models.base import EncoderDecoder, Memory, State, select_rows
 
 Adjust = Callable[[Tensor, Sequence[int]], Tensor]
 """Turns the logits (V,) of the token after a target, without bos, into those by which it is selected."""
@@ -91,13 +91,7 @@ def greedy_search(
     for limit in set(limits):
         check_limits(model, source_ids, limit, prefix_ids)
     targets: list[list[int]] = [[] for _ in source_ids]
-    for running in _batches(model, source_ids):
-        memory, source_mask = encode(model, [source_ids[row] for row in running])
-        state = model.start(memory, source_mask)
-        token_ids = torch.full((len(running),), bos_id, device=source_mask.device)
-        for token_id in prefix_ids:
-            _, state = model.step(token_ids, state, memory, source_mask)
-            token_ids = torch.full_like(token_ids, token_id)
+    for running, memory, source_mask, state, token_ids in _started(model, source_ids, bos_id, prefix_ids):
         while running:
             before_step()
             states, state = model.step(token_ids, state, memory, source_mask)
@@ -116,18 +110,32 @@ def greedy_search(
     return targets
 
 
-def _batches(
-    model: EncoderDecoder, sources: Sequence[Sequence[int]], rows_of_a_source: int = 1
-) -> Iterator[list[int]]:
-    """The numbers of sources of similar length that are searched at once."""
+def _started(
+    model: EncoderDecoder,
+    sources: Sequence[Sequence[int]],
+    bos_id: int,
+    prefix_ids: Sequence[int],
+    rows_of_a_source: int = 1,
+) -> Iterator[tuple[list[int], Memory, Tensor, State, Tensor]]:
+    """Starts the decoding of sources of similar length at once.
+
+    Yields the numbers of B sources, their memory, their mask (B, S), the state after the prefix without its
+    last token, and that token (B,), or bos.
+    """
     length = model.source_kind.length
     by_length = sorted(range(len(sources)), key=lambda number: length(sources[number]))
     most = max(_ROWS_AT_ONCE // rows_of_a_source, 1)
     while by_length:
         longest = length(sources[by_length[:most][-1]])
         count = min(max(_SCORES_AT_ONCE // longest**2, 1), most)
-        yield by_length[:count]
-        by_length = by_length[count:]
+        batch, by_length = by_length[:count], by_length[count:]
+        memory, source_mask = encode(model, [sources[number] for number in batch])
+        state = model.start(memory, source_mask)
+        token_ids = torch.full((len(batch),), bos_id, device=source_mask.device)
+        for token_id in prefix_ids:
+            _, state = model.step(token_ids, state, memory, source_mask)
+            token_ids = torch.full_like(token_ids, token_id)
+        yield batch, memory, source_mask, state, token_ids
 
 
 @dataclass(frozen=True)
@@ -201,13 +209,8 @@ def beam_searches(
     for limit in set(max_new_tokens):
         check_limits(model, sources, limit, prefix_ids)
     beams = [_Beam(rules, prefix_ids, limit) for limit in max_new_tokens]
-    for batch in _batches(model, sources, rules.beam_size):
-        memory, source_mask = encode(model, [sources[number] for number in batch])
-        state = model.start(memory, source_mask)
-        token_ids = torch.full((len(batch),), bos_id, device=source_mask.device)
-        for token_id in prefix_ids:
-            _, state = model.step(token_ids, state, memory, source_mask)
-            token_ids = torch.full_like(token_ids, token_id)
+    starts = _started(model, sources, bos_id, prefix_ids, rules.beam_size)
+    for batch, memory, source_mask, state, token_ids in starts:
         running = [beams[number] for number in batch]  # each has its rows one after the other
         while running:
             states, state = model.step(token_ids, state, memory, source_mask)

@@ -44,7 +44,7 @@ def _alignment_heads(checkpoint: CheckpointFolder, decoder: StackConfig) -> tupl
 
 
 def named_heads(generation: Mapping[str, Any]) -> list[Any]:
-    """What a checkpoint names as the heads that align, pairs of a layer and a head if it is not damaged."""
+    """Returns the alignment heads of a checkpoint: pairs of a layer and a head, unless it is damaged."""
     named = generation.get("alignment_heads")
     return named if isinstance(named, list) else [named] if named else []
 

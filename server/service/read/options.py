@@ -375,7 +375,7 @@ def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict
 
 
 def _check_only(name: str, given: str, model: ServedModel, field: str) -> None:
-    """Refuses a name where the model has no choice, except for the language by which sentences are split."""
+    """Refuses names if the model does not have a choice; the language that splits sentences may be named."""
     if name != SOURCE_LANGUAGE:
         raise InvalidRequest(f"{model.name} does not have a {name} to choose: leave it out", field=field)
     if model.only_language and subtags(given)[0] != subtags(model.only_language)[0]:

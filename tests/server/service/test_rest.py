@@ -39,7 +39,7 @@ def request_of(path: str, body: bytes, num_bytes: int = 0, more: str = "") -> by
 
 
 def chunked_request_of(path: str, *chunks: bytes) -> bytes:
-    """The head and the first chunks of a request whose body has no length."""
+    """Returns the head and the first chunks of a request without a Content-Length."""
     head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n".encode()
     return head + b"".join(b"%x\r\n%b\r\n" % (len(chunk), chunk) for chunk in chunks)
 

@@ -64,17 +64,17 @@ def test_it_lists_the_languages_of_the_models(client):
     assert names == {"de": ("German", pairs), "en": ("English", pairs), "ko": ("Korean", pairs)}
 
 
+@asynccontextmanager
+async def serving_korean():
+    """A server of one model, which reads Korean and writes English."""
+    async with serving() as served:
+        served.app._models.put(with_manifest(served.model, source_language="ko", target_language="en"))
+        yield served
+
+
 def test_a_language_that_is_only_a_target_is_listed():
     """Programs without `targets` choose both languages from the list."""
-
-    @asynccontextmanager
-    async def serving_one():
-        async with serving() as served:
-            model = with_manifest(served.model, source_language="ko", target_language="en")
-            served.app._models.put(model)
-            yield served
-
-    with on_a_thread(serving_one()) as served:
+    with on_a_thread(serving_korean()) as served:
         url = f"http://127.0.0.1:{served.app.http.port}"
         listed = {one["code"]: one["targets"] for one in LibreTranslateAPI(url).languages()}
         assert listed == {"en": ["en"], "ko": ["en", "ko"]}
@@ -369,15 +369,7 @@ def test_a_text_whose_language_is_not_clear_is_read_as_its_neighbours(url):
 
 def test_a_language_that_no_model_reads_is_never_translated():
     """English for a model of Korean was read as Korean, with a confidence of 0.0."""
-
-    @asynccontextmanager
-    async def serving_one():
-        async with serving() as served:
-            model = with_manifest(served.model, source_language="ko", target_language="en")
-            served.app._models.put(model)
-            yield served
-
-    with on_a_thread(serving_one()) as served:
+    with on_a_thread(serving_korean()) as served:
         url = f"http://127.0.0.1:{served.app.http.port}"
         for target in ("en", "de"):
             status, answer = post(url, "/translate", q="C'est un petit texte sur les trains.", target=target)
