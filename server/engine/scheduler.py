@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import NamedTuple
 
 from seq2seq_serve.server.engine.drafts import Drafter
-from seq2seq_serve.server.engine.plan import Alignment, Move, StepPlan, StepResult
+from seq2seq_serve.server.engine.plan import Alignment, Move, Selected, StepPlan, StepResult
 from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.result import FinishReason, Load
 from seq2seq_serve.server.engine.search import (
@@ -75,6 +75,28 @@ class _PendingAlignments:
     fed: dict[int, tuple[int, ...]]
 
 
+_End = tuple[Search, FinishReason, ServerError | None]
+
+
+@dataclass(eq=False, slots=True)
+class _Turn:
+    """What a step has changed.
+
+    Attributes:
+        failed: The searches that fail, and why.
+        leavers: The rows that leave their slots.
+        forking: The searches whose rows have several continuations.
+        forks: The rows that copy others.
+        ends: The searches that end.
+    """
+
+    failed: dict[Search, Exception] = field(default_factory=dict)
+    leavers: list[Sequence] = field(default_factory=list)
+    forking: dict[Search, None] = field(default_factory=dict)
+    forks: list[Fork] = field(default_factory=list)
+    ends: list[_End] = field(default_factory=list)
+
+
 _ALIGN_CALL_TOKENS = 32  # positions that take about as long as the fixed cost of a call
 _PADDING_SHARE = 4  # attention and copies over this number of padded positions cost as much as one token
 # A full core admits requests when this part of its slots, one in eight, is free: an encode call for each
@@ -87,7 +109,6 @@ SHORT_ENCODE_SECONDS = 3e-3
 # A turn may take so long with several steps, so that a newcomer or a stream does not wait for it.
 _SHORT_TURN_SECONDS, _MOST_STEPS = 1e-3, 4
 _IS_SIMPLE, _NUM_DRAFTABLE = attrgetter("is_simple"), attrgetter("num_draftable")  # of rows
-_End = tuple[Search, FinishReason, ServerError | None]
 
 
 class Scheduler:
@@ -217,9 +238,31 @@ class Scheduler:
     def record(self, plan: StepPlan, result: StepResult, now: float) -> list[Finished]:
         """Extend every row by the selected tokens, and retire complete rows.
 
-        A drafted position extends its row by one more token if the row has selected what was drafted before.
         An exception that one request causes fails only that request.
         """
+        self._record_seconds(plan, result)
+        selected = result.selected
+        turn = _Turn()
+        for row, error in selected.failures.items():
+            if row < len(plan.rows):  # a failed draft matters only if the row selects what was drafted
+                turn.failed[plan.rows[row].search] = error
+        if plan.alignments:
+            self._record_alignments(plan, result.attention, turn)
+        for row, attended in selected.attention.items():
+            plan.rows[row].attended.append(attended)
+        self._extend_rows(plan, selected, turn, now)
+        if selected.further:
+            self._extend_further(plan, selected, turn)
+        if turn.forking:
+            self._fork(selected, turn)
+        self._complete(turn)
+        finished = []
+        if turn.leavers or turn.ends or turn.forks:
+            finished = self._leave(turn.leavers, turn.ends, turn.forks)
+        return finished + self._fail_each(turn.failed) if turn.failed else finished
+
+    def _record_seconds(self, plan: StepPlan, result: StepResult) -> None:
+        """Remember what calls take, by which later turns are planned."""
         for sequence in plan.admitted:
             sequence.search.encode_seconds = result.encode_seconds
         if plan.admitted and result.encode_seconds:
@@ -227,22 +270,21 @@ class Scheduler:
             num_tokens = sum(max(each.request.encode_tokens, each.cache_length) for each in plan.admitted)
             self._encode_token_seconds = result.encode_seconds / num_tokens
             self._seconds_since_encode = 0.0
-        selected = result.selected
-        if result.num_rows:
-            self._step_seconds = result.step_seconds
-            self._seconds_since_encode += result.step_seconds * (1 + len(selected.further))
-        positions, num_rows = plan.rows + plan.drafts, len(plan.rows)
-        if self._drafter is not None and result.num_rows:
-            self._drafter.record(len(positions), result.step_seconds)
-        failed = {positions[row].search: error for row, error in selected.failures.items() if row < num_rows}
-        ends = self._record_alignments(plan, result.attention, failed) if plan.alignments else []
-        leavers = [self._aligning.pop(search).row for search, _, _ in ends]
-        for row, attended in selected.attention.items():
-            plan.rows[row].attended.append(attended)
-        forking: dict[Search, None] = {}
-        for row, (position, token_id) in enumerate(zip(positions, selected.token_ids, strict=True)):
+        if not result.num_rows:
+            return
+        self._step_seconds = result.step_seconds
+        self._seconds_since_encode += result.step_seconds * (1 + len(result.selected.further))
+        if self._drafter is not None:
+            self._drafter.record(len(plan.rows) + len(plan.drafts), result.step_seconds)
+
+    def _extend_rows(self, plan: StepPlan, selected: Selected, turn: _Turn, now: float) -> None:
+        """Extend each row by its token, and by those of its drafts as long as they are what it selects."""
+        num_rows = len(plan.rows)
+        for row, (position, token_id) in enumerate(
+            zip(plan.rows + plan.drafts, selected.token_ids, strict=True)
+        ):
             search = position.search
-            if search in failed or not position.num_branches:
+            if search in turn.failed or not position.num_branches:
                 continue
             sequence = position
             if row >= num_rows:
@@ -254,72 +296,80 @@ class Scheduler:
                 search.num_accepted_tokens += 1
                 search.num_further_tokens += 1
                 if row in selected.failures:
-                    failed[search] = selected.failures[row]
+                    turn.failed[search] = selected.failures[row]
                     continue
             if not (sequence.num_forced or sequence.detects):
                 search.first_token_at = search.first_token_at or now
                 search.last_token_at = now
             if sequence.num_branches > 1:
-                forking[search] = None
+                turn.forking[search] = None
                 continue
             try:
                 if row in selected.branches:
                     add_choice(sequence, selected.branches[row])
                 if extend(sequence, token_id, self._eos_ids):
-                    leavers.append(sequence)
+                    turn.leavers.append(sequence)
             except Exception as error:
-                failed[search] = error
+                turn.failed[search] = error
+
+    def _extend_further(self, plan: StepPlan, selected: Selected, turn: _Turn) -> None:
+        """Extend the rows by the tokens of the steps after the first one of a call."""
         for token_ids in selected.further:
             for sequence, token_id in zip(plan.rows, token_ids, strict=True):
                 search = sequence.search
                 try:
-                    if sequence not in search.rows or search in failed:
+                    if sequence not in search.rows or search in turn.failed:
                         continue
                     search.num_further_tokens += 1
                     if extend(sequence, token_id, self._eos_ids):
-                        leavers.append(sequence)
+                        turn.leavers.append(sequence)
                 except Exception as error:
-                    failed[search] = error
-        forks: list[Fork] = []
-        ranked = rank(forking, selected.candidates) if selected.candidates else {}
-        for search in forking:
+                    turn.failed[search] = error
+
+    def _fork(self, selected: Selected, turn: _Turn) -> None:
+        """Extend the beams, and start the further samples of a source, which copy rows."""
+        ranked = rank(turn.forking, selected.candidates) if selected.candidates else {}
+        for search in turn.forking:
             before = search.rows
             try:
                 if search in ranked:
-                    forks += extend_beam(search, ranked[search], self._eos_ids)
+                    turn.forks += extend_beam(search, ranked[search], self._eos_ids)
                 else:
                     (root,) = before
                     assert root.row is not None
-                    forks += branch(search, selected.branches[root.row], self._eos_ids)
+                    turn.forks += branch(search, selected.branches[root.row], self._eos_ids)
             except Exception as error:
-                failed[search] = error
+                turn.failed[search] = error
             else:
                 if len(search.rows) < len(before):  # otherwise each row goes on, perhaps with another target
-                    leavers += [sequence for sequence in before if sequence not in search.rows]
-        leavers = [sequence for sequence in leavers if sequence.search not in failed]
-        for search in dict.fromkeys(sequence.search for sequence in leavers if sequence.num_branches):
+                    turn.leavers += [sequence for sequence in before if sequence not in search.rows]
+
+    def _complete(self, turn: _Turn) -> None:
+        """Find the searches whose last row leaves: they end, or wait for their alignments."""
+        turn.leavers = [sequence for sequence in turn.leavers if sequence.search not in turn.failed]
+        for search in dict.fromkeys(sequence.search for sequence in turn.leavers if sequence.num_branches):
             if search.rows:
                 continue
             if not search.ended:
-                ends.append((search, FinishReason.FAILED, EngineFailed(NO_NUMBERS)))
+                turn.ends.append((search, FinishReason.FAILED, EngineFailed(NO_NUMBERS)))
             elif search.request.attention and self._has_decode:
                 assert search.keeper is not None
-                leavers.remove(search.keeper)
+                turn.leavers.remove(search.keeper)
                 self._keep_for_alignments(search, search.keeper)
             else:
-                ends.append((search, search.ended[min(search.ended)].finish_reason, None))
-        finished = self._leave(leavers, ends, forks) if leavers or ends or forks else []
-        if not failed:
-            return finished
-        broken: list[_End] = []
+                turn.ends.append(_end_of(search))
+
+    def _fail_each(self, failed: dict[Search, Exception]) -> list[Finished]:
+        """End searches, each by what it caused."""
+        ends: list[_End] = []
         for search, cause in failed.items():
             if isinstance(cause, EngineFailed):
                 failure = cause
             else:
                 failure = EngineFailed("the engine failed on this request")
                 failure.__cause__ = cause
-            broken.append((search, FinishReason.FAILED, failure))
-        return finished + self._abandon(broken)
+            ends.append((search, FinishReason.FAILED, failure))
+        return self._abandon(ends)
 
     def _keep_for_alignments(self, search: Search, row: Sequence) -> None:
         """Keep a complete request and one of its rows until its alignments have been computed."""
@@ -355,16 +405,15 @@ class Scheduler:
                     yield piece
 
     def _record_alignments(
-        self, plan: StepPlan, attention: tuple[Array | Exception, ...], failed: dict[Search, Exception]
-    ) -> list[_End]:
-        """Store the computed attention; returns the requests whose alignments are complete."""
-        ends: list[_End] = []
+        self, plan: StepPlan, attention: tuple[Array | Exception, ...], turn: _Turn
+    ) -> None:
+        """Store the computed attention, and end the searches whose alignments are complete."""
         for piece, weights in zip(plan.alignments, attention, strict=True):
             search = piece.row.search
             if isinstance(weights, Exception):
-                failed[search] = weights
+                turn.failed[search] = weights
                 continue
-            if search in failed:
+            if search in turn.failed:
                 continue
             search.ended[piece.place].attended.append(weights)
             fed = self._aligning[search].fed
@@ -372,8 +421,8 @@ class Scheduler:
             if num_before + len(piece.target_ids) == len(fed[piece.place]):
                 del fed[piece.place]
             if not fed:
-                ends.append((search, search.ended[min(search.ended)].finish_reason, None))
-        return ends
+                turn.ends.append(_end_of(search))
+                turn.leavers.append(self._aligning.pop(search).row)
 
     def fail(self, sequences: tuple[Sequence, ...]) -> list[Finished]:
         """End the requests of an encode or a step that raised an exception."""
@@ -419,6 +468,11 @@ def leaving_error(*, is_expired: bool) -> ServerError:
     if is_expired:
         return DeadlineExceeded("the deadline passed before the target was complete")
     return Cancelled("the caller cancelled")
+
+
+def _end_of(search: Search) -> _End:
+    """Returns the end of a search whose hypotheses are complete."""
+    return search, search.ended[min(search.ended)].finish_reason, None
 
 
 def _copy(fork: Fork, *, with_memory: bool) -> Move:
