@@ -87,49 +87,69 @@ class OnnxRunner:
         is_draft: bool = False,
     ) -> None:
         manifest, sizing = bundle.manifest, sizing or size_up(bundle, config, is_draft=is_draft)
+        # The sizes, and what the manifest says of tokens
         self.provider, self.precision = sizing.provider, sizing.precision
         self.num_threads, self.num_slots = sizing.num_threads, sizing.num_slots
         self.slot_bytes = sizing.slot_bytes
-        self._num_staged_rows = sizing.num_staged_rows
         self.max_source_length = sizing.max_source_length
-        self._max_memory_length = sizing.sizes[Axis.MEMORY_CAPACITY]
         self.max_target_length = sizing.sizes[Axis.CACHE_CAPACITY]
+        self._max_memory_length = sizing.sizes[Axis.MEMORY_CAPACITY]
+        self._capacities = {
+            names.CACHE_CAPACITY: np.array(self.max_target_length, np.int32),
+            names.MEMORY_CAPACITY: np.array(self._max_memory_length, np.int32),
+        }
         self.vocab_size = manifest.target_vocab_size
-        self._memory = manifest.memory
         # For a start that requests choose, any of its tokens serves to warm up.
         self.start_ids = tuple(
             next(iter(manifest.choices[place].ids.values())) if isinstance(place, str) else place
             for place in manifest.frames.start
         )
         self.eos_ids = manifest.special_ids.eos_ids
-        never_ids = manifest.generation.suppressed_token_ids
+        self._memory, self._times = manifest.memory, manifest.timestamps
+        self._detects = manifest.detects_language
+        self._path, self._is_draft = bundle.path, is_draft
+
+        # The device, and which calls it captures
         if config.shares_threads:
             share_threads(self.num_threads)
         if self.provider != CPU:
             load_cuda_libraries(config.cuda_libraries)
         self._device = OnnxDevice(self.provider, self.num_threads)
-        self._path = bundle.path
-        self._is_draft = is_draft
         self._graphs = manifest.variants[self.precision].graphs
-        captures = config.cuda_graphs and self._device.can_capture and self.max_target_length > 1
-        self._source_specs = source_specs(bundle.manifest, self.precision)
-        axes = {axis for spec in self._source_specs for axis in spec.axes[1:] if isinstance(axis, str)}
-        self._has_tokens = Axis.SOURCE_LENGTH in axes
+        self._source_specs = source_specs(manifest, self.precision)
+        source_axes = {axis for spec in self._source_specs for axis in spec.axes[1:] if isinstance(axis, str)}
+        self._has_tokens = Axis.SOURCE_LENGTH in source_axes
         has_state = any(specs[0].role is Role.STATE for specs in sizing.groups)
-        # Rows after those of the slots, for captured encode calls, which have few shapes
-        stages = captures and self._device.moves_positions and not has_state and axes <= {Axis.SOURCE_LENGTH}
         self._pads_sources = self._has_tokens and not has_state and not self._device.is_host
+        captures = config.cuda_graphs and self._device.can_capture and self.max_target_length > 1
+        # Calls of few shapes, into rows after those of the slots
+        stages = captures and self._device.moves_positions and not has_state
+        stages = stages and source_axes <= {Axis.SOURCE_LENGTH}
         self._captures = {Verb.STEP: captures, Verb.ENCODE: stages}
-        self._staged: dict[tuple[int, int], _Staged] = {}  # by rows and tokens
-        self._padded: set[tuple[int, int]] = set()  # shapes of other encode calls that were run to warm up
-        self._buffers: dict[str, Buffers] = {}
-        for specs in sizing.groups:
-            num_rows = self.num_slots + (
-                self._num_staged_rows if stages and specs[0].role is Role.MEMORY else 0
+        self._num_staged_rows = sizing.num_staged_rows
+
+        # What the graphs allow there
+        step = self._graphs[Verb.STEP]
+        inputs, outputs = [spec.name for spec in step.inputs], [spec.name for spec in step.outputs]
+        has_operators = self._device.has_operators
+        self.has_decode = Verb.DECODE in self._graphs
+        # What a step without numbers did to a state cannot be undone.
+        self.repeats_steps = not has_state
+        # A move copies a state whole, so a keeper could not hand over its memory alone.
+        self.shares_memory = names.OWNERS in inputs and has_operators and not has_state
+        self.takes_drafts = names.CACHE_ROWS in inputs and self._device.is_host and has_operators
+        self._chooses = names.NUM_CANDIDATES in inputs and self._device.is_host and has_operators
+        self._candidate_outputs = [outputs.index(name) for name in _CANDIDATES if name in outputs]
+        self._picks_in_step = names.out(names.TOKEN_IDS) in outputs
+        never_ids = manifest.generation.suppressed_token_ids
+        if never_ids and not self._picks_in_step and not self._device.is_host:
+            raise ValueError(
+                f"{bundle.path} suppresses tokens, and its step in {self.precision} does not select tokens, "
+                f"which {self.provider} needs for that: export it again"
             )
-            shape = (num_rows, *row_shape(specs[0], sizing.sizes))
-            buffers = Buffers(specs, shape, self._device)
-            self._buffers |= dict.fromkeys(buffers.index, buffers)
+
+        # The rows, and what a step reads and writes of them
+        self._buffers = self._allocated(sizing)
         self._groups_of_buffers = tuple(dict.fromkeys(self._buffers.values()))
         self._state = [buffers for buffers in self._groups_of_buffers if buffers.num_copies > 1]
         self._fitted = [
@@ -137,47 +157,15 @@ class OnnxRunner:
             for buffers in self._groups_of_buffers
             if self._device.is_host and buffers.capacity_axis == Axis.MEMORY_CAPACITY
         ]
-        self.has_decode = Verb.DECODE in self._graphs
-        # What a step without numbers did to a state cannot be undone.
-        self.repeats_steps = not self._state
-        step = self._graphs[Verb.STEP]
-        inputs = [spec.name for spec in step.inputs if spec.role is Role.TOKEN]
-        # A move copies a state whole, so a keeper could not hand over its memory alone.
-        self.shares_memory = names.OWNERS in inputs and self._device.has_operators and not self._state
-        attending = {
-            verb: spec
-            for verb, graph in self._graphs.items()
-            for spec in graph.outputs
-            if spec.role is Role.ATTENTION
-        }
-        self.takes_drafts = names.CACHE_ROWS in inputs and self._device.is_host and self._device.has_operators
         self._columns = Columns(
-            inputs,
+            [spec.name for spec in step.inputs if spec.role is Role.TOKEN],
             self.num_slots + (MAX_DRAFTED if self.takes_drafts else 0),
             self.vocab_size,
             self._device,
-            attending.get(Verb.STEP),
+            next((spec for spec in step.outputs if spec.role is Role.ATTENTION), None),
             self._max_memory_length,
             never_ids,
         )
-        chooses = any(spec.role is Role.CANDIDATES for spec in step.inputs)
-        self._chooses = chooses and self._device.is_host and self._device.has_operators
-        self._picks_in_step = names.out(names.TOKEN_IDS) in [spec.name for spec in step.outputs]
-        if never_ids and not self._picks_in_step and not self._device.is_host:
-            raise ValueError(
-                f"{bundle.path} suppresses tokens, and its step in {self.precision} does not select tokens, "
-                f"which {self.provider} needs for that: export it again"
-            )
-        self._capacities = {
-            names.CACHE_CAPACITY: np.array(self.max_target_length, np.int32),
-            names.MEMORY_CAPACITY: np.array(self._max_memory_length, np.int32),
-        }
-        self._files: VariantFiles | None = files or read_files(bundle, self.precision, self.provider)
-        self._sessions: dict[Verb, Session] = {
-            verb: self._load(verb) for verb in self._graphs if verb not in (Verb.ENCODE, Verb.STEP)
-        }
-        self._times = manifest.timestamps
-        self._detects = manifest.detects_language
         self._selector = Selector(
             self._columns,
             self.vocab_size,
@@ -187,17 +175,34 @@ class OnnxRunner:
             has_times=self._times is not None,
             detects=self._detects,
         )
+
+        # The sessions, and their bindings
         self._buckets = buckets_up_to(self.num_slots)
         # By the number of rows, the state's copy, and the number of candidates
         self._bindings: dict[tuple[int, int, int], list[Any]] = {}
         self._num_candidates: dict[int, Array] = {}  # the bindings refer to these arrays
-        outputs = [spec.name for spec in step.outputs]
-        self._candidate_outputs = [outputs.index(name) for name in _CANDIDATES if name in outputs]
-        self._select: Session | None = None
+        self._staged: dict[tuple[int, int], _Staged] = {}  # captured encode calls, by rows and tokens
+        self._padded: set[tuple[int, int]] = set()  # shapes of other encode calls that were run to warm up
         self._rows: tuple[Sequence, ...] = ()  # of the last step, if the columns know what follows it
+        self._files: VariantFiles | None = files or read_files(bundle, self.precision, self.provider)
+        self._select: Session | None = None
+        self._sessions: dict[Verb, Session] = {
+            verb: self._load(verb) for verb in self._graphs if verb not in (Verb.ENCODE, Verb.STEP)
+        }
         # A bucket's first step runs twice, to allocate memory and to be captured, each at a new position.
         self._or_uncaptured(Verb.ENCODE)
         self._or_uncaptured(Verb.STEP)
+
+    def _allocated(self, sizing: Sizing) -> dict[str, Buffers]:
+        """Returns the buffers by the names of their tensors; those of one group have the same."""
+        by_name: dict[str, Buffers] = {}
+        for specs in sizing.groups:
+            num_rows = self.num_slots
+            if self._captures[Verb.ENCODE] and specs[0].role is Role.MEMORY:
+                num_rows += self._num_staged_rows
+            buffers = Buffers(specs, (num_rows, *row_shape(specs[0], sizing.sizes)), self._device)
+            by_name |= dict.fromkeys(buffers.index, buffers)
+        return by_name
 
     @property
     def captures_steps(self) -> bool:
