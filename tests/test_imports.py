@@ -1,4 +1,4 @@
-"""Who may import whom: the table of CONTRIBUTING.md, read from the sources and tried in fresh interpreters."""
+"""Who may import whom: the table of CONTRIBUTING.md, from the sources and in fresh interpreters."""
 
 import ast
 import subprocess
