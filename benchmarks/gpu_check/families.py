@@ -49,7 +49,8 @@ def families(place: Place, found: Findings) -> Iterator[str]:
     Requests of every mode share a running batch. The CPU's targets are also scored at once.
     """
     for name in (BASE, *FAMILIES):
-        asked = _requests(load_bundle(place.folder / name).manifest)
+        manifest = load_bundle(place.folder / name).manifest
+        asked = _requests(manifest)
         on_cpu = _Engine(place, name, Precision.FP32, ProviderPolicy.CPU)
         reference = on_cpu.answers(asked)
         scored = [
@@ -58,7 +59,7 @@ def families(place: Place, found: Findings) -> Iterator[str]:
         ]
         reference |= on_cpu.answers({"score": scored})
         on_cpu.stop()
-        for precision in place.scale.precisions:
+        for precision in set(place.scale.precisions) & manifest.variants.keys():
             here = _Engine(place, name, precision)
             answers = here.answers(asked) | here.answers({"score": scored})
             here.stop()
