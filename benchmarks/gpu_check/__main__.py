@@ -44,9 +44,9 @@ from benchmarks.report import as_lines, command, publish, write
 PARTS: dict[str, tuple[Callable[[Place, Findings], Iterator[str]], float]] = {
     "device": (families.device, 60),
     "families": (families.families, 120),
-    "server": (service.server, 60),
+    "server": (service.server, 90),
     "speed": (steps.speed, 80),
-    "load": (service.load, 90),
+    "load": (service.load, 120),
     "profile": (steps.profile, 40),
     "memory": (more.memory, 60),
     "training": (more.training, 60),
