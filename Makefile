@@ -102,7 +102,7 @@ types: $(INSTALLED) ## mypy, strict on bundle, server, client and drawing
 bench: $(INSTALLED) ## the benchmarks that need no GPU
 	$(PY) -m pip install --quiet -e '.[bench]'
 	$(PY) -m benchmarks.peers $(BENCH_FLAGS)
-	$(PY) -m benchmarks.load --quick
+	$(PY) -m benchmarks.load --rounds 1 --seconds 5
 
 # TATOEBA: English, tab, German on each line, as manythings.org/anki has them. The training takes half an hour.
 figures: $(RUN)/summary.json runs/english/summary.json runs/pronouns/summary.json ## the pictures and numbers of docs/attention*.md anew

@@ -19,7 +19,7 @@ from rich.progress import track
 from rich.table import Table
 
 from benchmarks.hardware import describe_hardware
-from benchmarks.report import command, publish, table
+from benchmarks.report import command, markdown, publish
 from benchmarks.serving import RunningServer, serving
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.client import Client, ClientError, GenerateOptions
@@ -109,8 +109,8 @@ def show_latencies(server: RunningServer, console: Console) -> dict[str, Any]:
         p50, p99 = histogram.quantile(0.5), histogram.quantile(0.99)
         rows.append((label, str(histogram.count), f"{1e3 * p50:.2f}", f"{1e3 * p99:.2f}"))
         report[name] = {"count": histogram.count, "p50": p50, "p99": p99}
-    title = f"latencies from {server.metrics_url}/metrics"
-    console.print(table(title, ("", "count", "p50 ms", "p99 ms"), rows))
+    columns = "latency", "count", "p50 ms", "p99 ms"
+    console.print(f"from {server.metrics_url}/metrics\n\n{markdown(columns, rows)}\n", highlight=False)
     return report
 
 

@@ -17,6 +17,7 @@ from seq2seq_serve.training.config import TransformerConfig
 
 _REPETITIONS = 9
 _M, _K, _N = 512, 2048, 2048  # sizes of the product whose speed is the peak
+_WEIGHT_BYTES = {Precision.FP32: 4, Precision.INT8: 1, Precision.INT4: 9 / 16}  # with a scale for 32 weights
 
 
 @dataclass(frozen=True)
@@ -32,81 +33,74 @@ class Machine:
     multiply_adds_per_second: dict[Precision, float]
 
 
-_WEIGHT_BYTES = {Precision.FP32: 4, Precision.INT8: 1, Precision.INT4: 9 / 16}  # with a scale for 32 weights
-
-
 @dataclass(frozen=True)
-class Floor:
-    """The least time of a step: the larger of its reading time and its multiplication time."""
+class StepSize:
+    """What a decoder step must read; the embedding and the norms are not counted.
 
-    read_seconds: float
-    multiply_seconds: float
+    Attributes:
+        num_weights: Numbers in the weights, each of which is read once.
+        num_live: Numbers in the keys and values of all live positions of caches and memories. The hypotheses
+            of a request share one memory.
+        num_attended: The same, counting a shared memory once for each row.
+    """
 
-    @property
-    def seconds(self) -> float:
-        """The floor; a step can be faster only by data that stays in the processor's caches between steps."""
-        return max(self.read_seconds, self.multiply_seconds)
-
-
-def measure_machine(num_threads: int) -> Machine:
-    """Measure bandwidth and peaks; takes some seconds."""
-    peaks = {precision: _peak(precision, num_threads) for precision in (Precision.FP32, Precision.INT8)}
-    return Machine(_read_bandwidth(num_threads), peaks | {Precision.INT4: peaks[Precision.INT8]})
+    num_weights: int
+    num_live: float
+    num_attended: float
 
 
-def step_floor(
-    config: TransformerConfig,
-    precision: Precision,
-    num_requests: int,
-    beam_size: int,
-    source_tokens: float,
-    target_tokens: float,
-    machine: Machine,
-) -> Floor:
-    """Computes the floor of a decoder step.
-
-    A step reads every weight once, and every live position of caches and memories once, in float32 for both
-    precisions. The hypotheses of a request share one memory. Every row is multiplied by every weight, and
-    attends to all its live positions. The embedding and the norms are not counted.
+def step_size(
+    config: TransformerConfig, num_requests: int, beam_size: int, source_tokens: float, target_tokens: float
+) -> StepSize:
+    """Counts the numbers of a step.
 
     Args:
         config: The model's sizes.
-        precision: Precision of the weights and their products.
         num_requests: Number of requests in the step.
         beam_size: Number of rows per request.
         source_tokens: Number of positions of each memory.
         target_tokens: Mean number of positions of each cache.
-        machine: Measured limits of the machine.
     """
-    num_rows = num_requests * beam_size
     D, F, L, V = config.d_model, config.d_ff, config.num_decoder_layers, config.vocab_size
-    num_weights, num_read = L * (6 * D * D + 2 * D * F) + V * D, 2 * L  # matrices; keys and values
-    live_positions = num_rows * target_tokens + num_requests * source_tokens
-    attended_positions = num_rows * (target_tokens + source_tokens)
-    weight_bytes = num_weights * _WEIGHT_BYTES[precision]
-    live_bytes = num_read * live_positions * D * 4
-    attended = num_read * attended_positions * D
-    return Floor(
-        (weight_bytes + live_bytes) / machine.bytes_per_second,
-        num_rows * num_weights / machine.multiply_adds_per_second[precision]
-        + attended / machine.multiply_adds_per_second[Precision.FP32],
+    num_rows = num_requests * beam_size
+    return StepSize(
+        L * (6 * D * D + 2 * D * F) + V * D,
+        2 * L * D * (num_rows * target_tokens + num_requests * source_tokens),
+        2 * L * D * num_rows * (target_tokens + source_tokens),
     )
+
+
+def step_seconds(size: StepSize, num_rows: int, precision: Precision, machine: Machine) -> float:
+    """Returns the least time of a step: the larger of its reading time and its multiplication time.
+
+    Caches and memories are counted in float32 for all precisions. A step can be faster only by data that
+    stays in the processor's caches between steps.
+    """
+    peak = machine.multiply_adds_per_second
+    return max(
+        (size.num_weights * _WEIGHT_BYTES[precision] + 4 * size.num_live) / machine.bytes_per_second,
+        num_rows * size.num_weights / peak[precision] + size.num_attended / peak[Precision.FP32],
+    )
+
+
+def measure_machine(num_threads: int) -> Machine:
+    """Measure bandwidth and peaks; takes some seconds."""
+    fp32 = _peak("MatMul", ("float32", "float32", "float32"), num_threads)
+    int8 = _peak("MatMulInteger", ("uint8", "int8", "int32"), num_threads)
+    peaks = {Precision.FP32: fp32, Precision.INT8: int8, Precision.INT4: int8}
+    return Machine(_read_bandwidth(num_threads), peaks)
 
 
 def _read_bandwidth(num_threads: int) -> float:
     """Measures bytes per second read by the threads from arrays far larger than any processor cache."""
     arrays = [np.ones(1 << 26, np.float32) for _ in range(num_threads)]
     with ThreadPoolExecutor(num_threads) as pool:
-        seconds = _least_seconds(lambda: list(pool.map(lambda array: np.dot(array, array), arrays)))
+        seconds = least_seconds(lambda: list(pool.map(lambda array: np.dot(array, array), arrays)))
     return sum(array.nbytes for array in arrays) / seconds
 
 
-def _peak(precision: Precision, num_threads: int) -> float:
+def _peak(operator: str, dtypes: tuple[str, str, str], num_threads: int) -> float:
     """Measures multiply-adds per second of a product that keeps the units busy and fits into a cache."""
-    operator, dtypes = {
-        Precision.FP32: ("MatMul", ("float32", "float32", "float32")),
-        Precision.INT8: ("MatMulInteger", ("uint8", "int8", "int32")),
-    }[precision]
     left_type, right_type, product_type = map(np.dtype, dtypes)
     rng = np.random.default_rng(0)
     graph = helper.make_graph(
@@ -121,10 +115,11 @@ def _peak(precision: Precision, num_threads: int) -> float:
     options.intra_op_num_threads = num_threads
     session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     feed = {"left": rng.integers(0, 100, (_M, _K)).astype(left_type)}
-    return _M * _K * _N / _least_seconds(lambda: session.run(None, feed))
+    return _M * _K * _N / least_seconds(lambda: session.run(None, feed))
 
 
-def _least_seconds(run: Callable[[], object]) -> float:
+def least_seconds(run: Callable[[], object]) -> float:
+    """Returns the shortest of several runs."""
     seconds = []
     for _ in range(_REPETITIONS):
         started = time.perf_counter()

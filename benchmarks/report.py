@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 _FLAT = 2  # levels of an object that stay in a line
 
 
@@ -37,20 +35,27 @@ def command(name: str, doc: str | None, examples: str) -> argparse.ArgumentParse
 def publish(report: dict[str, Any], out: Path | None) -> None:
     """Print the report as the last line of standard output, and write it to a file, if one is given."""
     if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(_lines(report) + "\n", encoding="utf-8")
+        write(report, out)
     print(json.dumps(report, ensure_ascii=False), flush=True)
 
 
-def _lines(value: Any, indent: str = "") -> str:
-    """Returns JSON with a line for each object or list with at most `_FLAT` levels."""
+def write(report: dict[str, Any], out: Path) -> None:
+    """Replace a file of JSON atomically, so that an interrupted process leaves a complete one."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    part = out.with_name(f"{out.name}.part")
+    part.write_text(as_lines(report) + "\n", encoding="utf-8")
+    part.replace(out)
+
+
+def as_lines(value: Any, indent: str = "") -> str:
+    """Returns JSON with a line for each object or list of at most two levels."""
     if _depth(value) <= _FLAT:
         return json.dumps(value, ensure_ascii=False)
     inner = indent + " "
     if isinstance(value, dict):
-        parts = [f"{inner}{json.dumps(str(key))}: {_lines(one, inner)}" for key, one in value.items()]
+        parts = [f"{inner}{json.dumps(str(key))}: {as_lines(one, inner)}" for key, one in value.items()]
         return "{\n" + ",\n".join(parts) + f"\n{indent}}}"
-    return "[\n" + ",\n".join(inner + _lines(one, inner) for one in value) + f"\n{indent}]"
+    return "[\n" + ",\n".join(inner + as_lines(one, inner) for one in value) + f"\n{indent}]"
 
 
 def _depth(value: Any) -> int:
@@ -74,26 +79,6 @@ def bar(name: str, value: float | None, limit: float, *, is_least: bool = True) 
     """
     met = None if value is None else value >= limit if is_least else value <= limit
     return {"name": name, "value": value, "bar": limit, "is": "least" if is_least else "most", "met": met}
-
-
-def bars_table(bars: Sequence[dict[str, Any]]) -> Table:
-    """Returns bars and their values as a table for the terminal."""
-    signs, words = {"least": "≥", "most": "≤"}, {True: "met", False: "NOT MET", None: "not measured"}
-    rows = []
-    for one in bars:
-        value = "–" if one["value"] is None else f"{one['value']:.2f}"
-        rows.append((one["name"], value, f"{signs[one['is']]} {one['bar']:g}", words[one["met"]]))
-    return table("bars", ("", "value", "bar", ""), rows)
-
-
-def table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
-    """Returns a table for the terminal, with its first column on the left and the others on the right."""
-    shown = Table(title=title)
-    for number, column in enumerate(columns):
-        shown.add_column(column, justify="right" if number else "left")
-    for row in rows:
-        shown.add_row(*row)
-    return shown
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[object]], num_left: int = 1) -> str:

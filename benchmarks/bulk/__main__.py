@@ -30,7 +30,7 @@ from rich.progress import Progress
 
 from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
-from benchmarks.report import command, median, publish, table
+from benchmarks.report import command, markdown, median, publish
 from seq2seq_serve.bulk.engine import Job, start_worker
 from seq2seq_serve.client.files.formats import Writer, split_into_shards
 from seq2seq_serve.client.files.plan import TEXT, Shard, state_of
@@ -48,15 +48,13 @@ def main() -> int:
     options = _parser().parse_args()
     lines = options.input.read_text().splitlines()
     texts = [lines[number % len(lines)] for number in range(options.lines)]
-    console = Console(stderr=True)
-    with tempfile.TemporaryDirectory() as name, Progress(console=console) as progress:
+    with tempfile.TemporaryDirectory() as name, Progress(console=Console(stderr=True)) as progress:
         figures = asyncio.run(_measure(options, texts, Path(name), progress))
     rows = [
         (name, f"{row['lines_per_second']:.0f}", f"{row['to_direct']:.3f}")
         for name, row in figures["contenders"].items()
     ]
-    title = f"{options.lines} lines, medians of {options.rounds} rounds"
-    console.print(table(title, ("", "lines/s", "to direct"), rows))
+    print(markdown(("medians", "lines/s", "to direct"), rows), file=sys.stderr)
     publish({"benchmark": "bulk", "hardware": describe_hardware(), **figures}, options.out)
     return 0 if figures["different_lines"] == 0 else 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from benchmarks.load.figures import IN_FLIGHT, SERVICE_LOAD, Plan
 from benchmarks.load.mix import VOCAB_SIZE
 from benchmarks.random_models import random_trained
+from benchmarks.report import write
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import SOURCE_IDS, Precision
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig
@@ -23,11 +21,9 @@ from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.state import Search, Sequence
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.training.config import EOS_ID, UNK_ID, TransformerConfig
-from seq2seq_serve.training.models.transformer import Transformer
 from seq2seq_serve.training.presets import base
 from seq2seq_serve.training.run import TrainedModel
 
-DTYPES = {Precision.FP32: torch.float32, Precision.FP16: torch.float16, Precision.BF16: torch.bfloat16}
 BASE = "base"
 ENCODED_AT_ONCE = 64
 _MEMORY_BUDGET_BYTES = 1 << 40  # so large that only the number of slots limits the buffers
@@ -40,24 +36,25 @@ class Scale:
     Attributes:
         device: torch's name of the device.
         model: Of the bundle `base`.
-        precisions: Precisions to serve on the device; the bars apply to the first one.
-        rows: Numbers of requests at once.
-        source_length: Tokens of every timed source.
+        precisions: Precisions to serve on the device; speed is measured in the first one.
+        rows: Numbers of requests at once whose steps are timed.
+        in_flight: Numbers of requests at once through gRPC.
         num_tokens: Target tokens of every timed request.
         num_requests: Number of requests in the memory check.
         num_rounds: Number of timed rounds.
-        plan: Extent of the measurements of load.
+        open_seconds: Duration of the arrivals in an open loop.
     """
 
     device: str
     model: TransformerConfig
     precisions: tuple[Precision, ...]
     rows: tuple[int, ...]
-    source_length: int
+    in_flight: tuple[int, ...]
     num_tokens: int
     num_requests: int
     num_rounds: int
-    plan: Plan
+    open_seconds: float
+    source_length: int = 20
 
     @property
     def on_cuda(self) -> bool:
@@ -77,22 +74,22 @@ CUDA_SCALE = Scale(
     model=dataclasses.replace(_BASE, vocab_size=VOCAB_SIZE),
     precisions=(Precision.FP16, Precision.BF16),
     rows=(1, 8, 64, 256),
-    source_length=20,
+    in_flight=(64, 256),
     num_tokens=32,
     num_requests=5_000,
     num_rounds=3,
-    plan=Plan(num_rounds=2, open_seconds=5.0, loads=(SERVICE_LOAD,), num_jobs=8 * IN_FLIGHT),
+    open_seconds=5.0,
 )
 CPU_SCALE = Scale(
     device="cpu",
-    model=TransformerConfig(VOCAB_SIZE, 32, 64, 4, 1, 1, max_source_length=64, max_target_length=80),
+    model=TransformerConfig(VOCAB_SIZE, 32, 64, 4, 1, 1, max_source_length=64, max_target_length=160),
     precisions=(Precision.FP32,),
     rows=(1, 3),
-    source_length=8,
+    in_flight=(8,),
     num_tokens=6,
     num_requests=60,
     num_rounds=1,
-    plan=Plan(num_rounds=1, open_seconds=0.5, loads=(SERVICE_LOAD,), num_jobs=3 * IN_FLIGHT),
+    open_seconds=0.5,
 )
 SCALES = {scale.device: scale for scale in (CUDA_SCALE, CPU_SCALE)}
 
@@ -106,14 +103,7 @@ class Findings(dict[str, Any]):
 
     def __setitem__(self, key: str, value: Any) -> None:
         super().__setitem__(key, value)
-        write_json(self, self._path)
-
-
-def write_json(content: dict[str, Any], path: Path, indent: int | None = None) -> None:
-    """Replace a file atomically, so that an interrupted process leaves a complete one."""
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(json.dumps(content, indent=indent) + "\n")
-    part.replace(path)
+        write(self, self._path)
 
 
 @dataclass(frozen=True)
@@ -128,32 +118,22 @@ class Place:
         """The model of the bundle `base`."""
         return random_trained(self.scale.model)
 
-    def model(self, dtype: torch.dtype = torch.float32) -> Transformer:
-        """Returns a copy of the model of `base` on the device."""
-        model = Transformer(self.scale.model).eval()
-        model.load_state_dict(self.trained.model.state_dict())
-        return model.to(self.scale.device, dtype)
-
     def config(
-        self,
-        precision: Precision,
-        num_slots: int,
-        *,
-        cuda_graphs: bool = True,
-        policy: ProviderPolicy | None = None,
+        self, precision: Precision, num_slots: int, policy: ProviderPolicy | None = None
     ) -> RunnerConfig:
         """Returns the settings of a runner; without a policy, it runs on the device."""
         return RunnerConfig(
             provider=policy or self.scale.policy,
             precision=precision,
-            cuda_graphs=cuda_graphs,
             memory_budget_bytes=_MEMORY_BUDGET_BYTES,
             max_slots=num_slots,
         )
 
-    def runner(self, precision: Precision, num_slots: int, *, name: str = BASE, **options: Any) -> OnnxRunner:
-        """Create a runner and warm it up; the options are those of `config`."""
-        runner = OnnxRunner(load_bundle(self.folder / name), self.config(precision, num_slots, **options))
+    def runner(
+        self, precision: Precision, num_slots: int, name: str = BASE, policy: ProviderPolicy | None = None
+    ) -> OnnxRunner:
+        """Create a runner and warm it up."""
+        runner = OnnxRunner(load_bundle(self.folder / name), self.config(precision, num_slots, policy))
         runner.warm_up()
         return runner
 
@@ -173,36 +153,6 @@ def requests_for(sources: list[list[int]], num_tokens: int) -> list[Request]:
     ]
 
 
-def greedy(
-    runner: OnnxRunner,
-    sources: list[list[int]],
-    num_tokens: int,
-    step_seconds: list[float] | None = None,
-    fed: list[list[int]] | None = None,
-) -> list[list[int]]:
-    """Returns the `num_tokens` tokens that the steps select for each source.
-
-    Args:
-        runner: Warm, with a slot for each source.
-        sources: Token ids.
-        num_tokens: Number of steps.
-        step_seconds: Receives the time of each step.
-        fed: The tokens that are fed after the start token; None feeds those that were selected.
-    """
-    rows = encoded_rows(runner, requests_for(sources, num_tokens))
-    targets: list[list[int]] = [[] for _ in rows]
-    for position in range(num_tokens):
-        started = time.perf_counter()
-        # The runner reads the tokens of a tuple that it does not know.
-        selected = runner.step(rows if fed is None else (*rows,))
-        if step_seconds is not None:
-            step_seconds.append(time.perf_counter() - started)
-        for target, token_id in zip(targets, selected.token_ids, strict=True):
-            target.append(token_id)
-        feed(rows, selected.token_ids if fed is None else [ids[position] for ids in fed])
-    return targets
-
-
 def encoded_rows(runner: OnnxRunner, requests: list[Request]) -> tuple[Sequence, ...]:
     """Encode requests, some at once; returns their rows, which have no token yet."""
     for start in range(0, len(requests), ENCODED_AT_ONCE):
@@ -213,8 +163,8 @@ def encoded_rows(runner: OnnxRunner, requests: list[Request]) -> tuple[Sequence,
     )
 
 
-def feed(rows: tuple[Sequence, ...], token_ids: list[int]) -> None:
-    """Give each row the token that its next step is fed."""
-    for sequence, token_id in zip(rows, token_ids, strict=True):
+def step(runner: OnnxRunner, rows: tuple[Sequence, ...]) -> None:
+    """Give each row the token that a step selects, which its next step is fed."""
+    for sequence, token_id in zip(rows, runner.step(rows).token_ids, strict=True):
         sequence.token_ids.append(token_id)
         sequence.next_token_id = token_id

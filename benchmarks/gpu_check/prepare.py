@@ -30,8 +30,7 @@ from seq2seq_serve.training.models.recurrent import RecurrentConfig
 from seq2seq_serve.training.run import TrainedModel
 
 BUNDLES, PACKAGES = "bundles", "site.tar.xz"
-FAMILIES = ("marian", "whisper", "recurrent")
-_FAMILY_PRECISIONS = [Precision.FP32, Precision.FP16]
+_PYTHON_VERSION = "3.12"  # of the machine with the GPU, an x86-64 Linux
 _RECURRENT = RecurrentConfig(
     vocab_size=300,
     d_model=32,
@@ -55,30 +54,32 @@ _PACKAGES = (
 
 def prepare(folder: Path, scale: Scale) -> None:
     """Export the bundles into a folder, and remove the weights of `base`."""
-    bundles = folder / BUNDLES
-    shutil.rmtree(bundles, ignore_errors=True)
-    trained = random_trained(scale.model)
-    export_bundle(trained, bundles / BASE, scale.precisions, proves=False, report=_report)
-    for precision in scale.precisions:
-        (bundles / BASE / precision / WEIGHTS_FILE).unlink()
-    export_bundle(
-        random_trained(_RECURRENT), bundles / "recurrent", _FAMILY_PRECISIONS, proves=False, report=_report
-    )
-    for name, vocab_size in (("marian", 800), ("whisper", 2000)):
-        _import(name, vocab_size, bundles / name)
-
-
-def _import(name: str, vocab_size: int, path: Path) -> None:
-    """Import a small checkpoint with heads as wide as those of published ones."""
-    from benchmarks.peers.checkpoints import make_checkpoint  # transformers: not for `restore`
+    # These import transformers, which the machine with the GPU may lack.
+    from benchmarks.peers.checkpoints import make_checkpoint
     from benchmarks.peers.work import Checkpoint
     from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 
-    sizes = TransformerConfig(vocab_size, 64, 128, 1, 1, 1, max_source_length=1500, max_target_length=64)
-    with tempfile.TemporaryDirectory() as folder:
-        checkpoint = Path(folder) / name
-        make_checkpoint(Checkpoint(name, sizes, eos_id=0), checkpoint)
-        export_checkpoint(checkpoint, path, _FAMILY_PRECISIONS, report=_report)
+    def report(line: str) -> None:
+        print(line, file=sys.stderr)
+
+    bundles, precisions = folder / BUNDLES, precisions_of(scale)
+    shutil.rmtree(bundles, ignore_errors=True)
+    for name, config in ((BASE, scale.model), ("recurrent", _RECURRENT)):
+        export_bundle(random_trained(config), bundles / name, precisions, proves=False, report=report)
+    for precision in precisions:
+        (bundles / BASE / precision / WEIGHTS_FILE).unlink()
+    # Small checkpoints with heads as wide as those of published ones; bf16 is proved on a device only.
+    proved = [precision for precision in precisions if precision is not Precision.BF16]
+    for name, vocab_size in (("marian", 800), ("whisper", 2000)):
+        sizes = TransformerConfig(vocab_size, 64, 128, 1, 1, 1, max_source_length=1500, max_target_length=64)
+        with tempfile.TemporaryDirectory() as checkpoint:
+            make_checkpoint(Checkpoint(name, sizes, eos_id=0), Path(checkpoint) / name)
+            export_checkpoint(Path(checkpoint) / name, bundles / name, proved, report=report)
+
+
+def precisions_of(scale: Scale) -> tuple[Precision, ...]:
+    """Returns the precisions of every bundle: float32 is the reference on the CPU."""
+    return tuple(dict.fromkeys((Precision.FP32, *scale.precisions)))
 
 
 def restore(prepared: Path, place: Place) -> bool:
@@ -92,7 +93,7 @@ def restore(prepared: Path, place: Place) -> bool:
     bundle = place.folder / BASE
     manifest = json.loads((bundle / MANIFEST_FILE).read_text())
     before = json.dumps(manifest)
-    for precision in place.scale.precisions:
+    for precision in precisions_of(place.scale):
         _write_weights(place.trained, precision, bundle / precision)
         spec = file_spec(bundle, f"{precision}/{WEIGHTS_FILE}")
         manifest["variants"][precision]["weights"] |= {"sha256": spec.sha256, "size_bytes": spec.size_bytes}
@@ -119,8 +120,8 @@ def _write_weights(trained: TrainedModel, precision: Precision, folder: Path) ->
                     stream.write(raw)
 
 
-def pack_packages(folder: Path, python_version: str) -> None:
-    """Write an archive of packages for x86-64 Linux, in the versions of the server's container image.
+def pack_packages(folder: Path) -> None:
+    """Write an archive of packages, in the versions of the server's container image.
 
     Raises:
         subprocess.CalledProcessError: pip failed.
@@ -130,12 +131,8 @@ def pack_packages(folder: Path, python_version: str) -> None:
     platforms = [f"--platform=manylinux{tag}_x86_64" for tag in ("_2_28", "_2_27", "_2_17", "2014", "1")]
     with tempfile.TemporaryDirectory() as site:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
-        command += ["--only-binary=:all:", "--implementation=cp", f"--python-version={python_version}"]
+        command += ["--only-binary=:all:", "--implementation=cp", f"--python-version={_PYTHON_VERSION}"]
         command += [*platforms, "--target", site, *(f"{name}=={versions[name]}" for name in _PACKAGES)]
         subprocess.run(command, check=True)
         with tarfile.open(folder / PACKAGES, "w:xz") as archive:
             archive.add(site, ".")
-
-
-def _report(line: str) -> None:
-    print(line, file=sys.stderr)

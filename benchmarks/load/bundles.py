@@ -35,5 +35,5 @@ def _wide_tokenizer(vocab_size: int) -> Tokenizer:
     """Train a tokenizer on random words, so that the server must look up a text for every id."""
     chance = random.Random(0)
     letters = "abcdefghijklmnopqrstuvwxyz"
-    words = ["".join(chance.choices(letters, k=chance.randint(2, 8))) for _ in range(60_000)]
+    words = ["".join(chance.choices(letters, k=chance.randint(2, 8))) for _ in range(2 * vocab_size)]
     return train_tokenizer([" ".join(words)], vocab_size)

@@ -1,4 +1,4 @@
-"""Closed and open loops over anything that answers jobs: a server, the engine without gRPC, a peer, a model.
+"""Closed and open loops over anything that answers jobs: a server, the engine without gRPC, a model.
 
 An answer is a coroutine function that fills an outcome's fields. It runs on the driver's event loop, whose
 clock may be a virtual one. Times are seconds since the loop began.
@@ -7,7 +7,7 @@ clock may be a virtual one. Times are seconds since the loop began.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable
 
 from benchmarks.load.mix import Job, Outcome
 
@@ -53,13 +53,4 @@ async def open_loop(answer: Answer, arrivals: Iterable[tuple[float, Job]]) -> li
         for arrival, job in arrivals:
             await asyncio.sleep(arrival - caller.now())
             group.create_task(caller.call(job, arrival))
-    return caller.outcomes
-
-
-async def static_batches(answer: Answer, jobs: Sequence[Job], batch_size: int) -> list[Outcome]:
-    """Send each batch after the previous one has ended completely; returns the outcomes in order."""
-    caller = _Caller(answer)
-    for start in range(0, len(jobs), batch_size):
-        batch = jobs[start : start + batch_size]
-        await asyncio.gather(*(caller.call(job, caller.now()) for job in batch))
     return caller.outcomes

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import ExitStack
@@ -12,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, TypeVar
 
-from benchmarks.load.drive import Clock, closed_loop, static_batches
+from benchmarks.load.drive import Clock, closed_loop
 from benchmarks.load.mix import Job, Outcome, engine_request
 from seq2seq_serve.bundle.manifest import Manifest, load_bundle
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
@@ -143,22 +142,6 @@ class DrivenEngine:
     def closed_loop(self, jobs: Sequence[Job], in_flight: int) -> list[Outcome]:
         """Decode jobs, with `in_flight` of them at any time; returns their outcomes in order."""
         return self._run(closed_loop(partial(answer, self._engine), jobs, in_flight))
-
-    def static_batches(self, jobs: Sequence[Job], batch_size: int) -> list[Outcome]:
-        """Decode each batch after the previous one has ended completely.
-
-        Every row is decoded to the longest target of its batch, as in a batch of fixed shape. Tokens beyond a
-        job's own length do not count.
-        """
-        padded = []
-        for start in range(0, len(jobs), batch_size):
-            batch = jobs[start : start + batch_size]
-            longest = max(job.num_tokens for job in batch)
-            padded += [dataclasses.replace(job, num_tokens=longest) for job in batch]
-        outcomes = self._run(static_batches(partial(answer, self._engine), padded, batch_size))
-        for outcome, job in zip(outcomes, jobs, strict=True):
-            outcome.num_tokens = min(outcome.num_tokens, job.num_tokens)
-        return outcomes
 
     def decode(self, requests: Iterable[Request]) -> list[Result]:
         """Submit all requests, some hundreds in a call; returns their results in order.

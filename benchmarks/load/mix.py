@@ -33,7 +33,6 @@ class Mode(enum.Enum):
 
 
 MIX: Mapping[Mode, float] = {Mode.GREEDY: 0.7, Mode.BEAM: 0.2, Mode.SAMPLING: 0.1}
-WITHOUT_SAMPLING: Mapping[Mode, float] = {Mode.GREEDY: 0.7, Mode.BEAM: 0.2}  # the modes that every peer has
 ONLY_GREEDY: Mapping[Mode, float] = {Mode.GREEDY: 1.0}
 
 

@@ -113,7 +113,7 @@ class CTranslate2Peer:
                 beam_size=search.beam_size,
                 length_penalty=_NO_PENALTY,
                 max_input_length=0,
-                min_decoding_length=num_forced + search.min_new_tokens,
+                min_decoding_length=num_forced,
                 max_decoding_length=num_forced + most,
                 max_batch_size=max_batch_size,
                 target_prefix=[self._forced] * len(numbers) if num_forced else None,
@@ -121,23 +121,3 @@ class CTranslate2Peer:
             answers |= zip(numbers, results, strict=True)
         best = [answers[number].result().hypotheses[0][num_forced:] for number in range(len(sources))]
         return [[self._ids[token] for token in tokens] for tokens in best]
-
-    def translate_to_lengths(
-        self, sources: Sequence[Sequence[int]], lengths: Sequence[int], beam_size: int
-    ) -> list[list[int]]:
-        """Translate one batch, in which greedy targets have the given lengths.
-
-        Greedy targets end at their own lengths, and then leave the batch. CTranslate2 cannot end beams one by
-        one, so they all run to their mean length: the same number of rows times steps, in fewer steps than
-        the longest of them needs. This is in CTranslate2's favour.
-        """
-        is_greedy = beam_size == 1
-        results = self._translator.translate_batch(
-            [[self._tokens[token_id] for token_id in source] for source in sources],
-            asynchronous=True,
-            beam_size=beam_size,
-            max_decoding_length=max(lengths) if is_greedy else round(sum(lengths) / len(lengths)),
-            callback=(lambda step: step.step + 1 >= lengths[step.batch_id]) if is_greedy else None,
-        )
-        answers = [result.result() for result in results]
-        return [[self._ids[token] for token in answer.hypotheses[0]] for answer in answers]

@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from benchmarks.peers.work import Search
+from benchmarks.peers.marian import as_marian
+from benchmarks.peers.work import Checkpoint, Search
+from seq2seq_serve.training.run import TrainedModel
 
 # The fastest of 32 to 256 on Multi30k; a batch runs until its last target ends.
 _BATCH_SIZE = 32
+
+
+def loaded(model: TrainedModel | Checkpoint, folder: Path) -> TransformersPeer:
+    """Returns `generate` of a converted model, or of the checkpoint in `folder/checkpoint`."""
+    if isinstance(model, Checkpoint):
+        found = transformers.AutoModelForSeq2SeqLM.from_pretrained(folder / "checkpoint")
+        return TransformersPeer(found.eval())
+    return TransformersPeer(as_marian(model.model, torch.device("cpu"), torch.float32))
 
 
 class TransformersPeer:
@@ -20,12 +33,10 @@ class TransformersPeer:
 
     Args:
         model: The model, in eval mode on its device.
-        is_static: Whether its cache is allocated once; transformers then compiles the step if it can.
     """
 
-    def __init__(self, model: Any, *, is_static: bool = False) -> None:
+    def __init__(self, model: Any) -> None:
         self._model = model
-        self._options = {"cache_implementation": "static"} if is_static else {}
         settings = model.generation_config
         self._ends = settings.eos_token_id, settings.pad_token_id
         self._num_forced = int(settings.forced_bos_token_id is not None)
@@ -45,11 +56,7 @@ class TransformersPeer:
     @torch.inference_mode()
     def generate(self, sources: Sequence[Any], search: Search) -> list[list[int]]:
         """Returns the best target of each source, in one batch with one limit."""
-        options: dict[str, Any] = dict(self._options)
-        if search.beam_size > 1:
-            options |= {"early_stopping": True, "length_penalty": 0.0}
-        if search.min_new_tokens:
-            options["min_new_tokens"] = self._num_forced + search.min_new_tokens
+        options = {"early_stopping": True, "length_penalty": 0.0} if search.beam_size > 1 else {}
         generated: Tensor = self._model.generate(
             **self._inputs(sources),
             num_beams=search.beam_size,
@@ -58,7 +65,7 @@ class TransformersPeer:
             **options,
         )  # (B, 1 + T)
         first = 1 + self._num_forced
-        return [self._without_end(target[first:], search.min_new_tokens) for target in generated.tolist()]
+        return [self._without_end(target[first:]) for target in generated.tolist()]
 
     def _inputs(self, sources: Sequence[Any]) -> dict[str, Tensor]:
         pad_id = self._ends[1]
@@ -66,8 +73,5 @@ class TransformersPeer:
         source_ids = padded.to(self._model.device)  # (B, S)
         return {"input_ids": source_ids, "attention_mask": (source_ids != pad_id).long()}
 
-    def _without_end(self, target: list[int], min_new_tokens: int) -> list[int]:
-        for special_id in self._ends:
-            if special_id in target[min_new_tokens:]:
-                target = target[: target.index(special_id, min_new_tokens)]
-        return target
+    def _without_end(self, target: list[int]) -> list[int]:
+        return list(takewhile(lambda token_id: token_id not in self._ends, target))

@@ -18,8 +18,8 @@ from seq2seq_serve.training.models.registry import make_model
 from seq2seq_serve.training.presets import base
 from seq2seq_serve.training.run import TrainedModel, load_run
 
-BEAM_SIZE, IMPORTED_BEAM_SIZE = 5, 4
-SOURCE_TOKENS, TARGET_TOKENS = 20, 32
+BEAM_SIZE, _IMPORTED_BEAM_SIZE = 5, 4
+_SOURCE_TOKENS, _TARGET_TOKENS = 20, 32
 VOCAB_SIZE = 32_000
 _GREEDY_ROWS, _BEAM_REQUESTS = (1, 8, 32), (1, 32)
 _MANY_SENTENCES = 1000
@@ -44,12 +44,10 @@ class Search:
     Attributes:
         beam_size: Number of hypotheses; 1 is greedy search.
         max_new_tokens: Most target tokens, with the end of sequence; None for as many as the source has.
-        min_new_tokens: Least target tokens; the peers forbid the end of sequence before it.
     """
 
     beam_size: int
     max_new_tokens: int | None
-    min_new_tokens: int = 0
 
     def most(self, source: Source) -> int:
         """Returns the most target tokens of a source."""
@@ -111,18 +109,11 @@ class Checkpoint:
 
 @dataclass(frozen=True)
 class Suite:
-    """A model and its works.
-
-    Attributes:
-        model: A model of this project, or a checkpoint to import.
-        one_batch: Whether all requests are one batch on all cores; otherwise also one batch per core, which
-            takes the memory of several models.
-    """
+    """A model of this project, or a checkpoint to import, and its works."""
 
     name: str
     model: TrainedModel | Checkpoint
     works: tuple[Work, ...]
-    one_batch: bool = False
 
     @property
     def sizes(self) -> ModelConfig:
@@ -181,81 +172,68 @@ def random_model(config: ModelConfig) -> TrainedModel:
     return untrained(model, config)
 
 
-def base_works(vocab_size: int, num_new_tokens: int = TARGET_TOKENS) -> tuple[Work, ...]:
-    """Returns works of random sources of `SOURCE_TOKENS`, with targets of exactly `num_new_tokens`."""
-    sources = _random_sources(max(_GREEDY_ROWS + _BEAM_REQUESTS), UNK_ID + 1, vocab_size, EOS_ID)
+def base_suite() -> Suite:
+    """Returns the `base` preset with random weights: few sources of one length, and many sentences."""
+    config = dataclasses.replace(base().model, vocab_size=VOCAB_SIZE)
+    ordinary = UNK_ID + 1, VOCAB_SIZE
+    sources = _random_sources([_SOURCE_TOKENS] * max(_GREEDY_ROWS), *ordinary, EOS_ID)
     searches = [(1, number) for number in _GREEDY_ROWS] + [(BEAM_SIZE, number) for number in _BEAM_REQUESTS]
-    return _exact_works("base", sources, searches, num_new_tokens)
-
-
-def imported_suite(name: str, checkpoint: Checkpoint, num_new_tokens: int = TARGET_TOKENS) -> Suite:
-    """Returns the suite of a checkpoint: greedy for 1 and 8 requests, and beams for 8."""
-    last = checkpoint.sizes.vocab_size - NUM_AFTER_WORDS
-    sources = _random_sources(_IMPORTED_ROWS, FIRST_WORD, last, checkpoint.eos_id)
-    searches = [(1, 1), (1, _IMPORTED_ROWS), (IMPORTED_BEAM_SIZE, _IMPORTED_ROWS)]
-    return Suite(name, checkpoint, _exact_works(name, sources, searches, num_new_tokens))
+    lengths = np.random.default_rng(0).normal(*_SENTENCE_TOKENS, _MANY_SENTENCES).round().clip(5, 40)
+    sentences = _random_sources(lengths.astype(int).tolist(), *ordinary, EOS_ID)
+    many = tuple(
+        Work(f"base, {_MANY_SENTENCES} sentences, {label}", sentences, Search(beam_size, None), is_exact=True)
+        for label, beam_size in _LABELS
+    )
+    return Suite("base", random_model(config), (*_exact_works("base", sources, searches), *many))
 
 
 def imported_suites() -> list[Suite]:
-    """Returns the suites of checkpoints in the sizes of published ones, the largest one last."""
+    """Returns the suites of checkpoints in the sizes of published ones, the largest one last.
 
-    def sizes(V: int, D: int, F: int, H: int, L: int) -> TransformerConfig:
-        return TransformerConfig(
+    Each is greedy for 1 and 8 requests, and beams for 8.
+    """
+
+    def suite(name: str, family: str, eos_id: int, V: int, D: int, H: int, L: int) -> Suite:
+        sizes = TransformerConfig(
             vocab_size=V,
             d_model=D,
-            d_ff=F,
+            d_ff=4 * D,
             num_heads=H,
             num_encoder_layers=L,
             num_decoder_layers=L,
             max_source_length=_IMPORTED_LENGTH,
             max_target_length=_IMPORTED_LENGTH,
         )
+        lengths = [_SOURCE_TOKENS] * _IMPORTED_ROWS
+        sources = _random_sources(lengths, FIRST_WORD, V - NUM_AFTER_WORDS, eos_id)
+        searches = [(1, 1), (1, _IMPORTED_ROWS), (_IMPORTED_BEAM_SIZE, _IMPORTED_ROWS)]
+        return Suite(name, Checkpoint(family, sizes, eos_id), _exact_works(name, sources, searches))
 
-    checkpoints = {
-        "opus-mt": Checkpoint("marian", sizes(58_101, 512, 2048, 8, 6), eos_id=0),
-        "t5-base": Checkpoint("t5", sizes(32_128, 768, 3072, 12, 12), eos_id=1),
-        "nllb-600M": Checkpoint("nllb", sizes(256_206, 1024, 4096, 16, 12), eos_id=2),
-    }
-    return [imported_suite(name, checkpoint) for name, checkpoint in checkpoints.items()]
+    return [
+        suite("opus-mt", "marian", 0, V=58_101, D=512, H=8, L=6),
+        suite("t5-base", "t5", 1, V=32_128, D=768, H=12, L=12),
+        suite("nllb-600M", "nllb", 2, V=256_206, D=1024, H=16, L=12),
+    ]
 
 
-def _random_sources(count: int, first_id: int, end_id: int, eos_id: int) -> list[list[int]]:
+def _random_sources(lengths: Sequence[int], first_id: int, end_id: int, eos_id: int) -> list[list[int]]:
     rng = np.random.default_rng(0)
-    return [[*rng.integers(first_id, end_id, SOURCE_TOKENS - 1).tolist(), eos_id] for _ in range(count)]
+    return [[*rng.integers(first_id, end_id, length - 1).tolist(), eos_id] for length in lengths]
 
 
 def _exact_works(
-    name: str, sources: Sequence[Source], searches: Sequence[tuple[int, int]], num_new_tokens: int
+    name: str, sources: Sequence[Source], searches: Sequence[tuple[int, int]]
 ) -> tuple[Work, ...]:
-    """Returns a work for each beam size and number of requests, with targets of exactly `num_new_tokens`."""
+    """Returns a work for each beam size and number of requests, with targets of exactly `_TARGET_TOKENS`."""
     return tuple(
         Work(
             f"{name}, {'greedy' if beam_size == 1 else f'beam {beam_size}'} x {number}",
             sources[:number],
-            Search(beam_size, num_new_tokens),
+            Search(beam_size, _TARGET_TOKENS),
             is_exact=True,
         )
         for beam_size, number in searches
     )
-
-
-def base_suite() -> Suite:
-    """Returns the suite of the `base` preset with random weights."""
-    config = dataclasses.replace(base().model, vocab_size=VOCAB_SIZE)
-    return Suite("base", random_model(config), base_works(VOCAB_SIZE))
-
-
-def sentences_suite() -> Suite:
-    """Returns the suite of the `base` preset and many sentences, whose targets are as long as they are."""
-    config = dataclasses.replace(base().model, vocab_size=VOCAB_SIZE)
-    rng = np.random.default_rng(0)
-    lengths = np.clip(rng.normal(*_SENTENCE_TOKENS, _MANY_SENTENCES).round(), 5, 40).astype(int)
-    sources = [[*rng.integers(UNK_ID + 1, VOCAB_SIZE, length - 1).tolist(), EOS_ID] for length in lengths]
-    works = tuple(
-        Work(f"base, {_MANY_SENTENCES} sentences, {label}", sources, Search(beam_size, None), is_exact=True)
-        for label, beam_size in _LABELS
-    )
-    return Suite("base, many sentences", random_model(config), works)
 
 
 def multi30k_suite(corpus: Path, run: Path) -> Suite:

@@ -29,12 +29,11 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import track
-from rich.table import Table
 
 from benchmarks.flags import positive, seconds
 from benchmarks.hardware import describe_hardware
 from benchmarks.load.mix import BEAM_SIZE
-from benchmarks.report import command, publish, table
+from benchmarks.report import command, markdown, publish
 from benchmarks.scale.fit import measure
 from benchmarks.scale.model import EngineTimes, Group, Policy, best_rate
 
@@ -58,10 +57,9 @@ def main() -> int:
     except (OSError, RuntimeError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    if options.command == "answers":
-        console.print(render_answers(report))
-    else:
-        console.print(f"explains {report['explained']:.0%} of {report['num_turns']} turns")
+    explained = "explains {explained:.0%} of {num_turns} turns"
+    shown = render_answers(report) if options.command == "answers" else explained.format_map(report)
+    print(shown, file=sys.stderr)
     publish(report, options.out)
     return 0
 
@@ -105,15 +103,14 @@ def answer_all(options: argparse.Namespace, console: Console) -> Figures:
     }
 
 
-def render_answers(report: Figures) -> Table:
-    """Returns the table of `answers` for the terminal."""
+def render_answers(report: Figures) -> str:
+    """Returns the Markdown table of `answers`: requests/s of each server, and the servers for the rate."""
     columns = ("slots", "policy", "capacity", "rate", "slots_in_use", "wait_p99", "latency_p99", "servers")
-    title = f"requests/s of each of {report['group']} servers; servers for {report['needed_rate']} requests/s"
     rows = []
     for row in report["rows"]:
         cells = (row.get(column, "–") for column in columns)
         rows.append([f"{cell:.3g}" if isinstance(cell, float) else str(cell) for cell in cells])
-    return table(title, [column.replace("_", " ") for column in columns], rows)
+    return markdown([column.replace("_", " ") for column in columns], rows)
 
 
 def _parser() -> argparse.ArgumentParser:
