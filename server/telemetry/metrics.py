@@ -53,7 +53,7 @@ _HISTOGRAMS: tuple[tuple[str, ...], ...] = (
     ("encode", "encode_time_seconds", "One encode call, of all requests that were admitted together."),
     ("first_token", "time_to_first_token_seconds", "From arrival to the first target token."),
     ("inter_token", "inter_token_latency_seconds", "Between two tokens of a request."),
-    ("step_seconds", "decode_step_seconds", "One decoding step of all running rows."),
+    ("step", "decode_step_seconds", "One decoding step of all running rows."),
     ("step_rows", "step_batch_size", "Rows of a decoding step."),
 )
 _COUNTERS: tuple[tuple[str, ...], ...] = (

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import time
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection
-from functools import partial
-from operator import add, sub
+from operator import sub
 from typing import NamedTuple
 
 from seq2seq_serve.server.engine.result import FinishReason, Turn
@@ -72,7 +71,9 @@ class Statistics:
     What is labelled is by the values of its labels.
 
     Attributes:
-        steps: The seconds of the decoder's calls, by their number of rows.
+        step: The seconds of the decoder's calls.
+        num_steps: The number of these, by their number of rows.
+        step_seconds: The sums of their seconds, by their number of rows.
         encode: The seconds of the encoder's calls.
         queue: The seconds of requests from arrival to admission.
         first_token: The seconds of requests from arrival to the first token.
@@ -87,7 +88,9 @@ class Statistics:
     """
 
     def __init__(self) -> None:
-        self.steps: defaultdict[int, Distribution] = defaultdict(partial(Distribution, STEP_BOUNDS))
+        self.step = Distribution(STEP_BOUNDS)
+        self.num_steps: Counter[int] = Counter()
+        self.step_seconds: defaultdict[int, float] = defaultdict(float)
         self.encode, self.queue = Distribution(LATENCY_BOUNDS), Distribution(LATENCY_BOUNDS)
         self.first_token, self.inter_token = Distribution(LATENCY_BOUNDS), Distribution(STEP_BOUNDS)
         self.total = {(mode,): Distribution(LATENCY_BOUNDS) for mode in MODES}
@@ -103,7 +106,9 @@ class Statistics:
     def record_turn(self, turn: Turn) -> None:
         """Add one turn of an engine."""
         if turn.num_rows:
-            self.steps[turn.num_rows].add(turn.step_seconds, turn.num_steps)
+            self.step.add(turn.step_seconds, turn.num_steps)
+            self.num_steps[turn.num_rows] += turn.num_steps
+            self.step_seconds[turn.num_rows] += turn.num_steps * turn.step_seconds
         if turn.queue_seconds:
             self.encode.add(turn.encode_seconds)
         for seconds in turn.queue_seconds:
@@ -133,20 +138,11 @@ class Statistics:
             self.last_request = time.time()
 
     @property
-    def step_seconds(self) -> Distribution:
-        """The seconds of the decoder's calls."""
-        whole = Distribution(STEP_BOUNDS)
-        for one in list(self.steps.values()):
-            whole.counts = list(map(add, whole.counts, one.counts))
-            whole.total += one.total
-        return whole
-
-    @property
     def step_rows(self) -> Distribution:
         """The rows of the decoder's calls."""
         rows = Distribution(BATCH_BOUNDS)
-        for num_rows, seconds in list(self.steps.items()):
-            rows.add(num_rows, sum(seconds.counts))
+        for num_rows, number in list(self.num_steps.items()):
+            rows.add(num_rows, number)
         return rows
 
     @property
@@ -183,8 +179,8 @@ class Statistics:
             "fail": Durations(num_aborted + self.num_refused, self.failed_seconds),
             "queue": _sum([self.queue]),
             "compute_input": _sum([self.encode]),
-            "compute_infer": _sum(self.steps.values()),
-            **{num_rows: _sum([one]) for num_rows, one in self.steps.items()},
+            "compute_infer": _sum([self.step]),
+            **{rows: Durations(number, self.step_seconds[rows]) for rows, number in self.num_steps.items()},
         }
 
 
