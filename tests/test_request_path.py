@@ -77,6 +77,7 @@ async def call(method: str, recorder: Recorder) -> None:
 @pytest.mark.parametrize("method", _MAX_FUNCTIONS)
 def test_the_path_of_a_request_does_not_grow(method, monkeypatch):
     monkeypatch.setattr("seq2seq_serve.server.service.arrivals._PROMPT_SECONDS", 1000)  # no message is late
+    monkeypatch.setattr("seq2seq_serve.server.engine.async_engine._WATCH_SECONDS", 1000)  # of no request
     recorder, before = Recorder(), sys.getprofile()
     threading.setprofile(recorder)
     sys.setprofile(recorder)

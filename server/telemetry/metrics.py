@@ -85,32 +85,6 @@ _COUNTERS: tuple[tuple[str, ...], ...] = (
     ),
     ("moved_bytes", "cache_moved_bytes", "Cache and memory copied to close holes and to fork hypotheses."),
 )
-_GAUGES: tuple[tuple[str, str, Callable[[ServedModel], float]], ...] = (
-    ("num_requests_running", "Requests being decoded.", lambda it: it.engine.load().num_running),
-    ("num_requests_waiting", "Requests waiting for a slot.", lambda it: it.engine.load().num_waiting),
-    ("slots_in_use", "Slots that running requests hold.", lambda it: it.engine.load().num_slots_in_use),
-    (
-        "slots_wanted",
-        "Slots that running and waiting requests need.",
-        lambda it: it.engine.num_slots_wanted(),
-    ),
-    ("slots", "Sequences that can be decoded at once.", lambda it: it.engine.num_slots),
-    (
-        "kv_cache_usage_ratio",
-        "Target positions of running rows over those of all slots.",
-        lambda it: it.engine.load().num_cached / (it.engine.num_slots * it.max_target_length),
-    ),
-    (
-        "cache_bytes",
-        "Size of the cache and memory of all slots.",
-        lambda it: it.engine.num_slots * it.sizing.slot_bytes,
-    ),
-    (
-        "engine_heartbeat_timestamp_seconds",
-        "Unix time of the engine's last sign of life.",
-        lambda it: time.time() - it.engine.silent_seconds(),
-    ),
-)
 _INFO = ("version", "precision", "provider")
 
 
@@ -214,7 +188,7 @@ class _Collected(Collector):
         for it in served:
             info.add_metric((it.name, it.version, it.sizing.precision, it.sizing.provider), 1)
         yield info
-        for name, text, read in _GAUGES:
+        for name, text, read in _gauges():
             gauge = GaugeMetricFamily(f"seq2seq_{name}", text, labels=(_MODEL,))
             for it in served:
                 gauge.add_metric((it.name,), read(it))
@@ -227,3 +201,33 @@ def _series(sums: Mapping[str, Statistics], field: str) -> Iterator[tuple[tuple[
         found = getattr(its, field)
         for values, value in found.items() if isinstance(found, dict) else [((), found)]:
             yield (model, *values), value
+
+
+def _gauges() -> tuple[tuple[str, str, Callable[[ServedModel], float]], ...]:
+    """Returns the names of the metrics of a served model's load, their help, and how they are read."""
+    return (
+        ("num_requests_running", "Requests being decoded.", lambda it: it.engine.load().num_running),
+        ("num_requests_waiting", "Requests waiting for a slot.", lambda it: it.engine.load().num_waiting),
+        ("slots_in_use", "Slots that running requests hold.", lambda it: it.engine.load().num_slots_in_use),
+        (
+            "slots_wanted",
+            "Slots that running and waiting requests need.",
+            lambda it: it.engine.num_slots_wanted(),
+        ),
+        ("slots", "Sequences that can be decoded at once.", lambda it: it.engine.num_slots),
+        (
+            "kv_cache_usage_ratio",
+            "Target positions of running rows over those of all slots.",
+            lambda it: it.engine.load().num_cached / (it.engine.num_slots * it.max_target_length),
+        ),
+        (
+            "cache_bytes",
+            "Size of the cache and memory of all slots.",
+            lambda it: it.engine.num_slots * it.sizing.slot_bytes,
+        ),
+        (
+            "engine_heartbeat_timestamp_seconds",
+            "Unix time of the engine's last sign of life.",
+            lambda it: time.time() - it.engine.silent_seconds(),
+        ),
+    )

@@ -60,7 +60,7 @@ class Distribution:
 class Durations(NamedTuple):
     """The number of durations, and their sum in seconds."""
 
-    count: int
+    number: int
     seconds: float
 
 

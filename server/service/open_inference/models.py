@@ -105,7 +105,7 @@ def config_message(model: ServedModel) -> pb.ModelConfig:
 def statistics_message(model: ServedModel, its: Statistics) -> pb.ModelStatistics:
     """Returns the counts and times of a model since its version is served."""
     durations = {
-        name: pb.StatisticDuration(count=one.count, ns=max(round(one.seconds * _NANOSECONDS), 0))
+        name: pb.StatisticDuration(count=one.number, ns=max(round(one.seconds * _NANOSECONDS), 0))
         for name, one in its.of_version().items()
     }
     by_rows = {name: one for name, one in durations.items() if isinstance(name, int) and one.count}
