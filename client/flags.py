@@ -88,7 +88,7 @@ class _Parser(Parser):
 
     def similar_flag(self, unknown: Sequence[str]) -> str:
         is_address = unknown[0].partition("=")[0] in _NAMES_OF_ADDRESS
-        if is_address and "--address" in self._option_string_actions:
+        if is_address and "--address" in self.flags():
             return " (meant: --address HOST:PORT?)"
         return super().similar_flag(unknown)
 

@@ -126,8 +126,11 @@ class Connection:
         tls: Tls | None = None,
         token: str = "",
     ) -> None:
-        if self._needs_loop and asyncio._get_running_loop() is None:
-            raise RuntimeError("AsyncClient belongs to an event loop: create it in a coroutine")
+        if self._needs_loop:
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                raise RuntimeError("AsyncClient belongs to an event loop: create it in a coroutine") from None
         self.address = address
         self._timeout_seconds = timeout_seconds
         self._authorization = token and f"Bearer {token}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -41,10 +42,14 @@ class Parser(argparse.ArgumentParser):
             parser.error(f"unrecognized arguments: {' '.join(unknown)}{parser.similar_flag(unknown)}")
         return options
 
+    def flags(self) -> list[str]:
+        """Returns the long flags, in the order of the usage."""
+        return ["--help", *re.findall(r"--[a-z][\w-]*", self.format_usage())]
+
     def similar_flag(self, unknown: Sequence[str]) -> str:
         """Returns a hint at the flags that the first unknown one may stand for; empty if there is none."""
         given = next((argument.partition("=")[0] for argument in unknown if argument.startswith("--")), "")
-        flags = list(self._option_string_actions) if given else []
+        flags = self.flags() if given else []
         begun = [flag for flag in flags if flag.startswith(given)]
         beginnings = {flag[: len(given)]: flag for flag in reversed(flags)}  # one may be mistyped, too
         similar = (

@@ -7,7 +7,6 @@ import logging
 import os
 import signal
 from collections.abc import Callable, Coroutine, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -125,7 +124,7 @@ class App:
 
     def _load(self, name: str, version: str, path: Path, num_used_bytes: int) -> ServedModel:
         """Load a version; called on a thread of its own."""
-        record = partial(self._metrics.record_turn, name)
+        record = self._metrics.statistics_of(name).record_turn
         return self._loader(path, self._config.of_model(name), name, record, num_used_bytes, version)
 
     @property

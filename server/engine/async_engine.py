@@ -24,7 +24,6 @@ from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import FinishReason, Load, Result, Turn, Update
 from seq2seq_serve.server.engine.scheduler import leaving_error
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded, ServerError, Unavailable
-from seq2seq_serve.server.telemetry.statistics import Statistics
 
 _log = logging.getLogger(__name__)
 
@@ -172,13 +171,12 @@ class AsyncEngine:
         model_name: For the log and for errors.
         cores: Equal cores, which are not started.
         limits: Bounds of the queue.
-        record: Is called with every turn, for metrics.
+        record: Is called with every turn, for metrics, and with the number of requests that are refused.
         feeds_prefix: Whether steps read prefixes, one token each.
         clock: Returns monotonic seconds.
 
     Attributes:
         num_slots: The number of sequences that all cores decode at once.
-        statistics: Sums over all turns so far.
     """
 
     def __init__(
@@ -194,7 +192,6 @@ class AsyncEngine:
         self.model_name = model_name
         self.cores = tuple(cores)
         self.num_slots = sum(core.num_slots for core in cores)
-        self.statistics = Statistics()
         self._record = record
         self._feeds_prefix = feeds_prefix
         self._clock = clock
@@ -253,7 +250,7 @@ class AsyncEngine:
             self._queue.add(ordered, num_held, self._clock())
         except ServerError as error:
             if not (is_accepted and isinstance(error, Overloaded)):
-                self.statistics.counts["fail"] += len(requests)
+                self._record(Turn(num_refused=len(requests)))
             raise
         streams = [Stream(request) for request in requests]
         loop = asyncio.get_running_loop()
@@ -417,7 +414,6 @@ class AsyncEngine:
                 num_steps += len(request.prefix_ids) if self._feeds_prefix else 0
                 self._queue.release(request, held_seconds, num_steps)
         self._record(turn)
-        self.statistics.record_turn(turn)
 
     async def _start(self, core: CoreHandle) -> None:
         began = self._clock()

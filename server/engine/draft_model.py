@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
-from seq2seq_serve.server.engine.drafts import MAX_DRAFTED, Drafter, StepTimes, drafted
+from seq2seq_serve.server.engine.drafts import MAX_DRAFTED, Drafter, Forecast, StepTimes, drafted
 from seq2seq_serve.server.engine.plan import Move, Runner, StepPlan
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import FinishReason
@@ -29,7 +29,6 @@ _LEAST_GAIN = 1.1  # of the tokens a second that drafts must bring
 # how many tokens are drafted then.
 _TRIAL_SHARE, _TRIAL_TOKENS = 0.01, 2
 _END = -1  # the end of sequence in a target, whichever token it was
-_LEAST_SECONDS = 1e-9  # of a step, before there is one
 
 
 @dataclass(slots=True)
@@ -142,8 +141,11 @@ class DraftModel:
         for slot in range(first, len(self._rows)):
             self._forget(slot)
         num_rows = min(sum(map(_can_be_known, plan.rows)), MAX_DRAFTED)
-        before, (speed, _) = self._speed(plan, (), 0), self._speed(plan, (), num_rows)
-        saved = (1 / before[0] - 1 / speed) if speed >= _LEAST_GAIN * before[0] else 0.0  # seconds of a token
+        step, speed = self._drafter.forecast(plan.rows), self._drafter.forecast(plan.rows).speed
+        self._lengthen(step, num_rows, MAX_DRAFTED)
+        saved = (
+            (1 / speed - 1 / step.speed) if step.speed >= _LEAST_GAIN * speed else 0.0
+        )  # seconds of a token
         numbered = enumerate(plan.admitted, start=first)
         for is_known, group in groupby(numbered, key=lambda one: _can_be_known(one[1])):
             newcomers = list(group)
@@ -197,15 +199,20 @@ class DraftModel:
             return plan
         by_ngrams = {position.row for position in plan.drafts}
         free = [row for row in known if row.sequence.row not in by_ngrams]
-        worse = [row for row in known if row.sequence.row in by_ngrams and self._is_better(row.sequence)]
-        speed_before, _ = self._speed(plan, plan.drafts, 0)
-        best_speed, number, rows, drafts = _LEAST_GAIN * speed_before, 0, free, plan.drafts
+        worse = [
+            row
+            for row in known
+            if row.sequence.row in by_ngrams
+            and (row.sequence.lookup is None or row.sequence.lookup.best().rate < self._rate)
+        ]
+        best_speed = _LEAST_GAIN * self._drafter.forecast(plan.rows, plan.drafts).speed
+        number, rows, drafts = 0, free, plan.drafts
         for candidates in (free, free + worse) if worse else (free,):
             kept = _without(plan.drafts, candidates)
-            candidates = candidates[: MAX_DRAFTED - len(kept)]
-            speed, its_number = self._speed(plan, kept, len(candidates))
-            if its_number and speed > best_speed:
-                best_speed, number, rows, drafts = speed, its_number, candidates, kept
+            room, step = MAX_DRAFTED - len(kept), self._drafter.forecast(plan.rows, kept)
+            its_number = self._lengthen(step, len(candidates[:room]), room)
+            if its_number and step.speed > best_speed:
+                best_speed, number, rows, drafts = step.speed, its_number, candidates[:room], kept
         if number:
             self._trial_seconds = 0.0
         else:
@@ -234,44 +241,23 @@ class DraftModel:
         self._trial_seconds = min(seconds, cost + self._most_trial_seconds)
         return cost
 
-    def _is_better(self, sequence: Sequence) -> bool:
-        """Whether n-grams predict a row worse than the draft model does on average."""
-        return sequence.lookup is None or sequence.lookup.best().rate < self._rate
-
     def _seconds_of_draft(self, num_rows: int) -> float:
         """Returns the time that one more draft of each row takes, and the positions that check them."""
         return self._step_times.expected(num_rows) + num_rows * self._drafter.times.seconds_of_position
 
-    def _speed(self, plan: StepPlan, drafts: tuple[Sequence, ...], num_rows: int) -> tuple[float, int]:
-        """Returns the most tokens a second that are expected, and the drafts of each row that bring them.
-
-        Args:
-            plan: Its rows select a token each.
-            drafts: Those of n-grams.
-            num_rows: The number of rows for which the model may draft.
-        """
-        num_tokens, chance, slot = float(len(plan.rows)), 1.0, -1
-        for position in drafts:
-            assert position.row is not None
-            lookup = plan.rows[position.row].lookup
-            rate = 1.0 if lookup is None else lookup.best().rate
-            chance, slot = (chance if position.row == slot else 1.0) * rate, position.row
-            num_tokens += chance
-        seconds = self._drafter.times.expected(len(plan.rows) + len(drafts)) + _LEAST_SECONDS
-        best, chance = (num_tokens / seconds, 0), 1.0
-        most = min(_MOST_OF_A_ROW, (MAX_DRAFTED - len(drafts)) // num_rows) if num_rows else 0
-        for number in range(1, most + 1):
-            chance *= self._rate
-            num_tokens += num_rows * chance
-            seconds += self._seconds_of_draft(num_rows)
-            best = max(best, (num_tokens / seconds, number))
-        return best
+    def _lengthen(self, step: Forecast, num_rows: int, most_tokens: int) -> int:
+        """Adds drafts of rows to a step, one more of each while they pay; returns their number for a row."""
+        most = min(_MOST_OF_A_ROW, most_tokens // num_rows) if num_rows else 0
+        number, chance, cost = 0, self._rate, self._seconds_of_draft(num_rows)
+        while number < most and step.add(num_rows * chance, cost, 1.0):
+            number, chance = number + 1, chance * self._rate
+        return number
 
     def _propose(self, rows: list[_Row], most: list[int]) -> None:
         """Read the tokens that each row has selected since, then draft at most `most` of its next ones."""
         unread = list[tuple[_Row, int]]()
         for row in rows:
-            read = _read_by(row.sequence)
+            read = [*row.sequence.search.start_ids, *row.sequence.token_ids]  # and what the next step reads
             known = min(row.num_read, len(row.fed), len(read) - 1)
             while known < min(len(row.fed), len(read) - 1) and row.fed[known] == read[known]:
                 known += 1
@@ -332,8 +318,3 @@ def _target_of(sequence: Sequence) -> list[int]:
         return sequence.token_ids
     hypothesis = ended[min(ended)]
     return [*hypothesis.token_ids, *([_END] if hypothesis.finish_reason is FinishReason.EOS else [])]
-
-
-def _read_by(sequence: Sequence) -> list[int]:
-    """Returns the tokens that a row has read, and the one that its next step reads."""
-    return [*sequence.search.start_ids, *sequence.token_ids]

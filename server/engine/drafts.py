@@ -8,6 +8,7 @@ is certain of its tokens. As draws depend on seed and position alone, this holds
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
 
@@ -26,6 +27,7 @@ _FIXED_POSITIONS = 8  # the guess: a step takes as long as its own positions and
 _FOLLOWING_SECONDS = 1e-5
 _IDLE_TURNS, _FOLLOWED_TURNS = 64, 8
 _SELECTS_ONE = attrgetter("selects_one")  # of a row
+_LEAST_SECONDS = 1e-9  # of a step, before there is one
 _GUESS_WEIGHT = 2.0  # of the guess, as the variance of the numbers of positions with the same weight
 
 
@@ -64,6 +66,26 @@ class StepTimes:
         return self._seconds + self.seconds_of_position * (num_positions - self._positions)
 
 
+@dataclass(slots=True)
+class Forecast:
+    """The tokens that a step is expected to bring, and the seconds that it is expected to take."""
+
+    num_tokens: float
+    seconds: float
+
+    @property
+    def speed(self) -> float:
+        """Tokens a second."""
+        return self.num_tokens / (self.seconds + _LEAST_SECONDS)
+
+    def add(self, num_tokens: float, seconds: float, least_gain: float) -> bool:
+        """Adds drafts if they bring `least_gain` times the speed of the step; returns whether they do."""
+        pays = num_tokens * self.seconds >= least_gain * seconds * self.num_tokens
+        if pays:
+            self.num_tokens, self.seconds = self.num_tokens + num_tokens, self.seconds + seconds
+        return pays
+
+
 class Drafter:
     """Drafts the next tokens of rows, as many as the measured times of steps make worth their cost.
 
@@ -93,14 +115,13 @@ class Drafter:
             self._num_idle += 1
         if not self._is_followed:
             return ()
-        seconds, num_tokens = self.times.expected(len(rows)), float(len(rows))  # both are expectations
-        least_gain = _LEAST_GAIN * self.times.seconds_of_position
-        if self._share * seconds >= _FOLLOWING_SECONDS:
+        step, cost = self.forecast(rows), self.times.seconds_of_position
+        if self._share * step.seconds >= _FOLLOWING_SECONDS:
             self._num_idle = 0
         elif not self._num_idle:
             self._num_idle = 1
         num_followed = None
-        if max(self._rates) * seconds < least_gain * num_tokens:
+        if max(self._rates) * step.seconds < _LEAST_GAIN * cost * step.num_tokens:
             num_followed = 1  # whose predictions are compared, so that the rates stay known
         drafts: list[Sequence] = []
         for row in islice(filter(_SELECTS_ONE, rows), num_followed):
@@ -108,14 +129,17 @@ class Drafter:
             most = min(_MAX_OF_A_ROW, MAX_DRAFTED - len(drafts), row.num_draftable)
             for token_id in follower.ids[follower.place : follower.place + most]:
                 chance *= follower.rate
-                pays = chance * seconds >= least_gain * num_tokens and chance >= _LEAST_CHANCE
-                if token_id in self._eos_ids or not pays:
+                is_likely = token_id not in self._eos_ids and chance >= _LEAST_CHANCE
+                if not (is_likely and step.add(chance, cost, _LEAST_GAIN)):
                     break
                 token_ids = [*token_ids, token_id]
-                drafts.append(drafted(row, token_ids))
-                num_tokens += chance
-                seconds += self.times.seconds_of_position
+                drafts.append(drafted(row, token_ids, chance))
         return tuple(drafts)
+
+    def forecast(self, rows: Collection[Sequence], drafts: Collection[Sequence] = ()) -> Forecast:
+        """Returns what a step of rows and of positions that were drafted for them brings and takes."""
+        num_tokens = len(rows) + sum(position.chance for position in drafts)
+        return Forecast(num_tokens, self.times.expected(len(rows) + len(drafts)))
 
     def record(self, num_positions: int, seconds: float) -> None:
         """Count the time of a step."""
@@ -139,8 +163,8 @@ class Drafter:
         return row.lookup.best()
 
 
-def drafted(row: Sequence, token_ids: list[int]) -> Sequence:
-    """Returns the row as it is if it selects these tokens."""
+def drafted(row: Sequence, token_ids: list[int], chance: float = 1.0) -> Sequence:
+    """Returns the row as it is if it selects these tokens, for which there is this chance."""
     return Sequence(
         row.search,
         next_token_id=token_ids[-1],
@@ -148,4 +172,5 @@ def drafted(row: Sequence, token_ids: list[int]) -> Sequence:
         index=row.index,
         token_ids=token_ids,
         is_plain=row.request.is_plain,
+        chance=chance,
     )

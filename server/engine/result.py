@@ -148,6 +148,7 @@ class Turn(NamedTuple):
         load: After the turn; None if another one is delivered with it later.
         is_failing: Whether the last turns have raised.
         num_core_restarts: 1 in the place of a turn where a core that has ended by itself is started again.
+        num_refused: In the place of a turn, the number of requests of a call that the engine does not accept.
     """
 
     updates: tuple[Update, ...] = ()
@@ -162,3 +163,4 @@ class Turn(NamedTuple):
     load: Load | None = None
     is_failing: bool = False
     num_core_restarts: int = 0
+    num_refused: int = 0

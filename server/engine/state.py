@@ -68,6 +68,7 @@ class Sequence:
         attended: The attention of each of its steps, as in `Selected`, if the step computes it and the
             request wants it.
         lookup: Predicts its next tokens; None before the first draft.
+        chance: Of a drafted position, that the row selects the tokens up to it.
         request: The request that it decodes for.
         memory_length: Positions in memory.
     """
@@ -86,6 +87,7 @@ class Sequence:
     detects: bool = False
     attended: list[Array] = field(default_factory=list)
     lookup: Lookup | None = None
+    chance: float = 1.0
 
     request: Request = field(init=False)
     memory_length: int = field(init=False)

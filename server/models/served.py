@@ -16,6 +16,7 @@ from seq2seq_serve.server.errors import Unavailable, UnknownModel
 from seq2seq_serve.server.runner.sizing import Sizing, source_specs
 from seq2seq_serve.server.telemetry.metrics import Metrics
 from seq2seq_serve.server.telemetry.record import CallRecord
+from seq2seq_serve.server.telemetry.statistics import Statistics
 
 _ENGLISH = "en"
 
@@ -158,6 +159,10 @@ class Models:
         while self._num_users[model]:
             self._left.clear()
             await self._left.wait()
+
+    def statistics_of(self, model: ServedModel) -> Statistics:
+        """Returns the sums over the requests and turns of a model."""
+        return self._metrics.statistics_of(model.name)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(tuple(self._by_name.values()))

@@ -12,8 +12,9 @@ import os
 import queue
 import re
 import sys
-import threading
 import time
+from logging.handlers import QueueHandler, QueueListener
+from typing import Any
 
 _MAX_LINES = 10_000  # that wait to be written
 _FLUSH_SECONDS = 1.0
@@ -84,34 +85,32 @@ def configure_logging(level: str, log_format: str) -> None:
     logging.getLogger("grpc").setLevel(logging.INFO)  # at debug level it logs every event loop
 
 
-class LogWriter(logging.Handler):
-    """Writes lines to a file descriptor on a thread of its own; never waits for it.
+class LogWriter(QueueHandler):
+    """Hands lines to a thread that writes them to a file descriptor; never waits for it.
 
-    Owned by the root logger. `emit` is thread-safe.
+    Owned by the root logger. `emit` is thread-safe, and formats a line on the calling thread.
 
     Args:
         descriptor: Not of a buffered stream: the end of the process would wait for the stream's lock.
 
     Attributes:
-        num_dropped: Lines that did not fit into the queue.
+        num_dropped: Lines that did not fit into the queue, or could not be written.
     """
 
     def __init__(self, descriptor: int) -> None:
-        super().__init__()
-        self.num_dropped = 0
-        self._descriptor = descriptor
         self._lines: queue.Queue[bytes] = queue.Queue(_MAX_LINES)
-        threading.Thread(target=self._write_lines, name="log", daemon=True).start()
+        super().__init__(self._lines)
+        self.num_dropped = 0
+        _LineListener(self, descriptor).start()
 
-    def emit(self, record: logging.LogRecord) -> None:
-        """Format a line on the calling thread, and queue it."""
+    def prepare(self, record: logging.LogRecord) -> bytes:
+        return self.format(record).encode(errors="backslashreplace") + b"\n"
+
+    def enqueue(self, record: Any) -> None:
         try:
-            line = self.format(record).encode(errors="backslashreplace") + b"\n"
-            self._lines.put_nowait(line)
+            super().enqueue(record)
         except queue.Full:
             self.num_dropped += 1
-        except Exception:
-            self.handleError(record)
 
     def flush(self) -> None:
         """Wait until all queued lines are written, or for a second; `logging.shutdown` calls it."""
@@ -120,15 +119,21 @@ class LogWriter(logging.Handler):
             while self._lines.unfinished_tasks and (left := end - time.monotonic()) > 0:
                 self._lines.all_tasks_done.wait(left)
 
-    def _write_lines(self) -> None:
-        while True:
-            line = self._lines.get()
-            try:
-                while line:
-                    line = line[os.write(self._descriptor, line) :]
-            except OSError:  # nobody reads any more
-                self.num_dropped += 1
-            self._lines.task_done()
+
+class _LineListener(QueueListener):
+    """Writes the lines itself: `logging.shutdown` would wait for the lock of a handler that is blocked."""
+
+    def __init__(self, writer: LogWriter, descriptor: int) -> None:
+        super().__init__(writer.queue)
+        self._writer, self._descriptor = writer, descriptor
+
+    def handle(self, record: Any) -> None:
+        line: bytes = record
+        try:
+            while line:
+                line = line[os.write(self._descriptor, line) :]
+        except OSError:  # nobody reads any more
+            self._writer.num_dropped += 1
 
 
 def num_dropped_lines() -> int:

@@ -159,11 +159,16 @@ def compare(
     return [[with_bootstrap(number, score) for score in row] for number, row in enumerate(scores)]
 
 
+def _details(result: str) -> str:
+    """Returns what sacreBLEU writes after the score, as in `BLEU = 41.00 60.0/40.0 (BP = 1.000 …)`."""
+    return result.partition(" = ")[2].partition(" ")[2]
+
+
 def _score(
     metrics: dict[str, BLEU | CHRF], texts: Sequence[str], references: Sequence[Sequence[str]]
 ) -> list[MetricScore]:
     results = [(metric, metric.corpus_score(texts, references)) for metric in metrics.values()]
     return [
-        MetricScore(result.name, result.score, getattr(result, "_verbose", ""), str(metric.get_signature()))
+        MetricScore(result.name, result.score, _details(str(result)), str(metric.get_signature()))
         for metric, result in results
     ]

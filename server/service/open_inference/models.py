@@ -102,22 +102,22 @@ def config_message(model: ServedModel) -> pb.ModelConfig:
     )
 
 
-def statistics_message(model: ServedModel) -> pb.ModelStatistics:
-    """Returns the counts and times of a model since it was loaded."""
-    its: Statistics = model.engine.statistics
+def statistics_message(model: ServedModel, its: Statistics) -> pb.ModelStatistics:
+    """Returns the counts and times of a model since its version is served."""
+    durations = {
+        name: pb.StatisticDuration(count=one.number, ns=max(round(one.seconds * _NANOSECONDS), 0))
+        for name, one in its.of_version().items()
+    }
+    by_rows = {name: one for name, one in durations.items() if isinstance(name, int) and one.count}
     return pb.ModelStatistics(
         name=model.name,
         version=model.version,
         last_inference=round(its.last_request * 1000),
-        inference_count=its.counts["success"],
-        execution_count=its.counts["compute_infer"],
-        inference_stats=pb.InferStatistics(**{name: _duration(its, name) for name in _STATISTICS}),
+        inference_count=durations["success"].count,
+        execution_count=durations["compute_infer"].count,
+        inference_stats=pb.InferStatistics(**{name: durations[name] for name in _STATISTICS}),
         batch_stats=[
-            pb.InferBatchStatistics(batch_size=num_rows, compute_infer=_duration(its, num_rows))
-            for num_rows in sorted(name for name in its.counts if isinstance(name, int))
+            pb.InferBatchStatistics(batch_size=num_rows, compute_infer=by_rows[num_rows])
+            for num_rows in sorted(by_rows)
         ],
     )
-
-
-def _duration(its: Statistics, name: str | int) -> pb.StatisticDuration:
-    return pb.StatisticDuration(count=its.counts[name], ns=round(its.seconds[name] * _NANOSECONDS))

@@ -86,10 +86,14 @@ class InferenceService:
         self, message: pb.ModelStatisticsRequest, call: RemoteCall
     ) -> pb.ModelStatisticsResponse:
         """Answers with the statistics of one model, or of all."""
+        models = call.calls.models
         if not message.name:
-            return pb.ModelStatisticsResponse(model_stats=map(statistics_message, call.calls.models))
-        with call.calls.models.use(call, message.name, message.version) as model:
-            return pb.ModelStatisticsResponse(model_stats=[statistics_message(model)])
+            asked = list(models)
+        else:
+            with models.use(call, message.name, message.version) as model:
+                asked = [model]
+        stats = [statistics_message(model, models.statistics_of(model)) for model in asked]
+        return pb.ModelStatisticsResponse(model_stats=stats)
 
     async def RepositoryIndex(
         self, message: pb.RepositoryIndexRequest, _call: RemoteCall

@@ -135,7 +135,7 @@ class LongRun:
         self.driver.turn(seconds=_TURN_SECONDS)
 
     def _record(self, turn: Turn) -> None:
-        self.metrics.record_turn(_MODEL, turn)
+        self.metrics.statistics_of(_MODEL).record_turn(turn)
         for update in turn.updates:
             told = self._open[update.request]
             for place, token_ids in update.token_ids.items():

@@ -332,7 +332,7 @@ def planned(model: DraftModel, rates: list[float], num_drafted: list[int]) -> St
         row = Sequence(Search(request, (START_ID,)), START_ID, row=slot, lookup=Lookup((), (rate, 0.0)))
         rows.append(row)
         model._encode([(slot, row)])
-        drafts += [drafted(row, [20] * (count + 1)) for count in range(number)]
+        drafts += [drafted(row, [20] * count, rate**count) for count in range(1, number + 1)]
     return StepPlan((), (), tuple(rows), drafts=tuple(drafts))
 
 

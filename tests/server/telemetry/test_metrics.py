@@ -95,8 +95,7 @@ def test_a_fresh_model_shows_its_size_and_zeros(monkeypatch):
 
 def test_a_turn_is_added_to_the_histograms_and_counters():
     metrics = metrics_of()
-    metrics.record_turn(
-        "echo",
+    metrics.statistics_of("echo").record_turn(
         Turn(
             num_rows=3,
             step_seconds=0.002,
@@ -127,7 +126,7 @@ def test_a_turn_is_added_to_the_histograms_and_counters():
 
 def test_a_turn_without_a_step_is_not_a_step_of_zero_rows():
     metrics = metrics_of()
-    metrics.record_turn("echo", Turn())
+    metrics.statistics_of("echo").record_turn(Turn())
     assert value(metrics, "seq2seq_decode_step_seconds_count") == 0
     assert value(metrics, "seq2seq_step_batch_size_count") == 0
     assert value(metrics, "seq2seq_encode_time_seconds_count") == 0
@@ -142,7 +141,7 @@ def test_every_end_is_counted_by_its_reason_and_waste_by_its_cause():
         result(FinishReason.DEADLINE, 2, DeadlineExceeded("late")),
         result(FinishReason.FAILED, 1, EngineFailed("broken")),
     )
-    metrics.record_turn("echo", turn_of(*ends))
+    metrics.statistics_of("echo").record_turn(turn_of(*ends))
     success = "seq2seq_request_success_total"
     assert value(metrics, success, finished_reason="stop") == 1
     assert value(metrics, success, finished_reason="length") == 1
@@ -154,3 +153,46 @@ def test_every_end_is_counted_by_its_reason_and_waste_by_its_cause():
     assert value(metrics, "seq2seq_generation_tokens_total") == 15
     assert value(metrics, "seq2seq_prompt_tokens_total") == 35
     assert value(metrics, "seq2seq_e2e_request_latency_seconds_count") == 5
+
+
+def test_a_model_that_is_not_served_any_more_keeps_its_sums_and_loses_its_state():
+    metrics = metrics_of()
+    metrics.statistics_of("loading")
+    metrics.statistics_of("echo").record_turn(Turn(moved_bytes=5))
+    metrics.hide_model(_Model("echo"))
+    metrics.statistics_of("echo").record_turn(Turn(moved_bytes=2))  # of its last callers
+    assert value(metrics, "seq2seq_cache_moved_bytes_total") == 7
+    for name in ("seq2seq_slots", "seq2seq_model_info", "seq2seq_num_requests_running"):
+        assert f"{name}{{" not in generate_latest(metrics.registry).decode()
+    metrics.show_model(_Model("echo", version="v2"))
+    assert value(metrics, "seq2seq_cache_moved_bytes_total") == 7
+    assert value(metrics, "seq2seq_model_info", version="v2") == 1
+    assert value(metrics, "seq2seq_slots", model_name="loading") is None
+    assert value(metrics, "seq2seq_core_restarts_total", model_name="loading") is None
+
+
+def test_a_version_has_durations_of_its_own():
+    its = metrics_of().statistics_of("echo")
+    ends = (result(FinishReason.EOS, 5), result(FinishReason.FAILED, 1, EngineFailed("broken")))
+    step = Turn(num_rows=3, num_steps=2, step_seconds=0.25, encode_seconds=0.5, queue_seconds=(0.25, 0.5))
+    for turn in (turn_of(*ends), step, Turn(num_rows=2, step_seconds=1.0), Turn(num_refused=4)):
+        its.record_turn(turn)
+    durations = {
+        "success": (1, 0.5),
+        "fail": (5, 0.5),
+        "queue": (2, 0.75),
+        "compute_input": (1, 0.5),
+        "compute_infer": (3, 1.5),
+        2: (1, 1.0),
+        3: (2, 0.5),
+    }
+    assert its.of_version() == durations
+    its.begin_version()
+    assert its.of_version() == dict.fromkeys(durations, (0, 0.0))
+    its.record_turn(step)
+    assert its.of_version() == dict.fromkeys(durations, (0, 0.0)) | {
+        "queue": (2, 0.75),
+        "compute_input": (1, 0.5),
+        "compute_infer": (2, 0.5),
+        3: (2, 0.5),
+    }

@@ -290,14 +290,14 @@ async def test_windows_of_many_sounds_share_steps(whisper_path):
     async with serving_bundles(whisper_path / "bundle") as served:
         alone = [await served.stub.Generate(message(one, **ANYTHING_IS_GOOD)) for one in contents]
         most_rows = 0
-        record = served.model.engine.statistics.record_turn
+        record = served.model.engine._record
 
         def watched(turn):
             nonlocal most_rows
             most_rows = max(most_rows, turn.num_rows)
             record(turn)
 
-        served.model.engine.statistics.record_turn = watched
+        served.model.engine._record = watched
         together = await asyncio.gather(
             *(served.stub.Generate(message(one, **ANYTHING_IS_GOOD)) for one in contents)
         )
@@ -376,7 +376,7 @@ def test_only_the_first_request_of_a_sound_is_refused_by_a_full_queue(whisper_pa
             answer = await served.stub.Generate(request)
             num_windows = max(len(answer.sentences), 1)
             assert len(full) == 2 * num_windows * 7  # six temperatures, and the probability of no speech
-            assert served.model.engine.statistics.counts["fail"] == 1
+            assert served.app._models.statistics_of(served.model).num_refused == 1
             return answer.usage.source_tokens
 
     num_source_tokens = asyncio.run(run())
