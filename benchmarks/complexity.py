@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -116,7 +117,7 @@ def _convolution(d: int, width: int) -> Layer:
 
 
 def _restricted(_: int, width: int) -> Layer:
-    return _by_heads(lambda *heads: restricted_attention(*heads, width))
+    return _by_heads(partial(restricted_attention, r=width))
 
 
 _attention = _by_heads(functional.scaled_dot_product_attention)
