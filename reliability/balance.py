@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 import time
 from collections import Counter, defaultdict
@@ -12,19 +11,17 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
-
-from benchmarks.load.generator import Generator, Run
+from benchmarks.load.generator import Generator
 from benchmarks.load.mix import ONLY_GREEDY, Job, draw_jobs, poisson_arrivals, quantile
+from benchmarks.report import median
 from benchmarks.serving import RunningServer
-from reliability.place import TINY, Bar, Figures, Place, at_least, at_most, state, unexpected
+from reliability.place import TINY, Figures, Place, state
 from reliability.proxies import PROXIES, Running, proxying
 from seq2seq_serve.client import AsyncClient, ClientError
 
 DIRECT = "direct"
 _ONE = "one server"
-_SLOTS = (16, 8, 4)
-_CHANGED = 1  # the server that is ended, killed or frozen
+_SLOTS = (16, 8, 4)  # the middle one is ended, killed or frozen
 _STEP_SECONDS = 0.02
 _MEAN_TOKENS = 34  # of the jobs' targets
 _LOAD, _LOAD_AT_FAULTS = 0.6, 0.4  # of the capacity of all slots
@@ -75,26 +72,25 @@ class _Call:
     error: str = ""
 
 
-def balance(place: Place) -> tuple[Figures, list[Bar]]:
+def balance(place: Place) -> Figures:
     """Compare the latency with that of one large server, then end, kill and freeze a server on each way."""
     missing = {name: f"{proxy.package} installs it" for name, proxy in PROXIES.items() if not proxy.find()}
-    names = [DIRECT, *(name for name in PROXIES if name not in missing)]
-    figures: Figures = {"missing": missing}
+    proxies = [name for name in PROXIES if name not in missing]
     # A client without a proxy calls the servers in turn, which only suits servers of the same size.
-    figures["latency"], bars = _latency(place, names[1:])
-    large, _, small = _SLOTS
+    figures: Figures = {"missing": missing, "latency": _latency(place, proxies)}
+    large, middle, small = _SLOTS
     with _serving(place, large) as first, _serving(place, small) as last:
-        for name in names:
+        for name in (DIRECT, *proxies):
             figures[name] = {}
             for fault in (_freeze, _end, _kill):
                 # All the other servers end only when nobody calls them any more.
                 notice_seconds = _NOTICE_SECONDS if fault is _end else 0
-                with _serving(place, _SLOTS[_CHANGED], notice_seconds) as changed:
-                    with _way(place, name, [first, changed, last]) as way:
-                        found, more = fault(place, way, changed)
-                    figures[name][fault.__name__.strip("_")] = found
-                    bars += more
-    return figures, bars
+                with (
+                    _serving(place, middle, notice_seconds) as changed,
+                    _way(place, name, [first, changed, last]) as way,
+                ):
+                    figures[name][fault.__name__.strip("_")] = _by_status(fault(place, way, changed))
+    return figures
 
 
 def _serving(place: Place, num_slots: int, notice_seconds: int = 0) -> Any:
@@ -117,64 +113,34 @@ def _rate(load: float) -> float:
     return load * sum(_SLOTS) / (_MEAN_TOKENS * _STEP_SECONDS)
 
 
-def _latency(place: Place, names: Sequence[str]) -> tuple[Figures, list[Bar]]:
+def _latency(place: Place, names: Sequence[str]) -> Figures:
     """Measure whole answers in open loops on each way and on one server, in alternation."""
-    rate = _rate(_LOAD)
-    warm_up_seconds = place.seconds(_WARM_UP_SECONDS)
+    rate, warm_up_seconds = _rate(_LOAD), place.seconds(_WARM_UP_SECONDS)
     num_jobs = round(rate * (warm_up_seconds + place.seconds(20)))
-    runs, shares = defaultdict[str, list[Run]](list), defaultdict[str, list[list[int]]](list)
+    p99, codes = defaultdict[str, list[float]](list), Counter[str]()
     with ExitStack() as stack:
         one = stack.enter_context(_serving(place, sum(_SLOTS)))
         servers = [stack.enter_context(_serving(place, num_slots)) for num_slots in _SLOTS]
         ways = [_Way(_ONE, one.address)]
         ways += [stack.enter_context(_way(place, name, servers)) for name in names]
         generator = stack.enter_context(Generator(place.client_cores))
-        started, cpu_before = time.monotonic(), _cpu_seconds(one, *servers)
         for number in range(place.count(_NUM_ROUNDS)):
             jobs = draw_jobs(num_jobs, ONLY_GREEDY, seed=number)
             for way in ways:
-                before = [_num_begun(server) for server in servers]
-                runs[way.name].append(generator.open_loop(way.address, jobs, rate=rate, stream=False))
-                after = [_num_begun(server) for server in servers]
-                shares[way.name].append([late - early for early, late in zip(before, after, strict=True)])
-        busy = (_cpu_seconds(one, *servers) - cpu_before) / (time.monotonic() - started)
-    p50, p99 = (
-        {name: [_quantile(run, warm_up_seconds, q) for run in runs[name]] for name in runs}
-        for q in (0.5, 0.99)
-    )
-    medians = {name: float(np.median(rounds)) for name, rounds in p99.items()}
-    codes = Counter(outcome.code for each in runs.values() for run in each for outcome in run.outcomes)
-    figures = {
-        "calls_per_second": rate,
-        "p50_seconds": p50,
-        "p99_seconds": p99,
-        "calls_by_server": {name: shares[name] for name in names},
-        "codes": codes,
-        "client_lateness_p99_seconds": {name: [run.lateness_seconds for run in runs[name]] for name in runs},
-        "busy_cores_of_servers": busy,
-        "load_average": os.getloadavg()[0],
-    }
-    return figures, [
-        unexpected(codes, "OK"),
-        *(
-            at_most(f"{name}: p99, of that of one server", medians[name] / medians[_ONE], 2, is_timed=True)
-            for name in names
-        ),
-    ]
+                outcomes = generator.open_loop(way.address, jobs, rate=rate, stream=False).outcomes
+                codes.update(outcome.code for outcome in outcomes)
+                seconds = [each.end - each.arrival for each in outcomes if each.arrival > warm_up_seconds]
+                p99[way.name].append(quantile(seconds, 0.99))
+        calls = [_num_begun(server) for server in servers]
+    place.expect(codes, "OK")
+    for name in names:
+        ratio = median(p99[name]) / median(p99[_ONE])
+        place.at_most(f"{name}: p99, of that of one server", ratio, 2, is_timed=True)
+    return {"calls_per_second": rate, "p99_seconds": p99, "codes": codes, "calls_by_server": calls}
 
 
-def _quantile(run: Run, begin: float, q: float) -> float:
-    """Returns a quantile of the seconds from a call's due time, after `begin`, to its answer."""
-    return quantile([one.end - one.arrival for one in run.outcomes if one.arrival > begin], q)
-
-
-def _cpu_seconds(*servers: RunningServer) -> float:
-    return sum(server.cpu_seconds() for server in servers)
-
-
-def _end(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list[Bar]]:
+def _end(place: Place, way: _Way, server: RunningServer) -> list[_Call]:
     """Terminate a server under load; it reports NOT_SERVING, and later refuses calls."""
-    seconds = place.seconds(10, _NOTICE_SECONDS + 1.0)
     late = 0
 
     async def terminate() -> AsyncIterator[None]:
@@ -188,17 +154,15 @@ def _end(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list[
         await asyncio.sleep(_NOTICE_SECONDS - _LEFT_SECONDS - 1.0)
         late = await asyncio.to_thread(_num_begun, server) - before
 
-    calls = asyncio.run(_under_load(way, seconds, terminate))
-    code = server.wait()
-    told = "" if way.leaves_by_itself else ", after its reload"
-    return _figures(calls) | {"late_calls": late}, [
-        at_most(f"{way.name}: calls lost at SIGTERM", len(_lost(calls)), 0),
-        at_most(f"{way.name}: calls to a server not ready for a second{told}", late, 0, is_timed=True),
-        at_most(f"{way.name}: exit code after SIGTERM", abs(code), 0),
-    ]
+    calls = asyncio.run(_under_load(way, place.seconds(10, _NOTICE_SECONDS + 1.0), terminate))
+    after = "" if way.leaves_by_itself else ", after its reload"
+    place.at_most(f"{way.name}: calls lost at SIGTERM", len(_lost(calls)), 0)
+    place.at_most(f"{way.name}: calls to a server not ready for a second{after}", late, 0, is_timed=True)
+    place.at_most(f"{way.name}: exit code after SIGTERM", abs(server.wait()), 0)
+    return calls
 
 
-def _kill(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list[Bar]]:
+def _kill(place: Place, way: _Way, server: RunningServer) -> list[_Call]:
     """Kill a server under load; only the calls that run there may be lost."""
     num_open, dying_seconds = 0, 0.0
 
@@ -214,22 +178,18 @@ def _kill(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list
 
     calls = asyncio.run(_under_load(way, place.seconds(10, 2.0), kill))
     lost = _lost(calls)
-    num_begun = sum(-dying_seconds < call.began <= 0 for call in calls)
-    late = [call for call in lost if call.began > _LEFT_SECONDS]
-    figures = _figures(calls) | {"open_calls": num_open, "dying_seconds": dying_seconds}
-    return figures, [
-        at_least(f"{way.name}: calls that ran on the killed server", num_open, 1, is_timed=True),
-        at_most(
-            f"{way.name}: calls lost at SIGKILL, of those that ran there or began while it ended",
-            len([call for call in lost if call.began <= 0]),
-            num_open + num_begun,
-        ),
-        at_most(f"{way.name}: of them, begun a second after its end", len(late), 0),
-        unexpected(Counter(call.code for call in lost), "UNAVAILABLE", whose=f"{way.name}: of them, those"),
-    ]
+    may_be_lost = num_open + sum(-dying_seconds < call.began <= 0 for call in calls)
+    early = sum(call.began <= 0 for call in lost)
+    late = sum(call.began > _LEFT_SECONDS for call in lost)
+    place.at_least(f"{way.name}: calls that ran on the killed server", num_open, 1, is_timed=True)
+    name = f"{way.name}: calls lost at SIGKILL, of those that ran there or began while it ended"
+    place.at_most(name, early, may_be_lost)
+    place.at_most(f"{way.name}: of them, begun a second after its end", late, 0)
+    place.expect(Counter(call.code for call in lost), "UNAVAILABLE", whose=f"{way.name}: of them, those")
+    return calls
 
 
-def _freeze(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, list[Bar]]:
+def _freeze(place: Place, way: _Way, server: RunningServer) -> list[_Call]:
     """Stop a server's process for some seconds; its connections stay open and nothing answers."""
     frozen_seconds = place.seconds(_FROZEN_SECONDS)
     patient_seconds = min(_PATIENT_SECONDS, frozen_seconds)
@@ -243,13 +203,14 @@ def _freeze(place: Place, way: _Way, server: RunningServer) -> tuple[Figures, li
             server.process.send_signal(signal.SIGCONT)
 
     calls = asyncio.run(_under_load(way, place.seconds(10, frozen_seconds), stop, timeout=patient_seconds))
-    # A later one may be lost for another reason, after the server goes on.
-    late = [call for call in _lost(calls) if _HUNG_SECONDS < call.began < frozen_seconds - patient_seconds]
-    figures = _figures(calls) | {"lost_late": len(late)}
-    if way.proxy is None or not way.leaves_by_itself:
-        return figures, []  # nothing notices a frozen server; the caller's deadline ends its calls
-    name = f"{way.name}: calls to a server that was frozen for {_HUNG_SECONDS} seconds"
-    return figures, [at_most(name, len(late), 0, is_timed=True)]
+    # Otherwise nothing notices a frozen server; the caller's deadline ends its calls.
+    if way.proxy is not None and way.leaves_by_itself:
+        # A later one may be lost for another reason, after the server goes on.
+        end = frozen_seconds - patient_seconds
+        late = [call for call in _lost(calls) if _HUNG_SECONDS < call.began < end]
+        name = f"{way.name}: calls to a server that was frozen for {_HUNG_SECONDS} seconds"
+        place.at_most(name, len(late), 0, is_timed=True)
+    return calls
 
 
 async def _under_load(
@@ -296,7 +257,7 @@ async def _under_load(
     return [replace(call, began=call.began - fault_at) for call in calls]
 
 
-def _figures(calls: Sequence[_Call]) -> Figures:
+def _by_status(calls: Sequence[_Call]) -> Figures:
     """Returns the statuses of streams, which no client retries, and of whole answers, which ours does."""
     return {
         kind: {

@@ -14,8 +14,8 @@ from typing import Any
 from benchmarks.load.mix import MIX, Job, draw_jobs
 from seq2seq_serve.client import AsyncClient, ClientError
 
-IN_FLIGHT = 64
 PATIENT_SECONDS = 120.0
+_IN_FLIGHT, _FEW = 64, 8
 
 
 async def code_of(call: Awaitable[Any]) -> str:
@@ -61,7 +61,7 @@ async def capacity(address: str, seconds: float) -> float:
                 await asyncio.sleep(error.retry_after_seconds)
 
     async with AsyncClient(address, timeout_seconds=PATIENT_SECONDS) as client:
-        await asyncio.gather(*(worker(client) for _ in range(IN_FLIGHT)))
+        await asyncio.gather(*(worker(client) for _ in range(_IN_FLIGHT)))
     return max(done, 1) / seconds
 
 
@@ -96,5 +96,5 @@ async def good_calls(address: str, number: int) -> Counter[str]:
             codes[await code_of(stream(client, draw()))] += 1
 
     async with AsyncClient(address) as client:
-        await asyncio.gather(*(worker(client) for _ in range(8)))
+        await asyncio.gather(*(worker(client) for _ in range(_FEW)))
     return codes

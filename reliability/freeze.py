@@ -3,34 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import multiprocessing
+import threading
 import time
+import urllib.request
 from collections import Counter
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Awaitable, Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import Any
 
 from benchmarks.serving import RunningServer
 from reliability.callers import PATIENT_SECONDS, code_of
-from reliability.place import (
-    TINY,
-    Bar,
-    Figures,
-    Place,
-    at_least,
-    at_most,
-    nothing_left,
-    settled,
-    state,
-    unexpected,
-)
-from reliability.watch import Watch, watched
+from reliability.place import TINY, Figures, Place
 from seq2seq_serve.client import AsyncClient
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 
 _MAX_GAP_SECONDS = 0.5
+_STREAM_TOKENS = 200
 _LONG_BYTES, _SHORT_BYTES = 262_144, 16_384  # limits for 256 tokens: split or truncated texts, others
 _AT_ONCE, _MANY = 8, 200
 _CROWD_SECONDS = 1.0  # time in which all calls of a crowd have arrived
@@ -39,63 +33,89 @@ _EXPECTED = ("OK", "INVALID_ARGUMENT", "RESOURCE_EXHAUSTED", "DEADLINE_EXCEEDED"
 
 # Each is repeated up to the limit: unclosed quotation marks and parentheses, many ends of sentences, endless
 # words, and the characters for which normalising, merging or skipping takes longest.
-_UNITS = (
-    "« ",
-    "“ a. ",
-    "( ",
-    "가。",
-    "Mr. ",
-    "a",
-    "the ",
-    "가 ",
-    "\n",
-    "\u200b",
-    "a\t",
-    "\u0301\u0323",
-    "\u1112\u1161\u11ab",
-    "\ufdfa",
-    "👨\u200d",
-)
+_UNITS = ("« ", "“ a. ", "( ", "가。", "Mr. ", "a", "the ", "가 ", "\n", "\u200b", "a\t")
+_UNITS += ("\u0301\u0323", "\u1112\u1161\u11ab", "\ufdfa", "👨\u200d")
 
 _Call = Callable[[AsyncClient, str, float], Awaitable[Any]]
 
 
-def freeze(place: Place) -> tuple[Figures, list[Bar]]:
+@dataclass
+class _Watch:
+    """Measurements of other callers.
+
+    Attributes:
+        stream_gap_seconds: The longest time between two pieces, also of two streams that follow each other.
+        probe_seconds: The longest time to an answer of `/healthz`.
+        num_failed: The number of streams and probes that failed.
+    """
+
+    stream_gap_seconds: float = 0.0
+    probe_seconds: float = 0.0
+    num_failed: int = 0
+
+
+def freeze(place: Place) -> Figures:
     """Send every text by every RPC, some with short deadlines; then many long ones at once, and SIGTERM."""
-    units = _UNITS[: place.count(len(_UNITS), 3)]
-    num_many = place.count(_MANY, 20)
-    with (
-        place.serving(TINY) as server,
-        ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as callers,
-    ):
-        before = state(server)
-        attacks = {
-            "each hard text": partial(_attack, units=units),
-            f"{num_many} of the longest": partial(_crowd, number=num_many),
-        }
-        watches: dict[str, Watch] = {}
-        codes: dict[str, Counter[str]] = {}
-        for name, attack in attacks.items():
-            with watched(server) as watches[name]:
-                codes[name] = callers.submit(_by_client, server.address, attack).result()
-        after = settled(server, before)
-        end_seconds, code, ended = asyncio.run(_end_under(server, num_many))
-    all_codes = sum(codes.values(), Counter[str]())
-    figures: Figures = {
-        "codes": all_codes,
-        "ended": ended,
-        "stream_seconds": {name: watch.stream_gap_seconds for name, watch in watches.items()},
-        "probe_seconds": {name: watch.probe_seconds for name, watch in watches.items()},
+    units, num_many = _UNITS[: place.count(len(_UNITS), 3)], place.count(_MANY, 20)
+    attacks = {
+        "each hard text": partial(_attack, units=units),
+        f"{num_many} of the longest": partial(_crowd, number=num_many),
     }
-    return figures, [
-        *(bar for name, watch in watches.items() for bar in watch.bars(_MAX_GAP_SECONDS, name)),
-        unexpected(all_codes, *_EXPECTED),
-        at_least("texts that were answered or refused", codes["each hard text"].total(), len(units)),
-        unexpected(ended, *_EXPECTED, "UNAVAILABLE", whose="calls at SIGTERM"),
-        at_most("exit code after SIGTERM", code, 0),
-        at_most("seconds from SIGTERM to the exit", end_seconds, 5, is_timed=True),
-        *nothing_left(before, after),
-    ]
+    codes, figures = Counter[str](), dict[str, Any]()
+    spawn = multiprocessing.get_context("spawn")
+    with place.serving(TINY) as server, ProcessPoolExecutor(1, spawn) as callers:
+        with place.checked(server):
+            for name, attack in attacks.items():
+                with _watched(server) as watch:
+                    found = callers.submit(_by_client, server.address, attack).result()
+                codes += found
+                figures[name] = {"codes": found, "watch": vars(watch)}
+                gap, probe = watch.stream_gap_seconds, watch.probe_seconds
+                place.at_most(f"longest gap of a stream, {name}", gap, _MAX_GAP_SECONDS, is_timed=True)
+                place.at_most(f"longest wait for /healthz, {name}", probe, _MAX_GAP_SECONDS, is_timed=True)
+                place.at_most(f"streams and probes that failed, {name}", watch.num_failed, 0)
+        end_seconds, exit_code, ended = asyncio.run(_end_under(server, num_many))
+    place.expect(codes, *_EXPECTED)
+    place.expect(ended, *_EXPECTED, "UNAVAILABLE", whose="calls at SIGTERM")
+    place.at_most("exit code after SIGTERM", abs(exit_code), 0)
+    place.at_most("seconds from SIGTERM to the exit", end_seconds, 5, is_timed=True)
+    return figures | {"ended": ended}
+
+
+@contextmanager
+def _watched(server: RunningServer) -> Iterator[_Watch]:
+    """Measure consecutive streams, and probes, each in its own thread."""
+    watch, is_over = _Watch(), threading.Event()
+
+    def probes() -> None:
+        while not is_over.wait(0.02):
+            started = time.perf_counter()
+            try:
+                with urllib.request.urlopen(f"{server.metrics_url}/healthz", timeout=30):
+                    pass
+            except OSError:
+                watch.num_failed += 1
+            watch.probe_seconds = max(watch.probe_seconds, time.perf_counter() - started)
+
+    async def streams() -> None:
+        options, last = pb.GenerateOptions(min_new_tokens=_STREAM_TOKENS), math.inf
+        async with AsyncClient(server.address) as client:
+            while not is_over.is_set():
+                try:
+                    async for _ in client.stream([5, 6, 7], options=options):
+                        now = time.perf_counter()
+                        watch.stream_gap_seconds, last = max(watch.stream_gap_seconds, now - last), now
+                except Exception:
+                    watch.num_failed += 1
+
+    with ThreadPoolExecutor(2) as pool:
+        watching = [pool.submit(probes), pool.submit(lambda: asyncio.run(streams()))]
+        try:
+            yield watch
+        finally:
+            is_over.set()
+    for one in watching:
+        one.result()
 
 
 def _text(unit: str, num_bytes: int) -> str:
@@ -120,10 +140,11 @@ def _scored(client: AsyncClient, unit: str, seconds: float) -> Awaitable[Any]:
     return client.score(text, text, timeout_seconds=seconds)
 
 
+_LONGEST = _with(_LONG_BYTES, long_source=pb.LONG_SOURCE_TRUNCATE, max_new_tokens=1)
 _WAYS: tuple[_Call, ...] = (
     _with(_LONG_BYTES, long_source=pb.LONG_SOURCE_SPLIT),
     _with(_LONG_BYTES, long_source=pb.LONG_SOURCE_SPLIT_ALWAYS),
-    _with(_LONG_BYTES, long_source=pb.LONG_SOURCE_TRUNCATE, max_new_tokens=1),
+    _LONGEST,
     _with(_SHORT_BYTES),
     _prefixed,
     _scored,
@@ -142,8 +163,7 @@ def _by_client(address: str, work: Callable[[AsyncClient], Awaitable[Counter[str
 
 async def _attack(client: AsyncClient, units: tuple[str, ...]) -> Counter[str]:
     """Send every text by every RPC; returns the number of calls by status."""
-    codes, calls = Counter[str](), [(unit, way) for unit in units for way in _WAYS]
-    numbers = count()
+    codes, calls, numbers = Counter[str](), [(unit, way) for unit in units for way in _WAYS], count()
 
     async def worker() -> None:
         while calls:
@@ -157,8 +177,7 @@ async def _attack(client: AsyncClient, units: tuple[str, ...]) -> Counter[str]:
 
 async def _crowd(client: AsyncClient, number: int) -> Counter[str]:
     """Send `number` of the longest texts at once; returns the number of calls by status."""
-    longest = _WAYS[2]
-    calls = (code_of(longest(client, "the ", PATIENT_SECONDS)) for _ in range(number))
+    calls = (code_of(_LONGEST(client, "the ", PATIENT_SECONDS)) for _ in range(number))
     return Counter(await asyncio.gather(*calls))
 
 
@@ -169,6 +188,5 @@ async def _end_under(server: RunningServer, number: int) -> tuple[float, int, Co
         await asyncio.sleep(_CROWD_SECONDS)
         begun = time.monotonic()
         server.process.terminate()
-        code = await asyncio.to_thread(server.wait)
-        seconds = time.monotonic() - begun
-        return seconds, code, await crowd
+        exit_code = await asyncio.to_thread(server.wait)
+        return time.monotonic() - begun, exit_code, await crowd

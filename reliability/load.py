@@ -1,4 +1,4 @@
-"""Parts of the reliability benchmark: callers that leave, too many callers, and termination of the server."""
+"""Parts of the reliability benchmark: callers that leave, and too many callers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 from benchmarks.load.generator import Generator, Run
 from benchmarks.load.mix import MIX, Job, draw_jobs, poisson_arrivals, quantile
 from benchmarks.serving import RunningServer
-from reliability.callers import IN_FLIGHT, PATIENT_SECONDS, capacity, code_of, endless_jobs, stream
-from reliability.place import (
-    BASE,
-    TINY,
-    Bar,
-    Figures,
-    Place,
-    at_least,
-    at_most,
-    nothing_left,
-    settled,
-    state,
-    unexpected,
-)
-from seq2seq_serve.client import AsyncClient, ClientError
+from reliability.callers import capacity, code_of, endless_jobs, stream
+from reliability.place import BASE, Figures, Place, state
+from seq2seq_serve.client import AsyncClient
 
 _CAPACITY_SECONDS = 15.0
 _UNSTEADY_LOAD, _OVERLOAD = 0.8, 3.0
@@ -35,36 +23,27 @@ _DRAIN_SECONDS = 30.0
 _NUM_WAITING = 1024
 
 
-def unsteady(place: Place) -> tuple[Figures, list[Bar]]:
+def unsteady(place: Place) -> Figures:
     """Call at 80 % of the capacity; some callers cancel, set a short deadline, or close the connection."""
     seconds = place.seconds(600)
     with place.serving(BASE, ["--drain-seconds", str(_DRAIN_SECONDS)]) as server:
         rate = asyncio.run(capacity(server.address, place.seconds(_CAPACITY_SECONDS)))
-        before = state(server)
-        codes, sizes = asyncio.run(_unsteady(server, _UNSTEADY_LOAD * rate, seconds))
-        after = settled(server, before)
+        with place.checked(server) as now:
+            counted = -now["seq2seq_requests_total"]
+            codes, sizes = asyncio.run(_unsteady(server, _UNSTEADY_LOAD * rate, seconds))
         # A handler that hangs would extend the drain to its limit.
         started = time.monotonic()
         server.process.terminate()
         exit_code = server.wait()
         end_seconds = time.monotonic() - started
-    counted = after["seq2seq_requests_total"] - before["seq2seq_requests_total"]
-    figures = {
-        "capacity": rate,
-        "codes": codes,
-        "resident_bytes": sizes,
-        "after": {name: value for name, value in after.items() if name.startswith(("process", "threads"))},
-        "end_seconds": end_seconds,
-    }
+    counted += now["seq2seq_requests_total"]
     early, late = sizes[max(len(sizes) // 10, 1) - 1], sizes[-1]
-    return figures, [
-        unexpected(codes, "OK", "CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED"),
-        at_most("calls that the server counted beyond those made", counted - codes.total(), 0),
-        *nothing_left(before, after),
-        at_most("exit code after SIGTERM", abs(exit_code), 0),
-        at_most("seconds to the exit, with nobody there", end_seconds, _DRAIN_SECONDS / 2),
-        at_most("memory over that of the first tenth", late / early, 1.05, is_timed=True),
-    ]
+    place.expect(codes, "OK", "CANCELLED", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED")
+    place.at_most("calls that the server counted beyond those made", counted - codes.total(), 0)
+    place.at_most("exit code after SIGTERM", abs(exit_code), 0)
+    place.at_most("seconds to the exit, with nobody there", end_seconds, _DRAIN_SECONDS / 2)
+    place.at_most("memory over that of the first tenth", late / early, 1.05, is_timed=True)
+    return {"capacity": rate, "codes": codes, "resident_bytes": sizes, "end_seconds": end_seconds}
 
 
 async def _unsteady(server: RunningServer, rate: float, seconds: float) -> tuple[Counter[str], list[float]]:
@@ -112,7 +91,7 @@ async def _unsteady(server: RunningServer, rate: float, seconds: float) -> tuple
     return codes, sizes
 
 
-def overload(place: Place) -> tuple[Figures, list[Bar]]:
+def overload(place: Place) -> Figures:
     """Offer three times the capacity from two processes; the figures include their own lateness."""
     seconds = place.seconds(120)
     # The queue is full after the same share of the time at every scale.
@@ -144,66 +123,9 @@ def overload(place: Place) -> tuple[Figures, list[Bar]]:
         "client_cpu_share": [run.cpu_share for run in runs],
     }
     told = sum(outcome.retry_after_seconds is not None for outcome in refused)
-    return figures, [
-        at_least("answered a second, of the capacity", goodput / rate, 0.9, is_timed=True),
-        at_least("calls that were refused", len(refused), 1, is_timed=True),
-        at_most("p99 of a refusal, ms", 1e3 * figures["refused_p99_seconds"], 50, is_timed=True),
-        at_least("refusals with a time to come again", told, len(refused)),
-        unexpected(figures["codes"], "OK", "RESOURCE_EXHAUSTED"),
-    ]
-
-
-def sigterm(place: Place) -> tuple[Figures, list[Bar]]:
-    """Terminate the server under load, again and again."""
-    times = place.count(20)
-    codes: Counter[str] = Counter()
-    exits: Counter[int] = Counter()
-    end_seconds = []
-    for _ in range(times):
-        flags = ["--max-slots", "16", "--drain-seconds", str(_DRAIN_SECONDS)]
-        with place.serving(TINY, flags) as server:
-            ended, ending_at = asyncio.run(_until_it_ends(server))
-            codes += ended
-            exits[server.wait()] += 1
-            end_seconds.append(time.monotonic() - ending_at)
-    return {"codes": codes, "exits": exits, "end_seconds": end_seconds}, [
-        unexpected(codes, "OK", "UNAVAILABLE"),
-        at_least("calls that were answered", codes["OK"], 1),
-        at_least("exits with 0", exits[0], times),
-        at_most("longest way to the exit, seconds", max(end_seconds), _DRAIN_SECONDS),
-    ]
-
-
-async def _until_it_ends(server: RunningServer) -> tuple[Counter[str], float]:
-    """Call until the server refuses, and terminate it meanwhile; returns statuses and the time of SIGTERM."""
-    codes, draw, ending_at = Counter[str](), endless_jobs(6), 0.0
-
-    async def streamed(client: AsyncClient, job: Job) -> str:
-        """Returns a stream's status; BROKEN_OFF if it fails after its first piece, since it was accepted."""
-        has_begun = False
-        try:
-            async for _ in client.stream(job.source_ids, options=job.options()):
-                has_begun = True
-        except ClientError as error:
-            return "BROKEN_OFF" if has_begun else error.code
-        return "OK"
-
-    async def worker(client: AsyncClient, is_streaming: bool) -> None:
-        code = "OK"
-        while code == "OK":
-            job = draw()
-            if is_streaming:
-                code = await streamed(client, job)
-            else:
-                code = await code_of(client.generate(job.source_ids, options=job.options()))
-            codes[code] += 1
-
-    async def end_it() -> None:
-        nonlocal ending_at
-        await asyncio.sleep(1.0)
-        ending_at = time.monotonic()
-        server.process.terminate()
-
-    async with AsyncClient(server.address, timeout_seconds=PATIENT_SECONDS) as client:
-        await asyncio.gather(end_it(), *(worker(client, number % 2 == 0) for number in range(IN_FLIGHT)))
-    return codes, ending_at
+    place.at_least("answered a second, of the capacity", goodput / rate, 0.9, is_timed=True)
+    place.at_least("calls that were refused", len(refused), 1, is_timed=True)
+    place.at_most("p99 of a refusal, ms", 1e3 * figures["refused_p99_seconds"], 50, is_timed=True)
+    place.at_least("refusals with a time to come again", told, len(refused))
+    place.expect(figures["codes"], "OK", "RESOURCE_EXHAUSTED")
+    return figures

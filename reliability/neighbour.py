@@ -8,19 +8,19 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import count, pairwise
 from typing import Any
 
 import numpy as np
 
-from benchmarks.load.mix import VOCAB_SIZE, quantile
+from benchmarks.load.mix import VOCAB_SIZE
 from reliability.callers import PATIENT_SECONDS, code_of
-from reliability.place import TINY, Bar, Figures, Place, at_most, nothing_left, settled, state, unexpected
+from reliability.place import TINY, Figures, Place
 from seq2seq_serve.client import AsyncClient, ClientError, GenerateOptions
 
 _NUM_SLOTS = 128
-_SECONDS = 5.0
-_NUM_TOKENS = 250
+_SECONDS, _NUM_TOKENS = 5.0, 250
 _TIMES = (1, 4)
 _SOURCE_IDS = (*random.Random(1).choices(range(4, VOCAB_SIZE), k=30), 2)
 _CHANCE = random.Random(2)
@@ -30,26 +30,18 @@ _BIASES = dict.fromkeys(_CHANCE.sample(range(4, VOCAB_SIZE), 1024), 0.5)
 Ask = Callable[[AsyncClient, int, int], Awaitable[Any]]  # by a client, the target's length, the call's number
 
 
-def _drawn(**options: Any) -> Ask:
-    """Returns a call for sixteen samples of one source; the call's number is its seed."""
+def _hypotheses(**options: Any) -> Ask:
+    """Returns a call for one source with these options; an option may be a function of the call's number."""
 
     def ask(client: AsyncClient, num_tokens: int, number: int) -> Awaitable[Any]:
         settings = {name: value(number) if callable(value) else value for name, value in options.items()}
-        return client.generate(
-            _SOURCE_IDS,
-            options=GenerateOptions(
-                max_new_tokens=num_tokens, num_hypotheses=16, temperature=1.0, seed=number, **settings
-            ),
-        )
+        return client.generate(_SOURCE_IDS, options=GenerateOptions(max_new_tokens=num_tokens, **settings))
 
     return ask
 
 
-def _searched(**options: Any) -> Ask:
-    return lambda client, num_tokens, _: client.generate(
-        _SOURCE_IDS, options=GenerateOptions(max_new_tokens=num_tokens, beam_size=16, **options)
-    )
-
+_drawn = partial(_hypotheses, num_hypotheses=16, temperature=1.0, seed=lambda number: number)
+_searched = partial(_hypotheses, beam_size=16)
 
 # Keyed by name, so that options can be compared with each other.
 OPTIONS: Mapping[str, Ask] = {
@@ -65,6 +57,12 @@ OPTIONS: Mapping[str, Ask] = {
     "a beam of 16 with stop sequences": _searched(stop_sequences=[f"stop {i} " * 30 for i in range(16)]),
     "a given target": lambda client, num_tokens, _: client.score(_SOURCE_IDS, [5] * num_tokens),
 }
+# Steps beside the first take at most so many times as long as steps beside the second.
+_COMPARED = (
+    ("a beam of 16 with stop sequences", "a beam of 16", 1.5),
+    ("16 samples under 2,048 constraints", "16 samples", 3),
+    ("16 samples, each call another top_k", "16 samples, one top_k", 1.5),
+)
 
 
 @dataclass
@@ -79,53 +77,39 @@ class _Round:
     gaps: list[float] = field(default_factory=list)
     codes: Counter[str] = field(default_factory=Counter)
 
-    def figures(self) -> Figures:
-        return {
-            "p50_seconds": quantile(self.gaps, 0.5),
-            "p99_seconds": quantile(self.gaps, 0.99),
-            "longest_seconds": max(self.gaps),
-            "codes": self.codes,
-        }
+    @property
+    def median(self) -> float:
+        return float(np.median(self.gaps))
+
+    @property
+    def longest(self) -> float:
+        return max(self.gaps)
 
 
-def neighbour(place: Place) -> tuple[Figures, list[Bar]]:
+def neighbour(place: Place) -> Figures:
     """Run rounds with each option, from one caller and from four, beside a stream of one row."""
     seconds, num_tokens = place.seconds(_SECONDS, 0.2), place.count(_NUM_TOKENS, 6)
-    rounds: dict[tuple[str, int], _Round] = {}
-    with place.serving(TINY, ["--max-slots", str(_NUM_SLOTS)]) as server:
-        before = state(server)
-        alone = asyncio.run(_round(server.address, OPTIONS["16 samples"], 0, seconds, num_tokens))
+    rounds: dict[str, list[_Round]] = {}
+    with place.serving(TINY, ["--max-slots", str(_NUM_SLOTS)]) as server, place.checked(server):
         for name, ask in OPTIONS.items():
-            for times in _TIMES:
-                rounds[name, times] = asyncio.run(_round(server.address, ask, times, seconds, num_tokens))
-        after = settled(server, before)
-    codes = sum((one.codes for one in rounds.values()), Counter[str]())
-    figures: Figures = {"alone": alone.figures()}
-    for (name, times), one in rounds.items():
-        figures.setdefault(name, {})[str(times)] = one.figures()
-
-    def ratio(name: str, other: str) -> float:
-        return max(_median(rounds[name, times]) / _median(rounds[other, times]) for times in _TIMES)
-
-    stalls = [max(one.gaps) / _median(one) for (name, _), one in rounds.items() if "attention" in name]
-    plain, sorted_once = "16 samples", "16 samples, one top_k"
-    return figures, [
-        unexpected(codes, "OK"),
-        at_most("longest gap beside alignments, in median steps", max(stalls), 10, is_timed=True),
-        *(
-            at_most(f"step beside {name}, of that beside {other}", ratio(name, other), bar, is_timed=True)
-            for name, other, bar in (
-                ("a beam of 16 with stop sequences", "a beam of 16", 1.5),
-                ("16 samples under 2,048 constraints", plain, 3),
-                ("16 samples, each call another top_k", sorted_once, 1.5),
-            )
-        ),
-        *nothing_left(before, after),
+            rounds[name] = [
+                asyncio.run(_round(server.address, ask, times, seconds, num_tokens)) for times in _TIMES
+            ]
+    stalls = [
+        one.longest / one.median for name, ones in rounds.items() if "attention" in name for one in ones
     ]
-
-
-def _median(one: _Round) -> float:
-    return float(np.median(one.gaps))
+    place.expect(sum((one.codes for ones in rounds.values() for one in ones), Counter[str]()), "OK")
+    place.at_most("longest gap beside alignments, in median steps", max(stalls), 10, is_timed=True)
+    for name, other, bar in _COMPARED:
+        ratio = max(a.median / b.median for a, b in zip(rounds[name], rounds[other], strict=True))
+        place.at_most(f"step beside {name}, of that beside {other}", ratio, bar, is_timed=True)
+    return {
+        name: {
+            times: {"median_seconds": one.median, "longest_seconds": one.longest, "codes": one.codes}
+            for times, one in zip(_TIMES, ones, strict=True)
+        }
+        for name, ones in rounds.items()
+    }
 
 
 async def _round(address: str, ask: Ask, times: int, seconds: float, num_tokens: int) -> _Round:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,20 +16,7 @@ from grpc import aio
 from benchmarks.load.mix import MAX_TARGET_LENGTH, ONLY_GREEDY, Job, draw_jobs, poisson_arrivals, quantile
 from benchmarks.serving import RunningServer
 from reliability.callers import PATIENT_SECONDS, capacity
-from reliability.place import (
-    BASE,
-    TINY,
-    Bar,
-    Figures,
-    Place,
-    at_least,
-    at_most,
-    nothing_left,
-    once,
-    settled,
-    state,
-)
-from reliability.watch import resident_bytes
+from reliability.place import BASE, TINY, Figures, Place, once, state
 from seq2seq_serve.client import AsyncClient
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
@@ -60,30 +48,33 @@ class _Round:
     num_failed: int = 0
 
 
-def slow(place: Place) -> tuple[Figures, list[Bar]]:
+def slow(place: Place) -> Figures:
     """Run rounds in which every tenth reader stops after one piece, and rounds in which none stops."""
-    seconds = place.seconds(20, 0.5)
     rounds: dict[bool, list[_Round]] = {False: [], True: []}
-    sizes = []
     with place.serving(BASE) as server:
         rate = _LOAD * asyncio.run(capacity(server.address, place.seconds(_CAPACITY_SECONDS)))
-        jobs = draw_jobs(max(round(rate * seconds), _ONE_IN), ONLY_GREEDY, seed=7)
-        before = state(server)
+        jobs = draw_jobs(max(round(rate * place.seconds(20, 0.5)), _ONE_IN), ONLY_GREEDY, seed=7)
+        sizes = []
         for _ in range(_NUM_ROUNDS):
-            for is_slow in (False, True):
-                rounds[is_slow].append(asyncio.run(_round(server, jobs, rate, is_slow)))
-            sizes.append(settled(server, before)["process_resident_memory_bytes"])
-        after = settled(server, before)
+            with place.checked(server) as now:
+                for is_slow in (False, True):
+                    rounds[is_slow].append(asyncio.run(_round(server, jobs, rate, is_slow)))
+            sizes.append(now["process_resident_memory_bytes"])
     with place.serving(TINY) as server:
-        num_unread, unread_bytes = asyncio.run(
-            _unread(server, place.count(_NUM_UNREAD, 20), place.seconds(_UNREAD_SECONDS, 5))
-        )
+        unread = _unread(server, place.count(_NUM_UNREAD, 20), place.seconds(_UNREAD_SECONDS, 5))
+        num_unread, unread_bytes = asyncio.run(unread)
     with_slow, without = (
         float(np.median([quantile(one.gaps, 0.99) for one in rounds[kind]])) for kind in (True, False)
     )
-    num_slow = len(jobs[::_ONE_IN])
-    stalled = [one.num_stalled for one in rounds[True]]
-    figures = {
+    num_slow, stalled = len(jobs[::_ONE_IN]), [one.num_stalled for one in rounds[True]]
+    num_failed = sum(one.num_failed for kind in rounds.values() for one in kind)
+    place.at_least("slow streams that the server waits for, of all", min(stalled) / num_slow, 0.9)
+    place.at_most("slots held for them", max(one.num_slots for one in rounds[True]), 0)
+    place.at_most("others that failed", num_failed, 0)
+    place.at_most("others' p99 between tokens, of that without", with_slow / without, 1.5, is_timed=True)
+    place.at_most("memory over that after the first rounds", sizes[-1] / sizes[0], 1.05, is_timed=True)
+    place.at_most("memory of streams that nobody reads, MiB", unread_bytes / 2**20, 456, is_timed=True)
+    return {
         "requests_per_second": rate,
         "inter_token_p99_seconds": {"with": with_slow, "without": without},
         "slow_streams": num_slow,
@@ -91,16 +82,6 @@ def slow(place: Place) -> tuple[Figures, list[Bar]]:
         "resident_bytes": sizes,
         "unread": {"streams": num_unread, "bytes": unread_bytes},
     }
-    num_failed = sum(one.num_failed for kind in rounds.values() for one in kind)
-    return figures, [
-        at_least("slow streams that the server waits for, of all", min(stalled) / num_slow, 0.9),
-        at_most("slots held for them", max(one.num_slots for one in rounds[True]), 0),
-        at_most("others that failed", num_failed, 0),
-        at_most("others' p99 between tokens, of that without", with_slow / without, 1.5, is_timed=True),
-        at_most("memory over that after the first rounds", sizes[-1] / sizes[0], 1.05, is_timed=True),
-        at_most("memory of streams that nobody reads, MiB", unread_bytes / 2**20, 456, is_timed=True),
-        *nothing_left(before, after),
-    ]
 
 
 async def _round(server: RunningServer, jobs: Sequence[Job], rate: float, is_slow: bool) -> _Round:
@@ -157,7 +138,7 @@ async def _unread(server: RunningServer, number: int, seconds: float) -> tuple[i
     job, num_begun = draw_jobs(1, ONLY_GREEDY, seed=7)[0], 0
     raw, streams = _large(job, _UNREAD_TOKENS).SerializeToString(), []
     await capacity(server.address, min(seconds, _CAPACITY_SECONDS))
-    start = peak = resident_bytes(server)
+    start = peak = _resident_bytes(server)
     async with aio.insecure_channel(server.address, options=_NARROW) as channel:
 
         async def begin() -> None:
@@ -175,10 +156,15 @@ async def _unread(server: RunningServer, number: int, seconds: float) -> tuple[i
         end = time.monotonic() + seconds
         while time.monotonic() < end and not all(one.done() for one in begun):
             await asyncio.sleep(0.1)
-            peak = max(peak, resident_bytes(server))
+            peak = max(peak, _resident_bytes(server))
         for each in (*begun, *streams):
             each.cancel()
     return num_begun, peak - start
+
+
+def _resident_bytes(server: RunningServer) -> float:
+    status = Path(f"/proc/{server.process.pid}/status").read_text()
+    return 1024 * float(status.partition("VmRSS:")[2].split()[0])
 
 
 def _large(job: Job, num_tokens: int = MAX_TARGET_LENGTH) -> pb.GenerateRequest:

@@ -8,10 +8,10 @@ from pathlib import Path
 import docx
 import pytest
 
-from reliability.documents import word_file
 from seq2seq_serve.documents.segments import WrongFile
 from seq2seq_serve.documents.word import Word
 from tests.documents.answers import backwards, capitals, translated
+from tests.documents.attacks import word_file
 
 
 def body(content: bytes) -> str:

@@ -9,7 +9,6 @@ import docx
 import polib
 import pytest
 
-from reliability.documents import ATTACKS, Attack, word_file
 from seq2seq_serve.client.files.documents import read_document
 from seq2seq_serve.documents.kinds import DOCUMENTS
 from seq2seq_serve.documents.segments import MAX_BYTES, WrongFile
@@ -20,6 +19,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     WordLink,
 )
 from tests.documents.answers import backwards, capitals, translated
+from tests.documents.attacks import ATTACKS, Attack, word_file
 
 SRT = """1
 00:00:01,000 --> 00:00:02,500

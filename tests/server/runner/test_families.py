@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 
-from reliability.damage import make_graph_nan, make_weights_nan
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.bundle.names import FEATURES, SOURCE_IDS, Precision, Verb
@@ -25,6 +24,7 @@ from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.models.captioner import CaptionerConfig
 from tests.models import RECURRENT, random_model
 from tests.oracle import score_target
+from tests.server.damage import make_graph_nan, make_weights_nan
 from tests.server.driver import Driver
 from tests.server.runner.test_selection import (
     LIMIT,

@@ -1,17 +1,60 @@
-import pytest
+from collections.abc import Iterator
 
-from reliability.payloads import all_bombs
+import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from grpc_health.v1 import health_pb2
+
 from seq2seq_serve.protos import open_inference_pb2 as oi
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.service.wire import MAX_FIELDS, MAX_NUMBERS, TooManyElements, check_elements
 
-BOMBS = {bomb.name: bomb for bomb in all_bombs(8 * MAX_NUMBERS + 100)}
+BOMB_BYTES = 8 * MAX_NUMBERS + 100
+MAX_DEPTH = 4
+
+
+def repeated_fields(
+    message: Descriptor, outer: tuple[FieldDescriptor, ...] = ()
+) -> Iterator[tuple[FieldDescriptor, ...]]:
+    """Yields the path of fields to every repeated field of a message type and of its nested types."""
+    for field in message.fields:
+        if field.is_repeated:
+            yield (*outer, field)
+        if field.message_type is not None and len(outer) < MAX_DEPTH:
+            yield from repeated_fields(field.message_type, (*outer, field))
+
+
+def varint(number: int) -> bytes:
+    return bytes([number & 127 | 128]) + varint(number >> 7) if number > 127 else bytes([number])
+
+
+def nested(fields: tuple[FieldDescriptor, ...], content: bytes) -> bytes:
+    """Returns the bytes of length-delimited fields, the outermost first, around a content."""
+    for field in reversed(fields):
+        content = varint(field.number << 3 | 2) + varint(len(content)) + content
+    return content
+
+
+def all_bombs() -> Iterator[tuple[str, tuple[Descriptor, bytes]]]:
+    """Yields names, and messages of every RPC whose repeated fields have very many empty elements."""
+    services = [
+        service for file in (pb, oi, health_pb2) for service in file.DESCRIPTOR.services_by_name.values()
+    ]
+    for method in (method for service in services for method in service.methods):
+        for fields in repeated_fields(method.input_type):
+            name, empty = ".".join((method.name, *(field.name for field in fields))), nested(fields[-1:], b"")
+            yield name, (method.input_type, nested(fields[:-1], empty * (BOMB_BYTES // len(empty))))
+            if fields[-1].is_packed:
+                yield f"{name}, packed", (method.input_type, nested(fields, bytes(BOMB_BYTES)))
+
+
+BOMBS = dict(all_bombs())
 
 
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_in_any_repeated_field_is_found(name):
+    message_type, raw = BOMBS[name]
     with pytest.raises(TooManyElements, match=f"more than ({MAX_FIELDS} fields|{MAX_NUMBERS} numbers)"):
-        check_elements(BOMBS[name].raw, BOMBS[name].message_type)
+        check_elements(raw, message_type)
 
 
 @pytest.mark.parametrize("field", ["int64_contents", "uint_contents", "fp32_contents", "fp64_contents"])

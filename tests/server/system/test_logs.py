@@ -4,6 +4,8 @@ import json
 import logging
 import os
 import re
+import subprocess
+import sys
 
 import grpc
 import pytest
@@ -112,3 +114,21 @@ def test_an_unread_log_drops_and_counts_lines_and_blocks_no_caller(monkeypatch):
     logger.warning("nobody can read it")
     handler.flush()
     assert num_dropped_lines() == dropped + 1
+
+
+@pytest.mark.parametrize("place", ["full disk", "pipe without a reader"])
+def test_a_log_that_cannot_be_written_ends_no_program(place):
+    program = (
+        "import logging; from seq2seq_serve.server.system.logs import configure_logging as configure\n"
+        "configure('info', 'text')\n"
+        "for _ in range(300): logging.getLogger('server.x').warning('a line')\n"
+        "print('done')"
+    )
+    reader, writer = os.pipe()
+    os.close(reader)
+    full = os.open("/dev/full", os.O_WRONLY)
+    stderr = full if place == "full disk" else writer
+    ended = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=stderr, text=True)
+    os.close(writer)
+    os.close(full)
+    assert (ended.stdout, ended.returncode) == ("done\n", 0)

@@ -5,13 +5,13 @@ from contextlib import ExitStack
 
 import pytest
 
-from reliability.documents import word_file
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.service.call import Call
 from seq2seq_serve.server.service.libretranslate.fields import Fields
 from seq2seq_serve.server.service.libretranslate.texts import read_file
 from seq2seq_serve.server.service.shares import Shares
 from seq2seq_serve.server.telemetry.record import Caller
+from tests.documents.attacks import word_file
 
 
 def held_for(num_bytes: int) -> int:

@@ -72,6 +72,16 @@ async def test_several_rows_of_text_are_answered_in_order():
         assert tensors.keys() == {"text_output", "output_ids", "output_lengths", "finish_reason"}
 
 
+async def test_all_rows_share_the_constraints_of_their_parameters():
+    """A thousand suppressed ids for each of 256 rows took memory and time as often."""
+    async with serving() as served:
+        await stub_of(served).ModelInfer(infer_request("ab", "c", "d", suppressed_token_ids="[200, 201]"))
+        first, *others = [request.constraints for request in served.turns.requests]
+        assert first.suppressed_token_ids == {200, 201}
+        assert len(others) == 2
+        assert all(one is first for one in others)
+
+
 async def test_parameters_are_the_options_of_generation():
     async with serving() as served:
         stub = stub_of(served)

@@ -4,9 +4,9 @@ import shutil
 
 import pytest
 
-from reliability.damage import make_weights_nan
 from seq2seq_serve.client import AsyncClient, ClientError
 from seq2seq_serve.protos.seq2seq_v1_pb2 import VERSION_STATE_READY
+from tests.server.damage import make_weights_nan
 from tests.server.service.harness import serving, serving_bundles
 
 

@@ -1,19 +1,13 @@
-"""Documents that a small file makes large or slow, and the client's command that translates them."""
+"""Documents that a small file makes large or slow."""
 
 from __future__ import annotations
 
 import gzip
 import io
-import subprocess
-import sys
-import time
 import zipfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-_MAX_SECONDS, _MAX_BYTES = 200.0, 4 * 2**30  # of a command, which is killed
-_POLL_SECONDS = 0.02
 _TIME = "1\n0:01,0 --> 0:02,0\n"
 _VTT = "WEBVTT\n\n00:01.000 --> 00:02.000\n"
 _PO = 'msgid ""\nmsgstr ""\n"Plural-Forms: nplurals={};\\n"\n\n'
@@ -128,54 +122,3 @@ ATTACKS = {
     ),
     "a compressed bomb": Attack(".srt.gz", lambda size: gzip.compress(bytes(1000 * size)), is_refused=True),
 }
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """How the command ended for a document.
-
-    Attributes:
-        code: Its exit code; negative for a signal.
-        errors: The lines of stderr.
-        max_bytes: The most memory that it had.
-    """
-
-    code: int
-    errors: list[str]
-    seconds: float
-    max_bytes: int
-
-    @property
-    def is_right(self) -> bool:
-        """Whether the command reported what it did: 0 and nothing, or a few lines of errors."""
-        lines = [line for line in self.errors if not line.startswith("warning: ")]
-        return not lines if self.code == 0 else self.code in (1, 2) and lines[0].startswith("error: ")
-
-
-def translate(address: str, source: Path) -> Outcome:
-    """Translate a document with the client's command."""
-    target = source.with_name(f"translated-{source.name.removesuffix('.gz')}")
-    flags = ["--long-source", "truncate", "--max-new-tokens", "4", "--overwrite"]
-    flags += ["--input", str(source), "--output", str(target)]
-    command = [sys.executable, "-m", "client", "translate", "--address", address, *flags]
-    start, max_bytes = time.monotonic(), 0
-    with source.with_name("errors.txt").open("w+b") as errors:
-        process = subprocess.Popen(command, stderr=errors, stdout=subprocess.DEVNULL)
-        while process.poll() is None:
-            # Not `getrusage`, which counts this process, too.
-            max_bytes = _peak_bytes(process.pid) or max_bytes
-            time.sleep(_POLL_SECONDS)
-            if time.monotonic() - start > _MAX_SECONDS or max_bytes > _MAX_BYTES:
-                process.kill()
-        errors.seek(0)
-        lines = errors.read().decode(errors="replace").splitlines()
-    return Outcome(process.returncode, lines, time.monotonic() - start, max_bytes)
-
-
-def _peak_bytes(pid: int) -> int:
-    """Returns the most memory that a process had so far; 0 if it has ended."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text(encoding="ascii")
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM")), 0)

@@ -1,1 +1,0 @@
-"""Measures how the time of attention, recurrent and convolutional layers grows with their sizes."""
