@@ -58,6 +58,8 @@ _EXAMPLES = {
   %(prog)s demo --out runs/demo
   %(prog)s small --out runs/mine --source train.ko.gz --target train.en.gz \\
       --dev-source dev.ko --dev-target dev.en
+  %(prog)s small --out runs/mine --data train.jsonl \\
+      --source-field translation.de --target-field translation.en
   %(prog)s small --out runs/mine --resume
   %(prog)s small --out runs/tuned --from runs/mine --tsv own.tsv --set learning_rate_scale=0.2
   %(prog)s small --out runs/medical --from opus-mt-ko-en --tsv own.tsv --set learning_rate_scale=0.1
@@ -190,9 +192,23 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
     )
     train.add_argument("--target", help="file of their translations, captions or answers, line by line")
     train.add_argument("--tsv", help="instead of both: a file with source, tab, target on each line")
+    train.add_argument(
+        "--data",
+        help="instead of them: records with named fields, as JSON lines (.jsonl), Parquet (.parquet), or the "
+        "folder of a Hugging Face dataset",
+    )
     train.add_argument("--dev-source", help="held-out sentences (default: some training pairs are held out)")
     train.add_argument("--dev-target", help="their targets")
     train.add_argument("--dev-tsv", help="instead of both: a file with source, tab, target on each line")
+    train.add_argument("--dev-data", help="instead of them: records")
+    for side in ("source", "target"):
+        train.add_argument(
+            f"--{side}-field",
+            metavar="NAME",
+            default=getattr(CorpusFiles, f"{side}_field"),
+            help=f"the {side} in --data and --dev-data; a field in a field is written translation.de "
+            "(default: %(default)s)",
+        )
     train.add_argument(
         "--from",
         dest="parent",

@@ -208,7 +208,7 @@ def _check_run(request: TrainRequest, folder: RunFolder) -> Corpus | None:
 
 def _is_newer(files: CorpusFiles, folder: RunFolder) -> bool:
     """Whether one of the files was changed after the corpus was encoded."""
-    paths = [Path(name) for name in dataclasses.astuple(files) if name is not None]
+    paths = [*files.paths(), *files.paths("dev_")]
     changes = [path.stat().st_mtime for path in paths if path.is_file()]
     return folder.encoded.is_dir() and max(changes, default=0.0) > folder.encoded.stat().st_mtime
 
