@@ -91,7 +91,7 @@ lint: $(INSTALLED) ## ruff: rules and format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-types: $(INSTALLED) ## mypy, strict on bundle, server, client and drawing
+types: $(INSTALLED) ## mypy, strict on all parts of the package
 	$(PY) -m mypy
 
 bench: $(INSTALLED) ## the benchmarks that need no GPU
