@@ -5,7 +5,6 @@ VENV ?= .venv
 RUN ?= runs/demo
 BUNDLE ?= bundles/demo
 PY := $(VENV)/bin/python
-PARTS := $(filter-out benchmarks seq2seq_serve,$(patsubst %/__init__.py,%,$(wildcard */__init__.py)))
 TRAIN_FLAGS ?=
 SERVE_FLAGS ?=
 TATOEBA ?= tatoeba/deu-eng.txt.gz
@@ -92,11 +91,7 @@ lint: $(INSTALLED) ## ruff: rules and format
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
-# Mypy does not run seq2seq_serve/__init__.py, which finds the parts beside its folder. Here links put them into it.
-types: $(INSTALLED) ## mypy, strict on bundle, server, client and drawing
-	rm -rf build/types
-	mkdir -p build/types/seq2seq_serve
-	ln -s $(addprefix ../../../,$(wildcard seq2seq_serve/*.py) $(PARTS)) build/types/seq2seq_serve
+types: $(INSTALLED) ## mypy, strict on all parts of the package
 	$(PY) -m mypy
 
 bench: $(INSTALLED) ## the benchmarks that need no GPU

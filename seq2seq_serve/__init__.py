@@ -1,7 +1,7 @@
 """Attention models from a corpus to a gRPC service.
 
 In an installation its parts lie in this folder. In a clone they lie beside it, where `python -m server` finds
-them.
+them; the links here are for editors and type checkers, which do not run this file.
 """
 
 from pathlib import Path
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _FOLDER = Path(__file__).parent
-if not (_FOLDER / "bundle").is_dir():
-    __path__.append(str(_FOLDER.parent))
+if (_FOLDER / "bundle").is_symlink() or not (_FOLDER / "bundle").is_dir():
+    __path__.insert(0, str(_FOLDER.parent))
 
 
 def __getattr__(name: str) -> Any:

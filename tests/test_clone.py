@@ -72,6 +72,17 @@ except ModuleNotFoundError as error:
 """).startswith(f"No module named '{name}'")
 
 
+def test_type_checkers_and_editors_find_every_part():
+    # They do not run `seq2seq_serve/__init__.py`, and an installed package would hide what a clone lacks.
+    imports = [f"import seq2seq_serve.{name}" for name in (*MODULES, "nothing")]
+    command = [sys.executable, "-m", "mypy", "--config-file", os.devnull, "--no-incremental"]
+    alone = ["--follow-imports", "skip", "--no-site-packages", "-c", "\n".join(imports)]
+    done = subprocess.run([*command, *alone], cwd=ROOT, capture_output=True, text=True, check=False)
+    errors = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert len(errors) == 1, done.stdout + done.stderr
+    assert '"seq2seq_serve.nothing"' in errors[0]
+
+
 def test_a_folder_of_the_user_is_not_taken_for_a_part(tmp_path):
     (tmp_path / "server").mkdir()
     (tmp_path / "server" / "__init__.py").touch()

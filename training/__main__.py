@@ -9,12 +9,11 @@ import ast
 import json
 import logging
 import math
-import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any, get_args
 
@@ -25,16 +24,15 @@ with needs_extra("training", __name__):
     from rich.console import Console
 
     from seq2seq_serve.bundle.normalization import Normalization
-    from seq2seq_serve.training import commands
+    from seq2seq_serve.training import commands, library
     from seq2seq_serve.training.config import SEEDS, Precision, TransformerConfig
     from seq2seq_serve.training.data.corpus import CorpusFiles
     from seq2seq_serve.training.data.tokenizer import SMALLEST_VOCAB_SIZE
     from seq2seq_serve.training.distill import target_files
     from seq2seq_serve.training.evaluation.comparison import TOKENIZATIONS, MetricSettings
     from seq2seq_serve.training.interrupt import TrainingInterrupted
-    from seq2seq_serve.training.prepare import CHANGEABLE
     from seq2seq_serve.training.presets import PRESETS
-    from seq2seq_serve.training.ranks import current_rank, joined_ranks, local_rank, num_local_ranks
+    from seq2seq_serve.training.ranks import current_rank
 
 _log = logging.getLogger("training")
 
@@ -58,6 +56,8 @@ _EXAMPLES = {
   %(prog)s demo --out runs/demo
   %(prog)s small --out runs/mine --source train.ko.gz --target train.en.gz \\
       --dev-source dev.ko --dev-target dev.en
+  %(prog)s small --out runs/mine --data train.jsonl \\
+      --source-field translation.de --target-field translation.en
   %(prog)s small --out runs/mine --resume
   %(prog)s small --out runs/tuned --from runs/mine --tsv own.tsv --set learning_rate_scale=0.2
   %(prog)s small --out runs/medical --from opus-mt-ko-en --tsv own.tsv --set learning_rate_scale=0.1
@@ -190,9 +190,23 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
     )
     train.add_argument("--target", help="file of their translations, captions or answers, line by line")
     train.add_argument("--tsv", help="instead of both: a file with source, tab, target on each line")
+    train.add_argument(
+        "--data",
+        help="instead of them: records with named fields, as JSON lines (.jsonl), Parquet (.parquet), or the "
+        "folder of a Hugging Face dataset",
+    )
     train.add_argument("--dev-source", help="held-out sentences (default: some training pairs are held out)")
     train.add_argument("--dev-target", help="their targets")
     train.add_argument("--dev-tsv", help="instead of both: a file with source, tab, target on each line")
+    train.add_argument("--dev-data", help="instead of them: records")
+    for side in ("source", "target"):
+        train.add_argument(
+            f"--{side}-field",
+            metavar="NAME",
+            default=getattr(CorpusFiles, f"{side}_field"),
+            help=f"the {side} in --data and --dev-data; a field in a field is written translation.de "
+            "(default: %(default)s)",
+        )
     train.add_argument(
         "--from",
         dest="parent",
@@ -345,8 +359,20 @@ def _train(options: argparse.Namespace, console: Console) -> None:
         files = CorpusFiles(**{field.name: getattr(options, field.name) for field in fields(CorpusFiles)})
     except ValueError as error:
         options.parser.error(str(error))
-    parts = {"is_resumed": options.resume, "is_compiled": options.compile, "parent": options.parent}
-    _run(options, files, settings, console, **parts)
+    _print_run(
+        library.train(
+            options.preset,
+            options.out,
+            **asdict(files),
+            parent=options.parent,
+            resume=options.resume,
+            settings=settings,
+            device=options.device,
+            threads=options.threads,
+            compile=options.compile,
+            progress=console,
+        )
+    )
 
 
 def _distill(options: argparse.Namespace, console: Console) -> None:
@@ -355,27 +381,21 @@ def _distill(options: argparse.Namespace, console: Console) -> None:
     settings = dict(options.set)
     if options.max_steps is not None:
         settings["max_steps"] = options.max_steps
-    files = target_files(options.out)
-    _run(options, files, settings, console, teacher=options.run, max_sources=options.max_sources)
-
-
-def _run(
-    options: argparse.Namespace, files: CorpusFiles, settings: dict[str, Any], console: Console, **parts: Any
-) -> None:
-    """Start or continue a run; `parts` are fields of its request."""
-    changes = {name: settings.pop(name) for name in CHANGEABLE if name in settings}
-    # torch starts a thread for each CPU of the machine. In a process tied to a few CPUs that is many times
-    # slower.
-    has_affinity = hasattr(os, "sched_getaffinity")  # Linux only
-    num_cpus = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    torch.set_num_threads(options.threads or max(num_cpus // num_local_ranks(), 1))
     request = commands.TrainRequest(
-        preset=options.preset, out=options.out, files=files, settings=settings, changes=changes, **parts
+        options.preset,
+        options.out,
+        target_files(options.out),
+        settings,
+        teacher=options.run,
+        max_sources=options.max_sources,
     )
-    if options.device.type == "cuda":
-        torch.cuda.set_device(options.device)
-    with joined_ranks() as ranks:
-        commands.train(request, options.device, ranks, console)
+    _print_run(library.run(request, options.device, options.threads, console))
+
+
+def _print_run(run: library.Run) -> None:
+    if current_rank() == 0:
+        print(f"{run.folder}: {run.summary}")
+        print(f"{run.summary.steps} steps, {run.summary.seconds:.0f} seconds; weights: {run.summary.weights}")
 
 
 @needs_extra("huggingface")  # for Whisper and TrOCR
@@ -439,21 +459,10 @@ def _alpha(text: str) -> float:
 
 
 def _device(name: str) -> torch.device:
-    num_devices = torch.cuda.device_count()
-    if name == "auto":
-        name = "cuda" if num_devices else "cpu"
-    unknown = argparse.ArgumentTypeError(f"{name!r} is unknown: give auto, cpu, cuda or cuda:N")
     try:
-        device = torch.device(name)
-    except RuntimeError as error:
-        raise unknown from error
-    if device.type not in ("cpu", "cuda"):
-        raise unknown
-    if device.type == "cuda":
-        device = torch.device("cuda", local_rank() if device.index is None else device.index)
-        if device.index >= num_devices:
-            raise argparse.ArgumentTypeError(f"there is no {device}: torch finds {num_devices} CUDA devices")
-    return device
+        return library.find_device(name)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _at_least(minimum: int, below: float = math.inf) -> Callable[[str], int]:

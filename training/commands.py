@@ -32,12 +32,13 @@ from seq2seq_serve.training.interrupt import TrainingInterrupted, sigterm_as_int
 from seq2seq_serve.training.loop import fast_matmul
 from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.registry import FAMILIES, kind_of, source_kind_of
-from seq2seq_serve.training.prepare import check_can_continue, continue_run, start_run
+from seq2seq_serve.training.prepare import CHANGEABLE, check_can_continue, continue_run, start_run
 from seq2seq_serve.training.presets import Preset, preset_named
 from seq2seq_serve.training.ranks import Ranks, num_ranks
 from seq2seq_serve.training.reports.attention_maps import alignment, encoder_self_attention
 from seq2seq_serve.training.run import (
     RunFolder,
+    Summary,
     TrainedModel,
     load_checkpoints,
     load_published,
@@ -55,8 +56,7 @@ class TrainRequest:
 
     Attributes:
         out: The run's folder.
-        settings: Values of the preset's fields that a new run replaces; a resumed run must have them.
-        changes: The same for the fields that a resumed run may replace, too.
+        settings: Values of the preset's fields that a new run replaces.
         is_resumed: Whether a run that exists already is continued; otherwise it is an error.
         is_compiled: Whether `torch.compile` compiles the model.
         parent: The finished run, or the folder of a published model, whose model, weights and tokenizer a new
@@ -70,12 +70,16 @@ class TrainRequest:
     out: Path
     files: CorpusFiles
     settings: Mapping[str, Any]
-    changes: Mapping[str, Any]
     is_resumed: bool = False
     is_compiled: bool = False
     parent: Path | None = None
     teacher: Path | None = None
     max_sources: int = 0
+
+    @property
+    def changes(self) -> dict[str, Any]:
+        """The settings that a resumed run may replace; it must have the other ones."""
+        return {name: value for name, value in self.settings.items() if name in CHANGEABLE}
 
     @property
     def resume_command(self) -> str:
@@ -110,14 +114,14 @@ class TrainRequest:
             if parent.published:  # its tokenizer always cuts a text into the same pieces
                 preset = preset.changed({"bpe_dropout": 0.0})
         if teacher:
-            preset = distill.recipe(preset, teacher, {**self.settings, **self.changes})
+            preset = distill.recipe(preset, teacher, self.settings)
         if self.files.is_built_in and source_kind_of(preset.model) is TOKENS:
             preset = preset.changed(TRANSLATION_LANGUAGES)
-        return preset.changed({**self.settings, **self.changes})
+        return preset.changed(self.settings)
 
 
-def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Console) -> None:
-    """Start or resume a run, and print its scores."""
+def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Console) -> Summary:
+    """Start or resume a run."""
     folder, lock = RunFolder(request.out), ExitStack()
     corpus: Corpus | None = None  # only the first process reads one
 
@@ -128,7 +132,7 @@ def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Co
 
     try:
         ranks.first(prepare, is_preparation=True)
-        summary = continue_run(
+        return continue_run(
             folder,
             corpus,
             device,
@@ -151,9 +155,6 @@ def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Co
         raise
     finally:
         lock.close()
-    if ranks.is_first:
-        print(f"{request.out}: {summary}")
-        print(f"{summary.steps} steps, {summary.seconds:.0f} seconds; weights: {summary.weights}")
 
 
 def _prepare(
@@ -197,7 +198,8 @@ def _check_run(request: TrainRequest, folder: RunFolder) -> Corpus | None:
     Text files with the names and the age of those that the run encoded are not read again: a corpus may take
     hours to read, may have come from a pipe, or may be missing on the machine where training restarts.
     """
-    check_can_continue(folder, request.preset, request.settings, request.load_parent())
+    fixed = {name: value for name, value in request.settings.items() if name not in CHANGEABLE}
+    check_can_continue(folder, request.preset, fixed, request.load_parent())
     config = folder.read_config()
     kind = source_kind_of(config.model)
     is_known = kind.is_text and request.files == config.corpus_files and not _is_newer(request.files, folder)
@@ -208,7 +210,7 @@ def _check_run(request: TrainRequest, folder: RunFolder) -> Corpus | None:
 
 def _is_newer(files: CorpusFiles, folder: RunFolder) -> bool:
     """Whether one of the files was changed after the corpus was encoded."""
-    paths = [Path(name) for name in dataclasses.astuple(files) if name is not None]
+    paths = [*files.paths(), *files.paths("dev_")]
     changes = [path.stat().st_mtime for path in paths if path.is_file()]
     return folder.encoded.is_dir() and max(changes, default=0.0) > folder.encoded.stat().st_mtime
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import astuple
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +116,7 @@ def _start_anew_with(weights: str, folder: Path, files: CorpusFiles) -> None:
         ValueError: The folder has files of others.
     """
     weights_file = folder / "weights.sha256"
-    own = {weights_file, *(Path(name) for name in astuple(files) if name is not None)}
+    own = {weights_file, *map(Path, files.names)}
     found = set(folder.iterdir()) if folder.is_dir() else set()
     if folder.is_symlink() or found - own or (found and weights_file not in found):
         raise ValueError(f"{folder} has files that `distill` did not write: give another --out")

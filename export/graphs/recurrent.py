@@ -25,7 +25,7 @@ from seq2seq_serve.export.graphs.base import (
     token_specs,
 )
 from seq2seq_serve.export.graphs.linear import LinearFactory
-from seq2seq_serve.training.models.attention import additive_attention, dot_attention
+from seq2seq_serve.training.models.attention import FUNCTIONS, additive_attention
 from seq2seq_serve.training.models.recurrent import Recurrent, RecurrentConfig, reverse_rows
 
 # B batch rows   S source length   D d_model   E d_hidden   G gates: 3 E or 4 E   C memory capacity
@@ -208,8 +208,8 @@ class StepGraph(Graph):
                 gates = linear(new[-n])
             new += self._cell(gates, from_hidden[i], state[i * n : (i + 1) * n])
         top = new[-n]
-        if self.config.attention == "dot":
-            context, weights = dot_attention(top[:, None], memory[0], mask)
+        if self.config.attention in FUNCTIONS:
+            context, weights = FUNCTIONS[self.config.attention](top[:, None], memory[0], mask)
             context = context[:, 0]
         output = torch.tanh(self.readout(torch.cat([top, context, word], dim=1)))
         logits = self.logits(output, self.embedding)

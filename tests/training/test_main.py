@@ -325,7 +325,7 @@ def test_seed_vocabulary_and_normalization_are_the_flags(
 )
 def test_the_built_in_corpus_of_texts_has_its_languages(preset, files, settings, languages) -> None:
     """A server of the demo's model listed no language for LibreTranslate's programs."""
-    recipe = TrainRequest(preset, Path("run"), files, settings, {}).configuration().training
+    recipe = TrainRequest(preset, Path("run"), files, settings).configuration().training
     assert (recipe.source_language, recipe.target_language) == languages
 
 

@@ -20,11 +20,13 @@ from numpy.typing import NDArray
 
 from seq2seq_serve.training.data.built_in import built_in_parts
 from seq2seq_serve.training.data.encoded import are_first
+from seq2seq_serve.training.data.records import Records, data_files
 from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.data.text_files import SentencePair, iterate_parallel, iterate_tsv, pair_hash
 
 _MAX_HELD_OUT_PAIRS = 1000
 _HELD_OUT_SHARE = 0.05
+_NAMES = "source", "target", "tsv", "data"  # of a part's files
 
 
 @dataclass(frozen=True)
@@ -32,30 +34,86 @@ class CorpusFiles:
     """The files of a corpus; without any, it is the built-in corpus.
 
     `source` has a sentence per line and `target` their translations; instead of both, `tsv` has source, a tab
-    and target on each line. A file whose name ends in .gz is gzip. The dev files are the same for the
-    held-out pairs; without them, some training pairs are held out.
+    and target on each line, or `data` records with named fields (`training.data.records`). A file whose name
+    ends in .gz is gzip. The dev files are the same for the held-out pairs; without them, some training pairs
+    are held out.
+
+    Attributes:
+        source_field: The field of the source in records.
+        target_field: The field of the target.
     """
 
     source: str | None = None
     target: str | None = None
     tsv: str | None = None
+    data: str | None = None
     dev_source: str | None = None
     dev_target: str | None = None
     dev_tsv: str | None = None
+    dev_data: str | None = None
+    source_field: str = "source"
+    target_field: str = "target"
 
     def __post_init__(self) -> None:
         for prefix in ("", "dev_"):
-            source, target, tsv = (getattr(self, prefix + name) for name in ("source", "target", "tsv"))
+            source, target, tsv, data = (getattr(self, prefix + name) for name in _NAMES)
             if (source is None) != (target is None):
                 raise ValueError(f"give both {prefix}source and {prefix}target, or neither")
-            if tsv is not None and source is not None:
-                raise ValueError(f"give either {prefix}tsv or {prefix}source and {prefix}target, not both")
-        if self.is_built_in and any(dataclasses.astuple(self)):
-            raise ValueError("dev files need a training corpus: give source and target, or tsv")
+            if sum(name is not None for name in (source, tsv, data)) > 1:
+                raise ValueError(
+                    f"give one of {prefix}source with {prefix}target, {prefix}tsv and {prefix}data"
+                )
+        if self.is_built_in and self.names:
+            raise ValueError("dev files need a training corpus: give source and target, tsv or data")
+        has_fields = (self.source_field, self.target_field) != (
+            type(self).source_field,
+            type(self).target_field,
+        )
+        if has_fields and self.data is None and self.dev_data is None:
+            raise ValueError("source_field and target_field are of records: they go with data")
 
     @property
     def is_built_in(self) -> bool:
-        return self.source is None and self.tsv is None
+        return self.source is None and self.tsv is None and self.data is None
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all files."""
+        given = (getattr(self, prefix + name) for prefix in ("", "dev_") for name in _NAMES)
+        return [name for name in given if name is not None]
+
+    def paths(self, prefix: str = "") -> list[Path]:
+        """The files of the training pairs, or with the prefix "dev_" of the held-out ones, one by one.
+
+        Raises:
+            ValueError: A folder has no records.
+            OSError: It cannot be read.
+        """
+        *names, data = (getattr(self, prefix + name) for name in _NAMES)
+        return [Path(name) for name in names if name is not None] + (data_files(data) if data else [])
+
+    def pairs(self, prefix: str = "", media: Path | None = None) -> Iterator[SentencePair]:
+        """The training pairs, or with the prefix "dev_" the held-out ones; `media` is that of `Records`.
+
+        Raises:
+            ValueError: A file is damaged, or is not a corpus.
+            OSError: A file cannot be read.
+        """
+        source, target, tsv, data = (getattr(self, prefix + name) for name in _NAMES)
+        if data is not None:
+            return self._records(data, media).pairs()
+        return iterate_tsv(Path(tsv)) if tsv is not None else iterate_parallel(Path(source), Path(target))
+
+    def folder(self, prefix: str, media: Path) -> Path:
+        """The folder from which the sources' names start; `media` is for sources that lie in records."""
+        source, _, tsv, data = (getattr(self, prefix + name) for name in _NAMES)
+        if data is None:
+            return Path(source or tsv).parent.resolve()
+        records = self._records(data, media)
+        return (media.parent if records.has_media else records.folder).resolve()
+
+    def _records(self, data: str, media: Path | None) -> Records:
+        return Records(data, self.source_field, self.target_field, media)
 
 
 @dataclass(frozen=True)
@@ -74,13 +132,12 @@ class PairFiles(Collection[SentencePair]):
 
     def __iter__(self) -> Iterator[SentencePair]:
         num_pairs = 0
-        for pair in _without(_iterate_train(self.files), self.left_out):
+        for pair in _without(self.files.pairs(), self.left_out):
             num_pairs += 1
             yield pair
         if num_pairs != self.num_pairs:
             raise ValueError(
-                f"{self.files.tsv or self.files.source} changed while it was read: "
-                f"{num_pairs} pairs, before {self.num_pairs}"
+                f"{self.files.names[0]} changed while it was read: {num_pairs} pairs, before {self.num_pairs}"
             )
 
     def __contains__(self, pair: object) -> bool:
@@ -118,7 +175,7 @@ def load_corpus(
 
     In a text file that names files of pictures, clips or features, relative names start from the text file's
     folder; in the corpus, they start from the folder of the training file. The folder `pictures` gets the
-    files of a built-in corpus.
+    files of a built-in corpus, and of sources that lie in records.
 
     Raises:
         ValueError: A file is empty or not UTF-8, or source and target have different numbers of lines.
@@ -126,16 +183,17 @@ def load_corpus(
     """
     if files.is_built_in:
         return built_in_corpus(kind, pictures)
-    names = [Path(name).name for name in dataclasses.astuple(files) if name is not None]
-    has_dev = files.dev_source is not None or files.dev_tsv is not None
+    names = [Path(name).name for name in files.names]
+    has_dev = bool(files.paths("dev_"))
     if kind is not TOKENS:
-        folder = _folder_of(files.source or files.tsv)
-        pairs = tuple(_iterate_train(files))
+        media, dev_media = (None if kind.is_text else pictures / part for part in ("train", "dev"))
+        folder = files.folder("", pictures / "train")
+        pairs = tuple(files.pairs("", media))
         if not has_dev:
             pairs, dev = _hold_out_sources(pairs, seed)
             return Corpus(", ".join([*names, f"{len(dev)} pairs held out"]), pairs, dev, folder=folder)
-        dev = tuple(_iterate_pairs(files.dev_source, files.dev_target, files.dev_tsv))
-        dev_folder = _folder_of(files.dev_source or files.dev_tsv)
+        dev = tuple(files.pairs("dev_", dev_media))
+        dev_folder = files.folder("dev_", pictures / "dev")
         if not kind.is_text and dev_folder != folder:
             steps = Path(os.path.relpath(dev_folder, folder))
             dev = tuple(SentencePair(str(steps / pair.source), pair.target) for pair in dev)
@@ -148,7 +206,7 @@ def load_corpus(
         if num_sharing := num_given - len(train) - len(dev):
             names.append(f"{num_sharing} left out that share a sentence with them")
     else:
-        dev = tuple(_iterate_pairs(files.dev_source, files.dev_target, files.dev_tsv))
+        dev = tuple(files.pairs("dev_"))
     return Corpus(", ".join(names), train, dev)
 
 
@@ -158,28 +216,11 @@ def built_in_corpus(kind: SourceKind = TOKENS, pictures: Path = Path("pictures")
     return Corpus(name, parts["train"], parts["dev"], parts["test"], pictures)
 
 
-def _iterate_pairs(source: str | None, target: str | None, tsv: str | None) -> Iterator[SentencePair]:
-    if source is not None and target is not None:
-        return iterate_parallel(Path(source), Path(target))
-    assert tsv is not None
-    return iterate_tsv(Path(tsv))
-
-
-def _folder_of(text_file: str | None) -> Path:
-    assert text_file is not None
-    return Path(text_file).parent.resolve()
-
-
-def _iterate_train(files: CorpusFiles) -> Iterator[SentencePair]:
-    return _iterate_pairs(files.source, files.target, files.tsv)
-
-
 def _train_pairs(files: CorpusFiles) -> Collection[SentencePair]:
     """The training pairs: in memory if they come from a pipe, which cannot be read again."""
-    names = [name for name in (files.source, files.target, files.tsv) if name is not None]
-    if not all(Path(name).is_file() for name in names):
-        return tuple(_iterate_train(files))
-    return PairFiles(files, num_pairs=sum(1 for _ in _iterate_train(files)))
+    if not all(path.is_file() for path in files.paths()):
+        return tuple(files.pairs())
+    return PairFiles(files, num_pairs=sum(1 for _ in files.pairs()))
 
 
 def _hold_out(

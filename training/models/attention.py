@@ -14,6 +14,7 @@ states.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -67,6 +68,16 @@ def dot_attention(query: Tensor, memory: Tensor, mask: Tensor | None = None) -> 
     the context c, (..., T, E), and the weights a, (..., T, S).
     """
     return scaled_dot_product_attention(query, memory, memory, mask, scale=1.0)
+
+
+AttentionFunction = Callable[[Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+
+FUNCTIONS: dict[str, AttentionFunction] = {"dot": dot_attention}
+"""The attention functions without parameters that a recurrent model can have, by their names in its config.
+
+Each takes the decoder's states (..., T, E), the encoder's states (..., S, E) and the mask, as `dot_attention`
+does. Training, search and the exported graphs call it.
+"""
 
 
 def additive_attention(

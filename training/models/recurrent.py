@@ -25,12 +25,12 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from seq2seq_serve.training.config import ModelConfig
-from seq2seq_serve.training.models.attention import AdditiveAttention, dot_attention
+from seq2seq_serve.training.models.attention import FUNCTIONS, AdditiveAttention
 from seq2seq_serve.training.models.base import EncoderDecoder, Layers, Memory, State
 from seq2seq_serve.training.models.dropout import Dropout
 
 CellName = Literal["gru", "lstm"]
-AttentionName = Literal["none", "dot", "additive"]
+AttentionName = str  # "none", "additive", or a key of `attention.FUNCTIONS`
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class RecurrentConfig(ModelConfig):
     Attributes:
         d_hidden: E, the width of the encoder's and the decoder's states; with two directions, each has half.
         cell: "gru" (Cho et al. 2014) or "lstm" (Hochreiter and Schmidhuber 1997).
-        attention: "none", "dot" or "additive".
+        attention: "none", "additive", or a function without parameters (`attention.FUNCTIONS`): "dot".
         is_bidirectional: Whether a second encoder reads the source from its end.
         reverses_source: Whether the encoder reads the source from its end, which brings the first words of
             both sides close together (Sutskever et al. 2014, section 3.3, arXiv:1409.3215).
@@ -65,7 +65,8 @@ class RecurrentConfig(ModelConfig):
         for name in ("is_bidirectional", "reverses_source"):
             self._require(isinstance(getattr(self, name), bool), name, "true or false")
         self._require(self.cell in get_args(CellName), "cell", '"gru" or "lstm"')
-        self._require(self.attention in get_args(AttentionName), "attention", '"none", "dot" or "additive"')
+        attentions = "none", "additive", *FUNCTIONS
+        self._require(self.attention in attentions, "attention", f"one of {', '.join(attentions)}")
         is_even = self.d_hidden % 2 == 0
         self._require(is_even or not self.is_bidirectional, "d_hidden", "even for two directions")
 
@@ -135,7 +136,7 @@ class Recurrent(EncoderDecoder):
         encoder: `nn.GRU` or `nn.LSTM`.
         initial: Projects h_last to the state of all decoder layers.
         cells: The decoder's layers. The first reads y_{t-1}; `context` adds to its gates.
-        context: Projects c to the gates; None with the dot product.
+        context: Projects c to the gates; None with one of `FUNCTIONS`.
         attention: None if the attention has no parameters.
         readout: Projects [s_t; c_t; y_{t-1}] to o_t.
         tensors_per_cell: The number of tensors of the state per decoder layer.
@@ -162,7 +163,7 @@ class Recurrent(EncoderDecoder):
         )
         self.initial = nn.Linear(E, config.num_decoder_layers * cell.num_tensors * E)
         self.cells = Layers[Cell](cell(E if layer else D, E) for layer in range(config.num_decoder_layers))
-        self.context = None if config.attention == "dot" else nn.Linear(E, G, bias=False)
+        self.context = None if config.attention in FUNCTIONS else nn.Linear(E, G, bias=False)
         self.attention = AdditiveAttention(E) if config.attention == "additive" else None
         self.readout = nn.Linear(2 * E + D, D)
         self.dropout = Dropout(config.dropout)
@@ -247,7 +248,7 @@ class Recurrent(EncoderDecoder):
         top = torch.stack(tops, dim=1)  # s_t, (B, T, E)
         if self.attention is not None:
             context, joined = torch.cat(contexts, dim=1), [torch.cat(all_weights, dim=1)]
-        elif self.config.attention == "dot":
+        elif self.config.attention in FUNCTIONS:
             context, weights = self._attend(top, memory, source_mask)
             joined = [weights]
         else:
@@ -268,7 +269,7 @@ class Recurrent(EncoderDecoder):
         """The context (B, T, E) of decoder states (B, T, E), and the weights (B, T, S)."""
         mask = source_mask[:, None]  # (B, 1, S)
         if self.attention is None:
-            return dot_attention(queries, memory[0], mask)
+            return FUNCTIONS[self.config.attention](queries, memory[0], mask)
         states, keys = memory
         context, weights = self.attention(queries, keys, states, mask)
         return context, weights

@@ -65,9 +65,12 @@ def test_a_corpus_of_blank_lines_is_refused_with_the_reason(tmp_path: Path) -> N
     ("files", "message"),
     [
         ({"source": "a"}, "give both source and target, or neither"),
-        ({"source": "a", "target": "b", "tsv": "c"}, "give either tsv or source and target, not both"),
+        ({"source": "a", "target": "b", "tsv": "c"}, "give one of source with target, tsv and data"),
+        ({"tsv": "a", "data": "b"}, "give one of source with target, tsv and data"),
+        ({"data": "a", "dev_tsv": "b", "dev_data": "c"}, "give one of dev_source with dev_target, dev_tsv"),
+        ({"tsv": "a", "source_field": "b"}, "source_field and target_field are of records: they go with"),
         ({"tsv": "a", "dev_target": "b"}, "give both dev_source and dev_target, or neither"),
-        ({"dev_tsv": "a"}, "dev files need a training corpus: give source and target, or tsv"),
+        ({"dev_tsv": "a"}, "dev files need a training corpus: give source and target, tsv or data"),
     ],
 )
 def test_contradicting_files_are_refused(files: dict[str, str], message: str) -> None:
