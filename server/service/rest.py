@@ -33,7 +33,7 @@ from seq2seq_serve.server.service.compression import Decompressor, compressed
 from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.forms import ENCODED, MAX_ENCODED_BYTES
 from seq2seq_serve.server.service.libretranslate import pages as libretranslate
-from seq2seq_serve.server.service.libretranslate.fields import Fields, read_fields
+from seq2seq_serve.server.service.libretranslate.fields import KEY, Fields, read_fields
 from seq2seq_serve.server.service.libretranslate.files import TranslatedFiles
 from seq2seq_serve.server.service.open_inference.answers import Answer
 from seq2seq_serve.server.service.open_inference.json import (
@@ -53,7 +53,7 @@ from seq2seq_serve.server.service.status import (
 )
 
 _SERVICE, _GRPC_SERVICE = "http", "inference.GRPCInferenceService"
-_JSON = "application/json"
+_JSON, _LESS = "application/json", "send less"
 _JSON_LENGTH = "Inference-Header-Content-Length"
 _BODY_SECONDS = 30.0  # for a caller to send a body, and longer for
 _LEAST_BYTES_PER_SECOND = 2**17  # of a long one
@@ -242,6 +242,7 @@ class RestService:
         add("POST", "{model}/infer", "ModelInfer", self._infer)
         add("POST", "{model}/generate", "ModelInfer", self._generate)
         add("POST", "{model}/generate_stream", "ModelStreamInfer", self._generate_stream)
+        add("POST", "/v1/models/{name}:predict", "ServerLive", _older_version)
         for name, task in (("transcriptions", "transcribe"), ("translations", "translate")):
             add("POST", f"/v1/audio/{name}", "ModelInfer", partial(self._hear, task), openai.error_content)
         add("GET", "/v1/models", "ServerMetadata", self._models, openai.error_content)
@@ -335,13 +336,20 @@ class RestService:
     async def _libretranslate(
         self, answer: LibreHandler, most: int, request: Request, call: RemoteCall, _: _Events
     ) -> Response:
-        body = await self._body(request, call, most)
+        access, hint = self.calls.access, _LESS
+        if not call.caller.has_token:
+            call.caller = access.with_token(call.caller, request.query_params.get(KEY, ""))
+        if access.has_tokens and not call.caller.has_token:
+            is_file = most == libretranslate.MAX_FILE_BYTES
+            most = libretranslate.MAX_STRANGER_FILE_BYTES if is_file else libretranslate.MAX_STRANGER_BYTES
+            hint = f"send less, or {KEY} in the query"
+        body = await self._body(request, call, most, hint)
         fields = await read_fields(request, body, call)
         del body
         if not call.caller.has_token:
-            call.caller = self.calls.access.with_token(call.caller, fields.key)
+            call.caller = access.with_token(call.caller, fields.key)
             try:
-                self.calls.access.check(f"/{_GRPC_SERVICE}/{call.method}", call.caller)
+                access.check(f"/{_GRPC_SERVICE}/{call.method}", call.caller)
             except Unauthenticated:
                 text = libretranslate.WRONG_KEY if fields.key else libretranslate.NO_KEY
                 raise Unauthenticated(text) from None
@@ -362,8 +370,12 @@ class RestService:
     async def _download(self, request: Request, _call: RemoteCall, _: _Events) -> Response:
         return self._files.answer(request.path_params["name"])
 
-    async def _body(self, request: Request, call: RemoteCall, most: int = MAX_REQUEST_BYTES) -> bytes:
+    async def _body(
+        self, request: Request, call: RemoteCall, most: int = MAX_REQUEST_BYTES, hint: str = _LESS
+    ) -> bytes:
         """Reads the body of a request, of `most` bytes, whose length counts as that of a message.
+
+        `hint` says what to do with a larger one.
 
         A body in chunks counts as it comes, and has as long to come as one with the same length. A compressed
         one may have `most` bytes on both sides, and counts as it is decompressed. A form that
@@ -378,7 +390,7 @@ class RestService:
         decompressor = Decompressor(request.headers.get("content-encoding", ""))
         length = int(request.headers.get("content-length", "0"))  # 0 also for a body in chunks
         if ENCODED in request.headers.get("content-type", "").lower():
-            most = MAX_ENCODED_BYTES
+            most = min(most, MAX_ENCODED_BYTES)
         body, parts = bytearray(), request.stream()
         room = self.calls.held.add(call.caller.name, 0)
         clock, seconds = asyncio.get_running_loop().time, 0.0
@@ -387,7 +399,7 @@ class RestService:
             async with asyncio.timeout(None) as limit:
                 while True:
                     if num_bytes > most:
-                        raise TooLarge(f"the request has more than {most} bytes: send less", field="")
+                        raise TooLarge(f"the request has more than {most} bytes: {hint}", field="")
                     seconds = _BODY_SECONDS + num_bytes / _LEAST_BYTES_PER_SECOND
                     if not limit.expired():
                         limit.reschedule(begin + seconds)
@@ -415,6 +427,13 @@ class RestService:
         assert task is not None
         request.state.leaving = asyncio.create_task(_cancel_after_leaving(request, task))
         return bytes(body)
+
+
+async def _older_version(request: Request, _call: RemoteCall, _: _Events) -> Response:
+    """Answers a caller of KServe's first protocol."""
+    name = request.path_params["name"][:100]
+    text = f"version 1 of KServe's protocol is not served: send version 2 to /v2/models/{name}/infer"
+    return JSONResponse(error_content(text, "NOT_FOUND", "UNKNOWN_PAGE"), 404)
 
 
 async def _send_and_wait(send: Send, message: ASGIMessage) -> None:

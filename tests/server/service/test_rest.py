@@ -376,6 +376,12 @@ async def test_large_requests_are_held_as_those_of_grpc(monkeypatch):
         writer.close()
 
 
+def test_a_caller_of_the_first_protocol_of_kserve_learns_of_the_second(port):
+    status, _, answer = ask(port, "POST", "/v1/models/echo:predict", {"instances": []})
+    assert (status, answer["code"]) == (404, "NOT_FOUND")
+    assert answer["error"].endswith("send version 2 to /v2/models/echo/infer")
+
+
 async def test_answers_that_callers_do_not_take_are_held_as_those_of_grpc(monkeypatch):
     def long_response(answer, binary, accepted):
         return Response(bytes(16 * 2**20))
