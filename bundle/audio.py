@@ -133,18 +133,27 @@ def _quietest(samples: Samples, first: int, last: int) -> int:
     return first + int(around.argmin()) * size + size // 2
 
 
-def pieces_of(samples: Samples, spans: Iterable[Span], longest: int) -> list[Span]:
+def pieces_of(
+    samples: Samples, spans: Iterable[Span], longest: int, before_look: Callable[[], None] = lambda: None
+) -> list[Span]:
     """Returns pieces of at most `longest` samples with all spans of a sound: several, or parts of one.
 
     There are as few as can be, of about one length: a model hears a few seconds worse than half a minute.
+    `before_look` is called before each look at all spans, and before each is cut.
     """
+
+    def number_of(most: int) -> int:
+        before_look()
+        return len(_joined(cut, most))
+
     cut: list[Span] = []
     for begin, end in spans:
+        before_look()
         ends = list(accumulate(map(len, split_sound(samples[begin:end], longest)), initial=begin))
         cut += pairwise(ends)
     least = max((end - begin for begin, end in cut), default=0)
-    num_pieces = len(_joined(cut, longest))
-    most = bisect_left(range(longest), -num_pieces, lo=least, key=lambda most: -len(_joined(cut, most)))
+    num_pieces = number_of(longest)
+    most = bisect_left(range(longest), -num_pieces, lo=least, key=lambda most: -number_of(most))
     return _joined(cut, most)
 
 

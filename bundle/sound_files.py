@@ -54,6 +54,7 @@ _MOST_LEFT_OUT = 1_000  # damaged frames beyond the number of others; each takes
 _BEGINNINGS = {b"\x1a\x45\xdf\xa3": "matroska", b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "asf", b"#!AMR": "amr"}
 _AIFF = re.compile(rb"FORM.{4}AIF[FC]", re.DOTALL)  # libsndfile reads other files of IFF, too
 _RAW_TYPES = {"audio/pcm": "<i2", "audio/l16": ">i2"}  # by RFC 2586, the first byte of L16 is the high one
+_WAV = re.compile(rb"R(?:IFF|F64).{4}WAVE", re.DOTALL)
 _ENDS = {"little-endian": "<i2", "big-endian": ">i2"}
 _LOUDEST_RAW = 2**15
 _NUMBER = re.compile(r"[0-9]{1,6}")
@@ -98,14 +99,16 @@ def opened(content: bytes, max_seconds: float, block_size: int, file_type: str =
         max_seconds: The limit.
         block_size: Samples of each channel that are decoded at once.
         file_type: The media type of samples without a header, such as "audio/pcm; rate=16000; channels=2"; of
-            16 bits, little-endian, or big-endian for audio/L16. Other types change nothing.
+            16 bits, little-endian, or big-endian for audio/L16. Other types, and that of a WAV file, change
+            nothing.
 
     Raises:
         SoundError: The bytes are not a whole sound, also in the block that reads it.
         SoundTooLongError: The sound is longer than `max_seconds`.
     """
     demuxer, is_aiff = _demuxer_of(content), _AIFF.match(content)
-    if kind := _raw_kind(file_type):
+    kind = "" if _WAV.match(content) else _raw_kind(file_type)
+    if kind:
         opening = _opened_raw(content, block_size, kind, file_type)
     elif demuxer and (demuxer != "mp3" or find_spec("av")):
         opening = _opened_by_ffmpeg(content, block_size, demuxer)

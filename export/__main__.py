@@ -8,9 +8,11 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 # ONNX Runtime reports every session to its maker unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
@@ -123,6 +125,14 @@ def _parser(form: str) -> argparse.ArgumentParser:
         help="write nothing if the proof of a precision fails (default: leave it out, and exit with 3, or "
         "with 1 if none is left)",
     )
+    for name in ("source", "target"):
+        parser.add_argument(
+            f"--{name}-language",
+            default="",
+            metavar="TAG",
+            help=f"language of the {name}s, such as ko or pt-BR; LibreTranslate's API finds a model by both "
+            "(default: what the training or checkpoint names)",
+        )
     if form == _HUGGING_FACE:
         for name in ("source", "target"):
             parser.add_argument(
@@ -175,12 +185,15 @@ def _export(options: argparse.Namespace, interrupts: list[int]) -> Manifest:
 
     with _reporting("reading the run", interrupts) as report:
         check_path(options.bundle, overwrite=options.overwrite)
+        languages = _languages(options)
         trained = load_run(options.run)
-        export = export_bundle
         if trained.published:
-            from seq2seq_serve.export.huggingface.exporter import export_tuned as export
+            from seq2seq_serve.export.huggingface.exporter import export_tuned
+
+            export: Callable[..., Manifest] = partial(export_tuned, trained, **languages)
+        else:
+            export = partial(export_bundle, replace(trained, **languages))
         return export(
-            trained,
             options.bundle,
             options.precision,
             overwrite=options.overwrite,
@@ -200,10 +213,23 @@ def _export_checkpoint(options: argparse.Namespace, interrupts: list[int]) -> Ma
             options.bundle,
             options.precision,
             limits=Limits(options.max_source_length, options.max_target_length),
+            **_languages(options),
             overwrite=options.overwrite,
             is_strict=options.strict,
             report=report,
         )
+
+
+def _languages(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the languages that were given, by their names in the manifest; raises ValueError."""
+    from seq2seq_serve.training.config import LANGUAGE_TAG
+
+    names = ("source_language", "target_language")
+    given = {name: getattr(options, name) for name in names if getattr(options, name)}
+    for name, tag in given.items():
+        if not LANGUAGE_TAG.fullmatch(tag):
+            raise ValueError(f"{name} is {tag!r}, and must be a BCP 47 tag such as ko or pt-BR")
+    return given
 
 
 def _cut(options: argparse.Namespace, interrupts: list[int]) -> Manifest:

@@ -23,7 +23,7 @@ Tokenization = Literal["13a", "intl", "none", "char", "zh", "ja-mecab", "ko-meca
 Tied = Literal["all", "target", "none"]
 
 SEEDS = 2**63  # those of torch on every device
-_LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
+LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
 _D_HEAD_MULTIPLE = 8  # the attention operator of the served graphs refuses others
 
 
@@ -285,7 +285,7 @@ class TrainingConfig(_Config):
             self._require_number("max_length_ratio", above=1)
         for name in ("source_language", "target_language"):
             language = getattr(self, name)
-            is_tag = language is None or (isinstance(language, str) and _LANGUAGE_TAG.fullmatch(language))
+            is_tag = language is None or (isinstance(language, str) and LANGUAGE_TAG.fullmatch(language))
             self._require(bool(is_tag), name, 'a BCP 47 tag such as "ko" or "pt-BR", or null')
         tokenizations = get_args(Tokenization)
         is_known = self.bleu_tokenization in (None, *tokenizations)

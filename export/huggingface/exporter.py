@@ -153,6 +153,8 @@ def export_checkpoint(
     is_strict: bool = False,
     provenance: Mapping[str, str] = _NO_PROVENANCE,
     splits_sentences: bool | None = None,
+    source_language: str = "",
+    target_language: str = "",
     report: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
     """Import a checkpoint, prove each precision against `transformers`, and write the bundle at once.
@@ -168,6 +170,8 @@ def export_checkpoint(
         provenance: Further facts for people about how the model was made.
         splits_sentences: Whether a text is translated sentence by sentence by default; None for what the
             family was trained on.
+        source_language: The BCP 47 tag of the sources' language, for a model that is not asked for one.
+        target_language: The same of the targets' language.
         report: Called with a line about each step, as it begins or ends.
 
     Raises:
@@ -182,6 +186,14 @@ def export_checkpoint(
     config = config_of(family, checkpoint, limits)
     settings = {**checkpoint.config, "vocab_size": config.source_vocab_size or config.vocab_size}
     tokenizers = read_tokenizers(folder, family.name, settings, checkpoint.generation)
+    for name, language in ((SOURCE_LANGUAGE, source_language), (TARGET_LANGUAGE, target_language)):
+        if language and name in tokenizers.choices:
+            raise CheckpointError(f"every request chooses the {name} of this model: leave it out")
+    tokenizers = replace(
+        tokenizers,
+        source_language=source_language or tokenizers.source_language,
+        target_language=target_language or tokenizers.target_language,
+    )
     if config.media is None and not 0 <= tokenizers.pad_id < config.source_vocab_size:
         raise CheckpointError(
             f"pad_token_id is {tokenizers.pad_id}, and sources have {config.source_vocab_size} tokens"

@@ -6,7 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from seq2seq_serve.bundle.manifest import bundle_version
@@ -25,11 +25,18 @@ class Version:
         version: The name of its folder; if the model's folder is the bundle, the first characters of the
             manifest's hash.
         path: The bundle's folder.
+        number: Its number among the model's versions, the oldest being 1, for callers who know versions as
+            numbers; empty if the name of any of them is a number.
     """
 
     model_name: str
     version: str
     path: Path
+    number: str = field(default="", compare=False)
+
+    def is_named(self, name: str) -> bool:
+        """Whether callers mean this version by a name."""
+        return name in (self.version, self.number) and name != ""
 
 
 class ModelFolders:
@@ -107,8 +114,12 @@ class ModelFolders:
         is_bundle = _is_bundle(path)
         folders = [] if is_bundle else sorted(filter(_is_bundle, self._children(path)), key=_in_order)
         if not folders and (name in self._bundles or is_bundle):
-            return [Version(name, bundle_version(path), path)]
-        return [Version(name, child.name, child) for child in folders]
+            return [Version(name, bundle_version(path), path, "1")]
+        has_numbers = any(child.name.isdecimal() for child in folders)
+        return [
+            Version(name, child.name, child, "" if has_numbers else str(place))
+            for place, child in enumerate(folders, 1)
+        ]
 
     def all(self) -> list[Version]:
         """Returns every version of every model."""
@@ -125,7 +136,7 @@ class ModelFolders:
         versions = self.versions(name)
         if not versions:
             raise UnknownModel(f"there is no bundle of a model named {name[:100]!r}", name=name)
-        found = next((one for one in versions if one.version == version), None) if version else versions[-1]
+        found = next((one for one in versions if one.is_named(version)), None) if version else versions[-1]
         if found is None:
             there_are = ", ".join(one.version for one in versions)
             text = f"{name} has no version {version[:100]!r} on disk: there is {there_are}"

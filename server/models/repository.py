@@ -136,7 +136,7 @@ class Repository:
         if self._is_draining:
             await model.engine.stop()
         self._check_not_draining()
-        before, old = self._served.get(name), self._models.put(model)
+        before, old = self._served.get(name), self._models.put(model, wanted.number)
         self._served[name] = wanted
         self._reasons.pop(wanted, None)
         self._changed()

@@ -105,13 +105,19 @@ class Models:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self._by_name: dict[str, ServedModel] = {}
+        self._numbers: dict[str, str] = {}
         self._num_users: Counter[ServedModel] = Counter()
         self._left = asyncio.Event()
 
-    def put(self, model: ServedModel) -> ServedModel | None:
-        """Serve a model from now on; returns the model of the same name that it replaces."""
+    def put(self, model: ServedModel, number: str = "") -> ServedModel | None:
+        """Serve a model from now on; returns the model of the same name that it replaces.
+
+        Args:
+            model: The model.
+            number: Another name of its version (`server.models.folders.Version.number`).
+        """
         before = self._by_name.get(model.name)
-        self._by_name[model.name] = model
+        self._by_name[model.name], self._numbers[model.name] = model, number
         self._metrics.show_model(model)
         return before
 
@@ -129,7 +135,7 @@ class Models:
         Args:
             call: Is counted under the model's name.
             name: Empty for the first model.
-            version: Empty for the served version.
+            version: Empty for the served version; otherwise its name or number.
 
         Raises:
             UnknownModel: No model has that name or version; the message lists the existing ones.
@@ -141,7 +147,7 @@ class Models:
         if model is None:
             text = f"no model is named {name[:100]!r}: this server has {', '.join(self._by_name)}"
             raise UnknownModel(text, name=name, version=version)
-        if version not in ("", model.version):
+        if version not in ("", model.version, self._numbers[model.name]):
             text = f"{model.name} is not served in version {version[:100]!r}: ask for version {model.version}"
             raise UnknownModel(text, name=model.name, version=version)
         call.model = model.name

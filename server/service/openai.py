@@ -30,7 +30,7 @@ from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.call import BYTES_PER_TEXT_BYTE
 from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.forms import Form, read_form, text_of
-from seq2seq_serve.server.service.read.languages import name_of
+from seq2seq_serve.server.service.read.languages import name_of, tag_of
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.windows import most_before, text_ids
 from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding
@@ -216,6 +216,8 @@ def _fields(form: Form) -> _Fields:
             fields.texts[base] = texts[0] if base in _LONG else texts[0].strip()
     if fields.texts.get("language", "").lower() == _DETECTED:
         del fields.texts["language"]
+    if "language" in fields.texts:
+        fields.texts["language"] = tag_of(fields.texts["language"])
     return fields
 
 

@@ -29,10 +29,11 @@ from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Un
 from seq2seq_serve.server.http import ErrorForm, error_content
 from seq2seq_serve.server.service import openai
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, Calls, RemoteCall
+from seq2seq_serve.server.service.compression import Decompressor, compressed
 from seq2seq_serve.server.service.fair_thread import Checkpoint
 from seq2seq_serve.server.service.forms import ENCODED, MAX_ENCODED_BYTES
 from seq2seq_serve.server.service.libretranslate import pages as libretranslate
-from seq2seq_serve.server.service.libretranslate.fields import Fields, read_fields
+from seq2seq_serve.server.service.libretranslate.fields import KEY, Fields, read_fields
 from seq2seq_serve.server.service.libretranslate.files import TranslatedFiles
 from seq2seq_serve.server.service.open_inference.answers import Answer
 from seq2seq_serve.server.service.open_inference.json import (
@@ -42,8 +43,8 @@ from seq2seq_serve.server.service.open_inference.json import (
     infer_answer,
     infer_request,
     read_json,
+    repository_request,
 )
-from seq2seq_serve.server.service.open_inference.models import REPOSITORY
 from seq2seq_serve.server.service.open_inference.service import InferenceService
 from seq2seq_serve.server.service.shares import Shares
 from seq2seq_serve.server.service.status import (
@@ -52,7 +53,7 @@ from seq2seq_serve.server.service.status import (
 )
 
 _SERVICE, _GRPC_SERVICE = "http", "inference.GRPCInferenceService"
-_JSON, _PLAIN = "application/json", "identity"
+_JSON, _LESS = "application/json", "send less"
 _JSON_LENGTH = "Inference-Header-Content-Length"
 _BODY_SECONDS = 30.0  # for a caller to send a body, and longer for
 _LEAST_BYTES_PER_SECOND = 2**17  # of a long one
@@ -85,8 +86,14 @@ _READS: tuple[tuple[str, str, type[Message]], ...] = (
 )
 _MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
 _PAGES = (
-    "send requests to /v2/models/NAME/infer, generate or generate_stream; shared memory, traces, log "
-    "settings, and the repository over HTTP are not supported"
+    "send requests to /v2/models/NAME/infer, generate or generate_stream; shared memory, traces and log "
+    "settings are not supported"
+)
+# Pages of the repository: the path, the method that answers, and its request.
+_CHANGES: tuple[tuple[str, str, type[Message]], ...] = (
+    ("/v2/repository/index", "RepositoryIndex", pb.RepositoryIndexRequest),
+    ("/v2/repository/models/{model_name}/load", "RepositoryModelLoad", pb.RepositoryModelLoadRequest),
+    ("/v2/repository/models/{model_name}/unload", "RepositoryModelUnload", pb.RepositoryModelUnloadRequest),
 )
 _STATES = ("live", "ready")  # fields of answers that decide over the status
 
@@ -230,9 +237,12 @@ class RestService:
 
         for path, method, message_class in _READS:
             add("GET", path, method, partial(self._read, method, message_class))
+        for path, method, message_class in _CHANGES:
+            add("POST", path, method, partial(self._change, method, message_class))
         add("POST", "{model}/infer", "ModelInfer", self._infer)
         add("POST", "{model}/generate", "ModelInfer", self._generate)
         add("POST", "{model}/generate_stream", "ModelStreamInfer", self._generate_stream)
+        add("POST", "/v1/models/{name}:predict", "ServerLive", _older_version)
         for name, task in (("transcriptions", "transcribe"), ("translations", "translate")):
             add("POST", f"/v1/audio/{name}", "ModelInfer", partial(self._hear, task), openai.error_content)
         add("GET", "/v1/models", "ServerMetadata", self._models, openai.error_content)
@@ -271,10 +281,16 @@ class RestService:
         content = message_dict(
             await getattr(self._inference, method)(message_class(**request.path_params), call)
         )
-        if method == "ServerMetadata":
-            content["extensions"].remove(REPOSITORY)
         is_good = all(content.get(name, True) for name in _STATES)
         return JSONResponse(content, 200 if is_good else 503)
+
+    async def _change(
+        self, method: str, message_class: type[Message], request: Request, call: RemoteCall, _: _Events
+    ) -> Response:
+        body = await self._body(request, call, SMALL_REQUEST_BYTES)
+        message = repository_request(read_json(body) if body else {}, message_class, **request.path_params)
+        content = message_dict(await getattr(self._inference, method)(message, call))
+        return JSONResponse(content["models"]) if method == "RepositoryIndex" else Response()
 
     async def _infer(self, request: Request, call: RemoteCall, _: _Events) -> Response:
         body = await self._body(request, call)
@@ -282,7 +298,9 @@ class RestService:
         message, binary = await call.read(read, len(body) // _JSON_BYTES)
         del body, read
         _set_model(message, request)
-        return await self._inference.infer(message, call, partial(_infer_response, binary=binary))
+        accepted = request.headers.get("accept-encoding", "")
+        make = partial(_infer_response, binary=binary, accepted=accepted)
+        return await self._inference.infer(message, call, make)
 
     async def _generate(self, request: Request, call: RemoteCall, _: _Events) -> Response:
         message = await self._generate_message(request, call)
@@ -318,13 +336,20 @@ class RestService:
     async def _libretranslate(
         self, answer: LibreHandler, most: int, request: Request, call: RemoteCall, _: _Events
     ) -> Response:
-        body = await self._body(request, call, most)
+        access, hint = self.calls.access, _LESS
+        if not call.caller.has_token:
+            call.caller = access.with_token(call.caller, request.query_params.get(KEY, ""))
+        if access.has_tokens and not call.caller.has_token:
+            is_file = most == libretranslate.MAX_FILE_BYTES
+            most = libretranslate.MAX_STRANGER_FILE_BYTES if is_file else libretranslate.MAX_STRANGER_BYTES
+            hint = f"send less, or {KEY} in the query"
+        body = await self._body(request, call, most, hint)
         fields = await read_fields(request, body, call)
         del body
         if not call.caller.has_token:
-            call.caller = self.calls.access.with_token(call.caller, fields.key)
+            call.caller = access.with_token(call.caller, fields.key)
             try:
-                self.calls.access.check(f"/{_GRPC_SERVICE}/{call.method}", call.caller)
+                access.check(f"/{_GRPC_SERVICE}/{call.method}", call.caller)
             except Unauthenticated:
                 text = libretranslate.WRONG_KEY if fields.key else libretranslate.NO_KEY
                 raise Unauthenticated(text) from None
@@ -345,56 +370,70 @@ class RestService:
     async def _download(self, request: Request, _call: RemoteCall, _: _Events) -> Response:
         return self._files.answer(request.path_params["name"])
 
-    async def _body(self, request: Request, call: RemoteCall, most: int = MAX_REQUEST_BYTES) -> bytes:
+    async def _body(
+        self, request: Request, call: RemoteCall, most: int = MAX_REQUEST_BYTES, hint: str = _LESS
+    ) -> bytes:
         """Reads the body of a request, of `most` bytes, whose length counts as that of a message.
 
-        A body in chunks counts as it comes, and has as long to come as one with the same length. A form that
+        `hint` says what to do with a larger one.
+
+        A body in chunks counts as it comes, and has as long to come as one with the same length. A compressed
+        one may have `most` bytes on both sides, and counts as it is decompressed. A form that
         writes each byte as three has less room. A caller who leaves afterwards cancels the task.
 
         Raises:
             CancelledError: The caller has left.
-            InvalidRequest: The body is compressed, too large, or does not come.
+            InvalidRequest: The body is damaged, too large, or does not come.
             Overloaded: Too many large requests are open.
             Unavailable: The server drains.
         """
-        encoding = request.headers.get("content-encoding", _PLAIN)
-        if encoding != _PLAIN:
-            raise InvalidRequest(
-                f"the body is compressed ({encoding[:100]}): send it without compression", field=""
-            )
+        decompressor = Decompressor(request.headers.get("content-encoding", ""))
         length = int(request.headers.get("content-length", "0"))  # 0 also for a body in chunks
         if ENCODED in request.headers.get("content-type", "").lower():
-            most = MAX_ENCODED_BYTES
+            most = min(most, MAX_ENCODED_BYTES)
         body, parts = bytearray(), request.stream()
         room = self.calls.held.add(call.caller.name, 0)
         clock, seconds = asyncio.get_running_loop().time, 0.0
-        begin, num_bytes = clock(), length
+        begin, num_bytes, num_received = clock(), length, 0
         try:
             async with asyncio.timeout(None) as limit:
                 while True:
                     if num_bytes > most:
-                        raise TooLarge(f"the request has more than {most} bytes: send less", field="")
+                        raise TooLarge(f"the request has more than {most} bytes: {hint}", field="")
                     seconds = _BODY_SECONDS + num_bytes / _LEAST_BYTES_PER_SECOND
                     if not limit.expired():
                         limit.reschedule(begin + seconds)
-                    part = await self.calls.next_message(parts)
-                    if part is None:
-                        break
-                    if not body:  # the first part: before it, the call holds no share
-                        request.state.opened.enter_context(self.open.take(call.caller.name, 1))
-                    num_bytes = max(length, len(body) + len(part))
+                    if decompressor.is_waiting:
+                        part = await self.calls.next_message(parts)
+                        if part is None:
+                            break
+                        if not num_received:  # the first part: before it, the call holds no share
+                            request.state.opened.enter_context(self.open.take(call.caller.name, 1))
+                        num_received += len(part)
+                        decompressor.add(part)
+                    else:
+                        await asyncio.sleep(0)  # other callers' turn
+                    body += decompressor.next_bytes()
+                    num_bytes = max(length, num_received, len(body))
                     if num_bytes > SMALL_REQUEST_BYTES:
                         room.grow(num_bytes)
                         call.held = [room]
-                    body += part
         except TimeoutError:
             raise InvalidRequest(f"the body did not arrive within {seconds:.0f} seconds", field="") from None
         except ClientDisconnect:
             raise asyncio.CancelledError from None
+        decompressor.end()
         task = asyncio.current_task()
         assert task is not None
         request.state.leaving = asyncio.create_task(_cancel_after_leaving(request, task))
         return bytes(body)
+
+
+async def _older_version(request: Request, _call: RemoteCall, _: _Events) -> Response:
+    """Answers a caller of KServe's first protocol."""
+    name = request.path_params["name"][:100]
+    text = f"version 1 of KServe's protocol is not served: send version 2 to /v2/models/{name}/infer"
+    return JSONResponse(error_content(text, "NOT_FOUND", "UNKNOWN_PAGE"), 404)
 
 
 async def _send_and_wait(send: Send, message: ASGIMessage) -> None:
@@ -446,13 +485,14 @@ def _infer_message(
     return infer_request(content, body[int(length) :]), binary_outputs(content)
 
 
-def _infer_response(answer: Answer, binary: set[str] | None) -> Response:
+def _infer_response(answer: Answer, binary: set[str] | None, accepted: str) -> Response:
     content, raw = infer_answer(answer, binary)
     text = _dumped(content)
+    body, headers = compressed(text + raw, accepted)
     if not raw:
-        return Response(text, media_type=_JSON)
-    headers = {_JSON_LENGTH: str(len(text))}
-    return Response(text + raw, media_type="application/octet-stream", headers=headers)
+        return Response(body, media_type=_JSON, headers=headers)
+    headers[_JSON_LENGTH] = str(len(text))
+    return Response(body, media_type="application/octet-stream", headers=headers)
 
 
 async def _write_nothing(_message: Message) -> None:

@@ -627,6 +627,27 @@ def test_pieces_of_short_spans_are_of_about_one_length():
     assert pieces_of(samples, [(0, 30 * second)], 30 * second) == [(0, 30 * second)]
 
 
+def test_many_spans_are_joined_with_looks_between():
+    """Other callers wait while a thread is not asked to give way: it was 1.2 seconds for 100,000 spans."""
+    spans, num_looks = [(10 * at, 10 * at + 5) for at in range(3_000)], 0
+
+    def look() -> None:
+        nonlocal num_looks
+        num_looks += 1
+
+    pieces = pieces_of(np.zeros(30_000, np.float32), spans, 1_000, look)
+    assert num_looks > len(spans) + 5
+    assert pieces == pieces_of(np.zeros(30_000, np.float32), spans, 1_000)
+
+
+def test_a_wav_file_is_read_as_one_whatever_its_type_says():
+    """Its header was heard as noise."""
+    content = encoded(tone(0.1), 8_000)
+    expected = read_sound(content, 0.25)
+    for file_type in ("audio/pcm", "audio/pcm; rate=16000", "audio/l16;rate=8000"):
+        np.testing.assert_array_equal(read_sound(content, 0.25, file_type=file_type), expected)
+
+
 def test_times_in_the_joined_spans_of_a_sound_are_those_of_the_sound():
     samples = np.arange(20 * SAMPLE_RATE, dtype=np.float32)
     spans = [(second * SAMPLE_RATE, end * SAMPLE_RATE) for second, end in [(1, 4), (9, 11), (18, 20)]]

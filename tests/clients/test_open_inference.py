@@ -77,8 +77,10 @@ def text_input(*, binary_data):
     return tensor
 
 
-@pytest.mark.parametrize("binary_data", [False, True])
-def test_the_client_of_triton_over_http_sends_texts_and_sounds(served, expected, binary_data):
+@pytest.mark.parametrize(
+    ("binary_data", "algorithm"), [(False, None), (True, None), (False, "gzip"), (True, "deflate")]
+)
+def test_the_client_of_triton_over_http_sends_texts_and_sounds(served, expected, binary_data, algorithm):
     with triton.InferenceServerClient(f"127.0.0.1:{served.app.http.port}") as client:
         answer = client.infer(
             "random",
@@ -90,11 +92,17 @@ def test_the_client_of_triton_over_http_sends_texts_and_sounds(served, expected,
             headers={"x-request-id": "mine"},
             query_params={"source": "test"},
             parameters={"max_new_tokens": 8},
+            model_version="1",
+            request_compression_algorithm=algorithm,
+            response_compression_algorithm=algorithm,
         )
         assert (answer.get_response()["id"], texts_of(answer)) == ("7", expected[0])
         sound = triton.InferInput("sound", [1], "BYTES")
         sound.set_data_from_numpy(np.array([SOUND], object))
-        assert texts_of(client.infer("bundle", [sound], parameters=SOUND_OPTIONS)) == expected[1]
+        answer = client.infer(
+            "bundle", [sound], parameters=SOUND_OPTIONS, request_compression_algorithm=algorithm
+        )
+        assert texts_of(answer) == expected[1]
 
 
 def test_a_sequence_of_triton_is_refused_by_its_name(served):

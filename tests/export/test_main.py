@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.export import convert, exporter
 from seq2seq_serve.export.__main__ import main
 
@@ -48,6 +49,15 @@ def test_a_run_that_lacks_a_file_is_refused_by_its_name(name, run, capsys):
     line = refusal(run, capsys)
     assert f"lacks {name}: training has not finished" in line
     assert "--resume" in line
+
+
+def test_the_languages_of_a_run_without_any_are_named_at_its_export(run, capsys):
+    """Programs for LibreTranslate could not find a model that was trained without naming them."""
+    assert "must be a BCP 47 tag" in refusal(run, capsys, "--source-language", "korean to english")
+    bundle, tags = run.parent / "bundle", ["--source-language", "ko", "--target-language", "pt-BR"]
+    assert main([str(run), str(bundle), "--precision", "fp32", *tags]) == 0
+    manifest = load_bundle(bundle).manifest
+    assert (manifest.source_language, manifest.target_language) == ("ko", "pt-BR")
 
 
 def test_a_full_disk_is_one_line(run, capsys, monkeypatch):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.call import SHORT_BYTES
 from seq2seq_serve.server.service.read.languages import is_same_language, name_of, subtags
 from seq2seq_serve.server.service.read.options import named_choice
+
+Names = tuple[tuple[str, ...], tuple[str, ...]]  # a model's names of the languages of sources, and of targets
 
 LATE_BYTES = SHORT_BYTES + 1  # for the thread of long texts: what may take seconds at its first time
 
@@ -82,7 +85,7 @@ def no_route(source: str, target: str, models: Sequence[ServedModel]) -> Invalid
 
     It may take a tenth of a second for a model with hundreds of languages.
     """
-    targets = targets_by_source(models)
+    targets = targets_by_source(map(languages_of, models))
     known = ", ".join(
         f"{code} to {' '.join(one for one in its_targets if one != code)}"
         for code, its_targets in sorted(targets.items())[:_MOST_LISTED]
@@ -97,11 +100,11 @@ def no_route(source: str, target: str, models: Sequence[ServedModel]) -> Invalid
     )
 
 
-def targets_by_source(models: Iterable[ServedModel]) -> dict[str, dict[str, None]]:
+def targets_by_source(names: Iterable[Names]) -> dict[str, dict[str, None]]:
     """Returns the codes of all languages, each with those into which a model translates, and itself."""
     targets: dict[str, dict[str, None]] = {}
-    for model in models:
-        of_sources, of_targets = (_codes(tuple(names)).values() for names in languages_of(model))
+    for of_model in names:
+        of_sources, of_targets = (_codes(each).values() for each in of_model)
         for code in (*of_sources, *of_targets):
             targets.setdefault(code, {code: None})
         for code in of_sources:
@@ -109,22 +112,28 @@ def targets_by_source(models: Iterable[ServedModel]) -> dict[str, dict[str, None
     return targets
 
 
-def named_languages(models: Iterable[ServedModel]) -> list[dict[str, Any]]:
+@lru_cache(2)  # by the languages of the served models, which change when one is loaded
+def listed_languages(names: tuple[Names, ...]) -> bytes:
+    """Returns the page with all languages, from `languages_of` each model; may take a tenth of a second."""
+    return json.dumps(named_languages(names), ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def named_languages(names: Iterable[Names]) -> list[dict[str, Any]]:
     """Returns all languages with their English names, as LibreTranslate lists them."""
-    targets = targets_by_source(models)
-    names = {code: name_of(code) for code in targets}
-    numbers = Counter(names.values())
+    targets = targets_by_source(names)
+    of_codes = {code: name_of(code) for code in targets}
+    numbers = Counter(of_codes.values())
     return [
         {
             "code": code,
             "name": name if numbers[name] == 1 else f"{name} ({code})",
             "targets": sorted(targets[code]),
         }
-        for code, name in sorted(names.items())
+        for code, name in sorted(of_codes.items())
     ]
 
 
-def languages_of(model: ServedModel) -> tuple[Collection[str], Collection[str]]:
+def languages_of(model: ServedModel) -> Names:
     """Returns the model's names of the languages of sources and of targets; none if it lacks one of both."""
     if not model.reads_text:
         return (), ()
@@ -133,7 +142,7 @@ def languages_of(model: ServedModel) -> tuple[Collection[str], Collection[str]]:
         sorted(model.manifest.choices[name].ids) if name in model.manifest.choices else [code] * bool(code)
         for name, code in fixed.items()
     )
-    return (sources, targets) if sources and targets else ((), ())
+    return (tuple(sources), tuple(targets)) if sources and targets else ((), ())
 
 
 @lru_cache(64)

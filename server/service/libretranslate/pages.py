@@ -6,6 +6,8 @@ segment by segment (`documents`). docs/protocols.md says where the pages differ 
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
 from contextlib import ExitStack
 from typing import Any
 
@@ -25,9 +27,10 @@ from seq2seq_serve.server.service.libretranslate.languages import (
     LATE_BYTES,
     MOST_DETECTED,
     NOT_DETECTED,
+    Names,
     Route,
     languages_of,
-    named_languages,
+    listed_languages,
     rank,
 )
 from seq2seq_serve.server.service.libretranslate.routes import choose_routes
@@ -49,6 +52,8 @@ PAGES = (
 WRONG_KEY = "Invalid API key: send a known token as api_key, or as `authorization: Bearer …`"
 NO_KEY = "Please contact the server operator to get an API key, and send it as api_key"
 MAX_FILE_BYTES = 2**23
+# Of a body that is read because a caller's key may be in it; a key in the header or query comes before it
+MAX_STRANGER_BYTES, MAX_STRANGER_FILE_BYTES = 2**16, 2**20
 
 _BYTES_PER_CODE = 12  # of a language in JSON
 
@@ -127,14 +132,18 @@ async def detect(fields: Fields, _request: Request, call: RemoteCall) -> Respons
     if not LETTER.search(text):
         return JSONResponse([NOT_DETECTED.content()])
     ranking = await call.read(lambda _: rank(text), LATE_BYTES)
-    return JSONResponse([one.content() for one in ranking])
+    best, *others = (one.content() for one in ranking)
+    return JSONResponse([best, *(one for one in others if one["confidence"])])
 
 
 async def languages(call: RemoteCall) -> Response:
     """Returns all languages, each with those into which a model translates from it."""
-    models = list(call.calls.models)
-    num_codes = sum(len(sources) * len(targets) for sources, targets in map(languages_of, models))
-    return await call.build(_BYTES_PER_CODE * num_codes, lambda _: JSONResponse(named_languages(models)))
+    names = tuple(map(languages_of, call.calls.models))
+
+    def build(_: Checkpoint) -> Response:
+        return Response(listed_languages(names), media_type="application/json")
+
+    return await call.build(_BYTES_PER_CODE * _num_pairs(names), build)
 
 
 def specification() -> Response:
@@ -149,11 +158,11 @@ def specification() -> Response:
 
 async def settings(call: RemoteCall) -> Response:
     """Returns what LibreTranslate's page in the browser, and programs, ask before the first text."""
-    models = list(call.calls.models)
+    names = tuple(map(languages_of, call.calls.models))
     has_tokens = call.calls.access.has_tokens
 
     def build(_: Checkpoint) -> Response:
-        known = named_languages(models)
+        known = json.loads(listed_languages(names))
         targets = {code for one in known for code in one["targets"] if code != one["code"]}
         target = next((one for one in known if one["code"] in targets), {"code": "", "name": ""})
         content = {
@@ -171,5 +180,8 @@ async def settings(call: RemoteCall) -> Response:
         }
         return JSONResponse(content)
 
-    num_codes = sum(len(sources) * len(targets) for sources, targets in map(languages_of, models))
-    return await call.build(_BYTES_PER_CODE * num_codes, build)
+    return await call.build(_BYTES_PER_CODE * _num_pairs(names), build)
+
+
+def _num_pairs(names: Iterable[Names]) -> int:
+    return sum(len(sources) * len(targets) for sources, targets in names)

@@ -12,6 +12,7 @@ from itertools import chain
 from typing import Any
 
 import numpy as np
+from google.protobuf.message import Message
 
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.protos import open_inference_pb2 as pb
@@ -176,6 +177,26 @@ def generate_request(content: Mapping[str, Any], model: ServedModel) -> pb.Model
     return message
 
 
+def repository_request(
+    content: Mapping[str, Any], message_class: type[Message], **path_params: str
+) -> Message:
+    """Returns the message for the body of a page of the repository, and the parts of its path.
+
+    Raises:
+        InvalidRequest: A value is of a wrong type.
+    """
+    message: Any = message_class(**path_params)
+    _check_names(content, [name for name in ("ready", "parameters") if hasattr(message, name)], "")
+    if type(is_ready := content.get("ready", False)) is not bool:
+        raise InvalidRequest("ready must be true or false", field="ready")
+    if is_ready:
+        message.ready = True
+    if parameters := _parameters(content, ""):
+        _set_parameters(message.parameters, parameters, "parameters")
+    made: Message = message
+    return made
+
+
 def infer_answer(answer: Answer, binary: set[str] | None) -> tuple[dict[str, Any], bytes]:
     """Returns the JSON for an answer, and the raw contents of its `binary` outputs, which follow it."""
     outputs, raws = [], []
@@ -254,12 +275,13 @@ def _set_parameters(target: Any, given: Mapping[str, Any], field: str) -> None:
         if isinstance(value, (list, dict)) and name in OPTIONS and OPTIONS[name].max_items is not None:
             value = json.dumps(value, ensure_ascii=False)  # as gRPC has it
         kind = _PARAMETER_KINDS.get(type(value))
-        if kind is None or (type(value) is int and not -_LARGEST <= value < _LARGEST):
+        is_known = kind is not None and hasattr(target[name], kind)
+        if not is_known or (type(value) is int and not -_LARGEST <= value < _LARGEST):
             raise InvalidRequest(
                 f"the parameter {name[:100]} must be true, false, a string or a number (of 64 bits)",
                 field=f"{field}[{name[:100]}]",
             )
-        setattr(target[name], kind, value)
+        setattr(target[name], str(kind), value)
 
 
 def _extend(target: Any, given: Any, field: str) -> None:

@@ -231,7 +231,7 @@ def _read_sound(
         else:
             samples, spans, parts = audio.joined_spans(samples, spans)
     if is_split:
-        pieces = audio.pieces_of(samples, spans, longest)
+        pieces = audio.pieces_of(samples, spans, longest, checkpoint)
     else:
         pieces = [(0, len(samples) if is_sequential else min(len(samples), longest))]
     readings: list[Reading] = []

@@ -308,7 +308,9 @@ def _segments(
 
     def end_at(seconds: float, place: int) -> None:
         if said:
-            first, last = reading.times_in_sound(begin, seconds, SPEECH_MARGIN / SAMPLE_RATE)
+            first, last = _rounded(
+                reading.times_in_sound(begin, seconds, SPEECH_MARGIN / SAMPLE_RATE), reading
+            )
             words = _words(reading, said, place - len(said), model, spoken)
             if words:
                 first, last = _times_of_words(words, first, last)
@@ -341,11 +343,16 @@ def _words(
         return []
     words = []
     for word in words_of(said, model.target_tokenizer):
-        begin, end = reading.times_in_sound(
-            spoken[first_place + word.first][0], spoken[first_place + word.last][1], inf
-        )
+        first, last = spoken[first_place + word.first][0], spoken[first_place + word.last][1]
+        begin, end = _rounded(reading.times_in_sound(first, last, inf), reading)
         words.append(pb.Word(begin_seconds=begin, end_seconds=end, text=word.text))
     return words
+
+
+def _rounded(times: tuple[float, float], reading: Reading) -> tuple[float, float]:
+    """Returns times in whole milliseconds, at most the end of the sound: sums of them have many digits."""
+    begin, end = (min(round(time, 3), reading.sound_seconds) for time in times)
+    return begin, end
 
 
 def _times_of_words(words: Sequence[pb.Word], begin: float, end: float) -> tuple[float, float]:

@@ -16,10 +16,8 @@ from tests.export.huggingface.checkpoints import SHALLOW, edit
 def test_one_command_makes_a_bundle(quick_checkpoint, tmp_path, capsys):
     folder, bundle = quick_checkpoint("marian-separate"), tmp_path / "bundle"
     capsys.readouterr()
-    assert (
-        main(["huggingface", str(folder), str(bundle), "--precision", "fp32", "--max-target-length", "40"])
-        == 0
-    )
+    flags = ["--max-target-length", "40", "--source-language", "ko", "--target-language", "en"]
+    assert main(["huggingface", str(folder), str(bundle), "--precision", "fp32", *flags]) == 0
     told = capsys.readouterr()
     assert told.out == f"{bundle}\n"
     lines = [line for line in told.err.splitlines() if line]
@@ -28,9 +26,18 @@ def test_one_command_makes_a_bundle(quick_checkpoint, tmp_path, capsys):
     )
     assert lines[1].startswith("reading 0.2 million weights (marian)")
     assert lines[-1].startswith("fp32: worst difference of log-probabilities")
-    assert load_bundle(bundle).manifest.max_target_length == 40
+    manifest = load_bundle(bundle).manifest
+    assert manifest.max_target_length == 40
+    assert (manifest.source_language, manifest.target_language) == ("ko", "en")
     assert main(["huggingface", str(folder), str(bundle), "--precision", "fp32"]) == 1
     assert capsys.readouterr().err == f"error: {bundle} already exists; give another folder, or --overwrite\n"
+
+
+def test_a_language_that_requests_choose_is_not_named_at_the_export(checkpoint, tmp_path, capsys):
+    folder = checkpoint("nllb", SHALLOW)[0]
+    assert main(["huggingface", str(folder), str(tmp_path / "bundle"), "--source-language", "ko"]) == 1
+    text = "every request chooses the source_language of this model: leave it out"
+    assert capsys.readouterr().err == f"error: {text}\n"
 
 
 def test_a_refusal_is_one_line(checkpoint, tmp_path, capsys):

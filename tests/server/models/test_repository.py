@@ -4,6 +4,7 @@ import asyncio
 import gc
 import os
 import threading
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -82,9 +83,12 @@ class Harness:
             raise self.broken[version]
         return FakeModel(name, version, self.stopped)
 
+    def use(self, version: str = "") -> AbstractContextManager[FakeModel]:
+        return self.models.use(CallRecord(request_id="", caller=Caller("")), "demo", version)
+
     def version(self) -> str:
         """The version that callers get."""
-        with self.models.use(CallRecord(request_id="", caller=Caller("")), "demo") as model:
+        with self.use() as model:
             return model.version
 
     async def states(self) -> dict[str, State]:
@@ -116,6 +120,38 @@ async def test_the_newest_version_is_served_and_numbers_count_as_numbers(folders
     assert folders.version() == "10"
     assert (await folders.states())["10"] is State.READY
     assert (await folders.states())["9"] is State.UNAVAILABLE
+
+
+@pytest.mark.parametrize(
+    ("names", "served", "numbers"),
+    [
+        ((), "", ["1"]),  # the model's folder is the bundle
+        (("a", "b", "c"), "c", ["3"]),  # the oldest is 1
+        (("2", "7"), "7", []),  # they have numbers of their own
+        (("a", "7"), "a", []),
+    ],
+)
+async def test_a_version_may_be_named_by_its_number(folders, names, served, numbers):
+    """Triton's callers know versions as numbers; "1" was not found though there was one version."""
+    folders.add("demo")
+    for name in names:
+        (folders.folder / "demo" / "manifest.json").unlink(missing_ok=True)
+        folders.add("demo", name)
+    await folders.repository.load("demo", served)
+    known = []
+    for number in ("0", "1", "2", "3", "4"):
+        with suppress(UnknownModel), folders.use(number) as model:
+            assert model.version == folders.version()
+            known.append(number)
+    assert known == numbers
+    if len(names) == 3:
+        assert (await folders.repository.load("demo", "1")).version == "a"
+        with (
+            folders.use("1"),
+            pytest.raises(UnknownModel, match="not served in version '3'"),
+            folders.use("3"),
+        ):
+            pass
 
 
 async def test_a_version_that_was_never_loaded_has_that_reason(folders):

@@ -277,7 +277,7 @@ def test_a_model_of_one_language_names_it_and_refuses_others(whisper_path):
         served.app._models.put(with_manifest(served.model, choices={}, frames=replace(frames, start=start)))
         url = f"http://127.0.0.1:{served.app.http.port}/v1"
         with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
-            for language in (openai.omit, "en", "en-US"):
+            for language in (openai.omit, "en", "en-US", "English"):
                 assert ask(client, language=language, response_format="verbose_json").language == "english"
             with pytest.raises(
                 openai.BadRequestError, match="language is 'de', and bundle has only en"

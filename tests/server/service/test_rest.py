@@ -1,12 +1,16 @@
 """The Open Inference Protocol over HTTP: what curl, tritonclient and browsers send."""
 
 import asyncio
+import gzip
 import http.client
 import json
 import logging
+import random
 import socket
 import threading
 import time
+import tracemalloc
+import zlib
 from contextlib import ExitStack
 
 import pytest
@@ -14,6 +18,7 @@ from starlette.responses import Response
 
 from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.service import rest
+from seq2seq_serve.server.service.compression import Decompressor
 from seq2seq_serve.server.service.open_inference import service
 from seq2seq_serve.server.service.open_inference.json import read_json
 from seq2seq_serve.server.service.open_inference.requests import read_inference
@@ -371,8 +376,14 @@ async def test_large_requests_are_held_as_those_of_grpc(monkeypatch):
         writer.close()
 
 
+def test_a_caller_of_the_first_protocol_of_kserve_learns_of_the_second(port):
+    status, _, answer = ask(port, "POST", "/v1/models/echo:predict", {"instances": []})
+    assert (status, answer["code"]) == (404, "NOT_FOUND")
+    assert answer["error"].endswith("send version 2 to /v2/models/echo/infer")
+
+
 async def test_answers_that_callers_do_not_take_are_held_as_those_of_grpc(monkeypatch):
-    def long_response(answer, binary):
+    def long_response(answer, binary, accepted):
         return Response(bytes(16 * 2**20))
 
     monkeypatch.setattr("seq2seq_serve.server.service.calls._MAX_HELD_BYTES", 20 * 2**20)
@@ -551,6 +562,113 @@ def test_a_body_in_chunks_is_read_as_one_with_a_length(port):
     connection.close()
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "x-gzip", "Deflate"])
+def test_a_compressed_body_is_read_however_it_is_cut(port, encoding):
+    compress = zlib.compress if encoding == "Deflate" else gzip.compress
+    body = compress(json.dumps({"text_input": "오늘은"}).encode() + b" " * 200_000)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    for size in (1, 7, len(body)):
+        parts = (body[place : place + size] for place in range(0, len(body), size))
+        headers = {"Content-Encoding": encoding, "Transfer-Encoding": "chunked"}
+        connection.request("POST", GENERATE, parts, encode_chunked=True, headers=headers)
+        answer = connection.getresponse()
+        assert (answer.status, json.load(answer)["text_output"]) == (200, "오늘은")
+    connection.close()
+
+
+@pytest.mark.parametrize("size", [2**16 - 1, 2**16, 2**16 + 1, 3 * 2**16])
+def test_no_byte_of_a_compressed_body_is_lost_between_two_steps(size):
+    content = random.Random(size).randbytes(size // 2) + b" " * (size - size // 2)
+    decompressor, found = Decompressor("gzip"), b""
+    packed = gzip.compress(content)
+    for part in (packed[:100], packed[100:]):
+        decompressor.add(part)
+        while not decompressor.is_waiting:
+            found += (step := decompressor.next_bytes())
+            assert len(step) <= 2**16
+    decompressor.end()
+    assert found == content
+
+
+@pytest.mark.parametrize(
+    ("encoding", "body", "text"),
+    [
+        ("gzip", b"{}", "the compressed body is damaged"),
+        ("deflate", gzip.compress(b"{}"), "the compressed body is damaged"),
+        ("gzip", gzip.compress(b"{}")[:-1], "ends too early"),
+        ("gzip", b"", "ends too early"),
+        ("gzip", gzip.compress(b"{}") + b"{", "goes on after its end"),
+        ("br", b"{}", "compressed by br: send it in gzip or deflate"),
+    ],
+)
+def test_a_compressed_body_that_is_wrong_is_refused(port, encoding, body, text):
+    status, _, answer = ask(port, "POST", GENERATE, body, content_encoding=encoding)
+    assert status == 400
+    assert text in answer["error"]
+
+
+@pytest.mark.parametrize("path", [GENERATE, "/translate", "/v1/audio/transcriptions"])
+def test_a_bomb_counts_as_it_is_decompressed(path):
+    bomb = gzip.compress(bytes(2**28))
+
+    def asking(port):
+        tracemalloc.start()
+        try:
+            return ask(port, "POST", path, bomb, content_encoding="gzip"), tracemalloc.get_traced_memory()[1]
+        finally:
+            tracemalloc.stop()
+
+    (status, *_), num_bytes = serve_and(asking)
+    assert status == 413
+    assert num_bytes < 2**27
+
+
+@pytest.mark.parametrize(
+    ("accepted", "encoding"),
+    [
+        ("gzip", "gzip"),
+        ("br;q=1.0, Deflate;q=0.5, gzip", "deflate"),
+        ("gzip;q=0, *", None),
+        ("br", None),
+        ("", None),
+    ],
+)
+def test_a_large_answer_is_compressed_as_its_caller_accepts(port, accepted, encoding):
+    texts = ["오늘은"] * 30
+    content = {"inputs": [{"name": "text_input", "shape": [30], "datatype": "BYTES", "data": texts}]}
+    expected = ask(port, "POST", INFER, content)[2]
+    unpack = {"gzip": gzip.decompress, "deflate": zlib.decompress, None: lambda body: body}[encoding]
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    connection.request("POST", INFER, json.dumps(content), {"Accept-Encoding": accepted})
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    assert answer.headers["Content-Encoding"] == encoding
+    assert json.loads(unpack(body)) == expected
+    assert encoding is None or len(body) < 1024
+
+
+def test_the_repository_over_http_needs_the_rights_that_it_needs_over_grpc(tmp_path):
+    pages = ("index", "models/echo/unload", "models/echo/load")
+
+    def asking(port, **headers):
+        return [ask(port, "POST", f"/v2/repository/{page}", b"", **headers) for page in pages]
+
+    assert [status for status, *_ in serve_and(asking)] == [403] * 3
+    file = access_file(tmp_path, ("a", "secret", "predict"), ("b", "chief", "admin"))
+
+    def with_tokens(port):
+        for token, expected in (("secret", 403), ("chief", 200), ("other", 401)):
+            answers = asking(port, authorization=f"Bearer {token}")
+            assert [status for status, *_ in answers] == [expected] * 3
+        return ask(
+            port, "POST", "/v2/repository/index", {"ready": True, "x": 1}, authorization="Bearer chief"
+        )
+
+    status, _, answer = serve_and(with_tokens, access_file=file)
+    assert (status, answer["field"]) == (400, "x")
+
+
 def test_a_long_body_in_chunks_has_as_long_to_come_as_one_with_a_length(monkeypatch):
     monkeypatch.setattr("seq2seq_serve.server.service.rest._BODY_SECONDS", 0.3)
     monkeypatch.setattr("seq2seq_serve.server.service.rest._LEAST_BYTES_PER_SECOND", 1)
@@ -609,7 +727,7 @@ async def test_a_body_in_chunks_holds_what_has_come_of_it(monkeypatch):
         ("/v1/chat/completions", "/v1/audio/transcriptions"),
         ("/suggest", "suggestions are not kept"),
         ("/translate/x", "/translate_file"),
-        ("/v2/repository/index", "the repository over HTTP are not supported"),
+        ("/v2/logging", "traces and log settings are not supported"),
     ],
 )
 def test_an_unknown_page_of_a_protocol_is_an_error_in_its_form(port, path, hint):

@@ -14,6 +14,7 @@ from libretranslatepy import LibreTranslateAPI
 from seq2seq_serve.bundle.manifest import Choice
 from seq2seq_serve.server.errors import Overloaded
 from seq2seq_serve.server.service.libretranslate import files, languages
+from seq2seq_serve.server.service.libretranslate.pages import MAX_STRANGER_BYTES
 from tests.server.service.harness import access_file, on_a_thread, serving, with_manifest
 
 MANY = {"en_XX": 5, "de_DE": 6, "ko_KR": 7}
@@ -62,6 +63,25 @@ def test_it_lists_the_languages_of_the_models(client):
     names = {one["code"]: (one["name"], one["targets"]) for one in client.languages()}
     pairs = ["de", "en", "ko"]  # with itself, as LibreTranslate lists them
     assert names == {"de": ("German", pairs), "en": ("English", pairs), "ko": ("Korean", pairs)}
+
+
+def test_the_languages_are_listed_anew_when_other_models_are_served(monkeypatch):
+    named, num_listed = languages.named_languages, []
+    monkeypatch.setattr(languages, "named_languages", lambda names: num_listed.append(1) or named(names))
+    languages.listed_languages.cache_clear()
+
+    async def serve():
+        async with serving() as served:
+            url = f"http://127.0.0.1:{served.app.http.port}"
+            for source, expected in (("ko", ["en", "ko"]), ("de", ["de", "en"])):
+                model = with_manifest(served.model, source_language=source, target_language="en")
+                served.app._models.put(model)
+                for _ in range(3):
+                    listed = json.loads((await asyncio.to_thread(get, f"{url}/languages"))[2])
+                    assert [one["code"] for one in listed] == expected
+
+    asyncio.run(serve())
+    assert len(num_listed) == 2
 
 
 @asynccontextmanager
@@ -125,7 +145,8 @@ def test_the_language_of_a_text_is_detected(url, client):
     assert client.detect("12:30") == [{"language": "en", "confidence": 0.0}]
     best, *others = client.detect("This is a short text about trains.")
     assert best["language"] == "en"
-    assert best["confidence"] > 50 > max(one["confidence"] for one in others)
+    assert best["confidence"] > 50 > max((one["confidence"] for one in others), default=0)
+    assert all(one["confidence"] > 0 for one in others)
     status, answer = post(url, "/translate", q="This is a short text.", source="auto", target="de")
     assert (status, answer["translatedText"]) == (200, "This is a short text.")
     assert answer["detectedLanguage"]["language"] == "en"
@@ -547,5 +568,17 @@ def test_a_key_is_the_callers_token(tmp_path):
         # A token in the header that is known comes before the body.
         wrong = {"Authorization": "Bearer other"}
         assert send(f"{url}/translate?api_key=secret", b"", FORM, **wrong)[0] == 403
+        # Little is read of a body in which the key may be, until the caller is known.
+        large, most = fields | {"q": "\n" * 70_000}, MAX_STRANGER_BYTES
+        for path in ("/translate", "/detect"):
+            status, answer = post(url, path, api_key="secret", **large)
+            assert (status, answer["error"]) == (
+                413,
+                f"the request has more than {most} bytes: send less, or api_key in the query",
+            )
+            assert post(url, f"{path}?api_key=wrong", **large)[0] == 413
+        assert post(url, "/translate?api_key=secret", **large)[0] != 413
+        content = b"a" * 1_100_000
+        assert translate_file(url, "a.txt", content, api_key="secret")[0] == 413
         assert LibreTranslateAPI(url).languages()  # no program sends its key here
         assert json.loads(get(f"{url}/frontend/settings")[2])["keyRequired"]

@@ -84,7 +84,7 @@ def test_every_method_over_grpc_is_answered_or_refused_in_clear_words(seen):
 
 @pytest.fixture
 def client():
-    with serving_on_a_thread() as served:
+    with serving_on_a_thread(is_repository_open=True) as served:
         client = triton.InferenceServerClient(f"127.0.0.1:{served.app.http.port}")
         yield client
         client.close()
@@ -112,10 +112,21 @@ def text_of(result: triton.InferResult) -> str:
     return result.as_numpy("text_output")[0, 0].decode()
 
 
+def is_unloaded_and_loaded(client) -> bool:
+    client.unload_model("echo", unload_dependents=True)
+    is_gone = not client.is_model_ready("echo")
+    client.load_model("echo")
+    return is_gone and client.is_model_ready("echo")
+
+
 SUPPORTED = {
     "is_server_live": lambda client: client.is_server_live(),
     "is_server_ready": lambda client: client.is_server_ready(),
-    "is_model_ready": lambda client: client.is_model_ready("echo") and not client.is_model_ready("nobody"),
+    "is_model_ready": lambda client: (
+        client.is_model_ready("echo", "1")
+        and not client.is_model_ready("echo", "2")
+        and not client.is_model_ready("nobody")
+    ),
     "get_server_metadata": lambda client: client.get_server_metadata()["name"] == "seq2seq-serve",
     "get_model_metadata": lambda client: client.get_model_metadata("echo")["name"] == "echo",
     "get_model_config": lambda client: client.get_model_config("echo")["config"]["name"] == "echo",
@@ -127,11 +138,13 @@ SUPPORTED = {
     "async_infer": lambda client: (
         text_of(client.async_infer("echo", [text_input()]).get_result(timeout=20)) == TEXT
     ),
+    "get_model_repository_index": lambda client: (
+        [(one["name"], one["state"]) for one in client.get_model_repository_index()] == [("echo", "READY")]
+    ),
+    "load_model": is_unloaded_and_loaded,
+    "unload_model": is_unloaded_and_loaded,
 }
 REFUSED = {
-    "get_model_repository_index": lambda client: client.get_model_repository_index(),
-    "load_model": lambda client: client.load_model("echo"),
-    "unload_model": lambda client: client.unload_model("echo"),
     "get_trace_settings": lambda client: client.get_trace_settings(),
     "update_trace_settings": lambda client: client.update_trace_settings(),
     "get_log_settings": lambda client: client.get_log_settings(),
@@ -159,7 +172,9 @@ def test_every_method_over_http_is_answered_or_refused_in_clear_words(client):
     assert known == SUPPORTED.keys() | REFUSED.keys() | LOCAL
     assert {name for name, call in SUPPORTED.items() if not call(client)} == set()
     for call in REFUSED.values():
-        with pytest.raises(triton.InferenceServerException, match=r"shared memory, .* are not supported"):
+        with pytest.raises(
+            triton.InferenceServerException, match="shared memory, traces and log settings are not supported"
+        ):
             call(client)
 
 
@@ -174,7 +189,6 @@ def test_every_method_over_http_is_answered_or_refused_in_clear_words(client):
             "'classification' is not supported",
         ),
         (text_input, {"sequence_id": 7, "sequence_start": True}, "no parameter is named 'sequence_"),
-        (text_input, {"request_compression_algorithm": "gzip"}, "send it without compression"),
     ],
 )
 def test_arguments_over_http_are_not_ignored(client, inputs, arguments, text):
@@ -182,6 +196,27 @@ def test_arguments_over_http_are_not_ignored(client, inputs, arguments, text):
         client.infer("echo", [inputs()], **arguments)
 
 
-def test_an_answer_need_not_be_compressed(client):
-    result = client.infer("echo", [text_input()], response_compression_algorithm="gzip")
-    assert text_of(result) == TEXT
+def test_models_over_http_are_loaded_by_their_versions_only(client):
+    client.load_model("echo")
+    for parameters in ({"config": "{}"}, {"files": {"file:1/model.onnx": b"octets"}}):
+        with pytest.raises(triton.InferenceServerException, match="' is unknown or has no value"):
+            client.load_model("echo", **parameters)
+    with pytest.raises(triton.InferenceServerException, match="no bundle of a model named 'nobody'"):
+        client.load_model("nobody")
+
+
+@pytest.mark.parametrize("algorithm", ["gzip", "deflate"])
+def test_requests_and_answers_over_http_may_be_compressed(client, algorithm):
+    tensor = triton.InferInput("text_input", [8], "BYTES")
+    tensor.set_data_from_numpy(np.array([TEXT.encode()] * 8, object))
+    plain = client.infer("echo", [tensor])
+    answer = client.infer(
+        "echo",
+        [tensor],
+        request_compression_algorithm=algorithm,
+        response_compression_algorithm=algorithm,
+        model_version="1",
+    )
+    assert answer.get_response() == plain.get_response()
+    for name in ("text_output", "output_ids"):
+        np.testing.assert_array_equal(answer.as_numpy(name), plain.as_numpy(name))

@@ -2,11 +2,14 @@
 
 import asyncio
 import logging
+import shutil
 import threading
 import time
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
+from io import StringIO
 from itertools import count
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,6 +20,7 @@ from grpc.aio import AioRpcError
 
 from seq2seq_serve.bundle.audio import SAMPLE_RATE, log_mel, read_sound
 from seq2seq_serve.bundle.manifest import Timestamps, load_bundle
+from seq2seq_serve.export.__main__ import main as export_main
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.open_inference_pb2 import ModelInferRequest
 from seq2seq_serve.protos.open_inference_pb2_grpc import GRPCInferenceServiceStub
@@ -85,6 +89,66 @@ async def test_windows_are_those_of_transformers(whisper_path, is_conditioned):
             )
             num_windows += len(answer.sentences)
         assert num_windows > 3 * 5
+
+
+@pytest.fixture(scope="module")
+def moved_path(whisper_path, tmp_path_factory) -> tuple[Path, int, int]:
+    """A Whisper one of whose words has a new id after the times, as if it was tuned with it; both ids.
+
+    The row of its old id is zero, so that it is never written. The model is otherwise the same.
+    """
+    checkpoint, folder = whisper_path / "checkpoint", tmp_path_factory.mktemp("moved")
+    theirs = transformers.AutoModelForSpeechSeq2Seq.from_pretrained(checkpoint)
+    tokenizer = transformers.WhisperTokenizer.from_pretrained(checkpoint)
+    assert tokenizer.add_tokens([transformers.AddedToken(" neologism")]) == 1
+    old_id, new_id = tokenizer.convert_tokens_to_ids("ĠÐ¶"), len(tokenizer) - 1  # " ж", which it writes often
+    theirs.resize_token_embeddings(len(tokenizer), mean_resizing=False)
+    with torch.no_grad():
+        rows = theirs.get_output_embeddings().weight
+        assert rows is theirs.get_input_embeddings().weight
+        rows[new_id] = rows[old_id]
+        rows[old_id] = 0
+    theirs.save_pretrained(folder / "checkpoint")
+    tokenizer.save_pretrained(folder / "checkpoint")
+    shutil.copy(checkpoint / "generation_config.json", folder / "checkpoint")
+    with redirect_stdout(StringIO()):
+        paths = [str(folder / "checkpoint"), str(folder / "bundle")]
+        assert export_main(["huggingface", *paths, "--precision", "fp32"]) == 0
+    return folder / "bundle", old_id, new_id
+
+
+@pytest.mark.slow  # exports another Whisper
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"condition_on_previous": False},
+        {"long_source": pb.LONG_SOURCE_SPLIT, "timestamps": True},
+    ],
+)
+async def test_a_word_that_was_added_after_the_times_is_a_word_like_others(whisper_path, moved_path, options):
+    """The text ended at the first of them. In transformers it still counts as a time."""
+    path, old_id, new_id = moved_path
+    request = message(encoded(noise(6.0, 4)), **options, **ANYTHING_IS_GOOD)
+    async with serving_bundles(whisper_path / "bundle") as served:
+        expected = await served.stub.Generate(request)
+    async with serving_bundles(path) as served:
+        times = served.model.manifest.timestamps
+        assert times.last_id == new_id - 1
+        answer = await served.stub.Generate(request)
+
+    def renamed(token_ids):
+        return [new_id if one == old_id else one for one in token_ids]
+
+    num_words, segments = 0, answer.hypotheses[0].segments
+    for segment, other in zip(segments, expected.hypotheses[0].segments, strict=True):
+        assert [*segment.token_ids] == renamed(other.token_ids)
+        assert (segment.begin_seconds, segment.end_seconds) == (other.begin_seconds, other.end_seconds)
+        num_in_segment = [*segment.token_ids].count(new_id)
+        assert segment.text.count(" neologism") == num_in_segment
+        num_words += num_in_segment
+    assert num_words > 5
+    assert answer.usage.source_seconds == expected.usage.source_seconds
 
 
 @pytest.mark.parametrize(
@@ -532,7 +596,7 @@ async def test_words_of_a_long_sound_do_not_change_its_target_and_have_its_times
             for segment in sentence.hypotheses[0].segments:
                 assert "".join(word.text for word in segment.words) == segment.text
                 times = [time for word in segment.words for time in (word.begin_seconds, word.end_seconds)]
-                assert times == sorted(times)
+                assert times == sorted(times) == [round(one, 3) for one in times]  # not 4.5200000000000005
                 assert (segment.begin_seconds, segment.end_seconds) == (times[0], times[-1])
                 assert end - SECONDS - 1e-9 <= times[0]
                 assert times[-1] <= end + 1e-9
