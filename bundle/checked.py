@@ -26,7 +26,7 @@ def checked(**options: Unpack[ConfigDict]) -> Callable[[type[_Config]], type[_Co
     config = ConfigDict(extra="forbid", allow_inf_nan=False) | options
 
     def make(cls: type[_Config]) -> type[_Config]:
-        made: Any = dataclass(frozen=True, config=config)(cls)  # type: ignore[call-overload]
+        made: Any = dataclass(frozen=True, config=config)(cls)
         check = made.__init__
 
         def __init__(self: Any, *args: Any, **fields: Any) -> None:  # noqa: N807

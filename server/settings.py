@@ -138,9 +138,9 @@ def _help(text: str, default: object, *, is_size: bool) -> str:
 
 
 def _choices(type_: Any) -> str:
-    values = list(type_) if isinstance(type_, enum.EnumType) else []
-    values = list(get_args(type_)) if get_origin(type_) is Literal else values
-    return f"{{{','.join(values)}}}" if values else ""
+    if isinstance(type_, enum.EnumType):
+        return f"{{{','.join(map(str, type_))}}}"
+    return f"{{{','.join(get_args(type_))}}}" if get_origin(type_) is Literal else ""
 
 
 def override(config: Config, values: Mapping[str, Any]) -> Config:
