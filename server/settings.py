@@ -15,7 +15,6 @@ import inspect
 import logging
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
@@ -25,6 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, ge
 from pydantic import ByteSize, Field, GetPydanticSchema, TypeAdapter, ValidationError
 
 from seq2seq_serve.bundle.checked import problems_of
+from seq2seq_serve.bundle.files import read_toml
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -199,7 +199,7 @@ def parse_settings(
     settings = list(settings_of(config))
     of_one_model = [setting for setting in settings if setting.is_per_model]
     try:
-        content = _content(file) if file else {}
+        content = read_toml(file) if file else {}
         tables = content.pop("models", {})
         if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
             raise ValueError(f"{file}: write a table [models.NAME] for each model with settings of its own")
@@ -211,15 +211,6 @@ def parse_settings(
     except ValueError as error:
         parser.error(str(error))
     return config, models
-
-
-def _content(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text())
-    except OSError as error:
-        raise ValueError(f"{file}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not valid TOML: {error}") from error
 
 
 def values_of(table: Mapping[str, Any], settings: Sequence[Setting], where: str) -> dict[str, Any]:
