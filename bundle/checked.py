@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import field
+from dataclasses import field, fields
 from typing import Any, TypeVar, Unpack, dataclass_transform
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
@@ -28,10 +28,11 @@ def checked(**options: Unpack[ConfigDict]) -> Callable[[type[_Config]], type[_Co
     def make(cls: type[_Config]) -> type[_Config]:
         made: Any = dataclass(frozen=True, config=config)(cls)
         check = made.__init__
+        names = [each.name for each in fields(made) if not each.kw_only]
 
-        def __init__(self: Any, *args: Any, **fields: Any) -> None:  # noqa: N807
-            try:
-                check(self, *args, **fields)
+        def __init__(self: Any, *args: Any, **named: Any) -> None:  # noqa: N807
+            try:  # messages need the names of all values
+                check(self, *args[len(names) :], **dict(zip(names, args, strict=False)), **named)
             except ValidationError as error:
                 raise ValueError("; ".join(problems_of(error))) from None
 
