@@ -38,7 +38,8 @@ def _language_tag(text: str) -> str:
 SEEDS = 2**63  # those of torch on every device
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(ge=0, lt=1)]
-AtLeast0, Above0 = Annotated[float, Field(ge=0)], Annotated[float, Field(gt=0)]
+AtLeast0 = Annotated[float, Field(ge=0)]
+Above0 = Annotated[float, Field(gt=0)]
 LanguageTag = Annotated[str, AfterValidator(_language_tag)]
 
 

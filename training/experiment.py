@@ -24,8 +24,9 @@ def arguments_of(file: Path, flags: Mapping[str, bool]) -> dict[str, list[str]]:
     Raises:
         ValueError: The file cannot be read, or has an unknown key, or a key of several values; it is named.
     """
-    configs = TrainingConfig, *(family.config for family in FAMILIES.values())
-    settings = [field.name for config in configs for field in dataclasses.fields(config)] + ["learning_rate"]
+    settings = [field.name for field in dataclasses.fields(TrainingConfig)] + ["learning_rate"]
+    for family in FAMILIES.values():
+        settings += [field.name for field in dataclasses.fields(family.config)]
     arguments = {}
     for key, value in read_toml(file).items():
         flag = f"--{key.replace('_', '-')}"
