@@ -40,7 +40,7 @@ with needs_extra("server,cpu", __name__):
     from seq2seq_serve.documents.segments import WrongFile
     from seq2seq_serve.server.config import RunnerConfig
     from seq2seq_serve.server.runner.sizing import size_up
-    from seq2seq_serve.server.settings import COUNT, add_flags, override
+    from seq2seq_serve.server.settings import Count, add_flags, override, read
 
 _RUNNER = RunnerConfig(shares_threads=True)  # the defaults of its flags
 
@@ -218,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
     add_record_flags(parser)
     add(
         "--shard-lines",
-        type=COUNT.read,
+        type=partial(read, Count),
         default=20_000,
         metavar="N",
         help="maximum number of lines of a shard (default %(default)s)",
@@ -239,7 +239,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add(
         "--workers",
-        type=COUNT.read,
+        type=partial(read, Count),
         metavar="N",
         help="with --ray: workers, each with --threads CPUs (1) and, with --provider require, a GPU "
         "(default: as many as fit on the nodes)",

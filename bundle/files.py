@@ -7,7 +7,9 @@ import errno
 import mmap
 import os
 import stat
+import tomllib
 from pathlib import Path
+from typing import Any
 
 _CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # a folder, on file systems such as SMB
 
@@ -30,6 +32,16 @@ def read_small_file(path: Path, max_bytes: int) -> bytes:
     if len(content) > max_bytes:
         raise ValueError(f"{path.name} has more than {max_bytes} bytes, the limit")
     return content
+
+
+def read_toml(path: Path | str) -> dict[str, Any]:
+    """Returns the content of a TOML file; raises ValueError in one line, which names the file."""
+    try:
+        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
 
 
 def sync_folder(folder: Path) -> None:

@@ -28,11 +28,17 @@ _CLONE = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
 
 class Parser(argparse.ArgumentParser):
-    """Reports wrong usage in one line, and how to see the usage, in place of the whole usage."""
+    """Reports wrong usage in one line, and how to see the usage, in place of the whole usage.
+
+    Attributes:
+        place: What the arguments were read from, if it was a file.
+    """
+
+    place = ""
 
     def error(self, message: str) -> NoReturn:
         """Exits with code 2."""
-        self.exit(2, f"error: {message}\n{self.prog} --help shows the usage\n")
+        self.exit(2, f"error: {self.place}{message}\n{self.prog} --help shows the usage\n")
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses as argparse does, and names a flag of similar spelling beside one that does not exist."""
@@ -45,6 +51,11 @@ class Parser(argparse.ArgumentParser):
     def flags(self) -> list[str]:
         """Returns the long flags, in the order of the usage."""
         return ["--help", *re.findall(r"--[a-z][\w-]*", self.format_usage())]
+
+    def switches(self, *left_out: str) -> dict[str, bool]:
+        """Returns all long flags but some, and whether each is a switch."""
+        found = re.findall(r"(--[a-z][\w-]*)( \||\]|)", self.format_usage())
+        return {flag: bool(end) for flag, end in found if flag not in left_out}
 
     def similar_flag(self, unknown: Sequence[str]) -> str:
         """Returns a hint at the flags that the first unknown one may stand for; empty if there is none."""

@@ -5,32 +5,27 @@ from __future__ import annotations
 import enum
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
+from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic_core import PydanticCustomError
+
+from seq2seq_serve.bundle.checked import checked
 from seq2seq_serve.bundle.names import Precision
-from seq2seq_serve.server.settings import (
-    COUNT,
-    FILE,
-    SECONDS,
-    SIZE,
-    SWITCH,
-    Form,
-    Setting,
-    check_settings,
-    number,
-    one_of,
-)
+from seq2seq_serve.server.settings import Bytes, Count, Seconds, Setting
 from seq2seq_serve.server.system.machine import usable_memory
 
 
-def _named(text: str) -> tuple[str, Path]:
-    name, _, path = text.partition("=")
+def _named(given: object) -> object:
+    if not isinstance(given, str):
+        return given
+    name, _, path = given.partition("=")
     if not name or not path:
-        raise ValueError(f"{text!r} is not NAME=BUNDLE")
-    return name, Path(path)
+        raise PydanticCustomError("named", "Input should be NAME=BUNDLE")
+    return name, path
 
 
 def _origins(text: str) -> str:
@@ -38,19 +33,15 @@ def _origins(text: str) -> str:
     for origin in origins:
         scheme, place, *rest = urlsplit(origin)
         if not (scheme and place) or any(rest) or "@" in place or any(map(str.isspace, origin)):
-            raise ValueError(f"{text!r} is not a list of origins")
+            raise PydanticCustomError(
+                "origins", "Input should be origins such as https://notes.example, with commas between them"
+            )
     return ",".join(origins)
 
 
-_LENGTH = replace(COUNT, metavar="TOKENS")
-_PORT = number(int, 0, 65_535, metavar="PORT")
-_AGE = number(float, 1, 10**6, metavar="SECONDS")  # gRPC counts milliseconds in 32 bits
-_HOST = Form("HOST", "an address", str)
-_LOG_LEVEL = one_of({level: level for level in ("debug", "info", "warning", "error")})
-_LOG_FORMAT = one_of({"text": "text", "json": "json"})
-_FOLDER, _BUNDLE = replace(FILE, metavar="FOLDER"), replace(FILE, metavar="BUNDLE")
-_NAMED_BUNDLE = Form("NAME=BUNDLE", "NAME=BUNDLE", _named)
-_ORIGINS = Form("ORIGIN,…", "origins such as https://notes.example, with commas between them", _origins)
+_Port = Annotated[int, Field(ge=0, le=65_535)]
+_Age = Annotated[float, Field(ge=1, le=10**6)]  # gRPC counts milliseconds in 32 bits
+_NamedBundle = Annotated[tuple[str, Path], BeforeValidator(_named)]
 
 
 class ProviderPolicy(enum.StrEnum):
@@ -75,13 +66,10 @@ class OpenAINames(enum.StrEnum):
     ANY = "any"  # with any other name by the only model that reads sounds
 
 
-_OPENAI_NAMES = one_of({names.value: names for names in OpenAINames})
-_PROVIDER = one_of({policy.value: policy for policy in ProviderPolicy})
-_SPECULATION = one_of({method.value: method for method in Speculation})
-_PRECISION = one_of({"auto": None} | {precision.value: precision for precision in Precision})
+_AnyPrecision = Annotated[Precision | None, BeforeValidator(lambda given: None if given == "auto" else given)]
 
 
-@dataclass(frozen=True)
+@checked()
 class QueueLimits:
     """Bounds of the queue of one model. Beyond them a new request is refused.
 
@@ -91,14 +79,11 @@ class QueueLimits:
             counts as one.
     """
 
-    max_waiting_requests: Annotated[int, Setting(COUNT, is_per_model=True)] = 1024
-    max_waiting_tokens: Annotated[int, Setting(COUNT, is_per_model=True)] = 262_144
-
-    def __post_init__(self) -> None:
-        check_settings(self)
+    max_waiting_requests: Annotated[Count, Setting(is_per_model=True)] = 1024
+    max_waiting_tokens: Annotated[Count, Setting(is_per_model=True)] = 262_144
 
 
-@dataclass(frozen=True)
+@checked()
 class RunnerConfig:
     """Settings of a model's runners.
 
@@ -127,29 +112,30 @@ class RunnerConfig:
         max_target_length: Longest target, in tokens; a lower limit saves memory (default: the model's limit).
     """
 
-    provider: Annotated[ProviderPolicy, Setting(_PROVIDER, is_per_model=True)] = ProviderPolicy.PREFER
-    precision: Annotated[Precision | None, Setting(_PRECISION, is_per_model=True)] = None
-    num_threads: Annotated[int | None, Setting(COUNT, flag="--threads")] = None
+    provider: Annotated[ProviderPolicy, Setting(is_per_model=True)] = ProviderPolicy.PREFER
+    precision: Annotated[_AnyPrecision, Setting(f"{{auto,{','.join(Precision)}}}", is_per_model=True)] = None
+    num_threads: Annotated[Count | None, Setting(flag="--threads")] = None
     shares_threads: bool = False
-    num_instances: Annotated[int, Setting(COUNT, flag="--instances")] = 1
-    speculative: Annotated[Speculation, Setting(_SPECULATION, is_per_model=True)] = Speculation.NGRAM
-    draft: Annotated[Path | None, Setting(_BUNDLE, is_per_model=True)] = None
-    cuda_graphs: Annotated[bool, Setting(SWITCH, flag="--no-cuda-graphs")] = True
-    cuda_libraries: Annotated[Path | None, Setting(_FOLDER)] = None
-    memory_budget_bytes: Annotated[int, Setting(SIZE, flag="--memory-budget", is_per_model=True)] = 1 << 30
-    max_slots: Annotated[int, Setting(COUNT, is_per_model=True)] = 256
-    max_source_length: Annotated[int | None, Setting(_LENGTH, is_per_model=True)] = None
-    max_target_length: Annotated[int | None, Setting(_LENGTH, is_per_model=True)] = None
+    num_instances: Annotated[Count, Setting(flag="--instances")] = 1
+    speculative: Annotated[Speculation, Setting(is_per_model=True)] = Speculation.NGRAM
+    draft: Annotated[Path | None, Setting("BUNDLE", is_per_model=True)] = None
+    cuda_graphs: Annotated[bool, Setting(flag="--no-cuda-graphs")] = True
+    cuda_libraries: Annotated[Path | None, Setting("FOLDER")] = None
+    memory_budget_bytes: Annotated[Bytes, Setting("SIZE", flag="--memory-budget", is_per_model=True)] = (
+        1 << 30
+    )
+    max_slots: Annotated[Count, Setting(is_per_model=True)] = 256
+    max_source_length: Annotated[Count | None, Setting("TOKENS", is_per_model=True)] = None
+    max_target_length: Annotated[Count | None, Setting("TOKENS", is_per_model=True)] = None
 
     def __post_init__(self) -> None:
-        check_settings(self)
         if self.num_instances > self.max_slots:
             raise ValueError(
                 f"num_instances is {self.num_instances}, and must be at most max_slots, {self.max_slots}"
             )
 
 
-@dataclass(frozen=True)
+@checked()
 class ServerConfig:
     """Settings of one server process.
 
@@ -192,37 +178,38 @@ class ServerConfig:
         models: By name, the settings of models that have some of their own.
     """
 
-    named_bundles: Annotated[tuple[tuple[str, Path], ...], Setting(_NAMED_BUNDLE, flag="--model-name")] = ()
-    repository: Annotated[Path | None, Setting(_FOLDER)] = None
-    host: Annotated[str, Setting(_HOST)] = "127.0.0.1"
-    is_insecure: Annotated[bool, Setting(SWITCH, flag="--insecure")] = False
-    tls_certificate: Annotated[Path | None, Setting(FILE)] = None
-    tls_key: Annotated[Path | None, Setting(FILE)] = None
-    tls_client_ca: Annotated[Path | None, Setting(FILE)] = None
-    access_file: Annotated[Path | None, Setting(FILE)] = None
-    is_repository_open: Annotated[bool, Setting(SWITCH, flag="--open-repository")] = False
-    has_reflection: Annotated[bool, Setting(SWITCH, flag="--no-reflection")] = True
-    port: Annotated[int, Setting(_PORT)] = 50051
-    metrics_port: Annotated[int, Setting(_PORT)] = 9464
-    allowed_origins: Annotated[str | None, Setting(_ORIGINS, flag="--allow-origins")] = None
-    openai_names: Annotated[OpenAINames, Setting(_OPENAI_NAMES)] = OpenAINames.SERVED
+    named_bundles: Annotated[tuple[_NamedBundle, ...], Setting("NAME=BUNDLE", flag="--model-name")] = ()
+    repository: Annotated[Path | None, Setting("FOLDER")] = None
+    host: Annotated[str, Setting("HOST")] = "127.0.0.1"
+    is_insecure: Annotated[bool, Setting(flag="--insecure")] = False
+    tls_certificate: Annotated[Path | None, Setting("FILE")] = None
+    tls_key: Annotated[Path | None, Setting("FILE")] = None
+    tls_client_ca: Annotated[Path | None, Setting("FILE")] = None
+    access_file: Annotated[Path | None, Setting("FILE")] = None
+    is_repository_open: Annotated[bool, Setting(flag="--open-repository")] = False
+    has_reflection: Annotated[bool, Setting(flag="--no-reflection")] = True
+    port: Annotated[_Port, Setting("PORT")] = 50051
+    metrics_port: Annotated[_Port, Setting("PORT")] = 9464
+    allowed_origins: Annotated[
+        Annotated[str, AfterValidator(_origins)] | None, Setting("ORIGIN,…", flag="--allow-origins")
+    ] = None
+    openai_names: Annotated[OpenAINames, Setting()] = OpenAINames.SERVED
     runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(shares_threads=True))
-    memory_limit_bytes: Annotated[int, Setting(SIZE, flag="--memory-limit")] = field(
+    memory_limit_bytes: Annotated[Bytes, Setting("SIZE", flag="--memory-limit")] = field(
         default_factory=usable_memory
     )
     queue: QueueLimits = field(default_factory=QueueLimits)
-    notice_seconds: Annotated[float, Setting(SECONDS)] = 1.0
-    drain_seconds: Annotated[float, Setting(SECONDS)] = 30.0
-    max_connection_age_seconds: Annotated[float, Setting(_AGE)] = 600.0
-    log_level: Annotated[str, Setting(_LOG_LEVEL)] = "info"
-    log_format: Annotated[str, Setting(_LOG_FORMAT)] = "text"
-    max_log_lines: Annotated[int, Setting(number(int, 0))] = 100
-    slow_seconds: Annotated[float, Setting(SECONDS)] = 10.0
-    is_traced: Annotated[bool, Setting(SWITCH, flag="--tracing")] = False
+    notice_seconds: Annotated[Seconds, Setting("SECONDS")] = 1.0
+    drain_seconds: Annotated[Seconds, Setting("SECONDS")] = 30.0
+    max_connection_age_seconds: Annotated[_Age, Setting("SECONDS")] = 600.0
+    log_level: Annotated[Literal["debug", "info", "warning", "error"], Setting()] = "info"
+    log_format: Annotated[Literal["text", "json"], Setting()] = "text"
+    max_log_lines: Annotated[int, Field(ge=0), Setting()] = 100
+    slow_seconds: Annotated[Seconds, Setting("SECONDS")] = 10.0
+    is_traced: Annotated[bool, Setting(flag="--tracing")] = False
     models: Mapping[str, ServerConfig] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_settings(self)
         if (self.tls_certificate is None) != (self.tls_key is None):
             raise ValueError("--tls-certificate and --tls-key need each other: give both, or none")
         if self.tls_client_ca is not None and self.tls_key is None:
@@ -245,7 +232,7 @@ class ServerConfig:
         return self.models.get(name, self)
 
 
-@dataclass(frozen=True)
+@checked()
 class CommandConfig:
     """Settings of the command.
 
@@ -256,8 +243,8 @@ class CommandConfig:
         server: Settings of the server process.
     """
 
-    bundles: Annotated[tuple[Path, ...], Setting(_BUNDLE, flag="bundles")] = ()
-    is_check: Annotated[bool, Setting(SWITCH, flag="--check")] = False
+    bundles: Annotated[tuple[Path, ...], Setting("BUNDLE", flag="bundles")] = ()
+    is_check: Annotated[bool, Setting(flag="--check")] = False
     server: ServerConfig = field(default_factory=ServerConfig)
 
 

@@ -1,25 +1,30 @@
 """Makes flags, variables of the environment and keys of a TOML file from the fields of frozen dataclasses.
 
-The field `max_slots: Annotated[int, Setting(COUNT)] = 256` is the flag `--max-slots`, the variable
-`SEQ2SEQ_MAX_SLOTS` and the key `max_slots`; the docstring of its class has its help. A switch stores the
-opposite of the field's default. A tuple has several values: the flag is repeated, the variable is separated
-like paths, and the key has a list. This module does not know any setting.
+The field `max_slots: Annotated[Count, Setting()] = 256` is the flag `--max-slots`, the variable
+`SEQ2SEQ_MAX_SLOTS` and the key `max_slots`; pydantic reads its type, and the docstring of its class has its
+help. A switch stores the opposite of the field's default. A tuple has several values: the flag is repeated,
+the variable is separated like paths, and the key has a list. This module does not know any setting.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import enum
 import inspect
 import logging
-import math
 import os
 import re
-import tomllib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic import ByteSize, Field, GetPydanticSchema, TypeAdapter, ValidationError
+
+from seq2seq_serve.bundle.checked import problems_of
+from seq2seq_serve.bundle.files import read_toml
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -31,83 +36,29 @@ _NO_SETTINGS = re.compile(rf"{_CONFIG}|{_ISA}|\w*_(SERVICE_HOST|SERVICE_PORT(_\w
 _SIMILAR = 0.9  # of 1: one or two letters differ
 _ATTRIBUTE = re.compile(r"^    (\w+): (.+(?:\n {8}.+)*)", re.MULTILINE)  # in a docstring
 _CAPITAL = re.compile(r"^[A-Z](?![A-Z])")  # of a sentence that does not begin with an acronym
-_UNITS = {"": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-_BYTES = re.compile(r"(\d+) ?(KiB|MiB|GiB|)", re.ASCII)
 
 _log = logging.getLogger(__name__)
 
 Config = TypeVar("Config", bound="DataclassInstance")
+
+Count = Annotated[int, Field(ge=1)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Bytes = Annotated[int, GetPydanticSchema(lambda _, schema: schema(ByteSize))]  # also texts such as 512MiB
 
 
 class WrongSetting(ValueError, argparse.ArgumentTypeError):
     """A setting cannot have a value; argparse reports the message."""
 
 
-@dataclass(frozen=True)
-class Form:
-    """How a value is written as text.
-
-    Attributes:
-        metavar: Stands for the value in the help.
-        expected: A description of a right value, for errors.
-        parse: Returns the value of a text; raises ValueError or KeyError.
-        write: Returns the text of a value.
-    """
-
-    metavar: str
-    expected: str
-    parse: Callable[[str], Any]
-    write: Callable[[Any], str] = str
-
-    def read(self, given: object, where: str = "it") -> Any:
-        """Returns the value of a text or a number; raises ValueError, which names its place."""
-        try:
-            if isinstance(given, bool | list | dict):
-                raise ValueError("it is not a single value")
-            return self.parse(str(given))
-        except (ValueError, KeyError) as error:
-            raise WrongSetting(f"{where} is {given!r}, and must be {self.expected}") from error
-
-
-def number(type_: type[int | float], least: int, most: float = math.inf, metavar: str = "N") -> Form:
-    """Returns the form of the finite numbers from `least` to `most`."""
-
-    def within(text: str) -> float:
-        value = type_(text)
-        if not least <= value <= most or value == math.inf:
-            raise ValueError("it is out of range")
-        return value
-
-    noun = "a whole number" if type_ is int else "a finite number"
-    limits = f"of at least {least}" if most == math.inf else f"from {least} to {most}"
-    return Form(metavar, f"{noun} {limits}", within, "{:.9g}".format)
-
-
-def one_of(values: Mapping[str, Any]) -> Form:
-    """Returns the form of a fixed number of values, given by their texts."""
-    return Form(f"{{{','.join(values)}}}", f"one of {', '.join(values)}", lambda text: values[text])
-
-
-def parse_bytes(text: str) -> int:
-    """Returns the number of bytes in a text such as `1048576`, `512MiB` or `2 GiB`; raises ValueError."""
-    match = _BYTES.fullmatch(text.strip())
-    if match is None:
-        raise ValueError(f"{text!r} is not a size")
-    return int(match[1]) * _UNITS[match[2]]
-
-
-def _path(text: str) -> Path:
-    if not text:
-        raise ValueError("it is empty")
-    return Path(text)
-
-
-_SIZES = "a size: bytes, or a whole number with KiB, MiB or GiB"
-SIZE = Form("SIZE", _SIZES, parse_bytes, lambda num_bytes: f"{num_bytes // 2**20}MiB")
-COUNT = number(int, 1)
-SECONDS = number(float, 0, metavar="SECONDS")
-FILE = Form("FILE", "a path", _path)
-SWITCH = one_of({"true": True, "false": False, "1": True, "0": False})
+def read(type_: Any, given: object, where: str = "it") -> Any:
+    """Returns the value of a text or a number; raises WrongSetting, which names its place."""
+    if given == "":
+        raise WrongSetting(f"{where} is empty")
+    try:
+        # A switch takes the text, too, and nothing else takes true for 1.
+        return TypeAdapter(type_).validate_python(str(given) if isinstance(given, bool) else given)
+    except ValidationError as error:
+        raise WrongSetting("; ".join(problems_of(error, where))) from None
 
 
 @dataclass(frozen=True)
@@ -115,18 +66,20 @@ class Setting:
     """A field of a config that users can set.
 
     Attributes:
-        form: How one value is written.
+        metavar: Stands for the value in the help; by default the choices, or N.
         flag: By default that of the field's name; without dashes it is a positional argument.
         is_per_model: Whether one model may have a value of its own.
         name: The field's name.
+        type: The field's type; of a tuple, that of its items.
         default: The field's value.
         help: The field's text in the docstring, with the default.
     """
 
-    form: Form
+    metavar: str = ""
     flag: str = ""
     is_per_model: bool = False
     name: str = ""
+    type: Any = None
     default: Any = None
     help: str = ""
 
@@ -136,19 +89,23 @@ class Setting:
         return self.flag.removeprefix("--").replace("-", "_")
 
     @property
+    def is_switch(self) -> bool:
+        return isinstance(self.default, bool)
+
+    @property
     def is_list(self) -> bool:
         """Whether it has several values."""
         return isinstance(self.default, tuple)
 
     def read(self, given: Any, where: str) -> Any:
-        """Returns the field's value for what a file or a variable has; raises ValueError, which names it."""
-        if self.form is SWITCH:
-            return SWITCH.read(str(given).lower(), where) is not self.default
+        """Returns the field's value for that of a file or a variable; raises WrongSetting, which names it."""
+        if self.is_switch:
+            return read(bool, given, where) is not self.default
         if not self.is_list:
-            return self.form.read(given, where)
+            return read(self.type, given, where)
         if not isinstance(given, list):
             raise WrongSetting(f"{where} is {given!r}, and must be a list")
-        return tuple(self.form.read(one, where) for one in given)
+        return tuple(read(self.type, one, where) for one in given)
 
 
 def settings_of(config: DataclassInstance) -> Iterator[Setting]:
@@ -156,25 +113,34 @@ def settings_of(config: DataclassInstance) -> Iterator[Setting]:
     hints = get_type_hints(type(config), include_extras=True)
     texts = dict(_ATTRIBUTE.findall(inspect.getdoc(config) or ""))
     for field in fields(config):
-        default = getattr(config, field.name)
+        default, hint = getattr(config, field.name), hints[field.name]
         if is_dataclass(default) and not isinstance(default, type):
             yield from settings_of(default)
-        for setting in getattr(hints[field.name], "__metadata__", ()):
-            text = " ".join(texts.get(field.name, "").split()).removesuffix(".")
-            text = _CAPITAL.sub(lambda match: match[0].lower(), text)
-            if default is True:
-                text = f"turns off {text}"
-            elif default not in (None, False, ()) and "(default" not in text:
-                text = f"{text} (default {setting.form.write(default)})"
-            flag = setting.flag or f"--{field.name.replace('_', '-')}"
-            yield replace(setting, flag=flag, name=field.name, default=default, help=text)
+        for setting in getattr(hint, "__metadata__", ()):
+            if isinstance(setting, Setting):
+                flag = setting.flag or f"--{field.name.replace('_', '-')}"
+                kind = get_args(hint.__origin__)[0] if isinstance(default, tuple) else hint
+                text = _help(texts.get(field.name, ""), default, is_size=field.name.endswith("_bytes"))
+                metavar = setting.metavar or _choices(hint.__origin__) or "N"
+                yield Setting(metavar, flag, setting.is_per_model, field.name, kind, default, text)
 
 
-def check_settings(config: DataclassInstance) -> None:
-    """Raises ValueError for a value that the flag of its setting would refuse."""
-    for setting in settings_of(config):
-        if not (setting.form is SWITCH or setting.is_list or setting.default is None):
-            setting.form.read(setting.default, setting.name)
+def _help(text: str, default: object, *, is_size: bool) -> str:
+    text = " ".join(text.split()).removesuffix(".")
+    text = _CAPITAL.sub(lambda match: match[0].lower(), text)
+    if default is True:
+        return f"turns off {text}"
+    if default in (None, False, ()) or "(default" in text:
+        return text
+    if isinstance(default, int | float):
+        default = f"{default // 2**20}MiB" if is_size else f"{default:.9g}"
+    return f"{text} (default {default})"
+
+
+def _choices(type_: Any) -> str:
+    if isinstance(type_, enum.EnumType):
+        return f"{{{','.join(map(str, type_))}}}"
+    return f"{{{','.join(get_args(type_))}}}" if get_origin(type_) is Literal else ""
 
 
 def override(config: Config, values: Mapping[str, Any]) -> Config:
@@ -193,10 +159,10 @@ def add_flags(parser: argparse.ArgumentParser, config: DataclassInstance) -> Non
     """Adds the flags of a config's settings; `override` takes the options, which have only given flags."""
     for setting in settings_of(config):
         options: dict[str, Any] = {"default": argparse.SUPPRESS, "help": setting.help}
-        if setting.form is SWITCH:
+        if setting.is_switch:
             options |= {"action": "store_const", "const": not setting.default}
         else:
-            options |= {"type": setting.form.read, "metavar": setting.form.metavar}
+            options |= {"type": partial(read, setting.type), "metavar": setting.metavar}
         if setting.flag == setting.name:
             parser.add_argument(setting.name, nargs="*", **options)
         else:
@@ -233,7 +199,7 @@ def parse_settings(
     settings = list(settings_of(config))
     of_one_model = [setting for setting in settings if setting.is_per_model]
     try:
-        content = _content(file) if file else {}
+        content = read_toml(file) if file else {}
         tables = content.pop("models", {})
         if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
             raise ValueError(f"{file}: write a table [models.NAME] for each model with settings of its own")
@@ -245,15 +211,6 @@ def parse_settings(
     except ValueError as error:
         parser.error(str(error))
     return config, models
-
-
-def _content(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text())
-    except OSError as error:
-        raise ValueError(f"{file}: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{file} is not valid TOML: {error}") from error
 
 
 def values_of(table: Mapping[str, Any], settings: Sequence[Setting], where: str) -> dict[str, Any]:

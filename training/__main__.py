@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, fields
+from itertools import chain
 from pathlib import Path
 from typing import Any, get_args
 
@@ -30,6 +31,7 @@ with needs_extra("training", __name__):
     from seq2seq_serve.training.data.tokenizer import SMALLEST_VOCAB_SIZE
     from seq2seq_serve.training.distill import target_files
     from seq2seq_serve.training.evaluation.comparison import TOKENIZATIONS, MetricSettings
+    from seq2seq_serve.training.experiment import arguments_of
     from seq2seq_serve.training.interrupt import TrainingInterrupted
     from seq2seq_serve.training.presets import PRESETS
     from seq2seq_serve.training.ranks import current_rank
@@ -66,7 +68,8 @@ _EXAMPLES = {
       -m training train base --out runs/large --tsv large.tsv.gz --resume
   %(prog)s tiny --out runs/few --tsv few.tsv.gz --set bpe_dropout=0.2 tied=none
   %(prog)s captioner --out runs/photos --tsv photos.tsv --dev-tsv dev.tsv --vocab-size 4000
-  %(prog)s memory-network --out runs/stories --tsv stories.tsv""",
+  %(prog)s memory-network --out runs/stories --tsv stories.tsv
+  %(prog)s --config mine.toml""",
     "distill": """example:
   %(prog)s runs/mine tiny --out runs/mine-draft
   python -m export runs/mine-draft bundles/mine-draft
@@ -150,7 +153,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         level=logging.WARNING if rank else logging.INFO, format="%(message)s", handlers=[handler]
     )
     logging.getLogger("sacrebleu").setLevel(logging.WARNING)  # its INFO messages are of no use here
-    options = parser().parse_args(arguments)
+    options = _parse(list(sys.argv[1:] if arguments is None else arguments))
     try:
         if options.command == "train":
             _train(options, console)
@@ -180,9 +183,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _parse(arguments: list[str]) -> argparse.Namespace:
+    """The options of a command line, and of the file that its `--config` names."""
+    options = parser().parse_args(arguments)
+    if options.command != "train":
+        return options
+    train: Parser = options.parser
+    if options.config is not None:
+        try:
+            given = arguments_of(options.config, train.switches("--help", "--config", "--set"))
+        except ValueError as error:
+            train.error(str(error))
+        train.place = f"{options.config}: "
+        train.parse_args(list(chain(*given.values())))  # its errors name the file
+        for name in [*dict(options.set), *["preset"] * (options.preset is not None)]:
+            given.pop(name, None)
+        options = parser().parse_args([arguments[0], *chain(*given.values()), *arguments[1:]])
+    for name in ("preset", "out"):
+        if getattr(options, name) is None:
+            options.parser.error(f"{name} is missing: name it here, or in a file with --config")
+    return options
+
+
 def _add_train_flags(train: argparse.ArgumentParser) -> None:
-    train.add_argument("preset", choices=tuple(PRESETS), help="the model and its recipe")
-    train.add_argument("--out", type=Path, required=True, help="the run's folder, such as runs/NAME")
+    train.add_argument("preset", nargs="?", choices=tuple(PRESETS), help="the model and its recipe")
+    train.add_argument("--out", type=Path, help="the run's folder, such as runs/NAME")
+    train.add_argument(
+        "--config",
+        type=Path,
+        metavar="FILE",
+        help="TOML file with the preset, flags such as max_steps = 2000, and names that --set takes; the "
+        "command line replaces single values",
+    )
     train.add_argument(
         "--source",
         help="file of sources, one per line: sentences, stories with a question, or names of files "

@@ -6,11 +6,14 @@ The presets' values are in `training.presets`, the configuration of other famili
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
-from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, NamedTuple, Self, get_args
+from dataclasses import KW_ONLY
+from typing import Annotated, Any, Literal, NamedTuple
 
+from pydantic import AfterValidator, Field
+from pydantic_core import PydanticCustomError
+
+from seq2seq_serve.bundle.checked import checked
 from seq2seq_serve.bundle.normalization import Normalization
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 
@@ -22,9 +25,22 @@ Precision = Literal["fp32", "bf16"]
 Tokenization = Literal["13a", "intl", "none", "char", "zh", "ja-mecab", "ko-mecab"]  # need no download
 Tied = Literal["all", "target", "none"]
 
-SEEDS = 2**63  # those of torch on every device
 LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
 _D_HEAD_MULTIPLE = 8  # the attention operator of the served graphs refuses others
+
+
+def _language_tag(text: str) -> str:
+    if not LANGUAGE_TAG.fullmatch(text):
+        raise PydanticCustomError("tag", 'Input should be a BCP 47 tag such as "ko" or "pt-BR"')
+    return text
+
+
+SEEDS = 2**63  # those of torch on every device
+Count = Annotated[int, Field(ge=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
+AtLeast0 = Annotated[float, Field(ge=0)]
+Above0 = Annotated[float, Field(gt=0)]
+LanguageTag = Annotated[str, AfterValidator(_language_tag)]
 
 
 def check_special_ids(tokenizer: Tokenizer) -> None:
@@ -48,52 +64,8 @@ class TargetFrame(NamedTuple):
     eos_id: int = EOS_ID
 
 
-@dataclass(frozen=True)
-class _Config:
-    """A configuration that is read from and written to JSON; a ValueError names a wrong field."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The fields by name."""
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def from_json(cls, content: Any) -> Self:
-        """Read what `to_json` returned; raise ValueError if a field is missing, unknown or wrong.
-
-        A field with a default may be missing: the run is older than the field. The default of a new field is
-        therefore what training did before the field existed.
-        """
-        if not isinstance(content, dict):
-            raise ValueError(f"{cls.__name__} must be a JSON object, not {type(content).__name__}")
-        names = {field.name for field in dataclasses.fields(cls)}
-        needed = {field.name for field in dataclasses.fields(cls) if field.default is dataclasses.MISSING}
-        unknown, missing = sorted(content.keys() - names), sorted(needed - content.keys())
-        if unknown or missing:
-            raise ValueError(f"{cls.__name__}: unknown fields {unknown}, missing fields {missing}")
-        return cls(**content)
-
-    def _require(self, is_right: bool, name: str, expected: str) -> None:
-        if not is_right:
-            raise ValueError(f"{name} is {getattr(self, name)!r}, and must be {expected}")
-
-    def _require_int(self, name: str, at_least: int, below: float = math.inf) -> None:
-        value = getattr(self, name)
-        is_right = isinstance(value, int) and not isinstance(value, bool) and at_least <= value < below
-        bound = f" and below {below}" if below < math.inf else ""
-        self._require(is_right, name, f"an integer of at least {at_least}{bound}")
-
-    def _require_number(self, name: str, *, above: float | None = None, below: float = math.inf) -> None:
-        value = getattr(self, name)
-        is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        is_right = is_number and (value >= 0 if above is None else value > above) and value < below
-        bounds = "of at least 0" if above is None else f"above {above}"
-        self._require(
-            is_right, name, f"a number {bounds}" + (f" and below {below}" if below < math.inf else "")
-        )
-
-
-@dataclass(frozen=True)
-class ModelConfig(_Config):
+@checked(strict=True)
+class ModelConfig:
     """The fields that every family of models has.
 
     Attributes:
@@ -109,23 +81,23 @@ class ModelConfig(_Config):
         max_target_length: Decoder positions: bos and the target's tokens.
     """
 
-    vocab_size: int
-    d_model: int
+    vocab_size: Annotated[int, Field(ge=UNK_ID + 1)]
+    d_model: Count
     _: KW_ONLY
-    dropout: float = 0.1
-    word_dropout: float = 0.0
+    dropout: Share = 0.1
+    word_dropout: Share = 0.0
     tied: Tied = "all"
-    max_source_length: int = 256
-    max_target_length: int = 256
+    max_source_length: Annotated[int, Field(ge=2)] = 256
+    max_target_length: Annotated[int, Field(ge=2)] = 256
 
-    def __post_init__(self) -> None:
-        self._require_int("vocab_size", at_least=UNK_ID + 1)
-        self._require_int("d_model", at_least=1)
-        for name in ("max_source_length", "max_target_length"):
-            self._require_int(name, at_least=2)
-        for name in ("dropout", "word_dropout"):
-            self._require_number(name, below=1)
-        self._require(self.tied in get_args(Tied), "tied", '"all", "target" or "none"')
+    def to_json(self) -> dict[str, Any]:
+        """The fields by name."""
+        return dataclasses.asdict(self)
+
+    def require(self, is_right: bool, name: str, expected: str) -> None:
+        """Raise ValueError with a field's name and what it must be, unless it is right."""
+        if not is_right:
+            raise ValueError(f"{name} is {getattr(self, name)!r}, and must be {expected}")
 
     @property
     def frame(self) -> TargetFrame:
@@ -148,7 +120,7 @@ class ModelConfig(_Config):
         return "dropout", "word_dropout", "max_source_length", "max_target_length"
 
 
-@dataclass(frozen=True)
+@checked(strict=True)
 class TransformerConfig(ModelConfig):
     """The sizes of a Transformer.
 
@@ -157,21 +129,16 @@ class TransformerConfig(ModelConfig):
         norm: "post" normalises after each residual sum, as the paper does; "pre" before each sub-layer.
     """
 
-    d_ff: int
-    num_heads: int
-    num_encoder_layers: int
-    num_decoder_layers: int
+    d_ff: Count
+    num_heads: Count
+    num_encoder_layers: Count
+    num_decoder_layers: Count
     _: KW_ONLY
-    attention_dropout: float = 0.0
+    attention_dropout: Share = 0.0
     norm: Norm = "post"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers"):
-            self._require_int(name, at_least=1)
-        self._require_number("attention_dropout", below=1)
-        self._require(self.norm in get_args(Norm), "norm", 'either "post" or "pre"')
-        self._require(
+        self.require(
             self.d_model % (self.num_heads * _D_HEAD_MULTIPLE) == 0,
             "d_model",
             f"a multiple of {_D_HEAD_MULTIPLE} x num_heads, {self.num_heads * _D_HEAD_MULTIPLE}",
@@ -186,8 +153,8 @@ class TransformerConfig(ModelConfig):
         return self.d_model // self.num_heads
 
 
-@dataclass(frozen=True)
-class TrainingConfig(_Config):
+@checked(strict=True)
+class TrainingConfig:
     """The recipe of Vaswani et al. 2017 (section 5, arXiv:1706.03762).
 
     Attributes:
@@ -227,74 +194,37 @@ class TrainingConfig(_Config):
             batches are cut and their gradients accumulated, with the same result. None does not cut.
     """
 
-    max_steps: int = 100_000
-    batch_tokens: int = 25_000
+    max_steps: Count = 100_000
+    batch_tokens: Count = 25_000
     mixes_lengths: bool = False
-    label_smoothing: float = 0.1
-    learning_rate_scale: float = 1.0
-    warmup_steps: int = 4000
-    cooldown_share: float = 0.0
-    max_gradient_norm: float = 1.0
-    eval_interval_steps: int = 2000
-    checkpoint_interval_steps: int = 1000
-    num_averaged: int = 5
-    patience: int | None = 10
-    max_length_ratio: float | None = 5.0
+    label_smoothing: Share = 0.1
+    learning_rate_scale: Above0 = 1.0
+    warmup_steps: Count = 4000
+    cooldown_share: Share = 0.0
+    max_gradient_norm: Above0 = 1.0
+    eval_interval_steps: Count = 2000
+    checkpoint_interval_steps: Count = 1000
+    num_averaged: Count = 5
+    patience: Count | None = 10
+    max_length_ratio: Annotated[float, Field(gt=1)] | None = 5.0
     bleu_tokenization: Tokenization | None = None
     normalization: Normalization = "nfc"
-    source_language: str | None = None
-    target_language: str | None = None
-    bpe_dropout: float = 0.0
+    source_language: LanguageTag | None = None
+    target_language: LanguageTag | None = None
+    bpe_dropout: Share = 0.0
     drop_copies: bool = False
     precision: Precision | None = None
-    micro_batch_tokens: int | None = None
+    micro_batch_tokens: Count | None = None
     source_vectors: str | None = None
     target_vectors: str | None = None
     are_vectors_frozen: bool = False
     frozen: str | None = None
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=SEEDS)] = 0
+
+    def __post_init__(self) -> None:
+        if self.are_vectors_frozen and self.source_vectors is None and self.target_vectors is None:
+            raise ValueError("are_vectors_frozen is True, and must be False without word vectors")
 
     def cooldown_steps(self, last_step: int) -> int:
         """The number of last steps, of `last_step` in all, in which the learning rate falls."""
         return round(self.cooldown_share * last_step)
-
-    def __post_init__(self) -> None:
-        for name in ("max_steps", "batch_tokens", "warmup_steps", "num_averaged"):
-            self._require_int(name, at_least=1)
-        for name in ("eval_interval_steps", "checkpoint_interval_steps"):
-            self._require_int(name, at_least=1)
-        self._require_int("seed", at_least=0, below=SEEDS)
-        for name in ("cooldown_share", "label_smoothing", "bpe_dropout"):
-            self._require_number(name, below=1)
-        for name in ("learning_rate_scale", "max_gradient_norm"):
-            self._require_number(name, above=0)
-        for name in ("source_vectors", "target_vectors"):
-            value = getattr(self, name)
-            self._require(value is None or isinstance(value, str), name, "the name of a file, or None")
-        has_vectors = self.source_vectors is not None or self.target_vectors is not None
-        self._require(
-            self.are_vectors_frozen is False or (self.are_vectors_frozen is True and has_vectors),
-            "are_vectors_frozen",
-            "False without source_vectors and target_vectors, and True or False with them",
-        )
-        is_known = self.frozen is None or isinstance(self.frozen, str)
-        self._require(is_known, "frozen", "names of parts of the model, with commas, or null")
-        if self.patience is not None:
-            self._require_int("patience", at_least=1)
-        if self.max_length_ratio is not None:
-            self._require_number("max_length_ratio", above=1)
-        for name in ("source_language", "target_language"):
-            language = getattr(self, name)
-            is_tag = language is None or (isinstance(language, str) and LANGUAGE_TAG.fullmatch(language))
-            self._require(bool(is_tag), name, 'a BCP 47 tag such as "ko" or "pt-BR", or null')
-        tokenizations = get_args(Tokenization)
-        is_known = self.bleu_tokenization in (None, *tokenizations)
-        self._require(is_known, "bleu_tokenization", f"null or one of {', '.join(tokenizations)}")
-        forms = get_args(Normalization)
-        self._require(self.normalization in forms, "normalization", " or ".join(forms))
-        for name in ("drop_copies", "mixes_lengths"):
-            self._require(isinstance(getattr(self, name), bool), name, "true or false")
-        is_known = self.precision is None or self.precision in get_args(Precision)
-        self._require(is_known, "precision", '"fp32", "bf16" or null')
-        if self.micro_batch_tokens is not None:
-            self._require_int("micro_batch_tokens", at_least=1)

@@ -28,11 +28,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import PlainValidator
 from torch import Tensor
 
+from seq2seq_serve.bundle.checked import checked, from_json
 from seq2seq_serve.bundle.manifest import LengthBound
 from seq2seq_serve.bundle.names import TOKENIZER_FILE
 from seq2seq_serve.bundle.sentences import split_sentences
@@ -70,7 +72,11 @@ RUN_FORMAT = 1
 _SINGLE_SHARE = 0.9  # of the dev sources; abbreviations count as ends of sentences
 
 
-@dataclass(frozen=True)
+def _model_of(given: Any) -> ModelConfig:
+    return given if isinstance(given, ModelConfig) else config_from_json(given)
+
+
+@checked(strict=True, extra="ignore")
 class RunConfig:
     """Everything that decides what a run learns.
 
@@ -87,7 +93,7 @@ class RunConfig:
     """
 
     preset: str
-    model: ModelConfig
+    model: Annotated[ModelConfig, PlainValidator(_model_of)]
     training: TrainingConfig
     corpus: str
     corpus_files: CorpusFiles
@@ -108,27 +114,10 @@ class RunConfig:
         """Read what `to_json` returned; raise ValueError for another format or a missing or wrong field."""
         if not isinstance(content, dict) or content.get("format") != RUN_FORMAT:
             raise ValueError(f"not the configuration of a run of format {RUN_FORMAT}")
-        bound = content.get("length_bound")
-        try:
-            return cls(
-                preset=content["preset"],
-                model=config_from_json(content["model"]),
-                training=TrainingConfig.from_json(content["training"]),
-                corpus=content["corpus"],
-                corpus_files=CorpusFiles(**content["corpus_files"]),
-                corpus_sha256=content["corpus_sha256"],
-                commit=content["commit"],
-                versions=dict(content["versions"]),
-                parent=content.get("parent", ""),
-                length_bound=LengthBound(**bound) if bound else None,
-                source_folder=content.get("source_folder", ""),
-                max_vocab_size=content.get("max_vocab_size"),
-            )
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"a field is missing or wrong: {error}") from error
+        return from_json(cls, content)
 
 
-@dataclass(frozen=True)
+@checked(strict=True, extra="ignore")
 class Summary:
     """The result of a run, or of weights on the way. Without generated targets, BLEU and the like are None.
 
@@ -351,8 +340,8 @@ class RunFolder:
         """Read `summary.json`, or `summary.before.json` if given; a ValueError names the file."""
         file = file or self.summary_file
         try:
-            return Summary(**_read_json(file))
-        except (ValueError, TypeError) as error:
+            return from_json(Summary, _read_json(file))
+        except ValueError as error:
             raise ValueError(f"{file}: {error}") from error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from itertools import chain
 
 from seq2seq_serve.bundle.manifest.schema import Frames, Manifest, Places, Variant
@@ -21,21 +20,13 @@ _D_HEAD_MULTIPLE = 8  # GroupQueryAttention refuses others
 
 
 def contradictions(manifest: Manifest) -> list[str]:
-    """The problems of a manifest that no file shows."""
+    """The problems of a manifest that neither a file nor a single field shows."""
     problems = []
     d_head = manifest.sizes.get("d_head", _D_HEAD_MULTIPLE)
     if d_head < 1 or d_head % _D_HEAD_MULTIPLE:
         problems.append(f"sizes.d_head is {d_head}, and must be a multiple of {_D_HEAD_MULTIPLE}")
-    if any(len(sequence) < 2 for sequence in manifest.generation.forbidden_sequences):
-        problems.append("generation.forbidden_sequences has a sequence of fewer than two tokens")
-    if manifest.target_vocab_size < 1:
-        problems.append(f"target_vocab_size is {manifest.target_vocab_size}, and must be at least 1")
-    if not manifest.frames.start:
-        problems.append("frames.start is empty: the decoder needs a first token")
     ids = manifest.special_ids
-    if not ids.eos_ids:
-        problems.append("special_ids.eos_ids is empty: no token would end a target")
-    elif set(ids.eos_ids) <= set(manifest.generation.suppressed_token_ids):
+    if set(ids.eos_ids) <= set(manifest.generation.suppressed_token_ids):
         problems.append("generation.suppressed_token_ids has all eos_ids: no token would end a target")
     if ids.pad_id and Form.SENTENCES in manifest.sources.values():
         problems.append(f"special_ids.pad_id is {ids.pad_id}, and sentences are padded with 0: it must be 0")
@@ -60,23 +51,11 @@ def contradictions(manifest: Manifest) -> list[str]:
         problems.append(f"timestamps.off_id is {times.off_id}, and must be the last of several frames.start")
     if times is not None and times.last_id < times.first_id:
         problems.append(f"timestamps.last_id is {times.last_id}, and must be at least {times.first_id}")
-    if times is not None and not 0 < times.step_seconds < math.inf:
-        problems.append(f"timestamps.step_seconds is {times.step_seconds}, and must be above 0")
-    for name, least in (
-        ("max_source_length", 1),
-        ("max_target_length", max(manifest.frames.num_read_first, 1)),
-    ):
-        if getattr(manifest, name) < least:
-            reason = ", the tokens of frames.start and frames.forced" if least > 1 else ""
-            problems.append(f"{name} is {getattr(manifest, name)}, and must be at least {least}{reason}")
-    bound = manifest.length_bound
-    if bound is not None and not (0 < bound.ratio < math.inf and bound.constant >= 0):
+    if manifest.max_target_length < manifest.frames.num_read_first:
         problems.append(
-            f"length_bound has the ratio {bound.ratio} and the constant {bound.constant}, "
-            "and must have a ratio above 0 and a constant of at least 0"
+            f"max_target_length is {manifest.max_target_length}, and must be at least "
+            f"{manifest.frames.num_read_first}, the tokens of frames.start and frames.forced"
         )
-    if not manifest.variants:
-        problems.append("variants is empty: there is no graph to run")
     for precision, variant in manifest.variants.items():
         missing = [verb.value for verb in (Verb.ENCODE, Verb.STEP) if verb not in variant.graphs]
         if missing:
@@ -151,10 +130,6 @@ def _graph_problems(manifest: Manifest, variant: Variant) -> list[str]:
             )
         if form is Form.SOUND and not all(isinstance(axis, int) for axis in spec.axes[1:]):
             problems.append(f"sources.{name} is a sound of {spec.axes[1:]}, and both axes need a fixed size")
-    for name in ("stride", "constant"):
-        value = getattr(manifest.memory, name)
-        if value is not None and value < 1:
-            problems.append(f"memory.{name} is {value}, and must be at least 1")
     lacks_decode = Verb.DECODE not in variant.graphs and not manifest.drafts_only
     if len(manifest.frames.start) > 1 and lacks_decode:
         problems.append(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pydantic import TypeAdapter, ValidationError
 
+from seq2seq_serve.bundle.checked import problems_of
 from seq2seq_serve.bundle.files import new_memory, read_small_file
 from seq2seq_serve.bundle.manifest.check import contradictions
 from seq2seq_serve.bundle.manifest.schema import FileSpec, Manifest
@@ -292,11 +293,7 @@ def _parse(path: Path, raw: bytes) -> Manifest:
     try:
         return _MANIFEST.validate_json(raw)
     except ValidationError as error:
-        problems = [
-            f"{MANIFEST_FILE}: {'.'.join(map(str, item['loc'])) or 'top level'}: {item['msg']}"
-            for item in error.errors()
-        ]
-        raise BundleError(path, problems) from error
+        raise BundleError(path, [f"{MANIFEST_FILE}: {each}" for each in problems_of(error)]) from error
 
 
 def _checksum_problems(folder: Path, digest: str) -> list[str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, Form, Precision, Role, Verb
 from seq2seq_serve.bundle.pictures import Resampling
+
+Count = Annotated[int, Field(ge=1)]
 
 _BFLOAT16 = "bfloat16"
 _ONNX_BFLOAT16 = 16  # TensorProto.DataType
@@ -114,7 +116,7 @@ class SpecialIds(_Record):
     """
 
     pad_id: int
-    eos_ids: tuple[int, ...]
+    eos_ids: Annotated[tuple[int, ...], Field(min_length=1)]
 
 
 Places = tuple[int | str, ...]
@@ -146,7 +148,7 @@ class Frames(_Record):
         source_suffix: The tokens after them, end of sequence included.
     """
 
-    start: Places
+    start: Annotated[Places, Field(min_length=1)]
     forced: Places = ()
     source_prefix: Places = ()
     source_suffix: Places = ()
@@ -172,7 +174,7 @@ class Timestamps(_Record):
 
     first_id: int
     last_id: int
-    step_seconds: float
+    step_seconds: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     off_id: int
     max_first: int | None = None
 
@@ -234,7 +236,7 @@ class Generation(_Record):
     no_repeat_ngram_size: int = 0
     encoder_no_repeat_ngram_size: int = 0
     suppressed_token_ids: tuple[int, ...] = ()
-    forbidden_sequences: tuple[tuple[int, ...], ...] = ()
+    forbidden_sequences: tuple[Annotated[tuple[int, ...], Field(min_length=2)], ...] = ()
     begin_suppressed_token_ids: tuple[int, ...] = ()
     forced_eos_id: int | None = None
     is_renormalized: bool = True
@@ -250,8 +252,8 @@ class LengthBound(_Record):
     It stops a model that begins to repeat itself, long before the model's own limit.
     """
 
-    ratio: float
-    constant: int
+    ratio: Annotated[float, Field(gt=0, allow_inf_nan=False)]
+    constant: Annotated[int, Field(ge=0)]
 
     def max_new_tokens(self, source_length: int) -> int:
         """The bound for a source of this length, with eos."""
@@ -267,8 +269,8 @@ class LengthRule(_Record):
     """
 
     source: str
-    stride: int = 1
-    constant: int | None = None
+    stride: Count = 1
+    constant: Count | None = None
 
     def memory_length(self, source_lengths: Mapping[str, int]) -> int:
         """The positions for sources of these lengths, by name."""
@@ -310,16 +312,16 @@ class Manifest(_Record):
     kind: str
     sizes: dict[str, int]
     source_vocab_size: int
-    target_vocab_size: int
+    target_vocab_size: Count
     special_ids: SpecialIds
     frames: Frames
     sources: dict[str, Form]
     memory: LengthRule
-    max_source_length: int
+    max_source_length: Count
     max_target_length: int
     source_tokenizer: FileSpec
     target_tokenizer: FileSpec
-    variants: dict[Precision, Variant]
+    variants: Annotated[dict[Precision, Variant], Field(min_length=1)]
     choices: dict[str, Choice] = field(default_factory=dict)
     generation: Generation = field(default_factory=Generation)
     timestamps: Timestamps | None = None

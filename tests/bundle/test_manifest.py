@@ -254,13 +254,12 @@ def test_unknown_missing_and_wrong_fields_are_all_named(damaged):
     manifest = json.loads((damaged / "manifest.json").read_text())
     del manifest["memory"]
     write(damaged, manifest)
-    fields = [problem.split(": ")[1] for problem in problems_of(damaged)]
-    assert sorted(fields) == [
-        "colour",
-        "memory",
-        "special_ids.eos_ids",
-        "variants.int8.graphs.step.file.sha256",
-        "variants.int8.graphs.step.file.size_bytes",
+    assert sorted(problems_of(damaged)) == [
+        "manifest.json: colour is unknown",
+        "manifest.json: memory is missing",
+        "manifest.json: special_ids.eos_ids is 'two', and must be a valid array",
+        "manifest.json: variants.int8.graphs.step.file.sha256 is missing",
+        "manifest.json: variants.int8.graphs.step.file.size_bytes is missing",
     ]
 
 
@@ -268,7 +267,18 @@ def test_unknown_missing_and_wrong_fields_are_all_named(damaged):
     ("keys", "value", "problem"),
     [
         ("sizes d_head", 12, "sizes.d_head is 12, and must be a multiple of 8"),
-        ("frames start", [], "frames.start is empty: the decoder needs a first token"),
+        ("frames start", [], "manifest.json: frames.start is []: Tuple should have at least 1 item"),
+        ("special_ids eos_ids", [], "manifest.json: special_ids.eos_ids is []: Tuple should have at least 1"),
+        ("target_vocab_size", 0, "manifest.json: target_vocab_size is 0, and must be greater"),
+        ("max_source_length", 0, "manifest.json: max_source_length is 0, and must be greater"),
+        (
+            "max_target_length",
+            0,
+            "max_target_length is 0, and must be at least 1, the tokens of frames.start",
+        ),
+        ("memory stride", 0, "manifest.json: memory.stride is 0, and must be greater"),
+        ("memory constant", 0, "manifest.json: memory.constant is 0, and must be greater"),
+        ("variants", {}, "manifest.json: variants is {}: Dictionary should have at least 1 item"),
         (
             "generation suppressed_token_ids",
             [EOS_ID],
@@ -277,15 +287,15 @@ def test_unknown_missing_and_wrong_fields_are_all_named(damaged):
         (
             "generation forbidden_sequences",
             [[5, 6], [5]],
-            "generation.forbidden_sequences has a sequence of fewer than two tokens",
+            "manifest.json: generation.forbidden_sequences.1 is [5]: Tuple should have at least 2 items",
         ),
         (
             "target_vocab_size",
             200,
             "tokenizer.json has tokens up to the id 299, beyond the model's vocabulary of 200",
         ),
-        ("length_bound", {"ratio": 0, "constant": 5}, "length_bound"),
-        ("length_bound", {"ratio": 2, "constant": -1}, "length_bound"),
+        ("length_bound", {"ratio": 0, "constant": 5}, "manifest.json: length_bound.ratio is 0"),
+        ("length_bound", {"ratio": 2, "constant": -1}, "manifest.json: length_bound.constant is -1"),
         ("variants fp32 graphs step file file", "../step.onnx", "../step.onnx lies outside the bundle"),
     ],
 )
@@ -331,7 +341,7 @@ def test_times_that_a_target_cannot_have_are_named(damaged, random_trained):
     assert load_bundle(damaged).manifest.timestamps == Timestamps(50, 60, 0.02, 9, None)
     for name, value, problem in (
         ("off_id", 8, "timestamps.off_id is 8, and must be the last of several frames.start"),
-        ("step_seconds", 0.0, "timestamps.step_seconds is 0.0, and must be above 0"),
+        ("step_seconds", 0.0, "manifest.json: timestamps.step_seconds is 0.0, and must be greater than 0"),
         ("last_id", 1000, "timestamps.last_id has the id 1000, outside the vocabulary of "),
         ("last_id", 49, "timestamps.last_id is 49, and must be at least 50"),
     ):
@@ -434,18 +444,12 @@ def test_a_bundle_without_a_graph_is_refused(damaged):
     del manifest["variants"]["int8"]["graphs"]["step"]
     write(damaged, manifest)
     assert problems_of(damaged) == ("int8 lacks the graphs step",)
-    edit(damaged, "variants", value={})
-    assert problems_of(damaged) == ("variants is empty: there is no graph to run",)
 
 
 def test_memory_that_no_source_fills_is_refused(damaged):
     edit(damaged, "memory", "source", value="pixels")
-    edit(damaged, "memory", "stride", value=0)
-    edit(damaged, "memory", "constant", value=0)
     assert {problem.partition(": ")[2] for problem in problems_of(damaged)} == {
-        "memory.source is 'pixels', and encode reads source_ids",
-        "memory.stride is 0, and must be at least 1",
-        "memory.constant is 0, and must be at least 1",
+        "memory.source is 'pixels', and encode reads source_ids"
     }
 
 

@@ -117,7 +117,7 @@ def test_wrong_arguments_and_settings_are_named(model, bundle_path, tmp_path):
         ValueError, match="load: no_such_setting: there is no such setting here, only provider"
     ):
         load(bundle_path, no_such_setting=1)
-    with pytest.raises(ValueError, match="load: precision is 'int3', and must be one of auto") as caught:
+    with pytest.raises(ValueError, match="load: precision is 'int3', and must be 'fp32', 'fp16'") as caught:
         load(bundle_path, precision="int3")
     assert not caught.type.__name__.startswith("_")  # it is in the last line of the traceback
     with pytest.raises(ValueError, match="is not a usable bundle"):

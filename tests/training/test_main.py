@@ -16,7 +16,7 @@ from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.training import distill
 from seq2seq_serve.training.__main__ import main
 from seq2seq_serve.training.commands import TrainRequest
-from seq2seq_serve.training.config import EOS_ID
+from seq2seq_serve.training.config import EOS_ID, TransformerConfig
 from seq2seq_serve.training.data.batches import BatchShare
 from seq2seq_serve.training.data.corpus import CorpusFiles
 from seq2seq_serve.training.evaluation.scoring import translate
@@ -719,3 +719,51 @@ def test_a_signal_sets_the_exit_code_and_logs_how_to_resume(
     assert f"continue with: python -m training train toy --out {out} --resume" in caplog.text
     assert "Traceback" not in caplog.text + capsys.readouterr().err
     assert list(RunFolder(out).checkpoints.glob("step-*.pt"))
+
+
+def test_an_experiment_is_one_file_whose_values_flags_replace(
+    tmp_path: Path, corpus_files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = dict(zip(corpus_files[::2], corpus_files[1::2], strict=True))
+    lines = [f"{flag[2:].replace('-', '_')} = '{name}'" for flag, name in files.items()]
+    lines += ["preset = 'toy'", f"out = '{tmp_path / 'run'}'", "max_steps = 9", "seed = 3", "resume = true"]
+    lines += ["dropout = 0.25", "norm = 'pre'", "patience = 'null'", "learning_rate_scale = 0.7", "d_ff = 24"]
+    file = tmp_path / "run.toml"
+    file.write_text("\n".join(lines))
+    flags = ["--max-steps", "2", "--set", "seed=4", "dropout=0.5"]
+    assert main(["train", "--config", str(file), *flags]) == 0
+    assert "2 steps" in capsys.readouterr().out
+    config = RunFolder(tmp_path / "run").read_config()
+    model, recipe = config.model, config.training
+    assert isinstance(model, TransformerConfig)
+    assert (config.preset, model.dropout, model.norm, model.d_ff) == ("toy", 0.5, "pre", 24)
+    assert (recipe.max_steps, recipe.seed, recipe.patience) == (2, 4, None)
+    assert recipe.learning_rate_scale == 0.7
+    assert main(["train", "toy", "--config", str(file), "--max-steps", "3", *flags[2:]]) == 0  # it resumes
+    assert "3 steps" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("learning_rat = 1", "run.toml: there is no setting learning_rat (meant: learning_rate?)"),
+        ("sorce = 'a'", "run.toml: there is no setting sorce (meant: source?)"),
+        ("max-steps = 3", "run.toml: there is no setting max-steps (meant: max_steps?)"),
+        ("set = 'dropout=0.1'", "run.toml: there is no setting set"),
+        ("tsv = ['a', 'b']", "run.toml: tsv is ['a', 'b'], and must be one value"),
+        ("resume = 'yes'", "run.toml: resume is 'yes', and must be true or false"),
+        ("max_steps = 0", "run.toml: argument --max-steps: 0 is less than 1"),
+        ("preset = 'huge'", "run.toml: argument preset: invalid choice: 'huge'"),
+        ("max_steps = ", "run.toml is not valid TOML"),
+        ("preset = 'toy'", "error: out is missing: name it here, or in a file with --config"),
+        ("out = 'x'", "error: preset is missing"),
+    ],
+)
+def test_a_wrong_experiment_exits_with_2_and_names_file_and_key(
+    tmp_path: Path, text: str, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.toml"
+    file.write_text(text)
+    with pytest.raises(SystemExit, match=r"^2$"):
+        main(["train", "--config", str(file)])
+    assert message in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from typing import ClassVar
 
+from pydantic import ConfigDict
 from torch import Tensor
 
 from seq2seq_serve.bundle.manifest import LengthRule
@@ -18,6 +19,8 @@ class Media(Files):
     Attributes:
         auto_class: The class of `transformers` that loads models of such sources.
     """
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="ignore")  # the name of the class in JSON
 
     unit = "positions"
     auto_class: ClassVar[str]

@@ -21,13 +21,15 @@ Shapes: B batch rows, T target length, M annotations, A d_annotation, D d_model,
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Literal, get_args
+from dataclasses import KW_ONLY
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from seq2seq_serve.training.config import PAD_ID, ModelConfig
+from seq2seq_serve.bundle.checked import checked
+from seq2seq_serve.training.config import PAD_ID, AtLeast0, Count, ModelConfig
 from seq2seq_serve.training.data.sources import NOTHING, STRIDE, Clips, Features, Pictures, SourceKind
 from seq2seq_serve.training.models.attention import AdditiveAttention
 from seq2seq_serve.training.models.base import EncoderDecoder, Memory, Metric, State, Trace
@@ -44,7 +46,6 @@ from seq2seq_serve.training.models.vision import (
 SourceName = Literal["picture", "clip", "features", "nothing"]
 AttentionName = Literal["soft", "hard", "mean"]
 
-_SOURCES = '"picture", "clip", "features" or "nothing"'
 # Gain of the attention's score vector. With blurred attention, captions repeat frequent training phrases
 # instead of describing the picture.
 _GAIN = 10.0
@@ -52,7 +53,7 @@ _BASELINE_DECAY = 0.9  # Xu et al. 2015, section 4.1
 _TINY = 1e-20  # the logarithm and its gradient are finite where a weight is 0
 
 
-@dataclass(frozen=True)
+@checked(strict=True)
 class CaptionerConfig(ModelConfig):
     """The sizes of a captioner, and the losses of its attention.
 
@@ -77,43 +78,31 @@ class CaptionerConfig(ModelConfig):
         entropy_weight: With hard attention, the factor of alpha's entropy, which training makes larger.
     """
 
-    d_annotation: int = 128
-    d_hidden: int = 256
+    d_annotation: Count = 128
+    d_hidden: Count = 256
     _: KW_ONLY
     source: SourceName = "picture"
-    size: int = 56
-    feature_width: int | None = None
-    num_channels: int = 32
+    size: Annotated[int, Field(ge=2 * STRIDE)] = 56
+    feature_width: Count | None = None
+    num_channels: Annotated[int, Field(ge=2)] = 32
     attention: AttentionName = "soft"
     is_local: bool = False
-    stochastic_penalty: float = 0.0
-    soft_share: float = 0.5
-    reward_weight: float = 1.0
-    entropy_weight: float = 0.002
+    stochastic_penalty: AtLeast0 = 0.0
+    soft_share: Annotated[float, Field(ge=0, le=1)] = 0.5
+    reward_weight: AtLeast0 = 1.0
+    entropy_weight: AtLeast0 = 0.002
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("d_annotation", "d_hidden"):
-            self._require_int(name, at_least=1)
-        self._require_int("num_channels", at_least=2)
-        self._require_int("size", at_least=2 * STRIDE)
-        self._require(self.size % STRIDE == 0, "size", f"a multiple of {STRIDE}")
-        self._require(self.source in get_args(SourceName), "source", _SOURCES)
+        self.require(self.size % STRIDE == 0, "size", f"a multiple of {STRIDE}")
         if self.source == "picture":
             num_places = Pictures(self.size).num_places
             places = f"at least {num_places}, the places of {self.size} x {self.size} pixels"
-            self._require(self.max_source_length >= num_places, "max_source_length", places)
-        self._require(self.attention in get_args(AttentionName), "attention", '"soft", "hard" or "mean"')
-        self._require(isinstance(self.is_local, bool), "is_local", "true or false")
-        self._require(not self.is_local or self.source == "clip", "is_local", "false unless source is clip")
+            self.require(self.max_source_length >= num_places, "max_source_length", places)
+        self.require(not self.is_local or self.source == "clip", "is_local", "false unless source is clip")
         if self.source == "features":
-            self._require_int("feature_width", at_least=1)
+            self.require(self.feature_width is not None, "feature_width", "the width of the features")
         else:
-            self._require(self.feature_width is None, "feature_width", "null unless source is features")
-        for name in ("stochastic_penalty", "reward_weight", "entropy_weight"):
-            self._require_number(name)
-        self._require_number("soft_share")
-        self._require(self.soft_share <= 1, "soft_share", "a number from 0 to 1")
+            self.require(self.feature_width is None, "feature_width", "null unless source is features")
 
     @property
     def free_in_a_child(self) -> tuple[str, ...]:

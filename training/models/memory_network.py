@@ -21,14 +21,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import Literal, get_args
+from dataclasses import KW_ONLY
+from typing import Annotated, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional
 
-from seq2seq_serve.training.config import BOS_ID, PAD_ID, ModelConfig
+from seq2seq_serve.bundle.checked import checked
+from seq2seq_serve.training.config import BOS_ID, PAD_ID, Count, ModelConfig, Share
 from seq2seq_serve.training.data.sources import STORIES, SourceKind
 from seq2seq_serve.training.models.base import EncoderDecoder, Layers, Memory, Metric, State
 from seq2seq_serve.training.models.dropout import Dropout, dropout
@@ -38,7 +40,7 @@ Tying = Literal["adjacent", "layer-wise"]
 _INITIAL_DEVIATION = 0.1  # section 4.2
 
 
-@dataclass(frozen=True)
+@checked(strict=True)
 class MemoryNetworkConfig(ModelConfig):
     """The sizes and the recipe of a memory network.
 
@@ -59,23 +61,16 @@ class MemoryNetworkConfig(ModelConfig):
     """
 
     _: KW_ONLY
-    dropout: float = 0.0
-    num_hops: int = 3
+    dropout: Share = 0.0
+    num_hops: Count = 3
     tying: Tying = "adjacent"
     has_position_encoding: bool = True
     has_empty_memories: bool = True
-    time_noise: float = 0.1
-    num_linear_steps: int = 0
+    time_noise: Share = 0.1
+    num_linear_steps: Annotated[int, Field(ge=0)] = 0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_int("num_hops", at_least=1)
-        self._require_int("num_linear_steps", at_least=0)
-        self._require_number("time_noise", below=1)
-        for name in ("has_position_encoding", "has_empty_memories"):
-            self._require(isinstance(getattr(self, name), bool), name, "true or false")
-        self._require(self.tying in get_args(Tying), "tying", '"adjacent" or "layer-wise"')
-        self._require(self.tied == "all", "tied", '"all" for a memory network, whose `tying` decides')
+        self.require(self.tied == "all", "tied", '"all" for a memory network, whose `tying` decides')
 
     @property
     def free_in_a_child(self) -> tuple[str, ...]:

@@ -8,15 +8,14 @@ that of models that others published (`training.huggingface`); `training.models.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from seq2seq_serve.training.config import ModelConfig, TargetFrame, TransformerConfig
-from seq2seq_serve.training.data.media import Media
+from seq2seq_serve.bundle.checked import checked
+from seq2seq_serve.training.config import AtLeast0, Count, ModelConfig, Share, TargetFrame, TransformerConfig
 from seq2seq_serve.training.huggingface.pictures import Patches
 from seq2seq_serve.training.huggingface.sounds import Sounds
 
@@ -26,7 +25,6 @@ Activation = Literal["relu", "gelu", "gelu_tanh", "silu"]
 NormKind = Literal["layer", "rms"]
 PositionKind = Literal["paper", "halves", "tensor2tensor", "learned"]
 
-_MEDIA: dict[str, Callable[..., Media]] = {kind.__name__: kind for kind in (Sounds, Patches)}
 ALL_MAPS = frozenset({"query", "key", "value", "output", "gate", "inner", "outer"})
 
 
@@ -100,7 +98,7 @@ class Buckets:
     is_two_sided: bool
 
 
-@dataclass(frozen=True)
+@checked(strict=True)
 class StackConfig:
     """The encoder or the decoder.
 
@@ -127,17 +125,17 @@ class StackConfig:
         unscaled_id: The token whose embedding is not in the matrix, and is not scaled; None if there is none.
     """
 
-    d_model: int
-    num_layers: int
-    num_heads: int
-    num_key_value_heads: int
-    d_head: int
-    d_ff: int
+    d_model: Count
+    num_layers: Count
+    num_heads: Count
+    num_key_value_heads: Count
+    d_head: Count
+    d_ff: Count
     _: KW_ONLY
     attention_scale: float
     activation: Activation = "relu"
     is_gated: bool = False
-    norm_epsilon: float = 1e-5
+    norm_epsilon: AtLeast0 = 1e-5
     norm_kind: NormKind = "layer"
     is_pre_norm: bool = False
     has_embedding_norm: bool = False
@@ -151,16 +149,6 @@ class StackConfig:
     zero_position_id: int | None = None
     buckets: Buckets | None = None
     unscaled_id: int | None = None
-
-    def __post_init__(self) -> None:
-        for name in ("d_model", "num_layers", "num_heads", "num_key_value_heads", "d_head", "d_ff"):
-            size = getattr(self, name)
-            if type(size) is not int or size < 1:
-                raise ValueError(f"{name} is {size!r}, and must be a whole number above 0")
-        if not isinstance(self.norm_epsilon, int | float) or not self.norm_epsilon >= 0:
-            raise ValueError(f"the epsilon of norms is {self.norm_epsilon!r}, and must be a number")
-        if self.zero_position_id is not None and type(self.zero_position_id) is not int:
-            raise ValueError(f"pad_token_id is {self.zero_position_id!r}, and must be a whole number")
 
     @classmethod
     def of_paper(
@@ -179,25 +167,6 @@ class StackConfig:
             embedding_scale=math.sqrt(d_model),
             **options,
         )
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> Self:
-        """Read what `dataclasses.asdict` and JSON made of a stack."""
-        kinds = tuple(
-            LayerKind(
-                None if kind["window"] is None else tuple(kind["window"]),
-                None if kind["rotary"] is None else Rotary(**kind["rotary"]),
-            )
-            for kind in content["kinds"]
-        )
-        positions, buckets = content["positions"], content["buckets"]
-        read = {
-            "unbiased": frozenset(content["unbiased"]),
-            "kinds": kinds,
-            "positions": None if positions is None else Positions(**positions),
-            "buckets": None if buckets is None else Buckets(**buckets),
-        }
-        return cls(**content | read)
 
     @property
     def layer_kinds(self) -> tuple[LayerKind, ...]:
@@ -246,11 +215,11 @@ class Architecture:
     output_scale: float = 1.0
     logits_cap: float | None = None
     is_merged: bool = False
-    media: Media | None = None
+    media: Sounds | Patches | None = None
     alignment_heads: tuple[tuple[int, int], ...] = ()
 
 
-@dataclass(frozen=True)
+@checked(strict=True)
 class PublishedConfig(Architecture, ModelConfig):
     """The configuration of a model that others published.
 
@@ -260,12 +229,8 @@ class PublishedConfig(Architecture, ModelConfig):
     """
 
     _: KW_ONLY
-    attention_dropout: float = 0.0
+    attention_dropout: Share = 0.0
     target_frame: TargetFrame | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self._require_number("attention_dropout", below=1)
 
     def to_json(self) -> dict[str, Any]:
         """The fields by name; those of `media` with the name of its class, and without a folder."""
@@ -276,20 +241,6 @@ class PublishedConfig(Architecture, ModelConfig):
         for name in ("encoder", "decoder"):
             content[name]["unbiased"] = sorted(content[name]["unbiased"])
         return content
-
-    @classmethod
-    def from_json(cls, content: Any) -> Self:
-        """Read what `to_json` returned; raise ValueError if a field is missing, unknown or wrong."""
-        try:
-            stacks = {name: StackConfig.from_json(content[name]) for name in ("encoder", "decoder")}
-            start_ids, eos_id = content["target_frame"]
-            frame = TargetFrame(tuple(start_ids), eos_id)
-            heads = tuple(map(tuple, content["alignment_heads"]))
-            media = content["media"] and _media_from_json(content["media"])
-            known = {"target_frame": frame, "alignment_heads": heads, "media": media}
-            return super().from_json(content | stacks | known)
-        except (KeyError, TypeError) as error:
-            raise ValueError(f"{cls.__name__}: a field is missing or wrong: {error}") from error
 
     @property
     def frame(self) -> TargetFrame:
@@ -313,12 +264,6 @@ class PublishedConfig(Architecture, ModelConfig):
     def free_in_a_child(self) -> tuple[str, ...]:
         """Not the limits of lengths, by which the tables of positions are made."""
         return "dropout", "word_dropout", "attention_dropout"
-
-
-def _media_from_json(content: dict[str, Any]) -> Media:
-    make = _MEDIA[content["kind"]]
-    fields = ((name, value) for name, value in content.items() if name != "kind")
-    return make(**{name: tuple(value) if isinstance(value, list) else value for name, value in fields})
 
 
 def architecture_of(config: TransformerConfig | PublishedConfig) -> Architecture:

@@ -17,14 +17,15 @@ Shapes: B batch rows, S source length, T target length, D d_model, E d_hidden, G
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
-from typing import ClassVar, Literal, get_args
+from dataclasses import KW_ONLY
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from seq2seq_serve.training.config import ModelConfig
+from seq2seq_serve.bundle.checked import checked
+from seq2seq_serve.training.config import Count, ModelConfig
 from seq2seq_serve.training.models.attention import FUNCTIONS, AdditiveAttention
 from seq2seq_serve.training.models.base import EncoderDecoder, Layers, Memory, State
 from seq2seq_serve.training.models.dropout import Dropout
@@ -33,7 +34,7 @@ CellName = Literal["gru", "lstm"]
 AttentionName = str  # "none", "additive", or a key of `attention.FUNCTIONS`
 
 
-@dataclass(frozen=True)
+@checked(strict=True)
 class RecurrentConfig(ModelConfig):
     """The sizes of a recurrent encoder-decoder.
 
@@ -49,9 +50,9 @@ class RecurrentConfig(ModelConfig):
             both sides close together (Sutskever et al. 2014, section 3.3, arXiv:1409.3215).
     """
 
-    d_hidden: int
-    num_encoder_layers: int
-    num_decoder_layers: int
+    d_hidden: Count
+    num_encoder_layers: Count
+    num_decoder_layers: Count
     _: KW_ONLY
     cell: CellName = "gru"
     attention: AttentionName = "additive"
@@ -59,16 +60,10 @@ class RecurrentConfig(ModelConfig):
     reverses_source: bool = False
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("d_hidden", "num_encoder_layers", "num_decoder_layers"):
-            self._require_int(name, at_least=1)
-        for name in ("is_bidirectional", "reverses_source"):
-            self._require(isinstance(getattr(self, name), bool), name, "true or false")
-        self._require(self.cell in get_args(CellName), "cell", '"gru" or "lstm"')
         attentions = "none", "additive", *FUNCTIONS
-        self._require(self.attention in attentions, "attention", f"one of {', '.join(attentions)}")
+        self.require(self.attention in attentions, "attention", f"one of {', '.join(attentions)}")
         is_even = self.d_hidden % 2 == 0
-        self._require(is_even or not self.is_bidirectional, "d_hidden", "even for two directions")
+        self.require(is_even or not self.is_bidirectional, "d_hidden", "even for two directions")
 
 
 class Cell(nn.Module):

@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
+from seq2seq_serve.bundle.checked import from_json
 from seq2seq_serve.training.config import ModelConfig, TransformerConfig
 from seq2seq_serve.training.data.sources import SourceKind
 from seq2seq_serve.training.models.base import EncoderDecoder
@@ -74,4 +75,4 @@ def config_from_json(content: Any) -> ModelConfig:
     kind = sizes.pop("kind", None)
     if kind not in FAMILIES:
         raise ValueError(f"unknown kind of model {kind!r}; there are {', '.join(FAMILIES)}")
-    return FAMILIES[kind].config.from_json(sizes)
+    return from_json(FAMILIES[kind].config, sizes)

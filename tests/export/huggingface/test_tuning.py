@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForSeq2SeqLM
 
 from seq2seq_serve import load
+from seq2seq_serve.bundle.checked import from_json
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.export.__main__ import main as export_main
 from seq2seq_serve.training.__main__ import main
@@ -162,7 +163,7 @@ def test_weights_become_those_of_the_checkpoint_again(checkpoint, tmp_path, case
     edit(folder / "generation_config.json", **WHISPER_LANGUAGE.get(case, {}))
     trained = load_published(folder)
     assert isinstance(trained.config, PublishedConfig)
-    assert PublishedConfig.from_json(json.loads(json.dumps(trained.config.to_json()))) == trained.config
+    assert from_json(PublishedConfig, json.loads(json.dumps(trained.config.to_json()))) == trained.config
     keep_published(folder, trained.model, tmp_path / "kept")
     write_published(tmp_path / "kept", trained.model.state_dict(), trained.config, tmp_path / "written")
     given, found = (load_file(path / "model.safetensors") for path in (folder, tmp_path / "written"))

@@ -101,9 +101,9 @@ def test_dropout_changes_two_passes_and_evaluation_has_none() -> None:
     ("settings", "message"),
     [
         ({"d_hidden": 15}, "d_hidden is 15, and must be even for two directions"),
-        ({"cell": "rnn"}, 'cell is .rnn., and must be "gru" or "lstm"'),
-        ({"attention": True}, "attention is True, and must be one of none, additive, dot"),
-        ({"reverses_source": 1}, "reverses_source is 1, and must be true or false"),
+        ({"cell": "rnn"}, "cell is 'rnn', and must be 'gru' or 'lstm'"),
+        ({"attention": True}, "attention is True, and must be a valid string"),
+        ({"reverses_source": 1}, "reverses_source is 1, and must be a valid boolean"),
         ({"num_encoder_layers": 0}, "num_encoder_layers is 0"),
     ],
 )

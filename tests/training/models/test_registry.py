@@ -1,8 +1,10 @@
 import json
+from dataclasses import asdict
 
 import pytest
 import torch
 
+from seq2seq_serve.bundle.checked import from_json
 from seq2seq_serve.training.config import TrainingConfig, TransformerConfig
 from seq2seq_serve.training.models.recurrent import Recurrent
 from seq2seq_serve.training.models.registry import (
@@ -18,8 +20,8 @@ from seq2seq_serve.training.presets import PRESETS, preset_named
 def test_every_preset_survives_json_and_is_built(name: str) -> None:
     preset = preset_named(name)
     assert preset.name == name
-    recipe = json.loads(json.dumps(preset.training.to_json()))
-    assert TrainingConfig.from_json(recipe) == preset.training
+    recipe = json.loads(json.dumps(asdict(preset.training)))
+    assert from_json(TrainingConfig, recipe) == preset.training
     config = preset.model
     content = json.loads(json.dumps(config_to_json(config)))
     assert config_from_json(content) == config
