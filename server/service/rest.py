@@ -46,18 +46,20 @@ from seq2seq_serve.server.service.open_inference.json import (
     repository_request,
 )
 from seq2seq_serve.server.service.open_inference.service import InferenceService
-from seq2seq_serve.server.service.shares import Shares
+from seq2seq_serve.server.service.shares import Room, Shares
 from seq2seq_serve.server.service.status import (
     REQUEST_ID,
     status_of,
 )
 
 _SERVICE, _GRPC_SERVICE = "http", "inference.GRPCInferenceService"
-_JSON, _LESS = "application/json", "send less"
+_JSON = "application/json"
 _JSON_LENGTH = "Inference-Header-Content-Length"
 _BODY_SECONDS = 30.0  # for a caller to send a body, and longer for
 _LEAST_BYTES_PER_SECOND = 2**17  # of a long one
 _MAX_OPEN = 256  # requests, shared by the callers
+# Bytes of bodies in which the keys of their callers may be; short ones are not counted
+_MAX_STRANGERS_BYTES, _SHORT_BYTES = 2**24, 2**16
 _MAX_DIGITS = 12  # of a length
 _JSON_BYTES = 4  # take as long to read as a byte of text
 
@@ -223,6 +225,10 @@ class RestService:
         self._inference = inference
         self._files = TranslatedFiles()
         self.open = Shares(_MAX_OPEN, "{} requests over HTTP are open")
+        self._strangers = Shares(
+            _MAX_STRANGERS_BYTES,
+            "bodies of {} bytes come from callers with a key neither in header nor query",
+        )
 
     def routes(self) -> list[Route]:
         """Returns the routes of every page."""
@@ -336,23 +342,21 @@ class RestService:
     async def _libretranslate(
         self, answer: LibreHandler, most: int, request: Request, call: RemoteCall, _: _Events
     ) -> Response:
-        access, hint = self.calls.access, _LESS
+        access = self.calls.access
         if not call.caller.has_token:
             call.caller = access.with_token(call.caller, request.query_params.get(KEY, ""))
-        if access.has_tokens and not call.caller.has_token:
-            is_file = most == libretranslate.MAX_FILE_BYTES
-            most = libretranslate.MAX_STRANGER_FILE_BYTES if is_file else libretranslate.MAX_STRANGER_BYTES
-            hint = f"send less, or {KEY} in the query"
-        body = await self._body(request, call, most, hint)
-        fields = await read_fields(request, body, call)
-        del body
-        if not call.caller.has_token:
-            call.caller = access.with_token(call.caller, fields.key)
-            try:
-                access.check(f"/{_GRPC_SERVICE}/{call.method}", call.caller)
-            except Unauthenticated:
-                text = libretranslate.WRONG_KEY if fields.key else libretranslate.NO_KEY
-                raise Unauthenticated(text) from None
+        is_stranger = access.has_tokens and not call.caller.has_token
+        with self._strangers.add(call.caller.name, 0) as room:
+            body = await self._body(request, call, most, room if is_stranger else None)
+            fields = await read_fields(request, body, call)
+            del body
+            if not call.caller.has_token:
+                call.caller = access.with_token(call.caller, fields.key)
+                try:
+                    access.check(f"/{_GRPC_SERVICE}/{call.method}", call.caller)
+                except Unauthenticated:
+                    text = libretranslate.WRONG_KEY if fields.key else libretranslate.NO_KEY
+                    raise Unauthenticated(text) from None
         return await answer(fields, request, call)
 
     async def _translate_file(self, fields: Fields, request: Request, call: RemoteCall) -> Response:
@@ -371,11 +375,15 @@ class RestService:
         return self._files.answer(request.path_params["name"])
 
     async def _body(
-        self, request: Request, call: RemoteCall, most: int = MAX_REQUEST_BYTES, hint: str = _LESS
+        self,
+        request: Request,
+        call: RemoteCall,
+        most: int = MAX_REQUEST_BYTES,
+        strangers: Room | None = None,
     ) -> bytes:
         """Reads the body of a request, of `most` bytes, whose length counts as that of a message.
 
-        `hint` says what to do with a larger one.
+        It also counts in the room of `strangers`, unless it is short.
 
         A body in chunks counts as it comes, and has as long to come as one with the same length. A compressed
         one may have `most` bytes on both sides, and counts as it is decompressed. A form that
@@ -384,7 +392,7 @@ class RestService:
         Raises:
             CancelledError: The caller has left.
             InvalidRequest: The body is damaged, too large, or does not come.
-            Overloaded: Too many large requests are open.
+            Overloaded: Too many large requests are open, or come from strangers.
             Unavailable: The server drains.
         """
         decompressor = Decompressor(request.headers.get("content-encoding", ""))
@@ -399,7 +407,7 @@ class RestService:
             async with asyncio.timeout(None) as limit:
                 while True:
                     if num_bytes > most:
-                        raise TooLarge(f"the request has more than {most} bytes: {hint}", field="")
+                        raise TooLarge(f"the request has more than {most} bytes: send less", field="")
                     seconds = _BODY_SECONDS + num_bytes / _LEAST_BYTES_PER_SECOND
                     if not limit.expired():
                         limit.reschedule(begin + seconds)
@@ -418,6 +426,8 @@ class RestService:
                     if num_bytes > SMALL_REQUEST_BYTES:
                         room.grow(num_bytes)
                         call.held = [room]
+                    if strangers is not None and num_bytes > _SHORT_BYTES:
+                        strangers.grow(num_bytes)
         except TimeoutError:
             raise InvalidRequest(f"the body did not arrive within {seconds:.0f} seconds", field="") from None
         except ClientDisconnect:

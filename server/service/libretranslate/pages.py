@@ -52,8 +52,6 @@ PAGES = (
 WRONG_KEY = "Invalid API key: send a known token as api_key, or as `authorization: Bearer …`"
 NO_KEY = "Please contact the server operator to get an API key, and send it as api_key"
 MAX_FILE_BYTES = 2**23
-# Of a body that is read because a caller's key may be in it; a key in the header or query comes before it
-MAX_STRANGER_BYTES, MAX_STRANGER_FILE_BYTES = 2**16, 2**20
 
 _BYTES_PER_CODE = 12  # of a language in JSON
 
