@@ -590,14 +590,17 @@ def test_no_byte_of_a_compressed_body_is_lost_between_two_steps(size):
     assert found == content
 
 
+GZIPPED = gzip.compress(b"{}", mtime=0)  # the time would be in the names of tests, which processes compare
+
+
 @pytest.mark.parametrize(
     ("encoding", "body", "text"),
     [
         ("gzip", b"{}", "the compressed body is damaged"),
-        ("deflate", gzip.compress(b"{}"), "the compressed body is damaged"),
-        ("gzip", gzip.compress(b"{}")[:-1], "ends too early"),
+        ("deflate", GZIPPED, "the compressed body is damaged"),
+        ("gzip", GZIPPED[:-1], "ends too early"),
         ("gzip", b"", "ends too early"),
-        ("gzip", gzip.compress(b"{}") + b"{", "goes on after its end"),
+        ("gzip", GZIPPED + b"{", "goes on after its end"),
         ("br", b"{}", "compressed by br: send it in gzip or deflate"),
     ],
 )
