@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ class Records:
         if not place:
             raise ValueError(f"{self.path} has 0 records: the corpus is empty")
 
-    @property
+    @cached_property
     def folder(self) -> Path:
         """The folder from which relative names of files start."""
         return data_files(self.path)[0].parent.resolve()
