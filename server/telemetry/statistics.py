@@ -84,7 +84,7 @@ class Statistics:
         source_length: Their source tokens.
         target_length: Their target tokens, by their mode.
         wasted: Target tokens of requests without an answer, by the reason.
-        last_request: Unix time of the last request's end.
+        last_request: Unix time of the last request's end; 0 before the version's first one.
     """
 
     def __init__(self) -> None:
@@ -157,7 +157,7 @@ class Statistics:
 
     def begin_version(self) -> None:
         """Leave out what was recorded so far from the durations of the model's next version."""
-        self._earlier = self._durations()
+        self._earlier, self.last_request = self._durations(), 0.0
 
     def of_version(self) -> dict[str | int, Durations]:
         """Returns the durations since a version began, by their names in the Open Inference Protocol.

@@ -187,7 +187,9 @@ def test_a_version_has_durations_of_its_own():
         3: (2, 0.5),
     }
     assert its.of_version() == durations
+    assert its.last_request > 0
     its.begin_version()
+    assert its.last_request == 0
     assert its.of_version() == dict.fromkeys(durations, (0, 0.0))
     its.record_turn(step)
     assert its.of_version() == dict.fromkeys(durations, (0, 0.0)) | {
