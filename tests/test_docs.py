@@ -15,8 +15,8 @@ from seq2seq_serve.training.models.recurrent import RecurrentConfig
 _LAYERS = {"num_encoder_layers", "num_decoder_layers"}  # in the table of every model
 
 
-def test_the_page_on_training_lists_every_setting_with_its_default() -> None:
-    text = Path("docs/training.md").read_text(encoding="utf-8")
+def test_the_page_on_settings_lists_every_setting_with_its_default() -> None:
+    text = Path("docs/training-settings.md").read_text(encoding="utf-8")
     common = {field.name for field in dataclasses.fields(ModelConfig)}
     tables: dict[str, type[Any]] = {
         "every model": ModelConfig,

@@ -470,7 +470,7 @@ def add_set_flag(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=VALUE",
         help="any field of the preset's model and recipe, such as dropout=0.3 bpe_dropout=0.1 norm=pre "
-        "(docs/training.md lists them); the last value of a repeated field counts",
+        "(docs/training-settings.md lists them); the last value of a repeated field counts",
     )
 
 
