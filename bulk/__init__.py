@@ -1,4 +1,4 @@
-"""Translates files of any size without a server: shards in, shards out, each exactly once."""
+"""Translates files of any size without a server, in shards (`client.files`), each exactly once."""
 
 from seq2seq_serve.clone import share_module
 

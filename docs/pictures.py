@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/web.md, training.md and operations.md anew, from servers that really run.
+"""Takes the pictures of docs/web.md and operations.md anew, from servers that really run.
 
 It needs what `make gallery` makes, the extra `dev-deploy`, and Debian's `chromium`, `prometheus` and
 `fonts-nanum`. From the root:

@@ -15,8 +15,8 @@ from seq2seq_serve.training.models.recurrent import RecurrentConfig
 _LAYERS = {"num_encoder_layers", "num_decoder_layers"}  # in the table of every model
 
 
-def test_the_page_on_training_lists_every_setting_with_its_default() -> None:
-    text = Path("docs/training.md").read_text(encoding="utf-8")
+def test_the_page_on_settings_lists_every_setting_with_its_default() -> None:
+    text = Path("docs/training-settings.md").read_text(encoding="utf-8")
     common = {field.name for field in dataclasses.fields(ModelConfig)}
     tables: dict[str, type[Any]] = {
         "every model": ModelConfig,
@@ -48,6 +48,29 @@ def test_the_page_on_protocols_lists_every_parameter() -> None:
     for name in PARAMETERS:
         option = OPTIONS[name]
         assert f"\n| `{name}` | {option.form.expected} | {option.help} |\n" in text
+
+
+def test_every_link_between_pages_leads_to_a_file_and_its_heading() -> None:
+    links = [
+        (page, *link.partition("#")[::2])
+        for page in [*Path().glob("*.md"), *Path("docs").glob("*.md"), *Path("benchmarks").glob("*.md")]
+        for link in re.findall(r"\]\(([^)\s]+)\)", page.read_text(encoding="utf-8"))
+        if "://" not in link
+    ]
+    assert len(links) > 100
+    broken = []
+    for page, name, heading in links:
+        file = page.parent / name if name else page
+        if not file.exists() or (heading and heading not in _headings(file)):
+            broken.append(f"{page}: {name}#{heading}")
+    assert not broken
+
+
+def _headings(page: Path) -> set[str]:
+    """The names that a page's headings have in links, as GitHub makes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    titles = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
+    return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 def _defaults(names: str, defaults: str) -> list[tuple[str, str]]:

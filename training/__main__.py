@@ -63,7 +63,7 @@ _EXAMPLES = {
   %(prog)s small --out runs/mine --resume
   %(prog)s small --out runs/tuned --from runs/mine --tsv own.tsv --set learning_rate_scale=0.2
   %(prog)s small --out runs/medical --from opus-mt-ko-en --tsv own.tsv --set learning_rate_scale=0.1
-  %(prog)s small --out runs/clinic --from whisper-small --tsv clips.tsv --set learning_rate_scale=0.0035
+  %(prog)s small --out runs/clinic --from whisper-small --tsv clips.tsv --set learning_rate=1.3e-5
   torchrun --standalone --nproc-per-node gpu --max-restarts 3 \\
       -m training train base --out runs/large --tsv large.tsv.gz --resume
   %(prog)s tiny --out runs/few --tsv few.tsv.gz --set bpe_dropout=0.2 tied=none
@@ -470,7 +470,7 @@ def add_set_flag(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="NAME=VALUE",
         help="any field of the preset's model and recipe, such as dropout=0.3 bpe_dropout=0.1 norm=pre "
-        "(docs/training.md lists them); the last value of a repeated field counts",
+        "(docs/training-settings.md lists them); the last value of a repeated field counts",
     )
 
 
