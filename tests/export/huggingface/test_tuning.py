@@ -16,6 +16,7 @@ from transformers import AutoModelForSeq2SeqLM
 from seq2seq_serve import load
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.export.__main__ import main as export_main
+from seq2seq_serve.export.huggingface.samples import SENTENCES
 from seq2seq_serve.training.__main__ import main
 from seq2seq_serve.training.checkpoint import checkpoint_path, load_checkpoint
 from seq2seq_serve.training.data.encoded import EncodedCorpus
@@ -26,7 +27,6 @@ from seq2seq_serve.training.prepare import continue_run
 from seq2seq_serve.training.reports import curves
 from seq2seq_serve.training.run import RunFolder, load_published, load_run
 from tests.export.huggingface.checkpoints import CASES, PICTURES, SHALLOW, SOUNDS, edit
-from tests.export.huggingface.tokenizer_files import sentences
 
 NUM_NEW_TOKENS = 12
 SLOW = pytest.mark.slow  # weights and frames are like those of the quick families
@@ -55,8 +55,8 @@ def _no_pictures(monkeypatch):
 @pytest.fixture
 def corpus(tmp_path):
     """The target is the first word of its source."""
-    texts = [text for text in sentences(120, 5) if text.split()]
-    lines = [f"{' '.join(text.split())}\t{text.split()[0]}" for text in texts]
+    words = " ".join(SENTENCES).split()
+    lines = [f"{first} {words[-2 * i]} {words[-i]}\t{first}" for i, first in enumerate(words[:120], 1)]
     (tmp_path / "train.tsv").write_text("\n".join(lines[8:]) + "\n", encoding="utf-8")
     (tmp_path / "dev.tsv").write_text("\n".join(lines[:8]) + "\n", encoding="utf-8")
     return ["--tsv", str(tmp_path / "train.tsv"), "--dev-tsv", str(tmp_path / "dev.tsv")]
