@@ -63,9 +63,14 @@ def ours(files) -> ImportedTokenizers:
 @pytest.mark.parametrize("name", [name for name in GOLDEN_CASES if not name.endswith(" added")])
 def test_ids_and_texts_are_those_of_transformers(name, tmp_path):
     make, texts = GOLDEN_CASES[name]
-    ours, line = imported(make(tmp_path)), RECORDED[name]
+    files, line = make(tmp_path), RECORDED[name]
+    ours = imported(files)
     if not name.endswith("target"):
         assert_same(ours.source, texts, line["ids"])
+        ids = files.theirs.get_vocab()
+        if name != "nllb pieces":  # whose class now has the mask before the languages
+            special = ours.source.special_tokens.items()
+            assert [ids.get(token, token_id) for token_id, token in special] == [one for one, _ in special]
     if ours.target is not ours.source and not name.endswith("target"):
         return
     assert_same(ours.target, texts, line["ids"])
@@ -103,10 +108,10 @@ def test_added_tokens_with_the_ids_of_others_are_refused(tmp_path):
     files = with_added(tmp_path, "t5", "added_tokens.json")
     for wrong in ({"<sep>": 5}, {"</s>": 1900}):
         (tmp_path / "added_tokens.json").write_text(json.dumps(wrong))
-        with pytest.raises(ValueError, match=r"the added token '.*' has the id \d+, and the vocabulary has"):
+        with pytest.raises(ValueError, match=r"added token '.*' has the id \d+"):
             imported(files)
     (tmp_path / "added_tokens.json").write_text(json.dumps({"<sep>": 10**9}))
-    with pytest.raises(ValueError, match=r"1 tokens beyond the model's vocabulary of \d+, such as '<sep>'"):
+    with pytest.raises(ValueError, match=r"beyond .*'<sep>'"):
         imported(files)
 
 
@@ -196,8 +201,7 @@ def test_mbart_starts_with_the_language_that_the_checkpoint_fixes(tmp_path):
 
 def test_nllb_of_before_2023_has_its_language_behind(tmp_path):
     files = nllb(tmp_path)
-    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"legacy_behaviour": True}))
+    edit(tmp_path / "tokenizer_config.json", legacy_behaviour=True)
     frames = imported(files).frames
     assert (frames.source_prefix, frames.source_suffix) == ((), (2, "source_language"))
 
@@ -269,15 +273,11 @@ def test_a_stop_sequence_is_normalised_as_the_text_is(stop, ours):
 
 
 class TestRefusals:
-    def test_a_tokenizer_of_another_model_is_refused(self, tmp_path):
-        files = t5(tmp_path)
-        with pytest.raises(ValueError, match="beyond the model's vocabulary of 300"):
-            read_tokenizers(tmp_path, "t5", {"vocab_size": 300}, files.generation)
-
-    def test_pieces_of_another_model_are_refused(self, tmp_path):
-        files = marian(tmp_path)
-        with pytest.raises(ValueError, match="beyond the model's vocabulary of 300"):
-            read_tokenizers(tmp_path, "marian", {"vocab_size": 300}, files.generation)
+    @pytest.mark.parametrize("family", ["t5", "marian"])
+    def test_a_tokenizer_of_another_model_is_refused(self, family, tmp_path):
+        files = FAMILIES[family](tmp_path)
+        with pytest.raises(ValueError, match="vocabulary of 300"):
+            read_tokenizers(tmp_path, family, {"vocab_size": 300}, files.generation)
 
     def test_languages_beyond_the_vocabulary_cannot_be_chosen(self, tmp_path):
         files = m2m100(tmp_path)
@@ -313,20 +313,15 @@ class TestRefusals:
 
     def test_a_tokenizer_class_of_another_family_is_refused(self, tmp_path):
         files = t5(tmp_path)
-        settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
-        (tmp_path / "tokenizer_config.json").write_text(
-            json.dumps(settings | {"tokenizer_class": "BertTokenizerFast"})
-        )
-        with pytest.raises(
-            ValueError, match="tokenizer_class is BertTokenizer; a model of the family t5 has T5Tokenizer"
-        ):
+        edit(tmp_path / "tokenizer_config.json", tokenizer_class="BertTokenizerFast")
+        with pytest.raises(ValueError, match=r"BertTokenizer.* t5 .*T5Tokenizer"):
             imported(files)
 
     @pytest.mark.parametrize(("family", "other"), [("m2m100", nllb), ("nllb", m2m100), ("mbart", nllb)])
     def test_a_tokenizer_without_the_languages_of_its_family_is_refused(self, family, other, tmp_path):
         files = other(tmp_path)
         edit(tmp_path / "tokenizer_config.json", tokenizer_class=None)
-        with pytest.raises(ValueError, match=r"no token of the tokenizer is a language|no languages"):
+        with pytest.raises(ValueError, match="language"):
             read_tokenizers(tmp_path, family, files.config, files.generation)
 
     def test_a_vocabulary_with_gaps_is_refused(self, tmp_path):
@@ -339,16 +334,14 @@ class TestRefusals:
 
     def test_a_model_without_a_start_token_is_refused(self, tmp_path):
         files = t5(tmp_path)
-        with pytest.raises(ValueError, match="neither decoder_start_token_id nor bos_token_id"):
+        with pytest.raises(ValueError, match="decoder_start_token_id"):
             read_tokenizers(tmp_path, "t5", files.config, {})
 
 
 def test_a_file_is_taken_as_it_is_where_transformers_rebuilds_it(tmp_path):
     """Its class for mBART drops the normaliser of the file, and these texts would be unknown."""
     files = mbart(tmp_path)
-    described = json.loads((tmp_path / "tokenizer.json").read_text())
-    described["normalizer"] = {"type": "NFKC"}
-    (tmp_path / "tokenizer.json").write_text(json.dumps(described))
+    edit(tmp_path / "tokenizer.json", normalizer={"type": "NFKC"})
     expected = tokenizers.Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
     theirs = [expected.encode(text, add_special_tokens=False).ids for text in TEXTS]
     assert imported(files).source.encode_batch(TEXTS) == theirs
