@@ -1,6 +1,7 @@
 """A published model is tuned on a corpus, exported, and served as the checkpoint that it has become."""
 
 import json
+import re
 import shutil
 import sys
 
@@ -55,7 +56,7 @@ def _no_pictures(monkeypatch):
 @pytest.fixture
 def corpus(tmp_path):
     """The target is the first word of its source."""
-    words = " ".join(SENTENCES).split()
+    words = re.findall(r"\w+", " ".join(SENTENCES))
     lines = [f"{first} {words[-2 * i]} {words[-i]}\t{first}" for i, first in enumerate(words[:120], 1)]
     (tmp_path / "train.tsv").write_text("\n".join(lines[8:]) + "\n", encoding="utf-8")
     (tmp_path / "dev.tsv").write_text("\n".join(lines[:8]) + "\n", encoding="utf-8")

@@ -124,7 +124,7 @@ class Files:
 
 def marian(folder: Path, *, separate: bool = False, languages: tuple[str, ...] = ()) -> Files:
     """Two models, of which vocab.json has almost all pieces; the source does not know all scripts."""
-    sides = [spm("unigram", 0, 2), spm("unigram", 1, 2, normalization_rule_name="nmt_nfkc_cf")]
+    sides = [spm("unigram", 0, 2), spm("unigram", 1, 3, normalization_rule_name="nmt_nfkc_cf")]
     for name, content in zip(["source.spm", "target.spm"], sides, strict=True):
         (folder / name).write_bytes(content)
     pieces = [[text for i, (text, _) in enumerate(scored(content)) if i % 50 != 49] for content in sides]
