@@ -120,10 +120,10 @@ def export_bundle(
     """
     if not trained.model.source_kind.forms:
         raise ExportError("a language model cannot be served: train a captioner that starts --from it")
-    prove = _prove if proves else None
+    proving = prove if proves else None
     return write_bundle(
         path,
-        lambda folder: _write(trained, folder, precisions, prove, report, is_strict=is_strict),
+        lambda folder: _write(trained, folder, precisions, proving, report, is_strict=is_strict),
         overwrite=overwrite,
     )
 
@@ -347,7 +347,8 @@ def describe_differences(proof: Parity, precision: Precision) -> str:
     )
 
 
-def _prove(trained: TrainedModel, graphs: Graphs, precision: Precision) -> Parity:
+def prove(trained: TrainedModel, graphs: Graphs, precision: Precision) -> Parity:
+    """Compare the graphs of a precision with the model; ProofError if they differ more than is allowed."""
     proof = compare(trained.model, graphs, precision)
     if precision not in BITS:
         return proof

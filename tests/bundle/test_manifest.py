@@ -65,11 +65,17 @@ def version_problem(version: object) -> str:
 
 
 def problems_of(path: Path) -> tuple[str, ...]:
-    with pytest.raises(BundleError, match=re.escape(f"{path} is not a usable bundle: ")) as caught:
+    with pytest.raises(BundleError, match=re.escape(str(path))) as caught:
         load_bundle(path)
     for problem in caught.value.problems:
         assert problem in str(caught.value)
     return caught.value.problems
+
+
+def only_problem(path: Path, *data: str) -> None:
+    """A bundle has one problem, whose line has these names and values."""
+    [problem] = problems_of(path)
+    assert all(datum in problem for datum in data), problem
 
 
 def test_a_whole_bundle_is_loaded_with_all_that_the_server_needs(bundle_path, random_trained):
@@ -189,22 +195,20 @@ def test_a_changed_byte_is_found(file, damaged):
 
 def test_a_folder_without_a_manifest_says_how_to_make_one(damaged):
     (damaged / "manifest.json").unlink()
-    assert problems_of(damaged) == ("there is no manifest.json (make one with `python -m export`)",)
+    only_problem(damaged, "manifest.json", "`python -m export`")
     (damaged / "config.json").write_text('{"model_type": "marian"}')
-    assert problems_of(damaged) == (
-        "there is no manifest.json (make one with `python -m export huggingface`)",
-    )
+    only_problem(damaged, "manifest.json", "`python -m export huggingface`")
     version = damaged.parent / "2"  # where a server takes a folder of versions, and `--draft` does not
     version.mkdir()
     (version / "manifest.json").touch()
-    assert problems_of(damaged.parent) == ("there is no manifest.json (name one of the bundles in it)",)
+    only_problem(damaged.parent, "manifest.json", "name one of the bundles")
 
 
 def test_a_manifest_beyond_the_limit_is_refused_unread(damaged):
     """One of 200 MB took 2.9 GB to be refused."""
     os.truncate(damaged / "manifest.json", 200 << 20)
     tracemalloc.start()
-    assert problems_of(damaged) == (f"manifest.json has more than {MAX_MANIFEST_BYTES} bytes, the limit",)
+    only_problem(damaged, "manifest.json", f" {MAX_MANIFEST_BYTES} ")
     assert bundle_version(damaged) == ""
     assert tracemalloc.get_traced_memory()[1] < 3 * MAX_MANIFEST_BYTES
     tracemalloc.stop()
@@ -216,8 +220,7 @@ def test_a_tokenizer_beyond_the_limit_is_refused_unread(damaged):
     for side in ("source_tokenizer", "target_tokenizer"):
         edit(damaged, side, "size_bytes", value=size_bytes)
     tracemalloc.start()
-    problem = f"tokenizer.json has {size_bytes} bytes, and {MAX_TOKENIZER_BYTES} is the limit"
-    assert problems_of(damaged) == (problem,)
+    only_problem(damaged, "tokenizer.json", f" {size_bytes} ", f" {MAX_TOKENIZER_BYTES} ")
     assert tracemalloc.get_traced_memory()[1] < 3 * MAX_MANIFEST_BYTES
     tracemalloc.stop()
 
@@ -235,8 +238,7 @@ def test_a_tokenizer_beyond_the_limit_is_refused_unread(damaged):
 )
 def test_a_manifest_that_is_not_json_is_found(damage, damaged):
     (damaged / "manifest.json").write_bytes(damage((damaged / "manifest.json").read_bytes()))
-    [problem] = problems_of(damaged)
-    assert problem.startswith("manifest.json is not JSON: ")
+    only_problem(damaged, "manifest.json is not JSON")
 
 
 @pytest.mark.parametrize("version", [1, FORMAT_VERSION + 1, "2", None])
@@ -266,34 +268,18 @@ def test_unknown_missing_and_wrong_fields_are_all_named(damaged):
 @pytest.mark.parametrize(
     ("keys", "value", "problem"),
     [
-        ("sizes d_head", 12, "sizes.d_head is 12, and must be a multiple of 8"),
-        ("frames start", [], "manifest.json: frames.start is []: Tuple should have at least 1 item"),
-        ("special_ids eos_ids", [], "manifest.json: special_ids.eos_ids is []: Tuple should have at least 1"),
-        ("target_vocab_size", 0, "manifest.json: target_vocab_size is 0, and must be greater"),
-        ("max_source_length", 0, "manifest.json: max_source_length is 0, and must be greater"),
-        (
-            "max_target_length",
-            0,
-            "max_target_length is 0, and must be at least 1, the tokens of frames.start",
-        ),
-        ("memory stride", 0, "manifest.json: memory.stride is 0, and must be greater"),
-        ("memory constant", 0, "manifest.json: memory.constant is 0, and must be greater"),
-        ("variants", {}, "manifest.json: variants is {}: Dictionary should have at least 1 item"),
-        (
-            "generation suppressed_token_ids",
-            [EOS_ID],
-            "generation.suppressed_token_ids has all eos_ids: no token would end a target",
-        ),
-        (
-            "generation forbidden_sequences",
-            [[5, 6], [5]],
-            "manifest.json: generation.forbidden_sequences.1 is [5]: Tuple should have at least 2 items",
-        ),
-        (
-            "target_vocab_size",
-            200,
-            "tokenizer.json has tokens up to the id 299, beyond the model's vocabulary of 200",
-        ),
+        ("sizes d_head", 12, "sizes.d_head is 12"),
+        ("frames start", [], "manifest.json: frames.start is []"),
+        ("special_ids eos_ids", [], "manifest.json: special_ids.eos_ids is []"),
+        ("target_vocab_size", 0, "manifest.json: target_vocab_size is 0"),
+        ("max_source_length", 0, "manifest.json: max_source_length is 0"),
+        ("max_target_length", 0, "max_target_length is 0"),
+        ("memory stride", 0, "manifest.json: memory.stride is 0"),
+        ("memory constant", 0, "manifest.json: memory.constant is 0"),
+        ("variants", {}, "manifest.json: variants is {}"),
+        ("generation suppressed_token_ids", [EOS_ID], "generation.suppressed_token_ids has all eos_ids"),
+        ("generation forbidden_sequences", [[5, 6], [5]], "manifest.json: generation.forbidden_sequences.1"),
+        ("target_vocab_size", 200, "tokenizer.json has tokens up to the id 299"),
         ("length_bound", {"ratio": 0, "constant": 5}, "manifest.json: length_bound.ratio is 0"),
         ("length_bound", {"ratio": 2, "constant": -1}, "manifest.json: length_bound.constant is -1"),
         ("variants fp32 graphs step file file", "../step.onnx", "../step.onnx lies outside the bundle"),
@@ -301,8 +287,7 @@ def test_unknown_missing_and_wrong_fields_are_all_named(damaged):
 )
 def test_a_wrong_value_is_named(keys, value, problem, damaged):
     edit(damaged, *keys.split(), value=value)
-    [found] = problems_of(damaged)
-    assert found.startswith(problem)
+    only_problem(damaged, problem)
 
 
 @pytest.mark.parametrize(
@@ -321,17 +306,14 @@ def test_a_token_outside_the_vocabulary_is_named(record, name, damaged, random_t
     vocab_size = random_trained.config.vocab_size
     for token_id in (vocab_size, -1):
         edit(damaged, record, name, value=[token_id])
-        problem = f"{record}.{name} has the id {token_id}, outside the vocabulary of {vocab_size}"
-        assert problems_of(damaged) == (problem,)
+        only_problem(damaged, f"{record}.{name} has the id {token_id},", str(vocab_size))
 
 
 def test_a_choice_that_does_not_exist_is_named(damaged):
     edit(damaged, "frames", "forced", value=["target_language"])
-    problem = "frames.forced has the place 'target_language', which is none of choices"
-    assert problems_of(damaged) == (problem,)
+    only_problem(damaged, "frames.forced", "'target_language'", "choices")
     edit(damaged, "choices", value={"target_language": {"ids": {"ko": 5}, "default": "en"}})
-    (problem,) = problems_of(damaged)
-    assert problem.startswith("choices.target_language has the default 'en'")
+    only_problem(damaged, "choices.target_language has the default 'en'")
 
 
 def test_times_that_a_target_cannot_have_are_named(damaged, random_trained):
@@ -340,17 +322,16 @@ def test_times_that_a_target_cannot_have_are_named(damaged, random_trained):
     edit(damaged, "timestamps", value=times)
     assert load_bundle(damaged).manifest.timestamps == Timestamps(50, 60, 0.02, 9, None)
     for name, value, problem in (
-        ("off_id", 8, "timestamps.off_id is 8, and must be the last of several frames.start"),
-        ("step_seconds", 0.0, "manifest.json: timestamps.step_seconds is 0.0, and must be greater than 0"),
-        ("last_id", 1000, "timestamps.last_id has the id 1000, outside the vocabulary of "),
-        ("last_id", 49, "timestamps.last_id is 49, and must be at least 50"),
+        ("off_id", 8, "timestamps.off_id is 8"),
+        ("step_seconds", 0.0, "manifest.json: timestamps.step_seconds is 0.0"),
+        ("last_id", 1000, "timestamps.last_id has the id 1000"),
+        ("last_id", 49, "timestamps.last_id is 49"),
     ):
         edit(damaged, "timestamps", value=times | {name: value})
-        [found] = problems_of(damaged)
-        assert found.startswith(problem)
+        only_problem(damaged, problem)
     edit(damaged, "timestamps", value=times)
     edit(damaged, "frames", "start", value=[9])
-    assert problems_of(damaged) == ("timestamps.off_id is 9, and must be the last of several frames.start",)
+    only_problem(damaged, "timestamps.off_id is 9")
 
 
 def test_sentences_are_padded_with_zero(damaged):
@@ -358,16 +339,14 @@ def test_sentences_are_padded_with_zero(damaged):
     edit(damaged, "special_ids", "pad_id", value=3)
     load_bundle(damaged)
     edit(damaged, "sources", SOURCE_IDS, value="sentences")
-    assert "special_ids.pad_id is 3, and sentences are padded with 0: it must be 0" in problems_of(damaged)
+    assert any("special_ids.pad_id is 3" in problem for problem in problems_of(damaged))
 
 
 def test_a_model_whose_targets_are_full_before_their_first_token_is_refused(damaged):
     edit(damaged, "frames", "start", value=[5, 6, 7])
     edit(damaged, "frames", "forced", value=[8])
     edit(damaged, "max_target_length", value=3)
-    assert problems_of(damaged) == (
-        "max_target_length is 3, and must be at least 4, the tokens of frames.start and frames.forced",
-    )
+    only_problem(damaged, "max_target_length is 3", "at least 4")
     edit(damaged, "max_target_length", value=4)
     load_bundle(damaged)
 
@@ -385,7 +364,7 @@ def changed(manifest: Manifest, *, frames: dict | None = None, **changes) -> lis
 def test_a_sound_is_the_only_source_and_has_a_fixed_size(whisper_manifest):
     assert changed(whisper_manifest) == []
     problems = changed(whisper_manifest, sources={"sound": Form.SOUND, "question": Form.TEXT})
-    assert problems[0] == "sources are sound, question, and a sound must be the only source"
+    assert "sound, question" in problems[0]
     variant = whisper_manifest.variants[Precision.FP32]
     encode = variant.graphs[Verb.ENCODE]
     inputs = tuple(
@@ -393,24 +372,19 @@ def test_a_sound_is_the_only_source_and_has_a_fixed_size(whisper_manifest):
         for spec in encode.inputs
     )
     graphs = variant.graphs | {Verb.ENCODE: replace(encode, inputs=inputs)}
-    assert changed(whisper_manifest, variants={Precision.FP32: replace(variant, graphs=graphs)}) == [
-        "fp32: sources.sound is a sound of (12, 'source_length'), and both axes need a fixed size"
-    ]
+    [problem] = changed(whisper_manifest, variants={Precision.FP32: replace(variant, graphs=graphs)})
+    assert "fp32: sources.sound is a sound of (12, 'source_length')" in problem
 
 
 def test_a_language_is_detected_only_among_the_start_tokens(whisper_manifest):
     start, language = whisper_manifest.frames.start, "source_language"
     assert language in start
     for name in ("forced", "source_prefix", "source_suffix"):
-        assert changed(whisper_manifest, frames={name: (language,)}) == [
-            f"frames.{name} has the place 'source_language', and the model detects a language only among "
-            "frames.start: give the choice a default"
-        ]
+        [problem] = changed(whisper_manifest, frames={name: (language,)})
+        assert problem.startswith(f"frames.{name} has the place 'source_language'")
     for wrong in ((language, *start[2:]), (*start[:2], language, *start[2:])):
-        assert changed(whisper_manifest, frames={"start": wrong}) == [
-            f"frames.start is {wrong}, and a language is detected once, after the first token: "
-            "give the choice a default"
-        ]
+        [problem] = changed(whisper_manifest, frames={"start": wrong})
+        assert problem.startswith(f"frames.start is {wrong}")
     spoken = replace(whisper_manifest.choices[language], default="ko")
     choices = whisper_manifest.choices | {language: spoken}
     assert changed(whisper_manifest, frames={"start": (language, *start[2:])}, choices=choices) == []
@@ -423,9 +397,8 @@ def test_a_language_is_detected_only_among_the_start_tokens(whisper_manifest):
 def test_a_choice_that_no_request_has_is_refused(whisper_manifest):
     """A request could not name it, and failed with INTERNAL."""
     choices = {**whisper_manifest.choices, "style": Choice({"formal": 5})}
-    assert changed(whisper_manifest, choices=choices) == [
-        "choices has 'style', and a request may choose source_language, target_language, task"
-    ]
+    [problem] = changed(whisper_manifest, choices=choices)
+    assert "'style'" in problem
 
 
 def test_a_bound_grows_with_the_source_and_leaves_a_token_at_least(damaged):
@@ -440,25 +413,25 @@ def test_a_bundle_without_a_graph_is_refused(damaged):
     manifest = json.loads((damaged / "manifest.json").read_text())
     del manifest["variants"]["int8"]["graphs"]["decode"]
     write(damaged, manifest)
-    assert problems_of(damaged) == ("int8: step has a cache, and there is no decode graph to fill it",)
+    only_problem(damaged, "int8: ", "no decode graph")
     del manifest["variants"]["int8"]["graphs"]["step"]
     write(damaged, manifest)
-    assert problems_of(damaged) == ("int8 lacks the graphs step",)
+    only_problem(damaged, "int8 ", "graphs step")
 
 
 def test_memory_that_no_source_fills_is_refused(damaged):
     edit(damaged, "memory", "source", value="pixels")
-    assert {problem.partition(": ")[2] for problem in problems_of(damaged)} == {
-        "memory.source is 'pixels', and encode reads source_ids"
+    assert {problem.partition(": ")[2].partition(",")[0] for problem in problems_of(damaged)} == {
+        "memory.source is 'pixels'"
     }
 
 
 def test_sources_that_the_graphs_do_not_read_are_refused(damaged):
     edit(damaged, "sources", "source_ids", value="picture")
     edit(damaged, "sources", "question", value="text")
-    assert {problem.partition(": ")[2] for problem in problems_of(damaged)} == {
-        "sources are source_ids, question, and encode reads source_ids",
-        "sources.source_ids is picture, which is uint8 of 3 axes, and encode reads int64 of 1",
+    assert {problem.partition(": ")[2].rpartition(", and")[0] for problem in problems_of(damaged)} == {
+        "sources are source_ids, question",
+        "sources.source_ids is picture, which is uint8 of 3 axes",
     }
 
 
@@ -469,10 +442,9 @@ def test_state_that_encode_does_not_begin_is_refused_and_so_is_a_decode_graph_be
     step["inputs"].append(state)
     step["outputs"].append(state | {"name": "state_h_out"})
     write(damaged, manifest)
-    assert problems_of(damaged) == (
-        "int8: encode writes the state [], and step reads ['state_h']",
-        "int8: step has state, which a decode graph cannot follow: leave decode out",
-    )
+    first, second = problems_of(damaged)
+    assert "['state_h']" in first
+    assert "leave decode out" in second
 
 
 def test_a_link_that_leads_outside_is_refused(damaged, tmp_path):
@@ -486,8 +458,7 @@ def test_a_damaged_tokenizer_is_named(content, damaged):
     (damaged / "tokenizer.json").write_bytes(content)
     for side in ("source_tokenizer", "target_tokenizer"):
         edit(damaged, side, value=vars(file_spec(damaged, "tokenizer.json")))
-    [problem] = problems_of(damaged)
-    assert problem.startswith("tokenizer.json: not a tokenizer file")
+    only_problem(damaged, "tokenizer.json: not a tokenizer file")
 
 
 def test_all_problems_are_listed_at_once(damaged):

@@ -40,22 +40,15 @@ def test_details_that_do_not_fit_the_status_are_left_out():
 @pytest.mark.parametrize(
     ("address", "details", "message"),
     [
-        (
-            "host",
-            "refused",
-            "no server answers at host (refused); the address has no port, so gRPC uses 443: try host:50051",
-        ),
-        (
-            "localhost:5",
-            "ipv6:%5B::1%5D:5: refused",
-            "no server answers at localhost:5 (ipv6:%5B::1%5D:5: refused); if the server listens on IPv4 "
-            "only, try 127.0.0.1:5",
-        ),
+        ("host", "refused", "try host:50051"),
+        ("localhost:5", "ipv6:%5B::1%5D:5: refused", "try 127.0.0.1:5"),
     ],
 )
 def test_an_unreached_server_is_reported_with_what_may_help(address, details, message):
     error = ClientError.from_rpc(Failure(grpc.StatusCode.UNAVAILABLE, details), address)
-    assert (error.code, error.message) == ("UNAVAILABLE", message)
+    assert error.code == "UNAVAILABLE"
+    assert f" {address} ({details})" in error.message
+    assert error.message.endswith(message)
 
 
 @asynccontextmanager

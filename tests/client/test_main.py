@@ -50,11 +50,9 @@ def test_a_failed_line_keeps_its_place_and_loses_no_other(run):
     code, out, err = run("translate", stdin=stdin)
     assert code == 1
     assert out == ["첫째", "", "", "", "끝"]
-    assert err[0] == "error: line 3: INVALID_ARGUMENT: not valid UTF-8 at character 1"
-    assert err[1].startswith(
-        "error: line 4: INVALID_ARGUMENT: the text has 1000000 bytes, and echo takes at most"
-    )
-    assert len(err) == 2
+    for line, prefix in zip(err, ("line 3: INVALID_ARGUMENT: ", "line 4: INVALID_ARGUMENT: "), strict=True):
+        assert line.startswith(f"error: {prefix}")
+    assert "1000000 bytes" in err[1]
 
 
 def test_a_byte_order_mark_is_not_part_of_the_first_line(run):
@@ -128,8 +126,8 @@ def test_a_server_without_a_model_is_reported_in_its_own_words_and_only_lines_wa
         assert run("translate", "--stream", stdin=b"a\n") == (1, [], [f"error: {words}"])
         code, out, err = run("translate", "--give-up-seconds", "0.1", stdin=b"a\n")
         assert (code, out, err[0]) == (1, [], f"warning: {words}")
-        assert "has no model, or fails; trying again for up to 0.1 seconds" in err[1]
-        assert err[2].endswith("gave up after 0.1 seconds without an answer")
+        assert "trying again for up to 0.1 seconds" in err[1]
+        assert "gave up" in err[2]
     finally:
         run("load", "echo")
 
@@ -382,7 +380,7 @@ def test_versions_are_listed_unloaded_and_loaded(run):
 def test_an_option_that_only_json_shows_needs_json(run, flag, capsys):
     with pytest.raises(SystemExit, match="2"):
         run("translate", "ab", *flag)
-    assert f"{flag[0]} needs --json: the text output does not show its result" in capsys.readouterr().err
+    assert f"{flag[0]} needs --json" in capsys.readouterr().err
 
 
 def test_health_exits_0_only_when_serving(run, server):
@@ -471,9 +469,7 @@ def test_a_file_is_translated_to_a_file(run, files):
     packed.write_bytes(gzip.compress(source.read_bytes()))
     assert "".join(f"{line}\n" for line in run("translate", "--input", str(packed))[1]) == expected
     packed.write_bytes(packed.read_bytes()[:-9])
-    assert run("translate", "--input", str(packed))[2][-1].startswith(
-        f"error: {packed}: the file is not a whole file of gzip: Compressed file ended"
-    )
+    assert run("translate", "--input", str(packed))[2][-1].startswith(f"error: {packed}: ")
 
 
 def test_an_output_that_exists_is_kept_unless_something_else_was_asked_for(run, files, capsys):
@@ -482,10 +478,8 @@ def test_an_output_that_exists_is_kept_unless_something_else_was_asked_for(run, 
     both = ["--input", str(source), "--output", str(output)]
     with pytest.raises(SystemExit, match="2"):
         run("translate", *both)
-    assert (
-        f"{output} exists: continue it with --resume, or replace it with --overwrite"
-        in capsys.readouterr().err
-    )
+    told = capsys.readouterr().err
+    assert all(datum in told for datum in (f"{output} exists", "--resume", "--overwrite"))
     with pytest.raises(SystemExit, match="2"):
         run("translate", "--input", str(output), "--output", str(output), "--overwrite")
     assert "--input and --output are the same file" in capsys.readouterr().err
@@ -564,11 +558,11 @@ def test_an_output_is_continued_with_the_options_and_the_input_that_it_was_begun
     command = interrupted("--stop-sequences", "z")
     with pytest.raises(SystemExit, match="2"):
         run("translate", *command)
-    assert "out.txt.parts exists: continue it with --resume" in capsys.readouterr().err
+    assert "out.txt.parts exists" in capsys.readouterr().err
     code, _, [line] = run("translate", *command, "--resume", "--max-new-tokens", "3")
     assert code == 1
-    assert 'other settings: options max_new_tokens was null and is "3"' in line
-    assert line.endswith("give another --output, or replace it with --overwrite")
+    assert 'max_new_tokens was null and is "3"' in line
+    assert "--overwrite" in line
     content = source.read_bytes()
     source.write_bytes(content[::-1])
     assert f"other inputs: {source} has changed" in run("translate", *command, "--resume")[2][0]
@@ -599,7 +593,7 @@ def test_resume_and_overwrite_refuse_a_folder_of_another_program(run, files, fla
     for name in names:
         (folder / name).write_text(BULK_PLAN)
     code, _, [line] = run("translate", "--input", str(source), "--output", str(output), flag)
-    assert (code, "out.txt.parts exists, and this command did not create it" in line) == (1, True)
+    assert (code, "out.txt.parts" in line) == (1, True)
     assert {path.name: path.read_text() for path in folder.iterdir()} == dict.fromkeys(names, BULK_PLAN)
 
 
@@ -618,8 +612,7 @@ def test_an_output_that_is_of_another_input_or_release_is_not_continued(run, fil
         output.write_text(content)
         code, _, [line] = run("translate", *flags)
         number = len(content.splitlines())
-        assert (code, f"it has {number} lines, and this command writes 10" in line) == (1, True)
-        assert line.endswith("Give another --output, or replace it with --overwrite")
+        assert (code, f" {number} lines, " in line, "--overwrite" in line) == (1, True, True)
         assert output.read_text() == content
 
 
@@ -808,12 +801,10 @@ def test_tls_and_a_token_are_files(tmp_path, capsys):
         assert main(["health", *flags]) == 0  # for probes, which have none
         capsys.readouterr()
         assert main(["translate", *flags, "abc"]) == 1
-        assert "UNAUTHENTICATED: the call lacks a known token" in (err := capsys.readouterr().err)
-        assert err.endswith(": give --token-file\n")
+        assert "UNAUTHENTICATED" in (err := capsys.readouterr().err)
+        assert "--token-file" in err
         assert main(["models", "--address", address, "--tls"]) == 1
-        assert capsys.readouterr().err.endswith(
-            ": give --tls-ca, the certificate of the server's authority\n"
-        )
+        assert "--tls-ca" in capsys.readouterr().err
     assert main(["health", "--address", "x:1", "--tls-ca", str(tmp_path / "none.pem")]) == 1
     assert "none.pem: No such file" in capsys.readouterr().err
 
@@ -823,4 +814,4 @@ def test_a_token_file_of_other_bytes_is_an_error_in_one_line(tmp_path, capsys):
     (tmp_path / "token").write_bytes(b"\xff\xfe")
     assert main(["translate", "--token-file", str(tmp_path / "token"), "abc"]) == 1
     [line] = capsys.readouterr().err.splitlines()
-    assert line.endswith("token does not hold a token: it has bytes that are not ASCII")
+    assert str(tmp_path / "token") in line

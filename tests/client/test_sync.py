@@ -44,9 +44,7 @@ def test_translate_has_the_timeout_and_the_id_of_every_call(client, server):
 
 
 def test_a_refusal_says_which_field(client):
-    with pytest.raises(
-        ClientError, match=r"^INVALID_ARGUMENT: max_new_tokens is 0, and echo takes 1 to 64$"
-    ) as caught:
+    with pytest.raises(ClientError, match=r"max_new_tokens is 0, .* 64$") as caught:
         client.generate("abc", options=GenerateOptions(max_new_tokens=0))
     error = caught.value
     assert error.code == "INVALID_ARGUMENT"
@@ -94,5 +92,5 @@ def test_a_value_that_cannot_be_sent_is_a_type_error(given):
             client.generate(given)
         with pytest.raises(TypeError, match=f"the source story {expected}"):
             client.generate({"question": "a", "story": given})
-        with pytest.raises(TypeError, match="a target must be a text or a list of token ids, and this is "):
+        with pytest.raises(TypeError, match="a target must be a text"):
             client.score("abc", given)

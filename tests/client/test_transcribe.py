@@ -41,7 +41,8 @@ def test_a_sound_that_is_too_large_for_a_request_is_refused_with_what_to_do(run,
     (tmp_path / "long.wav").write_bytes(bytes(5 * 2**20))
     code, _, [err] = run("long.wav")
     assert code == 1
-    assert "more than 4194304 bytes, the most of a request: convert it with `ffmpeg -i FILE" in err
+    assert "4194304 bytes" in err
+    assert "`ffmpeg -i FILE" in err
 
 
 @pytest.mark.parametrize(
@@ -66,7 +67,7 @@ def test_samples_without_a_header_are_read_by_their_type(run, server, tmp_path):
     assert (code, out) == (0, run("speech.wav")[1])
     code, _, [err] = run("speech.raw")
     assert code == 1
-    assert "samples without a header need a file_type such as 'audio/pcm; rate=16000'" in err
+    assert "'audio/pcm; rate=16000'" in err
 
 
 @pytest.mark.parametrize("form", ["srt", "vtt"])

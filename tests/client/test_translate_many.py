@@ -93,7 +93,7 @@ def test_a_server_that_restarts_loses_no_text(kind):
 
 
 def test_translate_many_fails_after_give_up_seconds_without_an_answer(kind):
-    with pytest.raises(ClientError, match=r"no server answers at .*; gave up after 0\.3 seconds"):
+    with pytest.raises(ClientError, match=r"gave up after 0\.3 seconds"):
         list(each(kind, "127.0.0.1:1", TEXTS, give_up_seconds=0.3))
 
 
@@ -138,7 +138,7 @@ async def test_texts_may_come_asynchronously(server):
 
 @pytest.mark.parametrize("text", ["abc", b"abc"])
 def test_a_single_text_is_not_taken_letter_by_letter(kind, server, text):
-    with pytest.raises(TypeError, match=r"must be several, such as a list, and this is one: b?'abc'"):
+    with pytest.raises(TypeError, match=r"must be several, .*'abc'"):
         list(each(kind, server.address, text))
 
 

@@ -81,9 +81,7 @@ def test_a_mapping_names_its_sources():
 
 
 def test_a_file_that_is_larger_than_a_request_is_refused_here():
-    with pytest.raises(
-        ValueError, match="the request has 4194316 bytes, and the server accepts at most 4194304"
-    ):
+    with pytest.raises(ValueError, match=r"4194316 bytes, .* 4194304"):
         generate_request(bytes(4 * 2**20), "", None)
 
 

@@ -301,7 +301,7 @@ def test_bf16_without_a_device_is_refused_before_anything_is_converted(one_layer
     if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
         pytest.skip("CUDA may work here")
     told = []
-    with pytest.raises(ExportError, match="bf16 graphs can only be proved on a CUDA device"):
+    with pytest.raises(ExportError, match=r"bf16 .* CUDA"):
         export_bundle(one_layer_trained, tmp_path / "bundle", [Precision.BF16], report=told.append)
     assert told == []
     assert list(tmp_path.iterdir()) == []

@@ -71,7 +71,7 @@ def test_a_bundle_is_for_everybody_to_read(bundle_path):
 
 def test_a_folder_that_is_there_is_not_replaced_unasked(random_trained, tmp_path):
     (tmp_path / "precious").write_text("")
-    with pytest.raises(ExportError, match=r"already exists; give another folder, or --overwrite"):
+    with pytest.raises(ExportError, match="--overwrite"):
         export_bundle(random_trained, tmp_path, FP32, report=refuse_to_go_on)
     assert names_in(tmp_path) == ["precious"]
 
@@ -97,10 +97,7 @@ def test_a_failing_proof_leaves_the_old_bundle_and_nothing_else(random_trained, 
 
 def test_a_bundle_that_a_server_would_refuse_is_not_written(random_trained, tmp_path, monkeypatch):
     monkeypatch.setattr(exporter, "SpecialIds", lambda pad_id, _: SpecialIds(pad_id, (10**6,)))
-    refusal = (
-        r"a server would refuse this bundle: .*special_ids.eos_ids has the id 1000000, outside the vocab"
-    )
-    with pytest.raises(ExportError, match=refusal):
+    with pytest.raises(ExportError, match=r"special_ids\.eos_ids has the id 1000000"):
         export_bundle(random_trained, tmp_path / "bundle", FP32)
     assert names_in(tmp_path) == []
 
@@ -129,7 +126,7 @@ def test_overwrite_replaces_only_bundles(random_trained, tmp_path):
     (folder / "chapter 1").write_text("precious")
     file.write_text("precious")
     for path in (folder, file):
-        with pytest.raises(ExportError, match="is not a bundle, so it is not replaced; give another folder"):
+        with pytest.raises(ExportError, match="is not a bundle"):
             export_bundle(random_trained, path, FP32, overwrite=True, report=refuse_to_go_on)
     assert (folder / "chapter 1").read_text() == file.read_text() == "precious"
 
@@ -137,8 +134,8 @@ def test_overwrite_replaces_only_bundles(random_trained, tmp_path):
 @pytest.mark.parametrize(
     ("precision", "worse", "worst", "advice"),
     [
-        (Precision.INT8, 89.1, 88.9, r"a loss of 1\.0 is allowed. Export fp32 only"),
-        (Precision.INT4, 88.1, 87.9, r"a loss of 2\.0 is allowed. Export int8 or fp32"),
+        (Precision.INT8, 89.1, 88.9, r"1\.0 is allowed. Export fp32 only"),
+        (Precision.INT4, 88.1, 87.9, r"2\.0 is allowed. Export int8 or fp32"),
     ],
 )
 def test_a_precision_that_translates_worse_is_refused(
@@ -146,12 +143,11 @@ def test_a_precision_that_translates_worse_is_refused(
 ):
     graphs = request.getfixturevalue(f"post_{precision}").graphs
     monkeypatch.setattr(exporter, "_scores", lambda *_: (worst, 90.0))
-    message = rf"{precision} scores {worst}0 BLEU on dev where .* 90.00; {advice}"
-    with pytest.raises(ExportError, match=message):
-        exporter._prove(random_trained, graphs, precision)
+    with pytest.raises(ExportError, match=rf"{precision} .* {worst}0 BLEU .* 90.00; .*{advice}"):
+        exporter.prove(random_trained, graphs, precision)
     monkeypatch.setattr(exporter, "_scores", lambda *_: (worse, 90.0))
-    line = describe(exporter._prove(random_trained, graphs, precision), precision, random_trained.dev)
-    assert line.endswith(f", BLEU {worse}0 on 4 dev sources (trained model 90.00)")
+    line = describe(exporter.prove(random_trained, graphs, precision), precision, random_trained.dev)
+    assert f"BLEU {worse}0 on 4 dev sources" in line
 
 
 @pytest.mark.parametrize("difference", [float("inf"), float("nan"), 10.1])
@@ -161,8 +157,8 @@ def test_int8_that_is_far_off_is_refused_whatever_its_bleu(
     """Of a model that has learnt nothing, graphs that give NaN were taken: 0.0 BLEU against 0.9."""
     monkeypatch.setattr(exporter, "_scores", lambda *_: (0.0, 0.9))
     monkeypatch.setattr(parity, "worst_difference", lambda *_: difference)
-    with pytest.raises(ExportError, match=r"int8 differs from the trained model by .* and 1e\+01 is allowed"):
-        exporter._prove(random_trained, post_int8.graphs, Precision.INT8)
+    with pytest.raises(ExportError, match=r"int8 .* 1e\+01 is allowed"):
+        exporter.prove(random_trained, post_int8.graphs, Precision.INT8)
 
 
 @pytest.mark.parametrize(
@@ -174,17 +170,16 @@ def test_where_bleu_is_too_low_to_prove_anything_references_decide(
 ):
     graphs = request.getfixturevalue(f"post_{precision}").graphs
     monkeypatch.setattr(exporter, "_scores", lambda *_: (0.0, 0.9))
-    proof = exporter._prove(random_trained, graphs, precision)
+    proof = exporter.prove(random_trained, graphs, precision)
     line = describe(proof, precision, random_trained.dev)
-    assert "(trained model 0.90, too low to prove anything)" in line
+    assert "0.90, too low" in line
     model = deepcopy(random_trained.model)
     with torch.no_grad():
         model.embedding.weight += noise * torch.randn(model.embedding.weight.shape)
     monkeypatch.setattr(parity, "worst_difference", lambda *_: 1.0)
     other = replace(random_trained, model=model)
-    message = rf"{precision} differs from the trained model by .* on average .* {advice}"
-    with pytest.raises(ExportError, match=message):
-        exporter._prove(other, graphs, precision)
+    with pytest.raises(ExportError, match=f"{precision} .* on average .* {advice}"):
+        exporter.prove(other, graphs, precision)
 
 
 def test_the_proof_of_int8_counts_each_source_once(random_trained, post_int8, monkeypatch):
@@ -197,7 +192,7 @@ def test_the_proof_of_int8_counts_each_source_once(random_trained, post_int8, mo
     monkeypatch.setattr(exporter, "score", lambda *args: scored.append(args[1]) or score(*args))
     dev = [(f"source {number}", f"target {number} {i}") for number in range(3) for i in range(5)]
     trained = replace(random_trained, dev=dev)
-    line = describe(exporter._prove(trained, post_int8.graphs, Precision.INT8), Precision.INT8, dev)
+    line = describe(exporter.prove(trained, post_int8.graphs, Precision.INT8), Precision.INT8, dev)
     encode = random_trained.tokenizer.encode_batch
     assert [target[1:-1] for _, target in compared] == encode([f"target {number} 0" for number in range(3)])
     assert scored == [[[f"target {number} {i}" for i in range(5)] for number in range(3)]] * 2
@@ -206,8 +201,8 @@ def test_the_proof_of_int8_counts_each_source_once(random_trained, post_int8, mo
 
 def test_a_nan_difference_fails_the_proof(random_trained, post_fp32, monkeypatch):
     monkeypatch.setattr(parity, "worst_difference", lambda *_: float("nan"))
-    with pytest.raises(ExportError, match="fp32 differs from the trained model by nan"):
-        exporter._prove(random_trained, post_fp32.graphs, Precision.FP32)
+    with pytest.raises(ExportError, match=r"fp32 .* nan"):
+        exporter.prove(random_trained, post_fp32.graphs, Precision.FP32)
 
 
 def test_a_parent_that_is_a_file_is_named(random_trained, tmp_path):

@@ -282,7 +282,7 @@ def test_a_document_of_too_many_tags_and_lines_is_refused(suffix, tmp_path):
     path = tmp_path / f"a{suffix}"
     marks = "<\n" * 500_001
     path.write_bytes(word_file("<w:p/>" * 1_000_001) if suffix == ".docx" else marks.encode())
-    with pytest.raises(WrongFile, match="tags and lines, and at most 1000000 are read: split it"):
+    with pytest.raises(WrongFile, match="1000000"):
         read_document(path)
 
 

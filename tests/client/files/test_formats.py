@@ -106,7 +106,7 @@ def test_a_field_that_no_record_has_ends_the_run(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"id": 1, "text": "one"}\n')
     for name in ("a.parquet", "a.jsonl"):
         (shard,) = split_into_shards(tmp_path / name, "x", 10)
-        with pytest.raises(JobError, match="does not have a field 'ko', but id, text: give --field"):
+        with pytest.raises(JobError, match="'ko', but id, text: give --field"):
             read(shard, field="ko")
 
 
@@ -163,7 +163,7 @@ def test_a_line_that_is_too_long_is_named_and_not_read(tmp_path, monkeypatch, na
 
 def test_several_formats_need_a_choice_and_parquet_is_written_from_parquet(tmp_path):
     text, rows = tmp_path / "a.txt", tmp_path / "a.parquet"
-    with pytest.raises(JobError, match="parquet and text: choose the output's --format"):
+    with pytest.raises(JobError, match=r"parquet and text: .*--format"):
         check_formats([text, rows], None)
     assert check_formats([text, rows], "jsonl") == "jsonl"
     assert check_formats([rows], None) == "parquet"
@@ -242,7 +242,7 @@ def test_a_row_with_a_value_that_json_does_not_have_ends_the_run(tmp_path):
     for number, column in enumerate(([float("nan")], [b"\xff"])):
         path = tmp_path / f"{number}.parquet"
         pyarrow.parquet.write_table(pyarrow.table({"text": ["one"], "x": column}), path)
-        with pytest.raises(JobError, match=r"a value that JSON cannot represent .*: give --format parquet"):
+        with pytest.raises(JobError, match="--format parquet"):
             written(tmp_path, path, "jsonl", ANSWERS[:1])
 
 
@@ -278,7 +278,7 @@ def test_a_field_of_the_input_is_not_replaced(tmp_path, field):
     (shard,) = split_into_shards(path, "x", 10)
     (lines,) = read(shard)
     writer = Writer(tmp_path, "jsonl", "target")
-    with pytest.raises(JobError, match=f"already has a field '{field}': choose another --target-field"):
+    with pytest.raises(JobError, match=f"'{field}'.*--target-field"):
         writer.check(lines)
     dataclasses.replace(writer, format="text").check(lines)
     dataclasses.replace(writer, target_field="de").check(lines)
@@ -289,7 +289,7 @@ def test_a_table_that_would_have_more_shards_than_a_plan_can_have_is_refused(tmp
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a"] * 5}), tmp_path / "a.parquet")
     monkeypatch.setattr(formats, "_MAX_SHARDS", 4)
     assert len(split_into_shards(tmp_path / "a.parquet", "x", 2)) == 3
-    with pytest.raises(JobError, match=r"a.parquet has 5 rows, more than 4 shards: raise --shard-lines"):
+    with pytest.raises(JobError, match=r"5 rows, .* 4 shards: .*--shard-lines"):
         split_into_shards(tmp_path / "a.parquet", "x", 1)
 
 

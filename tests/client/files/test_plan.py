@@ -36,20 +36,13 @@ def test_a_plan_is_read_as_it_was_written(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"inputs": {"/in/a.jsonl": FileState(5, 9, "b2")}}, "inputs: /in/a.jsonl has changed"),
-        (
-            {"inputs": {"/in/b.jsonl": FileState(5, 9, "a1")}},
-            "inputs: /in/a.jsonl is not given now; /in/b.jsonl was not among them",
-        ),
+        ({"inputs": {"/in/a.jsonl": FileState(5, 9, "b2")}}, "a.jsonl has changed"),
+        ({"inputs": {"/in/b.jsonl": FileState(5, 9, "a1")}}, "a.jsonl is not given now; /in/b.jsonl"),
     ],
 )
 def test_a_folder_of_another_run_is_refused(tmp_path, change, message):
-    with pytest.raises(JobError) as caught:
+    with pytest.raises(JobError, match=f"{tmp_path} .*{message}.*start anew"):
         check_plan(tmp_path, PLAN, dataclasses.replace(PLAN, **change), "start anew")
-    assert str(caught.value) == (
-        f"{tmp_path} belongs to a run with other {message}. Repeat the command of that run, give another "
-        "--output, or start anew"
-    )
 
 
 def test_a_plan_of_the_last_release_is_read(tmp_path):

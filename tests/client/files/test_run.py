@@ -95,7 +95,7 @@ def test_another_worker_does_the_shards_of_a_lost_one(num_workers):
 
 def test_workers_that_are_lost_one_after_the_other_end_the_run():
     office = FakeWorkers(lives=[2, *[0] * 9])
-    with pytest.raises(WorkerLost, match="5 workers were lost one after the other: it was killed"):
+    with pytest.raises(WorkerLost, match=r"5 workers .* killed"):
         translate(office, num_workers=1)
     assert len(office.done) == 2
 

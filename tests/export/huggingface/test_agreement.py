@@ -52,7 +52,7 @@ def test_a_word_that_would_be_a_time_is_refused(tmp_path):
     longer = replace(ours.timestamps, last_id=ours.timestamps.last_id + 2)
     shorter = replace(ours.timestamps, last_id=ours.timestamps.last_id - 2)  # of a shorter encoder
     assert "equals transformers' WhisperTokenizer" in compared(files, replace(ours, timestamps=shorter))
-    with pytest.raises(ExportError, match=r"the tokens \d+ to \d+ would be times, and .* has times from"):
+    with pytest.raises(ExportError, match="would be times"):
         compared(files, replace(ours, timestamps=longer))
 
 
@@ -82,9 +82,7 @@ def test_another_tokenizer_is_refused(tmp_path):
         replace(ours, source=other.source, target=other.source),
         replace(ours, target=other.target),
     ):
-        with pytest.raises(
-            ExportError, match=r"the tokenizer differs from transformers' T5Tokenizer: .* not "
-        ):
+        with pytest.raises(ExportError, match="T5Tokenizer"):
             compared(files, wrong)
 
 
@@ -92,7 +90,7 @@ def test_another_tokenizer_is_refused(tmp_path):
 def test_another_frame_is_refused(family, tmp_path):
     files = FAMILIES[family](tmp_path)
     ours = imported(files)
-    with pytest.raises(ExportError, match=r"the frame of 'a b'\" gives \[.*\] and not \["):
+    with pytest.raises(ExportError, match="frame of"):
         compared(files, replace(ours, frames=replace(ours.frames, source_suffix=())))
 
 
@@ -117,9 +115,7 @@ def test_a_tokenizer_that_transformers_cannot_read_is_named(tmp_path):
     ours = imported(files)
     (tmp_path / "tokenizer_config.json").write_text("[]")
     line = compared(files, ours)
-    assert line.startswith(
-        "the tokenizer was compared with nothing, because transformers cannot read it here"
-    )
+    assert "compared with nothing" in line
 
 
 def test_samples_are_in_the_languages_of_the_model(tmp_path):

@@ -28,16 +28,14 @@ def refused(folder, match):
 
 
 def test_what_is_no_checkpoint_is_refused(folder):
-    refused(
-        folder / "nothing", r"nothing is not a folder; give one .* \(`hf download NAME --local-dir FOLDER`"
-    )
+    refused(folder / "nothing", r"nothing .*hf download")
     (folder / "config.json").unlink()
-    refused(folder, r"has no config.json")
+    refused(folder, "no config.json")
 
 
 def test_an_adapter_is_refused(folder):
     (folder / "config.json").rename(folder / "adapter_config.json")
-    refused(folder, r"is an adapter, .*: merge the two by merge_and_unload of peft")
+    refused(folder, "adapter, .*merge_and_unload")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
@@ -45,7 +43,7 @@ def test_a_pointer_of_git_lfs_is_refused(folder, name):
     (folder / "model.safetensors").unlink()
     pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0123\nsize 310020852\n"
     (folder / name).write_text(pointer)
-    refused(folder, rf"{name} is a pointer of Git LFS, not the weights: run `git lfs pull` in ")
+    refused(folder, f"{name} .*git lfs pull")
 
 
 @pytest.mark.parametrize("content", ["{", "[]", "[" * 100_000])
@@ -57,20 +55,14 @@ def test_a_config_that_is_not_json_is_refused(folder, content):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, r"is a decoder-only model \(GPT2LM"),
-        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, r"is a decoder-only model \(Llama"),
-        (
-            {"model_type": "bert", "architectures": ["BertForMaskedLM"]},
-            r"is an encoder or a classifier \(Bert",
-        ),
-        ({"architectures": ["BartForSequenceClassification"]}, r"is an encoder or a classifier \(BartFor"),
-        (
-            {"model_type": "umt5"},
-            r"the type 'umt5', which is not supported; there are marian, pegasus, bart, ",
-        ),
-        ({"model_type": None}, r"config.json has no model_type"),
-        ({"quantization_config": {"quant_method": "bitsandbytes"}}, r"is quantised \(bitsandbytes\)"),
-        ({"auto_map": {"AutoModel": "modeling.Mine"}}, r"requests code of the checkpoint \(auto_map\)"),
+        ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "decoder-only .*GPT2LMHeadModel"),
+        ({"model_type": "llama", "architectures": ["LlamaForCausalLM"]}, "decoder-only .*LlamaForCausalLM"),
+        ({"model_type": "bert", "architectures": ["BertForMaskedLM"]}, "encoder .*BertForMaskedLM"),
+        ({"architectures": ["BartForSequenceClassification"]}, "classifier .*BartForSequenceClassification"),
+        ({"model_type": "umt5"}, "'umt5', .* marian, pegasus, bart, "),
+        ({"model_type": None}, "no model_type"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
+        ({"auto_map": {"AutoModel": "modeling.Mine"}}, "auto_map"),
     ],
 )
 def test_models_of_other_kinds_are_refused_by_name(folder, changes, message):
@@ -88,12 +80,12 @@ def test_names_of_2020_are_those_of_models_that_write_texts(folder, model_type, 
 
 def test_weights_of_other_libraries_are_refused(folder):
     (folder / "model.safetensors").rename(folder / "tf_model.h5")
-    refused(folder, r"has no weights: neither model.safetensors nor pytorch_model.bin \(only tf_model.h5\)")
+    refused(folder, "no weights: .*tf_model.h5")
 
 
 def test_a_damaged_file_of_weights_is_refused(folder):
     (folder / "model.safetensors").write_bytes(b"\xff" * 100)
-    with pytest.raises(CheckpointError, match=r"model.safetensors is damaged"):
+    with pytest.raises(CheckpointError, match=r"model.safetensors"):
         list(open_checkpoint(folder).weights())
 
 
@@ -105,7 +97,7 @@ class Evil:
 def test_a_bin_with_more_than_weights_is_not_run(folder, capsys):
     (folder / "model.safetensors").unlink()
     torch.save({"weight": Evil()}, folder / "pytorch_model.bin")
-    with pytest.raises(CheckpointError, match=r"pytorch_model.bin cannot be read as weights alone"):
+    with pytest.raises(CheckpointError, match=r"pytorch_model.bin"):
         list(open_checkpoint(folder).weights())
     assert capsys.readouterr().out == ""
 
@@ -117,12 +109,7 @@ def write_in_two(folder, *, as_bin):
     names = sorted(weights)
     parts = {f"part-{i}.{ending}": {name: weights[name] for name in names[i::2]} for i in range(2)}
     for file, part in parts.items():
-        if as_bin:
-            torch.save(part, folder / file)
-        else:
-            from safetensors.torch import save_file
-
-            save_file(part, folder / file)
+        (torch.save if as_bin else save_file)(part, folder / file)
     weight_map = {name: file for file, part in parts.items() for name in part}
     (folder / f"{index}.index.json").write_text(json.dumps({"weight_map": weight_map}))
     return list(parts)
@@ -153,7 +140,7 @@ def test_an_adapter_that_is_not_merged_is_named(folder, name):
     save_file(weights | {name.format(first): weights[first].clone()}, folder / "model.safetensors")
     opened = open_checkpoint(folder)
     family = family_of(opened)
-    with pytest.raises(CheckpointError, match=r"an adapter that is not merged .* merge_and_unload"):
+    with pytest.raises(CheckpointError, match="merge_and_unload"):
         read_model(opened, family, config_of(family, opened, Limits()))
 
 
@@ -183,14 +170,10 @@ def test_settings_of_generate_are_those_of_one_file(folder):
     assert open_checkpoint(folder).generation["forced_bos_token_id"] == 0
 
 
-def write_settings(folder, **changes):
-    file = folder / "generation_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-
 def test_a_null_is_not_an_end_of_sequence(folder):
     """`generate` of transformers would go on to the limit."""
-    write_settings(folder, eos_token_id=None, pad_token_id=None)
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": None, "pad_token_id": None}))
     generation = open_checkpoint(folder).generation
     assert (generation["eos_token_id"], generation["pad_token_id"]) == (2, 1)
 
@@ -198,7 +181,7 @@ def test_a_null_is_not_an_end_of_sequence(folder):
 @pytest.mark.parametrize("name", ["decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"])
 def test_a_list_of_one_token_is_the_token(folder, name):
     """As in transformers: a second one would be for the second source of a batch."""
-    write_settings(folder, **{name: [2]})
+    edit(folder / "generation_config.json", **{name: [2]})
     assert open_checkpoint(folder).generation[name] == 2
-    write_settings(folder, **{name: [2, 3]})
-    refused(folder, rf"{name} is \[2, 3\], and must be one token")
+    edit(folder / "generation_config.json", **{name: [2, 3]})
+    refused(folder, rf"{name} is \[2, 3\]")

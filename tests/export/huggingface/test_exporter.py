@@ -120,10 +120,21 @@ def test_padding_is_not_encoded_in_any_family(imported, case):
             np.testing.assert_allclose(one, all_rows[here], atol=1e-5)
 
 
-# slow: gated maps; the maps of the other families are like these
-@pytest.mark.parametrize("case", slow_if(["bart", "byt5", "t5gemma"], lambda case: case != "bart"))
-def test_int8_of_texts_is_near_for_the_models_own_targets(checkpoint, case, tmp_path):
-    check_int8(checkpoint(case)[0], tmp_path / "bundle", 12)
+# slow: gated maps; the maps and products of the other families are like these
+@pytest.mark.parametrize(
+    "case", slow_if(["bart", "byt5", "t5gemma", "whisper", "trocr"], lambda case: case != "bart")
+)
+def test_int8_is_near_for_the_models_own_targets(checkpoint, case, tmp_path):
+    lines: list[str] = []
+    export_checkpoint(checkpoint(case)[0], tmp_path / "bundle", [Precision.INT8], report=lines.append)
+    assert verbs_with_levels(tmp_path / "bundle") == {*Verb}
+    assert not any("the encoder stays in float32" in line for line in lines)
+    proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.INT8].parity
+    assert 0 < proof.mean_log_probability_difference < 0.08  # measured 0.002 to 0.027
+    assert proof.score is None
+    assert any(f" {12 if case in TEXTS else 4} sources" in line for line in lines)
+    assert proof.equal_tokens > 0.9
+    assert lines[-1].startswith("int8: ")
 
 
 def test_an_encoder_with_a_channel_that_is_far_larger_stays_in_float32(checkpoint, tmp_path, monkeypatch):
@@ -233,11 +244,11 @@ def test_a_step_that_chooses_tokens_never_chooses_suppressed_ones(checkpoint, tm
 
 
 @pytest.mark.slow  # the float32 graphs are proved above
-@pytest.mark.parametrize("case", ["t5gemma", "t5gemma2"])
-def test_float16_of_t5gemma_runs_on_the_cpu(checkpoint, case, tmp_path):
+@pytest.mark.parametrize("case", ["t5gemma", "t5gemma2", "whisper", "trocr-deit"])
+def test_float16_is_near(checkpoint, case, tmp_path):
     export_checkpoint(checkpoint(case)[0], tmp_path / "bundle", [Precision.FP16])
     proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].parity
-    assert 0 < proof.max_log_probability_difference < 0.05
+    assert 0 < proof.max_log_probability_difference < min(TOLERANCES[Precision.FP16], 0.05)
 
 
 def test_the_vocabulary_of_t5gemma_is_that_of_its_halves(checkpoint, tmp_path):
@@ -279,9 +290,7 @@ def refuse_to_go_on(line):
 def test_a_model_that_differs_from_transformers_is_not_exported(checkpoint, tmp_path, monkeypatch):
     wrong = families.Family("marian", "marian", BART, PositionRule("halves", offset=1), is_pre_norm=False)
     monkeypatch.setattr(families, "FAMILIES", (wrong,))
-    with pytest.raises(
-        ExportError, match=r"the imported model differs from transformers by .* and .* is allowed"
-    ):
+    with pytest.raises(ExportError, match="differs from transformers by"):
         export_checkpoint(checkpoint("marian")[0], tmp_path / "bundle", FP32, report=refuse_to_go_on)
     assert list(tmp_path.iterdir()) == []
 
@@ -292,8 +301,7 @@ def test_padding_that_sources_do_not_have_is_refused(checkpoint, tmp_path):
     vocab_size = checkpoint("marian-separate")[1].config.vocab_size
     for file in ("config.json", "generation_config.json"):
         edit(folder / file, pad_token_id=vocab_size)
-    match = rf"^pad_token_id is {vocab_size}, and sources have {vocab_size} tokens$"
-    with pytest.raises(CheckpointError, match=match):
+    with pytest.raises(CheckpointError, match=f"pad_token_id is {vocab_size}"):
         export_checkpoint(folder, tmp_path / "bundle", FP32, report=refuse_to_go_on)
 
 
@@ -318,9 +326,7 @@ def test_targets_that_differ_from_generate_are_refused(checkpoint, tmp_path, mon
     for change in (lambda ids: [*ids[:1], ids[1] ^ 1, *ids[2:]], lambda ids: ids[:2]):
         changed = lambda *given: [(source, change(ids)) for source, ids in make_pairs(*given)]  # noqa: B023, E731
         monkeypatch.setattr(exporter, "make_pairs", changed)
-        with pytest.raises(
-            ExportError, match=r"greedy generate of transformers gives \[.*imported model gives \["
-        ):
+        with pytest.raises(ExportError, match="generate of transformers"):
             export()
 
 
@@ -354,18 +360,18 @@ def test_memory_that_the_kernel_can_reclaim_is_free(tmp_path, files, free):
     for name, content in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(content)
-    assert exporter._available_memory(tmp_path / "meminfo", tmp_path) == free
-    assert exporter._available_memory(tmp_path / "none", tmp_path / "none") is None
+    assert exporter.available_memory(tmp_path / "meminfo", tmp_path) == free
+    assert exporter.available_memory(tmp_path / "none", tmp_path / "none") is None
 
 
 @pytest.mark.parametrize("resource", ["memory", "disk"])
 def test_too_little_room_is_refused_before_long_work(checkpoint, tmp_path, monkeypatch, resource):
     if resource == "memory":
-        monkeypatch.setattr(exporter, "_available_memory", lambda: 1 << 20)
-        match = r"the export takes about 1.1 GB of memory, and 0.0 GB are free"
+        monkeypatch.setattr(exporter, "available_memory", lambda: 1 << 20)
+        match = r"1\.\d GB of memory, and 0\.0 GB"
     else:
         monkeypatch.setattr(exporter.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(1, 1, 0))
-        match = r"the bundle takes about 0.0 GB on disk, and .* has 0.0 GB free"
+        match = r"0\.0 GB on disk"
     monkeypatch.setattr(reference, "reference", refuse_to_go_on)
     with pytest.raises(CheckpointError, match=match):
         export_checkpoint(checkpoint("bart")[0], tmp_path / "bundle", FP32, report=refuse_to_go_on)
@@ -396,7 +402,7 @@ def test_settings_of_generate_come_along(quick_checkpoint, tmp_path):
     generation = load_bundle(tmp_path / "bundle").manifest.generation
     assert (generation.beam_size, generation.length_penalty, generation.max_new_tokens) == (4, 2.0, 59)
     assert generation.length_penalty_formula == "power"
-    assert lines[0] == "not taken over from the settings of generate: do_sample"
+    assert "do_sample" in lines[0]
 
 
 def test_optional_settings_that_name_what_a_model_lacks_are_reported(quick_checkpoint, tmp_path):
@@ -405,14 +411,8 @@ def test_optional_settings_that_name_what_a_model_lacks_are_reported(quick_check
     edit(folder / "generation_config.json", alignment_heads=[[9, 0]], language="fr", task="sing")
     lines: list[str] = []
     export_checkpoint(folder, tmp_path / "bundle", FP32, report=lines.append)
-    assert lines[0] == (
-        "alignment_heads has [9, 0], which the model does not have: times of words come from the heads "
-        "[0, 0], [0, 1], [0, 2], [0, 3]"
-    )
-    assert lines[1:3] == [
-        "the settings' language 'fr' is none of the model's: by default it is detected",
-        "the settings' task 'sing' is none of the model's: by default it is transcribe",
-    ]
+    for line, data in zip(lines, ("[9, 0] [0, 3]", "'fr' detected", "'sing' transcribe"), strict=False):
+        assert all(datum in line for datum in re.findall(r"\[.*?\]|\S+", data)), line
 
 
 @pytest.mark.parametrize("case", ["nllb", "t5"])
@@ -425,40 +425,14 @@ def test_special_tokens_of_a_fine_tuning_are_reported(checkpoint, tmp_path, case
     tokenizer.save_pretrained(folder)
     edit(folder / "config.json", vocab_size=len(tokenizer))
     lines = reported_before_weights(folder)
-    expected = "special tokens in a text are text; a request sends these as token_ids: "
     names = [*marks[:5], "…"] if case == "nllb" else ["kor_Hang", *marks[:4], "…"]
-    assert lines[0] == expected + ", ".join(names)
-
-
-def check_int8(folder, bundle, num_sources):
-    lines: list[str] = []
-    export_checkpoint(folder, bundle, [Precision.INT8], report=lines.append)
-    assert verbs_with_levels(bundle) == {*Verb}
-    assert not any("the encoder stays in float32" in line for line in lines)
-    proof = load_bundle(bundle).manifest.variants[Precision.INT8].parity
-    assert 0 < proof.mean_log_probability_difference < 0.08  # measured 0.002 to 0.027
-    assert proof.score is None
-    assert f"decoding {num_sources} sources for the proof" in lines
-    assert proof.equal_tokens > 0.9
-    assert lines[-1].startswith("int8: for its own targets, mean difference of log-probabilities ")
+    assert lines[0].endswith(": " + ", ".join(names))
 
 
 class TestSounds:
-    @pytest.mark.slow  # the products are those of texts above
-    def test_int8_is_near(self, checkpoint, tmp_path):
-        check_int8(checkpoint("whisper")[0], tmp_path / "bundle", 4)
-
-    @pytest.mark.slow  # the products are those of texts above
-    def test_float16_is_near(self, checkpoint, tmp_path):
-        export_checkpoint(checkpoint("whisper")[0], tmp_path / "bundle", [Precision.FP16])
-        proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].parity
-        assert 0 < proof.max_log_probability_difference < TOLERANCES[Precision.FP16]
-
     def test_a_limit_on_sources_is_refused_and_one_on_targets_is_not(self, quick_checkpoint, tmp_path):
         folder = quick_checkpoint("whisper")
-        with pytest.raises(
-            CheckpointError, match="--max-source-length is for texts: all sources of this model"
-        ):
+        with pytest.raises(CheckpointError, match="--max-source-length"):
             export_checkpoint(folder, tmp_path / "bundle", FP32, limits=Limits(20, 0))
         export_checkpoint(folder, tmp_path / "bundle", FP32, limits=Limits(0, 24))
         assert load_bundle(tmp_path / "bundle").manifest.max_target_length == 24
@@ -483,7 +457,7 @@ class TestSounds:
             (folder / "processor_config.json").write_text(json.dumps({"feature_extractor": settings}))
         else:
             (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-        with pytest.raises(CheckpointError, match=rf"{name} is {value}, and .* is supported"):
+        with pytest.raises(CheckpointError, match=f"{name} is {value}"):
             export_checkpoint(folder, tmp_path / "bundle", FP32, report=refuse_to_go_on)
 
     def test_the_usual_spectrogram_is_accepted(self, checkpoint, tmp_path):
@@ -493,27 +467,17 @@ class TestSounds:
         opened = open_checkpoint(folder)
         assert families.config_of(families.family_of(opened), opened, Limits()).media.num_bands == 12
         (folder / "preprocessor_config.json").write_text("[]")
-        with pytest.raises(CheckpointError, match=r"preprocessor_config\.json is not a JSON object"):
+        with pytest.raises(CheckpointError, match=r"preprocessor_config.json"):
             export_checkpoint(folder, tmp_path / "bundle", FP32)
 
 
-OTHER_NUMBERS = "computes other numbers than scaling a picture to 32 × 32 pixels"
+OTHER_NUMBERS = "other numbers than .* 32 × 32"
 
 
 class TestPictures:
     @pytest.fixture
     def folder(self, checkpoint, tmp_path):
         return shutil.copytree(checkpoint("trocr")[0], tmp_path / "copy")
-
-    @pytest.mark.slow  # the maps are those of the sounds above
-    def test_int8_is_near(self, checkpoint, tmp_path):
-        check_int8(checkpoint("trocr")[0], tmp_path / "bundle", 4)
-
-    @pytest.mark.slow  # the products are those of the sounds above
-    def test_float16_is_near(self, checkpoint, tmp_path):
-        export_checkpoint(checkpoint("trocr-deit")[0], tmp_path / "bundle", [Precision.FP16])
-        proof = load_bundle(tmp_path / "bundle").manifest.variants[Precision.FP16].parity
-        assert 0 < proof.max_log_probability_difference < TOLERANCES[Precision.FP16]
 
     @pytest.mark.parametrize(
         ("settings", "match"),
@@ -525,13 +489,10 @@ class TestPictures:
             ({"do_rescale": False}, OTHER_NUMBERS),
             ({"image_std": [0.5, 0.0, 0.5]}, OTHER_NUMBERS),
             ({"image_processor_type": "DonutImageProcessor"}, OTHER_NUMBERS),
-            (
-                {"resample": 5},
-                r"resample of the image processor is 5; there are 0 \(nearest\), .*3 \(bicubic\)",
-            ),
-            ({"image_mean": [None, None, None]}, "image_mean, image_std or rescale_factor .* is not usable"),
-            ({"rescale_factor": 0}, "image_mean, image_std or rescale_factor .* is not usable"),
-            ({"image_processor_type": "NoImageProcessor"}, "its image processor cannot be read: "),
+            ({"resample": 5}, r"resample .* 5; .*0 \(nearest\), .*3 \(bicubic\)"),
+            ({"image_mean": [None, None, None]}, "image_mean"),
+            ({"rescale_factor": 0}, "rescale_factor"),
+            ({"image_processor_type": "NoImageProcessor"}, "image processor cannot be read"),
         ],
     )
     def test_other_pictures_are_refused(self, folder, tmp_path, settings, match):
@@ -562,16 +523,16 @@ class TestPictures:
     @pytest.mark.parametrize(
         ("half", "settings", "match"),
         [
-            ("encoder", {"image_size": "x"}, "image_size of the encoder is x, and must be the side"),
-            ("encoder", {"patch_size": 8.5}, "patch_size of the encoder is 8.5, and must be the side"),
-            ("encoder", {"patch_size": 7}, "image_size is 32, and patches of 7 do not divide it"),
-            ("encoder", {"num_channels": 1}, "num_channels is 1, and 3 is supported"),
-            ("encoder", {"num_hidden_layers": "x"}, "num_layers is 'x', and must be a valid integer"),
-            ("encoder", {"hidden_size": -48}, "config.json has a size that is not supported"),
-            ("encoder", {"layer_norm_eps": "x"}, "norm_epsilon is 'x', and must be a valid number"),
-            ("decoder", {"decoder_layers": None}, "num_layers is None, and must be a valid integer"),
+            ("encoder", {"image_size": "x"}, "image_size .* x,"),
+            ("encoder", {"patch_size": 8.5}, "patch_size .* 8.5,"),
+            ("encoder", {"patch_size": 7}, "image_size is 32, .* 7 "),
+            ("encoder", {"num_channels": 1}, "num_channels is 1"),
+            ("encoder", {"num_hidden_layers": "x"}, "num_layers is 'x'"),
+            ("encoder", {"hidden_size": -48}, "config.json has a size"),
+            ("encoder", {"layer_norm_eps": "x"}, "epsilon .*'x'"),
+            ("decoder", {"decoder_layers": None}, "num_layers is None"),
             ("decoder", {"d_model": 40, "decoder_attention_heads": 5}, "asks for|has the shape"),
-            ("decoder", {"cross_attention_hidden_size": None}, "enc_to_dec_proj .* has the shapes"),
+            ("decoder", {"cross_attention_hidden_size": None}, "enc_to_dec_proj"),
         ],
     )
     def test_damaged_settings_are_refused(self, folder, tmp_path, half, settings, match):
@@ -586,8 +547,7 @@ class TestPictures:
         config = json.loads((folder / "config.json").read_text())
         config[half]["model_type"] = name
         (folder / "config.json").write_text(json.dumps(config))
-        match = f"{name}.*, which is not supported; it must read by vit or deit, and write by trocr"
-        with pytest.raises(CheckpointError, match=match):
+        with pytest.raises(CheckpointError, match=f"{name}.*vit or deit, .*trocr"):
             export_checkpoint(folder, tmp_path / "bundle", FP32, report=refuse_to_go_on)
 
     def test_settings_of_generate_in_the_decoder_count_where_there_is_no_file_of_them(self, folder):
@@ -605,5 +565,5 @@ class TestPictures:
 
 def test_a_tuned_model_is_written_only_if_its_bundle_can_be(tmp_path, monkeypatch):
     monkeypatch.setattr(exporter, "write_published", lambda *_: pytest.fail("the model was written"))
-    with pytest.raises(ExportError, match=r"already exists; give another folder, or --overwrite$"):
+    with pytest.raises(ExportError, match="--overwrite"):
         exporter.export_tuned(SimpleNamespace(), tmp_path, FP32)

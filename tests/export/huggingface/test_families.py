@@ -113,7 +113,7 @@ def test_m2m100_has_as_many_positions_as_one_asks_for(checkpoint):
 
 def test_a_model_with_a_table_has_as_many_positions_as_the_table(checkpoint):
     folder, _ = checkpoint("marian")
-    with pytest.raises(CheckpointError, match=r"--max-source-length is 65, and the model has 64 positions"):
+    with pytest.raises(CheckpointError, match=r"65, .* 64"):
         imported(folder, Limits(65, 0))
 
 
@@ -139,7 +139,7 @@ def test_a_general_tokenizer_without_languages_is_refused(checkpoint, case, tmp_
     written = (folder / "tokenizer.json").read_text(encoding="utf-8")
     (folder / "tokenizer.json").write_text(re.sub(r'"(\w\w_[A-Z]{2}|\w{3}_[A-Z]\w{3})"', r'"x\1"', written))
     edit(folder / "tokenizer_config.json", tokenizer_class=None, extra_special_tokens=None)
-    with pytest.raises(CheckpointError, match=r"has the languages of none of .*: set tokenizer_class in"):
+    with pytest.raises(CheckpointError, match="tokenizer_class"):
         family_of(open_checkpoint(folder))
 
 
@@ -179,13 +179,13 @@ def change_weights(folder, change):
 
 def test_a_weight_that_nothing_uses_is_refused_by_name(folder):
     change_weights(folder, lambda weights: weights.update({"encoder.adapter.weight": torch.zeros(3)}))
-    with pytest.raises(CheckpointError, match=r"weights are not used: encoder.adapter.weight"):
+    with pytest.raises(CheckpointError, match=r"not used: encoder.adapter.weight"):
         imported(folder)
 
 
 def test_a_missing_weight_is_refused_by_name(folder):
     change_weights(folder, lambda weights: weights.pop("encoder.final_layer_norm.weight"))
-    with pytest.raises(CheckpointError, match=r"weights are missing: encoder_norm.weight"):
+    with pytest.raises(CheckpointError, match=r"missing: encoder_norm.weight"):
         imported(folder)
 
 
@@ -199,20 +199,17 @@ def test_a_weight_that_is_not_finite_is_refused_by_name(folder, value, dtype):
         weights[name][3, 5] = value
 
     change_weights(folder, damage)
-    with pytest.raises(CheckpointError, match=rf"{name} has numbers that are NaN or infinite"):
+    with pytest.raises(CheckpointError, match=name):
         imported(folder)
 
 
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({"d_ff": 48}, r"wi.weight has the shape \[40, 32\], and config.json asks for \[48, 32\]"),
-        (
-            {"feed_forward_proj": "laplace"},
-            "the activation 'laplace' is not supported; there are relu, gelu, ",
-        ),
-        ({"d_kv": 12}, "heads are 12 wide; a multiple of 8 is supported"),  # by the operator of attention
-        ({"d_kv": None}, "config.json lacks d_kv"),
+        ({"d_ff": 48}, r"wi.weight .*\[40, 32\], .*\[48, 32\]"),
+        ({"feed_forward_proj": "laplace"}, "'laplace'"),
+        ({"d_kv": 12}, "12 .* multiple of 8"),  # by the operator of attention
+        ({"d_kv": None}, "lacks d_kv"),
     ],
 )
 def test_a_setting_that_is_missing_or_does_not_fit_is_refused(folder, settings, match):
@@ -310,16 +307,10 @@ def edited(folder, tmp_path, **changes):
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        (
-            {"rope_parameters": {"rope_type": "yarn"}},
-            "type 'yarn' are not supported; there are default, linear",
-        ),
-        (
-            {"layer_types": ["chunked_attention"] * 3},
-            "layer_types has chunked_attention, which is not supported",
-        ),
-        ({"attn_logit_softcapping": 9.0}, "attn_logit_softcapping differs between encoder and decoder"),
-        ({"max_position_embeddings": None}, "config.json lacks max_position_embeddings"),
+        ({"rope_parameters": {"rope_type": "yarn"}}, "'yarn'"),
+        ({"layer_types": ["chunked_attention"] * 3}, "chunked_attention"),
+        ({"attn_logit_softcapping": 9.0}, "attn_logit_softcapping differs"),
+        ({"max_position_embeddings": None}, "lacks max_position_embeddings"),
     ],
 )
 def test_settings_of_t5gemma_that_are_not_supported_are_refused(checkpoint, tmp_path, settings, match):
@@ -329,7 +320,7 @@ def test_settings_of_t5gemma_that_are_not_supported_are_refused(checkpoint, tmp_
 
 def test_biases_of_t5gemmas_attention_are_refused(checkpoint, tmp_path):
     biased = {"attention_bias": True}
-    with pytest.raises(CheckpointError, match="attention_bias is true, which is not supported"):
+    with pytest.raises(CheckpointError, match="attention_bias"):
         imported(edited(checkpoint("t5gemma")[0], tmp_path, encoder=biased, decoder=biased))
 
 
@@ -371,8 +362,8 @@ def test_newer_names_of_weights_are_the_same_model(checkpoint, case, tmp_path):
 @pytest.mark.parametrize(
     ("name", "match"),
     [
-        ("enc_to_dec_proj.bias", r"enc_to_dec_proj of the checkpoint has the shapes \[\[32, 24\], None\]"),
-        ("encoder.embeddings.position_embeddings", "weights are missing: source_positions"),
+        ("enc_to_dec_proj.bias", r"enc_to_dec_proj .*\[\[32, 24\], None\]"),
+        ("encoder.embeddings.position_embeddings", "missing: source_positions"),
     ],
 )
 def test_a_checkpoint_of_pictures_without_a_weight_is_refused(checkpoint, tmp_path, name, match):

@@ -21,29 +21,19 @@ def test_without_settings_the_rules_are_those_of_generate():
 def test_lengths_do_not_count_the_start_tokens():
     generation = generation_of({"eos_token_id": 2, "max_length": 142, "min_length": 56}, 1, 1024, 600)
     assert (generation.max_new_tokens, generation.min_new_tokens) == (141, 55)
-    assert (
-        generation_of(
-            {"eos_token_id": 2, "max_length": 142, "max_new_tokens": 9}, 1, 1024, 600
-        ).max_new_tokens
-        == 9
-    )
-    assert generation_of({"eos_token_id": 2, "max_length": 2000}, 1, 1024, 600).max_new_tokens == 1024
-    assert generation_of({"eos_token_id": 2, "min_length": 0}, 1, 1024, 600).min_new_tokens == 0
+    for settings, expected in (
+        ({"max_length": 142, "max_new_tokens": 9}, (9, 0)),
+        ({"max_length": 2000}, (1024, 0)),
+        ({"min_length": 0}, (None, 0)),
+    ):
+        found = generation_of({"eos_token_id": 2, **settings}, 1, 1024, 600)
+        assert (found.max_new_tokens, found.min_new_tokens) == expected
 
 
 def test_settings_of_a_marian_checkpoint_become_defaults_of_requests():
-    generation = generation_of(
-        {
-            "eos_token_id": 0,
-            "num_beams": 6,
-            "bad_words_ids": [[58100]],
-            "renormalize_logits": True,
-            "forced_eos_token_id": 0,
-        },
-        1,
-        512,
-        58101,
-    )
+    settings = {"num_beams": 6, "bad_words_ids": [[58100]], "renormalize_logits": True}
+    settings |= dict.fromkeys(["eos_token_id", "forced_eos_token_id"], 0)
+    generation = generation_of(settings, 1, 512, 58101)
     assert generation.beam_size == 6
     assert generation.suppressed_token_ids == (58100,)
     assert generation.is_renormalized
@@ -58,9 +48,7 @@ def test_early_stopping_has_three_values(given, expected):
 
 
 def test_an_unknown_early_stopping_is_refused():
-    with pytest.raises(
-        CheckpointError, match=r"early_stopping is 'soon', and must be true, false or 'never'"
-    ):
+    with pytest.raises(CheckpointError, match="early_stopping is 'soon'"):
         generation_of({"eos_token_id": 2, "early_stopping": "soon"}, 1, 9, 9)
 
 
@@ -69,7 +57,7 @@ def test_several_tokens_may_end_a_target():
     assert eos_ids({"eos_token_id": 2}, 9) == (2,)
     assert eos_ids({"eos_token_id": [2, 9, -1]}, 9) == (2,)  # no target has the others
     for none in ({}, {"eos_token_id": None}, {"eos_token_id": []}, {"eos_token_id": 9}):
-        with pytest.raises(CheckpointError, match=r"eos_token_id .* and targets have 9 tokens: none would"):
+        with pytest.raises(CheckpointError, match=r"eos_token_id .* 9 tokens"):
             eos_ids(none, 9)
 
 
@@ -91,7 +79,7 @@ def test_suppressed_tokens_that_no_target_has_are_ignored():
     ],
 )
 def test_tokens_that_generate_refuses_are_refused(name, value):
-    with pytest.raises(CheckpointError, match=f"{name} has 10, and targets have 10 tokens"):
+    with pytest.raises(CheckpointError, match=f"{name} has 10"):
         generation_of({"eos_token_id": 2, name: value}, 1, 9, 10)
 
 

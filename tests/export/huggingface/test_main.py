@@ -16,21 +16,22 @@ from tests.export.huggingface.checkpoints import SHALLOW, edit
 def test_one_command_makes_a_bundle(quick_checkpoint, tmp_path, capsys):
     folder, bundle = quick_checkpoint("marian-separate"), tmp_path / "bundle"
     capsys.readouterr()
+    command = ["huggingface", str(folder), str(bundle), "--precision", "fp32"]
     flags = ["--max-target-length", "40", "--source-language", "ko", "--target-language", "en"]
-    assert main(["huggingface", str(folder), str(bundle), "--precision", "fp32", *flags]) == 0
+    assert main([*command, *flags]) == 0
     told = capsys.readouterr()
     assert told.out == f"{bundle}\n"
     lines = [line for line in told.err.splitlines() if line]
-    assert lines[0].startswith(
-        "the tokenizer equals transformers' MarianTokenizer: ids, texts and frames of "
-    )
-    assert lines[1].startswith("reading 0.2 million weights (marian)")
-    assert lines[-1].startswith("fp32: worst difference of log-probabilities")
+    assert "MarianTokenizer" in lines[0]
+    assert "(marian)" in lines[1]
+    assert lines[-1].startswith("fp32: ")
     manifest = load_bundle(bundle).manifest
     assert manifest.max_target_length == 40
     assert (manifest.source_language, manifest.target_language) == ("ko", "en")
-    assert main(["huggingface", str(folder), str(bundle), "--precision", "fp32"]) == 1
-    assert capsys.readouterr().err == f"error: {bundle} already exists; give another folder, or --overwrite\n"
+    assert main(command) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert str(bundle) in line
+    assert "--overwrite" in line
 
 
 def test_a_language_that_requests_choose_is_not_named_at_the_export(checkpoint, tmp_path, capsys):
@@ -44,10 +45,13 @@ def test_a_refusal_is_one_line(checkpoint, tmp_path, capsys):
     folder = tmp_path / "checkpoint"
     shutil.copytree(checkpoint("bart")[0], folder)
     edit(folder / "config.json", model_type="gpt2", architectures=["GPT2LMHeadModel"])
+    capsys.readouterr()
     assert main(["huggingface", str(folder), str(tmp_path / "bundle")]) == 1
     told = capsys.readouterr()
     assert told.out == ""
-    assert told.err == f"error: {folder} is a decoder-only model (GPT2LMHeadModel), not an encoder-decoder\n"
+    (line,) = told.err.splitlines()
+    assert str(folder) in line
+    assert "GPT2LMHeadModel" in line
 
 
 def test_a_precision_whose_proof_fails_is_left_out(checkpoint, tmp_path, capsys, monkeypatch):
@@ -56,15 +60,11 @@ def test_a_precision_whose_proof_fails_is_left_out(checkpoint, tmp_path, capsys,
     assert main(["huggingface", str(folder), str(bundle), "--strict"]) == 1
     assert not bundle.exists()
     *_, line = capsys.readouterr().err.splitlines()
-    assert line.startswith(
-        "error: int8 differs from the imported model in the mean difference: for its own targets, mean "
-        "difference"
-    )
-    assert re.search(r"\(tolerance 1e-09\), \d+\.\d% equal tokens \(at least 85%\); worst", line)
+    assert re.match(r"error: int8 .*mean difference.*\(tolerance 1e-09\), \d+\.\d% equal tokens", line)
     assert main(["huggingface", str(folder), str(bundle)]) == 3
     told = capsys.readouterr()
     assert told.out == f"{bundle}\n"
-    assert f"int8 is left out: {line.removeprefix('error: ')}" in told.err.splitlines()
+    assert line.removeprefix("error: ") in told.err
     assert list(load_bundle(bundle).manifest.variants) == [Precision.FP32]
     assert not (bundle / "int8").exists()
 
@@ -73,7 +73,7 @@ def test_a_precision_whose_proof_fails_is_left_out(checkpoint, tmp_path, capsys,
 def test_a_length_is_a_number_of_tokens(given, capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["huggingface", "a", "b", f"--max-source-length={given}"])
-    assert f"'{given}' is not a number of tokens of at least 2" in capsys.readouterr().err
+    assert f"'{given}'" in capsys.readouterr().err
 
 
 def test_help_does_not_import_torch(capsys, monkeypatch):

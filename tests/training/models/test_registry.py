@@ -33,7 +33,7 @@ def test_every_preset_survives_json_and_is_built(name: str) -> None:
 
 
 def test_an_unknown_kind_is_refused_with_those_that_exist(model_config: TransformerConfig) -> None:
-    with pytest.raises(ValueError, match="unknown kind of model 'rnn'; there are transformer, recurrent"):
+    with pytest.raises(ValueError, match=r"'rnn'; .* transformer, recurrent"):
         config_from_json(model_config.to_json() | {"kind": "rnn"})
     with pytest.raises(ValueError, match="unknown kind of model None"):
         config_from_json(model_config.to_json())
