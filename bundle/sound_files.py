@@ -24,7 +24,6 @@ _MIN_RATE, _MAX_RATE = 4_000, 192_000
 # Sizes in the header of a WAV file that was written before its size was known: GStreamer's 0, SoX's 7ffff000
 # and more, ALSA's 7fffffff and less, ffmpeg's ffffffff
 _LEAST_UNKNOWN_SIZE = 0x7FFF_F000
-_MAX_CHUNKS = 32  # before the samples
 _UNKNOWN = 2**63 - 1  # frames of a file whose header does not have their number
 _CUT = "the sound ends before its header says: the file is damaged"
 _FORMS = "WAV, AIFF, FLAC, OGG, MP3, AAC, AMR, WMA, MP4 (M4A) or WebM"
@@ -38,6 +37,7 @@ _LEAST_RATE = 50  # bytes a second of other formats: a packet of Opus has at mos
 _MAX_PACKETS = 2**20  # of an MP4 file, whose header can claim any number of them and takes memory for each
 # Where the header of an MP4 file has numbers of packets: after the name of a box
 _PACKET_COUNTS = {b"stsz": 12, b"stz2": 12, b"trun": 8}
+_PACKET_BOX = re.compile(b"|".join(_PACKET_COUNTS))
 _DATA_BOX = b"mdat"  # the one whose content is never read as boxes: FFmpeg reads "free" as "moov" at need
 _OF_CONTAINERS = ("aac", "alac", "flac", "mp3", "mp3float", "opus", "libopus", "vorbis")
 _CODECS = {  # by FFmpeg's names of demuxers
@@ -52,6 +52,7 @@ _OF_FRAMES = ("amr", "aac", "mp3")  # one frame after the other, of which player
 _PROBE_BYTES = 2**17  # in which a good frame comes; FFmpeg takes a second for a MiB of others
 _MOST_LEFT_OUT = 1_000  # damaged frames beyond the number of others; each takes as long as a good one
 _BEGINNINGS = {b"\x1a\x45\xdf\xa3": "matroska", b"\x30\x26\xb2\x75\x8e\x66\xcf\x11": "asf", b"#!AMR": "amr"}
+_MP3_FLAGS = re.compile(rb"(?:Xing|Info).{3}(.)", re.DOTALL)  # the lowest bit: the number of frames follows
 _AIFF = re.compile(rb"FORM.{4}AIF[FC]", re.DOTALL)  # libsndfile reads other files of IFF, too
 _RAW_TYPES = {"audio/pcm": "<i2", "audio/l16": ">i2"}  # by RFC 2586, the first byte of L16 is the high one
 _WAV = re.compile(rb"R(?:IFF|F64).{4}WAVE", re.DOTALL)
@@ -160,11 +161,8 @@ def _first_frame(content: bytes) -> int:
 def _has_mp3_length(content: bytes) -> bool:
     """Returns whether an MP3 file's first frame has the number of its frames (the header of Xing)."""
     place = _first_frame(content)
-    for name in (b"Xing", b"Info"):
-        found = content.find(name, place, place + 44)
-        if found >= 0:
-            return len(content) > found + 7 and bool(content[found + 7] & 1)
-    return False
+    found = _MP3_FLAGS.search(content, place, place + 48)
+    return found is not None and bool(found[1][0] & 1)
 
 
 def _counted(file: SoundFile, max_seconds: float) -> Iterator[NDArray[np.float32]]:
@@ -195,12 +193,10 @@ def _check_length(num_samples: int, rate: int, max_seconds: float) -> None:
 def _opened_by_sndfile(content: bytes, block_size: int) -> Iterator[SoundFile]:
     import soundfile  # not by servers of other models
 
-    is_riff, num_bytes = content.startswith(b"RIFF"), int.from_bytes(content[4:8], "little")
+    is_riff = content.startswith(b"RIFF")
+    num_bytes = int.from_bytes(content[4:8], "little" if is_riff else "big")
     is_streamed = is_riff and (num_bytes == 0 or num_bytes >= _LEAST_UNKNOWN_SIZE)
-    if is_riff and not is_streamed and num_bytes > len(content) - 8:
-        raise SoundError(_CUT)
-
-    if content.startswith(b"FORM") and int.from_bytes(content[4:8], "big") > len(content) - 8:
+    if content.startswith((b"RIFF", b"FORM")) and not is_streamed and num_bytes > len(content) - 8:
         raise SoundError(_CUT)
 
     is_exact = content.startswith((b"RIFF", b"RF64", b"fLaC", b"FORM"))
@@ -375,35 +371,21 @@ def _check_packets(content: bytes) -> None:
         if name != _DATA_BOX:
             if content.find(b"cmov", place, end) >= 0:
                 raise SoundError("the header of the MP4 file is compressed: save it without that")
-            for box, offset in _PACKET_COUNTS.items():
-                found = content.find(box, place, end)
-                while found >= 0:
-                    num_packets += int.from_bytes(content[found + offset : found + offset + 4], "big")
-                    found = content.find(box, found + 4, end)
+            for box in _PACKET_BOX.finditer(content, place, end):
+                first = box.start() + _PACKET_COUNTS[box[0]]
+                num_packets += int.from_bytes(content[first : first + 4], "big")
         place = end
     if num_packets > _MAX_PACKETS:
         raise SoundError(f"the header of the MP4 file claims {num_packets} packets: the file is damaged")
 
 
 class _WavStream(io.BytesIO):
-    """A WAV file whose size of samples is read as ffffffff if it is 0, without a copy of the file."""
-
-    def __init__(self, content: bytes) -> None:
-        super().__init__(content)
-        self._size_place, place = len(content), 12
-        for _ in range(_MAX_CHUNKS):
-            size = content[place + 4 : place + 8]
-            if content[place : place + 4] == b"data":
-                if size == bytes(4):
-                    self._size_place = place + 4
-                break
-            num_bytes = int.from_bytes(size, "little")
-            place += 8 + num_bytes + num_bytes % 2
+    """A WAV file, without a copy, that says it has 8 bytes: libsndfile then reads no samples as all."""
 
     def readinto(self, buffer: Any, /) -> int:
         start, num_bytes = self.tell(), super().readinto(buffer)
-        for place in range(max(start, self._size_place), min(start + num_bytes, self._size_place + 4)):
-            memoryview(buffer)[place - start] = 0xFF
+        for place in range(max(start, 4), min(start + num_bytes, 8)):
+            memoryview(buffer)[place - start] = 8 if place == 4 else 0
         return num_bytes
 
 

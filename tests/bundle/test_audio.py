@@ -208,9 +208,11 @@ def test_half_of_an_mp4_or_wma_file_is_refused(form):
 
 
 @pytest.mark.parametrize("box", [b"moov", b"free", b"skip"])
-def test_an_mp4_file_that_claims_many_packets_is_refused_before_they_take_memory(box):
+@pytest.mark.parametrize("before", [b"", b"stsz"], ids=["", "after a false box"])
+def test_an_mp4_file_that_claims_many_packets_is_refused_before_they_take_memory(box, before):
     content = bytearray(packed(tone(1)).replace(b"moov", box, 1))
     place = content.index(b"stsz")
+    content[place - 4 - len(before) : place - 4] = before
     content[place + 12 : place + 16] = (2**30).to_bytes(4, "big")
     with pytest.raises(SoundError, match=r"claims 1073741824 packets"):
         read_sound(bytes(content), 2)
@@ -430,8 +432,9 @@ def test_a_file_that_is_far_longer_than_its_header_says_is_refused(monkeypatch):
         read_sound(encoded(tone(3), form="OGG"), 9)
 
 
-def test_a_sound_that_ends_before_its_header_says_is_refused():
-    content = encoded(np.random.default_rng(0).uniform(-0.5, 0.5, 3 * 65_536), form="FLAC")
+@pytest.mark.parametrize("form", ["WAV", "AIFF", "FLAC"])
+def test_a_sound_that_ends_before_its_header_says_is_refused(form):
+    content = encoded(np.random.default_rng(0).uniform(-0.5, 0.5, 3 * 65_536), form=form)
     for share in (2, 3, 10):
         with pytest.raises(SoundError, match=r"the sound ends before its header says|the file is damaged"):
             read_sound(content[: len(content) // share], 13)
