@@ -267,7 +267,7 @@ def _reporting(first_line: str, interrupts: list[int]) -> Iterator[Callable[[str
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(stderr=True, markup=False, emoji=False)
+    console = Console(stderr=True, markup=False, emoji=False, force_jupyter=False)
     with console.status(first_line) as status:
 
         def report(line: str) -> None:
