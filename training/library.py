@@ -249,8 +249,7 @@ def _write_pairs(
     for name, part in (("data", pairs), ("dev_data", dev_pairs)):
         if part is None:
             continue
-        lines = (json.dumps({"source": source, "target": target}) + "\n" for source, target in part)
-        content = "".join(lines).encode()
+        content = "".join(json.dumps(_record(pair)) + "\n" for pair in part).encode()
         file = folder.path / ("pairs.jsonl" if name == "data" else "dev-pairs.jsonl")
         files[name] = str(file)
         if current_rank() or (file.is_file() and file.read_bytes() == content):
@@ -260,3 +259,12 @@ def _write_pairs(
         folder.path.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
     return files
+
+
+def _record(pair: Any) -> dict[str, str]:
+    """Returns the record of a pair; an object, as data sets have them, would be read as its keys."""
+    if not (isinstance(pair, tuple | list) and len(pair) == 2 and all(isinstance(one, str) for one in pair)):
+        raise ValueError(
+            f"{repr(pair)[:100]} is among the pairs, and must be a source and a target, both texts"
+        )
+    return {"source": pair[0], "target": pair[1]}

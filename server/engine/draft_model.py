@@ -141,11 +141,11 @@ class DraftModel:
         for slot in range(first, len(self._rows)):
             self._forget(slot)
         num_rows = min(sum(map(_can_be_known, plan.rows)), MAX_DRAFTED)
-        step, speed = self._drafter.forecast(plan.rows), self._drafter.forecast(plan.rows).speed
+        step = self._drafter.forecast(plan.rows)
+        speed = step.speed
         self._lengthen(step, num_rows, MAX_DRAFTED)
-        saved = (
-            (1 / speed - 1 / step.speed) if step.speed >= _LEAST_GAIN * speed else 0.0
-        )  # seconds of a token
+        pays = step.speed >= _LEAST_GAIN * speed
+        saved = 1 / speed - 1 / step.speed if pays else 0.0  # seconds of a token
         numbered = enumerate(plan.admitted, start=first)
         for is_known, group in groupby(numbered, key=lambda one: _can_be_known(one[1])):
             newcomers = list(group)

@@ -255,7 +255,8 @@ class Scheduler:
             self._extend_further(plan, selected, turn)
         if turn.forking:
             self._fork(selected, turn)
-        self._complete(turn)
+        if turn.leavers:
+            self._complete(turn)
         finished = []
         if turn.leavers or turn.ends or turn.forks:
             finished = self._leave(turn.leavers, turn.ends, turn.forks)

@@ -82,6 +82,14 @@ def test_pairs_in_memory_train_and_continue(tmp_path: Path, corpus: Corpus) -> N
         ({"seed": 1, "settings": {"seed": 2}}, "seed: given as an argument and in settings"),
         ({"settings": {"learning_rat": 2}}, r"unknown settings learning_rat \(meant: learning_rate_scale"),
         ({"device": "gpu"}, "'gpu' is unknown: give auto, cpu, cuda or cuda:N"),
+        (
+            {"pairs": [("a", "b"), {"source": "a", "target": "b"}]},
+            r"^\{'source': 'a', .* is among the pairs, and",
+        ),
+        (
+            {"pairs": [("a", 5)]},
+            r"^\('a', 5\) is among the pairs, and must be a source and a target, both texts",
+        ),
         ({"pairs": []}, "has 0 records: the corpus is empty"),
     ],
 )

@@ -293,17 +293,17 @@ def test_a_model_of_one_language_names_it_and_refuses_others(whisper_path):
 def test_the_only_model_of_sounds_answers_with_any_name_if_the_server_takes_it(whisper_path, client):
     with pytest.raises(openai.NotFoundError, match="no model is named 'gpt-4o-transcribe'"):
         ask(client, model="gpt-4o-transcribe")
-    path = whisper_path / "bundle"
+    path, text = whisper_path / "bundle", ask(client).text
     for num_models in (1, 2):
         named = tuple((f"model{number}", path) for number in range(num_models))
         server = serving_bundles(named_bundles=named, openai_names=OpenAINames.ANY)
         with on_a_thread(server) as served:
             url = f"http://127.0.0.1:{served.app.http.port}/v1"
             with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as other:
-                assert ask(other, model="whisper-1").text
+                assert ask(other, model="whisper-1").text == text
                 if num_models == 1:
-                    for name in ("gpt-4o-transcribe", "whisper-large-v3", ""):
-                        assert ask(other, model=name).text == ask(client).text
+                    for name in ("gpt-4o-transcribe", ""):
+                        assert ask(other, model=name).text == text
                 else:
                     with pytest.raises(openai.NotFoundError, match="this server has model0"):
                         ask(other, model="gpt-4o-transcribe")

@@ -243,7 +243,7 @@ async def test_segments_are_what_was_said_between_times(whisper_path):
             model.target_tokenizer.decode,
         )
         one, other = encode(" one"), encode(" other")
-        reading = Reading(Request("", {}, 0, 1, 0.0), begin_seconds=10.0, num_seconds=0.6)
+        reading = Reading(Request("", {}, 0, 1, 0.0), begin_seconds=10.0, num_seconds=0.6, sound_seconds=10.6)
         for token_ids, expected in (
             ([], []),
             ([first + 5], []),
