@@ -166,6 +166,13 @@ def test_a_source_of_blenderbot_ends_with_eos_which_its_class_forgets(tmp_path):
     assert imported(FAMILIES["blenderbot"](tmp_path)).frames.source_suffix == (2,)
 
 
+def test_a_text_of_blenderbot_begins_with_a_space_where_no_setting_says_so(tmp_path):
+    files = FAMILIES["blenderbot"](tmp_path)
+    without_tokenizer_json(files)
+    edit(tmp_path / "tokenizer_config.json", add_prefix_space=None)
+    assert imported(files).source.encode_batch(TEXTS) == RECORDED["blenderbot"]["ids"]
+
+
 def test_targets_begin_with_their_language(files, ours):
     frames = ours.frames
     if files.family == "mbart":

@@ -180,9 +180,9 @@ def test_weights_become_those_of_the_checkpoint_again(checkpoint, tmp_path, case
 
 def test_pieces_of_a_source_are_those_of_its_own_vocabulary(checkpoint):
     tokenizer = load_published(checkpoint("marian-separate", SHALLOW)[0]).tokenizer
-    *pieces, end = tokenizer.source_pieces(tokenizer.encode_source("203 5"))
-    assert ("".join(pieces).strip(), end) == ("203 5", "</s>")
-    assert "".join(tokenizer.pieces(tokenizer.encode_source("203 5"))) != "203 5</s>"
+    *pieces, end = tokenizer.source_pieces(tokenizer.encode_source("er an"))
+    assert ("".join(pieces).strip(), end) == ("er an", "</s>")
+    assert "".join(tokenizer.pieces(tokenizer.encode_source("er an"))) != "er an</s>"
 
 
 def test_whisper_writes_a_space_before_a_text_of_a_script_with_spaces(checkpoint, tmp_path):

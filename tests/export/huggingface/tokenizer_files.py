@@ -124,11 +124,13 @@ class Files:
 
 def marian(folder: Path, *, separate: bool = False, languages: tuple[str, ...] = ()) -> Files:
     """Two models, of which vocab.json has almost all pieces; the source does not know all scripts."""
-    sides = [spm("unigram", 0, 2), spm("unigram", 1, 3, normalization_rule_name="nmt_nfkc_cf")]
+    sides = [spm("unigram", 0, 2), spm("unigram", 1, 2, normalization_rule_name="nmt_nfkc_cf")]
     for name, content in zip(["source.spm", "target.spm"], sides, strict=True):
         (folder / name).write_bytes(content)
     pieces = [[text for i, (text, _) in enumerate(scored(content)) if i % 50 != 49] for content in sides]
-    vocabs = pieces if separate else [[*pieces[0], *pieces[1]]]
+    # `generate` pads both sides with one id, so that both have the same number of tokens.
+    fewest = min(map(len, pieces))
+    vocabs = [one[:fewest] for one in pieces] if separate else [[*pieces[0], *pieces[1]]]
     special, sizes = ["</s>", "<unk>", *(f">>{name}<<" for name in languages)], []
     for name, texts in zip(["vocab.json", "target_vocab.json"], vocabs, strict=False):
         tokens = dict.fromkeys([*special, *(text for text in texts if text != "<s>"), "<pad>"])
