@@ -466,7 +466,7 @@ def load(bundle: Path | str, **settings: Any) -> Model:
     Args:
         bundle: A folder that `python -m export` has written.
         settings: Those of `python -m server` for an engine, by the names of their flags: `precision="int8"`,
-            `instances=2`, `threads=4`, `memory_budget="512MiB"`, `provider="cpu"`; None is the default.
+            `instances=2`, `threads=4`, `max_slots_size="512MiB"`, `provider="cpu"`; None is the default.
 
     Raises:
         ValueError: The bundle cannot be used, or not on this machine, or there is no such setting.

@@ -53,7 +53,7 @@ class EngineProcess:
             precision=precision,
             num_threads=num_threads,
             max_slots=num_slots,
-            memory_budget_bytes=_NO_BUDGET,
+            max_slots_size_bytes=_NO_BUDGET,
             speculative=Speculation.OFF,  # random weights repeat themselves
         )
         # A forked process would not have torch's threads, but might hold their locks.

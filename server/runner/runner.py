@@ -73,7 +73,7 @@ class OnnxRunner:
             from the others.
 
     Raises:
-        ValueError: The bundle does not have graphs for an allowed provider, the budget is less than one slot,
+        ValueError: The bundle does not have graphs for an allowed provider, one slot is too large,
             or a file has changed since the bundle was checked.
     """
 
