@@ -53,7 +53,7 @@ from seq2seq_serve.export.huggingface.agreement import compare_tokenizers
 from seq2seq_serve.export.huggingface.generation import generation_of, left_out, unknown_parts
 from seq2seq_serve.export.huggingface.reference import (
     NUM_GENERATED,
-    Batch,
+    RandomBatch,
     agrees,
     largest_rounding,
     random_batches,
@@ -69,7 +69,7 @@ from seq2seq_serve.training.huggingface.checkpoint import (
     eos_ids,
     open_checkpoint,
 )
-from seq2seq_serve.training.huggingface.dialect import Family, Limits
+from seq2seq_serve.training.huggingface.dialect import Limits, PublishedFamily
 from seq2seq_serve.training.huggingface.families import config_of, family_of
 from seq2seq_serve.training.huggingface.pictures import Patches
 from seq2seq_serve.training.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
@@ -133,7 +133,7 @@ class _Imported:
         tolerance: The largest difference of log-probabilities that float32 explains.
     """
 
-    family: Family
+    family: PublishedFamily
     config: PublishedConfig
     model: Transformer
     tokenizers: ImportedTokenizers
@@ -292,7 +292,7 @@ def _compare_with_transformers(
     batches = random_batches(config, tokenizers.pad_id)
     *source, mask = model.source_kind.tensors([pair[0]])
     num_start = len(tokenizers.frames.start)
-    sample, target = Batch(source[0], mask, torch.zeros(1, 0, dtype=torch.int64)), pair[1]
+    sample, target = RandomBatch(source[0], mask, torch.zeros(1, 0, dtype=torch.int64)), pair[1]
     target = target[: num_start + NUM_GENERATED]
     starts: dict[str, int | list[int]] = {"eos_token_id": list(ends)}
     if TARGET_LANGUAGE in tokenizers.frames.start:

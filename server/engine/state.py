@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from seq2seq_serve.server.engine.ngrams import Lookup
 from seq2seq_serve.server.engine.request import Array, Request
-from seq2seq_serve.server.engine.result import Choice, FinishReason, Hypothesis
+from seq2seq_serve.server.engine.result import FinishReason, Hypothesis, TokenScore
 
 
 @dataclass(eq=False, slots=True)
@@ -60,7 +60,7 @@ class Sequence:
             complete request until its alignments are computed.
         token_ids: Target tokens so far, the prefix included, without start tokens and the end of sequence.
         log_probability: The sum over its generated tokens; 0 for a plain request.
-        choices: The requested details of each token, the end of sequence included.
+        token_scores: The requested details of each token, the end of sequence included.
         tail: The state of its request's stop rule.
         is_plain: Whether its next step only has to select the most probable token.
         num_forced: Number of start and prefix tokens that its steps still have to read.
@@ -80,7 +80,7 @@ class Sequence:
     num_branches: int = 1
     token_ids: list[int] = field(default_factory=list)
     log_probability: float = 0.0
-    choices: list[Choice] = field(default_factory=list)
+    token_scores: list[TokenScore] = field(default_factory=list)
     tail: bytes = b""
     is_plain: bool = True
     num_forced: int = 0

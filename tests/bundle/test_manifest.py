@@ -18,10 +18,10 @@ from seq2seq_serve.bundle.manifest import (
     MAX_TOKENIZER_BYTES,
     BundleError,
     Choice,
+    Extent,
     Frames,
     LengthBound,
     Manifest,
-    Piece,
     Timestamps,
     VariantFiles,
     bundle_version,
@@ -93,7 +93,7 @@ class InTwoPieces:
 
     def __init__(self, graphs, num_bytes):
         self.graphs, self.num_bytes = graphs, num_bytes + 100
-        self.pieces = [Piece(2500, self.num_bytes - 2500), Piece(num_bytes - 2500, 0)]
+        self.extents = [Extent(2500, self.num_bytes - 2500), Extent(num_bytes - 2500, 0)]
         self.seen = []
 
     def finish(self, content, wait):

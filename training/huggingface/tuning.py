@@ -28,7 +28,7 @@ from seq2seq_serve.training.huggingface.checkpoint import (
     open_checkpoint,
     read_json,
 )
-from seq2seq_serve.training.huggingface.dialect import Family, Limits
+from seq2seq_serve.training.huggingface.dialect import Limits, PublishedFamily
 from seq2seq_serve.training.huggingface.families import config_of, family_of
 from seq2seq_serve.training.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
 from seq2seq_serve.training.huggingface.weights import (
@@ -93,7 +93,7 @@ class Published:
     """
 
     checkpoint: CheckpointFolder
-    family: Family
+    family: PublishedFamily
     tokenizer: FramedTokenizer
     frame: TargetFrame
 

@@ -16,7 +16,7 @@ from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.call import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Call
-from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.read.inputs import FileCost, named_inputs
 from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
 from seq2seq_serve.server.service.read.sources import Reading, cost_of_file, read_sources
@@ -35,7 +35,7 @@ from seq2seq_serve.server.service.write.responses import (
 
 _Attempted = TypeVar("_Attempted")
 
-Write = Callable[[pb.Piece], Awaitable[None]]
+WritePiece = Callable[[pb.Piece], Awaitable[None]]
 
 _HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
 _SMALL_STREAM_BYTES = 2**14  # of an answer
@@ -67,7 +67,7 @@ async def read(
     if not num_file_bytes:
         return await call.read(work, num_text_bytes + num_array_bytes // BYTES_PER_TEXT_BYTE)
 
-    def measure(checkpoint: Checkpoint) -> list[FileCost]:
+    def measure(checkpoint: YieldPoint) -> list[FileCost]:
         costs = []
         for given in inputs:
             if given.kind == "file":
@@ -108,7 +108,7 @@ async def read_scoring(message: pb.ScoreRequest, model: ServedModel, call: Call)
 
 
 async def generate(
-    rows: list[Sequence[pb.Source]], decoding: Decoding, call: Call, write: Write | None = None
+    rows: list[Sequence[pb.Source]], decoding: Decoding, call: Call, write: WritePiece | None = None
 ) -> list[pb.GenerateResponse]:
     """Decodes the targets of some sources together. If one fails, the others are cancelled.
 
@@ -180,7 +180,7 @@ async def generate(
 
 
 async def _generate_windows(
-    sources: Sequence[pb.Source], decoding: Decoding, call: Call, write: Write | None
+    sources: Sequence[pb.Source], decoding: Decoding, call: Call, write: WritePiece | None
 ) -> pb.GenerateResponse:
     """Decodes a sound in windows, and writes a piece for each of them; as `generate`.
 

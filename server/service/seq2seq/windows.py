@@ -204,7 +204,7 @@ async def _decoded(request: Request, rules: WindowRules, model: ServedModel, dec
     for temperature in rules.temperatures:
         result = await decode(_attempt(request, temperature), best is not None)
         hypothesis = result.best
-        log_probabilities = [choice.log_probability for choice in hypothesis.choices]
+        log_probabilities = [each.log_probability for each in hypothesis.token_scores]
         text = model.target_tokenizer.decode(
             [token_id for token_id in hypothesis.token_ids if not times.has(token_id)]
         ).encode()
@@ -216,7 +216,7 @@ async def _decoded(request: Request, rules: WindowRules, model: ServedModel, dec
         is_unsure = window.mean_log_probability < rules.min_log_probability
         if no_speech is None and (is_unsure or rules.always_listens):
             scored = await decode(_no_speech(request, model), True)
-            no_speech = math.exp(scored.best.choices[0].log_probability)
+            no_speech = math.exp(scored.best.token_scores[0].log_probability)
         if no_speech is not None:
             window.no_speech_probability = no_speech
         is_silent = is_unsure and window.no_speech_probability > rules.max_no_speech
@@ -276,7 +276,7 @@ def _cut(result: Result, num_kept: int, total_seconds: float) -> Result:
     if num_kept < len(best.token_ids):
         best = best._replace(
             token_ids=best.token_ids[:num_kept],
-            choices=best.choices[:num_kept],
+            token_scores=best.token_scores[:num_kept],
             finish_reason=FinishReason.EOS,  # the next window has the rest
         )
     return result._replace(hypotheses=(best,), timings=timings)

@@ -22,8 +22,8 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 from seq2seq_serve.server.service.read.options import Decoding, with_mark
 from seq2seq_serve.training.huggingface.tokenizers import (
     RECIPES,
-    Checkpoint,
     ImportedTokenizers,
+    TokenizerFiles,
     read_tokenizers,
 )
 from tests.export.huggingface.checkpoints import edit
@@ -618,5 +618,5 @@ class TestWhisper:
 def test_special_tokens_of_published_checkpoints_are_nobodys_own(tmp_path, family, published):
     for name in ("additional_special_tokens", "extra_special_tokens"):
         settings = {name: [*published, "<task>"], "mask_token": "<mask>"}
-        own_marks = Checkpoint(tmp_path, settings, {}).own_marks(RECIPES[family].language)
+        own_marks = TokenizerFiles(tmp_path, settings, {}).own_marks(RECIPES[family].language)
         assert own_marks == ["<task>"]

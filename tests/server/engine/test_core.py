@@ -288,8 +288,9 @@ def test_a_scored_target_ends_after_one_turn_and_leaves_the_others_alone():
     driver.turn()
     assert driver.results.keys() == {scored, empty}
     assert driver.turns[0].num_rows == 1  # prefill has scored the two
-    assert [choice.log_probability for choice in driver.results[scored].best.choices] == [-7, -8, -EOS_ID]
-    assert [choice.log_probability for choice in driver.results[empty].best.choices] == [-EOS_ID]
+    best = {name: result.best.token_scores for name, result in driver.results.items()}
+    assert [each.log_probability for each in best[scored]] == [-7, -8, -EOS_ID]
+    assert [each.log_probability for each in best[empty]] == [-EOS_ID]
     assert driver.results[scored].num_target_tokens == 0
     driver.finish()
     assert list(driver.results[other].best.token_ids) == expected_tokens((10, 5), 8)
