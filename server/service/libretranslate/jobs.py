@@ -101,8 +101,8 @@ async def _run_alike(
 async def _generate(
     batch: Sequence[TranslationUnit], decoding: Decoding, call: RemoteCall
 ) -> list[pb.GenerateResponse]:
-    rows: list[Sequence[pb.Source]] = [[pb.Source(text=job.text)] for job in batch]
-    return await generate(rows, decoding, call)
+    items: list[Sequence[pb.Source]] = [[pb.Source(text=job.text)] for job in batch]
+    return await generate(items, decoding, call)
 
 
 def _end(batch: Sequence[TranslationUnit], answers: Sequence[pb.GenerateResponse], _: YieldPoint) -> None:

@@ -108,25 +108,25 @@ async def read_scoring(message: pb.ScoreRequest, model: ServedModel, call: Call)
 
 
 async def generate(
-    rows: list[Sequence[pb.Source]], decoding: Decoding, call: Call, write: WritePiece | None = None
+    items: list[Sequence[pb.Source]], decoding: Decoding, call: Call, write: WritePiece | None = None
 ) -> list[pb.GenerateResponse]:
     """Decodes the targets of some sources together. If one fails, the others are cancelled.
 
     Args:
-        rows: The sources of each target; emptied, so that they do not take memory while the requests wait.
+        items: The sources of each answer; emptied, so that they do not take memory while the requests wait.
         decoding: How the targets are decoded.
         call: The call that it came with.
         write: Is called with each piece of whole characters when it is decoded; None writes none.
 
     Raises:
-        ServerError: The error of the first request that is refused or fails; an `InvalidRequest` has its row.
+        ServerError: The error of the first request that is refused or fails; `InvalidRequest` has the item's row.
     """
-    is_only = len(rows) == 1
+    is_only = len(items) == 1
     if decoding.windows is not None:
         answers: list[pb.GenerateResponse] = []
-        while rows:
+        while items:
             try:
-                answers.append(await _generate_windows(rows.pop(0), decoding, call, write))
+                answers.append(await _generate_windows(items.pop(0), decoding, call, write))
             except InvalidRequest as error:
                 error.row = None if is_only else len(answers)
                 raise
@@ -136,9 +136,9 @@ async def generate(
     requests: list[Request] = []
     num_bytes = num_tokens = num_attention_bytes = 0
     with ExitStack() as held:
-        while rows:
+        while items:
             try:
-                readings = await read(rows.pop(0), decoding, call, held)
+                readings = await read(items.pop(0), decoding, call, held)
             except InvalidRequest as error:
                 error.row = None if is_only else len(readings_of_all)
                 raise
@@ -150,7 +150,7 @@ async def generate(
                     estimated_attention_bytes(reading, decoding) for reading in readings
                 )
             num_tokens += sum(reading.request.queue_tokens for reading in readings)
-            call.check_answer_bytes(num_bytes)  # after each row: a refused call is not read further
+            call.check_answer_bytes(num_bytes)  # after each item: a refused call is not read further
             engine.check_size(len(requests), num_tokens)
             await asyncio.sleep(0)  # lets other calls run before the next sources are read
         pairs_of_all: list[list[tuple[Reading, Result]]] = []
