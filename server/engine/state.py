@@ -17,8 +17,8 @@ class Search:
         start_ids: The tokens that the decoder reads before the target: those before the first one that has to
             be detected, then also those that the steps have added.
         rows: The running hypotheses; in a beam the best first.
-        keeper: The row whose memory a step reads for all of them, if the runner shares memory: at first the
-            first one that is created.
+        memory_owner: The row whose memory a step reads for all of them, if the runner shares memory: at first
+            the first one that is created.
         ended: The complete hypotheses by their place in the result: in a beam the rank, otherwise the index.
         num_sent: By place, the number of tokens that were streamed.
         num_slots: Number of slots that it holds.
@@ -31,7 +31,7 @@ class Search:
     request: Request
     start_ids: tuple[int, ...]
     rows: list[Sequence] = field(default_factory=list)
-    keeper: Sequence | None = None
+    memory_owner: Sequence | None = None
     ended: dict[int, Hypothesis] = field(default_factory=dict)
     num_sent: dict[int, int] = field(default_factory=dict)
     num_slots: int = 0
@@ -95,7 +95,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.request = self.search.request
         self.memory_length = self.request.memory_length
-        self.search.keeper = self.search.keeper or self
+        self.search.memory_owner = self.search.memory_owner or self
 
     @property
     def cache_length(self) -> int:

@@ -135,7 +135,7 @@ class OnnxRunner:
         self.has_decode = Verb.DECODE in self._graphs
         # What a step without numbers did to a state cannot be undone.
         self.repeats_steps = not has_state
-        # A move copies a state whole, so a keeper could not hand over its memory alone.
+        # A move copies a state whole, so an owner could not hand over its memory alone.
         self.shares_memory = names.OWNERS in inputs and has_operators and not has_state
         self.takes_drafts = names.CACHE_ROWS in inputs and self._device.is_host and has_operators
         self._chooses = names.NUM_CANDIDATES in inputs and self._device.is_host and has_operators

@@ -181,7 +181,7 @@ def described(driver: Driver, request: Request) -> list[Any]:
 def test_runners_with_states_or_shared_memory_answer_as_one_with_a_cache_does(sources, num_slots, seed):
     """State follows forks and moves whole; prefixes, scores and attention go by steps.
 
-    Where memory is shared, it follows the keeper of its request.
+    Where memory is shared, it follows the owner of its request's memory.
     """
     answers = []
     for settings in ({}, {"is_recurrent": True}, {"shares_memory": True}):
