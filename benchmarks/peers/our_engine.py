@@ -99,7 +99,7 @@ def _serve(connection: Connection, bundle_path: Path, config: RunnerConfig) -> N
         results = engine.decode(requests)
         targets: list[list[int]] = [[] for _ in sources]
         for place, result in zip(order, results, strict=True):
-            targets[place] = list(result.best.token_ids)[len(manifest.frames.forced) :]
+            targets[place] = list(result.best.token_ids)[len(manifest.template.forced) :]
         step_seconds = statistics.median(turn.step_seconds for turn in turns)
         busy_seconds = sum(turn.encode_seconds + turn.num_steps * turn.step_seconds for turn in turns)
         connection.send((targets, Clock(step_seconds, busy_seconds / config.num_instances)))

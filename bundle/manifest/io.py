@@ -137,7 +137,7 @@ def file_spec(folder: Path, file: str) -> FileSpec:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `manifest.json`, last of all files, and its checksum in the format of `sha256sum`."""
-    raw = _MANIFEST.dump_json(manifest, indent=2) + b"\n"
+    raw = _MANIFEST.dump_json(manifest, indent=2, by_alias=True) + b"\n"
     (folder / MANIFEST_FILE).write_bytes(raw)
     (folder / CHECKSUM_FILE).write_text(f"{hashlib.sha256(raw).hexdigest()}  {MANIFEST_FILE}\n")
 

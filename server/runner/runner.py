@@ -102,7 +102,7 @@ class OnnxRunner:
         # For a start that requests choose, any of its tokens serves to warm up.
         self.start_ids = tuple(
             next(iter(manifest.choices[place].ids.values())) if isinstance(place, str) else place
-            for place in manifest.frames.start
+            for place in manifest.template.start
         )
         self.eos_ids = manifest.special_ids.eos_ids
         self._memory, self._times = manifest.memory, manifest.timestamps

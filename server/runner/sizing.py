@@ -149,7 +149,7 @@ def _size_up(
         )
     max_source_length = _limit("max_source_length", config.max_source_length, manifest.max_source_length)
     max_target_length = _limit("max_target_length", config.max_target_length, manifest.max_target_length)
-    least = manifest.frames.num_read_first
+    least = manifest.template.num_read_first
     if max_target_length < least:
         raise ValueError(
             f"max_target_length is {max_target_length}, and must be at least {least}: the model begins every "

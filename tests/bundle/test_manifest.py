@@ -19,10 +19,10 @@ from seq2seq_serve.bundle.manifest import (
     BundleError,
     Choice,
     Extent,
-    Frames,
     LengthBound,
     Manifest,
     Timestamps,
+    TokenTemplate,
     VariantFiles,
     bundle_version,
     file_spec,
@@ -78,7 +78,7 @@ def test_a_whole_bundle_is_loaded_with_all_that_the_server_needs(bundle_path, ra
     assert manifest.format_version == FORMAT_VERSION
     assert manifest.source_vocab_size == manifest.target_vocab_size == config.vocab_size
     assert (manifest.max_source_length, manifest.max_target_length) == (48, 48)
-    assert manifest.frames == Frames(start=(BOS_ID,), source_suffix=(EOS_ID,))
+    assert manifest.template == TokenTemplate(start=(BOS_ID,), source_suffix=(EOS_ID,))
     assert manifest.special_ids.eos_ids == (EOS_ID,)
     assert manifest.variants.keys() == {Precision.FP32, Precision.INT8, Precision.INT4}
     for variant in manifest.variants.values():
@@ -340,7 +340,7 @@ def test_times_that_a_target_cannot_have_are_named(damaged, random_trained):
     edit(damaged, "timestamps", value=times)
     assert load_bundle(damaged).manifest.timestamps == Timestamps(50, 60, 0.02, 9, None)
     for name, value, problem in (
-        ("off_id", 8, "timestamps.off_id is 8, and must be the last of several frames.start"),
+        ("off_id", 8, "timestamps.off_id is 8, and must be the last of several template.start"),
         ("step_seconds", 0.0, "manifest.json: timestamps.step_seconds is 0.0, and must be greater than 0"),
         ("last_id", 1000, "timestamps.last_id has the id 1000, outside the vocabulary of "),
         ("last_id", 49, "timestamps.last_id is 49, and must be at least 50"),
@@ -350,7 +350,7 @@ def test_times_that_a_target_cannot_have_are_named(damaged, random_trained):
         assert found.startswith(problem)
     edit(damaged, "timestamps", value=times)
     edit(damaged, "frames", "start", value=[9])
-    assert problems_of(damaged) == ("timestamps.off_id is 9, and must be the last of several frames.start",)
+    assert problems_of(damaged) == ("timestamps.off_id is 9, and must be the last of several template.start",)
 
 
 def test_sentences_are_padded_with_zero(damaged):
@@ -379,7 +379,7 @@ def whisper_manifest(whisper_path) -> Manifest:
 
 def changed(manifest: Manifest, *, frames: dict | None = None, **changes) -> list[str]:
     """The contradictions of a manifest with other values."""
-    return contradictions(replace(manifest, frames=replace(manifest.frames, **frames or {}), **changes))
+    return contradictions(replace(manifest, template=replace(manifest.template, **frames or {}), **changes))
 
 
 def test_a_sound_is_the_only_source_and_has_a_fixed_size(whisper_manifest):
@@ -399,23 +399,23 @@ def test_a_sound_is_the_only_source_and_has_a_fixed_size(whisper_manifest):
 
 
 def test_a_language_is_detected_only_among_the_start_tokens(whisper_manifest):
-    start, language = whisper_manifest.frames.start, "source_language"
+    start, language = whisper_manifest.template.start, "source_language"
     assert language in start
     for name in ("forced", "source_prefix", "source_suffix"):
-        assert changed(whisper_manifest, frames={name: (language,)}) == [
+        assert changed(whisper_manifest, template={name: (language,)}) == [
             f"frames.{name} has the place 'source_language', and the model detects a language only among "
             "frames.start: give the choice a default"
         ]
     for wrong in ((language, *start[2:]), (*start[:2], language, *start[2:])):
-        assert changed(whisper_manifest, frames={"start": wrong}) == [
+        assert changed(whisper_manifest, template={"start": wrong}) == [
             f"frames.start is {wrong}, and a language is detected once, after the first token: "
             "give the choice a default"
         ]
     spoken = replace(whisper_manifest.choices[language], default="ko")
     choices = whisper_manifest.choices | {language: spoken}
-    assert changed(whisper_manifest, frames={"start": (language, *start[2:])}, choices=choices) == []
+    assert changed(whisper_manifest, template={"start": (language, *start[2:])}, choices=choices) == []
     choices = {language: whisper_manifest.choices[language], "task": Choice({"sing": 5})}
-    assert changed(whisper_manifest, frames={"forced": ("task",)}, choices=choices) == [], (
+    assert changed(whisper_manifest, template={"forced": ("task",)}, choices=choices) == [], (
         "a request names everything else"
     )
 

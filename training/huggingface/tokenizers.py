@@ -2,7 +2,7 @@
 
 A `tokenizer.json` is taken as it is: `transformers` rebuilds parts of it by class, and so may differ. Without
 one, the files of the checkpoint are read (SentencePiece models, byte pairs). In both cases no text of a user
-is cut into a special token, and the tokens around a text are in `Frames`, not in the file.
+is cut into a special token, and the tokens around a text are in `TokenTemplate`, not in the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from seq2seq_serve.bundle.charsmap import GUARD, HIDDEN
-from seq2seq_serve.bundle.manifest import Choice, Frames, Places, Timestamps
+from seq2seq_serve.bundle.manifest import Choice, TemplateTokens, Timestamps, TokenTemplate
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK
 from seq2seq_serve.bundle.tokenizer import BYTE_OF_CHARACTER, Tokenizer
 from seq2seq_serve.training.huggingface.checkpoint import read_json
@@ -61,7 +61,7 @@ class ImportedTokenizers:
         source: Cuts source texts.
         target: Turns targets into texts; the same object as `source` if both have one vocabulary.
         pad_id: Pads sources.
-        frames: The tokens around texts.
+        template: The tokens around texts.
         choices: The languages and tasks that a request chooses.
         timestamps: The tokens of times; None without.
         own_marks: Special tokens that somebody added, such as one for a task. In a text they are text, so a
@@ -74,7 +74,7 @@ class ImportedTokenizers:
     source: Tokenizer
     target: Tokenizer
     pad_id: int
-    frames: Frames
+    template: TokenTemplate
     choices: dict[str, Choice]
     timestamps: Timestamps | None = None
     own_marks: tuple[str, ...] = ()
@@ -292,9 +292,9 @@ def _framed(
         prefix, suffix = _own_frame(checkpoint)
     if settings.get("legacy_behaviour") and SOURCE_LANGUAGE in prefix:
         prefix, suffix = (), (*suffix, SOURCE_LANGUAGE)
-    forced_places: Places = () if forced is None else (int(forced),)
+    forced_places: TemplateTokens = () if forced is None else (int(forced),)
     first = generation.get("bos_token_id") if start is None else start
-    start_places: Places = () if first is None else (int(first),)
+    start_places: TemplateTokens = () if first is None else (int(first),)
     default_target = _content(settings.get("tgt_lang") or "")
     if languages and TARGET_LANGUAGE not in prefix:
         if recipe.starts_with_language and (start is None or start in names):
@@ -305,13 +305,13 @@ def _framed(
         raise ValueError(
             f"{checkpoint.folder}: the checkpoint has neither decoder_start_token_id nor bos_token_id"
         )
-    frames = Frames(
+    template = TokenTemplate(
         start=start_places,
         forced=forced_places,
         source_prefix=_places(prefix, source, checkpoint, languages),
         source_suffix=_places(suffix, source, checkpoint, languages),
     )
-    used = {place for places in vars(frames).values() for place in places if isinstance(place, str)}
+    used = {place for places in vars(template).values() for place in places if isinstance(place, str)}
     defaults = {SOURCE_LANGUAGE: _content(settings.get("src_lang") or ""), TARGET_LANGUAGE: default_target}
     choices = {
         name: Choice(languages, default if default in languages else "")
@@ -330,7 +330,7 @@ def _framed(
         source,
         target,
         int(pad_id),
-        frames,
+        template,
         choices,
         own_marks=own_marks,
         source_language=source_language,
@@ -380,7 +380,7 @@ def _prompted(
         source=tokenizer,
         target=tokenizer,
         pad_id=int(checkpoint.config.get("pad_token_id", 0) if pad_id is None else pad_id),
-        frames=Frames(start=(start, *choices, off_id)),
+        template=TokenTemplate(start=(start, *choices, off_id)),
         choices=choices,
         timestamps=Timestamps(
             first_id=off_id + 1,
@@ -411,7 +411,7 @@ def _own_frame(checkpoint: TokenizerFiles) -> tuple[tuple[str, ...], tuple[str, 
 
 def _places(
     roles: Iterable[str], tokenizer: Tokenizer, checkpoint: TokenizerFiles, languages: Mapping[str, int]
-) -> Places:
+) -> TemplateTokens:
     tokens = {"bos": checkpoint.token("bos_token", "<s>"), "eos": checkpoint.token("eos_token", "</s>")}
     return tuple(
         tokenizer.token_id(tokens[role]) if role in tokens else role

@@ -119,7 +119,8 @@ async def generate(
         write: Is called with each piece of whole characters when it is decoded; None writes none.
 
     Raises:
-        ServerError: The error of the first request that is refused or fails; `InvalidRequest` has the item's row.
+        ServerError: The error of the first request that is refused or fails; that of an `InvalidRequest`
+            has the row of its item.
     """
     is_only = len(items) == 1
     if decoding.windows is not None:

@@ -113,7 +113,7 @@ async def _decode_in_a_row(
     num_frames = min(math.ceil(whole.num_seconds * SAMPLE_RATE / HOP), sound.shape[1])  # without padding
     is_piece = decoding.options.long_source != LONG_SOURCE_SEQUENTIAL
     frames_per_step = round(times.step_seconds * SAMPLE_RATE / HOP)
-    num_prompt = whole.request.start_ids.index(model.manifest.frames.start[0])
+    num_prompt = whole.request.start_ids.index(model.manifest.template.start[0])
     said = [token_id for token_id in whole.request.start_ids[1:num_prompt] if token_id is not None]
     start_ids, detected_ids = whole.request.start_ids[num_prompt:], whole.request.detected_ids
     arrival, begin, has_begun, is_doubted = whole.request.arrival, 0, False, False
@@ -247,7 +247,7 @@ def _attempt(request: Request, temperature: float) -> Request:
 def _no_speech(request: Request, model: ServedModel) -> Request:
     """Returns the request to score the token that stands for no speech, directly after the start."""
     assert model.manifest.timestamps is not None
-    num_known = request.start_ids.index(model.manifest.frames.start[0]) + 1
+    num_known = request.start_ids.index(model.manifest.template.start[0]) + 1
     return Request(
         request_id=request.request_id,
         sources=dict(request.sources),

@@ -524,8 +524,8 @@ def test_a_limit_above_the_models_is_refused(name, random_bundle):
 
 
 def test_a_cache_without_room_for_the_first_token_is_refused(random_bundle):
-    frames = dataclasses.replace(random_bundle.manifest.frames, start=(1, 7, 8), forced=(9,))
-    manifest = dataclasses.replace(random_bundle.manifest, frames=frames)
+    template = dataclasses.replace(random_bundle.manifest.template, start=(1, 7, 8), forced=(9,))
+    manifest = dataclasses.replace(random_bundle.manifest, template=template)
     bundle = dataclasses.replace(random_bundle, manifest=manifest)
     message = "max_target_length is 3, and must be at least 4: the model begins every target with 4 tokens"
     with pytest.raises(ValueError, match=message):
