@@ -377,9 +377,9 @@ def whisper_manifest(whisper_path) -> Manifest:
     return load_bundle(whisper_path / "bundle").manifest
 
 
-def changed(manifest: Manifest, *, frames: dict | None = None, **changes) -> list[str]:
+def changed(manifest: Manifest, *, template: dict | None = None, **changes) -> list[str]:
     """The contradictions of a manifest with other values."""
-    return contradictions(replace(manifest, template=replace(manifest.template, **frames or {}), **changes))
+    return contradictions(replace(manifest, template=replace(manifest.template, **template or {}), **changes))
 
 
 def test_a_sound_is_the_only_source_and_has_a_fixed_size(whisper_manifest):
