@@ -340,7 +340,7 @@ def test_times_that_a_target_cannot_have_are_named(damaged, random_trained):
     edit(damaged, "timestamps", value=times)
     assert load_bundle(damaged).manifest.timestamps == Timestamps(50, 60, 0.02, 9, None)
     for name, value, problem in (
-        ("off_id", 8, "timestamps.off_id is 8, and must be the last of several template.start"),
+        ("off_id", 8, "timestamps.off_id is 8, and must be the last of several frames.start"),
         ("step_seconds", 0.0, "manifest.json: timestamps.step_seconds is 0.0, and must be greater than 0"),
         ("last_id", 1000, "timestamps.last_id has the id 1000, outside the vocabulary of "),
         ("last_id", 49, "timestamps.last_id is 49, and must be at least 50"),
@@ -350,7 +350,7 @@ def test_times_that_a_target_cannot_have_are_named(damaged, random_trained):
         assert found.startswith(problem)
     edit(damaged, "timestamps", value=times)
     edit(damaged, "frames", "start", value=[9])
-    assert problems_of(damaged) == ("timestamps.off_id is 9, and must be the last of several template.start",)
+    assert problems_of(damaged) == ("timestamps.off_id is 9, and must be the last of several frames.start",)
 
 
 def test_sentences_are_padded_with_zero(damaged):
