@@ -27,8 +27,8 @@ with needs_extra("server,cpu", __name__):
     from seq2seq_serve.bundle.manifest import Bundle, BundleError, load_bundle
     from seq2seq_serve.client.files.formats import FORMATS, Writer, check_formats
     from seq2seq_serve.client.files.plan import ERRORS_FOLDER, JSONL, PARQUET, PLAN_FILE, JobError, Plan
-    from seq2seq_serve.client.files.run import AnyWorker, Run, plan_run
-    from seq2seq_serve.client.files.worker import Files, WorkerLost
+    from seq2seq_serve.client.files.run import AnyWorker, RunProgress, plan_run
+    from seq2seq_serve.client.files.worker import RunFiles, WorkerLost
     from seq2seq_serve.client.flags import (
         TARGET_OPTIONS,
         add_generation_flags,
@@ -144,13 +144,13 @@ async def _translate(options: argparse.Namespace, plan: Plan, writer: Writer) ->
     for name in ("seq2seq_serve.bulk", "seq2seq_serve.client.files"):
         logging.getLogger(name).setLevel(logging.INFO)
     _log.info("%d of %d shards are done already", len(shards) - len(waiting), len(shards))
-    files = Files(options.field, writer, plan.inputs)
+    files = RunFiles(options.field, writer, plan.inputs)
     job = Job(options.bundle.absolute(), options.runner, options.generation, files)
     start, num_workers = _workers(options, job)
     if not waiting:
         sys.stdout.write(f"nothing is left to do: {options.output} has all {len(shards)} shards\n")
         return 0
-    run, started = Run(), time.monotonic()
+    run, started = RunProgress(), time.monotonic()
     try:
         await run.translate(waiting, start, num_workers, progress)
     except JobError:

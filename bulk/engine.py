@@ -9,7 +9,7 @@ from pathlib import Path
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.client.errors import ClientError, FieldViolation
 from seq2seq_serve.client.files.plan import JobError
-from seq2seq_serve.client.files.worker import Files, Worker, WorkerLost
+from seq2seq_serve.client.files.worker import RunFiles, Worker, WorkerLost
 from seq2seq_serve.client.output import in_flags
 from seq2seq_serve.documents.segments import FormattedText, with_word_alignment
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
@@ -39,7 +39,7 @@ class Job:
     bundle: Path
     runner: RunnerConfig
     options: pb.GenerateOptions
-    files: Files
+    files: RunFiles
 
 
 class Engine:
@@ -62,7 +62,7 @@ class Engine:
         return sources_of(text), self._aligned if isinstance(text, FormattedText) else self._plain
 
     async def send(self, request: tuple[list[pb.Source], Decoding]) -> pb.GenerateResponse:
-        """Returns the targets of a text; see `Decoder`."""
+        """Returns the targets of a text; see `TextDecoder`."""
         for _ in range(_MOST_ENDS):
             try:
                 return await self._model.generate(*request)

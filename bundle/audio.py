@@ -206,7 +206,7 @@ def times_in_sound(
     return from_ + parts[first].delay_seconds, to + parts[last].delay_seconds
 
 
-class Cost(NamedTuple):
+class SoundCost(NamedTuple):
     """The cost of reading a sound.
 
     Attributes:
@@ -218,7 +218,7 @@ class Cost(NamedTuple):
     max_seconds: float
 
 
-def cost(content: bytes, max_seconds: float, file_type: str = "") -> Cost:
+def cost(content: bytes, max_seconds: float, file_type: str = "") -> SoundCost:
     """Returns what it costs to read a sound, by its header.
 
     Raises:
@@ -227,7 +227,7 @@ def cost(content: bytes, max_seconds: float, file_type: str = "") -> Cost:
     with opened(content, max_seconds, _BLOCK, file_type) as file:
         num_samples, seconds = file.num_samples * file.num_channels, file.num_samples / file.rate
         num_pixels = int(num_samples * _PIXELS_PER_SAMPLE + seconds * _PIXELS_PER_SECOND)
-        return Cost(num_pixels, file.max_samples / file.rate)
+        return SoundCost(num_pixels, file.max_samples / file.rate)
 
 
 def log_mel(

@@ -108,7 +108,7 @@ def count_frames(content: bytes) -> int:
     return _measured(content)[1].num_frames
 
 
-class Cost(NamedTuple):
+class PictureCost(NamedTuple):
     """The cost of decoding a file.
 
     Attributes:
@@ -122,7 +122,7 @@ class Cost(NamedTuple):
     num_bytes: int
 
 
-def cost(content: bytes, max_frames: int | None = None) -> Cost:
+def cost(content: bytes, max_frames: int | None = None) -> PictureCost:
     """Returns what it costs to decode a file, by its headers.
 
     Args:
@@ -137,7 +137,7 @@ def cost(content: bytes, max_frames: int | None = None) -> Cost:
     if max_frames is not None:
         _check_clip(measures, max_frames)
         num_frames = measures.num_frames
-    return Cost(measures.cost * num_frames, num_frames, measures.cost * _BYTES_PER_PIXEL)
+    return PictureCost(measures.cost * num_frames, num_frames, measures.cost * _BYTES_PER_PIXEL)
 
 
 def read_shown(content: bytes, max_side: int) -> Pixels:

@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
-class Call(Generic[Request]):
+class PendingText(Generic[Request]):
     """One text between being read and being yielded. Owned by the dispatcher.
 
     Attributes:
@@ -87,8 +87,10 @@ class Dispatcher(Generic[Request]):
     clock: Callable[[], float] = time.monotonic
     chance: Callable[[], float] = random.random
     error: Exception | None = None
-    _calls: deque[Call[Request]] = field(default_factory=deque)  # read and not yet yielded, in order
-    _waiting: list[tuple[int, Call[Request]]] = field(default_factory=list)  # a heap: the earliest text first
+    _calls: deque[PendingText[Request]] = field(default_factory=deque)  # read and not yet yielded, in order
+    _waiting: list[tuple[int, PendingText[Request]]] = field(
+        default_factory=list
+    )  # a heap: the earliest text first
     _num_read: int = 0
     _is_read: bool = False
     _read_error: Exception | None = None
@@ -100,7 +102,7 @@ class Dispatcher(Generic[Request]):
     _failing_since: float | None = None
     _num_troubles: int = 0  # rounds without an answer
     _num_failed: int = 0  # failed texts since the last answer
-    _suspects: set[Call[Request]] = field(default_factory=set)  # failed, and sent again alone
+    _suspects: set[PendingText[Request]] = field(default_factory=set)  # failed, and sent again alone
 
     def __post_init__(self) -> None:
         if self.in_flight < 1:
@@ -120,7 +122,7 @@ class Dispatcher(Generic[Request]):
 
     def add(self, source: Any) -> None:
         """Adds the next text. If it cannot be sent, it fails, and its error has its place among the texts."""
-        call: Call[Request] = Call(self._num_read, source)
+        call: PendingText[Request] = PendingText(self._num_read, source)
         self._num_read += 1
         self._calls.append(call)
         if isinstance(source, str) and not source.strip():
@@ -140,7 +142,7 @@ class Dispatcher(Generic[Request]):
         self._is_read = True
         self._read_error = error
 
-    def next_call(self) -> Call[Request] | None:
+    def next_call(self) -> PendingText[Request] | None:
         """Returns the call to send now, if there is one."""
         if not self._may_send or self.clock() < self._resume_at:
             return None
@@ -154,7 +156,7 @@ class Dispatcher(Generic[Request]):
         """Returns the time until the next call may be sent; None if only an event can change that."""
         return max(0.0, self._resume_at - self.clock()) if self._may_send else None
 
-    def end(self, call: Call[Request], outcome: GenerateResponse | Exception) -> None:
+    def end(self, call: PendingText[Request], outcome: GenerateResponse | Exception) -> None:
         """Records the answer to a call, or its error."""
         self._num_in_flight -= 1
         self._suspects.discard(call)
@@ -188,7 +190,7 @@ class Dispatcher(Generic[Request]):
         limit = 1 if self._num_troubles or self._suspects else int(self._limit)
         return bool(self._waiting) and self._num_in_flight < limit and self.error is None
 
-    def _record_answer(self, call: Call[Request]) -> None:
+    def _record_answer(self, call: PendingText[Request]) -> None:
         self._failing_since = None
         self._num_failed = 0
         if call.ticket <= self._last_cut:
@@ -198,7 +200,7 @@ class Dispatcher(Generic[Request]):
         self._num_troubles = 0
         self._limit = min(self.in_flight, self._limit + 1 / self._limit)
 
-    def _record_trouble(self, call: Call[Request], error: ClientError) -> None:
+    def _record_trouble(self, call: PendingText[Request], error: ClientError) -> None:
         now = self.clock()
         pushback = error.retry_after_seconds
         if pushback is not None:  # with jitter, because other callers got the same time
@@ -226,13 +228,13 @@ class Dispatcher(Generic[Request]):
         if error.code == "INTERNAL":  # a step of the engine fails for all texts that are in it
             self._suspects.add(call)
 
-    def _fail_for_now(self, call: Call[Request], error: ClientError) -> None:
+    def _fail_for_now(self, call: PendingText[Request], error: ClientError) -> None:
         self._fail(call, error)
         self._num_failed += 1
         if self._num_failed == _MAX_FAILED_IN_A_ROW:
             self.error = error.followed_by(f"stopped after {_MAX_FAILED_IN_A_ROW} texts in a row that failed")
 
-    def _fail(self, call: Call[Request], error: ClientError) -> None:
+    def _fail(self, call: PendingText[Request], error: ClientError) -> None:
         call.result = Translated(call.source, GenerateResponse(), error)
 
 
@@ -269,7 +271,7 @@ async def answers(
         except Exception as error:
             events.put_nowait(partial(dispatcher.finish, error))
 
-    async def ask(call: Call[Request]) -> None:
+    async def ask(call: PendingText[Request]) -> None:
         assert call.request is not None
         try:
             outcome: GenerateResponse | Exception = await send(call.request)

@@ -17,8 +17,8 @@ from seq2seq_serve.client.errors import ClientError, client_errors
 from seq2seq_serve.client.many import (
     DEFAULT_GIVE_UP_SECONDS,
     DEFAULT_IN_FLIGHT,
-    Call,
     Dispatcher,
+    PendingText,
 )
 from seq2seq_serve.client.rpcs import Answer, Connection, Rpc, Translated, documented
 from seq2seq_serve.protos.options import Options, options_of
@@ -195,7 +195,7 @@ class Client(Connection):
 
         in_flight_now: set[Pending[GenerateResponse]] = set()
 
-        def end(call: Call[Rpc[GenerateResponse]], pending: Pending[GenerateResponse]) -> None:
+        def end(call: PendingText[Rpc[GenerateResponse]], pending: Pending[GenerateResponse]) -> None:
             in_flight_now.remove(pending)
             dispatcher.end(call, pending.outcome())
 

@@ -40,8 +40,8 @@ from seq2seq_serve.client.files.plan import (
     atomic_write,
     read_plan,
 )
-from seq2seq_serve.client.files.run import Run, plan_run
-from seq2seq_serve.client.files.worker import Files, Worker
+from seq2seq_serve.client.files.run import RunProgress, plan_run
+from seq2seq_serve.client.files.worker import RunFiles, Worker
 from seq2seq_serve.client.forms import find_model
 from seq2seq_serve.client.many import STOPPING_CODES
 from seq2seq_serve.client.output import answer_json, answer_lines, in_flags, length_advice, one_line, to_json
@@ -209,7 +209,7 @@ def _check_complete(plan: Translation) -> None:
 
 
 class _Server:
-    """The server as the decoder of a worker, which owns it; see `Decoder`."""
+    """The server as the decoder of a worker, which owns it; see `TextDecoder`."""
 
     def __init__(self, client: AsyncClient, plan: Translation, model: Model) -> None:
         self._client = client
@@ -254,8 +254,8 @@ class _FileOutput:
         progress = _logged_progress(num_lines, is_shown=sys.stderr.isatty(), num_skipped=num_skipped)
         if num_failed := sum(map(self._writer.num_failed, set(planned.shards) - set(waiting))):
             progress.write(f"warning: lines that failed before and are not tried again: {num_failed}\n")
-        report, run = _Report(self._plan, progress), Run()
-        files = Files(self._plan.field, self._writer, planned.inputs)
+        report, run = _Report(self._plan, progress), RunProgress()
+        files = RunFiles(self._plan.field, self._writer, planned.inputs)
 
         async def start() -> Worker:
             return Worker(files, _Server(connect(), self._plan, self._model), report.add)

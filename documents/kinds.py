@@ -6,20 +6,20 @@ from collections.abc import Callable
 from pathlib import Path
 
 from seq2seq_serve.documents.messages import Messages
-from seq2seq_serve.documents.page import Page
+from seq2seq_serve.documents.page import HtmlDocument
 from seq2seq_serve.documents.plain import Plain
 from seq2seq_serve.documents.segments import Document
 from seq2seq_serve.documents.subtitles import Subtitles
-from seq2seq_serve.documents.word import Word
+from seq2seq_serve.documents.word import WordDocument
 
 Kind = Callable[[bytes, Path], Document]
 
 DOCUMENTS: dict[str, Kind] = {
     ".srt": Subtitles,
     ".vtt": Subtitles,
-    ".html": Page,
-    ".htm": Page,
-    ".docx": Word,
+    ".html": HtmlDocument,
+    ".htm": HtmlDocument,
+    ".docx": WordDocument,
     ".po": Messages,
 }
 # The same, and files of lines, which the client sends line by line

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from seq2seq_serve.documents.segments import LETTER, Piece, Segment, longest
+from seq2seq_serve.documents.segments import LETTER, Segment, TextSpan, longest
 
 MAX_COPIES = 4  # how often the markup of a text may be written around parts of its translation
 
@@ -81,9 +81,9 @@ class _Flow:
     tokens: list[_Here | Tag | str]
     longest: int
     end: Tag
-    translated: Sequence[Piece] | None = None
+    translated: Sequence[TextSpan] | None = None
 
-    def translate(self, pieces: Sequence[Piece]) -> None:
+    def translate(self, pieces: Sequence[TextSpan]) -> None:
         """Replaces the texts, each of which has the formatting of its number."""
         self.translated = pieces
 
@@ -98,7 +98,7 @@ class _Flow:
             written = self._with([(whole, self.longest)])
         return written or ""
 
-    def _with(self, pieces: Sequence[Piece], max_length: int | None = None) -> str | None:
+    def _with(self, pieces: Sequence[TextSpan], max_length: int | None = None) -> str | None:
         """Returns what is written with other texts; None if their tags take more than `max_length` letters.
 
         What belongs to no text comes after the texts that were before it, as far as these are in order.
@@ -146,7 +146,7 @@ class Flows:
         self._names: list[str] = []  # of the tags around the place
         self._num_open = Counter[str]()
         self._tokens: list[_Here | Tag | str] = []
-        self._pieces: list[Piece] = []
+        self._pieces: list[TextSpan] = []
 
     def written(self) -> str:
         """Returns all markup, with the texts as they are now."""

@@ -12,8 +12,8 @@ from seq2seq_serve.documents.segments import (
     LETTER,
     LINE_BREAK,
     Document,
-    Piece,
     Segment,
+    TextSpan,
     decoded,
     wrong_file,
 )
@@ -55,7 +55,7 @@ class _Message:
         """Returns the text of a keyword; empty if it is missing."""
         return "".join(self.values.get(keyword, ()))
 
-    def translate(self, form: int, place: int, pieces: Sequence[Piece]) -> None:
+    def translate(self, form: int, place: int, pieces: Sequence[TextSpan]) -> None:
         """Replaces a line."""
         self.forms[form][place] = "".join(text for text, _ in pieces)
         self.is_translated = True

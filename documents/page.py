@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from seq2seq_serve.documents.markup import Flows, Tag, unescaped
-from seq2seq_serve.documents.segments import LETTER, Document, Piece, Segment
+from seq2seq_serve.documents.segments import LETTER, Document, Segment, TextSpan
 
 # What does not end goes on to the end of the file.
 _ATTRIBUTE_PATTERN = r"""([^\s/>][^\s/>=]*+)(?:\s*+=\s*+("[^"]*+"?|'[^']*+'?|[^\s>"'][^\s>]*+)?+)?+"""
@@ -44,7 +44,7 @@ _ENDS = {
 _ATTRIBUTES = frozenset(["alt", "aria-label", "placeholder", "title", "translate"])
 
 
-class Page(Document):
+class HtmlDocument(Document):
     """HTML: the text between two blocks, line breaks or pictures is a segment, and so are some attributes.
 
     Its encoding is the given one, or the one that its content says.
@@ -145,7 +145,7 @@ def _shown_values(tag: str, place: int) -> dict[str, re.Match[str]]:
     return values
 
 
-def _write_attribute(tag: Tag, parts: list[str], place: int, pieces: Sequence[Piece]) -> None:
+def _write_attribute(tag: Tag, parts: list[str], place: int, pieces: Sequence[TextSpan]) -> None:
     """Replaces a part of a tag, the value of an attribute."""
     parts[place] = '"' + html.escape("".join(text for text, _ in pieces)) + '"'
     tag.open = "".join(parts)

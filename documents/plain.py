@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from seq2seq_serve.documents.segments import LETTER, LINE_BREAK, Document, Piece, Segment, decoded
+from seq2seq_serve.documents.segments import LETTER, LINE_BREAK, Document, Segment, TextSpan, decoded
 
 
 class Plain(Document):
@@ -29,5 +29,5 @@ class Plain(Document):
     def content(self) -> bytes:
         return "".join(self._parts).encode(self._encoding)
 
-    def _write(self, place: int, pieces: Sequence[Piece]) -> None:
+    def _write(self, place: int, pieces: Sequence[TextSpan]) -> None:
         self._parts[place] = "".join(text for text, _ in pieces)

@@ -20,7 +20,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateRespons
 
 COMPRESSED = ".gz"  # how the names of compressed files end
 
-Piece = tuple[str, int]  # a text, and the number of its formatting within the segment
+TextSpan = tuple[str, int]  # a text, and the number of its formatting within the segment
 
 MAX_BYTES = 32 * 2**20  # of the texts of a document with their markup
 MAX_MARKS = 1_000_000  # tags and lines of a document, each of which takes up to a kilobyte of memory
@@ -62,8 +62,8 @@ class Segment:
         write: Puts translated pieces into the document; a formatting may have none, or several.
     """
 
-    pieces: Sequence[Piece]
-    write: Callable[[Sequence[Piece]], None]
+    pieces: Sequence[TextSpan]
+    write: Callable[[Sequence[TextSpan]], None]
 
     @property
     def text(self) -> str:
@@ -86,7 +86,7 @@ class Segment:
         pieces[-1] = ((before + first if len(pieces) == 1 else last) + after), other
         self.write(pieces)
 
-    def _formatted(self, answer: GenerateResponse, whole: str) -> list[Piece]:
+    def _formatted(self, answer: GenerateResponse, whole: str) -> list[TextSpan]:
         """Returns the target in pieces: a word has the formatting of the source word that it belongs to."""
         target = answer.hypotheses[0].text
         if not self.is_formatted:
@@ -104,7 +104,7 @@ class Segment:
             return [(target, longest(self.pieces))]
         spaced = {formatting for text, formatting in self.pieces if text != text.strip()}
         blank = next((formatting for text, formatting in self.pieces if not text.strip()), None)
-        pieces: list[Piece] = []
+        pieces: list[TextSpan] = []
         end = 0
         for word, source in zip(words, linked, strict=True):
             before, inside, after = _core(word[0])
@@ -133,7 +133,7 @@ class Segment:
         return words
 
 
-def longest(pieces: Sequence[Piece]) -> int:
+def longest(pieces: Sequence[TextSpan]) -> int:
     """Returns the formatting of the longest piece."""
     return max(pieces, key=lambda piece: len(piece[0].strip()))[1]
 

@@ -14,8 +14,8 @@ from seq2seq_serve.documents.segments import (
     LETTER,
     LINE_BREAK,
     Document,
-    Piece,
     Segment,
+    TextSpan,
     decoded,
 )
 
@@ -66,7 +66,7 @@ class Subtitles(Document):
             prefix += speaker[0]
         opened = NO_TAG
         tags: list[Tag] = []  # by the number of the formatting
-        pieces: list[Piece] = []
+        pieces: list[TextSpan] = []
         tag = _VTT_TAG if self._is_vtt else _SRT_TAG
         for number, part in enumerate(tag.split(" ".join(shown)[len(prefix) :])):
             if number % 2 == 0:
@@ -82,7 +82,7 @@ class Subtitles(Document):
             self.segments.append(Segment(pieces, partial(self._write, place, prefix, tags, len(shown))))
 
     def _write(
-        self, place: int, prefix: str, tags: Sequence[Tag], num_lines: int, pieces: Sequence[Piece]
+        self, place: int, prefix: str, tags: Sequence[Tag], num_lines: int, pieces: Sequence[TextSpan]
     ) -> None:
         """Replaces the text of a segment; without tags if they would take far more room than they had."""
         lines = self._wrapped(pieces, tags, num_lines, MAX_COPIES * len(self._lines[place]))
@@ -92,7 +92,7 @@ class Subtitles(Document):
         self._lines[place] = prefix + self._newline.join(lines)
 
     def _wrapped(
-        self, pieces: Sequence[Piece], tags: Sequence[Tag], num_lines: int, max_length: int | None = None
+        self, pieces: Sequence[TextSpan], tags: Sequence[Tag], num_lines: int, max_length: int | None = None
     ) -> list[str] | None:
         """Returns lines of about the same length, with tags around the words that have them.
 

@@ -37,7 +37,7 @@ _WORD_TAG = re.compile(r"<[^\s/>]+")
 _PROLOG, _BEGIN, _END = range(3)  # what a part has at a place
 
 
-class Word(Document):
+class WordDocument(Document):
     """Word (.docx): the text of each paragraph is a segment, in the body, tables, headers and notes.
 
     Attributes:

@@ -16,12 +16,12 @@ import torch
 from seq2seq_serve.bundle.cuda_libraries import load_cuda_libraries
 from seq2seq_serve.bundle.manifest import (
     FileSpec,
-    Frames,
     Generation,
     GraphSpec,
     Manifest,
     Parity,
     SpecialIds,
+    TokenTemplate,
     Variant,
     file_spec,
     load_bundle,
@@ -211,7 +211,7 @@ def _write(
         source_vocab_size=config.vocab_size,
         target_vocab_size=config.vocab_size,
         special_ids=SpecialIds(PAD_ID, (EOS_ID,)),
-        frames=Frames(start=(BOS_ID,), source_suffix=(EOS_ID,)),
+        template=TokenTemplate(start=(BOS_ID,), source_suffix=(EOS_ID,)),
         sources=dict(kind.forms),
         memory=kind.memory,
         max_source_length=config.max_source_length,

@@ -50,8 +50,8 @@ def parse_command(arguments: Sequence[str] | None, environment: Mapping[str, str
     parser = Parser(
         prog=program("server"),
         description="Serve exported models over gRPC, with metrics and probes over HTTP.",
-        epilog="example: %(prog)s bundles/demo --port 50051 --memory-budget 512MiB. Every flag is "
-        "also an environment variable, such as SEQ2SEQ_MEMORY_BUDGET=512MiB.",
+        epilog="example: %(prog)s bundles/demo --port 50051 --max-slots-size 512MiB. Every flag is "
+        "also an environment variable, such as SEQ2SEQ_MAX_SLOTS_SIZE=512MiB.",
         allow_abbrev=False,
     )
     add_version(parser)

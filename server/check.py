@@ -50,10 +50,11 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
                 + (f", drafts by {sizing.draft}" if sizing.draft else "")
             )
             break
-    if num_used_bytes > config.memory_limit_bytes:
+    if num_used_bytes > config.max_models_size_bytes:
         problems.append(
-            f"together the models take {num_used_bytes / 2**20:.1f} MiB, and the memory limit is "
-            f"{config.memory_limit_bytes / 2**20:.1f} MiB: raise --memory-limit, or lower --memory-budget"
+            f"together the models take {num_used_bytes / 2**20:.1f} MiB, and may take "
+            f"{config.max_models_size_bytes / 2**20:.1f} MiB: raise --max-models-size, or lower "
+            "--max-slots-size"
         )
     if problems:
         raise ValueError("\n".join(problems))

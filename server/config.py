@@ -104,9 +104,9 @@ class RunnerConfig:
         cuda_graphs: CUDA graphs, which replay captured steps instead of launching each kernel separately.
         cuda_libraries: Folder with the libraries of CUDA and cuDNN, also in its subfolders (default: the
             nvidia-* packages of this Python, then the system's library path).
-        memory_budget_bytes: Size of the cache and memory of all slots of a model, in bytes or with KiB, MiB
-            or GiB.
-        max_slots: Largest number of sequences decoded at once, even if the memory has room for more.
+        max_slots_size_bytes: Largest size of the caches and memories of all slots of a model, in bytes or
+            with KiB, MiB or GiB.
+        max_slots: Largest number of sequences decoded at once, even if that size has room for more.
         max_source_length: Longest source, in tokens (positions for sources other than texts); a lower limit
             saves memory (default: the model's limit).
         max_target_length: Longest target, in tokens; a lower limit saves memory (default: the model's limit).
@@ -121,9 +121,9 @@ class RunnerConfig:
     draft: Annotated[Path | None, Setting("BUNDLE", is_per_model=True)] = None
     cuda_graphs: Annotated[bool, Setting(flag="--no-cuda-graphs")] = True
     cuda_libraries: Annotated[Path | None, Setting("FOLDER")] = None
-    memory_budget_bytes: Annotated[Bytes, Setting("SIZE", flag="--memory-budget", is_per_model=True)] = (
-        1 << 30
-    )
+    max_slots_size_bytes: Annotated[
+        Bytes, Setting("SIZE", flag="--max-slots-size", former="--memory-budget", is_per_model=True)
+    ] = 1 << 30
     max_slots: Annotated[Count, Setting(is_per_model=True)] = 256
     max_source_length: Annotated[Count | None, Setting("TOKENS", is_per_model=True)] = None
     max_target_length: Annotated[Count | None, Setting("TOKENS", is_per_model=True)] = None
@@ -160,8 +160,8 @@ class ServerConfig:
             and whisper-1; or any, with which the only model that reads sounds answers for others, too, such
             as gpt-4o-transcribe.
         runner: Settings of a model's runners.
-        memory_limit_bytes: Largest size of all loaded models' weights and slots; a model that would exceed it
-            is not loaded (default: nine tenths of the memory of this process; a GPU's memory is not counted).
+        max_models_size_bytes: Largest size of all loaded models' weights and slots; a model that would exceed
+            it is not loaded (default: nine tenths of this process's memory; a GPU's memory is not counted).
         queue: Limits of the requests that wait for the slots of a model.
         notice_seconds: Time after SIGTERM in which health reports NOT_SERVING and new requests are still
             accepted, so that load balancers can switch to other servers; Ctrl-C does not wait.
@@ -195,9 +195,9 @@ class ServerConfig:
     ] = None
     openai_names: Annotated[OpenAINames, Setting()] = OpenAINames.SERVED
     runner: RunnerConfig = field(default_factory=lambda: RunnerConfig(shares_threads=True))
-    memory_limit_bytes: Annotated[Bytes, Setting("SIZE", flag="--memory-limit")] = field(
-        default_factory=usable_memory
-    )
+    max_models_size_bytes: Annotated[
+        Bytes, Setting("SIZE", flag="--max-models-size", former="--memory-limit")
+    ] = field(default_factory=usable_memory)
     queue: QueueLimits = field(default_factory=QueueLimits)
     notice_seconds: Annotated[Seconds, Setting("SECONDS")] = 1.0
     drain_seconds: Annotated[Seconds, Setting("SECONDS")] = 30.0

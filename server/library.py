@@ -33,7 +33,7 @@ from seq2seq_serve.server.errors import InvalidRequest, Unavailable
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.service.call import Call
 from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
-from seq2seq_serve.server.service.seq2seq.generation import Write, generate, score
+from seq2seq_serve.server.service.seq2seq.generation import WritePiece, generate, score
 from seq2seq_serve.server.service.write.responses import model_message
 from seq2seq_serve.server.settings import override, settings_of, values_of
 from seq2seq_serve.server.telemetry.record import ADMIN, Caller
@@ -106,7 +106,7 @@ class AsyncModel:
         return read_options(options, self._model, _ADMIN, stream=stream)
 
     async def generate(
-        self, sources: list[pb.Source], decoding: Decoding, write: Write | None = None
+        self, sources: list[pb.Source], decoding: Decoding, write: WritePiece | None = None
     ) -> pb.GenerateResponse:
         """Returns the targets of one source; other tasks may decode theirs at the same time.
 
@@ -466,7 +466,7 @@ def load(bundle: Path | str, **settings: Any) -> Model:
     Args:
         bundle: A folder that `python -m export` has written.
         settings: Those of `python -m server` for an engine, by the names of their flags: `precision="int8"`,
-            `instances=2`, `threads=4`, `memory_budget="512MiB"`, `provider="cpu"`; None is the default.
+            `instances=2`, `threads=4`, `max_slots_size="512MiB"`, `provider="cpu"`; None is the default.
 
     Raises:
         ValueError: The bundle cannot be used, or not on this machine, or there is no such setting.

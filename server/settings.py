@@ -15,7 +15,7 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -68,6 +68,7 @@ class Setting:
     Attributes:
         metavar: Stands for the value in the help; by default the choices, or N.
         flag: By default that of the field's name; without dashes it is a positional argument.
+        former: The flag's earlier name, which still works and is not in the help; not for switches.
         is_per_model: Whether one model may have a value of its own.
         name: The field's name.
         type: The field's type; of a tuple, that of its items.
@@ -77,6 +78,7 @@ class Setting:
 
     metavar: str = ""
     flag: str = ""
+    former: str = ""
     is_per_model: bool = False
     name: str = ""
     type: Any = None
@@ -86,7 +88,7 @@ class Setting:
     @property
     def key(self) -> str:
         """Its name in a file."""
-        return self.flag.removeprefix("--").replace("-", "_")
+        return _key(self.flag)
 
     @property
     def is_switch(self) -> bool:
@@ -120,9 +122,17 @@ def settings_of(config: DataclassInstance) -> Iterator[Setting]:
             if isinstance(setting, Setting):
                 flag = setting.flag or f"--{field.name.replace('_', '-')}"
                 kind = get_args(hint.__origin__)[0] if isinstance(default, tuple) else hint
-                text = _help(texts.get(field.name, ""), default, is_size=field.name.endswith("_bytes"))
+                help_ = _help(texts.get(field.name, ""), default, is_size=field.name.endswith("_bytes"))
                 metavar = setting.metavar or _choices(hint.__origin__) or "N"
-                yield Setting(metavar, flag, setting.is_per_model, field.name, kind, default, text)
+                yield replace(
+                    setting,
+                    metavar=metavar,
+                    flag=flag,
+                    name=field.name,
+                    type=kind,
+                    default=default,
+                    help=help_,
+                )
 
 
 def _help(text: str, default: object, *, is_size: bool) -> str:
@@ -135,6 +145,14 @@ def _help(text: str, default: object, *, is_size: bool) -> str:
     if isinstance(default, int | float):
         default = f"{default // 2**20}MiB" if is_size else f"{default:.9g}"
     return f"{text} (default {default})"
+
+
+def _key(flag: str) -> str:
+    return flag.removeprefix("--").replace("-", "_")
+
+
+def _variable(flag: str) -> str:
+    return _PREFIX + _key(flag).upper()
 
 
 def _choices(type_: Any) -> str:
@@ -168,6 +186,14 @@ def add_flags(parser: argparse.ArgumentParser, config: DataclassInstance) -> Non
         else:
             options |= {"action": "append"} if setting.is_list else {}
             parser.add_argument(setting.flag, dest=setting.name, **options)
+            if setting.former:
+                options |= {"help": argparse.SUPPRESS, "type": partial(_read_former, setting)}
+                parser.add_argument(setting.former, dest=setting.name, **options)
+
+
+def _read_former(setting: Setting, text: str) -> Any:
+    _log.warning("%s is called %s now", setting.former, setting.flag)
+    return read(setting.type, text)
 
 
 def parse_settings(
@@ -217,7 +243,7 @@ def values_of(table: Mapping[str, Any], settings: Sequence[Setting], where: str)
     """Returns the values of a table by the names of fields."""
     known = {setting.key: setting for setting in settings}
     values = {}
-    for key, given in table.items():
+    for key, given in _renamed(table, settings, _key, where).items():
         if key not in known:
             raise ValueError(f"{where}{key}: there is no such setting here, only {', '.join(known)}")
         values[known[key].name] = known[key].read(given, where + key)
@@ -226,9 +252,9 @@ def values_of(table: Mapping[str, Any], settings: Sequence[Setting], where: str)
 
 def _variables(environment: Mapping[str, str], settings: Sequence[Setting]) -> dict[str, Any]:
     """Returns the values of variables by the names of fields; refuses a misspelt one, and logs others."""
-    known = {_PREFIX + setting.key.upper(): setting for setting in settings}
+    known = {_variable(setting.flag): setting for setting in settings}
     values = {}
-    for variable, text in environment.items():
+    for variable, text in _renamed(environment, settings, _variable).items():
         if setting := known.get(variable):
             given = text.split(os.pathsep) if setting.is_list else text
             values[setting.name] = setting.read(given, variable)
@@ -236,4 +262,17 @@ def _variables(environment: Mapping[str, str], settings: Sequence[Setting]) -> d
             if meant := difflib.get_close_matches(variable, [*known, _CONFIG, _ISA], n=1, cutoff=_SIMILAR):
                 raise ValueError(f"{variable}: there is no such setting; did you mean {meant[0]}?")
             _log.warning("%s is not a setting of this server", variable)
+    return values
+
+
+def _renamed(
+    given: Mapping[str, Any], settings: Sequence[Setting], name: Callable[[str], str], where: str = ""
+) -> dict[str, Any]:
+    """Returns values by today's names; logs former ones, and ignores one that is beside its new name."""
+    values = dict(given)
+    for setting in settings:
+        former, today = name(setting.former), name(setting.flag)
+        if setting.former and former in values:
+            _log.warning("%s%s is called %s now", where, former, today)
+            values.setdefault(today, values.pop(former))
     return values

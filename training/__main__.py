@@ -26,7 +26,7 @@ with needs_extra("training", __name__):
 
     from seq2seq_serve.bundle.normalization import Normalization
     from seq2seq_serve.training import commands, library
-    from seq2seq_serve.training.config import SEEDS, Precision, TransformerConfig
+    from seq2seq_serve.training.config import SEEDS, TrainingPrecision, TransformerConfig
     from seq2seq_serve.training.data.corpus import CorpusFiles
     from seq2seq_serve.training.data.tokenizer import SMALLEST_VOCAB_SIZE
     from seq2seq_serve.training.distill import target_files
@@ -257,7 +257,7 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
     train.add_argument("--max-steps", type=_at_least(1), help="the last step (default: the preset's)")
     train.add_argument(
         "--precision",
-        choices=get_args(Precision),
+        choices=get_args(TrainingPrecision),
         help="number format of matrix products (default: bf16 on a GPU with units for it)",
     )
     train.add_argument(

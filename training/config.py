@@ -21,7 +21,7 @@ PAD, BOS, EOS, UNK = "<pad>", "<bos>", "<eos>", "<unk>"
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
 
 Norm = Literal["post", "pre"]
-Precision = Literal["fp32", "bf16"]
+TrainingPrecision = Literal["fp32", "bf16"]
 Tokenization = Literal["13a", "intl", "none", "char", "zh", "ja-mecab", "ko-mecab"]  # need no download
 Tied = Literal["all", "target", "none"]
 
@@ -213,7 +213,7 @@ class TrainingConfig:
     target_language: LanguageTag | None = None
     bpe_dropout: Share = 0.0
     drop_copies: bool = False
-    precision: Precision | None = None
+    precision: TrainingPrecision | None = None
     micro_batch_tokens: Count | None = None
     source_vectors: str | None = None
     target_vectors: str | None = None

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from seq2seq_serve.bundle.normalization import Normalization
 from seq2seq_serve.training import commands
-from seq2seq_serve.training.config import Precision
+from seq2seq_serve.training.config import TrainingPrecision
 from seq2seq_serve.training.data.corpus import CorpusFiles
 from seq2seq_serve.training.evaluation.scoring import translate
 from seq2seq_serve.training.ranks import current_rank, joined_ranks, local_rank, num_local_ranks
@@ -97,7 +97,7 @@ def train(
     parent: _Name | None = None,
     resume: bool = False,
     max_steps: int | None = None,
-    precision: Precision | None = None,
+    precision: TrainingPrecision | None = None,
     micro_batch_tokens: int | None = None,
     seed: int | None = None,
     vocab_size: int | None = None,

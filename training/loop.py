@@ -30,7 +30,7 @@ from seq2seq_serve.training.checkpoint import (
     remove_checkpoints,
     save_checkpoint,
 )
-from seq2seq_serve.training.config import Precision
+from seq2seq_serve.training.config import TrainingPrecision
 from seq2seq_serve.training.data.batches import BatchShare, BatchStream
 from seq2seq_serve.training.data.encoded import EncodedPair, encode_pairs
 from seq2seq_serve.training.data.text_files import SentencePair
@@ -280,26 +280,26 @@ class Trainer:
         return total
 
     def _report(self, reporter: Reporter | None, meter: Meter) -> None:
-        reading = meter.read(self.ranks)
-        if reading.num_skipped and reporter:
-            skipped = f"{reading.num_skipped} of {reading.num_steps} steps"
+        means = meter.read(self.ranks)
+        if means.num_skipped and reporter:
+            skipped = f"{means.num_skipped} of {means.num_steps} steps"
             _log.warning("step %d: skipped %s, whose gradients were not finite", self.step, skipped)
         try:
-            self.guard.check(self.step, reading)
+            self.guard.check(self.step, means)
         except ValueError as error:
             raise ValueError(f"{error}: {self._advice()}") from error
         if reporter:
             values = {
-                "loss": reading.loss,
-                "gradient_norm": reading.gradient_norm,
-                "skipped_steps": reading.num_skipped,
+                "loss": means.loss,
+                "gradient_norm": means.gradient_norm,
+                "skipped_steps": means.num_skipped,
                 "learning_rate": self.optimizer.param_groups[0]["lr"],
-                "tokens_per_second": reading.tokens_per_second,
+                "tokens_per_second": means.tokens_per_second,
                 "epoch": self.batches.epoch,
                 "seconds": self.seconds,
             }
             reporter.record(self.step, "train", values)
-            reporter.show(f"loss {reading.loss:.3f}  {reading.tokens_per_second:,.0f} tokens/s")
+            reporter.show(f"loss {means.loss:.3f}  {means.tokens_per_second:,.0f} tokens/s")
 
     def _advice(self) -> str:
         """The advice to a user whose training failed."""
@@ -487,7 +487,7 @@ def fast_matmul(device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def compute_dtype(precision: Precision | None, device: torch.device) -> torch.dtype:
+def compute_dtype(precision: TrainingPrecision | None, device: torch.device) -> torch.dtype:
     """The number format of matrix products; `precision` None takes bf16 where a GPU has units for it."""
     has_units = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     is_half = has_units if precision is None else precision == "bf16"

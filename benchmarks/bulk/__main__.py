@@ -34,8 +34,8 @@ from benchmarks.report import command, markdown, median, publish
 from seq2seq_serve.bulk.engine import Job, start_worker
 from seq2seq_serve.client.files.formats import Writer, split_into_shards
 from seq2seq_serve.client.files.plan import TEXT, Shard, state_of
-from seq2seq_serve.client.files.run import AnyWorker, Run
-from seq2seq_serve.client.files.worker import Files
+from seq2seq_serve.client.files.run import AnyWorker, RunProgress
+from seq2seq_serve.client.files.worker import RunFiles
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.settings import add_flags, override
@@ -76,7 +76,7 @@ async def _measure(
     for number in progress.track(range(options.rounds), description="rounds"):
         for name in rates:
             writer = Writer(folder / f"{name}-{number}", TEXT, "target")
-            files = Files("text", writer, inputs)
+            files = RunFiles("text", writer, inputs)
             job = Job(options.bundle.absolute(), runner, GenerateOptions(), files)
             if name == "direct":
                 seconds, targets = await _direct(job, texts)
@@ -116,7 +116,7 @@ async def _bulk(job: Job, shards: list[Shard]) -> float:
         return worker
 
     started = time.perf_counter()
-    await Run().translate(shards, start, 1)
+    await RunProgress().translate(shards, start, 1)
     return time.perf_counter() - started
 
 
@@ -145,7 +145,7 @@ async def _ray(job: Job, shards: list[Shard], num_nodes: int, is_killed: bool) -
 
     killing = asyncio.create_task(kill()) if is_killed else None
     started = time.perf_counter()
-    await Run().translate(shards, next_worker, num_workers)
+    await RunProgress().translate(shards, next_worker, num_workers)
     seconds = time.perf_counter() - started
     if killing is not None:
         await killing

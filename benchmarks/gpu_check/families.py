@@ -119,7 +119,7 @@ def _worst(ours: list[Result], others: list[Result]) -> float:
     """Returns the largest difference of a log-probability, up to the first token that differs."""
     worst = 0.0
     for one, other in zip(ours, others, strict=True):
-        for i, (a, b) in enumerate(zip(one.best.choices, other.best.choices, strict=False)):
+        for i, (a, b) in enumerate(zip(one.best.token_scores, other.best.token_scores, strict=False)):
             if one.best.token_ids[:i] == other.best.token_ids[:i]:
                 worst = max(worst, abs(a.log_probability - b.log_probability))
     return worst

@@ -26,7 +26,7 @@ from seq2seq_serve.training.run import TrainedModel
 
 BASE = "base"
 ENCODED_AT_ONCE = 64
-_MEMORY_BUDGET_BYTES = 1 << 40  # so large that only the number of slots limits the buffers
+_MAX_SLOTS_SIZE_BYTES = 1 << 40  # so large that only the number of slots limits the buffers
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Place:
         return RunnerConfig(
             provider=policy or self.scale.policy,
             precision=precision,
-            memory_budget_bytes=_MEMORY_BUDGET_BYTES,
+            max_slots_size_bytes=_MAX_SLOTS_SIZE_BYTES,
             max_slots=num_slots,
         )
 

@@ -44,7 +44,7 @@ def settings_of(manifest: Manifest) -> dict[str, Any]:
             manifest.choices[place].ids[manifest.choices[place].default] if isinstance(place, str) else place
             for place in places
         )
-        for places in (manifest.frames.start, manifest.frames.forced)
+        for places in (manifest.template.start, manifest.template.forced)
     )
     return {
         "start_ids": start_ids,

@@ -53,7 +53,7 @@ class EngineProcess:
             precision=precision,
             num_threads=num_threads,
             max_slots=num_slots,
-            memory_budget_bytes=_NO_BUDGET,
+            max_slots_size_bytes=_NO_BUDGET,
             speculative=Speculation.OFF,  # random weights repeat themselves
         )
         # A forked process would not have torch's threads, but might hold their locks.
@@ -99,7 +99,7 @@ def _serve(connection: Connection, bundle_path: Path, config: RunnerConfig) -> N
         results = engine.decode(requests)
         targets: list[list[int]] = [[] for _ in sources]
         for place, result in zip(order, results, strict=True):
-            targets[place] = list(result.best.token_ids)[len(manifest.frames.forced) :]
+            targets[place] = list(result.best.token_ids)[len(manifest.template.forced) :]
         step_seconds = statistics.median(turn.step_seconds for turn in turns)
         busy_seconds = sum(turn.encode_seconds + turn.num_steps * turn.step_seconds for turn in turns)
         connection.send((targets, Clock(step_seconds, busy_seconds / config.num_instances)))

@@ -31,7 +31,7 @@ from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
 from benchmarks.report import command, markdown, median, publish
 from benchmarks.training_speed.plain_trainer import PlainTrainer
-from seq2seq_serve.training.config import EOS_ID, UNK_ID, ModelConfig, Precision, TransformerConfig
+from seq2seq_serve.training.config import EOS_ID, UNK_ID, ModelConfig, TrainingPrecision, TransformerConfig
 from seq2seq_serve.training.data.batches import Batch, BatchShare, BatchStream
 from seq2seq_serve.training.data.corpus import CorpusFiles
 from seq2seq_serve.training.data.encoded import EncodedPair
@@ -42,7 +42,7 @@ from seq2seq_serve.training.run import RunConfig, RunFolder
 
 _BAR = 1.0  # at least as fast as the plain loop
 _CPU_BATCH_TOKENS = 2000
-_PRECISIONS: dict[str, Precision] = {"float32": "fp32", "bfloat16": "bf16"}  # by torch's names
+_PRECISIONS: dict[str, TrainingPrecision] = {"float32": "fp32", "bfloat16": "bf16"}  # by torch's names
 _PEAK_SIZE = {"cpu": 2048, "cuda": 8192}
 # Dense bf16 FLOPs per second in the manufacturer's data sheets, in units of 1e12, by torch's device name.
 _NOMINAL_TERAFLOPS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import chain
 
-from seq2seq_serve.bundle.manifest.schema import Frames, Manifest, Places, Variant
+from seq2seq_serve.bundle.manifest.schema import Manifest, TemplateTokens, TokenTemplate, Variant
 from seq2seq_serve.bundle.names import CHOICES, SOURCE_LANGUAGE, Form, Role, Verb, buffer_of, lengths_of
 
 # The element type and the number of axes of each form of source, without the batch
@@ -45,16 +45,16 @@ def contradictions(manifest: Manifest) -> list[str]:
     if Form.SOUND in manifest.sources.values() and len(manifest.sources) > 1:
         problems.append(f"sources are {', '.join(manifest.sources)}, and a sound must be the only source")
     if manifest.detects_language:
-        problems += _detection_problems(manifest.frames)
+        problems += _detection_problems(manifest.template)
     times = manifest.timestamps
-    if times is not None and times.off_id not in manifest.frames.start[1:][-1:]:
+    if times is not None and times.off_id not in manifest.template.start[1:][-1:]:
         problems.append(f"timestamps.off_id is {times.off_id}, and must be the last of several frames.start")
     if times is not None and times.last_id < times.first_id:
         problems.append(f"timestamps.last_id is {times.last_id}, and must be at least {times.first_id}")
-    if manifest.max_target_length < manifest.frames.num_read_first:
+    if manifest.max_target_length < manifest.template.num_read_first:
         problems.append(
             f"max_target_length is {manifest.max_target_length}, and must be at least "
-            f"{manifest.frames.num_read_first}, the tokens of frames.start and frames.forced"
+            f"{manifest.template.num_read_first}, the tokens of frames.start and frames.forced"
         )
     for precision, variant in manifest.variants.items():
         missing = [verb.value for verb in (Verb.ENCODE, Verb.STEP) if verb not in variant.graphs]
@@ -65,35 +65,35 @@ def contradictions(manifest: Manifest) -> list[str]:
     return problems
 
 
-def _detection_problems(frames: Frames) -> list[str]:
+def _detection_problems(template: TokenTemplate) -> list[str]:
     """The places in which a language would have to be detected, and cannot be."""
     problems = [
         f"frames.{name} has the place {SOURCE_LANGUAGE!r}, and the model detects a language only among "
         "frames.start: give the choice a default"
         for name in ("forced", "source_prefix", "source_suffix")
-        if SOURCE_LANGUAGE in getattr(frames, name)
+        if SOURCE_LANGUAGE in getattr(template, name)
     ]
-    if SOURCE_LANGUAGE in frames.start[:1] or frames.start.count(SOURCE_LANGUAGE) > 1:
+    if SOURCE_LANGUAGE in template.start[:1] or template.start.count(SOURCE_LANGUAGE) > 1:
         problems.append(
-            f"frames.start is {frames.start}, and a language is detected once, after the first token: "
+            f"frames.start is {template.start}, and a language is detected once, after the first token: "
             "give the choice a default"
         )
     return problems
 
 
-def _id_fields(manifest: Manifest) -> dict[str, tuple[int, Places]]:
+def _id_fields(manifest: Manifest) -> dict[str, tuple[int, TemplateTokens]]:
     """The vocabulary size and the ids of each field that has ids, by its name."""
     source, target = manifest.source_vocab_size or manifest.target_vocab_size, manifest.target_vocab_size
-    frames, generation = manifest.frames, manifest.generation
+    template, generation = manifest.template, manifest.generation
     forced_eos = () if generation.forced_eos_id is None else (generation.forced_eos_id,)
     times = manifest.timestamps
     return {
         "special_ids.pad_id": (source, (manifest.special_ids.pad_id,)),
         "special_ids.eos_ids": (target, manifest.special_ids.eos_ids),
-        "frames.start": (target, frames.start),
-        "frames.forced": (target, frames.forced),
-        "frames.source_prefix": (source, frames.source_prefix),
-        "frames.source_suffix": (source, frames.source_suffix),
+        "frames.start": (target, template.start),
+        "frames.forced": (target, template.forced),
+        "frames.source_prefix": (source, template.source_prefix),
+        "frames.source_suffix": (source, template.source_suffix),
         "generation.suppressed_token_ids": (target, generation.suppressed_token_ids),
         "generation.forbidden_sequences": (target, tuple(chain(*generation.forbidden_sequences))),
         "generation.begin_suppressed_token_ids": (target, generation.begin_suppressed_token_ids),
@@ -131,10 +131,9 @@ def _graph_problems(manifest: Manifest, variant: Variant) -> list[str]:
         if form is Form.SOUND and not all(isinstance(axis, int) for axis in spec.axes[1:]):
             problems.append(f"sources.{name} is a sound of {spec.axes[1:]}, and both axes need a fixed size")
     lacks_decode = Verb.DECODE not in variant.graphs and not manifest.drafts_only
-    if len(manifest.frames.start) > 1 and lacks_decode:
-        problems.append(
-            f"frames.start has {len(manifest.frames.start)} tokens, and must have one without a decode graph"
-        )
+    num_start = len(manifest.template.start)
+    if num_start > 1 and lacks_decode:
+        problems.append(f"frames.start has {num_start} tokens, and must have one without a decode graph")
     state = {spec.name for spec in step.inputs if spec.role is Role.STATE}
     for verb, graph in ((Verb.ENCODE, encode), (Verb.STEP, step)):
         written = {buffer_of(spec.name) for spec in graph.outputs if spec.role is Role.STATE}

@@ -55,23 +55,23 @@ class VariantFiles:
     weights: memoryview
 
 
-class Piece(NamedTuple):
+class Extent(NamedTuple):
     """The next bytes of a file, and their place in memory."""
 
     num_bytes: int
     place: int
 
 
-class Layout(Protocol):
+class WeightsLayout(Protocol):
     """Where the weights of a variant lie in memory.
 
     Attributes:
         num_bytes: The size of the memory.
-        pieces: All of the file, in order.
+        extents: All of the file, in order.
     """
 
     num_bytes: int
-    pieces: Sequence[Piece]
+    extents: Sequence[Extent]
 
     def finish(self, content: memoryview, wait: Callable[[int], None]) -> VariantFiles:
         """Returns the files to use.
@@ -83,10 +83,10 @@ class Layout(Protocol):
         """
 
 
-class _AsItIs(Layout):
+class _AsItIs(WeightsLayout):
     def __init__(self, graphs: Mapping[Verb, bytes], num_bytes: int) -> None:
         self._graphs = dict(graphs)
-        self.num_bytes, self.pieces = num_bytes, [Piece(num_bytes, 0)]
+        self.num_bytes, self.extents = num_bytes, [Extent(num_bytes, 0)]
 
     def finish(self, content: memoryview, wait: Callable[[int], None]) -> VariantFiles:  # noqa: ARG002
         return VariantFiles(self._graphs, content)
@@ -109,7 +109,7 @@ class Bundle:
     def read_variant(
         self,
         precision: Precision,
-        layout: Callable[[Mapping[Verb, bytes], int], Layout] = _AsItIs,
+        layout: Callable[[Mapping[Verb, bytes], int], WeightsLayout] = _AsItIs,
         memory: int | None = None,
     ) -> VariantFiles:
         """Read the files of a precision, each once.
@@ -137,7 +137,7 @@ def file_spec(folder: Path, file: str) -> FileSpec:
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write `manifest.json`, last of all files, and its checksum in the format of `sha256sum`."""
-    raw = _MANIFEST.dump_json(manifest, indent=2) + b"\n"
+    raw = _MANIFEST.dump_json(manifest, indent=2, by_alias=True) + b"\n"
     (folder / MANIFEST_FILE).write_bytes(raw)
     (folder / CHECKSUM_FILE).write_text(f"{hashlib.sha256(raw).hexdigest()}  {MANIFEST_FILE}\n")
 
@@ -231,7 +231,7 @@ def _read(folder: Path, spec: FileSpec) -> memoryview:
     return _read_as(_AsItIs({}, spec.size_bytes), folder, spec).weights
 
 
-def _read_as(layout: Layout, folder: Path, spec: FileSpec, memory: int | None = None) -> VariantFiles:
+def _read_as(layout: WeightsLayout, folder: Path, spec: FileSpec, memory: int | None = None) -> VariantFiles:
     """Read a file as a layout tells, which uses it while it is read and its checksum is compared.
 
     Raises:
@@ -251,7 +251,7 @@ def _read_as(layout: Layout, folder: Path, spec: FileSpec, memory: int | None = 
 
     def read() -> None:
         with (folder / spec.file).open("rb") as stream, ThreadPoolExecutor(1) as checking:
-            for num_bytes, place in layout.pieces:
+            for num_bytes, place in layout.extents:
                 for first in range(place, place + num_bytes, _READ_BYTES):
                     part = content[first : min(first + _READ_BYTES, place + num_bytes)]
                     count = stream.readinto(part)

@@ -119,7 +119,7 @@ class SpecialIds(_Record):
     eos_ids: Annotated[tuple[int, ...], Field(min_length=1)]
 
 
-Places = tuple[int | str, ...]
+TemplateTokens = tuple[int | str, ...]
 """Token ids in order; a string is the name of a choice (`Manifest.choices`), and stands for the chosen id."""
 
 
@@ -137,7 +137,7 @@ class Choice(_Record):
 
 
 @dataclass(frozen=True)
-class Frames(_Record):
+class TokenTemplate(_Record):
     """The tokens around each source text and before each target.
 
     Attributes:
@@ -148,10 +148,10 @@ class Frames(_Record):
         source_suffix: The tokens after them, end of sequence included.
     """
 
-    start: Annotated[Places, Field(min_length=1)]
-    forced: Places = ()
-    source_prefix: Places = ()
-    source_suffix: Places = ()
+    start: Annotated[TemplateTokens, Field(min_length=1)]
+    forced: TemplateTokens = ()
+    source_prefix: TemplateTokens = ()
+    source_suffix: TemplateTokens = ()
 
     @property
     def num_read_first(self) -> int:
@@ -290,7 +290,7 @@ class Manifest(_Record):
         sizes: The architecture's sizes, for people; the engine does not use them.
         source_vocab_size: The number of token ids of sources; 0 if no source has tokens.
         target_vocab_size: The number of token ids of targets.
-        frames: The tokens around texts.
+        template: The tokens around texts; `frames` in the file.
         sources: The form of each source, by its name in the `encode` graph.
         memory: The rule for a request's memory positions.
         choices: What a request may choose by a name, by the name of its option: `source_language`,
@@ -314,7 +314,7 @@ class Manifest(_Record):
     source_vocab_size: int
     target_vocab_size: Count
     special_ids: SpecialIds
-    frames: Frames
+    template: Annotated[TokenTemplate, Field(alias="frames")]
     sources: dict[str, Form]
     memory: LengthRule
     max_source_length: Count

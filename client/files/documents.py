@@ -7,7 +7,7 @@ from pathlib import Path
 from seq2seq_serve.client.files.lines import read_whole
 from seq2seq_serve.documents.kinds import DOCUMENTS
 from seq2seq_serve.documents.segments import COMPRESSED, MAX_BYTES, Document, check_marks, wrong_file
-from seq2seq_serve.documents.word import MAX_UNPACKED_BYTES, Word
+from seq2seq_serve.documents.word import MAX_UNPACKED_BYTES, WordDocument
 
 
 def document_suffix(path: Path) -> str:
@@ -23,10 +23,10 @@ def read_document(path: Path) -> Document:
         OSError: The file cannot be read, is too large, or is not what its name says.
     """
     read = DOCUMENTS[document_suffix(path)]
-    limit = max(MAX_UNPACKED_BYTES, 10 * path.stat().st_size) if read is Word else MAX_BYTES
+    limit = max(MAX_UNPACKED_BYTES, 10 * path.stat().st_size) if read is WordDocument else MAX_BYTES
     content = read_whole(path, limit + 1)
     if len(content) > limit:
         raise wrong_file(path, f"the file has more than {limit} bytes, the most of a document: split it")
-    if read is not Word:
+    if read is not WordDocument:
         check_marks([content], path)
     return read(content, path)

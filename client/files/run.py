@@ -85,7 +85,7 @@ class AnyWorker(Protocol):
 
 
 @dataclass
-class Run:
+class RunProgress:
     """The shards of a run and what became of them. Owned by the command; used on one event loop.
 
     Attributes:

@@ -24,7 +24,7 @@ class WorkerLost(Exception):
 
 
 @dataclass(frozen=True)
-class Files:
+class RunFiles:
     """The inputs and the writer that all workers of a run share.
 
     Attributes:
@@ -46,7 +46,7 @@ class Done:
     num_failed: int
 
 
-class Decoder(Protocol):
+class TextDecoder(Protocol):
     """Decodes the texts of a worker, which owns it."""
 
     @property
@@ -91,7 +91,7 @@ class Worker:
     """
 
     def __init__(
-        self, files: Files, decoder: Decoder, report: Callable[[int, Translated], None] | None = None
+        self, files: RunFiles, decoder: TextDecoder, report: Callable[[int, Translated], None] | None = None
     ) -> None:
         self._writer = files.writer
         self._decoder = decoder

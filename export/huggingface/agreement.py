@@ -11,7 +11,7 @@ from typing import Any
 import tokenizers
 
 from seq2seq_serve.bundle.errors import first_line
-from seq2seq_serve.bundle.manifest import Places
+from seq2seq_serve.bundle.manifest import TemplateTokens
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK
 from seq2seq_serve.export.exporter import ExportError
 from seq2seq_serve.export.huggingface.samples import SENTENCES
@@ -119,25 +119,25 @@ def _follows_file(folder: Path, rows: Sequence[Sequence[int]]) -> bool:
 
 def _frames(theirs: Any, ours: ImportedTokenizers, *, reads_texts: bool) -> tuple[list[int], list[int]]:
     """A text by both tokenizers with the tokens around it, or Whisper's tokens before a target."""
-    frames, text = ours.frames, "a b"
+    template, text = ours.template, "a b"
     chosen = {name: choice.default or next(iter(choice.ids)) for name, choice in ours.choices.items()}
     if not reads_texts:
         if not hasattr(theirs, "set_prefix_tokens"):
             return [], []
         if chosen:
             theirs.set_prefix_tokens(language=chosen[SOURCE_LANGUAGE], task=chosen[TASK])
-        return _filled(frames.start, ours, chosen), theirs.prefix_tokens
+        return _filled(template.start, ours, chosen), theirs.prefix_tokens
     if SOURCE_LANGUAGE in chosen:
         theirs.src_lang = chosen[SOURCE_LANGUAGE]
-    is_marked = TARGET_LANGUAGE in frames.source_prefix  # Marian's
+    is_marked = TARGET_LANGUAGE in template.source_prefix  # Marian's
     expected = theirs(f">>{chosen[TARGET_LANGUAGE]}<< {text}" if is_marked else text).input_ids
     given = [
-        *_filled(frames.source_prefix, ours, chosen),
+        *_filled(template.source_prefix, ours, chosen),
         *ours.source.encode(text),
-        *_filled(frames.source_suffix, ours, chosen),
+        *_filled(template.source_suffix, ours, chosen),
     ]
     return given[: len(expected)] if type(theirs).__name__ in _FORGETS_EOS else given, expected
 
 
-def _filled(places: Places, ours: ImportedTokenizers, chosen: Mapping[str, str]) -> list[int]:
+def _filled(places: TemplateTokens, ours: ImportedTokenizers, chosen: Mapping[str, str]) -> list[int]:
     return [ours.choices[one].ids[chosen[one]] if isinstance(one, str) else one for one in places]

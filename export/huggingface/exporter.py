@@ -53,7 +53,7 @@ from seq2seq_serve.export.huggingface.agreement import compare_tokenizers
 from seq2seq_serve.export.huggingface.generation import generation_of, left_out, unknown_parts
 from seq2seq_serve.export.huggingface.reference import (
     NUM_GENERATED,
-    Batch,
+    RandomBatch,
     agrees,
     largest_rounding,
     random_batches,
@@ -69,7 +69,7 @@ from seq2seq_serve.training.huggingface.checkpoint import (
     eos_ids,
     open_checkpoint,
 )
-from seq2seq_serve.training.huggingface.dialect import Family, Limits
+from seq2seq_serve.training.huggingface.dialect import Limits, PublishedFamily
 from seq2seq_serve.training.huggingface.families import config_of, family_of
 from seq2seq_serve.training.huggingface.pictures import Patches
 from seq2seq_serve.training.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
@@ -133,7 +133,7 @@ class _Imported:
         tolerance: The largest difference of log-probabilities that float32 explains.
     """
 
-    family: Family
+    family: PublishedFamily
     config: PublishedConfig
     model: Transformer
     tokenizers: ImportedTokenizers
@@ -199,7 +199,7 @@ def export_checkpoint(
             f"pad_token_id is {tokenizers.pad_id}, and sources have {config.source_vocab_size} tokens"
         )
     ends = eos_ids(checkpoint.generation, config.vocab_size)
-    num_start = len(tokenizers.frames.start)
+    num_start = len(tokenizers.template.start)
     generation = generation_of(checkpoint.generation, num_start, config.max_target_length, config.vocab_size)
     if splits_sentences is None:
         splits_sentences = family.translates_sentences
@@ -291,13 +291,13 @@ def _compare_with_transformers(
     """Returns the largest difference that graphs in float32 may have; ExportError if the model has more."""
     batches = random_batches(config, tokenizers.pad_id)
     *source, mask = model.source_kind.tensors([pair[0]])
-    num_start = len(tokenizers.frames.start)
-    sample, target = Batch(source[0], mask, torch.zeros(1, 0, dtype=torch.int64)), pair[1]
+    num_start = len(tokenizers.template.start)
+    sample, target = RandomBatch(source[0], mask, torch.zeros(1, 0, dtype=torch.int64)), pair[1]
     target = target[: num_start + NUM_GENERATED]
     starts: dict[str, int | list[int]] = {"eos_token_id": list(ends)}
-    if TARGET_LANGUAGE in tokenizers.frames.start:
+    if TARGET_LANGUAGE in tokenizers.template.start:
         starts["decoder_start_token_id"] = target[0]
-    if TARGET_LANGUAGE in tokenizers.frames.forced:
+    if TARGET_LANGUAGE in tokenizers.template.forced:
         starts["forced_bos_token_id"] = target[num_start]
     # Whisper's `generate` has a prompt and fallbacks of its own.
     is_asked = model.architecture.media is None or tokenizers.timestamps is None
@@ -350,7 +350,7 @@ def _write(
         source_vocab_size=config.source_vocab_size,
         target_vocab_size=config.vocab_size,
         special_ids=SpecialIds(tokenizers.pad_id, imported.eos_ids),
-        frames=tokenizers.frames,
+        template=tokenizers.template,
         choices=tokenizers.choices,
         generation=imported.generation,
         timestamps=tokenizers.timestamps,
@@ -422,14 +422,14 @@ def _judge(
 
     Random tokens, which no trained model reads, are only measured.
     """
-    model, frames = imported.model, imported.tokenizers.frames
+    model, template = imported.model, imported.tokenizers.template
     worst = parity.worst_difference(model, graphs, shapes)
     proof = Parity(
         worst,
         None,
         tuple(shapes),
         mean_log_probability_difference=parity.mean_difference(model, graphs, pairs),
-        equal_tokens=parity.equal_tokens(graphs, pairs, len(frames.start) + len(frames.forced)),
+        equal_tokens=parity.equal_tokens(graphs, pairs, len(template.start) + len(template.forced)),
     )
     assert proof.mean_log_probability_difference is not None
     assert proof.equal_tokens is not None

@@ -28,7 +28,7 @@ _START_SETTINGS = "bos_token_id", "decoder_start_token_id", "forced_bos_token_id
 
 
 @dataclass(frozen=True)
-class Batch:
+class RandomBatch:
     """Random sources, with their mask (B, S), and random targets (B, T).
 
     Sources are token ids (B, S), spectrograms, or pictures.
@@ -45,7 +45,7 @@ class Batch:
         return {"input_ids": self.source, "attention_mask": self.source_mask.long()}
 
 
-def random_batches(config: PublishedConfig, pad_id: int) -> list[Batch]:
+def random_batches(config: PublishedConfig, pad_id: int) -> list[RandomBatch]:
     """Batches of several sizes; the first row of texts is full, and other rows are padded.
 
     No other token is pad, because some models do not count it as a position; its neighbour is in its place.
@@ -57,7 +57,7 @@ def random_batches(config: PublishedConfig, pad_id: int) -> list[Batch]:
         for B, _, T in _MEDIA_SHAPES:
             source, mask = config.media.tensors([config.media.random(rng, 0, 0) for _ in range(B)])
             target_ids = torch.randint(config.vocab_size, (B, T), generator=generator)
-            batches.append(Batch(source, mask, target_ids))
+            batches.append(RandomBatch(source, mask, target_ids))
         return batches
     for B, longest_source, longest_target in _SHAPES:
         S = min(longest_source, config.max_source_length)
@@ -71,7 +71,7 @@ def random_batches(config: PublishedConfig, pad_id: int) -> list[Batch]:
             (target_ids, config.vocab_size),
         ):
             token_ids[token_ids == pad_id] = (pad_id + 1) % vocab_size
-        batches.append(Batch(source_ids.masked_fill(~mask, pad_id), mask, target_ids))
+        batches.append(RandomBatch(source_ids.masked_fill(~mask, pad_id), mask, target_ids))
     return batches
 
 
@@ -92,8 +92,8 @@ class Reference:
 def reference(
     path: Path,
     media: Media | None,
-    batches: Sequence[Batch],
-    source: Batch | None,
+    batches: Sequence[RandomBatch],
+    source: RandomBatch | None,
     starts: Mapping[str, int | list[int]],
 ) -> Reference:
     """Ask `transformers`; it runs no code of the checkpoint.
@@ -134,7 +134,9 @@ def reference(
     return Reference(log_probabilities, target)
 
 
-def agrees(model: Transformer, source: Batch, ours: Sequence[int], theirs: Sequence[int], gap: float) -> bool:
+def agrees(
+    model: Transformer, source: RandomBatch, ours: Sequence[int], theirs: Sequence[int], gap: float
+) -> bool:
     """Whether two greedy targets are equal, or differ first in tokens whose log-probabilities are near."""
     place = next((i for i, pair in enumerate(zip(ours, theirs, strict=False)) if pair[0] != pair[1]), None)
     if place is None:
@@ -146,7 +148,7 @@ def agrees(model: Transformer, source: Batch, ours: Sequence[int], theirs: Seque
     return bool((log_probabilities[ours[place]] - log_probabilities[theirs[place]]).abs() <= gap)
 
 
-def worst_difference(model: Transformer, batches: Sequence[Batch], expected: Sequence[Tensor]) -> float:
+def worst_difference(model: Transformer, batches: Sequence[RandomBatch], expected: Sequence[Tensor]) -> float:
     """The largest difference of a log-probability; infinite if one is not a number."""
     worst = 0.0
     for batch, log_probabilities in zip(batches, expected, strict=True):
@@ -171,7 +173,7 @@ def largest_rounding(config: PublishedConfig, expected: Sequence[Tensor]) -> flo
     return 2**-24 * math.sqrt(num_sublayers * width) * spread * math.sqrt(2 * math.log(num_values))
 
 
-def _log_probabilities(model: Transformer, batch: Batch) -> Tensor:
+def _log_probabilities(model: Transformer, batch: RandomBatch) -> Tensor:
     """The log-probabilities (B, T, V) of a batch."""
     with torch.inference_mode():
         memory = model.encode(batch.source, batch.source_mask)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from seq2seq_serve.bundle.manifest import Choice, Places
+from seq2seq_serve.bundle.manifest import Choice, TemplateTokens
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE
 from seq2seq_serve.training.data.sources import Inputs, Numbers
 from seq2seq_serve.training.huggingface.tokenizers import ImportedTokenizers
@@ -59,8 +59,8 @@ def sample_texts(tokenizers: ImportedTokenizers, max_source_length: int) -> list
     unknown pieces, and of these the ones that are cut into the fewest tokens for their length: a tokenizer
     cuts those languages best that it was trained on. With languages to choose, each text has its own.
     """
-    frames, choices = tokenizers.frames, tokenizers.choices
-    cut = max_source_length - len(frames.source_prefix) - len(frames.source_suffix)
+    template, choices = tokenizers.template, tokenizers.choices
+    cut = max_source_length - len(template.source_prefix) - len(template.source_suffix)
     languages = {
         name.casefold().split("_")[0]: name for name in getattr(choices.get(SOURCE_LANGUAGE), "ids", {})
     }
@@ -76,7 +76,8 @@ def sample_texts(tokenizers: ImportedTokenizers, max_source_length: int) -> list
     sources: list[Numbers] = []
     for row, (_, language, text_ids) in enumerate(chosen):
         prefix, suffix = (
-            _fill(places, choices, row, language) for places in (frames.source_prefix, frames.source_suffix)
+            _fill(places, choices, row, language)
+            for places in (template.source_prefix, template.source_suffix)
         )
         sources.append([*prefix, *text_ids[:cut], *suffix])
     return sources
@@ -86,8 +87,8 @@ def make_pairs(
     model: Transformer, tokenizers: ImportedTokenizers, eos_ids: Sequence[int], sources: Sequence[Inputs]
 ) -> list[tuple[Inputs, list[int]]]:
     """Each source, and the target that greedy search finds, with its start tokens."""
-    frames = tokenizers.frames
-    places = (*frames.start, *frames.forced)
+    template = tokenizers.template
+    places = (*template.start, *template.forced)
     starts = [_fill(places, tokenizers.choices, row) for row in range(len(sources))]
     order = sorted(range(len(sources)), key=lambda row: model.source_kind.memory_length(sources[row]))
     targets: list[list[int]] = [[] for _ in sources]
@@ -118,7 +119,9 @@ def largest_channel(model: Transformer, sources: Sequence[Inputs]) -> float:
     return float(sizes.max() / sizes.median())
 
 
-def _fill(places: Places, choices: dict[str, Choice], row: int, source_language: str = "") -> list[int]:
+def _fill(
+    places: TemplateTokens, choices: dict[str, Choice], row: int, source_language: str = ""
+) -> list[int]:
     """The ids of places; one for a language without a default takes one language after another."""
     filled = []
     for place in places:

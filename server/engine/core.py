@@ -20,7 +20,7 @@ from seq2seq_serve.server.engine.draft_model import DraftModel
 from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.plan import Alignment, Runner, Selected, StepPlan, StepResult
 from seq2seq_serve.server.engine.request import Array, Request
-from seq2seq_serve.server.engine.result import Choice, FinishReason, Result, Timings, Turn, Update
+from seq2seq_serve.server.engine.result import FinishReason, Result, Timings, TokenScore, Turn, Update
 from seq2seq_serve.server.engine.scheduler import (
     SHORT_ENCODE_SECONDS,
     Finished,
@@ -273,7 +273,7 @@ class Core:
                     ):
                         scores = self._runner.prefill(first_row, plan.admitted)
                         for sequence, log_probabilities in zip(plan.admitted, scores, strict=True):
-                            sequence.choices += map(Choice, log_probabilities)
+                            sequence.token_scores += map(TokenScore, log_probabilities)
                 except Exception:
                     self._num_failures += 1
                     self._log_failure("encode", [sequence.request for sequence in plan.admitted])

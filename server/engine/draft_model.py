@@ -37,14 +37,14 @@ class _Row:
 
     Attributes:
         sequence: The row, also after its end.
-        keeper: The row in the draft model's own slot.
+        own: The row in the draft model's own slot.
         fed: The tokens in the draft model's cache, by position.
         num_read: The tokens that the row had read, or was about to read, when the last ones were drafted.
         token_ids: The last drafts, perhaps with an end of sequence after them.
     """
 
     sequence: Sequence
-    keeper: Sequence
+    own: Sequence
     fed: list[int] = field(default_factory=list)
     num_read: int = 0
     token_ids: list[int] = field(default_factory=list)
@@ -121,7 +121,7 @@ class DraftModel:
             row = self._rows[move.from_row]
             if row is not None:
                 known.append(move)
-                row.keeper.row, row.fed = move.to_row, row.fed[: move.cache_length]
+                row.own.row, row.fed = move.to_row, row.fed[: move.cache_length]
             self._rows[move.from_row] = None
             self._forget(move.to_row)
             self._rows[move.to_row] = row
@@ -282,7 +282,7 @@ class DraftModel:
         """Feed positions of rows, each row's in order; the last fed token of a row is followed by a draft."""
         began = self._clock()
         fed = tuple(
-            Sequence(row.keeper.search, row.fed[position], row.keeper.row, token_ids=row.fed[:position])
+            Sequence(row.own.search, row.fed[position], row.own.row, token_ids=row.fed[:position])
             for row, position in positions
         )
         token_ids = self.runner.step(fed).token_ids

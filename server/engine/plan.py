@@ -147,7 +147,7 @@ class Runner(Protocol):
         start_ids: The tokens that a sequence is fed first.
         eos_ids: The tokens that end a sequence; the first one ends a target that is scored.
         has_decode: Whether it can `prefill` and `align`; otherwise steps read prefixes and compute attention.
-        shares_memory: Whether a step reads the memory of a request in the row of its keeper only.
+        shares_memory: Whether a step reads the memory of a request in its owner's row only.
         repeats_steps: Whether it can do several steps in one call.
     """
 

@@ -29,7 +29,7 @@ class FinishReason(enum.Enum):
 Alternatives = tuple[tuple[int, float], ...]  # token ids with their log-probabilities, best first
 
 
-class Choice(NamedTuple):
+class TokenScore(NamedTuple):
     """The log-probability of a selected token, and the best tokens at its position, best first."""
 
     log_probability: float
@@ -43,14 +43,14 @@ class Hypothesis(NamedTuple):
         token_ids: The whole target, the prefix included, without the end of sequence.
         attended: The attention in pieces of consecutive positions; empty if not requested.
         score: The sum of its log-probabilities, in a beam divided by the length penalty; 0 if plain.
-        choices: One per generated or scored token, the end of sequence included; empty if not requested.
+        token_scores: One per generated or scored token, the end of sequence included; empty if not requested.
     """
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
     attended: list[Array]
     score: float = 0.0
-    choices: tuple[Choice, ...] = ()
+    token_scores: tuple[TokenScore, ...] = ()
 
     @property
     def attention(self) -> Array | None:

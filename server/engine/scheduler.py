@@ -123,7 +123,7 @@ class Scheduler:
         eos_ids: The tokens that end a sequence.
         has_decode: Whether the runner can compute several positions at once; otherwise steps read prefixes
             and compute attention.
-        shares_memory: Whether the runner reads the memory of a request in the row of its keeper only.
+        shares_memory: Whether the runner reads the memory of a request in its owner's row only.
         repeats_steps: Whether the runner can do several steps in one call.
         limits: Bounds of a turn.
         drafter: Drafts tokens of rows; None if the runner takes one position of a row at a time.
@@ -354,9 +354,9 @@ class Scheduler:
             if not search.ended:
                 turn.ends.append((search, FinishReason.FAILED, EngineFailed(NO_NUMBERS)))
             elif search.request.attention and self._has_decode:
-                assert search.keeper is not None
-                turn.leavers.remove(search.keeper)
-                self._keep_for_alignments(search, search.keeper)
+                assert search.memory_owner is not None
+                turn.leavers.remove(search.memory_owner)
+                self._keep_for_alignments(search, search.memory_owner)
             else:
                 turn.ends.append(_end_of(search))
 
@@ -458,7 +458,7 @@ class Scheduler:
             self._moves += tuple(_copy(fork, with_memory=fork.child in copied) for fork in forks)
         for search, reason, _ in ends:
             # A row that refers to its search must not be kept by it: only a collection would free the two.
-            search.finish_reason, search.keeper = reason, None
+            search.finish_reason, search.memory_owner = reason, None
             del self.running[search.request]
             self.slots.reserve(-search.num_slots)
         return [Finished(search, error) for search, _, error in ends]

@@ -14,7 +14,7 @@ import numpy as np
 from seq2seq_serve.bundle.manifest import LengthPenalty
 from seq2seq_serve.server.engine.plan import Branches, Candidates
 from seq2seq_serve.server.engine.request import Beam, Request
-from seq2seq_serve.server.engine.result import Alternatives, Choice, FinishReason, Hypothesis
+from seq2seq_serve.server.engine.result import Alternatives, FinishReason, Hypothesis, TokenScore
 from seq2seq_serve.server.engine.state import Search, Sequence
 from seq2seq_serve.server.errors import NO_NUMBERS, EngineFailed
 
@@ -51,10 +51,10 @@ class Ranked(NamedTuple):
     totals: list[float]
     alternatives: list[Alternatives]
 
-    def choice(self, place: int) -> Choice:
+    def token_score(self, place: int) -> TokenScore:
         """Returns the details of the token of one of them."""
         alternatives = self.alternatives[self.parents[place]] if self.alternatives else ()
-        return Choice(self.log_probabilities[place], alternatives)
+        return TokenScore(self.log_probabilities[place], alternatives)
 
 
 def start(
@@ -110,11 +110,11 @@ def add_choice(sequence: Sequence, branches: Branches) -> None:
     if sequence.detects:
         return
     if sequence.request.is_score:
-        sequence.choices.append(Choice(log_probability))
+        sequence.token_scores.append(TokenScore(log_probability))
         return
     sequence.log_probability += log_probability
     if sequence.request.is_detailed:
-        sequence.choices.append(Choice(log_probability, branches.alternatives))
+        sequence.token_scores.append(TokenScore(log_probability, branches.alternatives))
 
 
 def extend(sequence: Sequence, token_id: int, eos_ids: Collection[int]) -> bool:
@@ -138,7 +138,7 @@ def extend(sequence: Sequence, token_id: int, eos_ids: Collection[int]) -> bool:
         sequence.detects = False
         _prepare(sequence, eos_ids, scores=request.is_score)
         return False
-    if request.is_score and any(math.isnan(choice.log_probability) for choice in sequence.choices):
+    if request.is_score and any(math.isnan(each.log_probability) for each in sequence.token_scores):
         raise EngineFailed(NO_NUMBERS)
     # A scored target is complete before this; a step at most computed the log-probability of its end.
     if token_id in eos_ids or request.is_score or _is_end_forced(sequence):
@@ -374,8 +374,8 @@ def _place(search: Search, ranked: Ranked, going: list[int]) -> list[Fork]:
             num_shared = len(search.start_ids) + _num_shared(row.token_ids, parent.token_ids)
         row.token_ids = parent.token_ids.copy()
         row.tail = parent.tail
-        if parent.choices:
-            row.choices = parent.choices.copy()
+        if parent.token_scores:
+            row.token_scores = parent.token_scores.copy()
         if parent.attended:
             row.attended = parent.attended.copy()
         rows.append(row)
@@ -390,7 +390,7 @@ def _place(search: Search, ranked: Ranked, going: list[int]) -> list[Fork]:
             assert tail is not None  # it would have ended the hypothesis
             row.tail = tail
         if request.is_detailed:
-            row.choices.append(ranked.choice(place))
+            row.token_scores.append(ranked.token_score(place))
     search.rows = rows
     return forks
 
@@ -414,7 +414,7 @@ def _ended(
         finish_reason=reason,
         attended=parent.attended.copy(),
         score=ranked.totals[place] / penalty,
-        choices=(*parent.choices, ranked.choice(place)) if search.request.is_detailed else (),
+        token_scores=(*parent.token_scores, ranked.token_score(place)) if search.request.is_detailed else (),
     )
 
 
@@ -424,7 +424,7 @@ def _as_it_is(sequence: Sequence, reason: FinishReason) -> Hypothesis:
         reason,
         sequence.attended,
         sequence.log_probability,
-        tuple(sequence.choices),
+        tuple(sequence.token_scores),
     )
 
 

@@ -17,7 +17,7 @@ class Slots:
 
     Args:
         num_slots: The number of rows.
-        shares_memory: Whether the memory of a request is valid in the row of its keeper only.
+        shares_memory: Whether the memory of a request is valid in its owner's row only.
 
     Attributes:
         num_free: The number of slots that are not reserved.
@@ -64,7 +64,7 @@ class Slots:
             sorted(row for row in holes if row is not None and row < num_left), movers, strict=True
         ):
             assert mover.row is not None
-            has_memory = not self.shares_memory or mover.search.keeper is mover
+            has_memory = not self.shares_memory or mover.search.memory_owner is mover
             memory_length = mover.memory_length if has_memory else 0
             moves.append(Move(mover.row, hole, mover.cache_length, memory_length))
             mover.row = hole
@@ -75,13 +75,13 @@ class Slots:
         return tuple(moves)
 
     def _hand_over(self, leaver: Sequence) -> Move | None:
-        """Make another row of a request its keeper, if the keeper leaves; returns the copy of its memory."""
+        """Give the memory of a request to another row, if its owner leaves; returns the copy."""
         search = leaver.search
-        if search.keeper is not leaver or not search.rows:
+        if search.memory_owner is not leaver or not search.rows:
             return None
-        heir = search.keeper = search.rows[0]
+        owner = search.memory_owner = search.rows[0]
         if not self.shares_memory:
             return None
         assert leaver.row is not None
-        assert heir.row is not None
-        return Move(leaver.row, heir.row, cache_length=0, memory_length=heir.memory_length)
+        assert owner.row is not None
+        return Move(leaver.row, owner.row, cache_length=0, memory_length=owner.memory_length)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from seq2seq_serve.server.engine.ngrams import Lookup
 from seq2seq_serve.server.engine.request import Array, Request
-from seq2seq_serve.server.engine.result import Choice, FinishReason, Hypothesis
+from seq2seq_serve.server.engine.result import FinishReason, Hypothesis, TokenScore
 
 
 @dataclass(eq=False, slots=True)
@@ -17,8 +17,8 @@ class Search:
         start_ids: The tokens that the decoder reads before the target: those before the first one that has to
             be detected, then also those that the steps have added.
         rows: The running hypotheses; in a beam the best first.
-        keeper: The row whose memory a step reads for all of them, if the runner shares memory: at first the
-            first one that is created.
+        memory_owner: The row whose memory a step reads for all of them, if the runner shares memory: at first
+            the first one that is created.
         ended: The complete hypotheses by their place in the result: in a beam the rank, otherwise the index.
         num_sent: By place, the number of tokens that were streamed.
         num_slots: Number of slots that it holds.
@@ -31,7 +31,7 @@ class Search:
     request: Request
     start_ids: tuple[int, ...]
     rows: list[Sequence] = field(default_factory=list)
-    keeper: Sequence | None = None
+    memory_owner: Sequence | None = None
     ended: dict[int, Hypothesis] = field(default_factory=dict)
     num_sent: dict[int, int] = field(default_factory=dict)
     num_slots: int = 0
@@ -60,7 +60,7 @@ class Sequence:
             complete request until its alignments are computed.
         token_ids: Target tokens so far, the prefix included, without start tokens and the end of sequence.
         log_probability: The sum over its generated tokens; 0 for a plain request.
-        choices: The requested details of each token, the end of sequence included.
+        token_scores: The requested details of each token, the end of sequence included.
         tail: The state of its request's stop rule.
         is_plain: Whether its next step only has to select the most probable token.
         num_forced: Number of start and prefix tokens that its steps still have to read.
@@ -80,7 +80,7 @@ class Sequence:
     num_branches: int = 1
     token_ids: list[int] = field(default_factory=list)
     log_probability: float = 0.0
-    choices: list[Choice] = field(default_factory=list)
+    token_scores: list[TokenScore] = field(default_factory=list)
     tail: bytes = b""
     is_plain: bool = True
     num_forced: int = 0
@@ -95,7 +95,7 @@ class Sequence:
     def __post_init__(self) -> None:
         self.request = self.search.request
         self.memory_length = self.request.memory_length
-        self.search.keeper = self.search.keeper or self
+        self.search.memory_owner = self.search.memory_owner or self
 
     @property
     def cache_length(self) -> int:

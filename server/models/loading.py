@@ -58,11 +58,11 @@ def load_model(
         for level, remark in sizing.remarks:
             _log.log(level, "%s", remark)
         num_bytes = sizing.limited_bytes
-        if num_bytes and num_used_bytes + num_bytes > config.memory_limit_bytes:
+        if num_bytes and num_used_bytes + num_bytes > config.max_models_size_bytes:
             raise ValueError(
                 f"it takes {num_bytes / 2**20:.1f} MiB beside the {num_used_bytes / 2**20:.1f} MiB of loaded "
-                f"models, and the memory limit is {config.memory_limit_bytes / 2**20:.1f} MiB: raise "
-                "--memory-limit, lower --memory-budget, or unload a model first"
+                f"models, and together they may take {config.max_models_size_bytes / 2**20:.1f} MiB: raise "
+                "--max-models-size, lower --max-slots-size, or unload a model first"
             )
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error

@@ -17,10 +17,10 @@ _NOT_LOADED = "not loaded; whether its files are sound shows when it is"
 
 _log = logging.getLogger(__name__)
 
-Load = Callable[[str, str, Path, int], ServedModel]
+LoadModel = Callable[[str, str, Path, int], ServedModel]
 
 
-class State(enum.StrEnum):
+class VersionState(enum.StrEnum):
     """States of a version, with the names of the Open Inference Protocol."""
 
     LOADING = "LOADING"
@@ -43,7 +43,7 @@ class Repository:
     """
 
     def __init__(
-        self, folders: ModelFolders, models: Models, load: Load, changed: Callable[[], None]
+        self, folders: ModelFolders, models: Models, load: LoadModel, changed: Callable[[], None]
     ) -> None:
         self._folders = folders
         self._models = models
@@ -62,22 +62,22 @@ class Repository:
         """Whether a version is being loaded."""
         return bool(self._loading)
 
-    async def index(self) -> list[tuple[Version, State, str]]:
+    async def index(self) -> list[tuple[Version, VersionState, str]]:
         """Returns every version on disk or in use, its state, and the reason if it is unavailable."""
         found = await asyncio.to_thread(self._folders.all)
         ending = [version for _, version in self._ending.values()]
         states = {one: self._state(one, ending) for one in (*found, *ending, *self._served.values())}
         return [
-            (one, state, self._reasons.get(one, _NOT_LOADED if state is State.UNAVAILABLE else ""))
+            (one, state, self._reasons.get(one, _NOT_LOADED if state is VersionState.UNAVAILABLE else ""))
             for one, state in states.items()
         ]
 
-    def _state(self, version: Version, ending: Collection[Version]) -> State:
+    def _state(self, version: Version, ending: Collection[Version]) -> VersionState:
         if self._served.get(version.model_name) == version:
-            return State.READY
+            return VersionState.READY
         if version == self._loading_now:
-            return State.LOADING
-        return State.UNLOADING if version in ending else State.UNAVAILABLE
+            return VersionState.LOADING
+        return VersionState.UNLOADING if version in ending else VersionState.UNAVAILABLE
 
     async def load_one(self, name: str) -> ServedModel:
         """Serve the newest version of a model that can be served.

@@ -93,7 +93,7 @@ class ServedModel:
         self.only_language = manifest.source_language or default if hears_one else ""
         self.max_memory_length = sizing.sizes[Axis.MEMORY_CAPACITY]
         self.num_target_positions = sizing.sizes[Axis.CACHE_CAPACITY]
-        self.max_target_length = self.num_target_positions - (len(manifest.frames.start) - 1)
+        self.max_target_length = self.num_target_positions - (len(manifest.template.start) - 1)
 
 
 class Models:

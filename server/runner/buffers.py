@@ -249,7 +249,7 @@ COLUMNS = {
     names.LAST_SOURCE_POSITIONS: _Column(
         np.int32, 0, _of_each(lambda row: row.memory_length - 1), is_fixed=True
     ),
-    names.OWNERS: _Column(np.int64, 0, _of_each(attrgetter("search.keeper.row")), is_fixed=True),
+    names.OWNERS: _Column(np.int64, 0, _of_each(attrgetter("search.memory_owner.row")), is_fixed=True),
     names.CACHE_ROWS: _Column(np.int64, None, _of_each(attrgetter("row")), is_fixed=True),
 }
 

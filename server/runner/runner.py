@@ -73,7 +73,7 @@ class OnnxRunner:
             from the others.
 
     Raises:
-        ValueError: The bundle does not have graphs for an allowed provider, the budget is less than one slot,
+        ValueError: The bundle does not have graphs for an allowed provider, one slot is too large,
             or a file has changed since the bundle was checked.
     """
 
@@ -102,7 +102,7 @@ class OnnxRunner:
         # For a start that requests choose, any of its tokens serves to warm up.
         self.start_ids = tuple(
             next(iter(manifest.choices[place].ids.values())) if isinstance(place, str) else place
-            for place in manifest.frames.start
+            for place in manifest.template.start
         )
         self.eos_ids = manifest.special_ids.eos_ids
         self._memory, self._times = manifest.memory, manifest.timestamps
@@ -135,7 +135,7 @@ class OnnxRunner:
         self.has_decode = Verb.DECODE in self._graphs
         # What a step without numbers did to a state cannot be undone.
         self.repeats_steps = not has_state
-        # A move copies a state whole, so a keeper could not hand over its memory alone.
+        # A move copies a state whole, so an owner could not hand over its memory alone.
         self.shares_memory = names.OWNERS in inputs and has_operators and not has_state
         self.takes_drafts = names.CACHE_ROWS in inputs and self._device.is_host and has_operators
         self._chooses = names.NUM_CANDIDATES in inputs and self._device.is_host and has_operators

@@ -97,7 +97,7 @@ class Sizing:
 
     @property
     def limited_bytes(self) -> int:
-        """The bytes that count against a memory limit; CUDA itself limits a GPU's memory."""
+        """The bytes that count against `max_models_size_bytes`; CUDA itself limits a GPU's memory."""
         return self.total_bytes if self.provider == CPU else 0
 
 
@@ -118,7 +118,7 @@ def size_up(bundle: Bundle, config: RunnerConfig, *, is_draft: bool = False) -> 
 
     Raises:
         ValueError: The bundle does not have graphs for an allowed provider, its step reads an unknown column,
-            a limit does not fit the model, the budget is less than one slot, there are more instances than
+            a limit does not fit the model, one slot is too large, there are more instances than
             threads, the draft model does not fit, or the bundle is only for drafts.
     """
     manifest = bundle.manifest
@@ -149,7 +149,7 @@ def _size_up(
         )
     max_source_length = _limit("max_source_length", config.max_source_length, manifest.max_source_length)
     max_target_length = _limit("max_target_length", config.max_target_length, manifest.max_target_length)
-    least = manifest.frames.num_read_first
+    least = manifest.template.num_read_first
     if max_target_length < least:
         raise ValueError(
             f"max_target_length is {max_target_length}, and must be at least {least}: the model begins every "
@@ -177,12 +177,12 @@ def _size_up(
         for specs in groups.values()
         for spec in specs.values()
     )
-    num_slots = min(config.memory_budget_bytes // slot_bytes, config.max_slots) // num_instances
+    num_slots = min(config.max_slots_size_bytes // slot_bytes, config.max_slots) // num_instances
     if num_slots < 1:
         of_all = f" of {num_instances} instances" if num_instances > 1 else ""
         raise ValueError(
-            f"a slot takes {slot_bytes} bytes and the memory budget{of_all} is "
-            f"{config.memory_budget_bytes}: raise the budget, or lower max_source_length and "
+            f"a slot takes {slot_bytes} bytes, and all slots{of_all} may take "
+            f"{config.max_slots_size_bytes}: raise max_slots_size, or lower max_source_length and "
             "max_target_length"
         )
     num_hops, num_alignment_heads = _reported_attention(variant)
@@ -284,9 +284,9 @@ def _draft_of(bundle: Bundle, sizing: Sizing, config: RunnerConfig, draft_bundle
             raise ValueError(f"{which} cannot read several tokens of a target in a step")
     if draft_sizing.num_slots < sizing.num_slots:
         raise ValueError(
-            f"its slots take {draft_sizing.slot_bytes} bytes, so the memory budget has "
-            f"{draft_sizing.num_slots} for the {sizing.num_slots} of the model: raise --memory-budget, or "
-            "lower --max-slots"
+            f"its slots take {draft_sizing.slot_bytes} bytes, so --max-slots-size has room for "
+            f"{draft_sizing.num_slots} beside the {sizing.num_slots} of the model: raise it, or lower "
+            "--max-slots"
         )
     return Draft(without_tokenizers(draft_bundle), draft_sizing)
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from seq2seq_serve import kernels
-from seq2seq_serve.bundle.manifest import Layout, Piece, VariantFiles
+from seq2seq_serve.bundle.manifest import Extent, VariantFiles, WeightsLayout
 from seq2seq_serve.bundle.names import Verb
 from seq2seq_serve.protos.onnx_weights_pb2 import Graph, Model, Tensor
 from seq2seq_serve.server.engine.request import Array
@@ -104,7 +104,7 @@ def take_weights(graph: bytes, content: memoryview, nowhere: str) -> tuple[bytes
     return model.SerializeToString(), weights
 
 
-class PackedMaps(Layout):
+class PackedMaps(WeightsLayout):
     """The weights of maps as this processor multiplies them, once for all sessions and processes.
 
     They are read to the places at which they are packed, so that the system has to clear no memory twice.
@@ -150,13 +150,13 @@ class PackedMaps(Layout):
                 parts[start := key.start] = []
             parts[start].append(key)
             end = max(end, key.end)
-        self.pieces: list[Piece] = []
+        self.extents: list[Extent] = []
         self._places: dict[_Key, int] = {}
         self._packings: list[_Packing] = []
         self.num_bytes = 0
         for start, end in pairwise((*parts, self._num_file_bytes)):
             part, place = parts[start], self.num_bytes
-            self.pieces.append(Piece(end - start, place))
+            self.extents.append(Extent(end - start, place))
             self._places |= {key: place + key.start - start for key in part}
             self.num_bytes += _rounded(end - start)
             for key in part:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.shares import Room, Shares
 from seq2seq_serve.server.system.threads import in_thread
 from seq2seq_serve.server.telemetry.record import CallRecord
@@ -53,7 +53,7 @@ class Call(CallRecord):
         return Room(Shares(math.inf, ""), self.caller.name, 0)
 
     async def read(
-        self, work: Callable[[Checkpoint], _Built], num_bytes: int, *, num_file_bytes: int | None = None
+        self, work: Callable[[YieldPoint], _Built], num_bytes: int, *, num_file_bytes: int | None = None
     ) -> _Built:
         """Returns the result of `work`, which reads sources; files and what is large, in a thread.
 
@@ -67,7 +67,7 @@ class Call(CallRecord):
             return work(_ignore_time)
         return await in_thread(partial(work, _ignore_time))
 
-    async def build(self, num_bytes: int, work: Callable[[Checkpoint], _Built]) -> _Built:
+    async def build(self, num_bytes: int, work: Callable[[YieldPoint], _Built]) -> _Built:
         """Returns the result of `work`, about `num_bytes` long. A large one is built in a thread."""
         if num_bytes <= SMALL_ANSWER_BYTES:
             return work(_ignore_time)

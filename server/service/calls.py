@@ -29,7 +29,7 @@ from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.arrivals import SHUTTING_DOWN, Arrivals, end_now
 from seq2seq_serve.server.service.call import ON_THE_LOOP_BYTES, SHORT_BYTES, SMALL_ANSWER_BYTES, Call
-from seq2seq_serve.server.service.fair_thread import Checkpoint, FairThreads
+from seq2seq_serve.server.service.fair_thread import FairThreads, YieldPoint
 from seq2seq_serve.server.service.shares import Room, Shares
 from seq2seq_serve.server.service.status import REQUEST_ID, status_of
 from seq2seq_serve.server.service.wire import MAX_FIELDS
@@ -164,7 +164,7 @@ class RemoteCall(Call):
         return self.calls.held.take(self.caller.name, num_bytes)
 
     async def read(
-        self, work: Callable[[Checkpoint], _Built], num_bytes: int, *, num_file_bytes: int | None = None
+        self, work: Callable[[YieldPoint], _Built], num_bytes: int, *, num_file_bytes: int | None = None
     ) -> _Built:
         """As `Call.read`, with other callers in turn."""
         if num_file_bytes is not None:
@@ -177,7 +177,7 @@ class RemoteCall(Call):
         )
 
     async def _read_files(
-        self, work: Callable[[Checkpoint], _Built], num_bytes: int, num_file_bytes: int
+        self, work: Callable[[YieldPoint], _Built], num_bytes: int, num_file_bytes: int
     ) -> _Built:
         calls, name = self.calls, self.caller.name
         num_bytes = min(num_bytes, _MAX_WAITING_BYTES // _LEAST_FILES)
@@ -189,7 +189,7 @@ class RemoteCall(Call):
         with room:
             return await calls.files.run(work, num_bytes, name, self.deadline, is_accepted=self.is_accepted)
 
-    async def build(self, num_bytes: int, work: Callable[[Checkpoint], _Built]) -> _Built:
+    async def build(self, num_bytes: int, work: Callable[[YieldPoint], _Built]) -> _Built:
         """As `Call.build`, with other callers in turn."""
         if num_bytes <= SMALL_ANSWER_BYTES:
             return work(lambda: None)

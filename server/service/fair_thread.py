@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 
 # Called often; raises if the work must end because its caller has left or the server drains. It may wait
 # while others have their turns.
-Checkpoint = Callable[[], None]
+YieldPoint = Callable[[], None]
 
 _BYTES_PER_SECOND = 500_000  # about what one core cuts into tokens or sentences of the slowest texts
 _TURN_SECONDS = 0.02
@@ -57,7 +57,7 @@ class FairThreads:
 
     async def run(
         self,
-        work: Callable[[Checkpoint], _Result],
+        work: Callable[[YieldPoint], _Result],
         num_bytes: int,
         caller: str,
         deadline: float | None,

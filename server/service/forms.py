@@ -21,10 +21,10 @@ _LONG_PADDING = rb"[ \t]{256}"
 
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # callers can cause its warnings
 
-Form = dict[str, list[bytes]]
+FormFields = dict[str, list[bytes]]
 
 
-def read_form(body: bytes, content_type: str, file_names: dict[str, str] | None = None) -> Form:
+def read_form(body: bytes, content_type: str, file_names: dict[str, str] | None = None) -> FormFields:
     """Returns the values of each field, in order; the media type of a sound is the field NAME_type.
 
     Args:
@@ -45,7 +45,7 @@ def read_form(body: bytes, content_type: str, file_names: dict[str, str] | None 
         raise InvalidRequest(
             f"the body is {content_type[:100]!r}: send multipart/form-data with its boundary", field=""
         )
-    form: Form = {}
+    form: FormFields = {}
     for name, value in pairs:
         form.setdefault(text_of(name, "", "the name of a field"), []).append(value)
     return form

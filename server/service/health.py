@@ -15,7 +15,7 @@ from seq2seq_serve.server.errors import UnknownModel
 from seq2seq_serve.server.models.served import Models, ServedModel
 from seq2seq_serve.server.service.calls import RemoteCall
 
-Status = health_pb2.HealthCheckResponse
+HealthCheckResponse = health_pb2.HealthCheckResponse
 
 # What `server.service.endpoint` serves.
 HEALTH = health_pb2.DESCRIPTOR.services_by_name["Health"]
@@ -72,9 +72,9 @@ class Health:
         else:
             model = next((model for model in self._models if model.name == service), None)
             if model is None:
-                return int(Status.SERVICE_UNKNOWN)
+                return int(HealthCheckResponse.SERVICE_UNKNOWN)
             is_serving = self.is_serving(model)
-        return int(Status.SERVING if is_serving else Status.NOT_SERVING)
+        return int(HealthCheckResponse.SERVING if is_serving else HealthCheckResponse.NOT_SERVING)
 
     def names(self) -> tuple[str, ...]:
         """Returns every name that `status` knows."""
@@ -105,7 +105,7 @@ class Health:
 
     def shown_status(self, service: str) -> int:
         """Returns the status at the last refresh."""
-        return self._shown.get(service, int(Status.SERVICE_UNKNOWN))
+        return self._shown.get(service, int(HealthCheckResponse.SERVICE_UNKNOWN))
 
     async def wait_for_refresh(self) -> None:
         """Waits until a status has changed or the server ends."""
@@ -123,9 +123,9 @@ class HealthService:
     ) -> health_pb2.HealthCheckResponse:
         """Answers with the current status; an unknown name is NOT_FOUND."""
         status = self._health.status(message.service)
-        if status == Status.SERVICE_UNKNOWN:
+        if status == HealthCheckResponse.SERVICE_UNKNOWN:
             raise UnknownModel(f"unknown service {message.service[:100]!r}", name=message.service)
-        return Status(status=status)
+        return HealthCheckResponse(status=status)
 
     async def Watch(self, message: health_pb2.HealthCheckRequest, call: RemoteCall) -> None:
         """Answers with the current status and every change, until the caller leaves or the server ends."""
@@ -133,7 +133,7 @@ class HealthService:
         while not self._health.is_closed:
             status = self._health.shown_status(message.service)
             if status != last:
-                await call.send(Status(status=status))
+                await call.send(HealthCheckResponse(status=status))
                 last = status
                 continue  # it may have changed while that was sent
             await self._health.wait_for_refresh()
@@ -142,5 +142,7 @@ class HealthService:
         self, _message: health_pb2.HealthListRequest, _call: RemoteCall
     ) -> health_pb2.HealthListResponse:
         """Answers with every status at once; registered by `grpcio-health-checking` from 1.85 on."""
-        statuses = {name: Status(status=self._health.status(name)) for name in self._health.names()}
+        statuses = {
+            name: HealthCheckResponse(status=self._health.status(name)) for name in self._health.names()
+        }
         return health_pb2.HealthListResponse(statuses=statuses)

@@ -29,7 +29,7 @@ from seq2seq_serve.server.errors import InvalidRequest, UnknownModel
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.call import BYTES_PER_TEXT_BYTE
 from seq2seq_serve.server.service.calls import RemoteCall
-from seq2seq_serve.server.service.forms import Form, read_form, text_of
+from seq2seq_serve.server.service.forms import FormFields, read_form, text_of
 from seq2seq_serve.server.service.read.languages import name_of, tag_of
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.windows import most_before, text_ids
@@ -84,7 +84,7 @@ _VAD_NUMBERS = {
     "silence_duration_ms": (60_000, "least_pause_seconds", 1e-3),
 }
 
-Write = Callable[[bytes], Awaitable[None]]
+WriteBytes = Callable[[bytes], Awaitable[None]]
 
 
 @dataclass
@@ -109,7 +109,7 @@ class _Fields:
 
 
 async def transcribe(
-    form: Form, task: str, call: RemoteCall, write: Write, names: OpenAINames
+    form: FormFields, task: str, call: RemoteCall, write: WriteBytes, names: OpenAINames
 ) -> Response | None:
     """Returns the answer to a form with a sound; None after it has written the events of a stream.
 
@@ -161,7 +161,7 @@ def model(name: str, call: RemoteCall) -> Response:
         return JSONResponse(_model(model.name))
 
 
-async def form_of(request: Request, body: bytes, call: RemoteCall) -> Form:
+async def form_of(request: Request, body: bytes, call: RemoteCall) -> FormFields:
     """Returns the fields of a form; raises InvalidRequest as `read_form`."""
     content_type = request.headers.get("content-type", "")
     return await call.read(lambda _: read_form(body, content_type), len(body) // BYTES_PER_TEXT_BYTE)
@@ -184,7 +184,7 @@ def refusal_content(text: str, _code: str, reason: str) -> dict[str, Any]:
     return {"error": {"message": text, "type": "invalid_request_error", "param": None, "code": reason}}
 
 
-def _fields(form: Form) -> _Fields:
+def _fields(form: FormFields) -> _Fields:
     """Returns the fields of a form that have a value.
 
     Elements of a list are sent as `include[]`, `include[0]` or `include`, or as a JSON list; members of an
@@ -444,7 +444,7 @@ async def _stream(
     decoding: Decoding,
     warning: str,
     call: RemoteCall,
-    write: Write,
+    write: WriteBytes,
 ) -> None:
     async def write_piece(piece: pb.Piece) -> None:
         if piece.text:

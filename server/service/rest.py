@@ -30,7 +30,7 @@ from seq2seq_serve.server.http import ErrorForm, error_content
 from seq2seq_serve.server.service import openai
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, Calls, RemoteCall
 from seq2seq_serve.server.service.compression import Decompressor, compressed
-from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.forms import ENCODED, MAX_ENCODED_BYTES
 from seq2seq_serve.server.service.libretranslate import pages as libretranslate
 from seq2seq_serve.server.service.libretranslate.fields import KEY, Fields, read_fields
@@ -322,7 +322,7 @@ class RestService:
             call, request.path_params["name"], request.path_params.get("version", "")
         ) as model:
 
-            def read(_: Checkpoint) -> pb.ModelInferRequest:
+            def read(_: YieldPoint) -> pb.ModelInferRequest:
                 return generate_request(read_json(body), model)
 
             message = await call.read(read, len(body) // _JSON_BYTES)
@@ -482,7 +482,7 @@ def _generated(answer: Answer) -> bytes:
 
 
 def _infer_message(
-    body: bytes, given_length: str | None, _: Checkpoint
+    body: bytes, given_length: str | None, _: YieldPoint
 ) -> tuple[pb.ModelInferRequest, set[str] | None]:
     length = str(len(body)) if given_length is None else given_length
     is_number = length.isascii() and length.isdigit() and len(length) <= _MAX_DIGITS

@@ -244,7 +244,9 @@ def test_names_that_are_not_utf8_are_names(lines, capsys):
     assert len((Path(str(out) + "\udcff") / "a\udcff-00000.txt").read_text().splitlines()) == 60
 
 
-@pytest.mark.parametrize("flags", [["--draft", "nothing"], ["--memory-budget", "1"]])
+@pytest.mark.parametrize(
+    "flags", [["--draft", "nothing"], ["--max-slots-size", "1"], ["--memory-budget", "1"]]
+)
 def test_settings_that_do_not_fit_are_refused_before_the_inputs_are_read(lines, capsys, flags):
     """All inputs were read, and an empty folder was left."""
     arguments, out = lines

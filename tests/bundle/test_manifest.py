@@ -18,11 +18,11 @@ from seq2seq_serve.bundle.manifest import (
     MAX_TOKENIZER_BYTES,
     BundleError,
     Choice,
-    Frames,
+    Extent,
     LengthBound,
     Manifest,
-    Piece,
     Timestamps,
+    TokenTemplate,
     VariantFiles,
     bundle_version,
     file_spec,
@@ -84,7 +84,7 @@ def test_a_whole_bundle_is_loaded_with_all_that_the_server_needs(bundle_path, ra
     assert manifest.format_version == FORMAT_VERSION
     assert manifest.source_vocab_size == manifest.target_vocab_size == config.vocab_size
     assert (manifest.max_source_length, manifest.max_target_length) == (48, 48)
-    assert manifest.frames == Frames(start=(BOS_ID,), source_suffix=(EOS_ID,))
+    assert manifest.template == TokenTemplate(start=(BOS_ID,), source_suffix=(EOS_ID,))
     assert manifest.special_ids.eos_ids == (EOS_ID,)
     assert manifest.variants.keys() == {Precision.FP32, Precision.INT8, Precision.INT4}
     for variant in manifest.variants.values():
@@ -99,7 +99,7 @@ class InTwoPieces:
 
     def __init__(self, graphs, num_bytes):
         self.graphs, self.num_bytes = graphs, num_bytes + 100
-        self.pieces = [Piece(2500, self.num_bytes - 2500), Piece(num_bytes - 2500, 0)]
+        self.extents = [Extent(2500, self.num_bytes - 2500), Extent(num_bytes - 2500, 0)]
         self.seen = []
 
     def finish(self, content, wait):
@@ -356,9 +356,9 @@ def whisper_manifest(whisper_path) -> Manifest:
     return load_bundle(whisper_path / "bundle").manifest
 
 
-def changed(manifest: Manifest, *, frames: dict | None = None, **changes) -> list[str]:
+def changed(manifest: Manifest, *, template: dict | None = None, **changes) -> list[str]:
     """The contradictions of a manifest with other values."""
-    return contradictions(replace(manifest, frames=replace(manifest.frames, **frames or {}), **changes))
+    return contradictions(replace(manifest, template=replace(manifest.template, **template or {}), **changes))
 
 
 def test_a_sound_is_the_only_source_and_has_a_fixed_size(whisper_manifest):
@@ -377,19 +377,19 @@ def test_a_sound_is_the_only_source_and_has_a_fixed_size(whisper_manifest):
 
 
 def test_a_language_is_detected_only_among_the_start_tokens(whisper_manifest):
-    start, language = whisper_manifest.frames.start, "source_language"
+    start, language = whisper_manifest.template.start, "source_language"
     assert language in start
     for name in ("forced", "source_prefix", "source_suffix"):
-        [problem] = changed(whisper_manifest, frames={name: (language,)})
+        [problem] = changed(whisper_manifest, template={name: (language,)})
         assert problem.startswith(f"frames.{name} has the place 'source_language'")
     for wrong in ((language, *start[2:]), (*start[:2], language, *start[2:])):
-        [problem] = changed(whisper_manifest, frames={"start": wrong})
+        [problem] = changed(whisper_manifest, template={"start": wrong})
         assert problem.startswith(f"frames.start is {wrong}")
     spoken = replace(whisper_manifest.choices[language], default="ko")
     choices = whisper_manifest.choices | {language: spoken}
-    assert changed(whisper_manifest, frames={"start": (language, *start[2:])}, choices=choices) == []
+    assert changed(whisper_manifest, template={"start": (language, *start[2:])}, choices=choices) == []
     choices = {language: whisper_manifest.choices[language], "task": Choice({"sing": 5})}
-    assert changed(whisper_manifest, frames={"forced": ("task",)}, choices=choices) == [], (
+    assert changed(whisper_manifest, template={"forced": ("task",)}, choices=choices) == [], (
         "a request names everything else"
     )
 

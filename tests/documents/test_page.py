@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from seq2seq_serve.documents.page import Page
+from seq2seq_serve.documents.page import HtmlDocument
 from tests.documents.answers import backwards, capitals, translated
 
 
@@ -37,7 +37,7 @@ from tests.documents.answers import backwards, capitals, translated
     ],
 )
 def test_a_page_is_cut_as_browsers_read_it(page, texts):
-    document = Page(page.encode(), Path("a.html"))
+    document = HtmlDocument(page.encode(), Path("a.html"))
     assert [segment.text for segment in document.segments] == texts
     assert document.content().decode() == page
 
@@ -80,7 +80,7 @@ def test_tags_follow_their_words_and_never_cross(page, same, turned):
 )
 def test_a_page_keeps_its_encoding(before, encoding):
     content = f"{before}<p>one</p>".encode(encoding)
-    document = Page(content, Path("a.html"))
+    document = HtmlDocument(content, Path("a.html"))
     assert document.content() == content
     [segment] = document.segments
     segment.translate(capitals("금 é"))
@@ -89,6 +89,6 @@ def test_a_page_keeps_its_encoding(before, encoding):
 
 
 def test_letters_that_an_encoding_lacks_are_written_as_numbers():
-    document = Page(b"<meta charset=latin1><p>one</p>", Path("a.html"))
+    document = HtmlDocument(b"<meta charset=latin1><p>one</p>", Path("a.html"))
     document.segments[0].translate(capitals("금"))
     assert document.content() == b"<meta charset=latin1><p>&#44552;</p>"

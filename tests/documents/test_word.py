@@ -9,7 +9,7 @@ import docx
 import pytest
 
 from seq2seq_serve.documents.segments import WrongFile
-from seq2seq_serve.documents.word import Word
+from seq2seq_serve.documents.word import WordDocument
 from tests.documents.answers import backwards, capitals, translated
 from tests.documents.attacks import word_file
 
@@ -49,7 +49,7 @@ def body(content: bytes) -> str:
 )
 def test_runs_follow_their_words(paragraph, same, turned):
     content = word_file(paragraph)
-    assert body(Word(content, Path("a.docx")).content()) == paragraph
+    assert body(WordDocument(content, Path("a.docx")).content()) == paragraph
     assert body(translated("a.docx", content, capitals)[1]) == same
     assert body(translated("a.docx", content, backwards)[1]) == turned
 
@@ -133,5 +133,5 @@ def archive(*names: str, content: bytes = b"<x/>", **settings) -> bytes:
 )
 def test_what_is_not_a_word_file_is_refused(content, message):
     with pytest.raises(WrongFile) as caught:
-        Word(content, Path("a.docx"))
+        WordDocument(content, Path("a.docx"))
     assert caught.value.strerror.startswith(message)

@@ -148,7 +148,7 @@ class FakeRunner:
         num_slots: Rows.
         is_recurrent: Whether it keeps what it was fed as a state instead of a cache, so that prefixes,
             scores and attention go by steps. Its answers are the same.
-        shares_memory: Whether it reads the memory of a request in its keeper's row.
+        shares_memory: Whether it reads the memory of a request in its owner's row.
         fail_encode: Raises on an encode call whose requests include one with this first source id.
         fail_steps: The numbers of the steps, from 0, that raise.
     """
@@ -209,7 +209,7 @@ class FakeRunner:
         self.batch_sizes.append(len(rows))
         tokens, branches, attention = [], {}, {}
         if self.shares_memory:
-            keeping = {sequence.search.keeper.row for sequence in rows if sequence.search.keeper}
+            keeping = {sequence.search.memory_owner.row for sequence in rows if sequence.search.memory_owner}
             self.memory = [memory if row in keeping else None for row, memory in enumerate(self.memory)]
         num_running = len({sequence.row for sequence in rows})
         for row, sequence in enumerate(rows):  # after the running ones, those of drafts
@@ -247,10 +247,10 @@ class FakeRunner:
         return replace(selected(rows, tokens, branches, attention), further=tuple(further))
 
     def _memory_of(self, sequence: Sequence) -> tuple[int, ...]:
-        keeper = sequence.search.keeper if self.shares_memory else sequence
-        assert keeper is not None
-        assert keeper.row is not None
-        memory = self.memory[keeper.row]
+        owner = sequence.search.memory_owner if self.shares_memory else sequence
+        assert owner is not None
+        assert owner.row is not None
+        memory = self.memory[owner.row]
         assert memory is not None
         return memory
 

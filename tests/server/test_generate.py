@@ -132,9 +132,9 @@ def check_texts(case: str, folder: Path, num_sources: int) -> None:
                 if choice is not None:
                     name = chance.choice(sorted(choice.ids))
                     options["target_language"] = name
-                    if manifest.frames.forced:
+                    if manifest.template.forced:
                         settings["forced_bos_token_id"] = choice.ids[name]
-                    elif "target_language" in manifest.frames.start:
+                    elif "target_language" in manifest.template.start:
                         settings["decoder_start_token_id"] = choice.ids[name]
                 theirs_found = generated(theirs, sources, settings, eos_ids)
                 for source, expected in zip(sources, theirs_found, strict=True):

@@ -98,7 +98,7 @@ def test_several_instances_answer_alike(bundle_path, model):
         assert double.translate(TEXTS * 3) == model.translate(TEXTS * 3)
 
 
-def test_wrong_arguments_and_settings_are_named(model, bundle_path, tmp_path):
+def test_wrong_arguments_and_settings_are_named(model, bundle_path, tmp_path, caplog):
     with pytest.raises(TypeError, match="the texts must be several"):
         model.translate("one text")
     with pytest.raises(TypeError, match="no_such_option"):
@@ -122,6 +122,9 @@ def test_wrong_arguments_and_settings_are_named(model, bundle_path, tmp_path):
     assert not caught.type.__name__.startswith("_")  # it is in the last line of the traceback
     with pytest.raises(ValueError, match="is not a usable bundle"):
         load(tmp_path)
+    with pytest.raises(ValueError, match="and all slots may take 1: raise max_slots_size"):
+        load(bundle_path, memory_budget=1, provider="cpu")
+    assert "load: memory_budget is called max_slots_size now" in caplog.messages
     with pytest.raises(AttributeError, match="nothing"):
         seq2seq_serve.nothing  # noqa: B018
 

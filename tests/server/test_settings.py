@@ -39,7 +39,7 @@ def test_bundles_with_names_are_lists_everywhere(settings):
 def test_every_kind_of_setting_can_come_from_either(settings, tmp_path):
     file = """
         bundles = ["one", "two"]
-        memory_budget = "2MiB"
+        max_slots_size = "2MiB"
         drain_seconds = 1.5
         insecure = true
         no_cuda_graphs = true
@@ -48,14 +48,14 @@ def test_every_kind_of_setting_can_come_from_either(settings, tmp_path):
     """
     environment = {
         "SEQ2SEQ_BUNDLES": os.pathsep.join(["one", "two"]),
-        "SEQ2SEQ_MEMORY_BUDGET": "2MiB",
+        "SEQ2SEQ_MAX_SLOTS_SIZE": "2MiB",
         "SEQ2SEQ_DRAIN_SECONDS": "1.5",
         "SEQ2SEQ_INSECURE": "1",
         "SEQ2SEQ_NO_CUDA_GRAPHS": "true",
         "SEQ2SEQ_PROVIDER": "cpu",
         "SEQ2SEQ_ACCESS_FILE": "access.toml",
     }
-    flags = ["one", "two", "--memory-budget", "2MiB", "--drain-seconds", "1.5", "--insecure"]
+    flags = ["one", "two", "--max-slots-size", "2MiB", "--drain-seconds", "1.5", "--insecure"]
     flags += ["--no-cuda-graphs", "--provider", "cpu", "--access-file", "access.toml"]
     expected = settings("", (), *flags)
     assert expected.bundles == (Path("one"), Path("two"))
@@ -94,6 +94,48 @@ def test_the_variable_of_the_operators_causes_no_warning(settings, caplog):
     assert caplog.messages == []
 
 
+@pytest.mark.parametrize(
+    ("text", "environment", "flags", "warning"),
+    [
+        ("memory_budget = '2MiB'", {}, [], "memory_budget is called max_slots_size now"),
+        (
+            "",
+            {"SEQ2SEQ_MEMORY_BUDGET": "2MiB"},
+            [],
+            "SEQ2SEQ_MEMORY_BUDGET is called SEQ2SEQ_MAX_SLOTS_SIZE now",
+        ),
+        ("", {}, ["--memory-budget", "2MiB"], "--memory-budget is called --max-slots-size now"),
+    ],
+)
+def test_a_former_name_works_with_a_warning(settings, caplog, text, environment, flags, warning):
+    config = settings(text, environment, *flags)
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].endswith(warning)
+    assert config == settings("max_slots_size = '2MiB'") != settings()
+    assert len(caplog.messages) == 1
+
+
+def test_every_former_name_is_that_of_one_setting(settings, caplog):
+    config = settings("[models.a]\nmemory_budget = '2MiB'", {"SEQ2SEQ_MEMORY_LIMIT": "4MiB"}).server
+    assert config.of_model("a").runner.max_slots_size_bytes == 2**21
+    assert config.max_models_size_bytes == 2**22
+    assert caplog.messages[0].endswith("SEQ2SEQ_MEMORY_LIMIT is called SEQ2SEQ_MAX_MODELS_SIZE now")
+    assert caplog.messages[1].endswith("server.toml: models.a.memory_budget is called max_slots_size now")
+
+
+def test_a_new_name_comes_before_the_former_one(settings):
+    environment = {"SEQ2SEQ_MAX_SLOTS_SIZE": "1MiB", "SEQ2SEQ_MEMORY_BUDGET": "2MiB"}
+    assert settings("", environment) == settings("max_slots_size = '1MiB'")
+
+
+def test_a_former_name_is_not_in_the_help(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    assert "--max-slots-size SIZE" in shown
+    assert "memory-budget" not in shown
+
+
 def test_a_variable_that_is_not_ours_is_left_alone(settings):
     environment = {"SEQ2SEQ_SERVICE_HOST": "10.0.0.1", "SEQ2SEQ_PORT_50051_TCP": "x"}
     assert settings("", environment) == settings()
@@ -121,8 +163,8 @@ def test_a_variable_that_is_not_ours_is_left_alone(settings):
             {},
             "server.toml: allow_origins is 'x', and must be origins such as https://",
         ),
-        ("", {"SEQ2SEQ_MEMORY_BUDGET": "MiB"}, "SEQ2SEQ_MEMORY_BUDGET is 'MiB': could not parse"),
-        ("", {"SEQ2SEQ_MEMORY_BUDGET": "-1"}, "SEQ2SEQ_MEMORY_BUDGET is '-1': could not parse"),
+        ("", {"SEQ2SEQ_MAX_SLOTS_SIZE": "MiB"}, "SEQ2SEQ_MAX_SLOTS_SIZE is 'MiB': could not parse"),
+        ("", {"SEQ2SEQ_MAX_SLOTS_SIZE": "-1"}, "SEQ2SEQ_MAX_SLOTS_SIZE is '-1': could not parse"),
         ("", {"SEQ2SEQ_MODEL_NAME": "a=b:c"}, "SEQ2SEQ_MODEL_NAME is 'c', and must be NAME=BUNDLE"),
         ("port = ", {}, "server.toml is not valid TOML"),
         ("max_slots = 0", {}, "server.toml: max_slots is 0, and must be greater than or equal to 1"),
@@ -152,7 +194,7 @@ def test_a_wrong_setting_exits_2_and_says_where(settings, text, environment, mes
     [("1", 1), ("1048576", 2**20), ("512MiB", 512 * 2**20), ("2 GiB", 2**31), (" 4KiB ", 4096)],
 )
 def test_sizes_are_read_as_people_write_them(settings, text, num_bytes):
-    assert settings("", {}, "--memory-budget", text).server.runner.memory_budget_bytes == num_bytes
+    assert settings("", {}, "--max-slots-size", text).server.runner.max_slots_size_bytes == num_bytes
 
 
 def test_check_says_what_would_be_served(bundle_path, capsys):
@@ -185,8 +227,8 @@ def test_check_takes_the_newest_version_that_can_be_served_as_the_start_does(bun
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--memory-limit", "1MiB"], " MiB, and the memory limit is 1.0 MiB: raise"),
-        (["--memory-budget", "1KiB"], "a slot takes"),
+        (["--max-models-size", "1MiB"], " MiB, and may take 1.0 MiB: raise"),
+        (["--max-slots-size", "1KiB"], "a slot takes"),
         (["--access-file", "none.toml"], "No such file"),
         (["--tls-certificate", "none.pem", "--tls-key", "none.key"], "No such file"),
     ],

@@ -18,13 +18,13 @@ from torch import Tensor
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.manifest import (
-    Frames,
     GraphSpec,
     LengthRule,
     Manifest,
     Parity,
     SpecialIds,
     TensorSpec,
+    TokenTemplate,
     Variant,
     file_spec,
     write_manifest,
@@ -291,7 +291,7 @@ def write_toy(kind: Kind, folder: Path) -> None:
         source_vocab_size=VOCAB_SIZE,
         target_vocab_size=VOCAB_SIZE,
         special_ids=SpecialIds(PAD, (EOS,)),
-        frames=Frames(start=(BOS,), source_suffix=(EOS,)),
+        template=TokenTemplate(start=(BOS,), source_suffix=(EOS,)),
         sources=kind.forms,
         memory=kind.rule,
         max_source_length=kind.max_source_length,

@@ -10,9 +10,9 @@ from seq2seq_serve.training.huggingface.checkpoint import CheckpointFolder
 from seq2seq_serve.training.huggingface.dialect import (
     PROJECTIONS,
     Dialect,
-    Family,
     Limits,
     PositionRule,
+    PublishedFamily,
     activation_of,
     head_width,
 )
@@ -33,7 +33,7 @@ def positions_of(rule: PositionRule, count: int, zero_position_id: int | None) -
 
 
 def bart_stack(
-    family: Family,
+    family: PublishedFamily,
     config: Mapping[str, Any],
     side: Side,
     num_positions: int,
@@ -59,7 +59,7 @@ def bart_stack(
     return StackConfig(D, num_layers, heads, heads, head_width(D, heads), d_ff, **given | options)
 
 
-def _options(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> PublishedConfig:
+def _options(family: PublishedFamily, checkpoint: CheckpointFolder, limits: Limits) -> PublishedConfig:
     config = checkpoint.config
     assert family.positions is not None
     most = config["max_position_embeddings"]

@@ -41,7 +41,7 @@ class Dialect:
         norm_offset: Added to the weights of norms.
     """
 
-    options: Callable[[Family, CheckpointFolder, Limits], PublishedConfig]
+    options: Callable[[PublishedFamily, CheckpointFolder, Limits], PublishedConfig]
     names: tuple[tuple[str, str], ...]
     unused: str = ""
     norm_offset: float = 0.0
@@ -65,7 +65,7 @@ class PositionRule:
 
 
 @dataclass(frozen=True)
-class Family:
+class PublishedFamily:
     """Models that differ in sizes only.
 
     Attributes:

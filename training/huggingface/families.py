@@ -9,14 +9,14 @@ from __future__ import annotations
 
 from seq2seq_serve.training.huggingface.bart import BART, BART_LEARNED, LEARNED, M2M100, SINUSOIDAL
 from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, CheckpointFolder
-from seq2seq_serve.training.huggingface.dialect import Family, Limits
+from seq2seq_serve.training.huggingface.dialect import Limits, PublishedFamily
 from seq2seq_serve.training.huggingface.gemma import GEMMA
 from seq2seq_serve.training.huggingface.t5 import T5
 from seq2seq_serve.training.huggingface.tokenizers import (
     ANY_CLASS,
     RECIPES,
     TOKENIZER_FILES,
-    Checkpoint,
+    TokenizerFiles,
     by_languages,
 )
 from seq2seq_serve.training.huggingface.trocr import TROCR
@@ -26,10 +26,10 @@ from seq2seq_serve.training.models.options import PublishedConfig
 _D_HEAD_MULTIPLE = 8  # the attention operator of the served graphs refuses others
 
 FAMILIES = (
-    Family("marian", "marian", BART, SINUSOIDAL, is_pre_norm=False, translates_sentences=True),
-    Family("pegasus", "pegasus", BART, SINUSOIDAL),
-    Family("bart", "bart", BART, BART_LEARNED, is_pre_norm=False, has_embedding_norm=True),
-    Family(
+    PublishedFamily("marian", "marian", BART, SINUSOIDAL, is_pre_norm=False, translates_sentences=True),
+    PublishedFamily("pegasus", "pegasus", BART, SINUSOIDAL),
+    PublishedFamily("bart", "bart", BART, BART_LEARNED, is_pre_norm=False, has_embedding_norm=True),
+    PublishedFamily(
         "mbart50",
         "mbart",
         BART,
@@ -38,8 +38,8 @@ FAMILIES = (
         has_embedding_norm=True,
         translates_sentences=True,
     ),
-    Family("mbart", "mbart", BART, BART_LEARNED, has_embedding_norm=True),
-    Family(
+    PublishedFamily("mbart", "mbart", BART, BART_LEARNED, has_embedding_norm=True),
+    PublishedFamily(
         "nllb",
         "m2m_100",
         BART,
@@ -49,7 +49,7 @@ FAMILIES = (
         scales_embedding=True,
         translates_sentences=True,
     ),
-    Family(
+    PublishedFamily(
         "m2m100",
         "m2m_100",
         BART,
@@ -58,18 +58,18 @@ FAMILIES = (
         scales_embedding=True,
         translates_sentences=True,
     ),
-    Family("blenderbot", "blenderbot", BART, LEARNED),
-    Family("byt5", "t5", T5, tokenizer_class="ByT5Tokenizer", activation="relu", scales_output=True),
-    Family("t5", "t5", T5, activation="relu", scales_output=True, longest=512),
-    Family("mt5", "mt5", T5, activation="gated-gelu", longest=512),
-    Family("whisper", "whisper", WHISPER, LEARNED),
-    Family("trocr", "vision-encoder-decoder", TROCR),
-    Family("t5gemma", "t5gemma", GEMMA, shares_embedding=False),
-    Family("t5gemma2", "t5gemma2", GEMMA, is_merged=True),
+    PublishedFamily("blenderbot", "blenderbot", BART, LEARNED),
+    PublishedFamily("byt5", "t5", T5, tokenizer_class="ByT5Tokenizer", activation="relu", scales_output=True),
+    PublishedFamily("t5", "t5", T5, activation="relu", scales_output=True, longest=512),
+    PublishedFamily("mt5", "mt5", T5, activation="gated-gelu", longest=512),
+    PublishedFamily("whisper", "whisper", WHISPER, LEARNED),
+    PublishedFamily("trocr", "vision-encoder-decoder", TROCR),
+    PublishedFamily("t5gemma", "t5gemma", GEMMA, shares_embedding=False),
+    PublishedFamily("t5gemma2", "t5gemma2", GEMMA, is_merged=True),
 )
 
 
-def family_of(checkpoint: CheckpointFolder) -> Family:
+def family_of(checkpoint: CheckpointFolder) -> PublishedFamily:
     """The family of a checkpoint.
 
     Families of one model differ in the frames of texts. The class of the tokenizer tells them apart, or the
@@ -95,7 +95,7 @@ def family_of(checkpoint: CheckpointFolder) -> Family:
             f"{checkpoint.path} has no file of a tokenizer (tokenizer.json, or vocab.json and pieces): "
             "copy those of the original model"
         )
-    found = by_languages(Checkpoint.read(checkpoint.path, checkpoint.config), list(families))
+    found = by_languages(TokenizerFiles.read(checkpoint.path, checkpoint.config), list(families))
     if len(found) != 1:
         classes = dict.fromkeys(one for family in families for one in RECIPES[family].classes)
         raise CheckpointError(
@@ -106,7 +106,7 @@ def family_of(checkpoint: CheckpointFolder) -> Family:
     return families[found[0]]
 
 
-def config_of(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> PublishedConfig:
+def config_of(family: PublishedFamily, checkpoint: CheckpointFolder, limits: Limits) -> PublishedConfig:
     """The options of a model as its settings have them, before its weights are seen.
 
     Raises:

@@ -11,8 +11,8 @@ from seq2seq_serve.training.huggingface.dialect import (
     EMBEDDINGS,
     PROJECTIONS,
     Dialect,
-    Family,
     Limits,
+    PublishedFamily,
     activation_of,
 )
 from seq2seq_serve.training.models.options import ALL_MAPS, LayerKind, PublishedConfig, Rotary, StackConfig
@@ -23,7 +23,7 @@ _DEFAULTS: dict[str, Any] = {  # that both halves of a model share
 }
 
 
-def _options(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> PublishedConfig:
+def _options(family: PublishedFamily, checkpoint: CheckpointFolder, limits: Limits) -> PublishedConfig:
     encoder, decoder, unscaled_id = checkpoint.config["encoder"], checkpoint.config["decoder"], None
     if family.is_merged:
         encoder, unscaled_id = encoder["text_config"], encoder.get("eoi_token_index", 256_000)
@@ -55,7 +55,7 @@ def _options(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> Pu
 
 
 def _gemma_stack(
-    family: Family, config: Mapping[str, Any], *, is_causal: bool, **options: Any
+    family: PublishedFamily, config: Mapping[str, Any], *, is_causal: bool, **options: Any
 ) -> StackConfig:
     num_layers, window = config["num_hidden_layers"], config.get("sliding_window", 4096)
     period = config.get("sliding_window_pattern", 6) if family.is_merged else 2
@@ -93,7 +93,7 @@ def _gemma_stack(
     )
 
 
-def _rotary(family: Family, config: Mapping[str, Any], layer_type: str) -> Rotary:
+def _rotary(family: PublishedFamily, config: Mapping[str, Any], layer_type: str) -> Rotary:
     """The rotary positions of a type of layers; their settings have had several names."""
     given = config.get("rope_parameters") or {}
     base, base_name = 10_000.0, "rope_theta"

@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from seq2seq_serve.training.huggingface.checkpoint import CheckpointFolder
-from seq2seq_serve.training.huggingface.dialect import EMBEDDINGS, Dialect, Family, Limits, activation_of
+from seq2seq_serve.training.huggingface.dialect import (
+    EMBEDDINGS,
+    Dialect,
+    Limits,
+    PublishedFamily,
+    activation_of,
+)
 from seq2seq_serve.training.models.options import ALL_MAPS, Buckets, PublishedConfig, StackConfig
 
 
-def _options(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> PublishedConfig:
+def _options(family: PublishedFamily, checkpoint: CheckpointFolder, limits: Limits) -> PublishedConfig:
     config = checkpoint.config
     feed_forward = config.get("feed_forward_proj", family.activation)
     gated, _, activation = feed_forward.rpartition("-")

@@ -2,7 +2,7 @@
 
 A `tokenizer.json` is taken as it is: `transformers` rebuilds parts of it by class, and so may differ. Without
 one, the files of the checkpoint are read (SentencePiece models, byte pairs). In both cases no text of a user
-is cut into a special token, and the tokens around a text are in `Frames`, not in the file.
+is cut into a special token, and the tokens around a text are in `TokenTemplate`, not in the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import tokenizers
 from tokenizers import decoders, models, pre_tokenizers
 
 from seq2seq_serve.bundle.charsmap import GUARD, HIDDEN
-from seq2seq_serve.bundle.manifest import Choice, Frames, Places, Timestamps
+from seq2seq_serve.bundle.manifest import Choice, TemplateTokens, Timestamps, TokenTemplate
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TARGET_LANGUAGE, TASK
 from seq2seq_serve.bundle.tokenizer import BYTE_OF_CHARACTER, Tokenizer
 from seq2seq_serve.training.huggingface.checkpoint import read_json
@@ -61,7 +61,7 @@ class ImportedTokenizers:
         source: Cuts source texts.
         target: Turns targets into texts; the same object as `source` if both have one vocabulary.
         pad_id: Pads sources.
-        frames: The tokens around texts.
+        template: The tokens around texts.
         choices: The languages and tasks that a request chooses.
         timestamps: The tokens of times; None without.
         own_marks: Special tokens that somebody added, such as one for a task. In a text they are text, so a
@@ -74,7 +74,7 @@ class ImportedTokenizers:
     source: Tokenizer
     target: Tokenizer
     pad_id: int
-    frames: Frames
+    template: TokenTemplate
     choices: dict[str, Choice]
     timestamps: Timestamps | None = None
     own_marks: tuple[str, ...] = ()
@@ -84,7 +84,7 @@ class ImportedTokenizers:
 
 
 @dataclass(frozen=True)
-class Checkpoint:
+class TokenizerFiles:
     """The files that describe a checkpoint's tokenizer.
 
     Attributes:
@@ -97,7 +97,7 @@ class Checkpoint:
     config: Mapping[str, Any]
 
     @classmethod
-    def read(cls, folder: Path, config: Mapping[str, Any]) -> Checkpoint:
+    def read(cls, folder: Path, config: Mapping[str, Any]) -> TokenizerFiles:
         """Read the settings of a folder; files that it lacks have none."""
         settings: dict[str, Any] = {}
         for name in ("special_tokens_map.json", "tokenizer_config.json"):
@@ -198,7 +198,7 @@ class TokenizerRecipe:
     """
 
     classes: tuple[str, ...]
-    build: Callable[[Checkpoint], _Built]
+    build: Callable[[TokenizerFiles], _Built]
     language: str = ""
     prefix: tuple[str, ...] = ()
     suffix: tuple[str, ...] = ("eos",)
@@ -222,7 +222,7 @@ def read_tokenizers(
         ValueError: A file is missing or damaged, the tokenizer's class is not supported, or the tokenizer
             does not fit the model's vocabulary.
     """
-    recipe, checkpoint = RECIPES[family], Checkpoint.read(folder, config)
+    recipe, checkpoint = RECIPES[family], TokenizerFiles.read(folder, config)
     name = str(checkpoint.settings.get("tokenizer_class") or ANY_CLASS[0]).removesuffix("Fast")
     if name not in (*recipe.classes, *ANY_CLASS):
         raise ValueError(
@@ -248,7 +248,7 @@ def _num_tokens(inner: tokenizers.Tokenizer) -> int:
     return num_tokens - sum(token.special and not token.content.startswith(HIDDEN) for token in added)
 
 
-def by_languages(checkpoint: Checkpoint, families: Collection[str]) -> list[str]:
+def by_languages(checkpoint: TokenizerFiles, families: Collection[str]) -> list[str]:
     """Those of some families, names of `RECIPES`, whose languages the files of a tokenizer have.
 
     mBART's are among those of mBART-50, which is the only answer for a checkpoint with all of these. Without
@@ -272,7 +272,7 @@ def _framed(
     source: Tokenizer,
     target: Tokenizer,
     recipe: TokenizerRecipe,
-    checkpoint: Checkpoint,
+    checkpoint: TokenizerFiles,
     generation: Mapping[str, Any],
 ) -> ImportedTokenizers:
     """Add the frames and choices of a family."""
@@ -292,9 +292,9 @@ def _framed(
         prefix, suffix = _own_frame(checkpoint)
     if settings.get("legacy_behaviour") and SOURCE_LANGUAGE in prefix:
         prefix, suffix = (), (*suffix, SOURCE_LANGUAGE)
-    forced_places: Places = () if forced is None else (int(forced),)
+    forced_places: TemplateTokens = () if forced is None else (int(forced),)
     first = generation.get("bos_token_id") if start is None else start
-    start_places: Places = () if first is None else (int(first),)
+    start_places: TemplateTokens = () if first is None else (int(first),)
     default_target = _content(settings.get("tgt_lang") or "")
     if languages and TARGET_LANGUAGE not in prefix:
         if recipe.starts_with_language and (start is None or start in names):
@@ -305,13 +305,13 @@ def _framed(
         raise ValueError(
             f"{checkpoint.folder}: the checkpoint has neither decoder_start_token_id nor bos_token_id"
         )
-    frames = Frames(
+    template = TokenTemplate(
         start=start_places,
         forced=forced_places,
         source_prefix=_places(prefix, source, checkpoint, languages),
         source_suffix=_places(suffix, source, checkpoint, languages),
     )
-    used = {place for places in vars(frames).values() for place in places if isinstance(place, str)}
+    used = {place for places in vars(template).values() for place in places if isinstance(place, str)}
     defaults = {SOURCE_LANGUAGE: _content(settings.get("src_lang") or ""), TARGET_LANGUAGE: default_target}
     choices = {
         name: Choice(languages, default if default in languages else "")
@@ -330,7 +330,7 @@ def _framed(
         source,
         target,
         int(pad_id),
-        frames,
+        template,
         choices,
         own_marks=own_marks,
         source_language=source_language,
@@ -339,7 +339,7 @@ def _framed(
 
 
 def _prompted(
-    tokenizer: Tokenizer, recipe: TokenizerRecipe, checkpoint: Checkpoint, generation: Mapping[str, Any]
+    tokenizer: Tokenizer, recipe: TokenizerRecipe, checkpoint: TokenizerFiles, generation: Mapping[str, Any]
 ) -> ImportedTokenizers:
     """Add Whisper's prompt: start, language and task of models of many languages, and "no timestamps".
 
@@ -380,7 +380,7 @@ def _prompted(
         source=tokenizer,
         target=tokenizer,
         pad_id=int(checkpoint.config.get("pad_token_id", 0) if pad_id is None else pad_id),
-        frames=Frames(start=(start, *choices, off_id)),
+        template=TokenTemplate(start=(start, *choices, off_id)),
         choices=choices,
         timestamps=Timestamps(
             first_id=off_id + 1,
@@ -398,7 +398,7 @@ def _forced(names: Mapping[str, int], forced: Collection[int]) -> str:
     return next((name for name, token_id in names.items() if token_id in forced), "")
 
 
-def _own_frame(checkpoint: Checkpoint) -> tuple[tuple[str, ...], tuple[str, ...]]:
+def _own_frame(checkpoint: TokenizerFiles) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The roles of the tokens that a checkpoint itself adds before and after a text."""
     inner = tokenizers.Tokenizer.from_file(str(checkpoint.file("tokenizer.json")))
     added = inner.encode("").tokens
@@ -410,8 +410,8 @@ def _own_frame(checkpoint: Checkpoint) -> tuple[tuple[str, ...], tuple[str, ...]
 
 
 def _places(
-    roles: Iterable[str], tokenizer: Tokenizer, checkpoint: Checkpoint, languages: Mapping[str, int]
-) -> Places:
+    roles: Iterable[str], tokenizer: Tokenizer, checkpoint: TokenizerFiles, languages: Mapping[str, int]
+) -> TemplateTokens:
     tokens = {"bos": checkpoint.token("bos_token", "<s>"), "eos": checkpoint.token("eos_token", "</s>")}
     return tuple(
         tokenizer.token_id(tokens[role]) if role in tokens else role
@@ -428,7 +428,7 @@ def _languages(tokenizer: Tokenizer, pattern: str) -> dict[str, int]:
     return {match[1]: token_id for match, token_id in sorted(matches, key=lambda pair: pair[1]) if match}
 
 
-def _of_file(checkpoint: Checkpoint, recipe: TokenizerRecipe) -> tokenizers.Tokenizer:
+def _of_file(checkpoint: TokenizerFiles, recipe: TokenizerRecipe) -> tokenizers.Tokenizer:
     """The tokenizer of a `tokenizer.json`, without its frame and special tokens beyond the vocabulary."""
     path, vocab_size = checkpoint.folder / "tokenizer.json", checkpoint.vocab_size
     described, ids = read_json(path), _tokens_of_file(path)
@@ -510,7 +510,7 @@ class _Vocabulary:
     @classmethod
     def of(
         cls,
-        checkpoint: Checkpoint,
+        checkpoint: TokenizerFiles,
         ids: Mapping[str, int],
         special: Iterable[str],
         vocab_size: int,
@@ -550,7 +550,7 @@ class _Vocabulary:
         return cls(kept, all_special & kept.keys(), matched)
 
 
-def _marian(checkpoint: Checkpoint) -> _Built:
+def _marian(checkpoint: TokenizerFiles) -> _Built:
     """Pieces of one SentencePiece model a side, with the ids of `vocab.json`."""
     config, unk = checkpoint.config, checkpoint.token("unk_token", "<unk>")
     vocab = read_json(checkpoint.file("vocab.json"))
@@ -573,7 +573,9 @@ def _marian(checkpoint: Checkpoint) -> _Built:
     )
 
 
-def _of_pieces(checkpoint: Checkpoint, file: str, vocabulary: _Vocabulary, unk: str) -> tokenizers.Tokenizer:
+def _of_pieces(
+    checkpoint: TokenizerFiles, file: str, vocabulary: _Vocabulary, unk: str
+) -> tokenizers.Tokenizer:
     """The tokenizer of a SentencePiece model whose pieces have the ids of a vocabulary."""
     if unk not in vocabulary.ids:
         raise ValueError(f"{checkpoint.folder}: the vocabulary has no token {unk!r} for unknown pieces")
@@ -582,7 +584,7 @@ def _of_pieces(checkpoint: Checkpoint, file: str, vocabulary: _Vocabulary, unk: 
     return model.tokenizer(vocabulary.ids, unk, special, vocabulary.matched)
 
 
-def _m2m100(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+def _m2m100(checkpoint: TokenizerFiles) -> tokenizers.Tokenizer:
     vocab = read_json(checkpoint.file("vocab.json"))
     codes = str(checkpoint.settings.get("language_codes") or "m2m100")
     if codes not in _M2M100_LANGUAGES:
@@ -596,13 +598,13 @@ def _m2m100(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     return _of_pieces(checkpoint, "sentencepiece.bpe.model", vocabulary, "<unk>")
 
 
-def _fairseq(languages: str | None) -> Callable[[Checkpoint], tokenizers.Tokenizer]:
+def _fairseq(languages: str | None) -> Callable[[TokenizerFiles], tokenizers.Tokenizer]:
     """The order of mBART and NLLB: four special tokens, pieces, languages, mask.
 
     Without a list (""), the languages are those among the special tokens; None if there are no languages.
     """
 
-    def build(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+    def build(checkpoint: TokenizerFiles) -> tokenizers.Tokenizer:
         file = "sentencepiece.bpe.model"
         model = SentencePieceModel.read(checkpoint.file(file))
         first = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -619,8 +621,8 @@ def _fairseq(languages: str | None) -> Callable[[Checkpoint], tokenizers.Tokeniz
     return build
 
 
-def _t5(num_sentinels: int) -> Callable[[Checkpoint], tokenizers.Tokenizer]:
-    def build(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+def _t5(num_sentinels: int) -> Callable[[TokenizerFiles], tokenizers.Tokenizer]:
+    def build(checkpoint: TokenizerFiles) -> tokenizers.Tokenizer:
         model = SentencePieceModel.read(checkpoint.file("spiece.model"))
         count = checkpoint.settings.get("extra_ids")
         listed = sum(bool(_SENTINEL.fullmatch(name)) for name in checkpoint.special_tokens())
@@ -636,7 +638,7 @@ def _t5(num_sentinels: int) -> Callable[[Checkpoint], tokenizers.Tokenizer]:
     return build
 
 
-def _pegasus(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+def _pegasus(checkpoint: TokenizerFiles) -> tokenizers.Tokenizer:
     model = SentencePieceModel.read(checkpoint.file("spiece.model"))
     offset = int(checkpoint.settings.get("offset", 103))
     roles = {
@@ -654,7 +656,7 @@ def _pegasus(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     return _of_pieces(checkpoint, "spiece.model", _numbered(names, [*first, unk], checkpoint), unk)
 
 
-def _byte_pairs(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+def _byte_pairs(checkpoint: TokenizerFiles) -> tokenizers.Tokenizer:
     ids = read_json(checkpoint.file("vocab.json"))
     special = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", *checkpoint.special_tokens()]
     names = [*ids, *(token.content for token in checkpoint.added_tokens().values())]
@@ -683,17 +685,17 @@ def _of_bytes(
     return inner
 
 
-def _trocr(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+def _trocr(checkpoint: TokenizerFiles) -> tokenizers.Tokenizer:
     """The tokenizer of RoBERTa, or of XLM-RoBERTa in small models."""
     has_pieces = (checkpoint.folder / "sentencepiece.bpe.model").is_file()
     return _fairseq(None)(checkpoint) if has_pieces else _byte_pairs(checkpoint)
 
 
-def _no_pieces(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+def _no_pieces(checkpoint: TokenizerFiles) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_file(str(checkpoint.file("tokenizer.json")))  # there is none
 
 
-def _byt5(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
+def _byt5(checkpoint: TokenizerFiles) -> tokenizers.Tokenizer:
     """Byte pairs without merges: the id of a byte is the byte + 3."""
     special = ["<pad>", "</s>", "<unk>"]
     ids = {name: i for i, name in enumerate(special)}
@@ -704,7 +706,7 @@ def _byt5(checkpoint: Checkpoint) -> tokenizers.Tokenizer:
     return _of_bytes(vocabulary, [], pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False))
 
 
-def _numbered(names: Sequence[str], special: Iterable[str], checkpoint: Checkpoint) -> _Vocabulary:
+def _numbered(names: Sequence[str], special: Iterable[str], checkpoint: TokenizerFiles) -> _Vocabulary:
     """The vocabulary of tokens in the order of their ids."""
     ids = {name: i for i, name in enumerate(names)}
     if len(ids) != len(names):

@@ -17,8 +17,8 @@ from seq2seq_serve.training.huggingface.bart import (
 from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, CheckpointFolder
 from seq2seq_serve.training.huggingface.dialect import (
     Dialect,
-    Family,
     Limits,
+    PublishedFamily,
     activation_of,
     head_width,
     target_limit,
@@ -29,7 +29,7 @@ from seq2seq_serve.training.models.options import PublishedConfig, StackConfig
 _PICTURE_TOKENS = {"vit": 1, "deit": 2}  # before the patches of a picture, by the type of the encoder
 
 
-def _options(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> PublishedConfig:
+def _options(family: PublishedFamily, checkpoint: CheckpointFolder, limits: Limits) -> PublishedConfig:
     encoder, decoder = checkpoint.config["encoder"], checkpoint.config["decoder"]
     types = encoder["model_type"], decoder["model_type"]
     if types[0] not in _PICTURE_TOKENS or types[1] != family.name:

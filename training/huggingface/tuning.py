@@ -16,7 +16,7 @@ import tokenizers
 from safetensors.torch import save_file
 from torch import Tensor
 
-from seq2seq_serve.bundle.manifest import Choice, Places
+from seq2seq_serve.bundle.manifest import Choice, TemplateTokens
 from seq2seq_serve.bundle.normalization import Normalization
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.training.config import TargetFrame
@@ -28,7 +28,7 @@ from seq2seq_serve.training.huggingface.checkpoint import (
     open_checkpoint,
     read_json,
 )
-from seq2seq_serve.training.huggingface.dialect import Family, Limits
+from seq2seq_serve.training.huggingface.dialect import Limits, PublishedFamily
 from seq2seq_serve.training.huggingface.families import config_of, family_of
 from seq2seq_serve.training.huggingface.tokenizers import ImportedTokenizers, read_tokenizers
 from seq2seq_serve.training.huggingface.weights import (
@@ -56,8 +56,8 @@ class FramedTokenizer(Tokenizer):
         self._source = given.source
         super().__init__(tokenizers.Tokenizer.from_str(given.target.to_json()))
         self._is_prompted = given.timestamps is not None
-        self._prefix = _filled(given.frames.source_prefix, given.choices)
-        self._suffix = _filled(given.frames.source_suffix, given.choices)
+        self._prefix = _filled(given.template.source_prefix, given.choices)
+        self._suffix = _filled(given.template.source_suffix, given.choices)
 
     @property
     def normalization(self) -> Normalization:
@@ -93,7 +93,7 @@ class Published:
     """
 
     checkpoint: CheckpointFolder
-    family: Family
+    family: PublishedFamily
     tokenizer: FramedTokenizer
     frame: TargetFrame
 
@@ -121,7 +121,7 @@ def read_published(folder: Path, *, has_weights: bool = False) -> Published:
     config = config_of(family, checkpoint, Limits())
     settings = {**checkpoint.config, "vocab_size": config.source_vocab_size or config.vocab_size}
     given = read_tokenizers(folder, family.name, settings, checkpoint.generation)
-    start_ids = _filled((*given.frames.start, *given.frames.forced), given.choices)
+    start_ids = _filled((*given.template.start, *given.template.forced), given.choices)
     eos_id, *_ = eos_ids(checkpoint.generation, config.vocab_size)
     return Published(checkpoint, family, FramedTokenizer(given), TargetFrame(tuple(start_ids), eos_id))
 
@@ -151,7 +151,7 @@ def write_published(kept: Path, weights: Mapping[str, Tensor], config: Published
     save_file(tensors, folder / _WEIGHTS_FILE, metadata={"format": "pt"})
 
 
-def _filled(places: Places, choices: Mapping[str, Choice]) -> list[int]:
+def _filled(places: TemplateTokens, choices: Mapping[str, Choice]) -> list[int]:
     """The ids of places, of languages by the defaults of the settings."""
     ids = []
     for place in places:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, CheckpointFolder
-from seq2seq_serve.training.huggingface.dialect import Dialect, Family
+from seq2seq_serve.training.huggingface.dialect import Dialect, PublishedFamily
 from seq2seq_serve.training.huggingface.pictures import Patches
 from seq2seq_serve.training.models.options import PublishedConfig
 from seq2seq_serve.training.models.transformer import Transformer
@@ -25,7 +25,7 @@ _OF_ADAPTER = re.compile(r"(^|\.)(base_model\.model|base_layer|lora_\w+|modules_
 TIED = "shared.weight", "source_embedding.weight", "target_embedding.weight", "output.weight"
 
 
-def read_model(checkpoint: CheckpointFolder, family: Family, config: PublishedConfig) -> Transformer:
+def read_model(checkpoint: CheckpointFolder, family: PublishedFamily, config: PublishedConfig) -> Transformer:
     """Read a checkpoint's weights into a model in eval mode, in float32.
 
     Raises:
@@ -76,7 +76,9 @@ def read_model(checkpoint: CheckpointFolder, family: Family, config: PublishedCo
     return model.eval().requires_grad_(False)
 
 
-def names_of_weights(checkpoint: CheckpointFolder, family: Family, model: Transformer) -> dict[str, str]:
+def names_of_weights(
+    checkpoint: CheckpointFolder, family: PublishedFamily, model: Transformer
+) -> dict[str, str]:
     """The names of a checkpoint's weights, and the model's for each; without those that are not used."""
     own = model.state_dict()
     tied = {
@@ -99,7 +101,7 @@ def names_of_weights(checkpoint: CheckpointFolder, family: Family, model: Transf
 
 
 def published_weights(
-    weights: Mapping[str, Tensor], names: Mapping[str, str], family: Family, config: PublishedConfig
+    weights: Mapping[str, Tensor], names: Mapping[str, str], family: PublishedFamily, config: PublishedConfig
 ) -> dict[str, Tensor]:
     """A model's weights with the names and values that a checkpoint of its family has."""
     given = dict(weights)

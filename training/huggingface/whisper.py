@@ -8,12 +8,12 @@ from typing import Any
 
 from seq2seq_serve.training.huggingface.bart import BART_NAMES, bart_stack
 from seq2seq_serve.training.huggingface.checkpoint import CheckpointFolder
-from seq2seq_serve.training.huggingface.dialect import Dialect, Family, Limits, target_limit
+from seq2seq_serve.training.huggingface.dialect import Dialect, Limits, PublishedFamily, target_limit
 from seq2seq_serve.training.huggingface.sounds import Sounds
 from seq2seq_serve.training.models.options import PublishedConfig, StackConfig
 
 
-def _options(family: Family, checkpoint: CheckpointFolder, limits: Limits) -> PublishedConfig:
+def _options(family: PublishedFamily, checkpoint: CheckpointFolder, limits: Limits) -> PublishedConfig:
     config = checkpoint.config
     most = config["max_target_positions"]
     sounds = Sounds.of(config, checkpoint.feature_extractor)

@@ -18,7 +18,7 @@ _HOPELESS_STEPS = 100
 
 
 @dataclass(frozen=True)
-class Reading:
+class StepMeans:
     """Means over the steps of a report with finite gradients, and the tokens per second.
 
     Attributes:
@@ -54,8 +54,8 @@ class Meter:
         """Do not count time that was not spent on training."""
         self._start += seconds
 
-    def read(self, ranks: Ranks) -> Reading:
-        """Return the reading, the same in all processes, which must call this at the same step."""
+    def read(self, ranks: Ranks) -> StepMeans:
+        """Return the means, the same in all processes, which must call this at the same step."""
         losses = ranks.total(torch.stack(self._losses).tolist())
         norms = torch.stack(self._gradient_norms).tolist()
         finite = [math.isfinite(norm) for norm in norms]
@@ -66,7 +66,7 @@ class Meter:
             kept = [value for value, is_finite in zip(values, finite, strict=True) if is_finite]
             return sum(kept) / num_finite if kept else math.nan
 
-        return Reading(
+        return StepMeans(
             loss=mean(losses),
             gradient_norm=mean(norms),
             tokens_per_second=self._num_tokens / (time.monotonic() - self._start),
@@ -95,18 +95,18 @@ class DivergenceGuard:
         self.num_steps_above = num_steps_above
         self._loss = math.nan
 
-    def check(self, step: int, reading: Reading) -> None:
+    def check(self, step: int, means: StepMeans) -> None:
         """Raise ValueError if gradients were not finite, or the loss was far too high, for too many steps."""
-        if reading.num_skipped_now >= _MAX_SKIPPED_STEPS:
+        if means.num_skipped_now >= _MAX_SKIPPED_STEPS:
             raise ValueError(
-                f"the gradients of the last {reading.num_skipped_now} steps until step {step} were not finite"
+                f"the gradients of the last {means.num_skipped_now} steps until step {step} were not finite"
             )
         if step < self._first_step:
             return
-        self._loss = reading.loss
+        self._loss = means.loss
         self.best_loss = min(self.best_loss, self._loss)
         is_above = self._is_hopeless or self._loss > self.best_loss + _DIVERGED_NATS
-        self.num_steps_above = self.num_steps_above + reading.num_steps if is_above else 0
+        self.num_steps_above = self.num_steps_above + means.num_steps if is_above else 0
         if self.num_steps_above >= (_HOPELESS_STEPS if self._is_hopeless else _DIVERGED_STEPS):
             raise ValueError(f"{self.judgement} until step {step}")
 

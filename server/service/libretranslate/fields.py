@@ -12,8 +12,8 @@ from starlette.requests import Request
 from seq2seq_serve.server.errors import InvalidRequest, TooLarge
 from seq2seq_serve.server.service.call import BYTES_PER_TEXT_BYTE
 from seq2seq_serve.server.service.calls import RemoteCall
-from seq2seq_serve.server.service.fair_thread import Checkpoint
-from seq2seq_serve.server.service.forms import ENCODED, MAX_ENCODED_BYTES, Form, read_form, text_of
+from seq2seq_serve.server.service.fair_thread import YieldPoint
+from seq2seq_serve.server.service.forms import ENCODED, MAX_ENCODED_BYTES, FormFields, read_form, text_of
 from seq2seq_serve.server.service.open_inference.json import read_json
 from seq2seq_serve.server.service.read.languages import tag_of
 
@@ -69,7 +69,7 @@ async def read_fields(request: Request, body: bytes, call: RemoteCall) -> Fields
     is_multipart = content_type.lower().startswith("multipart/")
     query = request.scope["query_string"]
 
-    def read(_: Checkpoint) -> Fields:
+    def read(_: YieldPoint) -> Fields:
         names: dict[str, str] = {}
         values = _form_values(read_form(query, ENCODED))
         if not is_multipart and ("json" in content_type or _JSON_OBJECT.match(body)):
@@ -84,7 +84,7 @@ async def read_fields(request: Request, body: bytes, call: RemoteCall) -> Fields
     return await call.read(read, len(query) + len(body) // each)
 
 
-def _form_values(form: Form) -> dict[str, Any]:
+def _form_values(form: FormFields) -> dict[str, Any]:
     """Returns the values of a form by their fields: several texts as a list, the file as bytes."""
     values: dict[str, Any] = {}
     for name, contents in form.items():

@@ -12,7 +12,7 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import RemoteCall
-from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.libretranslate.languages import Route
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding, with_patience
@@ -21,7 +21,7 @@ _MOST_AT_ONCE = 64
 
 
 @dataclass(frozen=True)
-class Job:
+class TranslationUnit:
     """A text, or a segment of a document, that a model translates.
 
     Attributes:
@@ -35,13 +35,13 @@ class Job:
     place: int = 0
 
 
-def jobs_of(document: Document, place: int = 0) -> list[Job]:
+def jobs_of(document: Document, place: int = 0) -> list[TranslationUnit]:
     """Returns the jobs for the segments of a document."""
-    return [Job(segment.text, segment.translate, place) for segment in document.segments]
+    return [TranslationUnit(segment.text, segment.translate, place) for segment in document.segments]
 
 
 async def run(
-    jobs: Sequence[Job],
+    jobs: Sequence[TranslationUnit],
     route: Route,
     call: RemoteCall,
     *,
@@ -74,7 +74,7 @@ async def run(
 
 
 async def _run_alike(
-    waiting: list[Job], decoding: Decoding, call: RemoteCall, refused: list[InvalidRequest] | None
+    waiting: list[TranslationUnit], decoding: Decoding, call: RemoteCall, refused: list[InvalidRequest] | None
 ) -> None:
     """Translates texts that are decoded in the same way, in their order."""
     num_at_once = _MOST_AT_ONCE
@@ -98,12 +98,14 @@ async def _run_alike(
         await call.read(partial(_end, batch, answers), sum(len(job.text) for job in batch))
 
 
-async def _generate(batch: Sequence[Job], decoding: Decoding, call: RemoteCall) -> list[pb.GenerateResponse]:
-    rows: list[Sequence[pb.Source]] = [[pb.Source(text=job.text)] for job in batch]
-    return await generate(rows, decoding, call)
+async def _generate(
+    batch: Sequence[TranslationUnit], decoding: Decoding, call: RemoteCall
+) -> list[pb.GenerateResponse]:
+    items: list[Sequence[pb.Source]] = [[pb.Source(text=job.text)] for job in batch]
+    return await generate(items, decoding, call)
 
 
-def _end(batch: Sequence[Job], answers: Sequence[pb.GenerateResponse], _: Checkpoint) -> None:
+def _end(batch: Sequence[TranslationUnit], answers: Sequence[pb.GenerateResponse], _: YieldPoint) -> None:
     for job, answer in zip(batch, answers, strict=True):
         job.end(answer)
 

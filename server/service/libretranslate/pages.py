@@ -19,10 +19,10 @@ from seq2seq_serve.documents.kinds import FILES
 from seq2seq_serve.documents.segments import LETTER
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.service.calls import RemoteCall
-from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.libretranslate.fields import AUTO, FILE, Fields
 from seq2seq_serve.server.service.libretranslate.files import TranslatedFiles, url_of
-from seq2seq_serve.server.service.libretranslate.jobs import Job, run
+from seq2seq_serve.server.service.libretranslate.jobs import TranslationUnit, run
 from seq2seq_serve.server.service.libretranslate.languages import (
     LATE_BYTES,
     MOST_DETECTED,
@@ -67,7 +67,7 @@ async def translate(fields: Fields, _request: Request, call: RemoteCall) -> Resp
     with ExitStack() as held:
         texts = await read_texts(fields, call, held)
         await choose_routes(texts, fields, call)
-        jobs: dict[Route, list[Job]] = {}
+        jobs: dict[Route, list[TranslationUnit]] = {}
         for text in texts:
             if text.route is not None:
                 jobs.setdefault(text.route, []).extend(text.jobs)
@@ -81,7 +81,7 @@ async def translate(fields: Fields, _request: Request, call: RemoteCall) -> Resp
                     error.args = (f"text {error.row} of q: {error}",)
             raise
 
-        def build(_: Checkpoint) -> Response:
+        def build(_: YieldPoint) -> Response:
             content: dict[str, Any] = {"translatedText": [text.translated() for text in texts]}
             if fields.source == AUTO:
                 content["detectedLanguage"] = [text.detected.content() for text in texts]
@@ -138,7 +138,7 @@ async def languages(call: RemoteCall) -> Response:
     """Returns all languages, each with those into which a model translates from it."""
     names = tuple(map(languages_of, call.calls.models))
 
-    def build(_: Checkpoint) -> Response:
+    def build(_: YieldPoint) -> Response:
         return Response(listed_languages(names), media_type="application/json")
 
     return await call.build(_BYTES_PER_CODE * _num_pairs(names), build)
@@ -159,7 +159,7 @@ async def settings(call: RemoteCall) -> Response:
     names = tuple(map(languages_of, call.calls.models))
     has_tokens = call.calls.access.has_tokens
 
-    def build(_: Checkpoint) -> Response:
+    def build(_: YieldPoint) -> Response:
         known = json.loads(listed_languages(names))
         targets = {code for one in known for code in one["targets"] if code != one["code"]}
         target = next((one for one in known if one["code"] in targets), {"code": "", "name": ""})

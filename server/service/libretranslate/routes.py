@@ -8,7 +8,7 @@ from functools import partial
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import RemoteCall
-from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.libretranslate.fields import AUTO, Fields
 from seq2seq_serve.server.service.libretranslate.languages import (
     LATE_BYTES,
@@ -47,7 +47,7 @@ async def choose_routes(texts: Sequence[Text], fields: Fields, call: RemoteCall)
 
 
 def _choose_by_detection(
-    texts: Sequence[Text], target: str, models: Sequence[ServedModel], checkpoint: Checkpoint
+    texts: Sequence[Text], target: str, models: Sequence[ServedModel], checkpoint: YieldPoint
 ) -> None:
     """Chooses the routes of texts by their languages.
 

@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from seq2seq_serve.documents.kinds import FILES
-from seq2seq_serve.documents.page import Page
+from seq2seq_serve.documents.page import HtmlDocument
 from seq2seq_serve.documents.segments import LETTER, Document, WrongFile, check_marks
-from seq2seq_serve.documents.word import Word
+from seq2seq_serve.documents.word import WordDocument
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.service.calls import RemoteCall
-from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.libretranslate.fields import FILE, Fields
-from seq2seq_serve.server.service.libretranslate.jobs import Job, alternatives, jobs_of
+from seq2seq_serve.server.service.libretranslate.jobs import TranslationUnit, alternatives, jobs_of
 from seq2seq_serve.server.service.libretranslate.languages import MOST_DETECTED, NOT_DETECTED, Detected, Route
 
 _Parsed = TypeVar("_Parsed")
@@ -49,7 +49,7 @@ class Text:
     text: str
     beginning: str
     has_words: bool
-    jobs: list[Job]
+    jobs: list[TranslationUnit]
     document: Document | None = None
     detected: Detected = NOT_DETECTED
     route: Route | None = None
@@ -89,13 +89,13 @@ async def read_texts(fields: Fields, call: RemoteCall, held: ExitStack) -> list[
         return [_plain(text, place) for place, text in enumerate(fields.texts)]
     num_bytes = sum(map(len, fields.texts))
 
-    def read(checkpoint: Checkpoint) -> list[Text]:
+    def read(checkpoint: YieldPoint) -> list[Text]:
         contents = [text.encode() for text in fields.texts]
         _refuse_wrong(lambda: check_marks(contents, Path("q"), _MAX_HTML_MARKS), "q")
         texts = []
         for place, content in enumerate(contents):
             checkpoint()
-            texts.append(_segmented(fields.texts[place], Page(content, Path("q"), "utf-8"), place))
+            texts.append(_segmented(fields.texts[place], HtmlDocument(content, Path("q"), "utf-8"), place))
         return texts
 
     held.enter_context(await call.room(_memory_of(num_bytes, _MAX_HTML_MARKS)))
@@ -122,7 +122,7 @@ class File:
 
     async def written(self, call: RemoteCall) -> bytes:
         """Returns its content with the texts as they are now."""
-        write: Callable[[Checkpoint], bytes] = lambda _: self.document.content()  # noqa: E731
+        write: Callable[[YieldPoint], bytes] = lambda _: self.document.content()  # noqa: E731
         return await call.read(write, len(self.content), num_file_bytes=self.num_memory_bytes)
 
 
@@ -137,20 +137,20 @@ async def read_file(fields: Fields, call: RemoteCall, held: ExitStack) -> File:
         raise InvalidRequest(f"the file is {name}: send one of {', '.join(FILES)}", field=FILE)
 
     def parse() -> Document:
-        if kind is Word:
-            return Word(content, path, _MAX_MARKS, _MAX_WORD_BYTES)
+        if kind is WordDocument:
+            return WordDocument(content, path, _MAX_MARKS, _MAX_WORD_BYTES)
         check_marks([content], path, _MAX_MARKS)
         return kind(content, path)
 
-    def read(_: Checkpoint) -> File:
+    def read(_: YieldPoint) -> File:
         document = _refuse_wrong(parse, FILE)
         return File(path, content, _segmented("", document, 0), document, num_memory_bytes)
 
     num_bytes = _memory_of(len(content), _MAX_MARKS)
-    num_memory_bytes = _UNPACKED_BYTES if kind is Word else num_bytes
+    num_memory_bytes = _UNPACKED_BYTES if kind is WordDocument else num_bytes
     room = held.enter_context(await call.room(num_bytes))
     file = await call.read(read, len(content), num_file_bytes=num_memory_bytes)
-    if isinstance(file.document, Word):
+    if isinstance(file.document, WordDocument):
         room.grow(_memory_of(file.document.num_bytes, _MAX_MARKS))
     return file
 
@@ -159,7 +159,7 @@ def _plain(text: str, place: int) -> Text:
     beginning = text[:MOST_DETECTED]
     has_words = len(text) > len(beginning) or LETTER.search(beginning) is not None
     read = Text(text, beginning, has_words, [])
-    read.jobs.append(Job(text, read.end, place))
+    read.jobs.append(TranslationUnit(text, read.end, place))
     return read
 
 

@@ -11,7 +11,7 @@ from seq2seq_serve import __version__
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Piece
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable, UnknownModel
-from seq2seq_serve.server.models.repository import Repository, State
+from seq2seq_serve.server.models.repository import Repository, VersionState
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.health import Health
@@ -107,7 +107,7 @@ class InferenceService:
                     name=one.model_name, version=one.version, state=state, reason=reason
                 )
                 for one, state, reason in index
-                if state is State.READY or not message.ready
+                if state is VersionState.READY or not message.ready
             ]
         )
 

@@ -23,7 +23,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import Source
 from seq2seq_serve.server.engine.request import Array
 from seq2seq_serve.server.errors import BlankSource, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel, SourceSpec
-from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.fair_thread import YieldPoint
 
 # Cutting a text into tokens takes time, so its bytes are counted before. Texts of human authors have fewer
 # bytes per token, before and after normalisation, so texts that fit are not refused.
@@ -148,13 +148,13 @@ def cost_of_pictures(given: Input) -> FileCost:
     return FileCost(cost.num_pixels, cost.num_bytes + num_array_bytes, num_array_bytes)
 
 
-def cost_of_sound(given: Input, longest_seconds: float, *, hint: str) -> audio.Cost:
+def cost_of_sound(given: Input, longest_seconds: float, *, hint: str) -> audio.SoundCost:
     """Returns what it costs to read the file of a sound; raises as `read_samples`, as its header tells."""
     with _refusing_damage(given, hint):
         return audio.cost(given.source.file, longest_seconds, given.source.file_type)
 
 
-def read_input(given: Input, checkpoint: Checkpoint) -> tuple[Array, list[str]]:
+def read_input(given: Input, checkpoint: YieldPoint) -> tuple[Array, list[str]]:
     """Returns the array of a source, and the sentences if it is a story.
 
     Args:
@@ -181,7 +181,7 @@ def max_seconds(spec: SourceSpec) -> float:
     return num_frames * audio.HOP / audio.SAMPLE_RATE
 
 
-def read_samples(given: Input, longest_seconds: float, checkpoint: Checkpoint, *, hint: str) -> audio.Samples:
+def read_samples(given: Input, longest_seconds: float, checkpoint: YieldPoint, *, hint: str) -> audio.Samples:
     """Returns the samples of a file.
 
     Raises:
@@ -265,7 +265,7 @@ def _read_words(given: Input) -> Array:
     return np.array(token_ids, np.int64)
 
 
-def _read_sentences(given: Input, checkpoint: Checkpoint) -> tuple[Array, list[str]]:
+def _read_sentences(given: Input, checkpoint: YieldPoint) -> tuple[Array, list[str]]:
     """Returns a story, `(N, W)` int64 with padding after the words of each sentence, and its sentences."""
     model = given.model
     if given.kind == "tensor":
@@ -329,7 +329,7 @@ def _check_story(story: Array, given: Input) -> None:
         )
 
 
-def _read_pixels(given: Input, checkpoint: Checkpoint) -> Array:
+def _read_pixels(given: Input, checkpoint: YieldPoint) -> Array:
     """Returns a picture `(size, size, 3)`, or a clip with frames before that, as uint8."""
     size = given.spec.axes[-2]
     assert isinstance(size, int)

@@ -195,9 +195,9 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         if (number := len(getattr(given, name))) > most:  # before any items are copied
             _in_range(f"the number of {name}", number, 0, most, f"options.{name}")
     options = _with_defaults(given, model)
-    chosen, frames, language = _chosen(options, model), model.manifest.frames, DEFAULT_LANGUAGE
-    has_marks = TARGET_LANGUAGE in frames.source_prefix and not options.target_language
-    prefix_ids = forced_ids = _placed(frames.forced, chosen)
+    chosen, template, language = _chosen(options, model), model.manifest.template, DEFAULT_LANGUAGE
+    has_marks = TARGET_LANGUAGE in template.source_prefix and not options.target_language
+    prefix_ids = forced_ids = _placed(template.forced, chosen)
     if options.HasField("target_prefix"):
         prefix_ids = _target_ids(options.target_prefix, forced_ids, model, "options.target_prefix")
     prompt, before = list[int](), tuple[int, ...]()
@@ -217,7 +217,7 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
     if options.HasField("max_length_ratio"):
         constant = model.manifest.length_bound.constant if model.manifest.length_bound else 0
         bound = LengthBound(options.max_length_ratio, constant) if options.max_length_ratio else None
-    start = (*before, *(frames.start[:-1] if options.timestamps else frames.start))
+    start = (*before, *(template.start[:-1] if options.timestamps else template.start))
     detects = SOURCE_LANGUAGE in start and SOURCE_LANGUAGE not in chosen
     request = Request(
         request_id="",
@@ -247,7 +247,7 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         model=model,
         request=request,
         options=options,
-        frame=(_placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)),
+        frame=(_placed(template.source_prefix, chosen), _placed(template.source_suffix, chosen)),
         marks=model.manifest.choices[TARGET_LANGUAGE] if has_marks else None,
         language=language,
         bound=bound,
@@ -264,7 +264,7 @@ def read_target(message: ScoreRequest, model: ServedModel, caller: Caller) -> De
     bounds = OPTIONS["priority"].bounds
     assert bounds is not None
     _in_range("priority", message.priority, *bounds, "priority")
-    chosen, frames = _chosen(message, model), model.manifest.frames
+    chosen, template = _chosen(message, model), model.manifest.template
     request = Request(
         request_id="",
         sources={},
@@ -273,12 +273,12 @@ def read_target(message: ScoreRequest, model: ServedModel, caller: Caller) -> De
         arrival=0.0,
         priority=_priority(message.priority, caller),
         caller=caller.name,
-        prefix_ids=_target_ids(message.target, _placed(frames.forced, chosen), model, "target"),
-        start_ids=_placed(frames.start, chosen),
+        prefix_ids=_target_ids(message.target, _placed(template.forced, chosen), model, "target"),
+        start_ids=_placed(template.start, chosen),
         is_score=True,
     )
-    frame = _placed(frames.source_prefix, chosen), _placed(frames.source_suffix, chosen)
-    has_marks = TARGET_LANGUAGE in frames.source_prefix and not message.target_language
+    frame = _placed(template.source_prefix, chosen), _placed(template.source_suffix, chosen)
+    has_marks = TARGET_LANGUAGE in template.source_prefix and not message.target_language
     marks = model.manifest.choices[TARGET_LANGUAGE] if has_marks else None
     return Decoding(model, request, GenerateOptions(), frame, marks)
 
@@ -360,7 +360,7 @@ def _chosen(options: GenerateOptions | ScoreRequest, model: ServedModel) -> dict
         if not given and not choice.default:
             if name == SOURCE_LANGUAGE and model.reads_sound and not isinstance(options, ScoreRequest):
                 continue  # it is detected
-            if name in model.manifest.frames.source_prefix and name == TARGET_LANGUAGE:
+            if name in model.manifest.template.source_prefix and name == TARGET_LANGUAGE:
                 continue  # a text may name it
             raise InvalidRequest(f"{model.name} needs a {name}: {_names(choice)}", field=field)
         found = named_choice(given or choice.default, choice)
@@ -449,7 +449,7 @@ def with_mark(text: str, decoding: Decoding, marks: Choice, field: str) -> tuple
                 field=field,
             )
         return text, decoding
-    prefix = _placed(decoding.model.manifest.frames.source_prefix, {TARGET_LANGUAGE: marks.ids[found[1]]})
+    prefix = _placed(decoding.model.manifest.template.source_prefix, {TARGET_LANGUAGE: marks.ids[found[1]]})
     return text[found.end() :], replace(decoding, frame=(prefix, decoding.frame[1]))
 
 

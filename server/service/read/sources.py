@@ -27,7 +27,7 @@ from seq2seq_serve.server.runner.voice_activity import (
     SpeechRules,
     speech,
 )
-from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.read.inputs import (
     MAX_BYTES_PER_TOKEN,
     MAX_TIMES_TOO_LONG,
@@ -98,7 +98,7 @@ class Reading:
 
 
 def read_sources(
-    decoding: Decoding, call: CallRecord, inputs: Sequence[Input], checkpoint: Checkpoint
+    decoding: Decoding, call: CallRecord, inputs: Sequence[Input], checkpoint: YieldPoint
 ) -> list[Reading]:
     """Reads the sources of a request: into one record, or several if a text or sound is split.
 
@@ -198,7 +198,7 @@ def _request(
 
 
 def _read_sound(
-    given: Input, decoding: Decoding, request_of: _RequestOf, checkpoint: Checkpoint
+    given: Input, decoding: Decoding, request_of: _RequestOf, checkpoint: YieldPoint
 ) -> list[Reading]:
     seconds, (num_bands, num_frames) = max_seconds(given.spec), given.spec.axes
     assert isinstance(num_bands, int)
@@ -254,7 +254,7 @@ def _read_sound(
     return readings
 
 
-def _speech(samples: audio.Samples, rules: SpeechRules, checkpoint: Checkpoint) -> list[audio.Span]:
+def _speech(samples: audio.Samples, rules: SpeechRules, checkpoint: YieldPoint) -> list[audio.Span]:
     try:
         return speech(samples, rules, checkpoint)
     except MissingVoiceActivityError:
@@ -266,7 +266,7 @@ def _speech(samples: audio.Samples, rules: SpeechRules, checkpoint: Checkpoint) 
 
 
 def _read_text(
-    given: Input, decoding: Decoding, request_of: _RequestOf, checkpoint: Checkpoint
+    given: Input, decoding: Decoding, request_of: _RequestOf, checkpoint: YieldPoint
 ) -> list[Reading]:
     text, model, limit = given.source.text, given.model, given.model.sizing.max_source_length
     if decoding.marks is not None:
@@ -290,7 +290,7 @@ def _read_text(
 
 
 def _passages(
-    text: str, given: Input, decoding: Decoding, request_of: _RequestOf, checkpoint: Checkpoint
+    text: str, given: Input, decoding: Decoding, request_of: _RequestOf, checkpoint: YieldPoint
 ) -> Iterator[Reading]:
     """Yields a reading for each sentence of a text.
 

@@ -16,7 +16,7 @@ from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.call import BYTES_PER_TEXT_BYTE, SHORT_BYTES, Call
-from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.read.inputs import FileCost, named_inputs
 from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
 from seq2seq_serve.server.service.read.sources import Reading, cost_of_file, read_sources
@@ -35,7 +35,7 @@ from seq2seq_serve.server.service.write.responses import (
 
 _Attempted = TypeVar("_Attempted")
 
-Write = Callable[[pb.Piece], Awaitable[None]]
+WritePiece = Callable[[pb.Piece], Awaitable[None]]
 
 _HEADER_BYTES_PER_TEXT_BYTE = 8  # a GIF of 148 KB can take 20 ms
 _SMALL_STREAM_BYTES = 2**14  # of an answer
@@ -67,7 +67,7 @@ async def read(
     if not num_file_bytes:
         return await call.read(work, num_text_bytes + num_array_bytes // BYTES_PER_TEXT_BYTE)
 
-    def measure(checkpoint: Checkpoint) -> list[FileCost]:
+    def measure(checkpoint: YieldPoint) -> list[FileCost]:
         costs = []
         for given in inputs:
             if given.kind == "file":
@@ -108,25 +108,26 @@ async def read_scoring(message: pb.ScoreRequest, model: ServedModel, call: Call)
 
 
 async def generate(
-    rows: list[Sequence[pb.Source]], decoding: Decoding, call: Call, write: Write | None = None
+    items: list[Sequence[pb.Source]], decoding: Decoding, call: Call, write: WritePiece | None = None
 ) -> list[pb.GenerateResponse]:
     """Decodes the targets of some sources together. If one fails, the others are cancelled.
 
     Args:
-        rows: The sources of each target; emptied, so that they do not take memory while the requests wait.
+        items: The sources of each answer; emptied, so that they do not take memory while the requests wait.
         decoding: How the targets are decoded.
         call: The call that it came with.
         write: Is called with each piece of whole characters when it is decoded; None writes none.
 
     Raises:
-        ServerError: The error of the first request that is refused or fails; an `InvalidRequest` has its row.
+        ServerError: The error of the first request that is refused or fails; that of an `InvalidRequest`
+            has the row of its item.
     """
-    is_only = len(rows) == 1
+    is_only = len(items) == 1
     if decoding.windows is not None:
         answers: list[pb.GenerateResponse] = []
-        while rows:
+        while items:
             try:
-                answers.append(await _generate_windows(rows.pop(0), decoding, call, write))
+                answers.append(await _generate_windows(items.pop(0), decoding, call, write))
             except InvalidRequest as error:
                 error.row = None if is_only else len(answers)
                 raise
@@ -136,9 +137,9 @@ async def generate(
     requests: list[Request] = []
     num_bytes = num_tokens = num_attention_bytes = 0
     with ExitStack() as held:
-        while rows:
+        while items:
             try:
-                readings = await read(rows.pop(0), decoding, call, held)
+                readings = await read(items.pop(0), decoding, call, held)
             except InvalidRequest as error:
                 error.row = None if is_only else len(readings_of_all)
                 raise
@@ -150,7 +151,7 @@ async def generate(
                     estimated_attention_bytes(reading, decoding) for reading in readings
                 )
             num_tokens += sum(reading.request.queue_tokens for reading in readings)
-            call.check_answer_bytes(num_bytes)  # after each row: a refused call is not read further
+            call.check_answer_bytes(num_bytes)  # after each item: a refused call is not read further
             engine.check_size(len(requests), num_tokens)
             await asyncio.sleep(0)  # lets other calls run before the next sources are read
         pairs_of_all: list[list[tuple[Reading, Result]]] = []
@@ -180,7 +181,7 @@ async def generate(
 
 
 async def _generate_windows(
-    sources: Sequence[pb.Source], decoding: Decoding, call: Call, write: Write | None
+    sources: Sequence[pb.Source], decoding: Decoding, call: Call, write: WritePiece | None
 ) -> pb.GenerateResponse:
     """Decodes a sound in windows, and writes a piece for each of them; as `generate`.
 

@@ -113,7 +113,7 @@ async def _decode_in_a_row(
     num_frames = min(math.ceil(whole.num_seconds * SAMPLE_RATE / HOP), sound.shape[1])  # without padding
     is_piece = decoding.options.long_source != LONG_SOURCE_SEQUENTIAL
     frames_per_step = round(times.step_seconds * SAMPLE_RATE / HOP)
-    num_prompt = whole.request.start_ids.index(model.manifest.frames.start[0])
+    num_prompt = whole.request.start_ids.index(model.manifest.template.start[0])
     said = [token_id for token_id in whole.request.start_ids[1:num_prompt] if token_id is not None]
     start_ids, detected_ids = whole.request.start_ids[num_prompt:], whole.request.detected_ids
     arrival, begin, has_begun, is_doubted = whole.request.arrival, 0, False, False
@@ -204,7 +204,7 @@ async def _decoded(request: Request, rules: WindowRules, model: ServedModel, dec
     for temperature in rules.temperatures:
         result = await decode(_attempt(request, temperature), best is not None)
         hypothesis = result.best
-        log_probabilities = [choice.log_probability for choice in hypothesis.choices]
+        log_probabilities = [each.log_probability for each in hypothesis.token_scores]
         text = model.target_tokenizer.decode(
             [token_id for token_id in hypothesis.token_ids if not times.has(token_id)]
         ).encode()
@@ -216,7 +216,7 @@ async def _decoded(request: Request, rules: WindowRules, model: ServedModel, dec
         is_unsure = window.mean_log_probability < rules.min_log_probability
         if no_speech is None and (is_unsure or rules.always_listens):
             scored = await decode(_no_speech(request, model), True)
-            no_speech = math.exp(scored.best.choices[0].log_probability)
+            no_speech = math.exp(scored.best.token_scores[0].log_probability)
         if no_speech is not None:
             window.no_speech_probability = no_speech
         is_silent = is_unsure and window.no_speech_probability > rules.max_no_speech
@@ -247,7 +247,7 @@ def _attempt(request: Request, temperature: float) -> Request:
 def _no_speech(request: Request, model: ServedModel) -> Request:
     """Returns the request to score the token that stands for no speech, directly after the start."""
     assert model.manifest.timestamps is not None
-    num_known = request.start_ids.index(model.manifest.frames.start[0]) + 1
+    num_known = request.start_ids.index(model.manifest.template.start[0]) + 1
     return Request(
         request_id=request.request_id,
         sources=dict(request.sources),
@@ -276,7 +276,7 @@ def _cut(result: Result, num_kept: int, total_seconds: float) -> Result:
     if num_kept < len(best.token_ids):
         best = best._replace(
             token_ids=best.token_ids[:num_kept],
-            choices=best.choices[:num_kept],
+            token_scores=best.token_scores[:num_kept],
             finish_reason=FinishReason.EOS,  # the next window has the rest
         )
     return result._replace(hypotheses=(best,), timings=timings)

@@ -15,10 +15,10 @@ from seq2seq_serve.bundle.tokenizer import TextStream
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.async_engine import Stream
 from seq2seq_serve.server.engine.request import Array, Request
-from seq2seq_serve.server.engine.result import Choice, FinishReason, Hypothesis, Result
+from seq2seq_serve.server.engine.result import FinishReason, Hypothesis, Result, TokenScore
 from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.fair_thread import Checkpoint
+from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.read.inputs import max_seconds
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.sentences import space_after
@@ -245,11 +245,11 @@ def _hypothesis(
         finish_reason=_FINISH_REASONS[hypothesis.finish_reason],
     )
     if request.log_probabilities:
-        message.log_probabilities.extend(choice.log_probability for choice in hypothesis.choices)
+        message.log_probabilities.extend(each.log_probability for each in hypothesis.token_scores)
     if request.log_probabilities or request.beam is not None:
         message.score = hypothesis.score
     if request.num_alternatives:
-        _add_alternatives(message, hypothesis.choices, decoding.model)
+        _add_alternatives(message, hypothesis.token_scores, decoding.model)
     if decoding.options.attention:
         message.attention.CopyFrom(_attention(reading, hypothesis, decoding.model))
     if decoding.options.timestamps:
@@ -263,7 +263,7 @@ def _hypothesis(
 
 
 def with_token_times(
-    reading: Reading, result: Result, decoding: Decoding, checkpoint: Checkpoint
+    reading: Reading, result: Result, decoding: Decoding, checkpoint: YieldPoint
 ) -> tuple[Reading, Result]:
     """Returns a reading with the times of its targets' tokens, and a result without what gave them.
 
@@ -282,7 +282,7 @@ def attention_bytes(result: Result) -> int:
 
 
 def _token_times(
-    reading: Reading, hypothesis: Hypothesis, model: ServedModel, checkpoint: Checkpoint
+    reading: Reading, hypothesis: Hypothesis, model: ServedModel, checkpoint: YieldPoint
 ) -> Times:
     [spec] = model.sources.values()
     step = max_seconds(spec) / reading.request.memory_length
@@ -371,7 +371,7 @@ def _times_of_words(words: Sequence[pb.Word], begin: float, end: float) -> tuple
 def score_response(reading: Reading, result: Result, decoding: Decoding) -> pb.ScoreResponse:
     """Returns the log-probabilities of a given target."""
     request, model = reading.request, decoding.model
-    log_probabilities = [choice.log_probability for choice in result.best.choices]
+    log_probabilities = [each.log_probability for each in result.best.token_scores]
     return pb.ScoreResponse(
         request_id=request.request_id,
         model=model.name,
@@ -382,11 +382,11 @@ def score_response(reading: Reading, result: Result, decoding: Decoding) -> pb.S
     )
 
 
-def _add_alternatives(message: pb.Hypothesis, choices: Sequence[Choice], model: ServedModel) -> None:
+def _add_alternatives(message: pb.Hypothesis, token_scores: Sequence[TokenScore], model: ServedModel) -> None:
     piece = model.target_tokenizer.piece
-    for choice in choices:
+    for each in token_scores:
         add = message.alternatives.add().tokens.add  # in place: adding copies takes twice as long
-        for token_id, log_probability in choice.alternatives:
+        for token_id, log_probability in each.alternatives:
             add(token_id=token_id, text=piece(token_id), log_probability=log_probability)
 
 

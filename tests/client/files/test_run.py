@@ -8,7 +8,7 @@ import pytest
 
 from seq2seq_serve.client.files import run as run_module
 from seq2seq_serve.client.files.plan import JobError, Shard
-from seq2seq_serve.client.files.run import Run, plan_run
+from seq2seq_serve.client.files.run import RunProgress, plan_run
 from seq2seq_serve.client.files.worker import Done, WorkerLost
 from seq2seq_serve.documents.segments import WrongFile
 
@@ -61,7 +61,7 @@ class Worker:
 
 
 def translate(office, num_workers=2):
-    run = Run()
+    run = RunProgress()
     try:
         asyncio.run(asyncio.wait_for(run.translate(SHARDS, office.start, num_workers), 20))
     finally:
@@ -133,7 +133,7 @@ def test_a_worker_that_never_comes_does_not_hold_up_the_others():
 
 
 def test_the_progress_counts_the_lines_of_shards_that_are_not_done():
-    run = Run(num_lines=20)
+    run = RunProgress(num_lines=20)
     run._workers += [Worker(FakeWorkers(), 1), Worker(FakeWorkers(), 1)]
     for worker, number in zip(run._workers, (3, 4), strict=True):
         worker.num_unsaved_lines = number

@@ -27,7 +27,7 @@ def make_runner(bundle: Path, precision: Precision = Precision.FP16) -> OnnxRunn
     config = RunnerConfig(
         provider=ProviderPolicy.REQUIRE,
         precision=precision,
-        memory_budget_bytes=1 << 40,  # the number of slots alone bounds the buffers
+        max_slots_size_bytes=1 << 40,  # the number of slots alone bounds the buffers
         max_slots=NUM_SLOTS,
     )
     return OnnxRunner(load_bundle(bundle), config)

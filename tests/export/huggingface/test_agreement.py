@@ -91,14 +91,14 @@ def test_another_frame_is_refused(family, tmp_path):
     files = FAMILIES[family](tmp_path)
     ours = imported(files)
     with pytest.raises(ExportError, match="frame of"):
-        compared(files, replace(ours, frames=replace(ours.frames, source_suffix=())))
+        compared(files, replace(ours, template=replace(ours.template, source_suffix=())))
 
 
 def test_another_prompt_of_whisper_is_refused(tmp_path):
     files = whisper(tmp_path)
     ours = imported(files)
     with pytest.raises(ExportError, match="the frame of"):
-        compared(files, replace(ours, frames=replace(ours.frames, start=ours.frames.start[:-1])))
+        compared(files, replace(ours, template=replace(ours.template, start=ours.template.start[:-1])))
 
 
 def test_a_file_that_transformers_rebuilds_is_followed_and_named(tmp_path):

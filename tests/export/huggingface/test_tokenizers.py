@@ -16,8 +16,8 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 from seq2seq_serve.server.service.read.options import Decoding, with_mark
 from seq2seq_serve.training.huggingface.tokenizers import (
     RECIPES,
-    Checkpoint,
     ImportedTokenizers,
+    TokenizerFiles,
     read_tokenizers,
 )
 from tests.export.huggingface.checkpoints import edit
@@ -155,7 +155,7 @@ def framed(ours: ImportedTokenizers, text: str, **chosen: str) -> list[int]:
             ours.choices[place].ids[chosen[place]] if isinstance(place, str) else place for place in places
         ]
 
-    return [*ids(ours.frames.source_prefix), *ours.source.encode(text), *ids(ours.frames.source_suffix)]
+    return [*ids(ours.template.source_prefix), *ours.source.encode(text), *ids(ours.template.source_suffix)]
 
 
 LANGUAGES = {"mbart": "ko_KR", "mbart50": "sv_SE", "m2m100": "ko", "nllb": "kor_Hang"}
@@ -163,7 +163,7 @@ LANGUAGES = {"mbart": "ko_KR", "mbart50": "sv_SE", "m2m100": "ko", "nllb": "kor_
 
 def test_a_source_of_blenderbot_ends_with_eos_which_its_class_forgets(tmp_path):
     """The frames of all other families are compared with transformers by `compare_tokenizers`."""
-    assert imported(FAMILIES["blenderbot"](tmp_path)).frames.source_suffix == (2,)
+    assert imported(FAMILIES["blenderbot"](tmp_path)).template.source_suffix == (2,)
 
 
 def test_a_text_of_blenderbot_begins_with_a_space_where_no_setting_says_so(tmp_path):
@@ -174,13 +174,13 @@ def test_a_text_of_blenderbot_begins_with_a_space_where_no_setting_says_so(tmp_p
 
 
 def test_targets_begin_with_their_language(files, ours):
-    frames = ours.frames
+    template = ours.template
     if files.family == "mbart":
-        assert (frames.start, frames.forced) == (("target_language",), ())
+        assert (template.start, template.forced) == (("target_language",), ())
     elif files.family in LANGUAGES:
-        assert (frames.start, frames.forced) == ((2,), ("target_language",))
+        assert (template.start, template.forced) == ((2,), ("target_language",))
     else:
-        assert (frames.start, frames.forced) == ((files.generation["decoder_start_token_id"],), ())
+        assert (template.start, template.forced) == ((files.generation["decoder_start_token_id"],), ())
     language = LANGUAGES.get(files.family)
     if language:
         token = f"__{language}__" if files.family == "m2m100" else language
@@ -202,15 +202,15 @@ def test_mbart_starts_with_the_language_that_the_checkpoint_fixes(tmp_path):
     files = mbart(tmp_path)
     language = files.theirs.convert_tokens_to_ids("ro_RO")
     ours = read_tokenizers(tmp_path, "mbart", files.config, {"decoder_start_token_id": language})
-    assert ours.frames.start == ("target_language",)
+    assert ours.template.start == ("target_language",)
     assert ours.choices["target_language"].default == "ro_RO"
 
 
 def test_nllb_of_before_2023_has_its_language_behind(tmp_path):
     files = nllb(tmp_path)
     edit(tmp_path / "tokenizer_config.json", legacy_behaviour=True)
-    frames = imported(files).frames
-    assert (frames.source_prefix, frames.source_suffix) == ((), (2, "source_language"))
+    template = imported(files).template
+    assert (template.source_prefix, template.source_suffix) == ((), (2, "source_language"))
 
 
 @pytest.mark.parametrize("settings", [{}, {"add_bos_token": False}, {"add_eos_token": False}])
@@ -219,9 +219,9 @@ def test_t5gemma_has_the_frame_of_its_file_unless_its_settings_have_another(sett
     written = json.loads((tmp_path / "tokenizer_config.json").read_text())
     assert not {"add_bos_token", "add_eos_token"} & written.keys()
     edit(tmp_path / "tokenizer_config.json", **settings)
-    frames = imported(files).frames
-    assert frames.source_prefix == (2,) * settings.get("add_bos_token", True)
-    assert frames.source_suffix == (1,) * settings.get("add_eos_token", True)
+    template = imported(files).template
+    assert template.source_prefix == (2,) * settings.get("add_bos_token", True)
+    assert template.source_suffix == (1,) * settings.get("add_eos_token", True)
 
 
 def test_bytes_without_a_token_stream_as_they_become_characters(tmp_path):
@@ -239,13 +239,13 @@ def test_bytes_without_a_token_stream_as_they_become_characters(tmp_path):
 def test_marian_chooses_its_target_language_in_the_source(tmp_path):
     files = marian(tmp_path, languages=("fra", "ron", "cmn_Hans"))
     ours = imported(files)
-    assert ours.frames.source_prefix == ("target_language",)
+    assert ours.template.source_prefix == ("target_language",)
     assert list(ours.choices) == ["target_language"]
     assert framed(ours, "a b", target_language="ron") == files.theirs(">>ron<< a b").input_ids
     choice = ours.choices["target_language"]
     assert not set(choice.ids.values()) & set(ours.source.encode(">>ron<< a b"))
     frame = ((choice.ids["fra"],), (files.theirs.eos_token_id,))
-    model = SimpleNamespace(manifest=SimpleNamespace(frames=ours.frames))
+    model = SimpleNamespace(manifest=SimpleNamespace(template=ours.template))
     decoding = Decoding(model, None, GenerateOptions(), frame)
     for text in (">>ron<< a b", ">>cmn_Hans<<a  b", ">>fra<<"):
         rest, marked = with_mark(text, decoding, choice, "")
@@ -263,7 +263,7 @@ def test_a_long_text_has_the_same_tokens_in_pieces(family, tmp_path):
 
 def test_marian_with_one_language_has_no_choice(tmp_path):
     ours = imported(marian(tmp_path, languages=("deu",)))
-    assert (ours.frames.source_prefix, ours.choices) == ((), {})
+    assert (ours.template.source_prefix, ours.choices) == ((), {})
 
 
 def test_an_exported_file_has_no_frame_of_its_own(files, ours):
@@ -384,10 +384,10 @@ class TestWhisper:
     def test_the_prompt_has_the_language_the_task_and_no_timestamps(self, files):
         ours = imported(files)
         chosen = {"source_language": "ko", "task": "translate"}
-        start = [ours.choices[p].ids[chosen[p]] if isinstance(p, str) else p for p in ours.frames.start]
+        start = [ours.choices[p].ids[chosen[p]] if isinstance(p, str) else p for p in ours.template.start]
         names = ["<|startoftranscript|>", "<|ko|>", "<|translate|>", "<|notimestamps|>"]
         assert start == files.theirs.convert_tokens_to_ids(names)
-        assert ours.frames.forced == ours.frames.source_prefix == ours.frames.source_suffix == ()
+        assert ours.template.forced == ours.template.source_prefix == ours.template.source_suffix == ()
         assert list(ours.choices["source_language"].ids) == ["en", "de", "ko"]
         assert ours.choices["source_language"].default == ""
         assert (sorted(ours.choices["task"].ids), ours.choices["task"].default) == (
@@ -414,7 +414,7 @@ class TestWhisper:
         for settings in ({"is_multilingual": False}, {"is_multilingual": None}):  # by its number of tokens
             ours = prompted(files, **settings, lang_to_id=None, task_to_id=None)
             ids = files.generation
-            assert ours.frames.start == (ids["decoder_start_token_id"], ids["no_timestamps_token_id"])
+            assert ours.template.start == (ids["decoder_start_token_id"], ids["no_timestamps_token_id"])
             assert ours.choices == {}
 
     def test_ids_that_the_settings_lack_are_those_of_the_tokenizer(self, files):
@@ -475,5 +475,5 @@ class TestWhisper:
 def test_special_tokens_of_published_checkpoints_are_nobodys_own(tmp_path, family, published):
     for name in ("additional_special_tokens", "extra_special_tokens"):
         settings = {name: [*published, "<task>"], "mask_token": "<mask>"}
-        own_marks = Checkpoint(tmp_path, settings, {}).own_marks(RECIPES[family].language)
+        own_marks = TokenizerFiles(tmp_path, settings, {}).own_marks(RECIPES[family].language)
         assert own_marks == ["<task>"]

@@ -133,7 +133,7 @@ def test_sounds_and_pictures_are_learned_by_heart_and_served(checkpoint, tmp_pat
     assert manifest.generation.begin_suppressed_token_ids == tuple(
         generation.get("begin_suppress_tokens", ())
     )
-    assert len(manifest.frames.start) == (4 if case in SOUNDS else 1)
+    assert len(manifest.template.start) == (4 if case in SOUNDS else 1)
 
 
 def write_examples(folder, case):

@@ -181,7 +181,7 @@ def described(driver: Driver, request: Request) -> list[Any]:
 def test_runners_with_states_or_shared_memory_answer_as_one_with_a_cache_does(sources, num_slots, seed):
     """State follows forks and moves whole; prefixes, scores and attention go by steps.
 
-    Where memory is shared, it follows the keeper of its request.
+    Where memory is shared, it follows the owner of its request's memory.
     """
     answers = []
     for settings in ({}, {"is_recurrent": True}, {"shares_memory": True}):
@@ -288,8 +288,9 @@ def test_a_scored_target_ends_after_one_turn_and_leaves_the_others_alone():
     driver.turn()
     assert driver.results.keys() == {scored, empty}
     assert driver.turns[0].num_rows == 1  # prefill has scored the two
-    assert [choice.log_probability for choice in driver.results[scored].best.choices] == [-7, -8, -EOS_ID]
-    assert [choice.log_probability for choice in driver.results[empty].best.choices] == [-EOS_ID]
+    best = {name: result.best.token_scores for name, result in driver.results.items()}
+    assert [each.log_probability for each in best[scored]] == [-7, -8, -EOS_ID]
+    assert [each.log_probability for each in best[empty]] == [-EOS_ID]
     assert driver.results[scored].num_target_tokens == 0
     driver.finish()
     assert list(driver.results[other].best.token_ids) == expected_tokens((10, 5), 8)

@@ -144,5 +144,5 @@ def test_a_forced_eos_has_log_probability_0_and_no_alternatives(beam):
     driver.finish()
     first, *others = driver.results[request].hypotheses
     assert (first.token_ids, first.finish_reason, first.score) == ((), FinishReason.EOS, 0)
-    assert [(choice.log_probability, choice.alternatives) for choice in first.choices] == [(0, ())]
+    assert [(each.log_probability, each.alternatives) for each in first.token_scores] == [(0, ())]
     assert not others

@@ -75,11 +75,11 @@ def test_the_memory_of_a_retired_keeper_is_copied_before_rows_move(shares_memory
     beam.rows = [Sequence(beam, START_ID) for _ in range(4)]
     last = Sequence(other, START_ID)
     slots.add([*beam.rows, last])
-    keeper, _, third, _ = beam.rows
-    assert beam.keeper is keeper
+    owner, _, third, _ = beam.rows
+    assert beam.memory_owner is owner
     beam.rows = [third, beam.rows[3]]  # the first two hypotheses have ended
     moves = slots.remove(slots.rows[:2])
-    assert beam.keeper is third
+    assert beam.memory_owner is third
     handed = [Move(0, 2, cache_length=0, memory_length=3)] if shares_memory else []
     # The last two rows fill the first two. Where memory is shared, the beam's fourth row has none to move.
     assert list(moves) == [*handed, Move(3, 0, 0, 0 if shares_memory else 3), Move(4, 1, 0, 1)]

@@ -84,7 +84,9 @@ def test_instances_share_slots_and_threads(bundle_path):
 
 
 @pytest.mark.skipif(not kernels.instructions(), reason="without operators, fp32 is always packed twice")
-def test_what_is_packed_twice_in_fp32_counts_against_the_memory_limit(bundle_path, tmp_path, monkeypatch):
+def test_what_is_packed_twice_in_fp32_counts_against_the_largest_size_of_all_models(
+    bundle_path, tmp_path, monkeypatch
+):
     """The decoder's weights by ONNX Runtime, in a bundle whose maps are not the project's operators."""
 
     def packed_bytes(path: Path, precision: Precision = Precision.FP32) -> int:
@@ -125,7 +127,7 @@ def without_cuda(bundle_path, monkeypatch):
     "wrong",
     [
         {"num_threads": 2, "num_instances": 3},
-        {"memory_budget_bytes": 1},
+        {"max_slots_size_bytes": 1},
         {"max_source_length": 10**6},
         {"draft": Path("no-bundle")},
     ],
@@ -138,11 +140,11 @@ def test_a_model_that_does_not_fit_is_refused_with_the_reason_why_cuda_is_not_us
 
 
 @pytest.mark.usefixtures("without_cuda")
-def test_why_cuda_is_not_used_is_logged_before_the_memory_limit_refuses(bundle_path, caplog):
-    config = replace(CONFIG, memory_limit_bytes=1)
-    with pytest.raises(ValueError, match="the memory limit is"):
+def test_why_cuda_is_not_used_is_logged_before_the_largest_size_of_all_models_refuses(bundle_path, caplog):
+    config = replace(CONFIG, max_models_size_bytes=1)
+    with pytest.raises(ValueError, match="MiB: raise --max-models-size"):
         load(bundle_path, config)
-    with pytest.raises(ValueError, match="the memory limit is"):
+    with pytest.raises(ValueError, match="MiB: raise --max-models-size"):
         list(check([bundle_path], config))
     assert caplog.messages == ["no CUDA here"] * 2
 
@@ -151,10 +153,10 @@ def test_a_model_without_room_beside_the_others_is_refused_with_both_numbers(bun
     bundle = load_bundle(bundle_path)
     num_bytes = size_up(bundle, CONFIG.runner).total_bytes
     assert num_bytes > bundle.manifest.variants["int8"].weights.size_bytes
-    config = replace(CONFIG, memory_limit_bytes=num_bytes + 1000)
+    config = replace(CONFIG, max_models_size_bytes=num_bytes + 1000)
     load(bundle_path, config, 1000)
     size = f"{num_bytes / 2**20:.1f} MiB"
-    message = f"takes {size} beside the 0.0 MiB of loaded models, and the memory limit is {size}: raise"
+    message = f"takes {size} beside the 0.0 MiB of loaded models, and together they may take {size}: raise"
     with pytest.raises(ValueError, match=message):
         load(bundle_path, config, 1001)
 

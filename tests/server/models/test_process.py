@@ -299,8 +299,8 @@ def start(config: ServerConfig, bundle_path: Path) -> None:
 
 def test_a_bundle_that_cannot_be_used_is_the_same_clear_error(bundle_path):
     before = children_of(os.getpid())
-    runner = replace(RUNNER, max_slots=10**9, memory_budget_bytes=2**60)
-    config = ServerConfig(runner=runner, memory_limit_bytes=2**60)
+    runner = replace(RUNNER, max_slots=10**9, max_slots_size_bytes=2**60)
+    config = ServerConfig(runner=runner, max_models_size_bytes=2**60)
     with pytest.raises(ValueError, match=rf"^{re.escape(str(bundle_path))}: Unable to allocate"):
         start(config, bundle_path)
     assert children_of(os.getpid()) == before

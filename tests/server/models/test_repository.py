@@ -13,7 +13,7 @@ from seq2seq_serve.bundle.manifest import bundle_version
 from seq2seq_serve.server.engine.result import Load
 from seq2seq_serve.server.errors import LoadFailed, Unavailable, UnknownModel
 from seq2seq_serve.server.models.folders import ModelFolders
-from seq2seq_serve.server.models.repository import Repository, State
+from seq2seq_serve.server.models.repository import Repository, VersionState
 from seq2seq_serve.server.models.served import Models
 from seq2seq_serve.server.telemetry.metrics import Metrics
 from seq2seq_serve.server.telemetry.record import Caller, CallRecord
@@ -91,7 +91,7 @@ class Harness:
         with self.use() as model:
             return model.version
 
-    async def states(self) -> dict[str, State]:
+    async def states(self) -> dict[str, VersionState]:
         return {version.version: state for version, state, _ in await self.repository.index()}
 
     async def until_loading(self, number: int) -> None:
@@ -118,8 +118,8 @@ async def test_the_newest_version_is_served_and_numbers_count_as_numbers(folders
     assert (await folders.repository.load("demo")).version == "10"
     assert (await folders.repository.load("plain")).version == bundle_version(folders.folder / "plain")
     assert folders.version() == "10"
-    assert (await folders.states())["10"] is State.READY
-    assert (await folders.states())["9"] is State.UNAVAILABLE
+    assert (await folders.states())["10"] is VersionState.READY
+    assert (await folders.states())["9"] is VersionState.UNAVAILABLE
 
 
 @pytest.mark.parametrize(
@@ -176,10 +176,10 @@ async def test_an_old_version_ends_when_its_last_caller_has_left(folders):
             assert (first.version, second.version) == ("1", "2")
         await asyncio.sleep(0.05)
         assert folders.stopped == []
-        assert await folders.states() == {"1": State.UNLOADING, "2": State.READY}
+        assert await folders.states() == {"1": VersionState.UNLOADING, "2": VersionState.READY}
     await folders.until_ended()
     assert folders.stopped == ["1"]
-    assert await folders.states() == {"1": State.UNAVAILABLE, "2": State.READY}
+    assert await folders.states() == {"1": VersionState.UNAVAILABLE, "2": VersionState.READY}
     info = folders.metrics.registry.get_sample_value
     labels = {"model_name": "demo", "precision": "int8", "provider": "cpu"}
     assert info("seq2seq_model_info", labels | {"version": "1"}) is None
@@ -197,7 +197,7 @@ async def test_a_broken_version_leaves_the_served_one_and_says_why(folders, kind
     assert folders.version() == "1"
     reasons = {version.version: reason for version, _, reason in await folders.repository.index()}
     assert reasons["2"].endswith("it is broken")
-    assert await folders.states() == {"1": State.READY, "2": State.UNAVAILABLE}
+    assert await folders.states() == {"1": VersionState.READY, "2": VersionState.UNAVAILABLE}
     assert folders.stopped == []
 
 
@@ -236,7 +236,7 @@ async def test_while_the_server_drains_nothing_is_loaded_and_what_was_being_load
     loading = asyncio.create_task(folders.repository.load("demo"))
     while not folders.repository._loading_now:
         await asyncio.sleep(0)
-    assert await folders.states() == {"1": State.READY, "2": State.LOADING}
+    assert await folders.states() == {"1": VersionState.READY, "2": VersionState.LOADING}
     folders.repository.drain()
     folders.gate.set()
     for one in (loading, folders.repository.load("demo")):
@@ -315,7 +315,7 @@ def test_a_load_that_fails_after_its_caller_left_logs_no_traceback(folders, capl
         folders.gate.set()
         await folders.repository.stop()
         assert caller.cancelled()
-        assert await folders.states() == {"1": State.UNAVAILABLE}
+        assert await folders.states() == {"1": VersionState.UNAVAILABLE}
 
     asyncio.run(run())
     gc.collect()  # an exception that nobody asked for is logged when its task is freed

@@ -150,5 +150,5 @@ def test_a_move_leaves_out_what_both_rows_share():
 def test_the_owner_of_a_row_is_the_keeper_of_its_request():
     one, other, third = (Search(Request("r", {}, 3, 5, arrival=0.0), (1,)) for _ in range(3))
     rows = tuple(Sequence(search, 1, row=row) for row, search in enumerate((one, other, one, third, other)))
-    one.keeper, other.keeper, third.keeper = rows[2], rows[1], rows[3]
+    one.memory_owner, other.memory_owner, third.memory_owner = rows[2], rows[1], rows[3]
     assert COLUMNS[names.OWNERS].of_rows(rows) == [2, 1, 2, 3, 1]

@@ -163,7 +163,7 @@ def test_a_draft_model_that_does_not_fit_is_refused_with_the_reason(
     missing_draft = r"the draft model: .*none is not a usable bundle: there is no such folder"
     with pytest.raises(ValueError, match=missing_draft):
         load_model(bundle_path, missing, "random", lambda _: None)
-    assert "the memory budget has" in problem(draft_path, bundle_path, memory_budget_bytes=200_000)
+    assert "--max-slots-size has room for" in problem(draft_path, bundle_path, max_slots_size_bytes=200_000)
     off = RunnerConfig(provider="cpu", draft=tmp_path / "none", speculative=Speculation.OFF)
     own = RunnerConfig(provider="cpu", draft=bundle_path)
     for runner in (off, own):

@@ -106,7 +106,7 @@ def everything(seed: int) -> list[Request]:
 def check_score(trained, request, result) -> None:
     source, target = request.sources[SOURCE_IDS].tolist(), list(request.prefix_ids)
     expected = score_target(trained.model, source, target, bos_id=BOS_ID, eos_id=EOS_ID)
-    given = [choice.log_probability for choice in result.best.choices]
+    given = [each.log_probability for each in result.best.token_scores]
     np.testing.assert_allclose(given, expected, atol=1e-4)
     assert (result.best.token_ids, result.num_target_tokens) == (request.prefix_ids, 0)
 
@@ -128,7 +128,7 @@ def test_every_mode_in_one_batch_gives_what_the_oracle_gives(name, family):
             if request.beam is not None or request.num_hypotheses > 1:
                 assert one.score == pytest.approx(other.score, abs=1e-4)
             wanted = other.log_probabilities if request.log_probabilities else []
-            np.testing.assert_allclose([each.log_probability for each in one.choices], wanted, atol=1e-4)
+            np.testing.assert_allclose([each.log_probability for each in one.token_scores], wanted, atol=1e-4)
     assert reasons == {FinishReason.EOS, FinishReason.LENGTH}
 
 
@@ -139,9 +139,9 @@ def check_equal(found: list[Result], expected: list[Result]) -> None:
         for ours, theirs in zip(other.hypotheses, one.hypotheses, strict=True):
             assert (ours.token_ids, ours.finish_reason) == (theirs.token_ids, theirs.finish_reason)
             assert ours.score == pytest.approx(theirs.score, abs=1e-5)
-            for choice, wanted in zip(ours.choices, theirs.choices, strict=True):
-                assert choice.log_probability == pytest.approx(wanted.log_probability, abs=1e-5)
-                assert [i for i, _ in choice.alternatives] == [i for i, _ in wanted.alternatives]
+            for each, wanted in zip(ours.token_scores, theirs.token_scores, strict=True):
+                assert each.log_probability == pytest.approx(wanted.log_probability, abs=1e-5)
+                assert [i for i, _ in each.alternatives] == [i for i, _ in wanted.alternatives]
 
 
 @pytest.mark.parametrize(("name", "precision"), BATCHES)
@@ -197,7 +197,7 @@ def answer(driver: Driver, requests: list[Request]) -> list:
 
 
 def content(result: Result) -> list:
-    return [(*one[:2], one.score, one.choices) for one in result.hypotheses]
+    return [(*one[:2], one.score, one.token_scores) for one in result.hypotheses]
 
 
 with_and_without_operators = pytest.mark.parametrize("has_operators", [True, False])

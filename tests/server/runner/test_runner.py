@@ -489,14 +489,16 @@ def test_the_number_of_slots_follows_the_budget(random_bundle):
     slot_bytes = make_runner(random_bundle).slot_bytes
     L, D, S, C = 2, 32, 48, 48
     assert slot_bytes == 4 * 2 * L * D * (C + S)  # keys and values of cache and memory
-    for budget, num_slots in ((slot_bytes, 1), (4 * slot_bytes - 1, 3), (4 * slot_bytes, 4), (1 << 30, 7)):
-        runner = make_runner(random_bundle, 7, memory_budget_bytes=budget)
+    for size, num_slots in ((slot_bytes, 1), (4 * slot_bytes - 1, 3), (4 * slot_bytes, 4), (1 << 30, 7)):
+        runner = make_runner(random_bundle, 7, max_slots_size_bytes=size)
         assert runner.num_slots == num_slots
         allocated = sum(group._host.nbytes for group in runner._groups_of_buffers)
-        assert allocated == num_slots * slot_bytes <= budget
-    message = f"a slot takes {slot_bytes} bytes and the memory budget is {slot_bytes - 1}: raise the budget"
+        assert allocated == num_slots * slot_bytes <= size
+    message = (
+        f"a slot takes {slot_bytes} bytes, and all slots may take {slot_bytes - 1}: raise max_slots_size"
+    )
     with pytest.raises(ValueError, match=message):
-        make_runner(random_bundle, memory_budget_bytes=slot_bytes - 1)
+        make_runner(random_bundle, max_slots_size_bytes=slot_bytes - 1)
 
 
 def test_lower_limits_are_honoured_and_change_no_answer(trained_run, trained_bundle):
@@ -522,8 +524,8 @@ def test_a_limit_above_the_models_is_refused(name, random_bundle):
 
 
 def test_a_cache_without_room_for_the_first_token_is_refused(random_bundle):
-    frames = dataclasses.replace(random_bundle.manifest.frames, start=(1, 7, 8), forced=(9,))
-    manifest = dataclasses.replace(random_bundle.manifest, frames=frames)
+    template = dataclasses.replace(random_bundle.manifest.template, start=(1, 7, 8), forced=(9,))
+    manifest = dataclasses.replace(random_bundle.manifest, template=template)
     bundle = dataclasses.replace(random_bundle, manifest=manifest)
     message = "max_target_length is 3, and must be at least 4: the model begins every target with 4 tokens"
     with pytest.raises(ValueError, match=message):

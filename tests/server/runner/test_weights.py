@@ -53,7 +53,7 @@ def packed_files(graphs: dict[Verb, bytes], content: bytes, asked: list[int] | N
     """The files as the server packs them; each byte is read when it is first asked for."""
     layout = PackedMaps(graphs, len(content))
     assert layout.num_bytes % 64 == 0
-    assert sum(piece.num_bytes for piece in layout.pieces) == len(content)
+    assert sum(extent.num_bytes for extent in layout.extents) == len(content)
     memory = memoryview(bytearray(layout.num_bytes))
     num_read = 0
 
@@ -62,11 +62,11 @@ def packed_files(graphs: dict[Verb, bytes], content: bytes, asked: list[int] | N
         if asked is not None:
             asked.append(num_bytes)
         start = 0
-        for piece in layout.pieces:
-            first, last = max(start, num_read), min(start + piece.num_bytes, num_bytes)
+        for extent in layout.extents:
+            first, last = max(start, num_read), min(start + extent.num_bytes, num_bytes)
             if first < last:
-                memory[piece.place + first - start : piece.place + last - start] = content[first:last]
-            start += piece.num_bytes
+                memory[extent.place + first - start : extent.place + last - start] = content[first:last]
+            start += extent.num_bytes
         num_read = max(num_read, num_bytes)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -27,7 +27,6 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from seq2seq_serve.bundle.manifest import (
     Bundle,
     FileSpec,
-    Frames,
     Generation,
     GraphSpec,
     LengthBound,
@@ -36,6 +35,7 @@ from seq2seq_serve.bundle.manifest import (
     Parity,
     SpecialIds,
     TensorSpec,
+    TokenTemplate,
     Variant,
 )
 from seq2seq_serve.bundle.names import SOURCE_IDS, Axis, Form, Precision, Role, Verb
@@ -290,7 +290,7 @@ def echo_bundle(path: Path, runner: EchoRunner) -> Bundle:
         source_vocab_size=tokenizer.vocab_size,
         target_vocab_size=tokenizer.vocab_size,
         special_ids=SpecialIds(PAD, (EOS,)),
-        frames=Frames(start=(BOS,), source_suffix=(EOS,)),
+        template=TokenTemplate(start=(BOS,), source_suffix=(EOS,)),
         sources={SOURCE_IDS: Form.TEXT},
         memory=LengthRule(SOURCE_IDS),
         max_source_length=runner.max_source_length,

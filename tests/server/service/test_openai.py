@@ -272,9 +272,11 @@ def test_silence_is_in_the_language_of_the_model(client, served):
 
 def test_a_model_of_one_language_names_it_and_refuses_others(whisper_path):
     with on_a_thread(serving_bundles(whisper_path / "bundle")) as served:
-        frames = served.model.manifest.frames
-        start = tuple(place for place in frames.start if isinstance(place, int))
-        served.app._models.put(with_manifest(served.model, choices={}, frames=replace(frames, start=start)))
+        template = served.model.manifest.template
+        start = tuple(place for place in template.start if isinstance(place, int))
+        served.app._models.put(
+            with_manifest(served.model, choices={}, template=replace(template, start=start))
+        )
         url = f"http://127.0.0.1:{served.app.http.port}/v1"
         with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as client:
             for language in (openai.omit, "en", "en-US", "English"):

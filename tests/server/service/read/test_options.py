@@ -397,7 +397,7 @@ def forcing_path(bundle_path, tmp_path) -> Path:
         replace(
             manifest,
             max_target_length=LIMIT,
-            frames=replace(manifest.frames, forced=("target_language",)),
+            template=replace(manifest.template, forced=("target_language",)),
             choices={"target_language": Choice({"en": 7})},
         ),
     )
@@ -473,9 +473,9 @@ async def test_a_text_may_name_the_language_of_its_target(bundle_path, tmp_path)
     """As it does for Marian's own tokenizer (`tests/export/huggingface/test_tokenizers.py` has the ids)."""
     folder = Path(shutil.copytree(bundle_path, tmp_path / "marked"))
     manifest = load_bundle(folder).manifest
-    frames = replace(manifest.frames, source_prefix=("target_language",))
+    template = replace(manifest.template, source_prefix=("target_language",))
     choices = {"target_language": Choice({"en": 7, "fr": 8})}
-    write_manifest(folder, replace(manifest, frames=frames, choices=choices))
+    write_manifest(folder, replace(manifest, template=template, choices=choices))
     async with serving_bundles(folder) as served:
 
         async def generated(text, **options):

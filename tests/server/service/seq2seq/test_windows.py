@@ -484,7 +484,7 @@ async def test_words_have_the_times_of_the_attention_of_transformers_heads(whisp
             model.manifest.choices[one].ids["ko" if one == "source_language" else "transcribe"]
             if isinstance(one, str)
             else one
-            for one in model.manifest.frames.start[:-1]
+            for one in model.manifest.template.start[:-1]
         ]
         options = {"long_source": pb.LONG_SOURCE_REFUSE, "word_timestamps": True, "attention": True}
         answer = await served.stub.Generate(message(content, **options))
