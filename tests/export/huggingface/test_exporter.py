@@ -288,7 +288,9 @@ def refuse_to_go_on(line):
 
 
 def test_a_model_that_differs_from_transformers_is_not_exported(checkpoint, tmp_path, monkeypatch):
-    wrong = families.Family("marian", "marian", BART, PositionRule("halves", offset=1), is_pre_norm=False)
+    wrong = families.PublishedFamily(
+        "marian", "marian", BART, PositionRule("halves", offset=1), is_pre_norm=False
+    )
     monkeypatch.setattr(families, "FAMILIES", (wrong,))
     with pytest.raises(ExportError, match="differs from transformers by"):
         export_checkpoint(checkpoint("marian")[0], tmp_path / "bundle", FP32, report=refuse_to_go_on)

@@ -1,104 +1,131 @@
-"""Folders with the tokenizer files of each family, and the ids that they give to texts.
-
-The vocabularies are made of pieces of sentences in thirty languages, equal on every machine. What
-transformers and sentencepiece give for `TEXTS` is recorded in `golden.jsonl`, one tokenizer a line;
-`python -m tests.export.huggingface.tokenizer_files` records it anew.
-"""
+"""Folders with the tokenizer files of each family, trained on made-up sentences of many scripts."""
 
 import dataclasses
 import io
 import json
-import math
-import re
-import tempfile
+import random
 import unicodedata
-from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
 import tokenizers
 import transformers
-from tokenizers import pre_tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 from transformers.utils import sentencepiece_model_pb2_new as protobuf
 
-from seq2seq_serve.export.huggingface.samples import SENTENCES
-from seq2seq_serve.training.huggingface.sentencepiece import SPACE, PieceType
-from seq2seq_serve.training.huggingface.tokenizers import read_tokenizers
+from seq2seq_serve.bundle.charsmap import HIDDEN
 
-GOLDEN = Path(__file__).with_name("golden.jsonl")
+_BLOCKS = {
+    "latin": (0x61, 0x7A),
+    "accents": (0xE0, 0xF6),
+    "vietnamese": (0x1EA0, 0x1EF9),
+    "greek": (0x3B1, 0x3C9),
+    "cyrillic": (0x430, 0x44F),
+    "hebrew": (0x5D0, 0x5EA),
+    "arabic": (0x627, 0x64A),
+    "hindi": (0x905, 0x939),
+    "thai": (0xE01, 0xE2E),
+    "kana": (0x3041, 0x3093),
+    "chinese": (0x4E00, 0x4EFF),
+    "korean": (0xAC00, 0xAEFF),
+}
 # Texts that have found differences between tokenizers.
-HARD_TEXTS = tuple(
-    "| |two  spaces|a space at the end |  and at the beginning|tab\there|a line\nand another\r\n\nlast|"
-    "no\u00a0break|zero\u200bwidth|soft\u00adhyphen|ﬁne ﬂag|２０２６年|ｶﾞｷﾞｸﾞ ﾊﾟ|"
-    "e\u0301 a\u0323\u0301 Ａ\u0301 か\u3099|"
-    f"{unicodedata.normalize('NFD', '오늘은 금요일입니다 각각 힣')}|"
-    "شَّ مُحَمَّد|क़लम ज़मीन|น้ำ กำ|👨‍👩‍👧 🎉🏳️‍🌈 ☎️|\u2581|\u2581a \u2581 b\u2581|a\x00b|\x07bell|\ufeffbom|"
-    "Ⅷ ㎏ ½ ℡ ™|\ufdd0|\ue000|…—“quoted”".split("|")
+HARD_TEXTS = (
+    "",
+    " ",
+    "two  spaces",
+    "a space at the end ",
+    "  and at the beginning",
+    "tab\there",
+    "a line\nand another\r\n\nlast",
+    "no\u00a0break",
+    "zero\u200bwidth",
+    "soft\u00adhyphen",
+    "ﬁne ﬂag",
+    "２０２６年",
+    "ｶﾞｷﾞｸﾞ ﾊﾟ",
+    "e\u0301 a\u0323\u0301 Ａ\u0301 か\u3099",
+    unicodedata.normalize("NFD", "오늘은 금요일입니다 각각 힣"),
+    "شَّ مُحَمَّد",
+    "क़लम ज़मीन",
+    "น้ำ กำ",
+    "👨‍👩‍👧 🎉🏳️‍🌈 ☎️",
+    "\u2581",
+    "\u2581a \u2581 b\u2581",
+    "a\x00b",
+    "\x07bell",
+    "\ufeffbom",
+    "Ⅷ ㎏ ½ ℡ ™",
+    "\ufdd0",
+    "\ue000",
+    "…—“quoted”",
 )
-_NAMES = "</s> a</s>b <pad> <unk> <s> <extra_id_0> en_XX kor_Hang <mask>"
-CONTROL_TEXTS = (*_NAMES.split(), "__ko__ a")
-ADDED = ["<sep>", "김치찌개", "①<SEP>"]  # SentencePiece would change the last one
-ADDED_TEXTS = (
-    *SENTENCES[::9],
-    *["a <sep> 김치찌개 b", "<sep>a<sep>b", " <sep>", "김치찌개<sep>①<SEP>", "x ①<SEP>y", "<SEP> 김치"],
+CONTROL_TEXTS = (
+    "</s>",
+    "a</s>b",
+    "<pad>",
+    "<unk>",
+    "<s>",
+    "<extra_id_0>",
+    "en_XX",
+    "__ko__ a",
+    "kor_Hang",
+    "<mask>",
 )
-# NUL ends a text for some versions of sentencepiece.
-TEXTS = (
-    *SENTENCES[::3],
-    *(unicodedata.normalize("NFD", text) for text in SENTENCES[4::9]),
-    *(text for text in HARD_TEXTS if "\0" not in text),
-    "The 12,345 HOUSES of Göteborg: 여섯 시 반, шесть; ابجد — Բարեւ ጤና 🙂!",
-)
-
-
-def _pieces(words: Iterable[str], *, longest: int = 5) -> list[str]:
-    """The characters of words and what occurs in them twice, the most frequent first."""
-    counts = Counter(
-        word[i : i + n] for word in words for n in range(1, longest + 1) for i in range(len(word) + 1 - n)
-    )
-    kept = (text for text, count in counts.items() if count > 1 or len(text) == 1)
-    return sorted(kept, key=lambda text: (-counts[text], text))
-
-
-def _merges(pieces: Iterable[str]) -> list[tuple[str, str]]:
-    """The byte pairs of pieces, in their order."""
-    pieces = list(pieces)
-    known = {*pieces}
-    return [
-        (text[:i], text[i:]) for text in pieces for i in range(1, len(text)) if {text[:i], text[i:]} <= known
-    ]
 
 
 @cache
-def spm(kind: str, first: int = 0, every: int = 1, **options: Any) -> bytes:
-    """A SentencePiece model with the charsmap of `nmt_nfkc`, and pieces of every n-th sentence."""
+def _lexicon() -> dict[str, list[str]]:
+    chance = random.Random(7)
+    return {
+        name: ["".join(chr(chance.randint(*block)) for _ in range(chance.randint(1, 7))) for _ in range(150)]
+        for name, block in _BLOCKS.items()
+    }
+
+
+@cache
+def sentences(count: int, seed: int) -> tuple[str, ...]:
+    """Sentences of several scripts with digits, marks, and now and then something odd."""
+    chance, lexicon = random.Random(seed), _lexicon()
+    letters = list(_BLOCKS.values())
+    texts = []
+    for _ in range(count):
+        words: list[str] = []
+        for script in chance.sample(sorted(lexicon), chance.randint(1, 2)):
+            words += [lexicon[script][int(150 * chance.random() ** 2)] for _ in range(chance.randint(1, 6))]
+        for _ in range(chance.randint(0, 2)):
+            odd = chance.choice(
+                [
+                    str(chance.randint(0, 9999)),
+                    chance.choice(HARD_TEXTS),
+                    chance.choice("🎉🙂漢Ａｶ½ﬁ・؟ฯ۞Ж"),
+                    "".join(chr(chance.randint(*chance.choice(letters))) for _ in range(3)),
+                ]
+            )
+            words.insert(chance.randint(0, len(words)), odd)
+        text = " ".join(words).capitalize() + chance.choice(["", ".", "!", " ?", "。"])
+        texts.append(unicodedata.normalize("NFD", text) if chance.random() < 0.15 else text)
+    return tuple(texts)
+
+
+@cache
+def spm(kind: str, seed: int = 0, **options: Any) -> bytes:
+    """A SentencePiece model with the charsmap of `nmt_nfkc`."""
     content = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(["ab cd ab"]),
+        sentence_iterator=(text for text in sentences(3000, seed) if not {"\0", HIDDEN} & {*text}),
         model_writer=content,
         model_type=kind,
-        vocab_size=300,
-        hard_vocab_limit=False,
+        vocab_size=1800,
+        character_coverage=0.98,
         minloglevel=2,
         **options,
     )
-    model = parsed(content.getvalue())
-    special = [piece for piece in model.pieces if piece.type != PieceType.NORMAL]
-    del model.pieces[:]
-    model.pieces.extend(special)
-    words = [SPACE + word for text in SENTENCES[first::every] for word in text.split()]
-    if not options.get("split_by_whitespace", True):
-        words = [first_word + second for first_word, second in pairwise(words)]
-    for rank, text in enumerate(_pieces(words)):
-        # Of byte pairs, the one of the lowest rank is merged; a unigram model adds log-probabilities.
-        score = -float(rank) if kind == "bpe" else -math.log(10 * (rank + 2)) - 0.1 / len(text)
-        model.pieces.add(piece=text, score=score)
-    return bytes(model.SerializeToString())
+    return content.getvalue()
 
 
 def parsed(content: bytes) -> Any:
@@ -124,13 +151,12 @@ class Files:
 
 def marian(folder: Path, *, separate: bool = False, languages: tuple[str, ...] = ()) -> Files:
     """Two models, of which vocab.json has almost all pieces; the source does not know all scripts."""
-    sides = [spm("unigram", 0, 2), spm("unigram", 1, 2, normalization_rule_name="nmt_nfkc_cf")]
+    sides = [spm("unigram", 0), spm("unigram", 1, normalization_rule_name="nmt_nfkc_cf")]
     for name, content in zip(["source.spm", "target.spm"], sides, strict=True):
         (folder / name).write_bytes(content)
-    pieces = [[text for i, (text, _) in enumerate(scored(content)) if i % 50 != 49] for content in sides]
-    # `generate` pads both sides with one id, so that both have the same number of tokens.
-    fewest = min(map(len, pieces))
-    vocabs = [one[:fewest] for one in pieces] if separate else [[*pieces[0], *pieces[1]]]
+    chance = random.Random(3)
+    pieces = [[text for text, _ in scored(content) if chance.random() < 0.98] for content in sides]
+    vocabs = pieces if separate else [[*pieces[0], *pieces[1]]]
     special, sizes = ["</s>", "<unk>", *(f">>{name}<<" for name in languages)], []
     for name, texts in zip(["vocab.json", "target_vocab.json"], vocabs, strict=False):
         tokens = dict.fromkeys([*special, *(text for text in texts if text != "<s>"), "<pad>"])
@@ -196,7 +222,13 @@ def nllb(folder: Path) -> Files:
     """As `save_pretrained` writes it."""
     content = spm("bpe")
     vocab = {text: i for i, (text, _) in enumerate(_fairseq(content))}
-    merges = _merges(text for text, _ in scored(content)[3:])
+    pieces = [text for text, _ in scored(content)[3:]]
+    merges = [
+        (text[:i], text[i:])
+        for text in pieces
+        for i in range(1, len(text))
+        if {text[:i], text[i:]} <= vocab.keys()
+    ]
     charsmap = parsed(content).normalizer_spec.precompiled_charsmap
     theirs = transformers.NllbTokenizer(vocab=vocab, merges=merges, _spm_precompiled_charsmap=charsmap)
     return _saved(folder, "nllb", theirs, {"decoder_start_token_id": 2})
@@ -225,10 +257,18 @@ def pegasus(folder: Path) -> Files:
 def _byte_pairs(
     special: tuple[str, ...] = ("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    split = pre_tokenizers.ByteLevel(add_prefix_space=False).pre_tokenize_str
-    pieces = _pieces(word for text in SENTENCES for word, _ in split(text))
-    letters = sorted({*pre_tokenizers.ByteLevel.alphabet()} - {*pieces})
-    return {text: i for i, text in enumerate([*special, *letters, *pieces])}, _merges(pieces)
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=900,
+        special_tokens=list(special),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    inner.train_from_iterator(sentences(3000, 0), trainer)
+    model = json.loads(inner.to_str())["model"]
+    return model["vocab"], [tuple(merge) for merge in model["merges"]]
 
 
 def bart(folder: Path) -> Files:
@@ -312,8 +352,15 @@ def byt5(folder: Path) -> Files:
 def _byte_fallback_pairs() -> tuple[dict[str, int], list[tuple[str, str]]]:
     """Byte pairs that know some scripts only, with tokens for the bytes of others."""
     special = ["<pad>", "<eos>", "<bos>", "<unk>", "<mask>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    pieces = _pieces(SPACE + word for text in SENTENCES[:20] for word in text.split())
-    return {text: i for i, text in enumerate([*special, *pieces])}, _merges(pieces)
+    inner = tokenizers.Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    inner.normalizer = normalizers.Replace(" ", "\u2581")
+    inner.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous")
+    trainer = trainers.BpeTrainer(
+        vocab_size=1200, special_tokens=special, limit_alphabet=300, show_progress=False
+    )
+    inner.train_from_iterator(sentences(3000, 0), trainer)
+    model = json.loads(inner.to_str())["model"]
+    return model["vocab"], [tuple(merge) for merge in model["merges"]]
 
 
 def t5gemma(folder: Path, family: str = "t5gemma") -> Files:
@@ -344,28 +391,6 @@ FAMILIES: dict[str, Callable[[Path], Files]] = {
 }
 
 
-def without_tokenizer_json(files: Files, *, has_times: bool = False) -> None:
-    """Byte pairs as before 2023: vocab.json, merges.txt and added_tokens.json."""
-    described = json.loads((files.folder / "tokenizer.json").read_text())
-    (files.folder / "tokenizer.json").unlink()
-    vocab = described["model"]["vocab"]
-    added = {token["content"]: token["id"] for token in described["added_tokens"]}
-    others = {
-        name: token_id
-        for name, token_id in added.items()
-        if name not in vocab and (has_times or "." not in name)
-    }
-    merges = "".join(f"{first} {second}\n" for first, second in described["model"]["merges"])
-    (files.folder / "vocab.json").write_text(json.dumps(vocab))
-    (files.folder / "merges.txt").write_text(f"#version: 0.2\n{merges}")
-    (files.folder / "added_tokens.json").write_text(json.dumps(others))
-
-
-BY_PIECES = ("t5", "pegasus", "mbart", "mbart50", "nllb", "trocr-small")
-CAN_ADD = ("marian", "m2m100", "byt5", "bart", "blenderbot", *BY_PIECES[:-1])
-ADDED_FORMS = ("added_tokens_decoder", "added_tokens.json")
-
-
 def only_pieces(folder: Path, family: str) -> Files:
     """The same checkpoint before 2021: a SentencePiece model and no tokenizer.json."""
     files = FAMILIES[family](folder)
@@ -374,84 +399,3 @@ def only_pieces(folder: Path, family: str) -> Files:
     name = "spiece.model" if ids else "sentencepiece.bpe.model"
     (folder / name).write_bytes(spm("bpe" if family == "nllb" else "unigram", **ids))
     return files
-
-
-def with_added(folder: Path, family: str, form: str) -> Files:
-    """A folder without `tokenizer.json` whose tokenizer somebody added tokens to, the last one special."""
-    files = only_pieces(folder, family) if family in BY_PIECES else FAMILIES[family](folder)
-    if family in ("bart", "blenderbot"):
-        without_tokenizer_json(files)
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    kept = folder / "added_tokens.json"
-    before = json.loads(kept.read_text()) if kept.is_file() else {}
-    first = read_tokenizers(folder, family, files.config, files.generation).num_tokens
-    ids = {name: first + place for place, name in enumerate([*ADDED, "<task>"])}
-    if form == "added_tokens.json":
-        kept.write_text(json.dumps(before | ids))
-        listed = [*settings.pop("additional_special_tokens", []), *settings.get("extra_special_tokens", [])]
-        settings["extra_special_tokens"] = [*dict.fromkeys(listed), "<task>"]
-        settings.pop("added_tokens_decoder", None)
-    else:
-        settings["added_tokens_decoder"] = settings.get("added_tokens_decoder", {}) | {
-            str(token_id): {"content": name, "special": name == "<task>"} for name, token_id in ids.items()
-        }
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
-    size = {"vocab_size": first + len(ids), "decoder_vocab_size": first + len(ids)}
-    return dataclasses.replace(files, config=files.config | size)
-
-
-# By the name of a line in `golden.jsonl`: the folder, and the texts that are cut.
-GOLDEN_CASES: dict[str, tuple[Callable[[Path], Files], tuple[str, ...]]] = {
-    **{family: (make, TEXTS) for family, make in {**FAMILIES, "whisper": whisper}.items()},
-    "marian target": (marian, TEXTS),
-    "marian-separate target": (lambda folder: marian(folder, separate=True), TEXTS),
-    **{f"{name} pieces": (lambda folder, name=name: only_pieces(folder, name), TEXTS) for name in BY_PIECES},
-    **{
-        f"{name} added": (lambda folder, name=name: with_added(folder, name, ADDED_FORMS[0]), ADDED_TEXTS)
-        for name in CAN_ADD
-    },
-}
-
-
-def _record() -> None:
-    """Write `golden.jsonl`.
-
-    The oracle is the tokenizer of transformers before it is saved. Where a folder has SentencePiece models
-    only, it is sentencepiece: transformers would read them by the `tokenizers` library, which leaves
-    decomposed Hangul as it is and drops accents.
-    """
-    lines = []
-    for name, (make, texts) in GOLDEN_CASES.items():
-        family, _, form = name.partition(" ")
-        with tempfile.TemporaryDirectory() as folder:
-            files = make(Path(folder))
-            theirs, given = files.theirs, "text_target" if form == "target" else "text"
-            if family in BY_PIECES and form:
-                ids = [_piecewise(files, text, added=form == "added") for text in texts]
-            else:
-                if form == "added":
-                    theirs = type(theirs).from_pretrained(folder)
-                ids = [theirs(**{given: text}, add_special_tokens=False).input_ids for text in texts]
-            options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
-            decoded = None if form == "added" else [theirs.decode(row, **options) for row in ids]
-            line = {"family": name, "ids": ids, "texts": decoded}
-            lines.append(json.dumps(line, separators=(",", ":"), ensure_ascii=False) + "\n")
-    GOLDEN.write_text("".join(lines), encoding="utf-8")
-
-
-def _piecewise(files: Files, text: str, *, added: bool) -> list[int]:
-    """As classes of transformers 4 do it: sentencepiece cuts what is between added tokens."""
-    (file,) = files.folder.glob("*.model")
-    model, vocab = sentencepiece.SentencePieceProcessor(model_file=str(file)), files.theirs.get_vocab()
-    first = files.config["vocab_size"] - len(ADDED) - 1
-    ids: list[int] = []
-    for part in re.split("|".join(f"({re.escape(name)})" for name in ADDED), text) if added else [text]:
-        if added and part in ADDED:
-            ids.append(first + ADDED.index(part))
-        elif part:
-            ids += [vocab.get(piece, vocab["<unk>"]) for piece in model.encode(part, out_type=str)]
-    return ids
-
-
-if __name__ == "__main__":
-    _record()

@@ -256,7 +256,7 @@ async def test_what_follows_the_last_time_of_a_piece_is_decoded(whisper_path, mo
     async def scripted(*arguments):
         made = await decoded(*arguments)
         best, token_ids = made.result.best, next(targets)
-        best = best._replace(token_ids=token_ids, choices=best.choices[:1] * len(token_ids))
+        best = best._replace(token_ids=token_ids, token_scores=best.token_scores[:1] * len(token_ids))
         return made._replace(result=made.result._replace(hypotheses=(best,)), is_silent=False)
 
     monkeypatch.setattr(windows, "_decoded", scripted)
