@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -37,6 +37,7 @@ drafts by `%(prog)s {_DRAFT} BUNDLE TEXTS OUT`; see their --help.
 """,
     _HUGGING_FACE: """example:
   %(prog)s opus-mt-ko-en bundles/ko-en --precision fp32,int8
+  %(prog)s opus-mt-ko-en bundles/ko-en-legal --merge legal-lora
 """,
     _DRAFT: """example:
   %(prog)s bundles/nllb-600m english.txt bundles/nllb-draft
@@ -134,6 +135,12 @@ def _parser(form: str) -> argparse.ArgumentParser:
             "(default: what the training or checkpoint names)",
         )
     if form == _HUGGING_FACE:
+        parser.add_argument(
+            "--merge",
+            type=Path,
+            metavar="ADAPTER",
+            help="folder of an adapter of peft, such as LoRA, to merge into the checkpoint",
+        )
         for name in ("source", "target"):
             parser.add_argument(
                 f"--max-{name}-length",
@@ -204,18 +211,27 @@ def _export(options: argparse.Namespace, interrupts: list[int]) -> Manifest:
 
 def _export_checkpoint(options: argparse.Namespace, interrupts: list[int]) -> Manifest:
     with _blocked_interrupts():
+        from seq2seq_serve.export.exporter import check_path
         from seq2seq_serve.export.huggingface.exporter import export_checkpoint
+        from seq2seq_serve.export.huggingface.merging import merged_checkpoint
         from seq2seq_serve.training.huggingface.dialect import Limits
 
-    with _reporting("reading the checkpoint", interrupts) as report:
+    with ExitStack() as stack:
+        report = stack.enter_context(_reporting("reading the checkpoint", interrupts))
+        check_path(options.bundle, overwrite=options.overwrite)
+        folder = options.folder
+        if options.merge is not None:
+            folder = stack.enter_context(merged_checkpoint(folder, options.merge))
+            report(f"merged {options.merge} into {options.folder}")
         return export_checkpoint(
-            options.folder,
+            folder,
             options.bundle,
             options.precision,
             limits=Limits(options.max_source_length, options.max_target_length),
             **_languages(options),
             overwrite=options.overwrite,
             is_strict=options.strict,
+            provenance={} if options.merge is None else {"adapter": options.merge.resolve().name},
             report=report,
         )
 

@@ -141,8 +141,7 @@ def open_checkpoint(path: Path, *, has_weights: bool = True) -> CheckpointFolder
     if not (path / "config.json").is_file():
         if (path / _ADAPTER_FILE).is_file():
             raise CheckpointError(
-                f"{path} is an adapter, which changes another checkpoint: merge the two by merge_and_unload "
-                "of peft, then save_pretrained, and give that folder"
+                f"{path} is an adapter, which changes another checkpoint: give that one, and --merge {path}"
             )
         raise CheckpointError(f"{path} has no config.json; give a folder as save_pretrained writes it")
     config = read_json(path / "config.json")

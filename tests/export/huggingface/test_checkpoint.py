@@ -35,7 +35,7 @@ def test_what_is_no_checkpoint_is_refused(folder):
 
 def test_an_adapter_is_refused(folder):
     (folder / "config.json").rename(folder / "adapter_config.json")
-    refused(folder, "adapter, .*merge_and_unload")
+    refused(folder, "adapter, .*--merge")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
