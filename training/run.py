@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import torch
-from pydantic import PlainValidator
+from pydantic import AllowInfNan, PlainValidator
 from torch import Tensor
 
 from seq2seq_serve.bundle.checked import checked, from_json
@@ -136,7 +136,7 @@ class Summary:
     steps: int
     seconds: float
     dev_accuracy: float | None = 0.0
-    dev_loss: float = 0.0
+    dev_loss: Annotated[float, AllowInfNan(True)] = 0.0  # not a number after steps that were none
     metric: Metric = "bleu"
     dev_wer: float | None = None
     dev_cer: float | None = None

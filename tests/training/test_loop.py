@@ -410,7 +410,7 @@ def test_a_run_that_diverges_ends_with_advice_and_keeps_its_best_checkpoint(
     recipe = {"max_steps": 400, "eval_interval_steps": 20, "patience": None, "warmup_steps": 20}
 
     def rising(step: int, d_model: int, config: TrainingConfig, last_step: int) -> float:
-        return 1e-3 if step < 100 else 0.1
+        return 1e-3 if step < 100 else 0.25
 
     monkeypatch.setattr(loop, "learning_rate", rising)
     values = iter([10.0, 30.0, *[20.0] * 20])
