@@ -14,13 +14,17 @@ import torch
 from torch import Tensor
 
 from seq2seq_serve.bundle.errors import first_line
-from seq2seq_serve.export.huggingface.reference import RandomBatch, random_batches
-from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, open_checkpoint, read_json
+from seq2seq_serve.export.huggingface.reference import RandomBatch, random_batches, read_theirs
+from seq2seq_serve.training.huggingface.checkpoint import (
+    ADAPTER_FILE,
+    CheckpointError,
+    open_checkpoint,
+    read_json,
+)
 from seq2seq_serve.training.huggingface.dialect import Limits
 from seq2seq_serve.training.huggingface.families import config_of, family_of
 from seq2seq_serve.training.models.options import PublishedConfig
 
-CONFIG_FILE = "adapter_config.json"
 _MOST_ROUNDING = 1e-2  # of a log-probability in float32; a part that is lost changes some by more
 _WEIGHTS = "*.safetensors", "*.bin", "*.index.json", "*.h5", "*.msgpack", "*.pt"
 _TOKENIZER = "*token*", "*.spm", "vocab.*", "merges.txt"
@@ -41,15 +45,15 @@ def merged_checkpoint(folder: Path, adapter: Path) -> Iterator[Path]:
         CheckpointError: Either folder cannot be read, or the adapter is not for this checkpoint, or cannot be
             merged.
     """
-    if not (adapter / CONFIG_FILE).is_file():
+    if not (adapter / ADAPTER_FILE).is_file():
         raise CheckpointError(
-            f"{adapter} has no {CONFIG_FILE}: give a folder as save_pretrained of peft writes it"
+            f"{adapter} has no {ADAPTER_FILE}: give a folder as save_pretrained of peft writes it"
         )
-    kind = read_json(adapter / CONFIG_FILE).get("peft_type")
+    kind = read_json(adapter / ADAPTER_FILE).get("peft_type")
     checkpoint = open_checkpoint(folder)
     config = config_of(family_of(checkpoint), checkpoint, Limits())
     _, batch, *_ = random_batches(config, checkpoint.config.get("pad_token_id") or 0)
-    model = _read(folder, config)
+    model = read_theirs(folder, config.media)
     _add_tokens(model, adapter)
     try:
         with warnings.catch_warnings():
@@ -71,7 +75,7 @@ def merged_checkpoint(folder: Path, adapter: Path) -> Iterator[Path]:
         path = Path(temporary) / folder.resolve().name
         merged.save_pretrained(path)
         del model, changed, merged
-        worst = (_log_probabilities(_read(path, config), batch, config) - expected).abs().max()
+        worst = (_log_probabilities(read_theirs(path, config.media), batch, config) - expected).abs().max()
         if not worst < _MOST_ROUNDING:
             raise CheckpointError(
                 f"{adapter} cannot be merged into {folder}: what peft saves differs from the model with the "
@@ -85,17 +89,6 @@ def merged_checkpoint(folder: Path, adapter: Path) -> Iterator[Path]:
             if file.is_file() and any(map(file.match, _TOKENIZER)):
                 shutil.copyfile(file, path / file.name)
         yield path
-
-
-def _read(folder: Path, config: PublishedConfig) -> Any:
-    """The model of a checkpoint, as transformers has it."""
-    import transformers  # takes seconds
-    from transformers.utils import logging
-
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    kind = getattr(transformers, "AutoModelForSeq2SeqLM" if config.media is None else config.media.auto_class)
-    return kind.from_pretrained(folder, dtype=torch.float32, local_files_only=True, trust_remote_code=False)
 
 
 def _add_tokens(model: Any, adapter: Path) -> None:

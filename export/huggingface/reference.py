@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -106,18 +107,8 @@ def reference(
         starts: The settings of `generate` for that source's languages and ends.
     """
     import transformers  # takes seconds
-    from transformers.utils import logging
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    kind = getattr(transformers, "AutoModelForSeq2SeqLM" if media is None else media.auto_class)
-    model = kind.from_pretrained(
-        path, dtype=torch.float32, local_files_only=True, trust_remote_code=False
-    ).eval()
-    for module in model.modules():
-        # transformers 5.24 leaves the sinusoids of TrOCR without values; None is computed anew.
-        if type(module).__name__ == "TrOCRSinusoidalPositionalEmbedding":
-            module.weights = None
+    model = read_theirs(path, media)
     target: list[int] = []
     with torch.inference_mode():
         log_probabilities = [
@@ -132,6 +123,22 @@ def reference(
             (found,) = model.generate(**source.named_source(media), **options)
             target = found.tolist()
     return Reference(log_probabilities, target)
+
+
+def read_theirs(path: Path, media: Media | None) -> Any:
+    """The model of a checkpoint as `transformers` reads it, in float32 and in eval mode."""
+    import transformers
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    kind = getattr(transformers, "AutoModelForSeq2SeqLM" if media is None else media.auto_class)
+    model = kind.from_pretrained(path, dtype=torch.float32, local_files_only=True, trust_remote_code=False)
+    for module in model.modules():
+        # transformers 5.24 leaves the sinusoids of TrOCR without values; None is computed anew.
+        if type(module).__name__ == "TrOCRSinusoidalPositionalEmbedding":
+            module.weights = None
+    return model.eval()
 
 
 def agrees(

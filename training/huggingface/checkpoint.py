@@ -24,7 +24,7 @@ _INDEXED = {  # the file of all weights, and the index of several files, in the 
     "pytorch_model.bin": "pytorch_model.bin.index.json",
 }
 _OTHER_WEIGHTS = ("tf_model.h5", "flax_model.msgpack", "adapter_model.safetensors", "adapter_model.bin")
-_ADAPTER_FILE = "adapter_config.json"
+ADAPTER_FILE = "adapter_config.json"
 _LFS_POINTER = b"version https://git-lfs"
 _OLD_CLASSES = ("T5WithLMHeadModel", "BartForMaskedLM")  # names of 2020 of models that write texts
 _DECODERS = ("ForCausalLM", "LMHeadModel")
@@ -139,7 +139,7 @@ def open_checkpoint(path: Path, *, has_weights: bool = True) -> CheckpointFolder
             "(`hf download NAME --local-dir FOLDER` fetches one of the hub)"
         )
     if not (path / "config.json").is_file():
-        if (path / _ADAPTER_FILE).is_file():
+        if (path / ADAPTER_FILE).is_file():
             raise CheckpointError(
                 f"{path} is an adapter, which changes another checkpoint: give that one, and --merge {path}"
             )

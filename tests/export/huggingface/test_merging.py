@@ -11,7 +11,7 @@ import transformers
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.export.__main__ import main
 from seq2seq_serve.export.huggingface.merging import merged_checkpoint
-from seq2seq_serve.export.huggingface.reference import random_batches, worst_difference
+from seq2seq_serve.export.huggingface.reference import random_batches, read_theirs, worst_difference
 from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, open_checkpoint
 from seq2seq_serve.training.huggingface.dialect import Limits
 from seq2seq_serve.training.huggingface.families import config_of, family_of
@@ -36,9 +36,8 @@ def saved(folder, path, config, *, seed=0):
     """Saves a random adapter for a checkpoint; returns the model with it."""
     checkpoint = open_checkpoint(folder)
     media = config_of(family_of(checkpoint), checkpoint, Limits()).media
-    kind = getattr(transformers, "AutoModelForSeq2SeqLM" if media is None else media.auto_class)
     torch.manual_seed(seed)
-    model = peft.get_peft_model(kind.from_pretrained(folder, dtype=torch.float32), config).eval()
+    model = peft.get_peft_model(read_theirs(folder, media), config).eval()
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data += 0.1 * torch.randn_like(parameter)
@@ -74,7 +73,7 @@ def test_a_merged_checkpoint_computes_what_peft_computes(way, checkpoint, tmp_pa
     assert alone > 1e-3
 
 
-@pytest.mark.parametrize("case", ["t5", "bart", "nllb", "whisper", "trocr"])
+@pytest.mark.parametrize("case", ["t5", "bart", "nllb", "whisper", "trocr", "trocr-deit"])
 def test_families_of_all_kinds_are_merged(case, checkpoint, tmp_path):
     folder, _ = checkpoint(case, SHALLOW)
     model = saved(folder, tmp_path, peft.LoraConfig(target_modules="all-linear", r=2))
