@@ -35,7 +35,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class StepSize:
-    """What a decoder step must read; the embedding and the norms are not counted.
+    """The numbers that a decoder step reads, without those of the embedding and the norms.
 
     Attributes:
         num_weights: Numbers in the weights, each of which is read once.

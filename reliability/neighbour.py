@@ -57,7 +57,7 @@ OPTIONS: Mapping[str, Ask] = {
     "a beam of 16 with stop sequences": _searched(stop_sequences=[f"stop {i} " * 30 for i in range(16)]),
     "a given target": lambda client, num_tokens, _: client.score(_SOURCE_IDS, [5] * num_tokens),
 }
-# Steps beside the first take at most so many times as long as steps beside the second.
+# A step beside the first option may take at most this many times as long as a step beside the second.
 _COMPARED = (
     ("a beam of 16 with stop sequences", "a beam of 16", 1.5),
     ("16 samples under 2,048 constraints", "16 samples", 3),

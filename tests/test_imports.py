@@ -1,4 +1,4 @@
-"""Who may import whom: the table of CONTRIBUTING.md, from the sources and in fresh interpreters."""
+"""Every module imports only what CONTRIBUTING.md allows: read from sources, and tried in interpreters."""
 
 import ast
 import subprocess

@@ -80,7 +80,7 @@ _End = tuple[Search, FinishReason, ServerError | None]
 
 @dataclass(eq=False, slots=True)
 class _Turn:
-    """What a step has changed.
+    """The changes that a step has caused.
 
     Attributes:
         failed: The searches that fail, and why.

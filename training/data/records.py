@@ -254,7 +254,7 @@ def _array_file(content: list[Any], name: str) -> bytes:
 
 
 def _named(value: Any) -> str:
-    """What a value is, in the words of JSON."""
+    """Returns the kind of a value in the words of JSON."""
     names = {
         str: "a text",
         bool: "true or false",
