@@ -161,7 +161,7 @@ def test_alternatives_are_the_best_tokens_and_the_greedy_one_is_the_first(random
     num_seen = 0
     for request, result in zip(requests, run(random_bundle, requests, num_slots=5), strict=True):
         target = [*result.best.token_ids, EOS_ID][len(request.prefix_ids) :][: result.num_target_tokens]
-        for token_id, choice in zip(target, result.best.choices, strict=bool(result.best.choices)):
+        for token_id, choice in zip(target, result.best.token_scores, strict=bool(result.best.token_scores)):
             assert len(choice.alternatives) == request.num_alternatives
             given = [log_probability for _, log_probability in choice.alternatives]
             assert given == sorted(given, reverse=True)
@@ -258,7 +258,7 @@ def test_tokens_that_the_model_never_selects_are_forbidden_in_every_mode(
         [expected] = oracle(random_trained, request)
         assert list(result.best.token_ids) == expected.token_ids
         if request.log_probabilities:
-            given = [choice.log_probability for choice in result.best.choices]
+            given = [choice.log_probability for choice in result.best.token_scores]
             np.testing.assert_allclose(given, expected.log_probabilities, atol=1e-4)
 
 
