@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import enum
 
-FORMAT_VERSION = 13
+FORMAT_VERSION = 14
+OLDER_VERSIONS = (13,)  # whose manifests lack only what has a default
 MANIFEST_FILE = "manifest.json"
 CHECKSUM_FILE = "manifest.sha256"  # the manifest's checksum; the manifest has those of all other files
 TOKENIZER_FILE = "tokenizer.json"
@@ -33,6 +34,7 @@ class Role(enum.StrEnum):
     STATE = "state"  # fixed size, replaced by each step: two buffers, input and output, that are swapped
     TOKEN = "token"  # one step's ids and lengths
     CAPACITY = "capacity"  # a scalar on the host: the number of positions of a buffer
+    ADAPTER = "adapter"  # the weights of all loaded adapters, and their ranks
     LOGITS = "logits"  # one step's output, float32 in every precision
     CANDIDATES = "candidates"  # a step's number of candidates, and the candidates; on the CPU only
     SCORE = "score"  # decode: log-probabilities of the given target
@@ -62,6 +64,8 @@ class Axis(enum.StrEnum):
     CACHE_CAPACITY = "cache_capacity"
     MEMORY_CAPACITY = "memory_capacity"
     CANDIDATES = "candidates"
+    NUM_ADAPTERS = "num_adapters"
+    ADAPTER_SIZE = "adapter_size"  # the largest rank times the units of all maps
 
 
 class Precision(enum.StrEnum):
@@ -103,6 +107,9 @@ OWNERS = "owners"  # (B,) int64: for each row the row of its request that holds 
 CACHE_ROWS = "cache_rows"  # (B,) int64: the row of the cache; a step that has it takes several of one row
 CACHE_CAPACITY = "cache_capacity"  # () int32
 MEMORY_CAPACITY = "memory_capacity"  # () int32
+ADAPTER_IDS = "adapter_ids"  # (B,) int64: each row's adapter; -1 for none
+ADAPTERS = "adapters"  # (K, R * units) float16: `bundle.adapters.Places`
+ADAPTER_RANKS = "adapter_ranks"  # (K, parts) int32
 LOGITS = "logits"  # (B, V) float32
 TARGET_IDS = "target_ids"  # (B, T) int64: the tokens that the decoder reads, start token first
 FIRST_POSITION = "first_position"  # () int32 on the host: positions already in the cache, in every row

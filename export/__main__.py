@@ -1,4 +1,4 @@
-"""The command `python -m export RUN BUNDLE`, and its forms for checkpoints of Hugging Face and for drafts."""
+"""The command `python -m export RUN BUNDLE`, and its forms for checkpoints, adapters and drafts."""
 
 from __future__ import annotations
 
@@ -21,23 +21,31 @@ from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.commands import Parser, add_version, needs_extra, program
 
 if TYPE_CHECKING:
+    from seq2seq_serve.bundle.adapters import AdapterManifest
     from seq2seq_serve.bundle.manifest import Manifest
 
 _BY_SIGNAL = 128  # shells report it plus the signal's number
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _LEFT_OUT = 3
 
-_HUGGING_FACE, _DRAFT = "huggingface", "draft"
+_HUGGING_FACE, _ADAPTER, _DRAFT = "huggingface", "adapter", "draft"
+_FORMS = (_HUGGING_FACE, _ADAPTER, _DRAFT)
 _EXAMPLES = {
     "": f"""example:
   %(prog)s runs/demo bundles/demo --precision fp32,int8
 
-A checkpoint of Hugging Face is exported by `%(prog)s {_HUGGING_FACE} FOLDER BUNDLE`, and a bundle is cut for
-drafts by `%(prog)s {_DRAFT} BUNDLE TEXTS OUT`; see their --help.
+A checkpoint of Hugging Face is exported by `%(prog)s {_HUGGING_FACE} FOLDER BUNDLE`, an adapter of one by
+`%(prog)s {_ADAPTER} FOLDER BUNDLE OUT`, and a bundle is cut for drafts by `%(prog)s {_DRAFT} BUNDLE TEXTS
+OUT`; see their --help.
 """,
     _HUGGING_FACE: """example:
   %(prog)s opus-mt-ko-en bundles/ko-en --precision fp32,int8
   %(prog)s opus-mt-ko-en bundles/ko-en-legal --merge legal-lora
+""",
+    _ADAPTER: """example:
+  python -m export huggingface opus-mt-ko-en bundles/ko-en --adapters
+  %(prog)s legal-lora bundles/ko-en adapters/legal --checkpoint opus-mt-ko-en
+  python -m server bundles/ko-en --adapter legal=adapters/legal
 """,
     _DRAFT: """example:
   %(prog)s bundles/nllb-600m english.txt bundles/nllb-draft
@@ -48,6 +56,10 @@ _DESCRIPTIONS = {
     "": "Turn a training run into a bundle that `python -m server` serves.",
     _HUGGING_FACE: "Turn an encoder-decoder checkpoint of Hugging Face into a bundle that `python -m server` "
     "serves.",
+    _ADAPTER: """Turn an adapter of low rank (LoRA) of peft into one that a server adds to a bundle.
+
+The bundle was exported with --adapters. Its precisions all take the adapter, and requests for the model
+MODEL/NAME have it, in one batch with all others.""",
     _DRAFT: """Cut a bundle in int8 or int4 to the tokens of some texts.
 
 It can then only draft for a larger model (--draft of the server). Where a vocabulary is large, it takes a
@@ -62,16 +74,21 @@ def main(arguments: list[str] | None = None) -> int:
     Ctrl-C, 143 by SIGTERM.
     """
     arguments = sys.argv[1:] if arguments is None else arguments
-    form = arguments[0] if arguments[:1] in ([_HUGGING_FACE], [_DRAFT]) else ""
+    form = arguments[0] if arguments and arguments[0] in _FORMS else ""
     options = _parser(form).parse_args(arguments[1:] if form else arguments)
-    export = {"": _export, _HUGGING_FACE: _export_checkpoint, _DRAFT: _cut}[form]
-    extra = form if form == _HUGGING_FACE else "export"
+    exports: dict[str, Callable[[argparse.Namespace, list[int]], Manifest | AdapterManifest]] = {
+        "": _export,
+        _HUGGING_FACE: _export_checkpoint,
+        _ADAPTER: _export_adapter,
+        _DRAFT: _cut,
+    }
+    extra = _HUGGING_FACE if form in (_HUGGING_FACE, _ADAPTER) else "export"
     with needs_extra(f"{extra},cpu"), _recorded_interrupts() as interrupts:
         try:
-            manifest = export(options, interrupts)
+            manifest = exports[form](options, interrupts)
         except BaseException as error:
             if interrupts:  # torch's exporter may turn KeyboardInterrupt into another exception
-                print("error: interrupted; no bundle was written", file=sys.stderr)
+                print("error: interrupted; nothing was written", file=sys.stderr)
                 return _BY_SIGNAL + interrupts[0]
             if isinstance(error, OSError) and error.filename is not None and error.strerror is not None:
                 print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
@@ -81,7 +98,8 @@ def main(arguments: list[str] | None = None) -> int:
                 raise
             return 1
     print(options.bundle)
-    return _LEFT_OUT if form != _DRAFT and len(manifest.variants) < len(options.precision) else 0
+    precisions = getattr(options, "precision", ())
+    return _LEFT_OUT if len(getattr(manifest, "variants", precisions)) < len(precisions) else 0
 
 
 def _parser(form: str) -> argparse.ArgumentParser:
@@ -96,13 +114,26 @@ def _parser(form: str) -> argparse.ArgumentParser:
     if form == _DRAFT:
         parser.add_argument("whole", type=Path, metavar="bundle", help="folder of a bundle with int8 or int4")
         parser.add_argument("texts", type=Path, help="file of texts in the language of the targets")
+    elif form == _ADAPTER:
+        parser.add_argument(
+            "adapter", type=Path, metavar="folder", help="folder that peft's save_pretrained wrote"
+        )
+        parser.add_argument("whole", type=Path, metavar="bundle", help="bundle exported with --adapters")
     elif form == _HUGGING_FACE:
         parser.add_argument("folder", type=Path, help="folder that save_pretrained wrote")
     else:
         parser.add_argument("run", type=Path, help="folder of a finished `python -m training train`")
-    out = "out" if form == _DRAFT else "bundle"
+    out, what = {_DRAFT: ("out", "bundle"), _ADAPTER: ("out", "adapter")}.get(form, ("bundle", "bundle"))
     parser.add_argument("bundle", type=Path, metavar=out, help="folder to create")
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing bundle")
+    parser.add_argument("--overwrite", action="store_true", help=f"replace an existing {what}")
+    if form == _ADAPTER:
+        parser.add_argument(
+            "--checkpoint",
+            type=Path,
+            metavar="FOLDER",
+            help="the checkpoint that the bundle was exported from (default: the one that the adapter names)",
+        )
+        return parser
     if form == _DRAFT:
         parser.add_argument(
             "--most",
@@ -125,6 +156,11 @@ def _parser(form: str) -> argparse.ArgumentParser:
         action="store_true",
         help="write nothing if the proof of a precision fails (default: leave it out, and exit with 3, or "
         "with 1 if none is left)",
+    )
+    parser.add_argument(
+        "--adapters",
+        action="store_true",
+        help="let a server add adapters (LoRA) to the model while it runs; steps take a little longer",
     )
     for name in ("source", "target"):
         parser.add_argument(
@@ -205,6 +241,7 @@ def _export(options: argparse.Namespace, interrupts: list[int]) -> Manifest:
             options.precision,
             overwrite=options.overwrite,
             is_strict=options.strict,
+            adapters=options.adapters,
             report=report,
         )
 
@@ -231,7 +268,23 @@ def _export_checkpoint(options: argparse.Namespace, interrupts: list[int]) -> Ma
             **_languages(options),
             overwrite=options.overwrite,
             is_strict=options.strict,
+            adapters=options.adapters,
             provenance={} if options.merge is None else {"adapter": options.merge.resolve().name},
+            report=report,
+        )
+
+
+def _export_adapter(options: argparse.Namespace, interrupts: list[int]) -> AdapterManifest:
+    with _blocked_interrupts():
+        from seq2seq_serve.export.huggingface.adapters import export_adapter
+
+    with _reporting("reading the adapter", interrupts) as report:
+        return export_adapter(
+            options.adapter,
+            options.whole,
+            options.bundle,
+            checkpoint_path=options.checkpoint,
+            overwrite=options.overwrite,
             report=report,
         )
 

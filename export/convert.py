@@ -32,6 +32,7 @@ _EXAMPLE_SIZES: dict[str, int] = {
     Axis.LABEL_LENGTH: 2,
     Axis.CACHE_CAPACITY: 11,
     Axis.MEMORY_CAPACITY: 13,
+    Axis.NUM_ADAPTERS: 17,
 }
 _FIRST_FURTHER_SIZE = 19
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import onnxruntime as ort
 import torch
@@ -35,6 +36,7 @@ from seq2seq_serve.bundle.names import (
     Verb,
 )
 from seq2seq_serve.export import convert, parity
+from seq2seq_serve.export.graphs.adapted import AdaptedFactory, AdaptedMaps, with_adapters
 from seq2seq_serve.export.graphs.base import Graph, sizes_of
 from seq2seq_serve.export.graphs.families import make_modules
 from seq2seq_serve.export.graphs.linear import FloatFactory, LinearFactory, QuantizedFactory
@@ -48,6 +50,7 @@ from seq2seq_serve.training.evaluation.scoring import by_source, score
 from seq2seq_serve.training.evaluation.search import greedy_search
 from seq2seq_serve.training.models.base import EncoderDecoder, Metric
 from seq2seq_serve.training.models.registry import kind_of
+from seq2seq_serve.training.models.transformer import Transformer
 from seq2seq_serve.training.run import TrainedModel
 
 TOLERANCES = {  # differences of a log-probability
@@ -81,6 +84,7 @@ _ADVICE = {
     Precision.INT4: "Export int8 or fp32 (--precision fp32,int8)",
 }
 
+_NO_SCALES: Mapping[str, float] = {}
 _Prove = Callable[[TrainedModel, Graphs, Precision], Parity]
 
 
@@ -100,6 +104,7 @@ def export_bundle(
     overwrite: bool = False,
     is_strict: bool = False,
     proves: bool = True,
+    adapters: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
     """Export a model in some precisions, prove that each computes the same, and write the bundle at once.
@@ -113,6 +118,7 @@ def export_bundle(
             the other precisions.
         proves: False leaves out the proof, for a device that this machine does not have: the manifest then
             says that no shapes were compared.
+        adapters: Whether rows of the graphs may name adapters.
         report: Called with a line about each step, as it begins or ends.
 
     Raises:
@@ -120,10 +126,10 @@ def export_bundle(
     """
     if not trained.model.source_kind.forms:
         raise ExportError("a language model cannot be served: train a captioner that starts --from it")
-    proving = prove if proves else None
+    proving, maps = prove if proves else None, maps_for_adapters(trained.model, is_wanted=adapters)
     return write_bundle(
         path,
-        lambda folder: _write(trained, folder, precisions, proving, report, is_strict=is_strict),
+        lambda folder: _write(trained, folder, precisions, proving, maps, report, is_strict=is_strict),
         overwrite=overwrite,
     )
 
@@ -134,21 +140,39 @@ def write_bundle(path: Path, write: Callable[[Path], Manifest], *, overwrite: bo
     Raises:
         ExportError: `path` exists or cannot be written. No bundle is written.
     """
-    check_path(path, overwrite=overwrite)
-    path = path.resolve()  # a link stays, and points to the new bundle
+    manifests = list[Manifest]()
+    write_folder(path, lambda folder: manifests.append(write(folder)), _read_back, overwrite=overwrite)
+    return manifests[0]
+
+
+def write_folder(
+    path: Path,
+    write: Callable[[Path], object],
+    read_back: Callable[[Path], object],
+    *,
+    overwrite: bool,
+    file: str = MANIFEST_FILE,
+) -> None:
+    """Write a folder under another name, read it back, and give it its name when it is complete.
+
+    Raises:
+        ExportError: `path` exists, and is not to be replaced, or lacks the `file` that all such folders have;
+            or it cannot be written.
+    """
+    check_path(path, overwrite=overwrite, file=file)
+    path = path.resolve()  # a link stays, and points to the new folder
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=path.parent))
     except OSError as error:
         raise ExportError(f"cannot write into {path.parent}: {error.strerror}") from error
     try:
-        manifest = write(folder)
-        _read_back(folder)
+        write(folder)
+        read_back(folder)
         folder.chmod(0o755)  # only its owner can read a temporary folder
         _replace(path, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-    return manifest
 
 
 def _read_back(folder: Path) -> None:
@@ -159,13 +183,14 @@ def _read_back(folder: Path) -> None:
         raise ExportError(f"a server would refuse this bundle: {error}") from error
 
 
-def check_path(path: Path, *, overwrite: bool) -> None:
-    """Raise ExportError unless a bundle may be written to the path."""
+def check_path(path: Path, *, overwrite: bool, file: str = MANIFEST_FILE) -> None:
+    """Raise ExportError unless a bundle, or a folder that has another file, may be written to the path."""
     if path.exists() and not overwrite:
         raise ExportError(f"{path} already exists; give another folder, or --overwrite")
-    is_replaceable = (path / MANIFEST_FILE).is_file() or (path.is_dir() and not any(path.iterdir()))
+    is_replaceable = (path / file).is_file() or (path.is_dir() and not any(path.iterdir()))
     if path.exists() and not is_replaceable:
-        raise ExportError(f"{path} is not a bundle, so it is not replaced; give another folder")
+        kind = "a bundle" if file == MANIFEST_FILE else "an adapter"
+        raise ExportError(f"{path} is not {kind}, so it is not replaced; give another folder")
     folder = next(parent for parent in path.absolute().parents if parent.exists())
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise ExportError(f"cannot write into {folder}: give another folder")
@@ -189,6 +214,7 @@ def _write(
     folder: Path,
     precisions: Sequence[Precision],
     prove: _Prove | None,
+    maps: AdaptedMaps | None,
     report: Callable[[str], None],
     *,
     is_strict: bool,
@@ -199,7 +225,7 @@ def _write(
     variants = write_variants(
         folder,
         precisions,
-        lambda precision: _export_variant(trained, folder, precision, prove, report),
+        lambda precision: _export_variant(trained, folder, precision, prove, maps, report),
         report,
         is_strict=is_strict,
     )
@@ -224,6 +250,7 @@ def _write(
         target_language=trained.target_language,
         length_bound=trained.length_bound,
         provenance=trained.provenance | score,
+        **adapted_fields(maps),
     )
     write_manifest(folder, manifest)
     return manifest
@@ -264,9 +291,12 @@ def _export_variant(
     folder: Path,
     precision: Precision,
     prove: _Prove | None,
+    maps: AdaptedMaps | None,
     report: Callable[[str], None],
 ) -> Variant:
-    modules = make_graphs(trained, precision)
+    modules = make_modules(trained.model, factory_of(precision, maps))
+    if maps is not None:
+        modules = with_adapters(modules, maps)
     variant = write_variant(
         folder,
         precision,
@@ -274,6 +304,7 @@ def _export_variant(
         trained.model,
         None if prove is None else lambda graphs: prove(trained, graphs, precision),
         report,
+        {} if maps is None else maps.scales,
     )
     if prove is not None:
         report(f"{precision}: {describe(variant.parity, precision, trained.dev)}")
@@ -287,6 +318,7 @@ def write_variant(
     model: EncoderDecoder,
     prove: Callable[[Graphs], Parity] | None,
     report: Callable[[str], None],
+    adapter_scales: Mapping[str, float] = _NO_SCALES,
 ) -> Variant:
     """Write the graphs of one precision into a bundle's folder, and prove that they compute the same."""
     provider = provider_of(precision) if prove else ""
@@ -301,7 +333,9 @@ def write_variant(
     proof = Parity(0.0, None, ())
     if prove:
         report(f"{precision}: comparing with the {model.origin} model")
-        proof = prove(Graphs(paths, modules, provider, model.source_kind))
+        adapted = modules[Verb.STEP].adapted
+        maps = () if adapted is None else adapted.maps
+        proof = prove(Graphs(paths, modules, provider, model.source_kind, maps))
     return Variant(
         graphs={
             verb: GraphSpec(_spec(folder, path), modules[verb].inputs, modules[verb].outputs)
@@ -309,7 +343,31 @@ def write_variant(
         },
         weights=_spec(folder, subfolder / convert.WEIGHTS_FILE),
         parity=proof,
+        adapter_scales=dict(adapter_scales),
     )
+
+
+def maps_for_adapters(model: EncoderDecoder, *, is_wanted: bool) -> AdaptedMaps | None:
+    """The maps of a model that adapters may change, if that is wanted.
+
+    Raises:
+        ExportError: The model is not a Transformer.
+    """
+    if not is_wanted:
+        return None
+    if not isinstance(model, Transformer):
+        raise ExportError(
+            f"a model of the kind {kind_of(model.config)} takes no adapters, only a Transformer does: leave "
+            "--adapters out"
+        )
+    return AdaptedMaps(model)
+
+
+def adapted_fields(maps: AdaptedMaps | None) -> dict[str, Any]:
+    """The fields of a manifest that say which maps adapters may change."""
+    if maps is None:
+        return {}
+    return {"adapted_maps": tuple(maps.maps), "adapted_checksum": maps.checksum()}
 
 
 def make_graphs(trained: TrainedModel, precision: Precision) -> dict[Verb, Graph]:
@@ -317,11 +375,17 @@ def make_graphs(trained: TrainedModel, precision: Precision) -> dict[Verb, Graph
     return make_modules(trained.model, factory_of(precision))
 
 
-def factory_of(precision: Precision) -> LinearFactory:
-    """Creates the maps of a precision."""
-    if precision in BITS:
-        return QuantizedFactory(BITS[precision])
-    return FloatFactory(_DTYPES[precision], is_fused=precision is not Precision.FP32)
+def factory_of(precision: Precision, maps: AdaptedMaps | None = None) -> LinearFactory:
+    """Creates the maps of a precision, with those that adapters may change."""
+    linear: LinearFactory = (
+        QuantizedFactory(BITS[precision])
+        if precision in BITS
+        else FloatFactory(_DTYPES[precision], is_fused=precision is not Precision.FP32)
+    )
+    if maps is None:
+        return linear
+    maps.scales.clear()
+    return AdaptedFactory(linear, maps)
 
 
 def describe(proof: Parity, precision: Precision, dev: Sequence[tuple[str, str]]) -> str:

@@ -13,7 +13,8 @@ import onnxruntime as ort
 
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle import names
-from seq2seq_serve.bundle.manifest import TensorSpec
+from seq2seq_serve.bundle.adapters import Places, Weights
+from seq2seq_serve.bundle.manifest import AdaptedMap, GraphSpec, TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role, Verb
 from seq2seq_serve.export.graphs.base import Graph
 from seq2seq_serve.training.data.sources import TOKENS, Array, Inputs, SourceKind, pad_arrays
@@ -55,8 +56,9 @@ class Graphs:
     """ONNX Runtime sessions of a model's graphs, on the execution provider of their precision.
 
     Owned by the exporter. Unlike in the server's runner, each call allocates its own buffers. `graphs` are
-    the modules of the graph files; they name the inputs and outputs. `kind` is that of the model's sources.
-    Raises ValueError if the provider does not work on this machine.
+    the modules of the graph files; they name the inputs and outputs. `kind` is that of the model's sources,
+    and `maps` are those that adapters may change. Raises ValueError if the provider does not work on this
+    machine.
 
     Attributes:
         has_decode: Whether there is a `decode` graph.
@@ -65,9 +67,10 @@ class Graphs:
     def __init__(
         self,
         paths: Mapping[Verb, Path],
-        graphs: Mapping[Verb, Graph],
+        graphs: Mapping[Verb, Graph] | Mapping[Verb, GraphSpec],
         provider: str,
         kind: SourceKind = TOKENS,
+        maps: Sequence[AdaptedMap] = (),
     ) -> None:
         self.kind = kind
         self._device = _DEVICES[provider]
@@ -100,6 +103,43 @@ class Graphs:
                 )
         self._graphs = graphs
         self.has_decode = Verb.DECODE in graphs
+        self._adapters: dict[str, Array] = {}
+        self._adapter_ids: Sequence[int] = ()
+        if maps:
+            self.use_adapters(maps, [{}], ())
+
+    def use_adapters(
+        self,
+        maps: Sequence[AdaptedMap],
+        adapters: Sequence[Weights],
+        ids: Sequence[int],
+        scales: Mapping[str, float] | None = None,
+    ) -> None:
+        """Give the rows of later calls adapters.
+
+        Args:
+            maps: Those of the graphs.
+            adapters: The weights of each one.
+            ids: The adapter of each row, in turn; -1 for none. Without any, no row has one.
+            scales: The graphs' `adapter_scales`.
+        """
+        places = Places(maps)
+        ranks = [len(a) for weights in adapters for a, _ in weights.values()]
+        max_rank = max(ranks, default=1)
+        stack = np.zeros((len(adapters), max_rank * places.num_units), np.float16)
+        self._adapters = {
+            names.ADAPTERS: stack,
+            names.ADAPTER_RANKS: np.zeros((len(adapters), places.num_parts), np.int32),
+        }
+        for weights, row, its_ranks in zip(adapters, *self._adapters.values(), strict=True):
+            places.write(weights, scales or {}, row, its_ranks, max_rank)
+        self._adapter_ids = ids
+
+    def _adapter_feeds(self, num_rows: int) -> dict[str, Array]:
+        if not self._adapters:
+            return {}
+        ids = np.resize(np.array(self._adapter_ids or (-1,), np.int64), num_rows)
+        return {**self._adapters, names.ADAPTER_IDS: ids}
 
     def sources(self, rows: Sequence[Inputs]) -> Sources:
         """The padded batch of some requests' sources."""
@@ -108,7 +148,8 @@ class Graphs:
     def encode(self, sources: Sources, *, memory_capacity: int) -> dict[str, Array]:
         """The memory `(B, …)` and the first state of a batch, by tensor name."""
         sizes: dict[str, int] = {Axis.BATCH: len(sources.lengths), Axis.MEMORY_CAPACITY: memory_capacity}
-        return self._run(Verb.ENCODE, dict(sources.feeds), sizes)
+        feeds = sources.feeds | self._adapter_feeds(len(sources.lengths))
+        return self._run(Verb.ENCODE, feeds, sizes)
 
     def step(
         self,
@@ -133,7 +174,7 @@ class Graphs:
             names.LAST_SOURCE_POSITIONS: source_lengths - 1,
         }
         specs = self._graphs[Verb.STEP].inputs
-        feeds = {spec.name: columns[spec.name] for spec in specs if spec.role is Role.TOKEN}
+        feeds = {spec.name: columns[spec.name] for spec in specs if spec.name in columns}
         rows = {spec.name: buffers[spec.name] for spec in specs if spec.name in buffers}
         sizes = {
             str(axis): size
@@ -145,6 +186,7 @@ class Graphs:
             spec.name: np.array(sizes[spec.name], np.int32) for spec in specs if spec.role is Role.CAPACITY
         }
         feeds |= {spec.name: np.zeros(1, np.int64) for spec in specs if spec.role is Role.CANDIDATES}
+        feeds |= self._adapter_feeds(len(token_ids))
         answers = self._run(Verb.STEP, feeds | rows, sizes)
         buffers |= {name: answers[name] for name in answers if name in rows or name == names.ATTENTION}
         return answers[names.LOGITS]
@@ -167,7 +209,7 @@ class Graphs:
         }
         specs = self._graphs[Verb.DECODE].inputs
         read = {spec.name: buffers[spec.name] for spec in specs if spec.name in buffers}
-        outputs = self._run(Verb.DECODE, feeds | read, {})
+        outputs = self._run(Verb.DECODE, feeds | read | self._adapter_feeds(len(target_ids)), {})
         return outputs[names.LOG_PROBABILITIES], outputs[names.ATTENTION]
 
     def empty_cache(self, num_rows: int, capacity: int) -> dict[str, Array]:

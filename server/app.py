@@ -14,6 +14,7 @@ from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.errors import ServerError
 from seq2seq_serve.server.http import HttpServer
+from seq2seq_serve.server.models.adapters import AdapterFolders
 from seq2seq_serve.server.models.folders import ModelFolders
 from seq2seq_serve.server.models.repository import Repository
 from seq2seq_serve.server.models.served import Models, ServedModel
@@ -59,7 +60,13 @@ class App:
         self._metrics = Metrics()
         self._models = Models(self._metrics)
         self._health = Health(self._models)
-        self._repository = Repository(self._folders, self._models, self._load, self._health.refresh)
+        self._repository = Repository(
+            self._folders,
+            self._models,
+            self._load,
+            AdapterFolders(config.named_adapters, config.adapters),
+            self._health.refresh,
+        )
         self._watching: asyncio.Task[None] | None = None
         self._tracing = Tracing() if config.is_traced else None
         sinks = [self._metrics.record_call, AccessLog(config.max_log_lines, config.slow_seconds).record]
@@ -108,6 +115,7 @@ class App:
                 if self._folders.is_given(name):
                     raise ValueError(str(error)) from error
                 _log.error("model %s: not served: %s", name, error)
+        self._repository.check_adapters()
         if names and not list(self._models):
             raise ValueError(f"no model of the repository {self._config.repository} can be served")
         self._health.end_loading()

@@ -63,7 +63,7 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
 def _sized(version: Version, config: ServerConfig) -> tuple[Bundle, Sizing]:
     bundle = load_bundle(version.path)
     try:
-        sizing = size_up(bundle, config.of_model(version.model_name).runner)
+        sizing = size_up(bundle, config.of_model(version.model_name).model_runner)
         for level, remark in sizing.remarks:
             _log.log(level, "%s", remark)
         if sizing.draft is not None:

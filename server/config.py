@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import ipaddress
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 from pathlib import Path
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
@@ -24,7 +24,7 @@ def _named(given: object) -> object:
         return given
     name, _, path = given.partition("=")
     if not name or not path:
-        raise PydanticCustomError("named", "Input should be NAME=BUNDLE")
+        raise PydanticCustomError("named", "Input should be NAME=FOLDER")
     return name, path
 
 
@@ -41,7 +41,7 @@ def _origins(text: str) -> str:
 
 _Port = Annotated[int, Field(ge=0, le=65_535)]
 _Age = Annotated[float, Field(ge=1, le=10**6)]  # gRPC counts milliseconds in 32 bits
-_NamedBundle = Annotated[tuple[str, Path], BeforeValidator(_named)]
+_NamedFolder = Annotated[tuple[str, Path], BeforeValidator(_named)]
 
 
 class ProviderPolicy(enum.StrEnum):
@@ -110,6 +110,9 @@ class RunnerConfig:
         max_source_length: Longest source, in tokens (positions for sources other than texts); a lower limit
             saves memory (default: the model's limit).
         max_target_length: Longest target, in tokens; a lower limit saves memory (default: the model's limit).
+        max_adapters: Adapters of a model that are loaded at once; of more, the least used leaves.
+        max_rank: Largest rank of an adapter.
+        has_adapters: Whether there may be adapters at all.
     """
 
     provider: Annotated[ProviderPolicy, Setting(is_per_model=True)] = ProviderPolicy.PREFER
@@ -127,6 +130,9 @@ class RunnerConfig:
     max_slots: Annotated[Count, Setting(is_per_model=True)] = 256
     max_source_length: Annotated[Count | None, Setting("TOKENS", is_per_model=True)] = None
     max_target_length: Annotated[Count | None, Setting("TOKENS", is_per_model=True)] = None
+    max_adapters: Annotated[Count, Setting(is_per_model=True)] = 16
+    max_rank: Annotated[Count, Setting(is_per_model=True)] = 64
+    has_adapters: bool = False
 
     def __post_init__(self) -> None:
         if self.num_instances > self.max_slots:
@@ -143,6 +149,10 @@ class ServerConfig:
         named_bundles: Serves a bundle under another name than its folder's; may be given several times.
         repository: A folder with a bundle, or a folder of versions, for each model: the newest version of
             each model is served, and other versions can be loaded while the server runs.
+        named_adapters: Serves an adapter as NAME of each model that it fits, or of one (MODEL/NAME): callers
+            ask for the model MODEL/NAME; may be given several times.
+        adapters: A folder with further adapters, each in a folder of its name; one is loaded when a caller
+            first asks for it, and the least used leaves for another one.
         host: Address that both ports listen on; an address that other machines can reach needs TLS or
             --insecure.
         is_insecure: Allows a gRPC port that is open to the network without TLS.
@@ -178,8 +188,10 @@ class ServerConfig:
         models: By name, the settings of models that have some of their own.
     """
 
-    named_bundles: Annotated[tuple[_NamedBundle, ...], Setting("NAME=BUNDLE", flag="--model-name")] = ()
+    named_bundles: Annotated[tuple[_NamedFolder, ...], Setting("NAME=BUNDLE", flag="--model-name")] = ()
     repository: Annotated[Path | None, Setting("FOLDER")] = None
+    named_adapters: Annotated[tuple[_NamedFolder, ...], Setting("NAME=ADAPTER", flag="--adapter")] = ()
+    adapters: Annotated[Path | None, Setting("FOLDER")] = None
     host: Annotated[str, Setting("HOST")] = "127.0.0.1"
     is_insecure: Annotated[bool, Setting(flag="--insecure")] = False
     tls_certificate: Annotated[Path | None, Setting("FILE")] = None
@@ -221,6 +233,11 @@ class ServerConfig:
             )
         if self.port == self.metrics_port != 0:
             raise ValueError(f"port and metrics_port are both {self.port}, and must differ")
+
+    @property
+    def model_runner(self) -> RunnerConfig:
+        """The settings of a model's runners, which have places for adapters only if there may be some."""
+        return replace(self.runner, has_adapters=bool(self.named_adapters or self.adapters))
 
     @property
     def has_rest(self) -> bool:

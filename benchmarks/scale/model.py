@@ -34,11 +34,12 @@ from benchmarks.load.mix import (
     poisson_arrivals,
     quantile,
 )
+from seq2seq_serve.bundle.adapters import Weights
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.async_engine import AsyncEngine, CoreHandle
 from seq2seq_serve.server.engine.core import Admit, Cancel, Core
 from seq2seq_serve.server.engine.plan import Candidates, Move, Selected
-from seq2seq_serve.server.engine.request import Array, Request
+from seq2seq_serve.server.engine.request import NO_ADAPTER, Array, Request
 from seq2seq_serve.server.engine.result import Turn
 from seq2seq_serve.server.engine.state import Sequence as Row
 
@@ -235,8 +236,18 @@ class _TimedRunner:
     def prefill(self, first_row: int, sequences: tuple[Row, ...]) -> list[list[float]]:
         raise NotImplementedError  # no request has a prefix
 
-    def align(self, row: int, first_position: int, target_ids: tuple[int, ...], memory_length: int) -> Array:
+    def align(
+        self,
+        row: int,
+        first_position: int,
+        target_ids: tuple[int, ...],
+        memory_length: int,
+        adapter: int = NO_ADAPTER,
+    ) -> Array:
         raise NotImplementedError  # no request wants attention
+
+    def write_adapter(self, place: int, weights: Weights) -> None:
+        raise NotImplementedError  # there are none
 
 
 class _TimedCore(CoreHandle):
@@ -263,6 +274,9 @@ class _TimedCore(CoreHandle):
 
     def cancel(self, request: Request, *, is_expired: bool) -> None:
         self._send(Cancel(request, is_expired))
+
+    def write_adapter(self, place: int, weights: Weights) -> None:
+        raise NotImplementedError
 
     def watch(self) -> None:
         pass

@@ -21,6 +21,8 @@ from seq2seq_serve.bundle.manifest.io import (
     write_manifest as write_manifest,
 )
 from seq2seq_serve.bundle.manifest.schema import (
+    AdaptedMap as AdaptedMap,
+    AdaptedPart as AdaptedPart,
     Choice as Choice,
     EarlyStopping as EarlyStopping,
     FileSpec as FileSpec,

@@ -5,7 +5,16 @@ from __future__ import annotations
 from itertools import chain
 
 from seq2seq_serve.bundle.manifest.schema import Manifest, TemplateTokens, TokenTemplate, Variant
-from seq2seq_serve.bundle.names import CHOICES, SOURCE_LANGUAGE, Form, Role, Verb, buffer_of, lengths_of
+from seq2seq_serve.bundle.names import (
+    ADAPTER_RANKS,
+    CHOICES,
+    SOURCE_LANGUAGE,
+    Form,
+    Role,
+    Verb,
+    buffer_of,
+    lengths_of,
+)
 
 # The element type and the number of axes of each form of source, without the batch
 _FORMS = {
@@ -142,6 +151,11 @@ def _graph_problems(manifest: Manifest, variant: Variant) -> list[str]:
     has_cache = any(spec.role is Role.CACHE for spec in step.inputs)
     if has_cache and lacks_decode:
         problems.append("step has a cache, and there is no decode graph to fill it")
+    num_parts = sum(len(each.parts) for each in manifest.adapted_maps)
+    for verb, graph in variant.graphs.items():
+        found = [spec.axes[-1] for spec in graph.inputs if spec.name == ADAPTER_RANKS]
+        if found != ([num_parts] if num_parts else []):
+            problems.append(f"{verb} reads ranks of {found} adapted parts, and adapted_maps has {num_parts}")
     if state and Verb.DECODE in variant.graphs:
         problems.append("step has state, which a decode graph cannot follow: leave decode out")
     return problems

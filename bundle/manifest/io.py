@@ -17,7 +17,14 @@ from seq2seq_serve.bundle.checked import problems_of
 from seq2seq_serve.bundle.files import new_memory, read_small_file
 from seq2seq_serve.bundle.manifest.check import contradictions
 from seq2seq_serve.bundle.manifest.schema import FileSpec, Manifest
-from seq2seq_serve.bundle.names import CHECKSUM_FILE, FORMAT_VERSION, MANIFEST_FILE, Precision, Verb
+from seq2seq_serve.bundle.names import (
+    CHECKSUM_FILE,
+    FORMAT_VERSION,
+    MANIFEST_FILE,
+    OLDER_VERSIONS,
+    Precision,
+    Verb,
+)
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 
 # Larger files are refused before they are parsed, which takes many times as much memory.
@@ -282,7 +289,7 @@ def _parse(path: Path, raw: bytes) -> Manifest:
     except (ValueError, RecursionError) as error:
         raise BundleError(path, [f"{MANIFEST_FILE} is not JSON: {error}"]) from error
     version = content.get("format_version") if isinstance(content, dict) else None
-    if version != FORMAT_VERSION:
+    if version not in (*OLDER_VERSIONS, FORMAT_VERSION):
         raise BundleError(
             path,
             [

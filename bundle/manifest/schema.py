@@ -98,12 +98,38 @@ class Parity(_Record):
 
 
 @dataclass(frozen=True)
+class AdaptedPart(_Record):
+    """A trained layer that adapters may change, by its name in the trained model."""
+
+    name: str
+    num_outputs: Count
+
+
+@dataclass(frozen=True)
+class AdaptedMap(_Record):
+    """A linear map of the graphs with low-rank terms: trained layers side by side, which read one input."""
+
+    num_inputs: Count
+    parts: Annotated[tuple[AdaptedPart, ...], Field(min_length=1)]
+
+    @property
+    def num_units(self) -> int:
+        """The numbers of an adapter of rank 1: for each part the inputs' weights, and all outputs'."""
+        return len(self.parts) * self.num_inputs + sum(part.num_outputs for part in self.parts)
+
+
+@dataclass(frozen=True)
 class Variant(_Record):
-    """The graphs in one precision, which share one file of weights."""
+    """The graphs in one precision, which share one file of weights.
+
+    Attributes:
+        adapter_scales: By the name of an adapted part, the factor of its outputs in these graphs, if not 1.
+    """
 
     graphs: dict[Verb, GraphSpec]
     weights: FileSpec
     parity: Parity
+    adapter_scales: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -304,6 +330,9 @@ class Manifest(_Record):
             requests choose it.
         length_bound: The bound on target lengths learned from the training corpus; None for no bound.
         provenance: Commit, preset, corpus and its hash, seed, dev score.
+        adapted_maps: The maps with low-rank terms, in the order of their places in the adapters' weights
+            (`bundle.adapters.Places`); none if the graphs take no adapters.
+        adapted_checksum: The checksum of the trained weights of these maps; adapters know their base by it.
         drafts_only: Whether it can only draft for another model: its steps choose among some of the tokens,
             and there is no `decode` graph.
     """
@@ -330,6 +359,8 @@ class Manifest(_Record):
     target_language: str = ""
     length_bound: LengthBound | None = None
     provenance: dict[str, str] = field(default_factory=dict)
+    adapted_maps: tuple[AdaptedMap, ...] = ()
+    adapted_checksum: str = ""
     drafts_only: bool = False
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,16 +17,24 @@ from seq2seq_serve.export.graphs.linear import Linear, LinearFactory
 from seq2seq_serve.training.models.base import EncoderDecoder
 from seq2seq_serve.training.models.fronts import PatchMap, SoundMaps
 
+if TYPE_CHECKING:
+    from seq2seq_serve.export.graphs.adapted import AdaptedMaps
+
 # B batch rows   S source length   D d_model   V vocabulary
 
 TYPE_NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
 
 
 class Graph(nn.Module):
-    """A graph to export: `forward` takes and returns tensors in the order of `inputs` and `outputs`."""
+    """A graph to export: `forward` takes and returns tensors in the order of `inputs` and `outputs`.
+
+    Attributes:
+        adapted: The maps with low-rank terms; None without adapters.
+    """
 
     inputs: tuple[TensorSpec, ...]
     outputs: tuple[TensorSpec, ...]
+    adapted: AdaptedMaps | None = None
 
 
 def in_type(graphs: dict[Verb, Graph], dtype: torch.dtype) -> dict[Verb, Graph]:

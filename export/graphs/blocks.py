@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from seq2seq_serve.export.graphs import operators
+from seq2seq_serve.export.graphs.adapted import AdaptedLinear
 from seq2seq_serve.export.graphs.layout import Layout
 from seq2seq_serve.export.graphs.linear import FloatLinear, Linear, LinearFactory
 from seq2seq_serve.training.models.options import Activation, LayerKind, StackConfig
@@ -515,6 +516,9 @@ def scale_columns(linear: Linear, scale: float, *, first: int = 0) -> None:
     """Multiply the outputs of a map, from the first one given on, by a constant."""
     if scale == 1:
         return
+    if isinstance(linear, AdaptedLinear):
+        linear.scale_parts(scale, first)
+        linear = linear.linear
     assert isinstance(linear, FloatLinear)
     linear.weight[:, first:] *= scale
     if linear.bias is not None:

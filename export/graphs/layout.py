@@ -33,6 +33,9 @@ class Layout(Protocol):
     def rows(self, places: Tensor) -> Tensor:
         """The rows `(N, W)` of `(B, S, W)`."""
 
+    def spread(self, batch: Tensor) -> Tensor:
+        """The numbers `(N,)` of the rows, from those of their batch rows `(B,)`."""
+
     def attend(self, packed: Tensor, bias: Tensor | None, *, num_heads: int, scale: float) -> Tensor:
         """The attention `(N, HK)` within each batch row, of queries, keys and values `(N, 3HK)`.
 
@@ -65,6 +68,9 @@ class PaddedLayout:
 
     def rows(self, places: Tensor) -> Tensor:
         return places.reshape(-1, places.shape[2])
+
+    def spread(self, batch: Tensor) -> Tensor:
+        return batch.unsqueeze(1).expand(self.shape).reshape(-1)
 
     def attend(self, packed: Tensor, bias: Tensor | None, *, num_heads: int, scale: float) -> Tensor:
         query, key, value = self.places(packed, 3)
@@ -116,6 +122,9 @@ class PackedLayout:
 
     def rows(self, places: Tensor) -> Tensor:
         return operators.gather(places, self._indices)
+
+    def spread(self, batch: Tensor) -> Tensor:
+        return nn.functional.embedding(self._indices[:, 0], batch.unsqueeze(1)).squeeze(1)
 
     def attend(self, packed: Tensor, bias: Tensor | None, *, num_heads: int, scale: float) -> Tensor:
         if bias is None and operators.takes(packed.shape[1] // (3 * num_heads)):

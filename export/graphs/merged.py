@@ -76,6 +76,7 @@ class MergedDecodeGraph(DecodeGraph):
         *buffers: Tensor,
     ) -> tuple[Tensor, ...]:
         B, T = target_ids.shape
+        self._spread(B, T)
         positions = (first_position.to(torch.int64) + torch.arange(T)).expand(B, T)
         hidden, weights, cache = _states(self, self.decoder, target_ids, positions, source_lengths, buffers)
         alignment = weights[self.alignment_layer].to(torch.float32).mean(dim=1)  # (B, T, S)

@@ -215,6 +215,8 @@ class EncodeGraph(TransformerGraph):
             embedded = self.front(source)
             B, S, _ = embedded.shape
             layout, x = PaddedLayout((B, S), None), self.placed(embedded, self.positions)  # (N, D)
+        if self.adapted is not None:
+            self.adapted.spread(layout.spread)
         places = torch.arange(S)
         bias = self._bias(places, places)
         masks = self._masks(places, layout.lengths)
@@ -552,6 +554,7 @@ class DecodeGraph(TransformerGraph):
         *buffers: Tensor,
     ) -> tuple[Tensor, ...]:
         B, T = target_ids.shape
+        self._spread(B, T)
         num_tensors = 2 * self.num_layers
         cache, memory = buffers[:num_tensors], buffers[num_tensors:]
         new_length = first_position + torch.scalar_tensor(T, dtype=torch.int32)
@@ -590,6 +593,11 @@ class DecodeGraph(TransformerGraph):
         if heads:
             alignment = torch.stack(heads, dim=2).to(torch.float32)  # (B, T, heads, C)
         return (self._scores(hidden, label_ids, B, T), alignment, *new_cache)
+
+    def _spread(self, B: int, T: int) -> None:
+        """Gives all positions of a batch row its adapter."""
+        if self.adapted is not None:
+            self.adapted.spread(lambda ids: ids.unsqueeze(1).expand(B, T).reshape(-1))
 
     def _scores(self, hidden: Tensor, label_ids: Tensor, B: int, T: int) -> Tensor:
         """The log-probabilities `(B, P)` of labels, after the first P of T states of each row."""

@@ -36,15 +36,18 @@ from seq2seq_serve.export.exporter import (
     TOLERANCES,
     ExportError,
     ProofError,
+    adapted_fields,
     check_path,
     compare,
     describe_differences,
     factory_of,
+    maps_for_adapters,
     provider_of,
     write_bundle,
     write_variant,
     write_variants,
 )
+from seq2seq_serve.export.graphs.adapted import AdaptedFactory, AdaptedMaps, with_adapters
 from seq2seq_serve.export.graphs.base import Graph, in_type
 from seq2seq_serve.export.graphs.linear import FloatFactory
 from seq2seq_serve.export.graphs.merged import make_merged_graphs
@@ -131,6 +134,7 @@ class _Imported:
 
     Attributes:
         tolerance: The largest difference of log-probabilities that float32 explains.
+        maps: Those that adapters may change; None if the graphs take no adapters.
     """
 
     family: PublishedFamily
@@ -141,6 +145,7 @@ class _Imported:
     generation: Generation
     checkpoint: CheckpointFolder
     tolerance: float
+    maps: AdaptedMaps | None
 
 
 def export_checkpoint(
@@ -155,6 +160,7 @@ def export_checkpoint(
     splits_sentences: bool | None = None,
     source_language: str = "",
     target_language: str = "",
+    adapters: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
     """Import a checkpoint, prove each precision against `transformers`, and write the bundle at once.
@@ -172,6 +178,7 @@ def export_checkpoint(
             family was trained on.
         source_language: The BCP 47 tag of the sources' language, for a model that is not asked for one.
         target_language: The same of the targets' language.
+        adapters: Whether rows of the graphs may name adapters.
         report: Called with a line about each step, as it begins or ends.
 
     Raises:
@@ -227,7 +234,8 @@ def export_checkpoint(
     tolerance = _compare_with_transformers(checkpoint, config, model, tokenizers, ends, pairs[0], report)
     if splits_sentences:
         report("a text is translated sentence by sentence, unless a request says otherwise (long_source)")
-    imported = _Imported(family, config, model, tokenizers, ends, generation, checkpoint, tolerance)
+    maps = maps_for_adapters(model, is_wanted=adapters)
+    imported = _Imported(family, config, model, tokenizers, ends, generation, checkpoint, tolerance, maps)
     return write_bundle(
         path,
         lambda folder: _write(
@@ -364,6 +372,7 @@ def _write(
         provenance=_provenance(imported.checkpoint) | dict(provenance),
         source_language="" if SOURCE_LANGUAGE in tokenizers.choices else tokenizers.source_language,
         target_language="" if TARGET_LANGUAGE in tokenizers.choices else tokenizers.target_language,
+        **adapted_fields(imported.maps),
     )
     if isinstance(config.media, Patches):
         manifest = replace(manifest, resampling=config.media.resampling)
@@ -389,7 +398,8 @@ def _write_variant(
             return compare(model, graphs, precision, shapes, imported.tolerance)
         return _judge(imported, graphs, precision, pairs, shapes)
 
-    variant = write_variant(folder, precision, modules, model, prove, report)
+    scales = {} if imported.maps is None else imported.maps.scales
+    variant = write_variant(folder, precision, modules, model, prove, report, scales)
     report(f"{precision}: {_described(variant.parity, precision)}")
     return variant
 
@@ -401,7 +411,8 @@ def _modules(
 
     If one channel of the encoder's output is too large for levels, `encode` is in float32.
     """
-    linear, model = factory_of(precision), imported.model
+    maps, model = imported.maps, imported.model
+    linear = factory_of(precision, maps)
     make = make_merged_graphs if model.architecture.is_merged else make_graphs
     modules = in_type(make(model, linear, imported.generation.suppressed_token_ids), linear.dtype)
     if precision in BITS:
@@ -411,8 +422,9 @@ def _modules(
                 f"{precision}: the encoder stays in float32, because one channel of its output is "
                 f"{ratio:.0f} times as large as the median one (at most {_LARGEST_CHANNEL:.0f})"
             )
-            modules[Verb.ENCODE] = EncodeGraph(model, FloatFactory(torch.float32, is_beside_quantized=True))
-    return modules
+            plain = FloatFactory(torch.float32, is_beside_quantized=True)
+            modules[Verb.ENCODE] = EncodeGraph(model, plain if maps is None else AdaptedFactory(plain, maps))
+    return modules if maps is None else with_adapters(modules, maps)
 
 
 def _judge(

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from functools import partial
 from operator import attrgetter
 
+from seq2seq_serve.bundle.adapters import Weights
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.queue import FairQueue
 from seq2seq_serve.server.engine.request import Request
@@ -88,6 +89,10 @@ class CoreHandle(ABC):
     @abstractmethod
     def cancel(self, request: Request, *, is_expired: bool) -> None:
         """End a request that was sent to it."""
+
+    @abstractmethod
+    def write_adapter(self, place: int, weights: Weights) -> None:
+        """Replace an adapter for the requests that are sent later."""
 
     @abstractmethod
     def watch(self) -> None:
@@ -198,6 +203,7 @@ class AsyncEngine:
         self._queue = FairQueue(self.num_slots, limits, feeds_prefix=feeds_prefix)
         self._streams: dict[Request, Stream] = {}  # of all requests that have not ended
         self._timers: dict[Request, asyncio.TimerHandle] = {}  # of those with deadlines
+        self._adapters: dict[int, Weights] = {}  # by place
         self._is_draining = False
         self._is_stopping = False
         self._restarts: set[asyncio.Task[None]] = set()
@@ -215,6 +221,13 @@ class AsyncEngine:
             await self.stop()
             raise
         self._watching = asyncio.create_task(self._watch())
+
+    def write_adapter(self, place: int, weights: Weights) -> None:
+        """Replace the adapter of a place, which no unfinished request has, in all cores."""
+        self._adapters[place] = weights
+        for core in self.cores:
+            if core.is_ready:
+                core.write_adapter(place, weights)
 
     @contextmanager
     def submitted(
@@ -418,6 +431,8 @@ class AsyncEngine:
     async def _start(self, core: CoreHandle) -> None:
         began = self._clock()
         await core.start(partial(self._turned, core), partial(self._ended, core))
+        for place, weights in self._adapters.items():
+            core.write_adapter(place, weights)
         slow_seconds = min(_TURN_PER_START * (self._clock() - began), _MOST_TURN_SECONDS)
         core.longest_turn_seconds = max(slow_seconds, _LEAST_TURN_SECONDS)
         core.requests, core.num_slots_wanted = {}, 0

@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from operator import attrgetter
 from typing import NamedTuple
 
+from seq2seq_serve.bundle.adapters import Weights
 from seq2seq_serve.server.engine.draft_model import DraftModel
 from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.plan import Alignment, Runner, Selected, StepPlan, StepResult
@@ -65,11 +66,18 @@ class Cancel(NamedTuple):
     is_expired: bool = False
 
 
+class WriteAdapter(NamedTuple):
+    """Replace an adapter, which no request has, by another one, for the requests that follow."""
+
+    place: int
+    weights: Weights
+
+
 class Stop(NamedTuple):
     """End all requests, and the core."""
 
 
-Command = Admit | Cancel | Stop
+Command = Admit | Cancel | WriteAdapter | Stop
 
 
 class Core:
@@ -249,6 +257,8 @@ class Core:
                 self._scheduler.add(requests)
             case Cancel(request, is_expired):
                 return self._scheduler.cancel(request, is_expired=is_expired)
+            case WriteAdapter(place, weights):
+                self._runner.write_adapter(place, weights)
             case Stop():
                 self._is_stopping = True
         return []
@@ -308,7 +318,9 @@ class Core:
         row, memory_length = piece.row, piece.row.memory_length
         assert row.row is not None
         try:
-            return self._runner.align(row.row, piece.first_position, piece.target_ids, memory_length)
+            return self._runner.align(
+                row.row, piece.first_position, piece.target_ids, memory_length, row.request.adapter
+            )
         except Exception as error:
             return error
 

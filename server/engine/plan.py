@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from seq2seq_serve.server.engine.request import Array, Request
+from seq2seq_serve.bundle.adapters import Weights
+from seq2seq_serve.server.engine.request import NO_ADAPTER, Array, Request
 from seq2seq_serve.server.engine.result import Alternatives
 from seq2seq_serve.server.engine.state import Sequence
 
@@ -178,8 +179,18 @@ class Runner(Protocol):
     def move(self, moves: Iterable[Move]) -> int:
         """Copies rows in order; returns the number of bytes copied."""
 
-    def align(self, row: int, first_position: int, target_ids: tuple[int, ...], memory_length: int) -> Array:
+    def align(
+        self,
+        row: int,
+        first_position: int,
+        target_ids: tuple[int, ...],
+        memory_length: int,
+        adapter: int = NO_ADAPTER,
+    ) -> Array:
         """Returns the attention `(T, memory_length)` of the positions after those in the row's cache."""
+
+    def write_adapter(self, place: int, weights: Weights) -> None:
+        """Replaces an adapter, which no request has at present, by the weights of another one."""
 
     def close(self) -> None:
         """Frees all memory; called last, on the same thread."""

@@ -91,6 +91,7 @@ class Constraints:
 
 
 NO_CONSTRAINTS = Constraints()
+NO_ADAPTER = -1
 
 
 @dataclass(frozen=True)
@@ -166,6 +167,7 @@ class Request:
         is_score: Whether the prefix is a whole target, of which only the log-probabilities are computed.
         log_probabilities: Whether the result contains the log-probability of every generated token.
         num_alternatives: Number of most probable tokens that the result contains for each position.
+        adapter: The place of its adapter among those of the runner; -1 for none.
         is_bounded: Whether `max_new_tokens` is the length bound of the model's bundle, for the metrics.
         number: Names it in the messages between the server and the processes of its cores.
         mode: How it is decoded: greedy, beam, sampling or score.
@@ -203,6 +205,7 @@ class Request:
     is_score: bool = False
     log_probabilities: bool = False
     num_alternatives: int = 0
+    adapter: int = NO_ADAPTER
     is_bounded: bool = False
     number: int = field(init=False, default_factory=itertools.count().__next__)
 

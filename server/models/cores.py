@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from seq2seq_serve.bundle.adapters import Weights
 from seq2seq_serve.bundle.manifest import Bundle, VariantFiles
 from seq2seq_serve.bundle.names import Verb
 from seq2seq_serve.server.config import RunnerConfig, Speculation
 from seq2seq_serve.server.engine.async_engine import CoreHandle
-from seq2seq_serve.server.engine.core import Admit, Cancel, Core, Stop
+from seq2seq_serve.server.engine.core import Admit, Cancel, Core, Stop, WriteAdapter
 from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Turn
@@ -136,6 +137,11 @@ class ThreadCore(CoreHandle):
         """As `CoreHandle.cancel`."""
         assert self._core is not None
         self._core.send(Cancel(request, is_expired))
+
+    def write_adapter(self, place: int, weights: Weights) -> None:
+        """As `CoreHandle.write_adapter`."""
+        assert self._core is not None
+        self._core.send(WriteAdapter(place, weights))
 
     def kill(self) -> None:
         """As `CoreHandle.kill`."""

@@ -54,7 +54,7 @@ def load_model(
     """
     bundle = load_bundle(path, checks_content=False)  # `read_variant` does it for the precision that runs
     try:
-        sizing = size_up(bundle, config.runner)
+        sizing = size_up(bundle, config.model_runner)
         for level, remark in sizing.remarks:
             _log.log(level, "%s", remark)
         num_bytes = sizing.limited_bytes
@@ -120,7 +120,7 @@ def create_engine(
         spec = CoreSpec(
             model_name=model_name,
             bundle=without_tokenizers(bundle),
-            runner=config.runner,
+            runner=config.model_runner,
             sizing=sizing,
             graphs=tuple(files.graphs for files in all_files),
             limits=LIMITS[sizing.provider],

@@ -25,8 +25,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, BinaryIO, NamedTuple
 
+from seq2seq_serve.bundle.adapters import Weights
 from seq2seq_serve.server.engine.async_engine import CoreHandle
-from seq2seq_serve.server.engine.core import STOP_SECONDS, Admit, Cancel, Core, Stop
+from seq2seq_serve.server.engine.core import STOP_SECONDS, Admit, Cancel, Core, Stop, WriteAdapter
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Turn, Update
 from seq2seq_serve.server.models.cores import CoreSpec, started_core
@@ -131,6 +132,10 @@ class ProcessCore(CoreHandle):
         """As `CoreHandle.cancel`."""
         if request.number in self._by_number:
             self._send(_Cancel(request.number, is_expired))
+
+    def write_adapter(self, place: int, weights: Weights) -> None:
+        """As `CoreHandle.write_adapter`."""
+        self._send(WriteAdapter(place, weights))
 
     def watch(self) -> None:
         """As `CoreHandle.watch`."""
@@ -283,7 +288,7 @@ class _Process:
                     if (request := self._by_number.get(command.number)) is not None:
                         core.send(Cancel(request, command.is_expired))
                     continue
-                for request in command.requests:
+                for request in command.requests if isinstance(command, Admit) else ():
                     self._by_number[request.number] = request
                     if request.stops is not None:
                         request.stops.token_bytes = token_bytes

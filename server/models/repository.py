@@ -8,11 +8,13 @@ import logging
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from seq2seq_serve.server.errors import LoadFailed, Unavailable, UnknownModel
+from seq2seq_serve.server.errors import LoadFailed, Overloaded, ServerError, Unavailable, UnknownModel
+from seq2seq_serve.server.models.adapters import AdapterFolders, read_adapter
 from seq2seq_serve.server.models.folders import ModelFolders, Version
 from seq2seq_serve.server.models.served import Models, ServedModel
 
 _LOADING_SECONDS = 1.0  # a load cannot be interrupted
+_RETRY_SECONDS = 1.0
 _NOT_LOADED = "not loaded; whether its files are sound shows when it is"
 
 _log = logging.getLogger(__name__)
@@ -39,13 +41,26 @@ class Repository:
         folders: The bundles on disk.
         models: The served models.
         load: Loads one version, on its own thread; the last argument is the memory of the other models.
+        adapters: Those on disk. Of a name that is given, it is loaded with its base; another one, when it is
+            first asked for.
         changed: Is called after a model was served, replaced or unloaded.
     """
 
     def __init__(
-        self, folders: ModelFolders, models: Models, load: LoadModel, changed: Callable[[], None]
+        self,
+        folders: ModelFolders,
+        models: Models,
+        load: LoadModel,
+        adapters: AdapterFolders,
+        changed: Callable[[], None],
     ) -> None:
-        self._folders = folders
+        self._folders, self._adapters = folders, adapters
+        if adapters:
+            models.find_adapter = self._find_adapter
+        self._unloaded: set[str] = set()  # adapters that callers do not load again by asking for them
+        self._writing = asyncio.Lock()  # one adapter at a time
+        self._problems: dict[str, str] = {}  # of adapters given by their names, until all models are loaded
+        self._has_started = False
         self._models = models
         self._load = load
         self._changed = changed
@@ -65,8 +80,15 @@ class Repository:
     async def index(self) -> list[tuple[Version, VersionState, str]]:
         """Returns every version on disk or in use, its state, and the reason if it is unavailable."""
         found = await asyncio.to_thread(self._folders.all)
+        if self._adapters:
+            bases = [model.name for model in self._models if model.base is None]
+            found += await asyncio.to_thread(self._adapters.all, bases)
         ending = [version for _, version in self._ending.values()]
         states = {one: self._state(one, ending) for one in (*found, *ending, *self._served.values())}
+        known = {(one.model_name, one.version) for one in found}
+        for model in self._models:  # an adapter whose folder has another version by now, or is gone
+            if model.base is not None and (model.name, model.version) not in known:
+                states[Version(model.name, model.version, Path())] = VersionState.READY
         return [
             (one, state, self._reasons.get(one, _NOT_LOADED if state is VersionState.UNAVAILABLE else ""))
             for one, state in states.items()
@@ -74,6 +96,9 @@ class Repository:
 
     def _state(self, version: Version, ending: Collection[Version]) -> VersionState:
         if self._served.get(version.model_name) == version:
+            return VersionState.READY
+        model = self._models.get(version.model_name)
+        if model is not None and model.base is not None and model.version == version.version:
             return VersionState.READY
         if version == self._loading_now:
             return VersionState.LOADING
@@ -106,6 +131,9 @@ class Repository:
             LoadFailed: Its bundle cannot be used here; the version served before stays.
             Unavailable: The server is shutting down.
         """
+        if self._base_of(name) is not None and self._adapters.path(name) is not None:
+            self._unloaded.discard(name)
+            return await self._load_adapter(name, version)
         await self._changing.acquire()
         loading = asyncio.create_task(self._load_and_put(name, version))
         self._loading.add(loading)
@@ -142,8 +170,97 @@ class Repository:
         self._changed()
         _log.info("model %s: version %s is served", name, model.version)
         if old is not None and before is not None:
+            await self._take_over(old, model)
             self._end(old, before)
+        for adapter in self._adapters.names_for(name):
+            try:
+                await self._load_adapter(adapter)
+            except ServerError as error:
+                self._problems[adapter] = str(error)
+                _log.log(logging.ERROR if self._has_started else logging.INFO, "%s", error)
         return model
+
+    def check_adapters(self) -> None:
+        """Check that every adapter given by its name is served.
+
+        Raises:
+            ValueError: One does not fit any served model.
+        """
+        self._has_started = True
+        served = [model.name for model in self._models if model.base is not None]
+        for name in self._adapters.named:
+            if not any(_is_short(name, full) for full in served):
+                texts = [text for full, text in self._problems.items() if _is_short(name, full)]
+                raise ValueError(f"the adapter {name}: " + ("; ".join(texts) or "its model is not served"))
+
+    async def _take_over(self, old: ServedModel, new: ServedModel) -> None:
+        """Serves the loaded adapters of a model with the model that replaces it, as far as they fit."""
+        for adapter in (one for one in self._models if one.base is old):
+            try:
+                await self._load_adapter(adapter.name)
+            except ServerError as error:
+                _log.error("model %s: not served by the new version of %s: %s", adapter.name, new.name, error)
+                self._models.remove(adapter.name)
+
+    def _base_of(self, name: str) -> ServedModel | None:
+        """Returns the served model with whose name that of an adapter begins."""
+        model = self._models.get(name.rpartition("/")[0])
+        return None if model is None or model.base is not None else model
+
+    async def _find_adapter(self, name: str) -> ServedModel | None:
+        """Loads an adapter that a caller asks for; returns None if there is none of that name."""
+        if name in self._unloaded or self._base_of(name) is None:
+            return None
+        if await asyncio.to_thread(self._adapters.path, name) is None:
+            return None
+        return await self._load_adapter(name, is_asked=True)
+
+    async def _load_adapter(self, name: str, version: str = "", *, is_asked: bool = False) -> ServedModel:
+        """Loads an adapter beside the one that it replaces, which stays for its callers.
+
+        Args:
+            name: Its full name.
+            version: The version that the folder must have; empty for any.
+            is_asked: Whether one that is served already will do.
+
+        Raises:
+            UnknownModel: It is not on disk, or its base is not served.
+            LoadFailed: It cannot be used here.
+            Overloaded: All places are in use.
+            Unavailable: The server is shutting down.
+        """
+        async with self._writing:
+            self._check_not_draining()
+            base, served = self._base_of(name), self._models.get(name)
+            if base is None:
+                raise UnknownModel(f"the model of the adapter {name[:100]!r} is not served", name=name)
+            if is_asked and served is not None and served.base is base:
+                return served
+            found = await asyncio.to_thread(self._adapters.find, name)
+            if version and not found.is_named(version):
+                text = f"{name} has no version {version[:100]!r} on disk: there is {found.version}"
+                raise UnknownModel(text, name=name, version=version)
+            try:
+                adapter = await asyncio.to_thread(read_adapter, found.path, base)
+            except ValueError as error:
+                self._reasons[found] = str(error)
+                raise LoadFailed(str(error)) from error
+            if self._base_of(name) is not base:  # replaced meanwhile
+                raise Unavailable(f"the model of the adapter {name} was replaced: ask again")
+            place = self._models.free_place(base)
+            if place is None:
+                raise Overloaded(
+                    f"all {len(base.places)} places for adapters of {base.name} are in use: ask again, or "
+                    "serve with more --max-adapters",
+                    retry_after_seconds=_RETRY_SECONDS,
+                )
+            base.engine.write_adapter(place, adapter.weights)
+            model = base.places[place] = base.adapted(name, adapter, place)
+            self._models.put(model, found.number)
+            self._reasons.pop(found, None)
+            self._changed()
+            _log.info("model %s: version %s is served, an adapter of %s", name, model.version, base.name)
+            return model
 
     def _check_not_draining(self) -> None:
         if self._is_draining:
@@ -159,6 +276,12 @@ class Repository:
             model = self._models.remove(name)
             if model is None:
                 raise UnknownModel(f"no model is named {name[:100]!r}: there is nothing to unload", name=name)
+            if model.base is not None:
+                self._unloaded.add(name)
+                self._changed()
+                return
+            for adapter in [one.name for one in self._models if one.base is model]:
+                self._models.remove(adapter)
             self._changed()
             version = self._served.pop(name)
             self._reasons[version] = "unloaded"
@@ -175,7 +298,8 @@ class Repository:
             await asyncio.wait(self._loading, timeout=_LOADING_SECONDS)
         ending = dict(self._ending)
         for model in (*self._models, *(model for model, _ in ending.values())):
-            await model.engine.stop()
+            if model.base is None:
+                await model.engine.stop()
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -183,7 +307,8 @@ class Repository:
     def _num_bytes(self) -> int:
         """Returns the bytes of all loaded models, including unloaded ones that still have callers."""
         ending = [model for model, _ in self._ending.values()]
-        return sum(model.sizing.limited_bytes for model in (*self._models, *ending))
+        own = [model for model in self._models if model.base is None]
+        return sum(model.sizing.limited_bytes for model in (*own, *ending))
 
     def _end(self, model: ServedModel, version: Version) -> None:
         """Stop a model that is not served any more as soon as its last caller has left."""
@@ -198,3 +323,8 @@ class Repository:
         task = asyncio.create_task(end())
         self._ending[task] = model, version
         task.add_done_callback(self._ending.pop)
+
+
+def _is_short(name: str, full: str) -> bool:
+    """Whether a name that was given for an adapter stands for its full name."""
+    return name in (full, full.rpartition("/")[2])

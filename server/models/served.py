@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import copy
+import time
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from seq2seq_serve.bundle.adapters import Adapter
 from seq2seq_serve.bundle.manifest import Bundle, TensorSpec
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, Axis, Form
 from seq2seq_serve.bundle.pictures import Resampling
 from seq2seq_serve.server.engine.async_engine import AsyncEngine
-from seq2seq_serve.server.errors import Unavailable, UnknownModel
+from seq2seq_serve.server.engine.request import NO_ADAPTER
+from seq2seq_serve.server.errors import Forbidden, Unavailable, UnknownModel
 from seq2seq_serve.server.runner.sizing import Sizing, source_specs
 from seq2seq_serve.server.telemetry.metrics import Metrics
-from seq2seq_serve.server.telemetry.record import CallRecord
+from seq2seq_serve.server.telemetry.record import Caller, CallRecord
 from seq2seq_serve.server.telemetry.statistics import Statistics
 
 _ENGLISH = "en"
@@ -70,7 +74,13 @@ class ServedModel:
             one.
         num_target_positions: The number of positions that the decoder can read: start tokens and targets.
         max_target_length: The largest number of target tokens.
+        base: The model that an adapter changes, which has the engine; None for a model.
+        adapter: The place of the adapter in the engine.
+        places: The adapters in the engine; none may be there if the graphs take none.
     """
+
+    base: ServedModel | None = None
+    adapter = NO_ADAPTER
 
     def __init__(self, engine: AsyncEngine, bundle: Bundle, sizing: Sizing, version: str = "") -> None:
         manifest = bundle.manifest
@@ -94,16 +104,36 @@ class ServedModel:
         self.max_memory_length = sizing.sizes[Axis.MEMORY_CAPACITY]
         self.num_target_positions = sizing.sizes[Axis.CACHE_CAPACITY]
         self.max_target_length = self.num_target_positions - (len(manifest.template.start) - 1)
+        self.places: list[ServedModel | None] = [None] * sizing.num_adapters
+
+    def adapted(self, name: str, adapter: Adapter, place: int) -> ServedModel:
+        """Returns the model that is this one with an adapter, which the engine has in a place."""
+        model = copy.copy(self)
+        model.base, model.adapter = self, place
+        model.name, model.version, model.places = name, adapter.version, []
+        return model
+
+
+async def _no_adapter(_: str) -> None:
+    return None
 
 
 class Models:
     """The served models by name, in the order in which they were first served, and their numbers of users.
 
     Owned by the app, changed on the event loop only. Empty while the models load.
+
+    Args:
+        metrics: Show the served models.
+
+    Attributes:
+        find_adapter: Loads the adapter of a name that is not served, if there is one.
     """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
+        self.find_adapter: Callable[[str], Awaitable[ServedModel | None]] = _no_adapter
+        self._used_at: dict[ServedModel, float] = {}
         self._by_name: dict[str, ServedModel] = {}
         self._numbers: dict[str, str] = {}
         self._num_users: Counter[ServedModel] = Counter()
@@ -125,40 +155,83 @@ class Models:
         """Stop serving a model; returns it if it was served."""
         model = self._by_name.pop(name, None)
         if model is not None:
+            self._used_at.pop(model, None)
             self._metrics.hide_model(model)
         return model
 
-    @contextmanager
-    def use(self, call: CallRecord, name: str, version: str = "") -> Iterator[ServedModel]:
+    def get(self, name: str) -> ServedModel | None:
+        """Returns the model of that name, if it is served."""
+        return self._by_name.get(name)
+
+    def seen_by(self, caller: Caller) -> list[ServedModel]:
+        """Returns the models that a caller may use."""
+        return [model for model in self if caller.may_use(model.name)]
+
+    @asynccontextmanager
+    async def use(self, call: CallRecord, name: str, version: str = "") -> AsyncIterator[ServedModel]:
         """Yields the model of that name; its engine is not stopped before the block ends.
 
         Args:
             call: Is counted under the model's name.
-            name: Empty for the first model.
+            name: Empty for the first model that the caller may use.
             version: Empty for the served version; otherwise its name or number.
 
         Raises:
             UnknownModel: No model has that name or version; the message lists the existing ones.
+            Forbidden: The caller may not use it.
+            LoadFailed: It is an adapter that cannot be loaded.
+            Overloaded: It is an adapter, and all places for adapters are in use.
             Unavailable: No model is served at present.
         """
         if not self._by_name:
             raise Unavailable("no model is served: the server is loading them, or they were unloaded")
-        model = self._by_name.get(name) if name else next(iter(self._by_name.values()))
+        caller = call.caller
+        if caller.models is not None and not (caller.may_use(name) if name else self.seen_by(caller)):
+            raise Forbidden(f"token {caller.name} may not use the model {name[:100]!r}")
+        if name:
+            model = self._by_name.get(name) or await self.find_adapter(name)
+        else:
+            model = next(iter(self._by_name.values() if caller.models is None else self.seen_by(caller)))
         if model is None:
-            text = f"no model is named {name[:100]!r}: this server has {', '.join(self._by_name)}"
+            known = ", ".join(one.name for one in self.seen_by(caller))
+            text = f"no model is named {name[:100]!r}: this server has {known}"
             raise UnknownModel(text, name=name, version=version)
         if version not in ("", model.version, self._numbers[model.name]):
             text = f"{model.name} is not served in version {version[:100]!r}: ask for version {model.version}"
             raise UnknownModel(text, name=model.name, version=version)
         call.model = model.name
         self._num_users[model] += 1
+        if model.base is not None:
+            self._num_users[model.base] += 1
+            self._used_at[model] = time.monotonic()
         try:
             yield model
         finally:
-            self._num_users[model] -= 1
-            if not self._num_users[model]:
-                del self._num_users[model]
-                self._left.set()
+            for used in (model, model.base):
+                if used is not None:
+                    self._num_users[used] -= 1
+                    if not self._num_users[used]:
+                        del self._num_users[used]
+                        self._left.set()
+
+    def free_place(self, base: ServedModel) -> int | None:
+        """Returns a place for an adapter; None if the adapters of all are in use.
+
+        The adapter that was not used for the longest time leaves its place, and is not served any more.
+        """
+        free = list[tuple[float, int]]()
+        for place, model in enumerate(base.places):
+            if model is None or not self._num_users[model]:
+                is_served = model is not None and self._by_name.get(model.name) is model
+                free.append((self._used_at.get(model, 0.0) if model and is_served else -1.0, place))
+        if not free:
+            return None
+        _, place = min(free)
+        before = base.places[place]
+        if before is not None and self._by_name.get(before.name) is before:
+            self.remove(before.name)
+            self._metrics.forget_model(before.name)
+        return place
 
     async def wait_until_unused(self, model: ServedModel) -> None:
         """Wait until all `use` blocks of a model have ended."""

@@ -17,7 +17,7 @@ from seq2seq_serve.bundle.manifest import TensorSpec
 from seq2seq_serve.bundle.names import Axis, Role
 from seq2seq_serve.kernels import copy_positions, move_on_cuda, write_to_cuda
 from seq2seq_serve.server.engine.plan import Move
-from seq2seq_serve.server.engine.request import Array
+from seq2seq_serve.server.engine.request import NO_ADAPTER, Array
 from seq2seq_serve.server.engine.state import Sequence
 from seq2seq_serve.server.runner.device import OnnxDevice
 from seq2seq_serve.server.system.threads import on_all
@@ -251,6 +251,7 @@ COLUMNS = {
     ),
     names.OWNERS: _Column(np.int64, 0, _of_each(attrgetter("search.memory_owner.row")), is_fixed=True),
     names.CACHE_ROWS: _Column(np.int64, None, _of_each(attrgetter("row")), is_fixed=True),
+    names.ADAPTER_IDS: _Column(np.int64, NO_ADAPTER, _of_each(attrgetter("request.adapter")), is_fixed=True),
 }
 
 

@@ -19,16 +19,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.adapters import Weights
 from seq2seq_serve.bundle.cuda_libraries import load_cuda_libraries
 from seq2seq_serve.bundle.manifest import Bundle, Timestamps, VariantFiles
 from seq2seq_serve.bundle.names import Axis, Role, Verb
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.drafts import MAX_DRAFTED
 from seq2seq_serve.server.engine.plan import Move, Selected
-from seq2seq_serve.server.engine.request import Array, Beam, Constraints, Request, Sampling
+from seq2seq_serve.server.engine.request import NO_ADAPTER, Array, Beam, Constraints, Request, Sampling
 from seq2seq_serve.server.engine.state import Search, Sequence
 from seq2seq_serve.server.errors import NO_NUMBERS, EngineFailed
 from seq2seq_serve.server.runner import selection
+from seq2seq_serve.server.runner.adapters import Adapters
 from seq2seq_serve.server.runner.buffers import Buffers, Columns
 from seq2seq_serve.server.runner.device import CPU, OnnxDevice, Session, one_line, read_files, share_threads
 from seq2seq_serve.server.runner.selection import Selector
@@ -147,6 +149,8 @@ class OnnxRunner:
                 f"{bundle.path} suppresses tokens, and its step in {self.precision} does not select tokens, "
                 f"which {self.provider} needs for that: export it again"
             )
+
+        self._adapters = Adapters(manifest, sizing, self._device) if manifest.adapted_maps else None
 
         # The rows, and what a step reads and writes of them
         self._buffers = self._allocated(sizing)
@@ -323,7 +327,11 @@ class OnnxRunner:
                 if isinstance(axis, str):
                     lengths = [array.shape[number] for array in arrays]
                     feeds[names.lengths_of(axis)] = np.array(lengths, np.int32)
-        return feeds
+        return feeds | self._adapter_ids(request.adapter for request in requests)
+
+    def _adapter_ids(self, ids: Iterable[int]) -> dict[str, Array]:
+        """Returns the input of the rows' adapters, if the graphs have it."""
+        return {} if self._adapters is None else {names.ADAPTER_IDS: np.array([*ids], np.int64)}
 
     def _encode_every_shape(self, request: Request) -> None:
         """Run, and capture, all shapes of encode calls, the largest first: the others reuse its memory."""
@@ -367,12 +375,17 @@ class OnnxRunner:
             names.TARGET_IDS: _pad(fed, "int64")[:, :longest],
             names.LABEL_IDS: _pad(labels, "int64")[:, : longest if is_scored else 0],
             names.SOURCE_LENGTHS: np.array([sequence.memory_length for sequence in sequences], np.int32),
+            **self._adapter_ids(sequence.request.adapter for sequence in sequences),
         }
         scores = self._decode(first_row, len(sequences), 0, feeds, names.LOG_PROBABILITIES)
         return [
             row[len(sequence.search.start_ids) - 1 : len(ids)].tolist() if sequence.request.is_score else []
             for row, ids, sequence in zip(scores, labels, sequences, strict=True)
         ]
+
+    def write_adapter(self, place: int, weights: Weights) -> None:
+        assert self._adapters is not None
+        self._adapters.write(place, weights)
 
     def step(self, rows: tuple[Sequence, ...], num_steps: int = 1) -> Selected:
         num_rows = len(rows)
@@ -432,7 +445,14 @@ class OnnxRunner:
         moves = tuple(moves)
         return sum(buffers.move_all(moves) for buffers in self._groups_of_buffers)
 
-    def align(self, row: int, first_position: int, target_ids: tuple[int, ...], memory_length: int) -> Array:
+    def align(
+        self,
+        row: int,
+        first_position: int,
+        target_ids: tuple[int, ...],
+        memory_length: int,
+        adapter: int = NO_ADAPTER,
+    ) -> Array:
         """Returns the attention of some positions of a row whose memory is filled.
 
         It is `(T, memory_length)`, or `(T, heads, memory_length)` of a model with alignment heads.
@@ -442,11 +462,13 @@ class OnnxRunner:
             first_position: The first of the positions; the cache must contain all positions before it.
             target_ids: The token ids that the decoder is fed there.
             memory_length: The row's positions of memory.
+            adapter: The row's adapter.
         """
         feeds: dict[str, Array] = {
             names.TARGET_IDS: np.array([target_ids], np.int64),
             names.LABEL_IDS: np.empty((1, 0), np.int64),
             names.SOURCE_LENGTHS: np.array([memory_length], np.int32),
+            **self._adapter_ids([adapter]),
         }
         return self._decode(row, 1, first_position, feeds, names.ATTENTION)[0, ..., :memory_length].copy()
 
@@ -459,7 +481,7 @@ class OnnxRunner:
         self._buffers.clear()
         self._groups_of_buffers = ()
         self._state = []
-        del self._columns, self._selector, self._select
+        del self._columns, self._selector, self._select, self._adapters
 
     def _read_attention(self, rows: tuple[Sequence, ...]) -> dict[int, Array]:
         """Returns the step's attention, by row, for the rows whose requests want it."""
@@ -511,6 +533,9 @@ class OnnxRunner:
                 self._buffers[spec.name].bind_input(binding, spec.name, first_row, num_bound)
             elif spec.name in feeds:
                 self._device.bind_feed(binding, spec.name, feeds[spec.name])
+            elif spec.role is Role.ADAPTER:
+                assert self._adapters is not None
+                self._adapters.bind_input(binding, spec.name)
             elif spec.role is Role.CAPACITY:
                 binding.bind_cpu_input(spec.name, self._capacities[spec.name])
             else:

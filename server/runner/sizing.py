@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from seq2seq_serve.bundle import names
+from seq2seq_serve.bundle.adapters import Places
 from seq2seq_serve.bundle.files import read_small_file
 from seq2seq_serve.bundle.manifest import Bundle, Manifest, TensorSpec, Variant, load_bundle
 from seq2seq_serve.bundle.names import Axis, Precision, Role, Verb
@@ -49,6 +50,9 @@ class Sizing:
             not report its attention.
         num_alignment_heads: The number of heads whose attention it reports one by one, because they align
             targets with sounds; 0 if it reports their mean.
+        num_adapters: The places for adapters; 0 if the graphs take none.
+        max_rank: The largest rank of an adapter.
+        adapter_bytes: The most that each runner takes for adapters.
         draft: The draft model, if there is one.
         remarks: Why CUDA or a draft model is not used, for the log of the caller.
     """
@@ -67,6 +71,9 @@ class Sizing:
     vocab_size: int
     num_hops: int
     num_alignment_heads: int = 0
+    num_adapters: int = 0
+    max_rank: int = 1
+    adapter_bytes: int = 0
     draft: Draft | None = None
     remarks: tuple[Remark, ...] = ()
 
@@ -85,15 +92,17 @@ class Sizing:
             slots_bytes = self.num_slots * self.slot_bytes
             columns_bytes = 2 * self.num_slots * self.vocab_size * np.dtype(np.float32).itemsize
             staged_bytes = self.num_staged_rows * self.slot_bytes  # at most: they have no cache
-            return self.num_instances * (self.weight_bytes + slots_bytes + columns_bytes + staged_bytes)
+            runner_bytes = slots_bytes + columns_bytes + staged_bytes + self.adapter_bytes
+            return self.num_instances * (self.weight_bytes + runner_bytes)
         process_bytes = _PROCESS_BYTES if self.num_instances > 1 else 0
         of_draft = 0 if self.draft is None else self.draft.sizing.model_bytes
         return self.model_bytes + of_draft + self.num_instances * process_bytes
 
     @property
     def model_bytes(self) -> int:
-        """The bytes of weights and slots of all instances, without a draft model, on a CPU."""
-        return self.weight_bytes + self.num_instances * (self.packed_bytes + self.num_slots * self.slot_bytes)
+        """The bytes of weights, slots and adapters of all instances, without a draft model, on a CPU."""
+        runner_bytes = self.packed_bytes + self.num_slots * self.slot_bytes + self.adapter_bytes
+        return self.weight_bytes + self.num_instances * runner_bytes
 
     @property
     def limited_bytes(self) -> int:
@@ -126,7 +135,7 @@ def size_up(bundle: Bundle, config: RunnerConfig, *, is_draft: bool = False) -> 
         raise ValueError("it selects some of the tokens only: it is not served, but the --draft of a model")
     provider, precision, remarks = choose(bundle, config.provider, config.precision, config.cuda_libraries)
     try:
-        return _size_up(bundle, config, provider, precision, remarks)
+        return _size_up(bundle, config, provider, precision, remarks, is_draft=is_draft)
     except ValueError as error:
         reasons = "".join(f" ({remark})" for level, remark in remarks if level == logging.WARNING)
         raise ValueError(f"{error}{reasons}") from error
@@ -138,6 +147,8 @@ def _size_up(
     provider: str,
     precision: Precision,
     remarks: tuple[Remark, ...],
+    *,
+    is_draft: bool,
 ) -> Sizing:
     """Returns the sizes for a provider and a precision; the errors are those of `size_up`."""
     manifest = bundle.manifest
@@ -192,6 +203,11 @@ def _size_up(
         packed_bytes = _MOST_PACKED_COPIES * weight_bytes
         if has_operators() and _has_own_maps(bundle, variant):
             packed_bytes = min(packed_bytes, _MOST_PACKED_BYTES)
+    num_adapters, max_rank = (config.max_adapters, config.max_rank) if config.has_adapters else (1, 1)
+    if is_draft:
+        num_adapters, max_rank = config.max_adapters, 1  # empty ones: it drafts the same for all
+    if not manifest.adapted_maps:
+        num_adapters, max_rank = 0, 1
     sizing = Sizing(
         provider=provider,
         precision=precision,
@@ -207,6 +223,9 @@ def _size_up(
         vocab_size=manifest.target_vocab_size,
         num_hops=num_hops,
         num_alignment_heads=num_alignment_heads,
+        num_adapters=num_adapters,
+        max_rank=max_rank,
+        adapter_bytes=Places(manifest.adapted_maps).num_bytes(num_adapters, max_rank),
         remarks=remarks + operators_remarks(bundle.path, provider),
     )
     if config.draft is None:

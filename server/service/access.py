@@ -52,8 +52,8 @@ class Access:
     """The tokens of the access file.
 
     Owned by the app; used on the event loop only. The file has a table `[[token]]` for each token, with
-    its `name`, its `sha256` in hexadecimal digits, and its `roles`. While `watch` runs, a changed file takes
-    effect within a second.
+    its `name`, its `sha256` in hexadecimal digits, its `roles`, and, if it may not use all, the names of its
+    `models`. While `watch` runs, a changed file takes effect within a second.
 
     Args:
         path: The file; None allows every caller everything except listing, loading and unloading versions.
@@ -169,9 +169,9 @@ def _parse(path: Path, contents: list[bytes]) -> dict[bytes, Caller]:
 
 def _token(where: str, table: Any) -> tuple[bytes, Caller]:
     """Returns the digest of a token, and its caller."""
-    if not isinstance(table, dict) or table.keys() != {"name", "sha256", "roles"}:
-        raise ValueError(f"{where} needs name, sha256 and roles, and nothing else")
-    name, digits, roles = table["name"], table["sha256"], table["roles"]
+    if not isinstance(table, dict) or table.keys() - {"models"} != {"name", "sha256", "roles"}:
+        raise ValueError(f"{where} needs name, sha256 and roles, may have models, and nothing else")
+    name, digits, roles, models = table["name"], table["sha256"], table["roles"], table.get("models")
     if not isinstance(name, str) or not name:
         raise ValueError(f"{where}: name must be a string that is not empty")
     try:
@@ -187,4 +187,10 @@ def _token(where: str, table: Any) -> tuple[bytes, Caller]:
         raise ValueError(f"{where}: sha256 is that of the empty text: was the variable with the token set?")
     if not isinstance(roles, list) or not roles or any(role not in ROLES for role in roles):
         raise ValueError(f"{where}: roles must be a list of {', '.join(ROLES)}")
-    return digest, Caller(name, frozenset(roles), has_token=True)
+    if models is None:
+        return digest, Caller(name, frozenset(roles), has_token=True)
+    if not isinstance(models, list) or not models or not all(isinstance(one, str) and one for one in models):
+        raise ValueError(
+            f"{where}: models must be a list of the names of models, or of NAME/* for all adapters of one"
+        )
+    return digest, Caller(name, frozenset(roles), has_token=True, models=frozenset(models))

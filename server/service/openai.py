@@ -129,35 +129,36 @@ async def transcribe(
         raise InvalidRequest("the file is missing or empty, or there are several: send one", field="file")
     _check(fields)
     form_of_answer = fields.texts.get("response_format", _JSON)
-    with (
-        _named_as_sent(fields.names),
-        call.calls.models.use(call, _named(fields.texts.get("model", ""), call, names)) as model,
-    ):
-        _check_model(model, task, call)
-        decoding = await _decoding(fields, task, model, call)
-        sources = [pb.Source(file=files.pop(), file_type=fields.texts.get("file_type", ""))]
-        del form
-        warning = _warning(decoding)
-        if fields.is_on("stream"):
-            await _stream(partial(generate, [sources], decoding, call), decoding, warning, call, write)
-            return None
-        [answer] = await generate([sources], decoding, call)
-        response = await call.build(
-            answer.ByteSize(), lambda _: _response(answer, form_of_answer, task, decoding)
-        )
-        if warning:
-            response.headers["Warning"] = f'299 - "{warning}"'
-        return response
+    with _named_as_sent(fields.names):
+        name = _named(fields.texts.get("model", ""), call, names)
+        async with call.calls.models.use(call, name) as model:
+            _check_model(model, task, call)
+            decoding = await _decoding(fields, task, model, call)
+            sources = [pb.Source(file=files.pop(), file_type=fields.texts.get("file_type", ""))]
+            del form
+            warning = _warning(decoding)
+            if fields.is_on("stream"):
+                await _stream(partial(generate, [sources], decoding, call), decoding, warning, call, write)
+                return None
+            [answer] = await generate([sources], decoding, call)
+            response = await call.build(
+                answer.ByteSize(), lambda _: _response(answer, form_of_answer, task, decoding)
+            )
+            if warning:
+                response.headers["Warning"] = f'299 - "{warning}"'
+            return response
 
 
 def models(call: RemoteCall) -> Response:
-    """Returns the list of the served models."""
-    return JSONResponse({"object": "list", "data": [_model(model.name) for model in call.calls.models]})
+    """Returns the list of the served models that the caller may use."""
+    return JSONResponse(
+        {"object": "list", "data": [_model(model.name) for model in call.calls.models.seen_by(call.caller)]}
+    )
 
 
-def model(name: str, call: RemoteCall) -> Response:
+async def model(name: str, call: RemoteCall) -> Response:
     """Returns one of the served models; raises UnknownModel."""
-    with call.calls.models.use(call, name) as model:
+    async with call.calls.models.use(call, name) as model:
         return JSONResponse(_model(model.name))
 
 
@@ -361,7 +362,7 @@ def _named(name: str, call: RemoteCall, names: OpenAINames) -> str:
     Without a name, and with any name if the server takes it, that is the only model that reads sounds; with
     the name of OpenAI's own model it is the first of them.
     """
-    served = list(call.calls.models)
+    served = call.calls.models.seen_by(call.caller)
     if any(model.name == name for model in served):
         return name
     hearing = [model.name for model in served if model.reads_sound]
@@ -375,7 +376,8 @@ def _named(name: str, call: RemoteCall, names: OpenAINames) -> str:
 
 def _check_model(model: ServedModel, task: str, call: RemoteCall) -> None:
     if not model.reads_sound or model.manifest.timestamps is None:
-        hearing = [one.name for one in call.calls.models if one.reads_sound and one.manifest.timestamps]
+        seen = call.calls.models.seen_by(call.caller)
+        hearing = [one.name for one in seen if one.reads_sound and one.manifest.timestamps]
         raise InvalidRequest(
             f"{model.name} does not transcribe sounds: choose {', '.join(hearing) or 'another server'}",
             field="model",

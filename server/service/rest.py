@@ -280,7 +280,7 @@ class RestService:
         self, method: str, message_class: type[Message], request: Request, call: RemoteCall, _: _Events
     ) -> Response:
         if method == "ModelReady":  # over gRPC an unknown model is not ready
-            with call.calls.models.use(
+            async with call.calls.models.use(
                 call, request.path_params["name"], request.path_params.get("version", "")
             ):
                 pass
@@ -318,7 +318,7 @@ class RestService:
 
     async def _generate_message(self, request: Request, call: RemoteCall) -> pb.ModelInferRequest:
         body = await self._body(request, call)
-        with call.calls.models.use(
+        async with call.calls.models.use(
             call, request.path_params["name"], request.path_params.get("version", "")
         ) as model:
 
@@ -337,7 +337,7 @@ class RestService:
 
     async def _models(self, request: Request, call: RemoteCall, _: _Events) -> Response:
         name = request.path_params.get("name")
-        return openai.models(call) if name is None else openai.model(name, call)
+        return openai.models(call) if name is None else await openai.model(name, call)
 
     async def _libretranslate(
         self, answer: LibreHandler, most: int, request: Request, call: RemoteCall, _: _Events

@@ -141,6 +141,13 @@ class Metrics:
         """Remove a model's gauges; its counters and histograms stay."""
         self._models[model.name] = None
 
+    def forget_model(self, name: str) -> None:
+        """Remove all series of a model, one of many adapters that come and go."""
+        self._models.pop(name, None)
+        self._statistics.pop(name, None)
+        for metric in (self._requests,):
+            metric.remove_by_labels({_MODEL: name})
+
     def record_call(self, record: CallRecord) -> None:
         """Count a call that ended; the callers' own texts never become labels."""
         self._requests.labels(record.model, record.method, record.code).inc()
@@ -169,7 +176,7 @@ class _Collected(Collector):
         text = "Log lines that were dropped, because standard error was not read in time"
         yield CounterMetricFamily("seq2seq_log_lines_dropped", text, value=num_dropped_lines())
         models = dict(self._models)
-        sums = {name: self._statistics[name] for name in models}
+        sums = {name: self._statistics[name] for name in models if name in self._statistics}
         for field, name, text, *labels in _HISTOGRAMS:
             histogram = HistogramMetricFamily(f"seq2seq_{name}", text, labels=(_MODEL, *labels))
             for values, one in _series(sums, field):
@@ -191,7 +198,8 @@ class _Collected(Collector):
         for name, text, read in _gauges():
             gauge = GaugeMetricFamily(f"seq2seq_{name}", text, labels=(_MODEL,))
             for it in served:
-                gauge.add_metric((it.name,), read(it))
+                if it.base is None:  # an adapter has the engine of its base
+                    gauge.add_metric((it.name,), read(it))
             yield gauge
 
 

@@ -29,11 +29,20 @@ class Caller:
             fairly by their names.
         roles: What it may do.
         has_token: Whether its token is known.
+        models: The names of the models that it may use, and `NAME/*` for all adapters of one; None for all.
     """
 
     name: str
     roles: frozenset[str] = frozenset()
     has_token: bool = False
+    models: frozenset[str] | None = None
+
+    def may_use(self, model: str) -> bool:
+        """Whether it may use, and see, the model of a name."""
+        if self.models is None or model in self.models:
+            return True
+        base, slash, _ = model.rpartition("/")
+        return bool(slash) and f"{base}/*" in self.models
 
 
 @dataclass

@@ -5,9 +5,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 
+from seq2seq_serve.bundle.adapters import Weights
 from seq2seq_serve.server.config import QueueLimits
 from seq2seq_serve.server.engine.async_engine import AsyncEngine, CoreHandle, Stream
-from seq2seq_serve.server.engine.core import Admit, Cancel, Core
+from seq2seq_serve.server.engine.core import Admit, Cancel, Core, WriteAdapter
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Result, Turn
 from seq2seq_serve.server.runner.runner import OnnxRunner
@@ -112,6 +113,9 @@ class DrivenCore(CoreHandle):
 
     def cancel(self, request: Request, *, is_expired: bool) -> None:
         self.core.send(Cancel(request, is_expired))
+
+    def write_adapter(self, place: int, weights: Weights) -> None:
+        self.core.send(WriteAdapter(place, weights))
 
     def watch(self) -> None:
         self.core.watch()

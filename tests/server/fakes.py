@@ -12,6 +12,7 @@ from itertools import zip_longest
 
 import numpy as np
 
+from seq2seq_serve.bundle.adapters import Weights
 from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.ngrams import Follower
 from seq2seq_serve.server.engine.plan import Branches, Candidates, Move, Selected
@@ -178,6 +179,7 @@ class FakeRunner:
         self.batch_sizes: list[int] = []
         self.encoded: list[list[tuple[int, ...]]] = []
         self.is_closed = False
+        self.adapters: dict[int, Weights] = {}
         self._fail_encode = fail_encode
         self._fail_steps = frozenset(fail_steps)
 
@@ -267,7 +269,17 @@ class FakeRunner:
             num_bytes += move.cache_length + move.memory_length
         return num_bytes
 
-    def align(self, row: int, first_position: int, target_ids: tuple[int, ...], memory_length: int) -> Array:
+    def write_adapter(self, place: int, weights: Weights) -> None:
+        self.adapters[place] = weights
+
+    def align(
+        self,
+        row: int,
+        first_position: int,
+        target_ids: tuple[int, ...],
+        memory_length: int,
+        adapter: int = -1,
+    ) -> Array:
         memory, before = self.memory[row], self.cache[row][:first_position]
         assert memory is not None
         assert len(memory) == memory_length

@@ -190,7 +190,7 @@ def test_no_flag_means_the_defaults_of_the_configuration():
         (["b", "--prot", "1"], "unrecognized arguments: --prot 1 (meant: --port?)"),
         (["b", "--port", "1", "c"], "unrecognized arguments: c\n"),  # it was meant to be -h
         (["--bundle", "b"], "unrecognized arguments: --bundle\n"),
-        (["--model-name", "demo"], "argument --model-name: it is 'demo', and must be NAME=BUNDLE"),
+        (["--model-name", "demo"], "argument --model-name: it is 'demo', and must be NAME=FOLDER"),
         (["b", "--tls-key", "k"], "--tls-certificate and --tls-key need each other: give both, or none"),
         (["b", "--tls-client-ca", "c"], "--tls-client-ca needs --tls-certificate and --tls-key"),
     ],

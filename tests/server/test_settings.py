@@ -165,7 +165,7 @@ def test_a_variable_that_is_not_ours_is_left_alone(settings):
         ),
         ("", {"SEQ2SEQ_MAX_SLOTS_SIZE": "MiB"}, "SEQ2SEQ_MAX_SLOTS_SIZE is 'MiB': could not parse"),
         ("", {"SEQ2SEQ_MAX_SLOTS_SIZE": "-1"}, "SEQ2SEQ_MAX_SLOTS_SIZE is '-1': could not parse"),
-        ("", {"SEQ2SEQ_MODEL_NAME": "a=b:c"}, "SEQ2SEQ_MODEL_NAME is 'c', and must be NAME=BUNDLE"),
+        ("", {"SEQ2SEQ_MODEL_NAME": "a=b:c"}, "SEQ2SEQ_MODEL_NAME is 'c', and must be NAME=FOLDER"),
         ("port = ", {}, "server.toml is not valid TOML"),
         ("max_slots = 0", {}, "server.toml: max_slots is 0, and must be greater than or equal to 1"),
         ("port = " + "[" * 10_000, {}, "server.toml is not valid TOML"),

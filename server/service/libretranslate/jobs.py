@@ -61,7 +61,7 @@ async def run(
         InvalidRequest: A text is refused; `row` is the place of the job's text.
         ServerError: The request fails.
     """
-    with call.calls.models.use(call, route.model) as model:
+    async with call.calls.models.use(call, route.model) as model:
         options = _options(route, num_alternatives, model)
         for is_formatted in (False, True):
             waiting = [job for job in jobs if isinstance(job.text, FormattedText) == is_formatted]

@@ -59,7 +59,7 @@ class InferenceService:
     async def ModelReady(self, message: pb.ModelReadyRequest, call: RemoteCall) -> pb.ModelReadyResponse:
         """Answers whether callers may send requests for a model; an unknown model is not ready."""
         try:
-            with call.calls.models.use(call, message.name, message.version) as model:
+            async with call.calls.models.use(call, message.name, message.version) as model:
                 return pb.ModelReadyResponse(ready=self._health.is_serving(model))
         except (UnknownModel, Unavailable):
             return pb.ModelReadyResponse(ready=False)
@@ -74,12 +74,12 @@ class InferenceService:
         self, message: pb.ModelMetadataRequest, call: RemoteCall
     ) -> pb.ModelMetadataResponse:
         """Answers with the tensors of a model."""
-        with call.calls.models.use(call, message.name, message.version) as model:
+        async with call.calls.models.use(call, message.name, message.version) as model:
             return metadata_message(model)
 
     async def ModelConfig(self, message: pb.ModelConfigRequest, call: RemoteCall) -> pb.ModelConfigResponse:
         """Answers with the tensors and limits of a model."""
-        with call.calls.models.use(call, message.name, message.version) as model:
+        async with call.calls.models.use(call, message.name, message.version) as model:
             return pb.ModelConfigResponse(config=config_message(model))
 
     async def ModelStatistics(
@@ -88,9 +88,9 @@ class InferenceService:
         """Answers with the statistics of one model, or of all."""
         models = call.calls.models
         if not message.name:
-            asked = list(models)
+            asked = models.seen_by(call.caller)
         else:
-            with models.use(call, message.name, message.version) as model:
+            async with models.use(call, message.name, message.version) as model:
                 asked = [model]
         stats = [statistics_message(model, models.statistics_of(model)) for model in asked]
         return pb.ModelStatisticsResponse(model_stats=stats)
@@ -166,17 +166,15 @@ class InferenceService:
         Raises:
             ServerError: The request is refused or fails.
         """
-        with (
-            call.calls.models.use(call, message.model_name, message.model_version) as model,
-            own_fields(model),
-        ):
-            inference = await _read(message, model, call)
-            del message  # its inputs would take memory while the requests wait
-            limited = _limited(call, inference)
-            decoding = await read_decoding(inference.options, model, limited)
-            answers = await generate(inference.rows, decoding, limited)
-            num_bytes = sum(answer.ByteSize() for answer in answers)
-            return await call.build(num_bytes, lambda _: make(whole_answer(inference, answers, model)))
+        async with call.calls.models.use(call, message.model_name, message.model_version) as model:
+            with own_fields(model):
+                inference = await _read(message, model, call)
+                del message  # its inputs would take memory while the requests wait
+                limited = _limited(call, inference)
+                decoding = await read_decoding(inference.options, model, limited)
+                answers = await generate(inference.rows, decoding, limited)
+                num_bytes = sum(answer.ByteSize() for answer in answers)
+                return await call.build(num_bytes, lambda _: make(whole_answer(inference, answers, model)))
 
     async def infer_in_stream(
         self,
@@ -186,32 +184,32 @@ class InferenceService:
         write: Callable[[_Made], Awaitable[None]],
     ) -> None:
         """Writes what `make` makes of each piece of an answer, and of its end; raises as `infer`."""
-        with (
-            call.calls.models.use(call, message.model_name, message.model_version) as model,
-            own_fields(model),
-        ):
-            inference = await _read(message, model, call)
-            del message  # its inputs would take memory while the request waits
-            if len(inference.rows) != 1 or inference.options.num_hypotheses > 1:
-                raise InvalidRequest(
-                    "a request in a stream may have one row and one hypothesis: send a request for each row, "
-                    "or call ModelInfer",
-                    field="inputs",
-                )
+        async with call.calls.models.use(call, message.model_name, message.model_version) as model:
+            with own_fields(model):
+                inference = await _read(message, model, call)
+                del message  # its inputs would take memory while the request waits
+                if len(inference.rows) != 1 or inference.options.num_hypotheses > 1:
+                    raise InvalidRequest(
+                        "a request in a stream may have one row and one hypothesis: send a request for each "
+                        "row, or call ModelInfer",
+                        field="inputs",
+                    )
 
-            async def write_piece(piece: Piece) -> None:
-                made = await call.build(
-                    piece.ByteSize(), lambda _: make(piece_answer(inference, piece, model))
-                )
-                await write(made)
+                async def write_piece(piece: Piece) -> None:
+                    made = await call.build(
+                        piece.ByteSize(), lambda _: make(piece_answer(inference, piece, model))
+                    )
+                    await write(made)
 
-            limited = _limited(call, inference)
-            decoding = await read_decoding(inference.options, model, limited, stream=True)
-            (answer,) = await generate(inference.rows, decoding, limited, write_piece)
-            last = await call.build(answer.ByteSize(), lambda _: make(last_answer(inference, answer, model)))
-            await write(last)
-            if inference.has_empty_final:
-                await write(make(Answer(model, inference, is_final=True)))
+                limited = _limited(call, inference)
+                decoding = await read_decoding(inference.options, model, limited, stream=True)
+                (answer,) = await generate(inference.rows, decoding, limited, write_piece)
+                last = await call.build(
+                    answer.ByteSize(), lambda _: make(last_answer(inference, answer, model))
+                )
+                await write(last)
+                if inference.has_empty_final:
+                    await write(make(Answer(model, inference, is_final=True)))
 
 
 async def _read(message: pb.ModelInferRequest, model: ServedModel, call: RemoteCall) -> Inference:

@@ -242,6 +242,7 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         stops=_stop_sequences(options, model) if options.stop_sequences else None,
         log_probabilities=options.log_probabilities,
         num_alternatives=options.num_alternatives,
+        adapter=model.adapter,
     )
     return Decoding(
         model=model,
@@ -276,6 +277,7 @@ def read_target(message: ScoreRequest, model: ServedModel, caller: Caller) -> De
         prefix_ids=_target_ids(message.target, _placed(template.forced, chosen), model, "target"),
         start_ids=_placed(template.start, chosen),
         is_score=True,
+        adapter=model.adapter,
     )
     frame = _placed(template.source_prefix, chosen), _placed(template.source_suffix, chosen)
     has_marks = TARGET_LANGUAGE in template.source_prefix and not message.target_language

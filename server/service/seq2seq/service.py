@@ -31,7 +31,7 @@ class Seq2SeqService:
 
     async def Generate(self, message: pb.GenerateRequest, call: RemoteCall) -> pb.GenerateResponse:
         """Answers once, with the whole target."""
-        with call.calls.models.use(call, message.model) as model:
+        async with call.calls.models.use(call, message.model) as model:
             decoding = await read_decoding(message.options, model, call)
             rows: list[Sequence[pb.Source]] = [message.sources]
             del message  # `generate` keeps only what it needs of it
@@ -46,7 +46,7 @@ class Seq2SeqService:
         async def write(piece: pb.Piece) -> None:
             await call.send(pb.GenerateStreamResponse(piece=piece))
 
-        with call.calls.models.use(call, message.model) as model:
+        async with call.calls.models.use(call, message.model) as model:
             decoding = await read_decoding(message.options, model, call, stream=True)
             rows: list[Sequence[pb.Source]] = [message.sources]
             del message
@@ -58,7 +58,7 @@ class Seq2SeqService:
 
         An error that every item would have, for example of the options, refuses the whole batch.
         """
-        with call.calls.models.use(call, message.model) as model:
+        async with call.calls.models.use(call, message.model) as model:
             decoding = await read_decoding(message.options, model, call)
             if call.calls.is_draining:
                 raise Unavailable("the server is shutting down")
@@ -88,19 +88,21 @@ class Seq2SeqService:
 
     async def Score(self, message: pb.ScoreRequest, call: RemoteCall) -> pb.ScoreResponse:
         """Answers with the log-probabilities of a given target."""
-        with call.calls.models.use(call, message.model) as model:
+        async with call.calls.models.use(call, message.model) as model:
             decoding = await read_scoring(message, model, call)
             scoring = score(message.sources, decoding, call)
             del message  # its sources would take memory while the request waits
             return await scoring
 
     async def ListModels(self, _message: pb.ListModelsRequest, call: RemoteCall) -> pb.ListModelsResponse:
-        """Answers with every served model."""
-        return pb.ListModelsResponse(models=[model_message(model) for model in call.calls.models])
+        """Answers with every served model that the caller may use."""
+        return pb.ListModelsResponse(
+            models=[model_message(model) for model in call.calls.models.seen_by(call.caller)]
+        )
 
     async def GetModel(self, message: pb.GetModelRequest, call: RemoteCall) -> pb.GetModelResponse:
         """Answers with the named model, or the first one."""
-        with call.calls.models.use(call, message.model) as model:
+        async with call.calls.models.use(call, message.model) as model:
             return pb.GetModelResponse(model=model_message(model))
 
 

@@ -260,6 +260,7 @@ def _no_speech(request: Request, model: ServedModel) -> Request:
         prefix_ids=(model.manifest.timestamps.no_speech_id,),
         start_ids=request.start_ids[:num_known],
         is_score=True,
+        adapter=request.adapter,
     )
 
 

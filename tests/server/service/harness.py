@@ -142,7 +142,12 @@ class EchoRunner:
         return 100 * len(list(moves))
 
     def align(
-        self, row: int, first_position: int, target_ids: tuple[int, ...], memory_length: int
+        self,
+        row: int,
+        first_position: int,
+        target_ids: tuple[int, ...],
+        memory_length: int,
+        adapter: int = -1,
     ) -> np.ndarray[Any, Any]:
         """Every target token attends to the source token that it repeats."""
         return np.eye(len(target_ids), memory_length, first_position, dtype=np.float32)

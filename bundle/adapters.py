@@ -1,0 +1,274 @@
+"""Adapters: low-rank terms for the maps of a bundle's graphs, in a folder of their own, and in memory.
+
+A folder has `adapter.json` and one file of weights. The weights of all loaded adapters are one array, which
+the graphs read: `Places` knows where in it the weights of each map are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
+
+from seq2seq_serve.bundle.checked import problems_of
+from seq2seq_serve.bundle.files import read_small_file
+from seq2seq_serve.bundle.manifest.schema import AdaptedMap, Count, FileSpec, Manifest, Parity
+
+ADAPTER_FILE = "adapter.json"
+WEIGHTS_FILE = "adapter.bin"
+ADAPTER_VERSION = 1
+MAX_RANK = 1024
+_MOST_BYTES = 4 << 20  # of adapter.json
+_MOST_WEIGHT_BYTES = 4 << 30
+
+Array = npt.NDArray[Any]
+Weights = Mapping[str, tuple[Array, Array]]
+"""By the name of a part A `(r, I)` and B `(r, O)`, which has the scale; both are float16."""
+
+
+class AdapterError(ValueError):
+    """A folder is not a usable adapter, or not one of this model; the message says why."""
+
+
+@dataclass(frozen=True)
+class AdaptedShape:
+    """The shape of one part's weights."""
+
+    rank: Annotated[int, Field(ge=1, le=MAX_RANK)]
+    num_inputs: Count
+    num_outputs: Count
+
+    @property
+    def num_bytes(self) -> int:
+        return self.rank * (self.num_inputs + self.num_outputs) * 2
+
+
+@dataclass(frozen=True)
+class AdapterManifest:
+    """What `adapter.json` says.
+
+    Attributes:
+        base: The name of the checkpoint or run that it adapts.
+        base_checksum: The `adapted_checksum` of that model's bundles.
+        parts: The adapted layers, by their names in the model, in the order of the file of weights, which has
+            A `(r, I)` and then B `(r, O)` of each.
+        parity: The export's comparison with the model that peft makes of both, in float32.
+        provenance: As that of a bundle.
+    """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
+
+    format_version: int
+    base: str
+    base_checksum: str
+    parts: Annotated[dict[str, AdaptedShape], Field(min_length=1)]
+    weights: FileSpec
+    parity: Parity
+    provenance: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> int:
+        """The largest rank."""
+        return max(shape.rank for shape in self.parts.values())
+
+
+_MANIFEST = TypeAdapter(AdapterManifest)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """An adapter that `load_adapter` has checked.
+
+    Attributes:
+        version: The first characters of the checksum of `adapter.json`.
+    """
+
+    path: Path
+    manifest: AdapterManifest
+    version: str
+    weights: Weights
+
+    @property
+    def num_bytes(self) -> int:
+        """The bytes of the weights."""
+        return self.manifest.weights.size_bytes
+
+
+class Places:
+    """The places of maps in an array of adapters `(K, R * units)`, where R is the largest rank.
+
+    A map with P parts, I inputs and O outputs of all parts begins at `R * first_unit`, with A `(P, R, I)`
+    and then B `(R, O)`. Rows of A and B beyond an adapter's rank are zeros.
+
+    Attributes:
+        first_units: By map.
+        first_parts: By map, the number of parts of all maps before it.
+        num_units: Of all maps.
+        num_parts: Of all maps.
+    """
+
+    def __init__(self, maps: Sequence[AdaptedMap]) -> None:
+        self._maps = maps
+        *self.first_units, self.num_units = accumulate((one.num_units for one in maps), initial=0)
+        *self.first_parts, self.num_parts = accumulate((len(one.parts) for one in maps), initial=0)
+
+    def num_bytes(self, num_adapters: int, max_rank: int) -> int:
+        """The bytes of the array of all adapters."""
+        return 2 * num_adapters * max_rank * self.num_units
+
+    def write(
+        self, weights: Weights, scales: Mapping[str, float], adapter: Array, ranks: Array, max_rank: int
+    ) -> None:
+        """Write an adapter over another one.
+
+        Args:
+            weights: Of the new one; empty for none.
+            scales: By part, the factor of its outputs in the graphs, if not 1.
+            adapter: The array's row `(R * units,)`.
+            ranks: The row `(parts,)` of ranks, which are those of the adapter that is there.
+            max_rank: R.
+        """
+        for one, unit, first in zip(self._maps, self.first_units, self.first_parts, strict=True):
+            num_parts, num_inputs = len(one.parts), one.num_inputs
+            here = adapter[max_rank * unit : max_rank * (unit + one.num_units)]
+            a = here[: max_rank * num_parts * num_inputs].reshape(num_parts, max_rank, num_inputs)
+            b = here[max_rank * num_parts * num_inputs :].reshape(max_rank, -1)
+            end = 0
+            for number, part in enumerate(one.parts):
+                its = slice(end, end := end + part.num_outputs)
+                before = ranks[first + number]
+                a[number, :before], b[:before, its] = 0, 0
+                ranks[first + number] = 0
+                if part.name in weights:
+                    new_a, new_b = weights[part.name]
+                    rank = len(new_a)
+                    a[number, :rank] = new_a
+                    b[:rank, its] = new_b * np.float32(scales.get(part.name, 1.0))
+                    ranks[first + number] = rank
+
+
+def fits(adapter: AdapterManifest, model: Manifest, max_rank: int) -> list[str]:
+    """Returns why an adapter cannot change a model's bundle; nothing if it can."""
+    if not model.adapted_maps:
+        return ["the model takes no adapters: export it with --adapters"]
+    if adapter.base_checksum != model.adapted_checksum:
+        name = model.provenance.get("checkpoint") or model.provenance.get("preset") or "another model"
+        return [
+            f"it is for {adapter.base} (checksum {adapter.base_checksum[:12]}), and the model is {name} "
+            f"(checksum {model.adapted_checksum[:12]})"
+        ]
+    if adapter.rank > max_rank:
+        return [f"its rank is {adapter.rank}, and --max-rank is {max_rank}"]
+    return shape_problems(adapter.parts, model.adapted_maps)
+
+
+def shape_problems(parts: Mapping[str, AdaptedShape], maps: Sequence[AdaptedMap]) -> list[str]:
+    """Returns the parts that no map has in these sizes."""
+    known = {part.name: (one.num_inputs, part.num_outputs) for one in maps for part in one.parts}
+    problems = []
+    for name, shape in parts.items():
+        given = shape.num_inputs, shape.num_outputs
+        if name not in known:
+            problems.append(f"it changes {name}, which is no map that the model's graphs adapt")
+        elif given != known[name]:
+            problems.append(
+                f"it changes {name} with {given[0]} inputs and {given[1]} outputs, and the model's has "
+                "{} and {}".format(*known[name])
+            )
+    return problems
+
+
+def write_adapter(folder: Path, manifest: AdapterManifest, weights: Weights) -> None:
+    """Write an adapter's files into a folder; the manifest's description of its weights is replaced."""
+    content = b"".join(
+        np.ascontiguousarray(array, np.float16).tobytes()
+        for name in manifest.parts
+        for array in weights[name]
+    )
+    (folder / WEIGHTS_FILE).write_bytes(content)
+    described = FileSpec(WEIGHTS_FILE, hashlib.sha256(content).hexdigest(), len(content))
+    record = json.loads(_MANIFEST.dump_json(manifest))
+    record["weights"] = json.loads(TypeAdapter(FileSpec).dump_json(described))
+    (folder / ADAPTER_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+
+
+def is_adapter(folder: Path) -> bool:
+    """Whether a folder has an adapter that `write_adapter` wrote."""
+    return (folder / ADAPTER_FILE).is_file()
+
+
+def adapter_version(folder: Path) -> str:
+    """Returns the version of an adapter without a look at its content; empty if it cannot be read."""
+    try:
+        return _version(read_small_file(folder / ADAPTER_FILE, _MOST_BYTES))
+    except (OSError, ValueError):
+        return ""
+
+
+def _version(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()[:12]
+
+
+def load_adapter(folder: Path) -> Adapter:
+    """Read and check an adapter.
+
+    Raises:
+        AdapterError: It is not one, or a file is damaged.
+    """
+    try:
+        raw = read_small_file(folder / ADAPTER_FILE, _MOST_BYTES)
+        content = json.loads(raw)
+        version = content.get("format_version") if isinstance(content, dict) else None
+        if version != ADAPTER_VERSION:
+            raise AdapterError(
+                f"{folder} has format_version {version!r}, and this program reads {ADAPTER_VERSION}: export "
+                "the adapter again"
+            )
+        manifest = _MANIFEST.validate_json(raw)
+        expected = sum(shape.num_bytes for shape in manifest.parts.values())
+        spec = manifest.weights
+        if spec.file != WEIGHTS_FILE or spec.size_bytes != expected:
+            raise AdapterError(
+                f"{folder}: its parts have {expected} bytes, and its weights {spec.size_bytes}"
+            )
+        weights = read_small_file(folder / WEIGHTS_FILE, min(expected, _MOST_WEIGHT_BYTES))
+    except ValidationError as error:
+        raise AdapterError(f"{folder / ADAPTER_FILE}: {'; '.join(problems_of(error))}") from error
+    except FileNotFoundError as error:
+        raise AdapterError(
+            f"{folder} is not an adapter, it has no {Path(error.filename).name}: write one by "
+            "`python -m export adapter`"
+        ) from error
+    except OSError as error:
+        raise AdapterError(f"{error.filename}: {error.strerror}") from error
+    except AdapterError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise AdapterError(f"{folder / ADAPTER_FILE}: {error}") from error
+    if (found := hashlib.sha256(weights).hexdigest()) != manifest.weights.sha256:
+        raise AdapterError(
+            f"{folder / WEIGHTS_FILE} was changed: its sha256 is {found[:12]}…, not "
+            f"{manifest.weights.sha256[:12]}…"
+        )
+    numbers = np.frombuffer(weights, np.float16)
+    if not np.isfinite(numbers).all():
+        raise AdapterError(f"{folder / WEIGHTS_FILE} has numbers that are NaN or infinite")
+    arrays: dict[str, tuple[Array, Array]] = {}
+    start = 0
+    for name, shape in manifest.parts.items():
+        middle = start + shape.rank * shape.num_inputs
+        end = middle + shape.rank * shape.num_outputs
+        arrays[name] = (
+            numbers[start:middle].reshape(shape.rank, -1),
+            numbers[middle:end].reshape(shape.rank, -1),
+        )
+        start = end
+    return Adapter(folder, manifest, _version(raw), arrays)

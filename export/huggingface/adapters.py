@@ -1,0 +1,365 @@
+"""Turns an adapter of low rank, as the library `peft` saves it, into one that is served beside its base."""
+
+from __future__ import annotations
+
+import math
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from seq2seq_serve.bundle.adapters import (
+    ADAPTER_FILE as OUR_FILE,
+)
+from seq2seq_serve.bundle.adapters import (
+    ADAPTER_VERSION,
+    MAX_RANK,
+    WEIGHTS_FILE,
+    AdaptedShape,
+    AdapterManifest,
+    Weights,
+    load_adapter,
+    shape_problems,
+    write_adapter,
+)
+from seq2seq_serve.bundle.errors import first_line
+from seq2seq_serve.bundle.manifest import Bundle, FileSpec, Parity, load_bundle
+from seq2seq_serve.bundle.names import Form, Precision
+from seq2seq_serve.export import parity
+from seq2seq_serve.export.exporter import (
+    BITS,
+    TOLERANCES,
+    ExportError,
+    ProofError,
+    check_path,
+    provider_of,
+    write_folder,
+)
+from seq2seq_serve.export.graphs.adapted import checksum_of
+from seq2seq_serve.export.huggingface.reference import (
+    RandomBatch,
+    largest_rounding,
+    random_batches,
+    read_theirs,
+    worst_difference,
+)
+from seq2seq_serve.export.runtime import Graphs
+from seq2seq_serve.training.huggingface.checkpoint import (
+    ADAPTER_FILE,
+    CheckpointError,
+    CheckpointFolder,
+    open_checkpoint,
+    read_json,
+)
+from seq2seq_serve.training.huggingface.dialect import Limits, PublishedFamily
+from seq2seq_serve.training.huggingface.families import config_of, family_of
+from seq2seq_serve.training.huggingface.weights import has_projection, read_model, renamed_by
+from seq2seq_serve.training.models.options import PublishedConfig
+from seq2seq_serve.training.models.transformer import Transformer
+
+_TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
+_MERGED = "python -m export huggingface CHECKPOINT BUNDLE --merge ADAPTER puts it into a bundle of its own"
+# Settings that change the model by more than low-rank terms of its maps, and what they are called
+_FURTHER = {
+    "use_dora": "DoRA",
+    "modules_to_save": "trained modules",
+    "trainable_token_indices": "new tokens",
+    "lora_bias": "biases of its own",
+    "layer_replication": "repeated layers",
+    "alora_invocation_tokens": "an adapter that begins at a token",
+    "target_parameters": "parameters outside of maps",
+    "use_qalora": "QALoRA",
+    "use_bdlora": "block-diagonal LoRA",
+    "arrow_config": "a router",
+}
+_PROOF_SHAPES = ((1, 9, 6), (3, 17, 4))
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """The low-rank terms of one map: A `(r, I)` and B `(O, r)`, with the scale of both."""
+
+    a: Tensor
+    b: Tensor
+    scale: float
+
+    @property
+    def weights(self) -> tuple[Tensor, Tensor]:
+        """A `(r, I)` and B `(r, O)` in half precision; B has the scale."""
+        return self.a.half(), (self.b.t() * self.scale).half().contiguous()
+
+
+def export_adapter(
+    folder: Path,
+    bundle_path: Path,
+    path: Path,
+    *,
+    checkpoint_path: Path | None = None,
+    overwrite: bool = False,
+    report: Callable[[str], None] = lambda _: None,
+) -> AdapterManifest:
+    """Write an adapter for the bundles of a checkpoint, and prove that their graphs compute what peft does.
+
+    Args:
+        folder: As `save_pretrained` of peft writes it.
+        bundle_path: A bundle of the checkpoint, exported with adapters.
+        path: The adapter to write.
+        checkpoint_path: The checkpoint; None for the one that the adapter names.
+        overwrite: Whether an older adapter is replaced.
+        report: Called with a line about each step.
+
+    Raises:
+        BundleError: `bundle_path` is not a bundle.
+        CheckpointError: The adapter cannot be read, is of another kind, or changes another model.
+        ExportError: `path` exists or cannot be written, the bundle takes no adapters, or the proof failed.
+            Nothing is written.
+    """
+    check_path(path, overwrite=overwrite, file=OUR_FILE)
+    settings = _settings(folder)
+    bundle = load_bundle(bundle_path)
+    if not bundle.manifest.adapted_maps:
+        raise ExportError(f"{bundle_path} takes no adapters: export it with --adapters")
+    checkpoint = open_checkpoint(_base(settings, folder, checkpoint_path))
+    family = family_of(checkpoint)
+    reads_texts = Form.TEXT in bundle.manifest.sources.values()
+    longest_source = bundle.manifest.max_source_length if reads_texts else 0
+    config = config_of(family, checkpoint, Limits(longest_source, bundle.manifest.max_target_length))
+    report(f"reading {checkpoint.path}")
+    model = read_model(checkpoint, family, config)
+    _check_base(model, checkpoint, bundle)
+    terms = _read_terms(folder, settings, checkpoint, family)
+    parts = {name: AdaptedShape(len(one.a), one.a.shape[1], len(one.b)) for name, one in terms.items()}
+    if problems := shape_problems(parts, bundle.manifest.adapted_maps):
+        raise CheckpointError(f"{folder} is not an adapter of {checkpoint.path}: {'; '.join(problems[:5])}")
+    weights: Weights = {name: tuple(map(Tensor.numpy, one.weights)) for name, one in terms.items()}  # type: ignore[misc]
+    report(f"comparing {len(terms)} adapted layers with peft")
+    proof = _prove(folder, model, terms, checkpoint, config, report)
+    _prove_graphs(bundle, model, terms, weights, proof, report)
+    import peft
+
+    manifest = AdapterManifest(
+        format_version=ADAPTER_VERSION,
+        base=checkpoint.path.resolve().name,
+        base_checksum=bundle.manifest.adapted_checksum,
+        parts=parts,
+        weights=FileSpec(WEIGHTS_FILE, "", 0),
+        parity=proof,
+        provenance={"adapter": folder.resolve().name, "peft": peft.__version__},
+    )
+    write_folder(
+        path,
+        lambda to: write_adapter(to, manifest, weights),
+        load_adapter,
+        overwrite=overwrite,
+        file=OUR_FILE,
+    )
+    return load_adapter(path).manifest
+
+
+def _settings(folder: Path) -> Mapping[str, Any]:
+    """Returns the settings of an adapter of low rank; CheckpointError if it changes the model otherwise."""
+    if not (folder / ADAPTER_FILE).is_file():
+        raise CheckpointError(
+            f"{folder} has no {ADAPTER_FILE}: give a folder as save_pretrained of peft writes it"
+        )
+    settings = read_json(folder / ADAPTER_FILE)
+    kind = settings.get("peft_type")
+    if kind != "LORA":
+        raise CheckpointError(f"{folder} is an adapter of the kind {kind}, and LORA is served: {_MERGED}")
+    further = [text for name, text in _FURTHER.items() if settings.get(name)]
+    if settings.get("bias", "none") != "none":
+        further.append("trained biases")
+    if further:
+        raise CheckpointError(
+            f"{folder} has {' and '.join(further)} beside its low-rank terms, which are not served: {_MERGED}"
+        )
+    return settings
+
+
+def _base(settings: Mapping[str, Any], folder: Path, given: Path | None) -> Path:
+    """Returns the folder of the checkpoint that an adapter changes."""
+    if given is not None:
+        return given
+    named = settings.get("base_model_name_or_path") or ""
+    if named and Path(named).is_dir():
+        return Path(named)
+    raise CheckpointError(
+        f"{folder} is for the checkpoint {named!r}, which is no folder here: give it by --checkpoint FOLDER"
+    )
+
+
+def _check_base(model: Transformer, checkpoint: CheckpointFolder, bundle: Bundle) -> None:
+    names = {part.name for one in bundle.manifest.adapted_maps for part in one.parts}
+    layers = {name: module for name, module in model.named_modules() if name in names}
+    found = checksum_of(layers) if layers.keys() == names else "another architecture"
+    if found != bundle.manifest.adapted_checksum:
+        its = bundle.manifest.provenance.get("checkpoint", "")
+        raise CheckpointError(
+            f"{bundle.path} is not a bundle of {checkpoint.path}: it was exported from {its!r} with the "
+            f"checksum {bundle.manifest.adapted_checksum[:12]}, and this checkpoint has {found[:12]}"
+        )
+
+
+def _read_terms(
+    folder: Path, settings: Mapping[str, Any], checkpoint: CheckpointFolder, family: PublishedFamily
+) -> dict[str, _Terms]:
+    """Returns the terms by the names of this project's layers."""
+    import peft
+    from peft.utils.other import get_pattern_key
+
+    try:
+        tensors = peft.load_peft_weights(str(folder), device="cpu")
+    except Exception as error:  # peft's errors do not have a common class
+        raise CheckpointError(f"{folder}: the weights cannot be read: {first_line(error)}") from error
+    found: dict[str, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        match = _TENSOR.fullmatch(name)
+        if match is None:
+            raise CheckpointError(f"{folder} has {name}, which is no low-rank term of a map: {_MERGED}")
+        if not tensor.isfinite().all():
+            raise CheckpointError(f"{folder}: {name} has numbers that are NaN or infinite")
+        found.setdefault(match[1], {})[match[2]] = tensor.float()
+    terms: dict[str, _Terms] = {}
+    alphas = settings.get("alpha_pattern") or {}
+    for module, pair in sorted(found.items()):
+        if pair.keys() != {"A", "B"}:
+            raise CheckpointError(f"{folder} has only one of the two matrices of {module}")
+        renamed = renamed_by(family.dialect, f"{module}.weight")
+        if re.fullmatch(family.dialect.unused, renamed):
+            continue
+        name = renamed.removesuffix(".weight")
+        if has_projection(checkpoint.config) and _reads_projection(name):
+            raise CheckpointError(
+                f"{folder} changes {module}, whose input goes through enc_to_dec_proj, which the graphs have "
+                f"in the same map: {_MERGED}"
+            )
+        rank = len(pair["A"])
+        if not 1 <= rank <= MAX_RANK or pair["B"].shape[1:] != (rank,):
+            raise CheckpointError(
+                f"{folder}: the matrices of {module} have the shapes {list(pair['A'].shape)} and "
+                f"{list(pair['B'].shape)}, and must have one rank of at most {MAX_RANK}"
+            )
+        alpha = alphas.get(get_pattern_key(alphas.keys(), module), settings["lora_alpha"])
+        terms[name] = _Terms(
+            pair["A"], pair["B"], alpha / (math.sqrt(rank) if settings.get("use_rslora") else rank)
+        )
+        if not all(each.isfinite().all() for each in terms[name].weights):
+            raise CheckpointError(f"{folder}: {module} has terms beyond half precision: {_MERGED}")
+    if not terms:
+        raise CheckpointError(f"{folder} changes no layer that the model uses")
+    return terms
+
+
+def _reads_projection(name: str) -> bool:
+    return ".cross_attention.key" in name or ".cross_attention.value" in name
+
+
+class _Added:
+    """The model with the terms added to its weights, until the block ends."""
+
+    def __init__(self, model: Transformer, changes: Mapping[str, Tensor]) -> None:
+        self._model, self._changes = model, changes
+        self._before: dict[str, Tensor] = {}
+
+    def __enter__(self) -> Transformer:
+        for name, change in self._changes.items():
+            layer = self._model.get_submodule(name)
+            assert isinstance(layer, nn.Linear)
+            self._before[name] = layer.weight.detach().clone()
+            layer.weight.data = layer.weight.data + change
+        return self._model
+
+    def __exit__(self, *_: object) -> None:
+        for name, weight in self._before.items():
+            self._model.get_submodule(name).weight.data = weight
+
+
+def _prove(
+    folder: Path,
+    model: Transformer,
+    terms: Mapping[str, _Terms],
+    checkpoint: CheckpointFolder,
+    config: PublishedConfig,
+    report: Callable[[str], None],
+) -> Parity:
+    """Compares the model that has the terms with the one that peft makes, in float32."""
+    import peft
+
+    batches = random_batches(config, checkpoint.config.get("pad_token_id") or 0)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning)  # of transformers, that peft causes
+            warnings.filterwarnings("error", message=".*missing adapter keys.*")
+            theirs = read_theirs(checkpoint.path, config.media)
+            changed = peft.PeftModel.from_pretrained(theirs, folder, local_files_only=True).eval()
+    except Exception as error:  # peft's errors do not have a common class
+        raise CheckpointError(
+            f"peft cannot use {folder} with {checkpoint.path}: {first_line(error)}"
+        ) from error
+    with torch.inference_mode():
+        expected = [
+            changed(
+                **batch.named_source(config.media), decoder_input_ids=batch.target_ids
+            ).logits.log_softmax(-1)
+            for batch in batches
+        ]
+    with _Added(model, {name: one.scale * one.b @ one.a for name, one in terms.items()}) as ours:
+        difference = worst_difference(ours, batches, expected)
+    tolerance = max(TOLERANCES[Precision.FP32], largest_rounding(config, expected))
+    if not difference <= tolerance:
+        raise ProofError(
+            f"the model with the adapter differs from that of peft by {difference:.1e} in a log-probability, "
+            f"and {tolerance:.0e} is allowed"
+        )
+    report(
+        f"the model equals peft's: worst difference of log-probabilities {difference:.1e} "
+        f"(tolerance {tolerance:.0e})"
+    )
+    return Parity(difference, tolerance, tuple(_shape(batch) for batch in batches))
+
+
+def _shape(batch: RandomBatch) -> tuple[int, int, int]:
+    return len(batch.target_ids), batch.source_mask.shape[1], batch.target_ids.shape[1]
+
+
+def _prove_graphs(
+    bundle: Bundle,
+    model: Transformer,
+    terms: Mapping[str, _Terms],
+    weights: Weights,
+    proof: Parity,
+    report: Callable[[str], None],
+) -> None:
+    """Compares the graphs that have the adapter in half precision with the model that has the same terms.
+
+    In float32 if the bundle has it: then the numbers must be those of the model.
+    """
+    precisions = [one for one in bundle.manifest.variants if one is Precision.FP32 or one in BITS]
+    if not precisions:
+        report("the bundle has no graphs for a CPU, so they are not compared")
+        return
+    precision = Precision.FP32 if Precision.FP32 in precisions else precisions[0]
+    variant = bundle.manifest.variants[precision]
+    paths = {verb: bundle.path / graph.file.file for verb, graph in variant.graphs.items()}
+    maps = bundle.manifest.adapted_maps
+    graphs = Graphs(paths, variant.graphs, provider_of(precision), model.source_kind, maps)
+    changes = {name: b.float().t() @ a.float() for name, one in terms.items() for a, b in [one.weights]}
+    shapes = _PROOF_SHAPES if model.architecture.media is None else ((2, 1, 5),)
+    with _Added(model, changes) as ours:
+        graphs.use_adapters(maps, [weights], (0,), variant.adapter_scales)
+        worst = parity.worst_difference(ours, graphs, shapes)
+        limit = TOLERANCES[precision]
+        if precision is Precision.FP32:
+            assert proof.tolerance is not None
+            limit = max(limit, proof.tolerance)
+    if not worst <= limit:
+        raise ProofError(
+            f"the graphs in {precision} with the adapter differ from the model by {worst:.1e} in a "
+            f"log-probability, and {limit:.0e} is allowed"
+        )
+    report(f"{precision}: worst difference of log-probabilities {worst:.1e} (tolerance {limit:.0e})")
