@@ -64,8 +64,8 @@ class App:
             self._folders,
             self._models,
             self._load,
-            AdapterFolders(config.named_adapters, config.adapters),
             self._health.refresh,
+            AdapterFolders(config.named_adapters, config.adapters),
         )
         self._watching: asyncio.Task[None] | None = None
         self._tracing = Tracing() if config.is_traced else None

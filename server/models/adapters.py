@@ -68,6 +68,9 @@ class AdapterFolders:
         return found
 
 
+NO_ADAPTERS = AdapterFolders((), None)
+
+
 def read_adapter(path: Path, base: ServedModel) -> Adapter:
     """Read an adapter for a model.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from seq2seq_serve.server.errors import LoadFailed, Overloaded, ServerError, Unavailable, UnknownModel
-from seq2seq_serve.server.models.adapters import AdapterFolders, read_adapter
+from seq2seq_serve.server.models.adapters import NO_ADAPTERS, AdapterFolders, read_adapter
 from seq2seq_serve.server.models.folders import ModelFolders, Version
 from seq2seq_serve.server.models.served import Models, ServedModel
 
@@ -41,9 +41,9 @@ class Repository:
         folders: The bundles on disk.
         models: The served models.
         load: Loads one version, on its own thread; the last argument is the memory of the other models.
-        adapters: Those on disk. Of a name that is given, it is loaded with its base; another one, when it is
-            first asked for.
         changed: Is called after a model was served, replaced or unloaded.
+        adapters: Those on disk. Those given by their names are loaded with their base, and others when a
+            caller first asks for them.
     """
 
     def __init__(
@@ -51,8 +51,8 @@ class Repository:
         folders: ModelFolders,
         models: Models,
         load: LoadModel,
-        adapters: AdapterFolders,
         changed: Callable[[], None],
+        adapters: AdapterFolders = NO_ADAPTERS,
     ) -> None:
         self._folders, self._adapters = folders, adapters
         if adapters:

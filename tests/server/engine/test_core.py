@@ -708,9 +708,9 @@ def test_a_turn_computes_a_bounded_part_of_the_alignments_and_everybody_goes_on_
     pieces = []
     align = driver.runner.align
 
-    def look(row, first_position, target_ids, memory_length):
+    def look(row, first_position, target_ids, memory_length, adapter):
         pieces.append((driver.now, len(target_ids)))
-        return align(row, first_position, target_ids, memory_length)
+        return align(row, first_position, target_ids, memory_length, adapter)
 
     driver.runner.align = look
     costly = make_request((20, 4), attention=True, num_hypotheses=4, max_new_tokens=8)

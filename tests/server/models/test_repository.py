@@ -4,7 +4,7 @@ import asyncio
 import gc
 import os
 import threading
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field
 
 import pytest
@@ -32,6 +32,7 @@ class FakeModel:
     slot_bytes: int = 1
     limited_bytes: int = 1
     max_target_length: int = 1
+    base: None = None
 
     def silent_seconds(self) -> float:
         return 0.0
@@ -83,13 +84,12 @@ class Harness:
             raise self.broken[version]
         return FakeModel(name, version, self.stopped)
 
-    def use(self, version: str = "") -> AbstractContextManager[FakeModel]:
+    def use(self, version: str = "") -> AbstractAsyncContextManager[FakeModel]:
         return self.models.use(CallRecord(request_id="", caller=Caller("")), "demo", version)
 
     def version(self) -> str:
         """The version that callers get."""
-        with self.use() as model:
-            return model.version
+        return self.models.get("demo").version
 
     async def states(self) -> dict[str, VersionState]:
         return {version.version: state for version, state, _ in await self.repository.index()}
@@ -140,18 +140,16 @@ async def test_a_version_may_be_named_by_its_number(folders, names, served, numb
     await folders.repository.load("demo", served)
     known = []
     for number in ("0", "1", "2", "3", "4"):
-        with suppress(UnknownModel), folders.use(number) as model:
-            assert model.version == folders.version()
-            known.append(number)
+        with suppress(UnknownModel):
+            async with folders.use(number) as model:
+                assert model.version == folders.version()
+                known.append(number)
     assert known == numbers
     if len(names) == 3:
         assert (await folders.repository.load("demo", "1")).version == "a"
-        with (
-            folders.use("1"),
-            pytest.raises(UnknownModel, match="not served in version '3'"),
-            folders.use("3"),
-        ):
-            pass
+        async with folders.use("1"):
+            with pytest.raises(UnknownModel, match="not served in version '3'"):
+                await folders.use("3").__aenter__()
 
 
 async def test_a_version_that_was_never_loaded_has_that_reason(folders):
@@ -166,13 +164,10 @@ async def test_a_version_that_was_never_loaded_has_that_reason(folders):
 async def test_an_old_version_ends_when_its_last_caller_has_left(folders):
     folders.add("demo", "1")
     await folders.repository.load("demo")
-    with (
-        folders.models.use(CallRecord(request_id="", caller=Caller("")), "demo") as first,
-        folders.models.use(CallRecord(request_id="", caller=Caller("")), "demo"),
-    ):
+    async with folders.use() as first, folders.use():
         folders.add("demo", "2")
         await folders.repository.load("demo")
-        with folders.models.use(CallRecord(request_id="", caller=Caller("")), "demo") as second:
+        async with folders.use() as second:
             assert (first.version, second.version) == ("1", "2")
         await asyncio.sleep(0.05)
         assert folders.stopped == []
@@ -326,7 +321,7 @@ async def test_the_end_waits_for_loads_and_stops_what_is_ending(folders):
     folders.add("demo", "1")
     folders.add("other", "7")
     await folders.repository.load("demo")
-    with folders.models.use(CallRecord(request_id="", caller=Caller("")), "demo"):
+    async with folders.use():
         await folders.repository.unload("demo")
         folders.gate.clear()
         loading = asyncio.create_task(folders.repository.load("other"))
