@@ -17,6 +17,7 @@
 
 #include "compute.h"
 #include "linear.h"
+#include "adapters.h"
 #include "int8.h"
 #include "int4.h"
 #include "products.h"

@@ -50,12 +50,25 @@ static const Instructions *find_instructions(const char *wanted) {
 // Those that SEQ2SEQ_ISA names, or the fastest.
 static const Instructions *instructions_here() { return find_instructions(getenv("SEQ2SEQ_ISA")); }
 
-// The fastest multiplication that this processor has, or that of the instructions that SEQ2SEQ_ISA names.
-static decltype(FloatMap::multiply) float_multiplication() {
+// Whether floats are multiplied in vectors of sixteen: where this processor has them, unless SEQ2SEQ_ISA names others.
+static bool has_sixteens() {
 #if defined(__x86_64__)
   const char *wanted = getenv("SEQ2SEQ_ISA");
-  const bool is_wide = !wanted || !*wanted || !strcmp(wanted, "avx512vnni");
-  if (is_wide && __builtin_cpu_supports("avx512f")) return multiply_floats<FloatsInSixteens>;
+  return (!wanted || !*wanted || !strcmp(wanted, "avx512vnni")) && __builtin_cpu_supports("avx512f");
+#else
+  return false;
 #endif
-  return multiply_floats<FloatsInEights>;
+}
+
+#if !defined(__x86_64__)
+using FloatsInSixteens = FloatsInEights;
+using TermsInSixteens = TermsInEights;
+#endif
+
+static decltype(FloatMap::multiply) float_multiplication() {
+  return has_sixteens() ? multiply_floats<FloatsInSixteens> : multiply_floats<FloatsInEights>;
+}
+
+static decltype(Terms::add) addition_of_terms() {
+  return has_sixteens() ? add_terms<TermsInSixteens> : add_terms<TermsInEights>;
 }

@@ -33,7 +33,9 @@ struct Operator { // OrtCustomOp
   Status *(*infer_shapes)(const Operator *, void *);
   int (*first_version)(const Operator *);
   int (*last_version)(const Operator *);
-  void *in_place[4];
+  size_t (*reused)(int **, int **);
+  void (*release_reused)(int *, int *);
+  void *aliases[2];
 };
 
 #ifndef SOURCES_DIGEST
@@ -151,5 +153,16 @@ template <class T, bool IS_CUDA = false> Operator described() {
   };
   made.destroy = [](void *kernel) { delete static_cast<T *>(kernel); };
   made.first_version = made.last_version = [](const Operator *) { return VERSION; };
+  return made;
+}
+
+// Lets the first output take the memory of an input that nothing reads afterwards.
+template <int INPUT> Operator reusing(Operator made) {
+  made.reused = [](int **inputs, int **outputs) -> size_t {
+    static int input = INPUT, output = 0;
+    *inputs = &input, *outputs = &output;
+    return 1;
+  };
+  made.release_reused = [](int *, int *) {};
   return made;
 }

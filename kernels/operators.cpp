@@ -11,6 +11,7 @@
 //   Linear           multiplies by weights in float32
 //   LinearRelu       does the same, and takes negative outputs for 0
 //   Embedding        looks up tokens in a table, which may be the weights of a Linear
+//   LowRank          adds the low-rank terms of adapters to the outputs of a map
 //   Candidates       finds the most probable tokens of each row
 //   QuantizedLinear  quantizes each row, and multiplies by int8 weights
 //   QuantizedChoice  does the same for logits, or only finds the most probable tokens, without writing logits
@@ -316,7 +317,7 @@ struct Embedding {
   }
 };
 
-enum Purpose { LEVELS, SCALES, SHIFTS, SUMMARY };
+enum Purpose { LEVELS, SCALES, SHIFTS, SUMMARY, ROWS, BLOCKS };
 
 // Memory of the calling thread, until the next call for the same purpose. It is kept: new memory of this size would come from
 // the system each time.
@@ -325,6 +326,87 @@ template <class T, Purpose> T *scratch(size_t size) {
   if (kept.size() < size) kept.resize(size);
   return kept.data();
 }
+
+// Inputs: x (N, I); the outputs y (N, O) of a map of it; the weights of K adapters (K, R U), for ranks up to R; the ranks of
+// their parts (K, parts of all maps); each row's adapter (N,), or -1; and, a constant, the part of each output (O,): 0, then 1,
+// and so on. Output: y with the terms of each row's adapter added (N, O); a row without one has the bits of y.
+//
+// Attributes: `num_units` is U; this map's weights begin at R times `first_unit`, A (P, R, I) and then B (R, O), and its
+// parts at `first_part`. A part whose rank is 0 is passed over.
+struct LowRank {
+  static constexpr const char *NAME = "LowRank";
+  static constexpr int INPUTS[] = {FLOAT, FLOAT, FLOAT16, INT32, INT64, INT64}, OUTPUTS[] = {FLOAT};
+  int64_t first_unit = 0, first_part = 0, num_units = 0;
+  std::vector<size_t> ends;
+  decltype(Terms::add) add = addition_of_terms();
+
+  explicit LowRank(const void *info) {
+    check(call<86>(info, "first_unit", &first_unit));
+    check(call<86>(info, "first_part", &first_part));
+    check(call<86>(info, "num_units", &num_units));
+    require(first_unit >= 0 && first_part >= 0 && num_units > first_unit, "the weights of a map must be among the units");
+    const auto parts = constant<int64_t>(info, 5);
+    require(parts.num_axes == 1 && parts.shape[0] > 0 && parts.data[0] == 0, "the parts must have 1 axis, and begin with 0");
+    for (int64_t o = 1; o < parts.shape[0]; o++) {
+      const int64_t last = parts.data[o - 1];
+      require(parts.data[o] == last || parts.data[o] == last + 1, "the outputs of a part must be neighbours");
+      if (parts.data[o] != last) ends.push_back(o);
+    }
+    ends.push_back(parts.shape[0]);
+  }
+
+  void operator()(void *context) const {
+    const auto x = input<float>(context, 0), y = input<float>(context, 1);
+    const auto adapters = input<Half>(context, 2);
+    const auto ranks = input<int32_t>(context, 3);
+    const auto ids = input<int64_t>(context, 4);
+    require(x.num_axes == 2 && adapters.num_axes == 2 && ranks.num_axes == 2, "x, the weights and ranks must have 2 axes");
+    const int64_t N = x.shape[0], I = x.shape[1], O = ends.back(), P = ends.size(), K = adapters.shape[0];
+    require(y.has_shape(N, O) && ids.has_shape(N), "x, the outputs and the adapters of rows differ in number");
+    require(adapters.shape[1] % num_units == 0, "the weights of an adapter must be a multiple of the units");
+    int64_t units = 0;
+    require(!__builtin_mul_overflow(P, I, &units) && !__builtin_add_overflow(units, O, &units) &&
+                units <= num_units - first_unit,
+            "the weights of a map must be among the units");
+    require(ranks.shape[0] == K && P <= ranks.shape[1] - first_part, "the ranks differ in number");
+    const int64_t R = adapters.shape[1] / num_units;
+    int64_t *rows = scratch<int64_t, ROWS>(N);
+    size_t num_rows = 0, num_products = 0;
+    for (int64_t row = 0; row < N; row++) {
+      require(ids.data[row] >= -1 && ids.data[row] < K, "a row's adapter is not there");
+      if (ids.data[row] >= 0) rows[num_rows++] = row;
+    }
+    std::sort(rows, rows + num_rows, [&](int64_t a, int64_t b) {
+      return ids.data[a] != ids.data[b] ? ids.data[a] < ids.data[b] : a < b;
+    });
+    RowsOfAdapter *blocks = scratch<RowsOfAdapter, BLOCKS>(num_rows);
+    Terms work{};
+    work.add = add, work.x = x.data, work.weights = adapters.data + R * first_unit, work.ranks = ranks.data + first_part;
+    work.ends = ends.data(), work.blocks = blocks, work.distance = adapters.shape[1];
+    work.distance_of_ranks = ranks.shape[1], work.num_inputs = I, work.num_outputs = O, work.num_parts = P;
+    work.most_rank = R;
+    for (size_t first = 0, stop = 0; first < num_rows; first = stop) {
+      const size_t adapter = ids.data[rows[first]];
+      while (stop < num_rows && ids.data[rows[stop]] == static_cast<int64_t>(adapter)) stop++;
+      size_t products_of_row = 0;
+      for (int64_t part = 0; part < P; part++) {
+        const int32_t rank = work.ranks[adapter * work.distance_of_ranks + part];
+        require(rank >= 0 && rank <= R, "a rank must be from 0 to the largest one");
+        products_of_row += rank * (I + ends[part] - (part ? ends[part - 1] : 0));
+      }
+      if (!products_of_row) continue;
+      const size_t count = stop - first, num_blocks = (count + Terms::MOST_ROWS - 1) / Terms::MOST_ROWS;
+      num_products += std::max<size_t>(count, 8) * products_of_row; // fewer rows take as long, to read the weights
+      for (size_t i = 0; i < num_blocks; i++) {
+        const size_t begin = i * count / num_blocks;
+        blocks[work.num_blocks++] = {rows + first + begin, (i + 1) * count / num_blocks - begin, adapter};
+      }
+    }
+    work.outputs = output(context, 0, {N, O});
+    if (work.outputs != y.data) memcpy(work.outputs, y.data, N * O * sizeof(float));
+    if (work.num_blocks) compute(context, work, num_products / 4);
+  }
+};
 
 Int8Levels levels_of(const Int8Map &map, size_t num_rows) {
   return {scratch<uint8_t, LEVELS>(num_rows * map.row_bytes()), scratch<float, SCALES>(num_rows),
@@ -580,7 +662,7 @@ struct Candidates {
 
 // The operators, which live as long as the library, because sessions use them.
 struct Domain {
-  const Operator operators[16] = {described<CacheAttention<float>>(),
+  const Operator operators[17] = {described<CacheAttention<float>>(),
                                   described<CacheAttention<Half>>(),
                                   described<MemoryAttention<float>>(),
                                   described<MemoryAttention<Half>>(),
@@ -589,6 +671,7 @@ struct Domain {
                                   described<Linear<false>>(),
                                   described<Linear<true>>(),
                                   described<Embedding>(),
+                                  reusing<1>(described<LowRank>()),
                                   described<Candidates>(),
                                   described<QuantizedLinear>(),
                                   described<Choosing<QuantizedLinear>>(),

@@ -266,6 +266,77 @@ NAME (x, WEIGHTS, bias, added, num_candidates)
     >
 }}
 """
+# A x of all adapters is computed for every row, because a copy of its adapter's weights for each row may need
+# more memory than there is. What is not of a row's adapter, or an output's part, becomes 0. So all weights
+# must be finite. As for `added` above, no node reads `parts` alone.
+_LOW_RANK = """
+<domain: "{domain}", opset_import: ["": {opset}]>
+{name} <first_unit, first_part, num_units> (x, y, adapters, ranks, adapter_ids, parts) => (output)
+{{
+    nothing = Constant <value_int = 0> ()
+    one = Constant <value_int = 1> ()
+    no_number = Constant <value_float = 0.0> ()
+    first_axis = Constant <value_ints = [0]> ()
+    last_axis = Constant <value_ints = [1]> ()
+    rest = Constant <value_ints = [-1]> ()
+    first_unit = Constant <value_int: int = @first_unit> ()
+    num_units = Constant <value_int: int = @num_units> ()
+    num_rows = Shape <start = 0, end = 1> (x)
+    num_inputs = Shape <start = 1, end = 2> (x)
+    num_outputs = Shape <start = 1, end = 2> (y)
+    num_adapters = Shape <start = 0, end = 1> (adapters)
+    num_weights = Shape <start = 1, end = 2> (adapters)
+    num_ranks = Div (num_weights, num_units)
+    begin = Sub (num_rows, num_rows)
+    given_parts = Add (parts, begin)
+    last_part = ReduceMax (given_parts)
+    num_parts = Add (last_part, one)
+    row_inputs = Mul (num_inputs, num_parts)
+    size_a = Mul (row_inputs, num_ranks)
+    size_b = Mul (num_outputs, num_ranks)
+    begin_a = Mul (num_ranks, first_unit)
+    begin_b = Add (begin_a, size_a)
+    end_b = Add (begin_b, size_b)
+    half_a = Slice (adapters, begin_a, begin_b, last_axis)
+    half_b = Slice (adapters, begin_b, end_b, last_axis)
+    all_ranks = Mul (num_adapters, num_ranks)
+    shape_a = Concat <axis = 0> (rest, num_inputs)
+    shape_b = Concat <axis = 0> (rest, num_outputs)
+    rows_a = Reshape (half_a, shape_a)
+    rows_b = Reshape (half_b, shape_b)
+    a = Cast <to = 1> (rows_a)
+    b = Cast <to = 1> (rows_b)
+    inputs = Cast <to = 1> (x)
+    by_input = Transpose <perm = [1, 0]> (a)
+    all_reduced = MatMul (inputs, by_input)
+    shape_of_reduced = Concat <axis = 0> (num_rows, num_adapters, num_parts, num_ranks)
+    reduced = Reshape <allowzero = 1> (all_reduced, shape_of_reduced)
+    count_of_adapters = Squeeze (num_adapters)
+    numbers = Range (nothing, count_of_adapters, one)
+    inner_axes = Constant <value_ints = [1, 2]> ()
+    number_of_adapter = Unsqueeze (numbers, inner_axes)
+    outer_axes = Constant <value_ints = [1, 2, 3]> ()
+    adapter_of_row = Unsqueeze (adapter_ids, outer_axes)
+    is_own_adapter = Equal (adapter_of_row, number_of_adapter)
+    own_reduced = Where (is_own_adapter, reduced, no_number)
+    by_part = Transpose <perm = [2, 0, 1, 3]> (own_reduced)
+    shape_of_part = Concat <axis = 0> (num_parts, num_rows, all_ranks)
+    reduced_of_part = Reshape <allowzero = 1> (by_part, shape_of_part)
+    all_terms = MatMul (reduced_of_part, b)
+    count_of_parts = Squeeze (num_parts)
+    part_numbers = Range (nothing, count_of_parts, one)
+    number_of_part = Unsqueeze (part_numbers, inner_axes)
+    is_own_part = Equal (number_of_part, given_parts)
+    own_terms = Where (is_own_part, all_terms, no_number)
+    terms = ReduceSum <keepdims = 0> (own_terms, first_axis)
+    given = Cast <to = 1> (y)
+    sums = Add (given, terms)
+    has_adapter = GreaterOrEqual (adapter_ids, nothing)
+    has_row_adapter = Unsqueeze (has_adapter, last_axis)
+    chosen = Where (has_row_adapter, sums, given)
+    output = CastLike (chosen, y)
+}}
+"""
 _CANDIDATES = """
 <domain: "{domain}", opset_import: ["": {opset}]>
 Candidates (logits, num_candidates) => (token_ids, log_probabilities)
@@ -374,6 +445,8 @@ _TEXTS = {
     "Int4Linear": _of_map(_QUANTIZED, "Int4Linear <least_input, factor>", _INT4_WEIGHTS, _INT4_PRODUCTS),
     "Int4Choice": _of_map(_CHOICE, "Int4Choice <least_input, factor>", _INT4_WEIGHTS, _INT4_PRODUCTS),
     "Int4Embedding": _INT4_EMBEDDING,
+    "LowRank": _LOW_RANK,
+    "CudaLowRank": _LOW_RANK,
     "Candidates": _CANDIDATES,
     "MostProbable": _MOST_PROBABLE,
 }

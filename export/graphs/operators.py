@@ -571,6 +571,46 @@ def int4_embedding(ids: Tensor, weight: Tensor, weight_scale: Tensor) -> Tensor:
     return symbolic(name, [ids, weight, weight_scale], {}, dtype=torch.float32, shape=shape, version=1)
 
 
+def low_rank(
+    x: Tensor,
+    y: Tensor,
+    adapters: Tensor,
+    ranks: Tensor,
+    adapter_ids: Tensor,
+    parts: Tensor,
+    *,
+    first_unit: int,
+    first_part: int,
+    num_units: int,
+) -> Tensor:
+    """The outputs of a map, with the low-rank term of each row's adapter (LowRank, our own; CudaLowRank).
+
+    An output o of a row is `y[o]` plus the sum over r of `(A[parts[o], r] @ x) * B[r, o]`. A row without an
+    adapter has the bits of `y`. The definition needs an adapter, and finite weights. It does not read
+    `ranks`: weights beyond the rank of a part are zeros.
+
+    Args:
+        x: `(N, I)`, the inputs of the map.
+        y: `(N, O)`, its outputs.
+        adapters: `(K, R num_units)` float16: the weights of all maps, for ranks up to R. Those of this one
+            begin at `R first_unit`: A `(P, R, I)`, then B `(R, O)`.
+        ranks: `(K, parts of all maps)` int32; 0 for a part that an adapter does not change.
+        adapter_ids: `(N,)` int64; -1 for none.
+        parts: `(O,)` int64, a constant: the part of each output, in ascending order from 0 to P - 1.
+        first_unit: Where the weights begin.
+        first_part: Where the ranks of this map begin.
+        num_units: The units of all maps; this one has P I + O.
+    """
+    return symbolic(
+        f"{DOMAIN}::{'' if x.dtype == torch.float32 else 'Cuda'}LowRank",
+        [x, y, adapters, ranks, adapter_ids, parts],
+        {"first_unit": first_unit, "first_part": first_part, "num_units": num_units},
+        dtype=y.dtype,
+        shape=y.shape,
+        version=1,
+    )
+
+
 def first(x: Tensor, length: int | Tensor, *, axis: int = 1) -> Tensor:
     """The first `length` positions along an axis, as a slice that is opaque to torch (Slice).
 

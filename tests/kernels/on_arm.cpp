@@ -4,6 +4,7 @@
 //   products I O is_positive N     weights (I, O), their scales, biases, rows x (N, I) -> outputs (N, O)
 //   int4_products I O is_positive N   the factor, weights and scales as in int4.h, biases, rows x (N, I) -> outputs (N, O)
 //   linear I O N                   weights (O, I), biases, rows x (N, I) -> outputs (N, O)
+//   low_rank I O R N               an adapter's A (2, R, I), B (R, 2 O), ranks (2,), rows x (N, I), y (N, 2 O) -> (N, 2 O)
 //   attention B H G C K            queries (B, H, K), keys, values (B, G, C, K), last positions, owners (B,) -> (B, H, K)
 //   half_attention B H G C K       the same with keys and values in half precision
 //   sources S H K                  packed tokens (S, 3 H K) of one source -> (S, H, K)
@@ -118,6 +119,22 @@ int main(int count, char **given) {
     std::copy(given_biases.begin(), given_biases.end(), biases.begin());
     const FloatMap map{float_multiplication(), panels.data(), biases.data(), I, O, 0.5f, 0.0f};
     run(FloatProduct{&map, x.data(), outputs.data(), N});
+    write(outputs);
+  } else if (name == "low_rank") {
+    const size_t I = sizes[0], O = sizes[1], R = sizes[2], N = sizes[3], ends[] = {O, 2 * O};
+    std::vector<Half> weights(2 * R * (I + O));
+    copy(read(weights.size()).data(), weights.size(), weights.data());
+    const auto ranks = read<int32_t>(2);
+    const auto x = read(N * I);
+    auto outputs = read(2 * N * O);
+    std::vector<int64_t> rows(N);
+    for (size_t row = 0; row < N; row++) rows[row] = static_cast<int64_t>(row);
+    const RowsOfAdapter block{rows.data(), N, 0};
+    Terms work{};
+    work.add = addition_of_terms(), work.x = x.data(), work.outputs = outputs.data(), work.weights = weights.data();
+    work.ranks = ranks.data(), work.ends = ends, work.blocks = &block, work.num_blocks = 1;
+    work.num_inputs = I, work.num_outputs = 2 * O, work.num_parts = 2, work.most_rank = R;
+    run(work);
     write(outputs);
   } else if (name == "attention") {
     attend_to<float>(sizes.data());

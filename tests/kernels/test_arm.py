@@ -99,6 +99,14 @@ def candidates(N, V, K):
     return ("candidates", N, V, K), [logits]
 
 
+def low_rank(width, num_outputs, R, N):
+    """The weights are a multiple of 8 numbers; the second part has a smaller rank."""
+    ranks = np.array([R, R - 1], np.int32)
+    weights = normal(2 * R * (width + num_outputs))
+    arrays = [weights, ranks, normal(N, width), normal(N, 2 * num_outputs)]
+    return ("low_rank", width, num_outputs, R, N), arrays
+
+
 @pytest.mark.parametrize(
     ("arguments", "arrays"),
     [
@@ -110,6 +118,8 @@ def candidates(N, V, K):
         attention(6, 3, 24, name="half_attention"),
         (("linear", 70, 45, 11), [normal(45, 70), normal(45), normal(11, 70)]),
         (("linear", 2048, 48, 90), [normal(48, 2048), normal(48), normal(90, 2048)]),
+        low_rank(64, 128, 8, 1),
+        low_rank(200, 40, 5, 24),
         (("sources", 23, 2, 24), [normal(23, 3, 2, 24)]),
         (("norm", 5, 128), [normal(5, 128), normal(5, 128)[::-1], normal(128), normal(128)[::-1]]),
         candidates(3, 3001, 7),
