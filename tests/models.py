@@ -6,13 +6,14 @@ import gc
 import os
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
 from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import onnxruntime
 import pytest
@@ -261,6 +262,43 @@ def bundle_path(random_trained: TrainedModel, made_once) -> Path:
 @pytest.fixture(scope="session")
 def random_bundle(bundle_path: Path) -> Bundle:
     return load_bundle(bundle_path)
+
+
+@pytest.fixture(scope="session")
+def adapted_bundle(random_trained: TrainedModel, made_once) -> Bundle:
+    """The weights of `bundle_path`, in graphs whose rows may name adapters."""
+    precisions = [Precision.FP32, Precision.INT8]
+    make = lambda folder: export_bundle(random_trained, folder / "b", precisions, adapters=True)  # noqa: E731
+    return load_bundle(made_once("adapted", make) / "b")
+
+
+def random_adapter(bundle: Bundle, seed: int, rank: int = 3, *, scale: float = 0.3) -> dict[str, Any]:
+    """The weights of an adapter of about half of the layers, with ranks from 1 to the given one."""
+    rng = np.random.default_rng(seed)
+    return {
+        part.name: tuple(
+            (rng.normal(size=(its_rank, width)) * scale).astype(np.float16)
+            for its_rank in [int(rng.integers(1, rank + 1))]
+            for width in (one.num_inputs, part.num_outputs)
+        )
+        for one in bundle.manifest.adapted_maps
+        for part in one.parts
+        if rng.random() < 0.6
+    }
+
+
+@contextmanager
+def with_terms(model: Any, weights: dict[str, Any]) -> Iterator[Any]:
+    """The model with an adapter's terms added to its weights."""
+    before = {name: model.get_submodule(name).weight.data for name in weights}
+    for name, (a, b) in weights.items():
+        terms = torch.from_numpy(b.T.astype(np.float32) @ a.astype(np.float32))
+        model.get_submodule(name).weight.data = before[name] + terms
+    try:
+        yield model
+    finally:
+        for name, weight in before.items():
+            model.get_submodule(name).weight.data = weight
 
 
 @pytest.fixture(scope="session")

@@ -163,7 +163,7 @@ class AdaptedGraph(Graph):
 
     def __init__(self, graph: Graph, maps: AdaptedMaps) -> None:
         super().__init__()
-        self.graph = graph
+        self.plain = graph  # torch keeps the name `graph` for itself
         graph.adapted = self.adapted = maps
         num_parts = sum(len(one.parts) for one in maps.maps)
         self.inputs = (
@@ -177,7 +177,10 @@ class AdaptedGraph(Graph):
     def forward(self, *given: Any) -> Any:
         assert self.adapted is not None
         *rest, self.adapted.adapters, self.adapted.ranks, self.adapted.ids = given
-        return self.graph(*rest)
+        try:
+            return self.plain(*rest)
+        finally:  # a trace ends with them
+            del self.adapted.adapters, self.adapted.ranks, self.adapted.ids
 
 
 def with_adapters(graphs: dict[Verb, Graph], maps: AdaptedMaps) -> dict[Verb, Graph]:
