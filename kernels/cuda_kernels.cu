@@ -4,6 +4,7 @@
 // header of CUDA, so that tests also compile it for the host, where threads take the place of CUDA's.
 //
 //   attention      attends to the first positions of each row of a buffer, and may append one position to them before
+//   low_rank       adds the low-rank terms of adapters to outputs of a map
 //   most_probable  converts scores to float32 logits, and finds the largest of each row
 //   move           copies positions of rows of several tensors into other rows
 //
@@ -187,6 +188,81 @@ template <class T> __device__ void attend(const Attention &work) {
   }
 }
 
+constexpr int MOST_PARTS = 256;
+
+// The low-rank terms of rows, which may have different adapters. A block computes a part (y) of a row (x).
+//
+// x           (rows, I)
+// y           (rows, O), to which the terms are added; `outputs` may be the same memory
+// weights     in float16, of each adapter, with this distance: A (P, R, I), and B (R, O)
+// ranks       of each adapter, with another distance: those of its parts (P,)
+// ids         each row's adapter; any other number for none
+// ends        of the parts, in outputs
+struct Terms {
+  const unsigned short *x, *y, *weights;
+  const int *ranks;
+  const Index *ids;
+  unsigned short *outputs;
+  Index distance;
+  int num_inputs, num_outputs, most_rank, num_adapters, distance_of_ranks;
+  int ends[MOST_PARTS];
+};
+
+// Loads up to 8 numbers, at once if they lie so, with zeros after the last one.
+__device__ inline Eight load(const unsigned short *from, int count) {
+  if (count >= 8 && reinterpret_cast<unsigned long long>(from) % sizeof(Eight) == 0)
+    return *reinterpret_cast<const Eight *>(from);
+  Eight eight = {};
+  for (int i = 0; i < 8; i++)
+    if (i < count) eight.pairs[i / 2] |= static_cast<unsigned>(from[i]) << 16 * (i % 2);
+  return eight;
+}
+
+template <class T> __device__ void add_terms(const Terms &work) {
+  SHARED
+  const int I = work.num_inputs, O = work.num_outputs, R = work.most_rank, row = blockIdx.x, part = blockIdx.y;
+  const int begin = part ? work.ends[part - 1] : 0, end = work.ends[part], num_threads = blockDim.x;
+  const Index id = work.ids[row];
+  const unsigned short *y = work.y + static_cast<Index>(row) * O;
+  unsigned short *outputs = work.outputs + static_cast<Index>(row) * O;
+  const bool has_adapter = id >= 0 && id < work.num_adapters;
+  int rank = has_adapter ? work.ranks[id * work.distance_of_ranks + part] : 0;
+  if (rank <= 0) { // the bits of y, which may be there
+    for (int o = begin + threadIdx.x; o < end && outputs != y; o += num_threads) outputs[o] = y[o];
+    return;
+  }
+  if (rank > R) rank = R;
+  int num_parts = part + 1;
+  while (work.ends[num_parts - 1] < O) num_parts++;
+  const unsigned short *a = work.weights + id * work.distance + static_cast<Index>(part) * R * I;
+  const unsigned short *b = work.weights + id * work.distance + static_cast<Index>(num_parts) * R * I;
+  const unsigned short *x = work.x + static_cast<Index>(row) * I;
+  // A warp computes an element of A x; a thread sums the products of 8 neighbouring inputs, and of those 256 further.
+  for (int r = threadIdx.x / 32; r < rank; r += num_threads / 32) {
+    float sum = 0;
+    for (int i = threadIdx.x % 32 * 8; i < I; i += 256) {
+      float weights[8], inputs[8];
+      unpack<Float16>(load(a + static_cast<Index>(r) * I + i, I - i), weights);
+      unpack<T>(load(x + i, I - i), inputs);
+      for (int j = 0; j < 8; j++) sum += weights[j] * inputs[j];
+    }
+    for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(0xffffffffu, sum, distance);
+    if (threadIdx.x % 32 == 0) shared[r] = sum;
+  }
+  SYNC;
+  for (int o = begin + threadIdx.x; o < end; o += num_threads) {
+    float sum = 0, given, unused;
+#pragma unroll 8
+    for (int r = 0; r < rank; r++) {
+      float weight;
+      Float16::unpack(b[static_cast<Index>(r) * O + o], weight, unused);
+      sum += shared[r] * weight;
+    }
+    T::unpack(y[o], given, unused);
+    outputs[o] = T::pack(given + sum);
+  }
+}
+
 // scores   (rows, V)
 // added    (V,), added to the logits for the choice alone
 // logits   (rows, V): the scores
@@ -275,6 +351,8 @@ __device__ void carry_out(const Moves &work) {
 extern "C" __global__ void __launch_bounds__(1024) move(Moves work) { carry_out(work); }
 extern "C" __global__ void __launch_bounds__(1024) attention_float16(Attention work) { attend<Float16>(work); }
 extern "C" __global__ void __launch_bounds__(1024) attention_bfloat16(Attention work) { attend<BFloat16>(work); }
+extern "C" __global__ void __launch_bounds__(1024) low_rank_float16(Terms work) { add_terms<Float16>(work); }
+extern "C" __global__ void __launch_bounds__(1024) low_rank_bfloat16(Terms work) { add_terms<BFloat16>(work); }
 extern "C" __global__ void __launch_bounds__(1024) most_probable_float16(MostProbable work) { choose<Float16>(work); }
 extern "C" __global__ void __launch_bounds__(1024) most_probable_bfloat16(MostProbable work) { choose<BFloat16>(work); }
 #endif

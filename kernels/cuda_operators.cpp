@@ -2,6 +2,7 @@
 //
 //   CudaCacheAttention   appends one position to each row's cache, and attends to the cache
 //   CudaMemoryAttention  attends from one position per row to the row's own memory
+//   CudaLowRank          adds the low-rank terms of adapters to the outputs of a map
 //   MostProbable         converts scores to float32 logits, and finds the most probable token of each row
 //
 // Besides, `move_on_cuda` copies positions of rows, and `write_to_cuda` writes an array, both outside of graphs.
@@ -17,6 +18,7 @@
 #include <initializer_list>
 #include <iterator>
 #include <string>
+#include <vector>
 
 namespace {
 
@@ -159,6 +161,53 @@ template <int TYPE> struct CudaMemoryAttention : Attention<TYPE> {
   void operator()(void *context) const { this->run(context, 3, false); }
 };
 
+constexpr int MOST_PARTS = 256, MOST_RANK = 4096; // the arguments and the shared memory of a kernel are limited
+constexpr int HOST = -2; // the memory of an input
+
+struct TermsWork {
+  const void *x, *y, *weights;
+  const int32_t *ranks;
+  const int64_t *ids;
+  void *outputs;
+  int64_t distance;
+  int num_inputs, num_outputs, most_rank, num_adapters, distance_of_ranks;
+  int ends[MOST_PARTS];
+};
+
+// Inputs and output as those of LowRank, but that x, y and the output have 16 bits. The parts are on the host. The others'
+// numbers are not: an adapter that is not there is passed over, and ranks are at most the largest one.
+template <int TYPE> struct CudaLowRank : PartsOfMap {
+  static constexpr const char *NAME = "CudaLowRank";
+  static constexpr int INPUTS[] = {TYPE, TYPE, FLOAT16, INT32, INT64, INT64}, OUTPUTS[] = {TYPE};
+  Kernel kernel{"low_rank", TYPE};
+
+  explicit CudaLowRank(const void *info) : PartsOfMap(info) {
+    require(ends.size() <= MOST_PARTS, "there are too many parts");
+  }
+
+  void operator()(void *context) const {
+    const auto x = input<uint16_t>(context, 0), y = input<uint16_t>(context, 1), adapters = input<uint16_t>(context, 2);
+    const auto ranks = input<int32_t>(context, 3);
+    const auto ids = input<int64_t>(context, 4);
+    const int64_t R = largest_rank(x, y, adapters, ranks, ids), N = x.shape[0], O = ends.back();
+    require(R <= MOST_RANK, "the largest rank must be at most 4096");
+    TermsWork work{};
+    work.x = x.data, work.y = y.data, work.weights = adapters.data + R * first_unit, work.ranks = ranks.data + first_part;
+    work.ids = ids.data, work.outputs = output<uint16_t>(context, 0, {N, O}), work.distance = adapters.shape[1];
+    work.num_inputs = x.shape[1], work.num_outputs = O, work.most_rank = R, work.num_adapters = adapters.shape[0];
+    work.distance_of_ranks = ranks.shape[1];
+    for (size_t part = 0; part < ends.size(); part++) work.ends[part] = ends[part];
+    kernel.launch(context, work, N, ends.size(), 256, R * sizeof(float));
+  }
+};
+
+// The description of CudaLowRank, whose parts are read when it is created.
+template <int TYPE> Operator low_rank() {
+  Operator made = reusing<1>(described<CudaLowRank<TYPE>, true>());
+  made.input_memory = [](const Operator *, size_t index) { return index == PartsOfMap::PARTS ? HOST : 0; };
+  return made;
+}
+
 struct ChoiceWork {
   const void *scores, *added;
   float *logits;
@@ -197,9 +246,10 @@ struct MovesWork {
 
 // The operators, which live as long as the library, because sessions use them.
 struct Domain {
-  const Operator operators[6] = {
+  const Operator operators[8] = {
       described<CudaCacheAttention<FLOAT16>, true>(),     described<CudaCacheAttention<BFLOAT16>, true>(),
       described<CudaMemoryAttention<FLOAT16>, true>(), described<CudaMemoryAttention<BFLOAT16>, true>(),
+      low_rank<FLOAT16>(),                             low_rank<BFLOAT16>(),
       described<MostProbable<FLOAT16>, true>(),       described<MostProbable<BFLOAT16>, true>()};
   void *domain = nullptr;
   bool is_complete = false;

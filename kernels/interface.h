@@ -132,6 +132,49 @@ struct Heads {
   }
 };
 
+// The attributes of the low-rank terms of a map, and the part of each of its outputs (O,), a constant: 0, then 1, and so on.
+//
+// The weights of K adapters are (K, R U), for ranks up to R; `num_units` is U. Those of this map begin at R times `first_unit`,
+// A (P, R, I) and then B (R, O). The ranks of their parts are (K, parts of all maps), those of this map from `first_part` on.
+struct PartsOfMap {
+  static constexpr size_t PARTS = 5; // the input
+
+  int64_t first_unit = 0, first_part = 0, num_units = 0;
+  std::vector<size_t> ends; // of the parts
+
+  explicit PartsOfMap(const void *info) {
+    check(call<86>(info, "first_unit", &first_unit));
+    check(call<86>(info, "first_part", &first_part));
+    check(call<86>(info, "num_units", &num_units));
+    require(first_unit >= 0 && first_part >= 0 && num_units > first_unit, "the weights of a map must be among the units");
+    const auto parts = constant<int64_t>(info, PARTS);
+    require(parts.num_axes == 1 && parts.shape[0] > 0 && parts.data[0] == 0, "the parts must have 1 axis, and begin with 0");
+    for (int64_t o = 1; o < parts.shape[0]; o++) {
+      const int64_t last = parts.data[o - 1];
+      require(parts.data[o] == last || parts.data[o] == last + 1, "the outputs of a part must be neighbours");
+      if (parts.data[o] != last) ends.push_back(o);
+    }
+    ends.push_back(parts.shape[0]);
+  }
+
+  // Returns R, if all shapes fit: those of x (N, I), the outputs of the map (N, O), the weights, the ranks, and the rows'
+  // adapters (N,).
+  template <class Number, class Weight>
+  int64_t largest_rank(const Tensor<Number> &x, const Tensor<Number> &y, const Tensor<Weight> &adapters,
+                       const Tensor<int32_t> &ranks, const Tensor<int64_t> &ids) const {
+    require(x.num_axes == 2 && adapters.num_axes == 2 && ranks.num_axes == 2, "x, the weights and ranks must have 2 axes");
+    const int64_t O = ends.back(), P = ends.size();
+    require(y.has_shape(x.shape[0], O) && ids.has_shape(x.shape[0]), "x, the outputs and the rows' adapters differ in number");
+    require(adapters.shape[1] % num_units == 0, "the weights of an adapter must be a multiple of the units");
+    int64_t units = 0;
+    require(!__builtin_mul_overflow(P, x.shape[1], &units) && !__builtin_add_overflow(units, O, &units) &&
+                units <= num_units - first_unit,
+            "the weights of a map must be among the units");
+    require(ranks.shape[0] == adapters.shape[0] && P <= ranks.shape[1] - first_part, "the ranks differ in number");
+    return adapters.shape[1] / num_units;
+  }
+};
+
 // The description of an operator, which runs on the CPU or on CUDA.
 template <class T, bool IS_CUDA = false> Operator described() {
   Operator made{};

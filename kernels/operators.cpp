@@ -327,49 +327,22 @@ template <class T, Purpose> T *scratch(size_t size) {
   return kept.data();
 }
 
-// Inputs: x (N, I); the outputs y (N, O) of a map of it; the weights of K adapters (K, R U), for ranks up to R; the ranks of
-// their parts (K, parts of all maps); each row's adapter (N,), or -1; and, a constant, the part of each output (O,): 0, then 1,
-// and so on. Output: y with the terms of each row's adapter added (N, O); a row without one has the bits of y.
-//
-// Attributes: `num_units` is U; this map's weights begin at R times `first_unit`, A (P, R, I) and then B (R, O), and its
-// parts at `first_part`. A part whose rank is 0 is passed over.
-struct LowRank {
+// Inputs: x (N, I); the outputs y (N, O) of a map of it; the weights of adapters, and the ranks of their parts, as PartsOfMap
+// describes them; each row's adapter (N,), or -1; and the parts. Output: y with the terms of each row's adapter added (N, O); a
+// row without one has the bits of y. A part whose rank is 0 is passed over.
+struct LowRank : PartsOfMap {
   static constexpr const char *NAME = "LowRank";
   static constexpr int INPUTS[] = {FLOAT, FLOAT, FLOAT16, INT32, INT64, INT64}, OUTPUTS[] = {FLOAT};
-  int64_t first_unit = 0, first_part = 0, num_units = 0;
-  std::vector<size_t> ends;
   decltype(Terms::add) add = addition_of_terms();
-
-  explicit LowRank(const void *info) {
-    check(call<86>(info, "first_unit", &first_unit));
-    check(call<86>(info, "first_part", &first_part));
-    check(call<86>(info, "num_units", &num_units));
-    require(first_unit >= 0 && first_part >= 0 && num_units > first_unit, "the weights of a map must be among the units");
-    const auto parts = constant<int64_t>(info, 5);
-    require(parts.num_axes == 1 && parts.shape[0] > 0 && parts.data[0] == 0, "the parts must have 1 axis, and begin with 0");
-    for (int64_t o = 1; o < parts.shape[0]; o++) {
-      const int64_t last = parts.data[o - 1];
-      require(parts.data[o] == last || parts.data[o] == last + 1, "the outputs of a part must be neighbours");
-      if (parts.data[o] != last) ends.push_back(o);
-    }
-    ends.push_back(parts.shape[0]);
-  }
+  using PartsOfMap::PartsOfMap;
 
   void operator()(void *context) const {
     const auto x = input<float>(context, 0), y = input<float>(context, 1);
     const auto adapters = input<Half>(context, 2);
     const auto ranks = input<int32_t>(context, 3);
     const auto ids = input<int64_t>(context, 4);
-    require(x.num_axes == 2 && adapters.num_axes == 2 && ranks.num_axes == 2, "x, the weights and ranks must have 2 axes");
-    const int64_t N = x.shape[0], I = x.shape[1], O = ends.back(), P = ends.size(), K = adapters.shape[0];
-    require(y.has_shape(N, O) && ids.has_shape(N), "x, the outputs and the adapters of rows differ in number");
-    require(adapters.shape[1] % num_units == 0, "the weights of an adapter must be a multiple of the units");
-    int64_t units = 0;
-    require(!__builtin_mul_overflow(P, I, &units) && !__builtin_add_overflow(units, O, &units) &&
-                units <= num_units - first_unit,
-            "the weights of a map must be among the units");
-    require(ranks.shape[0] == K && P <= ranks.shape[1] - first_part, "the ranks differ in number");
-    const int64_t R = adapters.shape[1] / num_units;
+    const int64_t R = largest_rank(x, y, adapters, ranks, ids), N = x.shape[0], I = x.shape[1], O = ends.back();
+    const int64_t P = ends.size(), K = adapters.shape[0];
     int64_t *rows = scratch<int64_t, ROWS>(N);
     size_t num_rows = 0, num_products = 0;
     for (int64_t row = 0; row < N; row++) {

@@ -268,7 +268,8 @@ NAME (x, WEIGHTS, bias, added, num_candidates)
 """
 # A x of all adapters is computed for every row, because a copy of its adapter's weights for each row may need
 # more memory than there is. What is not of a row's adapter, or an output's part, becomes 0. So all weights
-# must be finite. As for `added` above, no node reads `parts` alone.
+# must be finite. As for `added` above, no node reads `parts` alone: sizes depend on the number of rows, which
+# CUDA's provider has on the host, and choices on the rows' adapters, which it has on the device.
 _LOW_RANK = """
 <domain: "{domain}", opset_import: ["": {opset}]>
 {name} <first_unit, first_part, num_units> (x, y, adapters, ranks, adapter_ids, parts) => (output)
@@ -326,7 +327,10 @@ _LOW_RANK = """
     count_of_parts = Squeeze (num_parts)
     part_numbers = Range (nothing, count_of_parts, one)
     number_of_part = Unsqueeze (part_numbers, inner_axes)
-    is_own_part = Equal (number_of_part, given_parts)
+    zeros = Sub (adapter_ids, adapter_ids)
+    zero = ReduceSum <keepdims = 0> (zeros, first_axis)
+    parts_beside_rows = Add (parts, zero)
+    is_own_part = Equal (number_of_part, parts_beside_rows)
     own_terms = Where (is_own_part, all_terms, no_number)
     terms = ReduceSum <keepdims = 0> (own_terms, first_axis)
     given = Cast <to = 1> (y)

@@ -66,6 +66,10 @@ extern "C" void run_attention(const Attention *work, int num_rows, int num_threa
   run(*work, is_bfloat16 ? attend<BFloat16> : attend<Float16>, {work->num_heads, num_rows}, num_threads);
 }
 
+extern "C" void run_low_rank(const Terms *work, int num_rows, int num_parts, int num_threads, bool is_bfloat16) {
+  run(*work, is_bfloat16 ? add_terms<BFloat16> : add_terms<Float16>, {num_rows, num_parts}, num_threads);
+}
+
 extern "C" void run_most_probable(const MostProbable *work, int num_rows, int num_threads, bool is_bfloat16) {
   run(*work, is_bfloat16 ? choose<BFloat16> : choose<Float16>, {num_rows, 1}, num_threads);
 }

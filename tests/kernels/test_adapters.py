@@ -39,15 +39,18 @@ SIZES = [
 UNITS_BEFORE, UNITS_AFTER, PARTS_BEFORE = 3, 2, 2
 
 
-def low_rank_of(parts, width, *, first_unit=UNITS_BEFORE, first_part=PARTS_BEFORE, num_units=None):
+def low_rank_of(
+    parts, width, *, first_unit=UNITS_BEFORE, first_part=PARTS_BEFORE, num_units=None, on_cuda=False
+):
     if num_units is None:
         num_units = UNITS_BEFORE + (int(max(parts)) + 1) * width + len(parts) + UNITS_AFTER
-    types = {"x": FLOAT, "y": FLOAT, "adapters": FLOAT16, "ranks": INT32, "adapter_ids": INT64}
+    numbers = FLOAT16 if on_cuda else FLOAT
+    types = {"x": numbers, "y": numbers, "adapters": FLOAT16, "ranks": INT32, "adapter_ids": INT64}
     shapes = [["N", "I"], ["N", "O"], ["K", "W"], ["K", "P"], ["N"]]
     inputs = values_of(types, shapes)
     inputs.append(ir.val("parts", const_value=ir.tensor(np.array(parts, np.int64), name="parts")))
     attributes = {"first_unit": first_unit, "first_part": first_part, "num_units": num_units}
-    return model_of("LowRank", inputs, attributes, {"output": FLOAT})
+    return model_of("CudaLowRank" if on_cuda else "LowRank", inputs, attributes, {"output": numbers})
 
 
 def parts_of(widths):

@@ -30,6 +30,20 @@ class Attention(ctypes.Structure):
     )
 
 
+class Terms(ctypes.Structure):
+    """The argument of the kernel."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "y", "weights", "ranks", "ids", "outputs")),
+        ("distance", ctypes.c_int64),
+        *(
+            (name, ctypes.c_int)
+            for name in ("num_inputs", "num_outputs", "most_rank", "num_adapters", "distance_of_ranks")
+        ),
+        ("ends", ctypes.c_int * 256),
+    )
+
+
 class MostProbable(ctypes.Structure):
     """The argument of the kernel."""
 
@@ -116,6 +130,57 @@ def test_attention_is_that_of_float64_up_to_rounding(
         expected = attend(packed[row, : H * K].view(H, K), *live, scale=scale, cap=cap)
         given = outputs[row].view(H, K).double()
         torch.testing.assert_close(given, expected, rtol=0, atol=0.02 if dtype is torch.bfloat16 else 0.003)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("num_inputs", "widths", "R"), [(512, (64, 128, 64), 16), (13, (3, 70), 5), (300, (9,), 1)]
+)
+@pytest.mark.parametrize("is_in_place", [True, False])
+def test_terms_of_adapters_are_those_of_float64_up_to_rounding(
+    host, num_inputs, widths, R, is_in_place, dtype
+):
+    chance = torch.Generator().manual_seed(0)
+    random = lambda *shape: torch.randn(*shape, generator=chance)  # noqa: E731
+    K, I, O, P = 3, num_inputs, sum(widths), len(widths)  # noqa: E741
+    ids = torch.tensor([2, -1, 0, 2, 1, K])
+    N = len(ids)
+    x, y = random(N, I).to(dtype), random(N, O).to(dtype)
+    y[1, 0], x[1, 0], y[5] = torch.nan, torch.nan, -0.0
+    weights = random(K, R * (P * I + O)).to(torch.float16) / 4
+    ranks = torch.randint(1, R + 1, (K, P + 1), generator=chance, dtype=torch.int32)
+    ranks[0], ranks[1, 0], ranks[2, 0] = R, 0, R + 9  # the last one counts as R
+    outputs = y.clone() if is_in_place else torch.full((N, O), torch.nan, dtype=dtype)
+    work = Terms(
+        x.data_ptr(),
+        (outputs if is_in_place else y).data_ptr(),
+        weights.data_ptr(),
+        ranks.data_ptr(),
+        ids.data_ptr(),
+        outputs.data_ptr(),
+        weights.shape[1],
+        I,
+        O,
+        R,
+        K,
+        P + 1,
+    )
+    work.ends[:P] = np.cumsum(widths).tolist()
+    host.run_low_rank(ctypes.byref(work), N, P, 64, dtype is torch.bfloat16)
+    expected = y.double()
+    for row, adapter in enumerate(ids.tolist()):
+        if 0 <= adapter < K:
+            a, b = weights[adapter].double().split([R * P * I, R * O])
+            reduced = a.view(P, R, I) @ x[row].double()
+            reduced *= torch.arange(R) < ranks[adapter, :P, None]
+            parts = torch.arange(P).repeat_interleave(torch.tensor(widths))
+            expected[row] += (reduced[parts].T * b.view(R, O)).sum(0)
+    tolerance = 2.0**-8 if dtype is torch.bfloat16 else 2.0**-10
+    torch.testing.assert_close(
+        outputs.double(), expected, rtol=tolerance, atol=tolerance / 10, equal_nan=True
+    )
+    untouched = [1, 5]
+    assert torch.equal(outputs[untouched].view(torch.int16), y[untouched].view(torch.int16))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
