@@ -19,6 +19,9 @@ from seq2seq_serve.export.graphs.functions import define
 
 OPSET = 24  # the first with TensorScatter
 WEIGHTS_FILE = "weights.bin"
+# ONNX Runtime reads the weights of a convolution to merge it with its neighbours, and cannot read those given
+# from memory. CudaLowRank reads the parts of outputs on the host, and a server places weights on the device.
+_READERS = ("Conv", "CudaLowRank")
 _ALIGNMENT_BYTES = 4096  # so that every tensor can be mapped straight from the file
 
 # All sizes differ, so that an error shows at once if the exporter takes an axis for a constant, or two for
@@ -105,9 +108,8 @@ def save(models: Mapping[Verb, ir.Model], folder: Path) -> dict[Verb, Path]:
                 tensor = value.const_value
                 assert tensor is not None
                 raw = tensor.tobytes()
-                if len(raw) < 1024 or any(use.node.op_type == "Conv" for use in value.uses()):
-                    # Small constants stay readable in the graph. ONNX Runtime reads the weights of a
-                    # convolution to merge it with its neighbours, and cannot read those given from memory.
+                if len(raw) < 1024 or any(use.node.op_type in _READERS for use in value.uses()):
+                    # Small constants stay readable in the graph.
                     continue
                 key = str(tensor.dtype).encode() + hashlib.sha256(raw).digest()
                 if key not in offsets:

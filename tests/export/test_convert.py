@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir as ir
 import onnxruntime
 import pytest
 
@@ -18,6 +19,7 @@ from seq2seq_serve.export.exporter import TOLERANCES, ExportError, export_bundle
 from seq2seq_serve.export.graphs import linear
 from seq2seq_serve.export.graphs.transformer import Graph
 from seq2seq_serve.export.runtime import Graphs
+from tests.kernels.test_adapters import low_rank_of
 
 PRECISIONS = [Precision.FP32, Precision.INT8, Precision.INT4]
 
@@ -254,6 +256,15 @@ def test_a_step_for_cuda_leaves_biases_to_the_norms_beside(fp16_manifest):
     assert (counting.op_type, list(counting.output)) == ("Add", ["previous_lengths_out"])
     [choice] = [node for node in graph.node if node.op_type == "MostProbable"]
     assert list(choice.output) == ["logits", "token_ids_out"]
+
+
+def test_what_a_kernel_of_cuda_reads_on_the_host_stays_in_the_graph(tmp_path):
+    """A server places the weights of the file on the device."""
+    model = onnx.load_from_string(low_rank_of(np.arange(256) // 128, 64, on_cuda=True))
+    convert.save({Verb.STEP: ir.from_proto(model)}, tmp_path)
+    [parts] = onnx.load(tmp_path / f"{Verb.STEP}.onnx", load_external_data=False).graph.initializer
+    assert (parts.name, parts.data_location) == ("parts", onnx.TensorProto.DEFAULT)
+    assert (tmp_path / convert.WEIGHTS_FILE).read_bytes() == b""
 
 
 def widened(path: Path) -> None:
