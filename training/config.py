@@ -174,9 +174,9 @@ class Lora:
         return ",".join(f"{name}={value}" for name, value in vars(self).items() if value is not None)
 
     @property
-    def scale(self) -> float:
-        """The factor of the change."""
-        return 2.0 if self.alpha is None else self.alpha / self.rank
+    def full_alpha(self) -> float:
+        """`alpha`, also where it is the default."""
+        return 2.0 * self.rank if self.alpha is None else self.alpha
 
 
 @checked(strict=True)

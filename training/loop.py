@@ -38,7 +38,7 @@ from seq2seq_serve.training.data.vectors import PieceVectors
 from seq2seq_serve.training.evaluation.comparison import MetricSettings, metric_for
 from seq2seq_serve.training.evaluation.scoring import Score, by_source, score, total_loss, translate
 from seq2seq_serve.training.interrupt import TrainingInterrupted, caught_interrupt
-from seq2seq_serve.training.lora import add_adapter, kept_weights, narrow_base, write_adapter
+from seq2seq_serve.training.lora import add_adapter, kept_weights, write_adapter
 from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.registry import config_text, make_model
 from seq2seq_serve.training.ranks import Ranks
@@ -104,11 +104,12 @@ class Trainer:
         self._start = time.monotonic()
         recipe = config.training
         torch.manual_seed(recipe.seed)
+        dtype = compute_dtype(recipe.precision, device)
         self.model = make_model(config.model)
         if recipe.lora and config.base:
             origin = Path(config.base.folder)
             load_weights(self.model, load_parent(origin).model.state_dict(), origin)
-            add_adapter(self.model, recipe.lora, config.base.layers)
+            add_adapter(self.model, recipe.lora, config.base.layers, dtype)
         self.model.to(device)
         if recipe.frozen is not None:
             self.model.freeze(recipe.frozen)
@@ -143,9 +144,6 @@ class Trainer:
             check_config(checkpoint.config, config_text(config.model), origin)
             load_weights(self.model, checkpoint.model, origin)
             self.optimizer.load_state_dict(checkpoint.optimizer)
-        dtype = compute_dtype(recipe.precision, device)
-        if recipe.lora:
-            narrow_base(self.model, dtype)
         check_recurrent_layers(self.model, dtype, device)
         references = [pair.target for pair in dev_pairs]
         self._metric = metric_for(self.model.metric, references, MetricSettings(recipe.bleu_tokenization))
@@ -385,7 +383,7 @@ class Trainer:
         share: list[str] = []
         bound = self.config.length_bound
         dtype = self._batch_loss.dtype
-        is_narrow = self.config.base is not None and dtype != torch.float32  # see `narrow_base`
+        is_narrow = self.config.base is not None and dtype != torch.float32  # see `add_adapter`
         with suppress(_Stopped), torch.autocast(self.device.type, dtype, enabled=is_narrow):
             share = translate(
                 self.model, self.tokenizer, sources, length_bound=bound, before_step=self._stop_if_interrupted

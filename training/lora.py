@@ -48,9 +48,13 @@ def chosen_layers(layers: Iterable[str], targets: str) -> list[str]:
     """Those of some layers that `Lora.targets` names: whole names, or their last words.
 
     Raises:
-        ValueError: A target is not the name of a layer.
+        ValueError: A target is not the name of a layer, or there are no layers.
     """
     known = list(layers)
+    if not known:
+        raise ValueError(
+            "the model has no linear layers, which are what an adapter changes: leave --lora out"
+        )
     if targets == ALL_LINEAR:
         return [name for name in known if name != _OUTPUT]
     given = [target.strip() for target in targets.split("+")]
@@ -58,16 +62,24 @@ def chosen_layers(layers: Iterable[str], targets: str) -> list[str]:
         if not any(f".{name}".endswith(f".{target}") for name in known):
             names = ", ".join(sorted({name.rpartition(".")[2] for name in known}))
             raise ValueError(
-                f"targets has {target!r}, and the linear layers are {names or 'none'}; {ALL_LINEAR} is all"
+                f"targets has {target!r}, and the linear layers are {names}; {ALL_LINEAR} is all"
             )
     return [name for name in known if any(f".{name}".endswith(f".{target}") for target in given)]
 
 
-def add_adapter(model: nn.Module, lora: Lora, layers: Iterable[str]) -> None:
-    """Add a new adapter, which changes nothing yet, and let only its weights be trained."""
+def add_adapter(
+    model: nn.Module, lora: Lora, layers: Iterable[str], dtype: torch.dtype = torch.float32
+) -> None:
+    """Add a new adapter, which changes nothing yet, and let only its weights be trained.
+
+    The other matrices, which are most of a model, get the number format; the adapter is in float32.
+    """
     import peft  # takes seconds
 
     peft.inject_adapter_in_model(_settings(lora, layers), model)
+    for module in model.modules():
+        if isinstance(module, nn.Linear | nn.Embedding) and not module.weight.requires_grad:
+            module.to(dtype)
 
 
 def kept_weights(model: nn.Module) -> dict[str, Tensor]:
@@ -77,13 +89,6 @@ def kept_weights(model: nn.Module) -> dict[str, Tensor]:
         return weights
     fixed = {name for name, weight in model.named_parameters() if not weight.requires_grad}
     return {name: weight for name, weight in weights.items() if name not in fixed}
-
-
-def narrow_base(model: nn.Module, dtype: torch.dtype) -> None:
-    """Convert the matrices of an adapter's base, which are most of its memory, to another number format."""
-    for module in model.modules():
-        if isinstance(module, nn.Linear | nn.Embedding) and not module.weight.requires_grad:
-            module.to(dtype)
 
 
 def merged_weights(
@@ -101,7 +106,7 @@ def merged_weights(
             A, B = (rest.pop(_own_name(layer, part)) for part in "AB")
         except KeyError as error:
             raise ValueError(f"{origin}: not the adapter in config.json ({error} is missing)") from error
-        merged[f"{layer}.weight"] = merged[f"{layer}.weight"] + lora.scale * (B @ A)
+        merged[f"{layer}.weight"] = merged[f"{layer}.weight"] + lora.full_alpha / lora.rank * (B @ A)
     return merged | rest
 
 
@@ -128,7 +133,7 @@ def _settings(lora: Lora, layers: Iterable[str], **options: Any) -> Any:
 
     return peft.LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.scale * lora.rank,
+        lora_alpha=lora.full_alpha,
         lora_dropout=lora.dropout,
         target_modules=list(layers),
         **options,

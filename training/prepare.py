@@ -80,6 +80,7 @@ def start_run(
             Nothing is written.
         OSError: A file of word vectors cannot be read.
     """
+    assert (base is None) == (preset.training.lora is None)
     folder.check_is_free()
     kind = source_kind_of(preset.model).in_folder(corpus.folder)
     if not kind.has_word_tokens and not (parent or tokenizer):

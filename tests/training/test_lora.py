@@ -334,6 +334,11 @@ def test_what_cannot_be_adapted_is_refused_before_a_run_exists(
     assert not (tmp_path / "run").exists()
 
 
+def test_a_model_without_linear_layers_has_no_adapter() -> None:
+    with pytest.raises(ValueError, match="the model has no linear layers"):
+        chosen_layers(linear_layers(make_model(MemoryNetworkConfig(300, 16))), "all-linear")
+
+
 def test_an_adapter_is_not_for_a_model_with_weights_that_its_base_lacks(
     base: Path, tmp_path: Path, corpus: Corpus, preset: Preset
 ) -> None:

@@ -34,6 +34,7 @@ from tests.export.huggingface.tokenizer_files import sentences
 NUM_NEW_TOKENS = 12
 SLOW = pytest.mark.slow  # weights and frames are like those of the quick families
 QUICK = ("marian", "marian-separate", "t5-1.1", "nllb", "bart", "t5gemma", "t5gemma2", *SOUNDS, *PICTURES)
+ADAPTED = "marian", "t5-1.1", "bart", "whisper", "trocr", "trocr-deit", "t5gemma2"  # the quick ones
 LANGUAGES = {
     "nllb": {"src_lang": "kor_Hang", "tgt_lang": "eng_Latn"},
     "mbart": {"src_lang": "ko_KR", "tgt_lang": "en_XX"},
@@ -212,7 +213,7 @@ def test_a_file_that_is_not_a_sound_is_named(tmp_path):
 
 @pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 @pytest.mark.parametrize(
-    "case", [case if case in QUICK else pytest.param(case, marks=SLOW) for case in CASES]
+    "case", [case if case in ADAPTED else pytest.param(case, marks=SLOW) for case in CASES]
 )
 def test_an_adapter_changes_what_transformers_computes_as_it_changes_our_model(
     checkpoint, corpus, tmp_path, case
