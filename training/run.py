@@ -400,6 +400,8 @@ def load_parent(path: Path) -> TrainedModel:
 
 def base_of(path: Path, parent: TrainedModel, targets: str) -> Base:
     """Describe the base of a new adapter, the parent in a folder; raise ValueError for unknown targets."""
+    import peft  # noqa: F401  # a missing package is reported before the long work
+
     layers = linear_layers(parent.model)
     names = names_of_layers(parent.published, layers) if parent.published else {name: name for name in layers}
     chosen = {name: names[name] for name in chosen_layers(names, targets)}

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import shutil
+import sys
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
@@ -312,7 +313,11 @@ def test_a_wrong_value_is_refused_as_wrong_usage(
 
 
 def test_what_cannot_be_adapted_is_refused_before_a_run_exists(
-    base: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, corpus_files: list[str]
+    base: Path,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+    corpus_files: list[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     start = ["train", "toy", "--out", str(tmp_path / "run"), *corpus_files, *MACHINE, "--lora"]
     origin = "--from", str(base)
@@ -331,6 +336,9 @@ def test_what_cannot_be_adapted_is_refused_before_a_run_exists(
     ):
         assert main([*start, *flags]) == 1
         assert message in caplog.messages[-1]
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(SystemExit, match=r"peft is missing: .*\[huggingface\]"):
+        main([*start, "rank=2", *origin])
     assert not (tmp_path / "run").exists()
 
 
