@@ -5,6 +5,7 @@ import shutil
 import sys
 
 import numpy as np
+import peft
 import pytest
 import soundfile
 import torch
@@ -17,6 +18,7 @@ from seq2seq_serve import load
 from seq2seq_serve.bundle.checked import from_json
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.export.__main__ import main as export_main
+from seq2seq_serve.export.huggingface.reference import random_batches, read_theirs, worst_difference
 from seq2seq_serve.training.__main__ import main
 from seq2seq_serve.training.checkpoint import checkpoint_path, load_checkpoint
 from seq2seq_serve.training.data.encoded import EncodedCorpus
@@ -32,6 +34,7 @@ from tests.export.huggingface.tokenizer_files import sentences
 NUM_NEW_TOKENS = 12
 SLOW = pytest.mark.slow  # weights and frames are like those of the quick families
 QUICK = ("marian", "marian-separate", "t5-1.1", "nllb", "bart", "t5gemma", "t5gemma2", *SOUNDS, *PICTURES)
+ADAPTED = "marian", "t5-1.1", "bart", "whisper", "trocr", "trocr-deit", "t5gemma2"  # the quick ones
 LANGUAGES = {
     "nllb": {"src_lang": "kor_Hang", "tgt_lang": "eng_Latn"},
     "mbart": {"src_lang": "ko_KR", "tgt_lang": "en_XX"},
@@ -206,6 +209,42 @@ def test_a_file_that_is_not_a_sound_is_named(tmp_path):
     for read in (sounds.drop_reason, sounds.inputs):
         with pytest.raises(ValueError, match=r"a\.wav"):
             read(source)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    "case", [case if case in ADAPTED else pytest.param(case, marks=SLOW) for case in CASES]
+)
+def test_an_adapter_changes_what_transformers_computes_as_it_changes_our_model(
+    checkpoint, corpus, tmp_path, case
+):
+    folder = shutil.copytree(checkpoint(case, SHALLOW)[0], tmp_path / "published")
+    edit(folder / "tokenizer_config.json", **LANGUAGES.get(case, {}))
+    edit(folder / "generation_config.json", **WHISPER_LANGUAGE.get(case, {}))
+    if case in PICTURES + SOUNDS:
+        _, corpus = write_examples(tmp_path, case)
+    weights_before = (folder / "model.safetensors").read_bytes()
+    lora = "--lora", "rank=2,alpha=16,targets=all-linear"
+    flags = "--max-steps", "10", "--set", "learning_rate_scale=0.2", "warmup_steps=1"
+    run = tune(folder, tmp_path / "run", corpus, *lora, *flags)
+    assert (folder / "model.safetensors").read_bytes() == weights_before
+    tuned, base = load_run(run.path), load_published(folder)
+    assert isinstance(tuned.config, PublishedConfig)
+    media, pad_id = tuned.config.media, json.loads((folder / "config.json").read_text()).get("pad_token_id")
+    theirs = peft.PeftModel.from_pretrained(read_theirs(folder, media), run.adapter).eval()
+    batches = random_batches(tuned.config, pad_id or 0)
+    with torch.inference_mode():
+        expected = [
+            theirs(**batch.named_source(media), decoder_input_ids=batch.target_ids).logits.log_softmax(-1)
+            for batch in batches
+        ]
+    assert worst_difference(tuned.model, batches, expected) < 1e-4
+    assert worst_difference(base.model, batches, expected) > 0.1
+    # All that transformers has as a linear layer is changed, without the projection to logits. In a model
+    # with a map between its halves, ours has that map in its cross-attention's keys and values.
+    changed = {name.split(".lora_")[0] for name in load_file(run.adapter / "adapter_model.safetensors")}
+    num_layers = {"trocr-deit": 6 + 8, "whisper": 6 + 10, "trocr": 6 + 10}
+    assert len(changed) == num_layers.get(case, len(changed)) > 0
 
 
 @pytest.mark.parametrize(
