@@ -99,7 +99,8 @@ def sentences(count: int, seed: int) -> tuple[str, ...]:
                 chance.choice("🎉🙂漢Ａｶ½ﬁ・؟ฯ۞Ж"),
             ]
             odd.append("".join(chr(chance.randint(*chance.choice(letters))) for _ in range(3)))
-            words.insert(chance.randint(0, len(words)), chance.choice(odd))
+            chosen = chance.choice(odd)
+            words.insert(chance.randint(0, len(words)), chosen)
         text = " ".join(words).capitalize() + chance.choice(["", ".", "!", " ?", "。"])
         texts.append(unicodedata.normalize("NFD", text) if chance.random() < 0.15 else text)
     return tuple(texts)
