@@ -155,6 +155,7 @@ def export_checkpoint(
     splits_sentences: bool | None = None,
     source_language: str = "",
     target_language: str = "",
+    tuned_languages: tuple[str, str] = ("", ""),
     report: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
     """Import a checkpoint, prove each precision against `transformers`, and write the bundle at once.
@@ -172,6 +173,7 @@ def export_checkpoint(
             family was trained on.
         source_language: The BCP 47 tag of the sources' language, for a model that is not asked for one.
         target_language: The same of the targets' language.
+        tuned_languages: Both of the run that tuned the model, where no other is given.
         report: Called with a line about each step, as it begins or ends.
 
     Raises:
@@ -191,8 +193,8 @@ def export_checkpoint(
             raise CheckpointError(f"every request chooses the {name} of this model: leave it out")
     tokenizers = replace(
         tokenizers,
-        source_language=source_language or tokenizers.source_language,
-        target_language=target_language or tokenizers.target_language,
+        source_language=source_language or tuned_languages[0] or tokenizers.source_language,
+        target_language=target_language or tuned_languages[1] or tokenizers.target_language,
     )
     if config.media is None and not 0 <= tokenizers.pad_id < config.source_vocab_size:
         raise CheckpointError(
@@ -268,6 +270,7 @@ def export_tuned(
             overwrite=overwrite,
             provenance=provenance,
             splits_sentences=trained.has_single_sentences,
+            tuned_languages=(trained.source_language, trained.target_language),
             **options,
         )
 

@@ -43,7 +43,7 @@ WORDS = ("low", "a bit higher", "high", "the highest of all")
 SETTINGS = (
     *("learning_rate_scale=0.05", "warmup_steps=10", "batch_tokens=200", "dropout=0.1"),
     *("max_length_ratio=null", "cooldown_share=0", "num_averaged=1"),
-    *("eval_interval_steps=10", "checkpoint_interval_steps=10"),
+    *("eval_interval_steps=10", "checkpoint_interval_steps=10", "source_language=ko", "target_language=en"),
 )
 
 
@@ -118,6 +118,7 @@ def test_a_tuned_model_learns_resumes_exactly_and_is_served_as_transformers_gene
     manifest = load_bundle(bundle).manifest
     assert manifest.provenance["parent"] == f"weights: {case} checkpoint copy"
     assert manifest.generation.splits_sentences, "the corpus decides, and not the family"
+    assert (manifest.source_language, manifest.target_language) == ("ko", "en")
 
 
 @pytest.mark.slow  # two hundred steps and an export for each; the parts have quick tests of their own
