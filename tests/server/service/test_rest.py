@@ -376,10 +376,14 @@ async def test_large_requests_are_held_as_those_of_grpc(monkeypatch):
         writer.close()
 
 
-def test_a_caller_of_the_first_protocol_of_kserve_learns_of_the_second(port):
-    status, _, answer = ask(port, "POST", "/v1/models/echo:predict", {"instances": []})
-    assert (status, answer["code"]) == (404, "NOT_FOUND")
-    assert answer["error"].endswith("send version 2 to /v2/models/echo/infer")
+async def test_a_caller_of_the_first_protocol_of_kserve_learns_of_the_second():
+    async with serving() as served:
+        path, body = "/v1/models/echo:predict", {"instances": []}
+        status, _, answer = await asyncio.to_thread(ask, served.app.http.port, "POST", path, body)
+        assert (status, answer["code"]) == (404, "NOT_FOUND")
+        assert answer["error"].endswith("send version 2 to /v2/models/echo/infer")
+        await served.until_calls_are_over()
+        assert served.metric("seq2seq_requests_total", method="ModelInfer", code="NOT_FOUND") == 1
 
 
 async def test_answers_that_callers_do_not_take_are_held_as_those_of_grpc(monkeypatch):
