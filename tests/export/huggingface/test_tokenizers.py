@@ -92,6 +92,15 @@ def test_ids_of_pieces_alone_are_those_of_sentencepiece(family, tmp_path):
     )
 
 
+@pytest.mark.parametrize("family", ["bart", "blenderbot"])  # texts of the second begin with a space
+def test_ids_of_byte_pairs_alone_are_those_of_transformers(family, tmp_path):
+    files = FAMILIES[family](tmp_path)
+    without_tokenizer_json(files, has_times=False)
+    edit(tmp_path / "tokenizer_config.json", add_prefix_space=None)  # as published
+    theirs = lambda text: files.theirs(text, add_special_tokens=False).input_ids  # noqa: E731
+    assert_same(imported(files).source, theirs, ties=0)
+
+
 ADDED = ["<sep>", "김치찌개", "①<SEP>"]  # SentencePiece would change the last one
 
 
