@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import weakref
 from collections import Counter
 from dataclasses import replace
 
@@ -324,6 +325,18 @@ def test_only_callers_of_waiting_requests_are_remembered():
     [level] = queue._levels.values()
     assert list(level.lines) == ["stays"]
     assert len(level.places) < 100
+
+
+def test_what_has_left_the_queue_takes_no_room_and_is_forgotten():
+    queue = make_queue(*requests_of("stays", 1), max_waiting_tokens=60)
+    for _ in range(60):
+        (request,) = requests_of("stays", 1)
+        queue.add([request], 0, 0.0)
+        queue.remove(request)
+    taken = weakref.ref(queue.pop())
+    queue.release(taken(), 1.0, 1)
+    del request
+    assert taken() is None
 
 
 def test_large_arrays_count_by_their_bytes():
