@@ -223,11 +223,9 @@ def test_a_file_that_is_not_a_sound_is_named(tmp_path):
     "case", [case if case in ADAPTED else pytest.param(case, marks=SLOW) for case in CASES]
 )
 def test_an_adapter_changes_what_transformers_computes_as_it_changes_our_model(
-    checkpoint, corpus, tmp_path, case
+    published, corpus, tmp_path, case
 ):
-    folder = shutil.copytree(checkpoint(case, SHALLOW)[0], tmp_path / "published")
-    for file in ("tokenizer_config.json", "generation_config.json"):
-        edit(folder / file, **LANGUAGES.get(case, {}))
+    folder = published(case)
     if case in PICTURES + SOUNDS:
         _, corpus = write_examples(tmp_path, case)
     weights_before = (folder / "model.safetensors").read_bytes()
