@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 import soundfile
-from faster_whisper import BatchedInferencePipeline, WhisperModel
 from rapidfuzz.distance import Levenshtein
 
 from benchmarks.hardware import describe_hardware
@@ -51,6 +50,8 @@ def main() -> None:
     parser.add_argument("--counts", default="1,8,32", help="numbers of sounds at once (default: %(default)s)")
     parser.add_argument("--rounds", type=int, default=3, help="(default: %(default)s)")
     options = parser.parse_args()
+    from faster_whisper import BatchedInferencePipeline, WhisperModel  # --help works without it
+
     counts, results = [int(count) for count in options.counts.split(",")], []
     with TemporaryDirectory() as folder, load(options.bundle, precision="fp32") as ours:
         sounds = [_speak(Path(folder), seed) for seed in range(max(counts))]

@@ -11,6 +11,16 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 _SHOULD = "Input should be "
+_PLAINER = {
+    "greater than or equal to": "at least",
+    "less than or equal to": "at most",
+    "greater than": "more than",
+    "a valid integer": "an integer",
+    "a valid boolean": "true or false",
+    "a valid array": "a list",
+    "a valid string": "a text",
+    "a valid ": "a ",
+}
 _LONGEST = 100  # characters of a wrong value that a message shows
 
 _Config = TypeVar("_Config")
@@ -65,6 +75,8 @@ def problems_of(error: ValidationError, place: str = "") -> list[str]:
             problems.append(": ".join(filter(None, (name, str(item["ctx"]["error"])))))
         elif message.startswith(_SHOULD):
             right = message.removeprefix(_SHOULD).partition(", unable to parse")[0]
+            for words, plainer in _PLAINER.items():
+                right = right.replace(words, plainer)
             problems.append(f"{name or 'it'} is {given}, and must be {right}")
         else:
             problems.append(f"{name or 'it'} is {given}: {message}")

@@ -116,7 +116,7 @@ def _parser(form: str) -> argparse.ArgumentParser:
         parser.add_argument("texts", type=Path, help="file of texts in the language of the targets")
     elif form == _ADAPTER:
         parser.add_argument(
-            "adapter", type=Path, metavar="folder", help="folder that peft's save_pretrained wrote"
+            "adapter", type=Path, metavar="folder", help="folder that peft wrote, or a run of --lora"
         )
         parser.add_argument("whole", type=Path, metavar="bundle", help="bundle exported with --adapters")
     elif form == _HUGGING_FACE:
@@ -131,7 +131,7 @@ def _parser(form: str) -> argparse.ArgumentParser:
             "--checkpoint",
             type=Path,
             metavar="FOLDER",
-            help="the checkpoint that the bundle was exported from (default: the one that the adapter names)",
+            help="the checkpoint or run that the bundle was exported from (default: as the adapter says)",
         )
         return parser
     if form == _DRAFT:

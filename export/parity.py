@@ -61,12 +61,16 @@ def rounding(model: EncoderDecoder, shapes: Shapes = SHAPES) -> float:
 
     They are for the batches of `worst_difference`. A copy of the weights in float64 is made.
     """
-    exact = copy.deepcopy(model).double()
+    return between(model, copy.deepcopy(model).double(), shapes)
+
+
+def between(model: EncoderDecoder, other: EncoderDecoder, shapes: Shapes = SHAPES) -> float:
+    """The largest difference of log-probabilities of two models, for the batches of `worst_difference`."""
     worst = 0.0
     for rows, target_ids, _ in _random_batches(model, shapes):
-        single, _ = _expected(model, rows, target_ids)
-        double, _ = _expected(exact, rows, target_ids)
-        worst = max(worst, _distance(single, double))
+        expected, _ = _expected(model, rows, target_ids)
+        found, _ = _expected(other, rows, target_ids)
+        worst = max(worst, _distance(found, expected))
     return worst
 
 

@@ -45,6 +45,16 @@ class App:
         bundles: Folders; a model has the name of its folder.
         loader: Loads one bundle; called on a thread of its own.
 
+    Attributes:
+        metrics: What Prometheus scrapes.
+        models: The served models.
+        health: What health checks are answered with.
+        repository: Loads and unloads models.
+        calls: The calls of clients.
+        rest: The pages of the HTTP port.
+        http: The HTTP port.
+        endpoint: The gRPC port.
+
     Raises:
         OSError: A port cannot be opened, or a file cannot be read.
         ValueError: Two bundles have the same name, the repository is not a folder, a model has settings but
@@ -57,41 +67,41 @@ class App:
         access = Access(config.access_file, is_repository_open=config.is_repository_open)
         self._config = config
         self._loader = loader
-        self._metrics = Metrics()
-        self._models = Models(self._metrics)
-        self._health = Health(self._models)
-        self._repository = Repository(
+        self.metrics = Metrics()
+        self.models = Models(self.metrics)
+        self.health = Health(self.models)
+        self.repository = Repository(
             self._folders,
-            self._models,
+            self.models,
             self._load,
-            self._health.refresh,
+            self.health.refresh,
             AdapterFolders(config.named_adapters, config.adapters),
         )
         self._watching: asyncio.Task[None] | None = None
         self._tracing = Tracing() if config.is_traced else None
-        sinks = [self._metrics.record_call, AccessLog(config.max_log_lines, config.slow_seconds).record]
+        sinks = [self.metrics.record_call, AccessLog(config.max_log_lines, config.slow_seconds).record]
         if self._tracing is not None:
             sinks.append(self._tracing.record)
-        self._calls = Calls(self._models, access, sinks, begins_traces=config.is_traced)
-        self._metrics.show_open_calls(lambda: self._calls.num_open)
-        inference = InferenceService(self._repository, self._health)
-        self._rest = RestService(inference, self._calls, config.openai_names)
+        self.calls = Calls(self.models, access, sinks, begins_traces=config.is_traced)
+        self.metrics.show_open_calls(lambda: self.calls.num_open)
+        inference = InferenceService(self.repository, self.health)
+        self.rest = RestService(inference, self.calls, config.openai_names)
         self.http = HttpServer(
             config.host,
             config.metrics_port,
-            registry=self._metrics.registry,
-            unhealthy=self._health.unhealthy,
-            unready=self._health.unready,
-            routes=self._rest.routes() if config.has_rest else (),
-            error_forms=self._rest.error_forms() if config.has_rest else (),
+            registry=self.metrics.registry,
+            unhealthy=self.health.unhealthy,
+            unready=self.health.unready,
+            routes=self.rest.routes() if config.has_rest else (),
+            error_forms=self.rest.error_forms() if config.has_rest else (),
             origins=config.allowed_origins.split(",") if config.allowed_origins else (),
         )
         try:
             self.endpoint = Endpoint(
                 config,
-                repository=self._repository,
-                calls=self._calls,
-                health=self._health,
+                repository=self.repository,
+                calls=self.calls,
+                health=self.health,
                 inference=inference,
             )
         except BaseException:
@@ -104,21 +114,21 @@ class App:
         Raises:
             ValueError: A model whose own folder was given cannot be served, or no model can.
         """
-        self._watching = asyncio.create_task(self._calls.access.watch())
+        self._watching = asyncio.create_task(self.calls.access.watch())
         await self.http.start()
         await self.endpoint.start()
         names = self._folders.names
         for name in names:
             try:
-                await self._repository.load_one(name)
+                await self.repository.load_one(name)
             except ServerError as error:
                 if self._folders.is_given(name):
                     raise ValueError(str(error)) from error
                 _log.error("model %s: not served: %s", name, error)
-        self._repository.check_adapters()
-        if names and not list(self._models):
+        self.repository.check_adapters()
+        if names and not list(self.models):
             raise ValueError(f"no model of the repository {self._config.repository} can be served")
-        self._health.end_loading()
+        self.health.end_loading()
         host = self._config.host
         _log.info("at most %d connections of gRPC callers may be open", self.endpoint.max_connections)
         _log.info(
@@ -127,24 +137,24 @@ class App:
             self.endpoint.port,
             host,
             self.http.port,
-            ", ".join(model.name for model in self._models),
+            ", ".join(model.name for model in self.models),
         )
 
     def _load(self, name: str, version: str, path: Path, num_used_bytes: int) -> ServedModel:
         """Load a version; called on a thread of its own."""
-        record = self._metrics.statistics_of(name).record_turn
+        record = self.metrics.statistics_of(name).record_turn
         return self._loader(path, self._config.of_model(name), name, record, num_used_bytes, version)
 
     @property
     def is_loading(self) -> bool:
         """Whether a bundle is being loaded, which cannot be interrupted."""
-        return self._repository.is_loading
+        return self.repository.is_loading
 
     async def run_until(self, stopping: asyncio.Event) -> None:
         """Serve until `stopping` is set, keep health watchers informed, and give memory back."""
         trimmer = Trimmer()
         while not stopping.is_set():
-            self._health.refresh()
+            self.health.refresh()
             if trimmer.look():
                 await asyncio.to_thread(trimmer.trim)
             try:
@@ -158,26 +168,26 @@ class App:
         Args:
             notice_seconds: Time between the first two, in which load balancers can switch to other servers.
         """
-        self._health.drain()
+        self.health.drain()
         await asyncio.sleep(notice_seconds)
-        self._repository.drain()
-        self._calls.drain()
-        for model in self._models:
+        self.repository.drain()
+        self.calls.drain()
+        for model in self.models:
             model.engine.drain()
         limit = self._config.drain_seconds
         try:
-            await asyncio.wait_for(self._calls.wait_until_idle(), limit)
+            await asyncio.wait_for(self.calls.wait_until_idle(), limit)
         except TimeoutError:
-            _log.warning("%d calls were not finished within %g seconds", self._calls.num_open, limit)
+            _log.warning("%d calls were not finished within %g seconds", self.calls.num_open, limit)
 
     async def stop(self) -> None:
         """Stop the engines, then the ports; unfinished and late requests are answered with UNAVAILABLE."""
-        await self._repository.stop()
-        await self._calls.wait_until_quiet()
-        self._health.close()
+        await self.repository.stop()
+        await self.calls.wait_until_quiet()
+        self.health.close()
         await self.endpoint.stop()
         await self.http.stop()
-        self._calls.close()
+        self.calls.close()
         if self._watching is not None:
             self._watching.cancel()
         if self._tracing is not None:

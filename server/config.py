@@ -237,7 +237,8 @@ class ServerConfig:
     @property
     def model_runner(self) -> RunnerConfig:
         """The settings of a model's runners, which have places for adapters only if there may be some."""
-        return replace(self.runner, has_adapters=bool(self.named_adapters or self.adapters))
+        has_adapters = self.runner.has_adapters or bool(self.named_adapters or self.adapters)
+        return replace(self.runner, has_adapters=has_adapters)
 
     @property
     def has_rest(self) -> bool:

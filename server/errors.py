@@ -7,6 +7,7 @@
     ├── Unauthenticated    the call does not have a known token
     ├── Forbidden          the token does not have the role that the call needs
     ├── UnknownModel       no model has that name
+    ├── UnknownPage        no page has that path
     ├── Overloaded         the queue is full, or the deadline cannot be met
     ├── LoadFailed         a model cannot be served: its bundle is broken, or memory is missing
     ├── Unavailable        the server is loading or draining
@@ -80,6 +81,10 @@ class UnknownModel(ServerError):
         super().__init__(message)
         self.name = name
         self.version = version
+
+
+class UnknownPage(ServerError):
+    """No page has the requested path."""
 
 
 class LoadFailed(ServerError):

@@ -4,6 +4,9 @@ from seq2seq_serve import load
 
 with load("bundles/demo") as model:
 print(model.translate(["나는 학생이다", "오늘은 금요일 입니다"], beam_size=4))
+
+with load("bundles/ko-en", adapters={"legal": "adapters/legal"}) as model:
+print(model.translate(["계약을 해지한다"], adapter="legal"))
 """
 
 from __future__ import annotations
@@ -17,20 +20,24 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import closing, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from seq2seq_serve.bundle.adapters import load_adapter
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.normalization import is_blank
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.options import options_of
 from seq2seq_serve.protos.sources import Sources, TextOrIds, check_texts, sources_of, target_of
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
-from seq2seq_serve.server.errors import InvalidRequest, Unavailable
+from seq2seq_serve.server.errors import InvalidRequest, Unavailable, UnknownModel
+from seq2seq_serve.server.models.adapters import read_adapter
 from seq2seq_serve.server.models.loading import load_model
+from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.call import Call
 from seq2seq_serve.server.service.read.options import Decoding, read_options, read_target
 from seq2seq_serve.server.service.seq2seq.generation import WritePiece, generate, score
@@ -42,6 +49,7 @@ _Result = TypeVar("_Result")
 
 _PER_SLOT = 2  # sources that are decoded or wait at once: enough that no slot waits for one
 _UNBOUNDED = QueueLimits(2**40, 2**40)
+_NO_ADAPTERS: Mapping[str, Any] = {}
 _ADMIN = Caller("", frozenset({ADMIN}))
 
 
@@ -53,14 +61,25 @@ class AsyncModel:
     Args:
         bundle: The folder of a bundle.
         runner: Settings of its engine.
+        adapters: Folders of adapters by the names with which requests ask for them.
 
     Raises:
-        ValueError: The bundle cannot be used, or not on this machine; the message names it.
+        ValueError: The bundle or an adapter cannot be used, or not on this machine; the message names it.
     """
 
-    def __init__(self, bundle: Path, runner: RunnerConfig) -> None:
+    def __init__(
+        self, bundle: Path, runner: RunnerConfig, adapters: Mapping[str, Path] = _NO_ADAPTERS
+    ) -> None:
+        if adapters:
+            max_rank = max(load_adapter(path).manifest.rank for path in adapters.values())
+            runner = replace(runner, has_adapters=True, max_adapters=len(adapters), max_rank=max_rank)
         config = ServerConfig(runner=runner, queue=_UNBOUNDED, log_level="warning")
-        self._model = load_model(bundle, config, bundle.name)
+        self._model = model = load_model(bundle, config, bundle.name)
+        self._models = {"": model}
+        for place, (name, path) in enumerate(adapters.items()):
+            adapter = read_adapter(path, model.name, model.manifest, model.sizing.max_rank)
+            model.engine.write_adapter(place, adapter.weights)
+            self._models[name] = model.adapted(f"{bundle.name}/{name}", adapter, place)
         self._count = 0
         self._process_id = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None  # on which it was started
@@ -101,9 +120,16 @@ class AsyncModel:
         """Returns why nothing is decoded at present, or None."""
         return self._model.engine.problem()
 
-    def read_options(self, options: pb.GenerateOptions, *, stream: bool = False) -> Decoding:
-        """Returns how targets are decoded; raises InvalidRequest if an option does not fit."""
-        return read_options(options, self._model, _ADMIN, stream=stream)
+    def read_options(
+        self, options: pb.GenerateOptions, *, adapter: str = "", stream: bool = False
+    ) -> Decoding:
+        """Returns how targets are decoded.
+
+        Raises:
+            InvalidRequest: An option does not fit.
+            UnknownModel: There is no adapter of that name.
+        """
+        return read_options(options, self._named(adapter), _ADMIN, stream=stream)
 
     async def generate(
         self, sources: list[pb.Source], decoding: Decoding, write: WritePiece | None = None
@@ -122,9 +148,17 @@ class AsyncModel:
         [answer] = await generate([sources], decoding, self._call(), write)
         return answer
 
-    async def score(self, message: pb.ScoreRequest) -> pb.ScoreResponse:
-        """Returns the log-probabilities of a given target; raises as `generate`."""
-        return await score(message.sources, read_target(message, self._model, _ADMIN), self._call())
+    async def score(self, message: pb.ScoreRequest, *, adapter: str = "") -> pb.ScoreResponse:
+        """Returns the log-probabilities of a given target; raises as `read_options` and `generate`."""
+        return await score(message.sources, read_target(message, self._named(adapter), _ADMIN), self._call())
+
+    def _named(self, adapter: str) -> ServedModel:
+        if adapter not in self._models:
+            names = ", ".join(filter(None, self._models)) or "none"
+            raise UnknownModel(
+                f"no adapter is named {adapter!r}: this model has {names}", name=adapter, version=""
+            )
+        return self._models[adapter]
 
     def check_process(self) -> None:
         """Raises Unavailable in a process that was forked from that of the model, whose threads it lacks."""
@@ -161,22 +195,27 @@ class Model:
     """One model in this process, for programs without an event loop; `load` creates it.
 
     Its methods may be called on any thread. Options are those of `seq2seq.v1.GenerateOptions`, such as
-    `beam_size=4`; `docs/protocols.md` lists them. A source is a text, a list of token ids, the bytes of a
-    file, an array, or several of these by the names of the model's sources.
+    `beam_size=4`; `docs/protocols.md` lists them; `adapter` names one of the model's adapters. A source is a
+    text, a list of token ids, the bytes of a file, an array, or several of these by the names of the model's
+    sources.
 
     Attributes:
         description: Sizes, limits and sources of the model, as a server reports them.
     """
 
-    def __init__(self, bundle: Path, runner: RunnerConfig) -> None:
-        self._model = AsyncModel(bundle, runner)
+    def __init__(
+        self, bundle: Path, runner: RunnerConfig, adapters: Mapping[str, Path] = _NO_ADAPTERS
+    ) -> None:
+        self._model = AsyncModel(bundle, runner, adapters)
         self.description = self._model.description
         self._thread = _LoopThread(self._model)
         # A model that nobody has closed, and nobody can use any more
         weakref.finalize(self, self._thread.begin_closing).atexit = False
         self._thread.start()
 
-    def generate(self, sources: Iterable[Sources], **options: Any) -> Iterator[pb.GenerateResponse]:
+    def generate(
+        self, sources: Iterable[Sources], *, adapter: str = "", **options: Any
+    ) -> Iterator[pb.GenerateResponse]:
         """Yields the whole answer to each source, in order; up to `max_slots` are decoded at once.
 
         Answers have hypotheses with scores, and log-probabilities, attention or times if the options request
@@ -184,23 +223,24 @@ class Model:
 
         Raises:
             InvalidRequest: A source or an option does not fit; the message names it and the expected value.
+            UnknownModel: There is no adapter of that name.
             ServerError: The engine failed.
             TypeError: There is no such option, or a source is of a type that cannot be read.
         """
-        return self._answers(enumerate(sources), self._model.read_options(_options(options)))
+        return self._answers(enumerate(sources), self._decoding(options, adapter))
 
-    def translate(self, texts: Iterable[Sources], **options: Any) -> list[str]:
+    def translate(self, texts: Iterable[Sources], *, adapter: str = "", **options: Any) -> list[str]:
         """Returns the best target of each text, in order, "" for a blank one; raises as `generate`."""
         check_texts(texts)
         given = list(texts)
         is_blank_at = [isinstance(text, str) and is_blank(text) for text in given]
         rest = ((place, text) for place, text in enumerate(given) if not is_blank_at[place])
-        with closing(self._answers(rest, self._model.read_options(_options(options)))) as answers:
+        with closing(self._answers(rest, self._decoding(options, adapter))) as answers:
             return ["" if is_empty else next(answers).hypotheses[0].text for is_empty in is_blank_at]
 
-    def stream(self, source: Sources, **options: Any) -> Iterator[str]:
+    def stream(self, source: Sources, *, adapter: str = "", **options: Any) -> Iterator[str]:
         """Yields the best target in pieces of whole characters as they are decoded; raises as `generate`."""
-        decoding = self._model.read_options(_options(options), stream=True)
+        decoding = self._decoding(options, adapter, stream=True)
         if decoding.request.num_hypotheses > 1:
             raise InvalidRequest(
                 "a stream has one hypothesis: leave num_hypotheses out, or call generate",
@@ -222,18 +262,21 @@ class Model:
         finally:
             self._thread.cancel(future)
 
-    def score(self, source: Sources, target: TextOrIds, **options: Any) -> pb.ScoreResponse:
+    def score(
+        self, source: Sources, target: TextOrIds, *, adapter: str = "", **options: Any
+    ) -> pb.ScoreResponse:
         """Returns the log-probability of each token of a given target, its end included.
 
         Args:
             source: The source.
             target: A text or token ids.
+            adapter: The name of one of the model's adapters.
             options: `source_language`, `target_language` and `task`, for models that choose by them.
         """
         message = pb.ScoreRequest(sources=sources_of(source), target=target_of(target), **options)
         future: Future[pb.ScoreResponse] = Future()
         try:
-            self._thread.begin(future, partial(self._model.score, message))
+            self._thread.begin(future, partial(self._model.score, message, adapter=adapter))
             return self._thread.wait(future.result)
         finally:
             self._thread.cancel(future)
@@ -325,6 +368,9 @@ class Model:
             if isinstance(error, UnicodeEncodeError):
                 reason = f"not valid UTF-8 at character {error.start + 1}"
             raise InvalidRequest(f"source {number}: {reason}", field="sources") from error
+
+    def _decoding(self, options: Mapping[str, Any], adapter: str, *, stream: bool = False) -> Decoding:
+        return self._model.read_options(_options(options), adapter=adapter, stream=stream)
 
     def _best(self, source: Sources, options: Mapping[str, Any]) -> str:
         [answer] = self.generate([source], **options)
@@ -460,21 +506,24 @@ class _LoopThread:
         await self._loop.shutdown_asyncgens()
 
 
-def load(bundle: Path | str, **settings: Any) -> Model:
+def load(bundle: Path | str, *, adapters: Mapping[str, Path | str] = _NO_ADAPTERS, **settings: Any) -> Model:
     """Loads a bundle, and waits until it is warm.
 
     Args:
         bundle: A folder that `python -m export` has written.
+        adapters: Folders that `python -m export adapter` has written, by names of one's own.
         settings: Those of `python -m server` for an engine, by the names of their flags: `precision="int8"`,
             `instances=2`, `threads=4`, `max_slots_size="512MiB"`, `provider="cpu"`; None is the default.
 
     Raises:
-        ValueError: The bundle cannot be used, or not on this machine, or there is no such setting.
+        ValueError: The bundle or an adapter cannot be used, or not on this machine, or there is no such
+            setting.
     """
     config = RunnerConfig()
     given = {name: value for name, value in settings.items() if value is not None}
     values = values_of(given, list(settings_of(config)), "load: ")
-    return Model(Path(bundle), override(config, values))
+    paths = {name: Path(folder) for name, folder in adapters.items()}
+    return Model(Path(bundle), override(config, values), paths)
 
 
 def _content(source: Sources | Path) -> Sources:

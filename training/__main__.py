@@ -26,7 +26,7 @@ with needs_extra("training", __name__):
 
     from seq2seq_serve.bundle.normalization import Normalization
     from seq2seq_serve.training import commands, library
-    from seq2seq_serve.training.config import SEEDS, TrainingPrecision, TransformerConfig
+    from seq2seq_serve.training.config import SEEDS, Lora, TrainingPrecision, TransformerConfig
     from seq2seq_serve.training.data.corpus import CorpusFiles
     from seq2seq_serve.training.data.tokenizer import SMALLEST_VOCAB_SIZE
     from seq2seq_serve.training.distill import target_files
@@ -48,6 +48,7 @@ _SETTING_FLAGS = (
     "max_steps",
     "precision",
     "micro_batch_tokens",
+    "lora",
 )
 _MOST_THREADS = 1024
 _ALPHA, _MOST_ALPHA = 0.6, 10.0
@@ -64,6 +65,8 @@ _EXAMPLES = {
   %(prog)s small --out runs/tuned --from runs/mine --tsv own.tsv --set learning_rate_scale=0.2
   %(prog)s small --out runs/medical --from opus-mt-ko-en --tsv own.tsv --set learning_rate_scale=0.1
   %(prog)s small --out runs/clinic --from whisper-small --tsv clips.tsv --set learning_rate=1.3e-5
+  %(prog)s small --out runs/legal --from opus-mt-ko-en --tsv own.tsv --lora rank=16,alpha=32 \\
+      --set learning_rate=3e-4
   torchrun --standalone --nproc-per-node gpu --max-restarts 3 \\
       -m training train base --out runs/large --tsv large.tsv.gz --resume
   %(prog)s tiny --out runs/few --tsv few.tsv.gz --set bpe_dropout=0.2 tied=none
@@ -247,6 +250,14 @@ def _add_train_flags(train: argparse.ArgumentParser) -> None:
         help="fine-tune: start with the model, weights and tokenizer of this finished run, or of this "
         "Hugging Face folder of a model such as Marian, NLLB, T5, Whisper or TrOCR; also for training hard "
         "attention or a captioner's decoder in two stages",
+    )
+    train.add_argument(
+        "--lora",
+        type=_lora,
+        metavar="NAME=VALUE,...",
+        help="with --from: train a LoRA adapter of that model, which peft loads from OUT/adapter: rank=16, "
+        "alpha=32 (default: twice the rank), dropout=0.05 (default: 0), targets=query+value (the default; "
+        "names of linear layers, or all-linear)",
     )
     train.add_argument(
         "--resume",
@@ -482,6 +493,13 @@ def _setting(text: str) -> tuple[str, Any]:
         with suppress(ValueError, SyntaxError):
             return name, read(value)
     return name, value
+
+
+def _lora(text: str) -> Lora:
+    try:
+        return Lora(**dict(map(_setting, text.split(","))))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def _alpha(text: str) -> float:

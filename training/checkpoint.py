@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from seq2seq_serve.bundle.files import sync_folder
+from seq2seq_serve.training.lora import kept_weights
 
 CHECKPOINT_FORMAT = 1
 _PREFIX, _SUFFIX = "step-", ".pt"
@@ -37,7 +38,7 @@ class Checkpoint:
     """The whole state of a training run after a step.
 
     Attributes:
-        model: The weights by name.
+        model: The weights by name; of a run with an adapter, only those that training changes.
         optimizer: `Optimizer.state_dict()`.
         epoch: The pass over the corpus that the next batch belongs to.
         batch_index: The next batch's number in its pass.
@@ -164,19 +165,19 @@ def remove_checkpoints(folder: Path, kept: Container[Path]) -> None:
 
 
 def load_weights(model: nn.Module, weights: dict[str, Tensor], origin: Path) -> None:
-    """Load the weights that were read from `origin` into a model.
+    """Load the weights that a run keeps of a model, which were read from `origin`, into it.
 
     Raises:
         ValueError: The model has other weights; the message names the first one that differs.
     """
-    expected, found = _shapes(model.state_dict()), _shapes(weights)
+    expected, found = _shapes(kept_weights(model)), _shapes(weights)
     for name in expected | found:
         if expected.get(name) != found.get(name):
             raise ValueError(
                 f"{origin}: not the weights of the model in config.json "
                 f"({name} is {found.get(name, 'missing')}, expected {expected.get(name, 'none')})"
             )
-    model.load_state_dict(weights)
+    model.load_state_dict(weights, strict=False)
 
 
 def check_config(found: str | None, config: str, origin: Path) -> None:

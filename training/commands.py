@@ -17,7 +17,6 @@ from rich.console import Console
 from torch import Tensor
 
 from seq2seq_serve.bundle import names
-from seq2seq_serve.bundle.manifest import is_checkpoint
 from seq2seq_serve.training import distill
 from seq2seq_serve.training.data.built_in import TRANSLATION_LANGUAGES
 from seq2seq_serve.training.data.corpus import Corpus, CorpusFiles, built_in_corpus, load_corpus
@@ -40,8 +39,9 @@ from seq2seq_serve.training.run import (
     RunFolder,
     Summary,
     TrainedModel,
+    base_of,
     load_checkpoints,
-    load_published,
+    load_parent,
     load_run,
 )
 
@@ -89,9 +89,7 @@ class TrainRequest:
 
     def load_parent(self) -> TrainedModel | None:
         """Read the parent, if there is one; raise ValueError as `load_run` and `load_published` do."""
-        if self.parent is None:
-            return None
-        return load_published(self.parent) if is_checkpoint(self.parent) else load_run(self.parent)
+        return None if self.parent is None else load_parent(self.parent)
 
     def configuration(
         self, parent: TrainedModel | None = None, teacher: TrainedModel | None = None
@@ -117,7 +115,10 @@ class TrainRequest:
             preset = distill.recipe(preset, teacher, self.settings)
         if self.files.is_built_in and source_kind_of(preset.model) is TOKENS:
             preset = preset.changed(TRANSLATION_LANGUAGES)
-        return preset.changed(self.settings)
+        preset = preset.changed(self.settings)
+        if preset.training.lora and not parent:
+            raise ValueError("--lora needs --from: an adapter changes a finished run or a published model")
+        return preset
 
 
 def train(request: TrainRequest, device: torch.device, ranks: Ranks, console: Console) -> Summary:
@@ -169,7 +170,9 @@ def _prepare(
     parent = request.load_parent()  # before the long work, as the next checks
     teacher = None if request.teacher is None else load_run(request.teacher)
     preset = request.configuration(parent, teacher)
-    recipe = preset.training
+    recipe, base = preset.training, None
+    if recipe.lora and parent and request.parent:
+        base = base_of(request.parent, parent, recipe.lora.targets)
     if recipe.max_steps < recipe.warmup_steps:
         _log.warning(
             "the learning rate rises for %s steps, and training ends after %s: set warmup_steps, too",
@@ -188,7 +191,8 @@ def _prepare(
     corpus = load_corpus(request.files, recipe.seed, kind, folder.pictures)
     if request.is_resumed:
         _log.warning("%s has no run yet: starting one on %s", request.out, corpus.description)
-    start_run(folder, preset, corpus, request.files, parent, tokenizer=teacher.tokenizer if teacher else None)
+    tokenizer = teacher.tokenizer if teacher else None
+    start_run(folder, preset, corpus, request.files, parent, tokenizer, base)
     return None
 
 

@@ -24,6 +24,7 @@ Norm = Literal["post", "pre"]
 TrainingPrecision = Literal["fp32", "bf16"]
 Tokenization = Literal["13a", "intl", "none", "char", "zh", "ja-mecab", "ko-mecab"]  # need no download
 Tied = Literal["all", "target", "none"]
+ALL_LINEAR = "all-linear"  # the `targets` of an adapter that changes all linear layers
 
 LANGUAGE_TAG = re.compile(r"[A-Za-z]{2,3}(-[A-Za-z0-9]{1,8})*")
 _D_HEAD_MULTIPLE = 8  # the attention operator of the served graphs refuses others
@@ -154,6 +155,31 @@ class TransformerConfig(ModelConfig):
 
 
 @checked(strict=True)
+class Lora:
+    """The size of an adapter (`training.lora`), and the layers that it changes.
+
+    Attributes:
+        rank: r, the width of the change of each layer.
+        alpha: The factor of the change is alpha / r; None is 2 r.
+        dropout: Dropout of what the change reads.
+        targets: The last words of the names of linear layers, with +, or `ALL_LINEAR`.
+    """
+
+    rank: Count = 16
+    alpha: Above0 | None = None
+    dropout: Share = 0.0
+    targets: str = "query+value"
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={value}" for name, value in vars(self).items() if value is not None)
+
+    @property
+    def full_alpha(self) -> float:
+        """`alpha`, also where it is the default."""
+        return 2.0 * self.rank if self.alpha is None else self.alpha
+
+
+@checked(strict=True)
 class TrainingConfig:
     """The recipe of Vaswani et al. 2017 (section 5, arXiv:1706.03762).
 
@@ -185,6 +211,7 @@ class TrainingConfig:
         are_vectors_frozen: Whether embeddings that start with a word vector keep it.
         frozen: The parts of the model that training leaves as they are: the first words of the names of its
             weights, with commas, such as "embedding,encoder_layers"; None trains all.
+        lora: The adapter that is trained in place of the model (`training.lora`); None trains the model.
         max_length_ratio: A pair is dropped if one side has more tokens than this times the other side's;
             None keeps all pairs.
         drop_copies: Whether pairs with equal source and target are dropped.
@@ -219,11 +246,16 @@ class TrainingConfig:
     target_vectors: str | None = None
     are_vectors_frozen: bool = False
     frozen: str | None = None
+    lora: Lora | None = None
     seed: Annotated[int, Field(ge=0, lt=SEEDS)] = 0
 
     def __post_init__(self) -> None:
         if self.are_vectors_frozen and self.source_vectors is None and self.target_vectors is None:
             raise ValueError("are_vectors_frozen is True, and must be False without word vectors")
+        if self.lora is not None and self.frozen is not None:
+            raise ValueError(
+                f"frozen is {self.frozen!r}, and must be None with lora, which freezes the model"
+            )
 
     def cooldown_steps(self, last_step: int) -> int:
         """The number of last steps, of `last_step` in all, in which the learning rate falls."""

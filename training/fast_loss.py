@@ -48,10 +48,12 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
         dtype = torch.get_autocast_dtype(device_type) if is_lower else states.dtype
         narrow_weight = weight.to(dtype)
         label_share = 1 - label_smoothing
-        average = label_smoothing * weight.mean(dim=0)  # (D,)
-        sums = [-(states.sum(dim=0, dtype=weight.dtype) @ average)]
+        average = label_smoothing * weight.mean(dim=0, dtype=torch.float32)  # (D,)
+        sums = [-(states.sum(dim=0, dtype=torch.float32) @ average)]
         states_gradient = (-average).repeat(N, 1)  # (N, D)
-        weight_gradient = (-label_smoothing / V * states.sum(dim=0)).expand_as(weight).float().clone()
+        weight_gradient = None
+        if ctx.needs_input_grad[1]:  # not of a model with an adapter
+            weight_gradient = (-label_smoothing / V * states.sum(dim=0)).expand_as(weight).float().clone()
         chunk_rows = max(_CHUNK_VALUES[device_type] // V, 1)
         for start in range(0, N, chunk_rows):
             chunk = slice(start, start + chunk_rows)
@@ -65,15 +67,18 @@ class _ProjectedCrossEntropy(torch.autograd.Function):
             sums.append((total.log() - label_share * label_logits + label_smoothing * largest).sum())
             gradients = exponentials.scatter_add_(1, row_labels, -label_share * total).to(dtype)
             states_gradient[chunk] += gradients @ narrow_weight / total
+            if weight_gradient is None:
+                continue
             if is_lower:
                 weight_gradient += gradients.t() @ (rows / total).to(dtype)
             else:  # in place: with a large V, a matrix in between costs more than the product
                 weight_gradient.addmm_(gradients.t(), rows / total)
-        ctx.save_for_backward(states_gradient / N, weight_gradient / N)
+        ctx.save_for_backward(states_gradient / N, None if weight_gradient is None else weight_gradient / N)
         return torch.stack(sums).sum() / N
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         states_gradient, weight_gradient = ctx.saved_tensors
         (gradient,) = gradients
-        return states_gradient * gradient, weight_gradient * gradient, None, None
+        of_weight = None if weight_gradient is None else weight_gradient * gradient
+        return states_gradient * gradient, of_weight, None, None

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from seq2seq_serve.bundle.normalization import Normalization
 from seq2seq_serve.training import commands
-from seq2seq_serve.training.config import TrainingPrecision
+from seq2seq_serve.training.config import Lora, TrainingPrecision
 from seq2seq_serve.training.data.corpus import CorpusFiles
 from seq2seq_serve.training.evaluation.scoring import translate
 from seq2seq_serve.training.ranks import current_rank, joined_ranks, local_rank, num_local_ranks
@@ -95,6 +95,7 @@ def train(
     source_field: str = CorpusFiles.source_field,
     target_field: str = CorpusFiles.target_field,
     parent: _Name | None = None,
+    lora: Lora | Mapping[str, Any] | None = None,
     resume: bool = False,
     max_steps: int | None = None,
     precision: TrainingPrecision | None = None,
@@ -131,6 +132,7 @@ def train(
         source_field: The field of the source in records.
         target_field: The field of the target.
         parent: `--from`: the finished run, or the folder of a published model, to start with.
+        lora: With `parent`: the settings of an adapter to train, such as `{"rank": 16}`.
         resume: Whether a run in the folder is continued; otherwise it is an error.
         max_steps: The last step.
         precision: The number format of matrix products.
@@ -160,6 +162,7 @@ def train(
         "normalization": normalization,
         "source_language": source_language,
         "target_language": target_language,
+        "lora": Lora(**lora) if isinstance(lora, Mapping) else lora,
     }
     given = {name: value for name, value in flags.items() if value is not None}
     if twice := given.keys() & (settings or {}).keys():

@@ -38,12 +38,20 @@ from seq2seq_serve.training.data.vectors import PieceVectors
 from seq2seq_serve.training.evaluation.comparison import MetricSettings, metric_for
 from seq2seq_serve.training.evaluation.scoring import Score, by_source, score, total_loss, translate
 from seq2seq_serve.training.interrupt import TrainingInterrupted, caught_interrupt
+from seq2seq_serve.training.lora import add_adapter, kept_weights, write_adapter
 from seq2seq_serve.training.loss import BatchLoss
 from seq2seq_serve.training.models.registry import config_text, make_model
 from seq2seq_serve.training.ranks import Ranks
 from seq2seq_serve.training.reports.meter import DivergenceGuard, Meter
 from seq2seq_serve.training.reports.progress import Reporter
-from seq2seq_serve.training.run import RunConfig, RunFolder, Summary, read_weights, write_weights
+from seq2seq_serve.training.run import (
+    RunConfig,
+    RunFolder,
+    Summary,
+    load_parent,
+    read_weights,
+    write_weights,
+)
 from seq2seq_serve.training.schedule import learning_rate
 
 _log = logging.getLogger(__name__)
@@ -96,14 +104,23 @@ class Trainer:
         self._start = time.monotonic()
         recipe = config.training
         torch.manual_seed(recipe.seed)
-        self.model = make_model(config.model).to(device)
+        dtype = compute_dtype(recipe.precision, device)
+        self.model = make_model(config.model)
+        if recipe.lora and config.base:
+            origin = Path(config.base.folder)
+            load_weights(self.model, load_parent(origin).model.state_dict(), origin)
+            add_adapter(self.model, recipe.lora, config.base.layers, dtype)
+        self.model.to(device)
         if recipe.frozen is not None:
             self.model.freeze(recipe.frozen)
         divergence = checkpoint.divergence if checkpoint else ()
         first_step = config.model.num_unstable_steps + 1
         self.guard = DivergenceGuard(config.model.vocab_size, *divergence, first_step=first_step)
         self._vectors = self._load_vectors()
-        self.optimizer = torch.optim.Adam(self.model.parameters(), betas=(0.9, 0.98), eps=1e-9, fused=True)
+        trained = [
+            weight for weight in self.model.parameters() if weight.requires_grad or recipe.lora is None
+        ]
+        self.optimizer = torch.optim.Adam(trained, betas=(0.9, 0.98), eps=1e-9, fused=True)
         place = (checkpoint.epoch, checkpoint.batch_index) if checkpoint else (0, 0)
         self.batches = BatchStream(
             train_pairs,
@@ -127,7 +144,6 @@ class Trainer:
             check_config(checkpoint.config, config_text(config.model), origin)
             load_weights(self.model, checkpoint.model, origin)
             self.optimizer.load_state_dict(checkpoint.optimizer)
-        dtype = compute_dtype(recipe.precision, device)
         check_recurrent_layers(self.model, dtype, device)
         references = [pair.target for pair in dev_pairs]
         self._metric = metric_for(self.model.metric, references, MetricSettings(recipe.bleu_tokenization))
@@ -190,7 +206,7 @@ class Trainer:
         """The state after the last step."""
         return Checkpoint(
             step=self.step,
-            model=self.model.state_dict(),
+            model=kept_weights(self.model),
             optimizer=self.optimizer.state_dict(),
             epoch=self.batches.epoch,
             batch_index=self.batches.batch_index,
@@ -366,7 +382,9 @@ class Trainer:
         sources = self.ranks.share(list(references))
         share: list[str] = []
         bound = self.config.length_bound
-        with suppress(_Stopped):
+        dtype = self._batch_loss.dtype
+        is_narrow = self.config.base is not None and dtype != torch.float32  # see `add_adapter`
+        with suppress(_Stopped), torch.autocast(self.device.type, dtype, enabled=is_narrow):
             share = translate(
                 self.model, self.tokenizer, sources, length_bound=bound, before_step=self._stop_if_interrupted
             )
@@ -417,12 +435,12 @@ class Trainer:
         if self.guard.num_steps_above:
             _log.warning("%s up to the last one: %s", self.guard.judgement, self._advice())
         average, weights = self.ranks.first(self._average_of_newest)
-        self.model.load_state_dict(average)
+        self.model.load_state_dict(average, strict=False)
         summary = self._summarise(weights)
         is_best = self.best is not None and self.best.dev_score > summary.dev_score
         best = self.ranks.first(self._best_weights) if is_best else None
         if self.best and best:
-            self.model.load_state_dict(best)
+            self.model.load_state_dict(best, strict=False)
             summary = self._summarise(f"checkpoint at step {self.best.step}")
         return self.ranks.first(lambda: self._keep_better(summary))
 
@@ -434,7 +452,7 @@ class Trainer:
         except ValueError:
             paths = [path for path in paths if self._read(path)]
             if not paths:
-                return self.model.state_dict(), f"weights of step {self.step}"
+                return kept_weights(self.model), f"weights of step {self.step}"
             average = average_weights(paths)
         steps = ", ".join(str(checkpoint_step(path)) for path in paths)
         return average, f"average of the checkpoints at steps {steps}"
@@ -464,7 +482,10 @@ class Trainer:
             _log.info("the dev score was %.2f before and is %.2f now: model.pt stays as it was", *scores)
             summary = dataclasses.replace(before, steps=summary.steps, seconds=summary.seconds)
         else:
-            write_weights(self.folder.model_file, self.model.state_dict(), self.config.model)
+            weights, lora, base = kept_weights(self.model), self.config.training.lora, self.config.base
+            write_weights(self.folder.model_file, weights, self.config.model)
+            if lora and base:
+                write_adapter(self.folder.adapter, weights, lora, base)
         self.folder.write_summary(summary)
         file.unlink(missing_ok=True)
         return summary

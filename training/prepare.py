@@ -32,6 +32,7 @@ from seq2seq_serve.training.data.vectors import PieceVectors
 from seq2seq_serve.training.evaluation.comparison import MetricSettings
 from seq2seq_serve.training.huggingface.tuning import keep_published
 from seq2seq_serve.training.loop import Trainer
+from seq2seq_serve.training.lora import Base
 from seq2seq_serve.training.models.base import EncoderDecoder
 from seq2seq_serve.training.models.registry import config_to_json, make_model, source_kind_of
 from seq2seq_serve.training.models.transformer import Transformer
@@ -42,6 +43,7 @@ from seq2seq_serve.training.run import (
     RunFolder,
     Summary,
     TrainedModel,
+    check_base,
     library_versions,
     repository_commit,
     write_weights,
@@ -63,12 +65,14 @@ def start_run(
     files: CorpusFiles | None = None,
     parent: TrainedModel | None = None,
     tokenizer: Tokenizer | None = None,
+    base: Base | None = None,
 ) -> RunConfig:
     """Train the tokenizer and write the files that the whole run keeps, `config.json` last.
 
     A run with a parent takes its tokenizer, and starts with its weights; another one takes `tokenizer` if it
-    is given. `files` is where the corpus was read from, for a resume without flags; None is the built-in
-    corpus. The folder may hold an interrupted start.
+    is given. `base` describes the parent if the run trains an adapter of it. `files` is where the corpus was
+    read from, for a resume without flags; None is the built-in corpus. The folder may hold an interrupted
+    start.
 
     Raises:
         ValueError: The folder holds a run, the corpus has nothing to train on or to score, a file of word
@@ -76,6 +80,7 @@ def start_run(
             Nothing is written.
         OSError: A file of word vectors cannot be read.
     """
+    assert (base is None) == (preset.training.lora is None)
     folder.check_is_free()
     kind = source_kind_of(preset.model).in_folder(corpus.folder)
     if not kind.has_word_tokens and not (parent or tokenizer):
@@ -127,6 +132,14 @@ def start_run(
     if recipe.frozen is not None:
         make_model(model).freeze(recipe.frozen)  # refuses unknown parts
     initial = _inherited(parent.model, model, recipe.seed) if parent else None
+    if base and initial and parent:
+        given = parent.model.state_dict()
+        for name, weight in initial.items():
+            if name not in given or given[name].shape != weight.shape:
+                raise ValueError(
+                    f"{name} is not a weight of {base.folder}, which an adapter needs: leave --lora out"
+                )
+        initial = None
     vectors = {side: PieceVectors.of(file, tokenizer, model.d_model) for side, file in vector_files.items()}
     folder.checkpoints.mkdir(parents=True, exist_ok=True)
     with folder.locked():
@@ -158,6 +171,7 @@ def start_run(
             parent=_description(parent) if parent else "",
             source_folder=_source_folder(folder, corpus, kind),
             max_vocab_size=preset.model.vocab_size,
+            base=base,
         )
         _encode(folder, config, corpus, tokenizer)
         config = dataclasses.replace(config, length_bound=folder.learn_length_bound(kind))
@@ -182,7 +196,7 @@ def check_can_continue(
     started = Preset(preset, model, config.training)
     settings = started.scaled(settings)
     if started.changed(settings) != started:
-        old = dataclasses.asdict(model) | dataclasses.asdict(config.training)
+        old = vars(model) | vars(config.training)
         changes = [f"{name} from {old[name]} to {new}" for name, new in settings.items() if old[name] != new]
         raise ValueError(
             f"--resume cannot change {', '.join(changes)}: fixed when the run was started, so leave it out "
@@ -297,6 +311,9 @@ def continue_run(
     )
     num_parameters = sum(parameter.numel() for parameter in trainer.model.parameters())
     _log.info("model: %s parameters, on %s", f"{num_parameters:,}", device)
+    if config.base:
+        num_trained = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+        _log.info("adapter: %s of them, for %s", f"{num_trained:,}", config.base.folder)
     _log.info("training on %s pairs", f"{len(train):,}")
     return trainer.train(console)
 
@@ -332,6 +349,8 @@ def _prepare_to_continue(
         _encode(folder, config, corpus, folder.read_tokenizer())
     if is_finished:
         return folder.read_summary()
+    if config.base:
+        check_base(folder.path, config.base)
     has_same_score = training.bleu_tokenization == config.training.bleu_tokenization
     if not (is_same_end and has_same_score):
         _restart_patience(folder, has_same_score=has_same_score)

@@ -10,7 +10,8 @@ initial.pt         the weights of the parent run, if there is one
 published/         settings and tokenizers of the published model that the run tunes, if it tunes one
 checkpoints/       the states from which training resumes
 metrics.jsonl      one JSON object per line; tensorboard/ and learning-curve.png show the same
-model.pt           the final weights
+model.pt           the final weights; of a run with an adapter, those of the adapter alone
+adapter/           the same adapter, as the library peft reads it
 summary.json       dev score, steps, seconds: written last, so a run with it is finished
 summary.before.json  the summary of model.pt while a finished run trains further
 """
@@ -35,7 +36,7 @@ from pydantic import AllowInfNan, PlainValidator
 from torch import Tensor
 
 from seq2seq_serve.bundle.checked import checked, from_json
-from seq2seq_serve.bundle.manifest import LengthBound
+from seq2seq_serve.bundle.manifest import LengthBound, file_spec, is_checkpoint
 from seq2seq_serve.bundle.names import TOKENIZER_FILE
 from seq2seq_serve.bundle.sentences import split_sentences
 from seq2seq_serve.bundle.tokenizer import Tokenizer
@@ -56,7 +57,9 @@ from seq2seq_serve.training.data.encoded import EncodedCorpus
 from seq2seq_serve.training.data.lengths import learn_length_bound
 from seq2seq_serve.training.data.sources import TOKENS, SourceKind
 from seq2seq_serve.training.data.text_files import SentencePair, read_parallel, write_lines
-from seq2seq_serve.training.huggingface.tuning import read_published
+from seq2seq_serve.training.huggingface.checkpoint import open_checkpoint
+from seq2seq_serve.training.huggingface.tuning import names_of_layers, read_published
+from seq2seq_serve.training.lora import Base, chosen_layers, linear_layers, merged_weights
 from seq2seq_serve.training.models.base import EncoderDecoder, Metric
 from seq2seq_serve.training.models.registry import (
     config_from_json,
@@ -90,6 +93,7 @@ class RunConfig:
         source_folder: The folder from which relative names of source files start. It is relative to the run's
             folder if it lies there, so that a run can be moved with its pictures.
         max_vocab_size: The most tokens that the tokenizer could learn; None in runs older than this field.
+        base: The model that the run's adapter changes; None without an adapter.
     """
 
     preset: str
@@ -104,6 +108,7 @@ class RunConfig:
     length_bound: LengthBound | None = None
     source_folder: str = ""
     max_vocab_size: int | None = None
+    base: Base | None = None
 
     def to_json(self) -> dict[str, Any]:
         """The content of `config.json`."""
@@ -186,7 +191,7 @@ class TrainedModel:
     """A model of a run, ready to be used.
 
     Attributes:
-        model: In eval mode, on the CPU.
+        model: In eval mode, on the CPU; an adapter is merged into it.
         provenance: Facts for people about how the model was made; every value is a text.
         dev: Source and reference of each held-out pair.
         dev_score: The score of greedy search on `dev` by the model's metric; None if these weights were not
@@ -231,6 +236,7 @@ class RunFolder:
         self.tensorboard = path / "tensorboard"
         self.curve_file = path / "learning-curve.png"
         self.model_file = path / "model.pt"
+        self.adapter = path / "adapter"
         self.summary_file = path / "summary.json"
         self.summary_before_file = path / "summary.before.json"
 
@@ -387,6 +393,49 @@ def load_published(path: Path) -> TrainedModel:
     return TrainedModel(model, published.tokenizer, model.config, provenance, dev=[], published=path)
 
 
+def load_parent(path: Path) -> TrainedModel:
+    """Read what `--from` names, as `load_published` or `load_run` does."""
+    return load_published(path) if is_checkpoint(path) else load_run(path)
+
+
+def base_of(path: Path, parent: TrainedModel, targets: str) -> Base:
+    """Describe the base of a new adapter, the parent in a folder; raise ValueError for unknown targets."""
+    import peft  # noqa: F401  # a missing package is reported before the long work
+
+    layers = linear_layers(parent.model)
+    names = names_of_layers(parent.published, layers) if parent.published else {name: name for name in layers}
+    chosen = {name: names[name] for name in chosen_layers(names, targets)}
+    return Base(str(path.resolve()), _checksums(path), chosen)
+
+
+def check_base(run: Path, base: Base) -> None:
+    """Raise ValueError if the base of a run's adapter is missing or its weights have changed."""
+    folder = Path(base.folder)
+    try:
+        found = _checksums(folder)
+    except ValueError as error:
+        raise ValueError(
+            f"{run} has an adapter of {folder}, which cannot be read: put it back, or write its new folder "
+            f"into config.json ({error})"
+        ) from error
+    if found != base.sha256:
+        names = sorted(name for name in found | base.sha256 if found.get(name) != base.sha256.get(name))
+        raise ValueError(
+            f"{run} has an adapter of {folder}, whose weights have changed since ({', '.join(names)}): "
+            "put the former ones back"
+        )
+
+
+def _checksums(folder: Path) -> dict[str, str]:
+    """The checksums of the weights of a run, or of a published model, by file."""
+    if is_checkpoint(folder):
+        files = open_checkpoint(folder).files
+    else:
+        files = (RunFolder(folder).model_file,)
+        _check_files(RunFolder(folder), *files)
+    return {file.name: file_spec(folder, file.name).sha256 for file in files}
+
+
 def load_checkpoints(path: Path | str, steps: Sequence[int]) -> TrainedModel:
     """Read a run, finished or not, with the mean weights of the checkpoints of some steps.
 
@@ -419,6 +468,10 @@ def _with_weights(
             f"and {folder.config_file.name} has {config.model.vocab_size}"
         )
     model = make_model(config.model)
+    if config.training.lora and config.base:
+        check_base(folder.path, config.base)
+        base = load_parent(Path(config.base.folder)).model.state_dict()
+        weights = merged_weights(base, weights, config.training.lora, config.base.layers, origin)
     load_weights(model, weights, origin)
     provenance = {
         "preset": config.preset,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 import warnings
@@ -28,7 +29,7 @@ from seq2seq_serve.bundle.adapters import (
     write_adapter,
 )
 from seq2seq_serve.bundle.errors import first_line
-from seq2seq_serve.bundle.manifest import Bundle, FileSpec, Parity, load_bundle
+from seq2seq_serve.bundle.manifest import Bundle, FileSpec, Parity, is_checkpoint, load_bundle
 from seq2seq_serve.bundle.names import Form, Precision
 from seq2seq_serve.export import parity
 from seq2seq_serve.export.exporter import (
@@ -52,15 +53,14 @@ from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.training.huggingface.checkpoint import (
     ADAPTER_FILE,
     CheckpointError,
-    CheckpointFolder,
     open_checkpoint,
     read_json,
 )
-from seq2seq_serve.training.huggingface.dialect import Limits, PublishedFamily
+from seq2seq_serve.training.huggingface.dialect import Limits
 from seq2seq_serve.training.huggingface.families import config_of, family_of
 from seq2seq_serve.training.huggingface.weights import has_projection, read_model, renamed_by
-from seq2seq_serve.training.models.options import PublishedConfig
 from seq2seq_serve.training.models.transformer import Transformer
+from seq2seq_serve.training.run import load_run
 
 _TENSOR = re.compile(r"base_model\.model\.(.+)\.lora_([AB])\.weight")
 _MERGED = "python -m export huggingface CHECKPOINT BUNDLE --merge ADAPTER puts it into a bundle of its own"
@@ -77,6 +77,8 @@ _FURTHER = {
     "use_bdlora": "block-diagonal LoRA",
     "arrow_config": "a router",
 }
+_OF_RUN = "adapter"  # the folder of a run in which its adapter is
+_READS_PROJECTION = re.compile(r"\.cross_attention\.(key|value)\.")
 _PROOF_SHAPES = ((1, 9, 6), (3, 17, 4))
 
 
@@ -103,13 +105,13 @@ def export_adapter(
     overwrite: bool = False,
     report: Callable[[str], None] = lambda _: None,
 ) -> AdapterManifest:
-    """Write an adapter for the bundles of a checkpoint, and prove that their graphs compute what peft does.
+    """Write an adapter for the bundles of its base, and prove that their graphs compute what peft does.
 
     Args:
-        folder: As `save_pretrained` of peft writes it.
-        bundle_path: A bundle of the checkpoint, exported with adapters.
+        folder: As `save_pretrained` of peft writes it, or a run that trained one.
+        bundle_path: A bundle of the base, exported with adapters.
         path: The adapter to write.
-        checkpoint_path: The checkpoint; None for the one that the adapter names.
+        checkpoint_path: The base, a checkpoint or a run; None for the one that the adapter names.
         overwrite: Whether an older adapter is replaced.
         report: Called with a line about each step.
 
@@ -120,31 +122,36 @@ def export_adapter(
             Nothing is written.
     """
     check_path(path, overwrite=overwrite, file=OUR_FILE)
+    if (folder / _OF_RUN / ADAPTER_FILE).is_file():
+        folder = folder / _OF_RUN
     settings = _settings(folder)
     bundle = load_bundle(bundle_path)
     if not bundle.manifest.adapted_maps:
         raise ExportError(f"{bundle_path} takes no adapters: export it with --adapters")
-    checkpoint = open_checkpoint(_base(settings, folder, checkpoint_path))
-    family = family_of(checkpoint)
-    reads_texts = Form.TEXT in bundle.manifest.sources.values()
-    longest_source = bundle.manifest.max_source_length if reads_texts else 0
-    config = config_of(family, checkpoint, Limits(longest_source, bundle.manifest.max_target_length))
-    report(f"reading {checkpoint.path}")
-    model = read_model(checkpoint, family, config)
-    _check_base(model, checkpoint, bundle)
-    terms = _read_terms(folder, settings, checkpoint, family)
+    base_path = _base(settings, folder, checkpoint_path)
+    report(f"reading {base_path}")
+    base = _Published(base_path, bundle) if is_checkpoint(base_path) else _Run(base_path)
+    model = base.model
+    _check_base(base, bundle)
+    terms = _read_terms(folder, settings, base)
     parts = {name: AdaptedShape(len(one.a), one.a.shape[1], len(one.b)) for name, one in terms.items()}
     if problems := shape_problems(parts, bundle.manifest.adapted_maps):
-        raise CheckpointError(f"{folder} is not an adapter of {checkpoint.path}: {'; '.join(problems[:5])}")
+        raise CheckpointError(f"{folder} is not an adapter of {base.path}: {'; '.join(problems[:5])}")
     weights: Weights = {name: tuple(map(Tensor.numpy, one.weights)) for name, one in terms.items()}  # type: ignore[misc]
     report(f"comparing {len(terms)} adapted layers with peft")
-    proof = _prove(folder, model, terms, checkpoint, config, report)
+    with _Added(model, {name: one.scale * one.b @ one.a for name, one in terms.items()}):
+        proof = base.compare(folder)
+    if not proof.max_log_probability_difference <= (proof.tolerance or 0.0):
+        raise ProofError(
+            f"the model with the adapter differs from that of peft in a log-probability: {_described(proof)}"
+        )
+    report(f"the model equals peft's: {_described(proof)}")
     _prove_graphs(bundle, model, terms, weights, proof, report)
     import peft
 
     manifest = AdapterManifest(
         format_version=ADAPTER_VERSION,
-        base=checkpoint.path.resolve().name,
+        base=base.path.resolve().name,
         base_checksum=bundle.manifest.adapted_checksum,
         parts=parts,
         weights=FileSpec(WEIGHTS_FILE, "", 0),
@@ -193,21 +200,104 @@ def _base(settings: Mapping[str, Any], folder: Path, given: Path | None) -> Path
     )
 
 
-def _check_base(model: Transformer, checkpoint: CheckpointFolder, bundle: Bundle) -> None:
+class _Published:
+    """A checkpoint of transformers."""
+
+    def __init__(self, path: Path, bundle: Bundle) -> None:
+        self.path = path
+        self._checkpoint = open_checkpoint(path)
+        self._family = family_of(self._checkpoint)
+        reads_texts = Form.TEXT in bundle.manifest.sources.values()
+        longest_source = bundle.manifest.max_source_length if reads_texts else 0
+        limits = Limits(longest_source, bundle.manifest.max_target_length)
+        self._config = config_of(self._family, self._checkpoint, limits)
+        self.model = read_model(self._checkpoint, self._family, self._config)
+
+    def name_of(self, module: str) -> str:
+        """Returns this project's name of a layer; an empty one if the model does not use it."""
+        dialect = self._family.dialect
+        renamed = renamed_by(dialect, f"{module}.weight")
+        if re.fullmatch(dialect.unused, renamed):
+            return ""
+        if has_projection(self._checkpoint.config) and _READS_PROJECTION.search(renamed):
+            raise CheckpointError(
+                f"the adapter changes {module}, whose input goes through enc_to_dec_proj, which the graphs "
+                f"have in the same map: {_MERGED}"
+            )
+        return renamed.removesuffix(".weight")
+
+    def compare(self, folder: Path) -> Parity:
+        """Compares the model, to which the terms were added, with the one that peft makes."""
+        config, batches = self._config, self._batches()
+        theirs = _with_adapter(read_theirs(self.path, config.media), folder, self.path)
+
+        def log_probabilities(batch: RandomBatch) -> Tensor:
+            answer = theirs(**batch.named_source(config.media), decoder_input_ids=batch.target_ids)
+            result: Tensor = answer.logits.log_softmax(-1)
+            return result
+
+        with torch.inference_mode():
+            expected = list(map(log_probabilities, batches))
+        tolerance = max(TOLERANCES[Precision.FP32], largest_rounding(config, expected))
+        return Parity(worst_difference(self.model, batches, expected), tolerance, tuple(map(_shape, batches)))
+
+    def _batches(self) -> list[RandomBatch]:
+        return random_batches(self._config, self._checkpoint.config.get("pad_token_id") or 0)
+
+
+class _Run:
+    """A finished run of `python -m training train`, to whose own model peft adds the layers."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        model = load_run(path).model
+        if not isinstance(model, Transformer):
+            raise CheckpointError(f"{path} is not a Transformer, and takes no adapters")
+        self.model = model
+        self._alone = copy.deepcopy(model)
+
+    def name_of(self, module: str) -> str:
+        return module
+
+    def compare(self, folder: Path) -> Parity:
+        theirs = _with_adapter(self._alone, folder, self.path)
+        difference = parity.between(self.model, theirs.get_base_model().eval())
+        return Parity(difference, TOLERANCES[Precision.FP32], tuple(parity.SHAPES))
+
+
+def _with_adapter(model: Any, folder: Path, base: Path) -> Any:
+    """Returns the model that peft makes of both."""
+    import peft
+
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning)  # of transformers, that peft causes
+            warnings.filterwarnings("error", message=".*missing adapter keys.*")
+            return peft.PeftModel.from_pretrained(model, folder, local_files_only=True).eval()
+    except Exception as error:  # peft's errors do not have a common class
+        raise CheckpointError(f"peft cannot use {folder} with {base}: {first_line(error)}") from error
+
+
+def _described(proof: Parity) -> str:
+    return (
+        f"worst difference of log-probabilities {proof.max_log_probability_difference:.1e} "
+        f"(tolerance {proof.tolerance:.0e})"
+    )
+
+
+def _check_base(base: _Published | _Run, bundle: Bundle) -> None:
     names = {part.name for one in bundle.manifest.adapted_maps for part in one.parts}
-    layers = {name: module for name, module in model.named_modules() if name in names}
+    layers = {name: module for name, module in base.model.named_modules() if name in names}
     found = checksum_of(layers) if layers.keys() == names else "another architecture"
     if found != bundle.manifest.adapted_checksum:
-        its = bundle.manifest.provenance.get("checkpoint", "")
+        its = bundle.manifest.provenance.get("checkpoint") or bundle.manifest.provenance.get("preset", "")
         raise CheckpointError(
-            f"{bundle.path} is not a bundle of {checkpoint.path}: it was exported from {its!r} with the "
-            f"checksum {bundle.manifest.adapted_checksum[:12]}, and this checkpoint has {found[:12]}"
+            f"{bundle.path} is not a bundle of {base.path}: it was exported from {its!r} with the "
+            f"checksum {bundle.manifest.adapted_checksum[:12]}, and {base.path.name} has {found[:12]}"
         )
 
 
-def _read_terms(
-    folder: Path, settings: Mapping[str, Any], checkpoint: CheckpointFolder, family: PublishedFamily
-) -> dict[str, _Terms]:
+def _read_terms(folder: Path, settings: Mapping[str, Any], base: _Published | _Run) -> dict[str, _Terms]:
     """Returns the terms by the names of this project's layers."""
     import peft
     from peft.utils.other import get_pattern_key
@@ -229,15 +319,9 @@ def _read_terms(
     for module, pair in sorted(found.items()):
         if pair.keys() != {"A", "B"}:
             raise CheckpointError(f"{folder} has only one of the two matrices of {module}")
-        renamed = renamed_by(family.dialect, f"{module}.weight")
-        if re.fullmatch(family.dialect.unused, renamed):
+        name = base.name_of(module)
+        if not name:
             continue
-        name = renamed.removesuffix(".weight")
-        if has_projection(checkpoint.config) and _reads_projection(name):
-            raise CheckpointError(
-                f"{folder} changes {module}, whose input goes through enc_to_dec_proj, which the graphs have "
-                f"in the same map: {_MERGED}"
-            )
         rank = len(pair["A"])
         if not 1 <= rank <= MAX_RANK or pair["B"].shape[1:] != (rank,):
             raise CheckpointError(
@@ -253,10 +337,6 @@ def _read_terms(
     if not terms:
         raise CheckpointError(f"{folder} changes no layer that the model uses")
     return terms
-
-
-def _reads_projection(name: str) -> bool:
-    return ".cross_attention.key" in name or ".cross_attention.value" in name
 
 
 class _Added:
@@ -277,50 +357,6 @@ class _Added:
     def __exit__(self, *_: object) -> None:
         for name, weight in self._before.items():
             self._model.get_submodule(name).weight.data = weight
-
-
-def _prove(
-    folder: Path,
-    model: Transformer,
-    terms: Mapping[str, _Terms],
-    checkpoint: CheckpointFolder,
-    config: PublishedConfig,
-    report: Callable[[str], None],
-) -> Parity:
-    """Compares the model that has the terms with the one that peft makes, in float32."""
-    import peft
-
-    batches = random_batches(config, checkpoint.config.get("pad_token_id") or 0)
-    try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=FutureWarning)  # of transformers, that peft causes
-            warnings.filterwarnings("error", message=".*missing adapter keys.*")
-            theirs = read_theirs(checkpoint.path, config.media)
-            changed = peft.PeftModel.from_pretrained(theirs, folder, local_files_only=True).eval()
-    except Exception as error:  # peft's errors do not have a common class
-        raise CheckpointError(
-            f"peft cannot use {folder} with {checkpoint.path}: {first_line(error)}"
-        ) from error
-    with torch.inference_mode():
-        expected = [
-            changed(
-                **batch.named_source(config.media), decoder_input_ids=batch.target_ids
-            ).logits.log_softmax(-1)
-            for batch in batches
-        ]
-    with _Added(model, {name: one.scale * one.b @ one.a for name, one in terms.items()}) as ours:
-        difference = worst_difference(ours, batches, expected)
-    tolerance = max(TOLERANCES[Precision.FP32], largest_rounding(config, expected))
-    if not difference <= tolerance:
-        raise ProofError(
-            f"the model with the adapter differs from that of peft by {difference:.1e} in a log-probability, "
-            f"and {tolerance:.0e} is allowed"
-        )
-    report(
-        f"the model equals peft's: worst difference of log-probabilities {difference:.1e} "
-        f"(tolerance {tolerance:.0e})"
-    )
-    return Parity(difference, tolerance, tuple(_shape(batch) for batch in batches))
 
 
 def _shape(batch: RandomBatch) -> tuple[int, int, int]:
@@ -362,4 +398,4 @@ def _prove_graphs(
             f"the graphs in {precision} with the adapter differ from the model by {worst:.1e} in a "
             f"log-probability, and {limit:.0e} is allowed"
         )
-    report(f"{precision}: worst difference of log-probabilities {worst:.1e} (tolerance {limit:.0e})")
+    report(f"{precision}: {_described(Parity(worst, limit, ()))}")

@@ -161,6 +161,7 @@ def export_checkpoint(
     source_language: str = "",
     target_language: str = "",
     adapters: bool = False,
+    tuned_languages: tuple[str, str] = ("", ""),
     report: Callable[[str], None] = lambda _: None,
 ) -> Manifest:
     """Import a checkpoint, prove each precision against `transformers`, and write the bundle at once.
@@ -179,6 +180,7 @@ def export_checkpoint(
         source_language: The BCP 47 tag of the sources' language, for a model that is not asked for one.
         target_language: The same of the targets' language.
         adapters: Whether rows of the graphs may name adapters.
+        tuned_languages: Both of the run that tuned the model, where no other is given.
         report: Called with a line about each step, as it begins or ends.
 
     Raises:
@@ -198,8 +200,8 @@ def export_checkpoint(
             raise CheckpointError(f"every request chooses the {name} of this model: leave it out")
     tokenizers = replace(
         tokenizers,
-        source_language=source_language or tokenizers.source_language,
-        target_language=target_language or tokenizers.target_language,
+        source_language=source_language or tuned_languages[0] or tokenizers.source_language,
+        target_language=target_language or tuned_languages[1] or tokenizers.target_language,
     )
     if config.media is None and not 0 <= tokenizers.pad_id < config.source_vocab_size:
         raise CheckpointError(
@@ -276,6 +278,7 @@ def export_tuned(
             overwrite=overwrite,
             provenance=provenance,
             splits_sentences=trained.has_single_sentences,
+            tuned_languages=(trained.source_language, trained.target_language),
             **options,
         )
 

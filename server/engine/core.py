@@ -98,6 +98,9 @@ class Core:
         held_seconds: The longest time, about, for which a turn waits to be delivered together with later
             ones; one with an end or a token that is streamed waits only if many rows run, and for 3 ms.
         clock: Returns monotonic seconds.
+
+    Attributes:
+        scheduler: Owned by the core.
     """
 
     def __init__(
@@ -118,7 +121,7 @@ class Core:
         self._deliver = deliver
         self._died = died
         self._clock = clock
-        self._scheduler = Scheduler(
+        self.scheduler = Scheduler(
             runner.num_slots,
             start_ids=runner.start_ids,
             eos_ids=runner.eos_ids,
@@ -191,7 +194,7 @@ class Core:
             finished += self._handle(command)
         while not self._inbox.empty():
             finished += self._handle(self._inbox.get())
-        plan = self._scheduler.schedule(self._clock())
+        plan = self.scheduler.schedule(self._clock())
         plan, result, failed = self._run(plan)
         finished += failed
         first: tuple[float, ...] = ()
@@ -199,7 +202,7 @@ class Core:
         if result is not None:
             self._encode_seconds = result.encode_seconds or self._encode_seconds
             now = self._clock()
-            running = [search for search in self._scheduler.running.values() if search.rows]
+            running = [search for search in self.scheduler.running.values() if search.rows]
             last = Counter(map(_LAST_TOKEN_AT, running))
             new = [search for search in running if not search.last_token_at] if 0.0 in last else []
             gaps = {now - at: number for at, number in last.items() if at}
@@ -208,7 +211,7 @@ class Core:
                 before = [
                     (each, each.last_token_at, each.num_further_tokens, len(each.rows)) for each in running
                 ]
-            finished += self._scheduler.record(plan, result, now)
+            finished += self.scheduler.record(plan, result, now)
             first = tuple(now - search.request.arrival for search in new if search.last_token_at)
             if before:
                 gaps = _gaps(before, now, result)
@@ -229,7 +232,7 @@ class Core:
         self._warm_up.set_result(None)
         try:
             while not self._is_stopping:
-                if self._scheduler.running or self._scheduler.waiting:
+                if self.scheduler.running or self.scheduler.waiting:
                     self.run_turn()
                 else:
                     self._is_asleep = True
@@ -254,9 +257,9 @@ class Core:
     def _handle(self, command: Command) -> list[Finished]:
         match command:
             case Admit(requests):
-                self._scheduler.add(requests)
+                self.scheduler.add(requests)
             case Cancel(request, is_expired):
-                return self._scheduler.cancel(request, is_expired=is_expired)
+                return self.scheduler.cancel(request, is_expired=is_expired)
             case WriteAdapter(place, weights):
                 self._runner.write_adapter(place, weights)
             case Stop():
@@ -287,7 +290,7 @@ class Core:
                 except Exception:
                     self._num_failures += 1
                     self._log_failure("encode", [sequence.request for sequence in plan.admitted])
-                    failed += self._scheduler.fail(plan.admitted)
+                    failed += self.scheduler.fail(plan.admitted)
                     plan = StepPlan((), (), plan.rows[:first_row], plan.alignments)
                 encode_seconds = self._clock() - started
             if not plan.rows:
@@ -307,7 +310,7 @@ class Core:
         except Exception:
             self._num_failures += 1
             self._log_failure("step", dict.fromkeys(sequence.request for sequence in plan.rows))
-            return plan, None, failed + self._scheduler.fail(plan.rows)
+            return plan, None, failed + self.scheduler.fail(plan.rows)
         if not failed:
             self._num_failures = 0
         result = StepResult(selected, num_rows, encode_seconds, step_seconds, moved_bytes, attention)
@@ -375,8 +378,8 @@ class Core:
                 # The next turn may encode, and an end must not wait for a call that is longer than planned.
                 is_short = self._encode_seconds < 1.5 * SHORT_ENCODE_SECONDS
                 wait = min(wait, _SECONDS_PER_ROW * (len(plan.rows) - 1), _MOST_SECONDS) if is_short else 0.0
-            if not self._scheduler.running or now - self._delivered_at >= wait:
-                self._held[-1] = turn._replace(load=self._scheduler.load())
+            if not self.scheduler.running or now - self._delivered_at >= wait:
+                self._held[-1] = turn._replace(load=self.scheduler.load())
                 turns, self._held, self._delivered_at = self._held, [], now
                 self._deliver(turns)
 

@@ -84,6 +84,9 @@ class ProcessCore(CoreHandle):
         spec: Describes the core.
         weights: Descriptors of memory with the weights of the model, and of its draft model, if it has one
             (`shared_memory`); they may be closed afterwards.
+
+    Attributes:
+        process: The last one that was started.
     """
 
     can_be_killed = True
@@ -92,7 +95,7 @@ class ProcessCore(CoreHandle):
         super().__init__(spec.sizing.num_slots)
         self._spec = spec
         self._weights = [os.dup(descriptor) for descriptor in weights]
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._writer: asyncio.StreamWriter | None = None
         self._listening: asyncio.Task[None] | None = None
         self._by_number: dict[int, Request] = {}
@@ -104,7 +107,7 @@ class ProcessCore(CoreHandle):
         ours, theirs = socket.socketpair()
         with theirs, _signals_blocked():
             descriptors = theirs.fileno(), *self._weights
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _MAIN, *map(str, descriptors)],
                 pass_fds=descriptors,
                 stdin=subprocess.DEVNULL,
@@ -148,8 +151,8 @@ class ProcessCore(CoreHandle):
 
     def kill(self) -> None:
         """End the process."""
-        if self._process is not None:
-            self._process.kill()
+        if self.process is not None:
+            self.process.kill()
 
     async def stop(self) -> None:
         """End the process; as `CoreHandle.stop`."""
@@ -161,7 +164,7 @@ class ProcessCore(CoreHandle):
             await asyncio.wait({stopping}, timeout=STOP_SECONDS)  # `asyncio.run` may have cancelled it
             self.kill()
             await asyncio.wait({stopping})
-        if self._process is not None:
+        if self.process is not None:
             await self._reap()
         while self._weights:
             os.close(self._weights.pop())
@@ -206,9 +209,9 @@ class ProcessCore(CoreHandle):
 
     async def _reap(self) -> str:
         """Returns how the process ended."""
-        assert self._process is not None
-        self._process.kill()  # it may have closed its socket only
-        code = await in_thread(self._process.wait)
+        assert self.process is not None
+        self.process.kill()  # it may have closed its socket only
+        code = await in_thread(self.process.wait)
         if self._writer is not None:  # otherwise the first start was cancelled before it was connected
             self._writer.close()
         cause = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"

@@ -116,16 +116,16 @@ class OnnxRunner:
             share_threads(self.num_threads)
         if self.provider != CPU:
             load_cuda_libraries(config.cuda_libraries)
-        self._device = OnnxDevice(self.provider, self.num_threads)
+        self.device = OnnxDevice(self.provider, self.num_threads)
         self._graphs = manifest.variants[self.precision].graphs
         self._source_specs = source_specs(manifest, self.precision)
         source_axes = {axis for spec in self._source_specs for axis in spec.axes[1:] if isinstance(axis, str)}
         self._has_tokens = Axis.SOURCE_LENGTH in source_axes
         has_state = any(specs[0].role is Role.STATE for specs in sizing.groups)
-        self._pads_sources = self._has_tokens and not has_state and not self._device.is_host
-        captures = config.cuda_graphs and self._device.can_capture and self.max_target_length > 1
+        self._pads_sources = self._has_tokens and not has_state and not self.device.is_host
+        captures = config.cuda_graphs and self.device.can_capture and self.max_target_length > 1
         # Calls of few shapes, into rows after those of the slots
-        stages = captures and self._device.moves_positions and not has_state
+        stages = captures and self.device.moves_positions and not has_state
         stages = stages and source_axes <= {Axis.SOURCE_LENGTH}
         self._captures = {Verb.STEP: captures, Verb.ENCODE: stages}
         self._num_staged_rows = sizing.num_staged_rows
@@ -133,24 +133,24 @@ class OnnxRunner:
         # What the graphs allow there
         step = self._graphs[Verb.STEP]
         inputs, outputs = [spec.name for spec in step.inputs], [spec.name for spec in step.outputs]
-        has_operators = self._device.has_operators
+        has_operators = self.device.has_operators
         self.has_decode = Verb.DECODE in self._graphs
         # What a step without numbers did to a state cannot be undone.
         self.repeats_steps = not has_state
         # A move copies a state whole, so an owner could not hand over its memory alone.
         self.shares_memory = names.OWNERS in inputs and has_operators and not has_state
-        self.takes_drafts = names.CACHE_ROWS in inputs and self._device.is_host and has_operators
-        self._chooses = names.NUM_CANDIDATES in inputs and self._device.is_host and has_operators
+        self.takes_drafts = names.CACHE_ROWS in inputs and self.device.is_host and has_operators
+        self.chooses_tokens = names.NUM_CANDIDATES in inputs and self.device.is_host and has_operators
         self._candidate_outputs = [outputs.index(name) for name in _CANDIDATES if name in outputs]
         self._picks_in_step = names.out(names.TOKEN_IDS) in outputs
         never_ids = manifest.generation.suppressed_token_ids
-        if never_ids and not self._picks_in_step and not self._device.is_host:
+        if never_ids and not self._picks_in_step and not self.device.is_host:
             raise ValueError(
                 f"{bundle.path} suppresses tokens, and its step in {self.precision} does not select tokens, "
                 f"which {self.provider} needs for that: export it again"
             )
 
-        self._adapters = Adapters(manifest, sizing, self._device) if manifest.adapted_maps else None
+        self._adapters = Adapters(manifest, sizing, self.device) if manifest.adapted_maps else None
 
         # The rows, and what a step reads and writes of them
         self._buffers = self._allocated(sizing)
@@ -159,13 +159,13 @@ class OnnxRunner:
         self._fitted = [
             buffers
             for buffers in self._groups_of_buffers
-            if self._device.is_host and buffers.capacity_axis == Axis.MEMORY_CAPACITY
+            if self.device.is_host and buffers.capacity_axis == Axis.MEMORY_CAPACITY
         ]
         self._columns = Columns(
             [spec.name for spec in step.inputs if spec.role is Role.TOKEN],
             self.num_slots + (MAX_DRAFTED if self.takes_drafts else 0),
             self.vocab_size,
-            self._device,
+            self.device,
             next((spec for spec in step.outputs if spec.role is Role.ATTENTION), None),
             self._max_memory_length,
             never_ids,
@@ -174,7 +174,7 @@ class OnnxRunner:
             self._columns,
             self.vocab_size,
             self.eos_ids,
-            self._device,
+            self.device,
             frozenset(never_ids),
             has_times=self._times is not None,
             detects=self._detects,
@@ -204,7 +204,7 @@ class OnnxRunner:
             num_rows = self.num_slots
             if self._captures[Verb.ENCODE] and specs[0].role is Role.MEMORY:
                 num_rows += self._num_staged_rows
-            buffers = Buffers(specs, (num_rows, *row_shape(specs[0], sizing.sizes)), self._device)
+            buffers = Buffers(specs, (num_rows, *row_shape(specs[0], sizing.sizes)), self.device)
             by_name |= dict.fromkeys(buffers.index, buffers)
         return by_name
 
@@ -257,7 +257,7 @@ class OnnxRunner:
                 weights = self.align(0, first_position, (start_id,) * length, request.memory_length)
                 if not np.isfinite(weights).all():
                     raise ValueError(_NOT_NUMBERS.format(Verb.DECODE))
-        if not self._device.is_host:
+        if not self.device.is_host:
             # The weights are on the device, and no further session will be created.
             self._files = None
 
@@ -267,7 +267,7 @@ class OnnxRunner:
             self._fit_memory(longest, 0)
         elif longest > self._memory_capacity:
             self._fit_memory(self._rounded(longest), first_row)
-        if self._device.is_host:
+        if self.device.is_host:
             self._encode(first_row, requests, 0)
         else:
             size = self._num_staged_rows if self._captures[Verb.ENCODE] else len(requests)
@@ -281,7 +281,7 @@ class OnnxRunner:
         binding = self._bind(Verb.ENCODE, first_row, len(requests), self._feeds(requests, least_length))
         session = self._sessions[Verb.ENCODE]
         if self._captures[Verb.ENCODE]:
-            self._device.replay(session, binding, graph_id=_NOT_CAPTURED)
+            self.device.replay(session, binding, graph_id=_NOT_CAPTURED)
         else:
             session.run_with_iobinding(binding)
 
@@ -301,7 +301,7 @@ class OnnxRunner:
         feeds = self._feeds(requests + requests[-1:] * (shape[0] - num_rows), shape[1])
         for name, value in staged.inputs.items():
             value.update_inplace(feeds[name])
-        self._device.replay(self._sessions[Verb.ENCODE], staged.binding, graph_id=staged.graph_id)
+        self.device.replay(self._sessions[Verb.ENCODE], staged.binding, graph_id=staged.graph_id)
         moves = [
             Move(self.num_slots + i, first_row + i, cache_length=0, memory_length=request.memory_length)
             for i, request in enumerate(requests)
@@ -352,10 +352,10 @@ class OnnxRunner:
                 self._padded.add(shape)
                 continue
             inputs = {
-                name: self._device.value(array) for name, array in self._feeds(requests, shape[1]).items()
+                name: self.device.value(array) for name, array in self._feeds(requests, shape[1]).items()
             }
             binding = self._bind(Verb.ENCODE, self.num_slots, shape[0], inputs)
-            self._device.replay(self._sessions[Verb.ENCODE], binding, graph_id=number)
+            self.device.replay(self._sessions[Verb.ENCODE], binding, graph_id=number)
             self._staged[shape] = _Staged(binding, inputs, number)
 
     def prefill(self, first_row: int, sequences: tuple[Sequence, ...]) -> list[list[float]]:
@@ -400,9 +400,9 @@ class OnnxRunner:
         self._columns.fill(rows, have_grown=are_growing and rows is self._rows)
         has_plain = any(is_plain for *_, is_plain in states)
         are_plain = all(is_plain for *_, is_plain in states)
-        num_candidates = selection.num_candidates(rows, self.vocab_size) if self._chooses else 0
+        num_candidates = selection.num_candidates(rows, self.vocab_size) if self.chooses_tokens else 0
         binding = self._run_step(num_rows, picks=has_plain, num_candidates=num_candidates)
-        if has_plain and self._device.is_host and not num_candidates:
+        if has_plain and self.device.is_host and not num_candidates:
             self._columns.pick(num_rows)
         token_ids = self._columns.read_token_ids(num_rows) if has_plain else [self.eos_ids[0]] * num_rows
         self._rows = rows if are_growing else ()
@@ -433,7 +433,7 @@ class OnnxRunner:
         for _ in range(num_steps):
             self._columns.fill(rows, have_grown=True)
             self._run_step(len(rows), num_candidates=num_candidates)
-            if self._device.is_host and not num_candidates:
+            if self.device.is_host and not num_candidates:
                 self._columns.pick(len(rows))
             token_ids = self._columns.read_token_ids(len(rows))
             if min(token_ids) < 0:
@@ -474,7 +474,7 @@ class OnnxRunner:
 
     def close(self) -> None:
         """Free all memory of the device and end its threads; the runner cannot be used afterwards."""
-        self._device.pool.shutdown()
+        self.device.pool.shutdown()
         self._bindings.clear()
         self._staged.clear()
         self._sessions.clear()
@@ -532,7 +532,7 @@ class OnnxRunner:
             if spec.name in self._buffers:
                 self._buffers[spec.name].bind_input(binding, spec.name, first_row, num_bound)
             elif spec.name in feeds:
-                self._device.bind_feed(binding, spec.name, feeds[spec.name])
+                self.device.bind_feed(binding, spec.name, feeds[spec.name])
             elif spec.role is Role.ADAPTER:
                 assert self._adapters is not None
                 self._adapters.bind_input(binding, spec.name)
@@ -550,7 +550,7 @@ class OnnxRunner:
                 capacity = self._memory_capacity
                 self._columns.bind_attention(binding, num_rows, capacity)
             elif spec.role is Role.LOGITS and not num_candidates:
-                self._columns.bind_logits(self._device.bind_output, binding, num_rows)
+                self._columns.bind_logits(self.device.bind_output, binding, num_rows)
             elif spec.name == names.CANDIDATE_IDS and num_candidates == 1:
                 self._columns.bind_selected(binding, num_rows, spec.name)
             elif spec.role is Role.TOKEN:
@@ -586,7 +586,7 @@ class OnnxRunner:
         graph_id = num_rows + self._state_copy * (1 + self.num_slots)
         for session, binding in zip(sessions, self._bindings[key], strict=False):
             if self.captures_steps:
-                self._device.replay(session, binding, graph_id=graph_id)
+                self.device.replay(session, binding, graph_id=graph_id)
             else:
                 session.run_with_iobinding(binding)
         for buffers in self._state:
@@ -600,15 +600,15 @@ class OnnxRunner:
 
     def _step_every_bucket(self) -> None:
         # The largest bucket comes first, because smaller ones reuse its memory. A CPU prepares only that one.
-        for num_rows in reversed(self._buckets[-1:] if self._device.is_host else self._buckets):
+        for num_rows in reversed(self._buckets[-1:] if self.device.is_host else self._buckets):
             self._columns.fill((), have_grown=False)
             for _ in range(2 if self._state else 1):  # from either copy
-                self._run_step(num_rows, num_candidates=int(self._chooses))
+                self._run_step(num_rows, num_candidates=int(self.chooses_tokens))
 
     def _load(self, verb: Verb, *, is_captured: bool = False) -> Session:
         assert self._files is not None
         graph, weights = self._files.graphs[verb], self._files.weights
-        return self._device.session(verb, graph, weights, is_captured=is_captured)
+        return self.device.session(verb, graph, weights, is_captured=is_captured)
 
     def _drop(self, verb: Verb) -> None:
         self._sessions.pop(verb, None)
@@ -630,8 +630,8 @@ class OnnxRunner:
                 if verb not in self._sessions:
                     is_captured = self._captures[verb]
                     self._sessions[verb] = self._load(verb, is_captured=is_captured)
-                    if verb is Verb.STEP and not self._picks_in_step and not self._device.is_host:
-                        self._select = self._device.weightless("greedy", is_captured=is_captured)
+                    if verb is Verb.STEP and not self._picks_in_step and not self.device.is_host:
+                        self._select = self.device.weightless("greedy", is_captured=is_captured)
                 action()
                 return
             except Exception as error:  # ONNX Runtime's errors do not have a common class
@@ -653,7 +653,7 @@ class OnnxRunner:
         bindings = [self._bind(Verb.STEP, 0, num_rows, {names.NUM_CANDIDATES: given})]
         if self._select is not None:
             select = self._select.io_binding()
-            self._columns.bind_logits(self._device.bind_input, select, num_rows)
+            self._columns.bind_logits(self.device.bind_input, select, num_rows)
             self._columns.bind_selected(select, num_rows, names.TOKEN_IDS)
             bindings.append(select)
         return bindings

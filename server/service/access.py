@@ -73,11 +73,15 @@ class Access:
         """Whether callers need tokens."""
         return self._tokens is not None
 
+    def refresh(self) -> bool:
+        """Reads the file again if it has changed; returns whether its tokens hold from now on."""
+        return self._tokens is not None and self._tokens.refresh()
+
     async def watch(self) -> None:
         """Reads the file again whenever it changes, on another thread, until it is cancelled."""
         while self._tokens is not None:
             await asyncio.sleep(_LOOK_SECONDS)
-            await asyncio.to_thread(self._tokens.refresh)
+            await asyncio.to_thread(self.refresh)
 
     def check(self, method: str, caller: Caller) -> None:
         """Refuses a caller without the right to the method.

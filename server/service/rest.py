@@ -26,7 +26,14 @@ from starlette.types import Receive, Scope, Send
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.server.config import OpenAINames
-from seq2seq_serve.server.errors import InvalidRequest, Overloaded, TooLarge, Unauthenticated, Unavailable
+from seq2seq_serve.server.errors import (
+    InvalidRequest,
+    Overloaded,
+    TooLarge,
+    Unauthenticated,
+    Unavailable,
+    UnknownPage,
+)
 from seq2seq_serve.server.http import ErrorForm, error_content
 from seq2seq_serve.server.service import openai
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, Calls, RemoteCall
@@ -268,7 +275,7 @@ class RestService:
         add("POST", "{model}/infer", "ModelInfer", self._infer)
         add("POST", "{model}/generate", "ModelInfer", self._generate)
         add("POST", "{model}/generate_stream", "ModelStreamInfer", self._generate_stream)
-        add("POST", "/v1/models/{name:model}:predict", "ServerLive", _older_version)
+        add("POST", "/v1/models/{name:model}:predict", "ModelInfer", _older_version)
         for name, task in (("transcriptions", "transcribe"), ("translations", "translate")):
             add("POST", f"/v1/audio/{name}", "ModelInfer", partial(self._hear, task), openai.error_content)
         add("GET", "/v1/models", "ServerMetadata", self._models, openai.error_content)
@@ -460,10 +467,10 @@ class RestService:
 
 
 async def _older_version(request: Request, _call: RemoteCall, _: _Events) -> Response:
-    """Answers a caller of KServe's first protocol."""
+    """Refuses a caller of KServe's first protocol."""
     name = request.path_params["name"][:100]
     text = f"version 1 of KServe's protocol is not served: send version 2 to /v2/models/{name}/infer"
-    return JSONResponse(error_content(text, "NOT_FOUND", "UNKNOWN_PAGE"), 404)
+    raise UnknownPage(text)
 
 
 async def _send_and_wait(send: Send, message: ASGIMessage) -> None:

@@ -28,6 +28,7 @@ from seq2seq_serve.server.errors import (
     Unauthenticated,
     Unavailable,
     UnknownModel,
+    UnknownPage,
 )
 
 REQUEST_ID = "x-request-id"
@@ -45,6 +46,7 @@ _STATUSES: dict[type[ServerError], tuple[grpc.StatusCode, str]] = {
     Unauthenticated: (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
     Forbidden: (grpc.StatusCode.PERMISSION_DENIED, "FORBIDDEN"),
     UnknownModel: (grpc.StatusCode.NOT_FOUND, "UNKNOWN_MODEL"),
+    UnknownPage: (grpc.StatusCode.NOT_FOUND, "UNKNOWN_PAGE"),
     LoadFailed: (grpc.StatusCode.FAILED_PRECONDITION, "LOAD_FAILED"),
     Overloaded: (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED"),
     Unavailable: (grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE"),

@@ -259,7 +259,7 @@ def test_unknown_missing_and_wrong_fields_are_all_named(damaged):
     assert sorted(problems_of(damaged)) == [
         "manifest.json: colour is unknown",
         "manifest.json: memory is missing",
-        "manifest.json: special_ids.eos_ids is 'two', and must be a valid array",
+        "manifest.json: special_ids.eos_ids is 'two', and must be a list",
         "manifest.json: variants.int8.graphs.step.file.sha256 is missing",
         "manifest.json: variants.int8.graphs.step.file.size_bytes is missing",
     ]

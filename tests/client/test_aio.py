@@ -57,12 +57,12 @@ async def test_a_refused_call_is_not_retried_and_a_restarting_server_is():
             await client.generate("")
         labels = {"model_name": "echo", "method": "Generate"}
         assert served.metric("seq2seq_requests_total", **labels, code="INVALID_ARGUMENT") == 1
-        model = served.app._models._by_name.pop("echo")
+        model = served.app.models.remove("echo")
 
         def come_back(_):
-            served.app._models._by_name["echo"] = model
+            served.app.models.put(model)
 
-        served.app._calls._sinks += (come_back,)
+        served.app.calls._sinks += (come_back,)
         assert await client.translate("abc") == "abc"
         refused = {"model_name": "", "method": "Generate", "code": "UNAVAILABLE"}
         assert served.metric("seq2seq_requests_total", **refused) == 1

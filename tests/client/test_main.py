@@ -134,13 +134,13 @@ def test_a_server_without_a_model_is_reported_in_its_own_words_and_only_lines_wa
 
 def test_a_server_that_answers_again_is_reported(run, server, monkeypatch):
     """Nothing was written: the level was set for a logger of another name."""
-    models, calls = server.app._models._by_name, server.app._calls
-    model, records = models.pop("echo"), []
+    models, calls = server.app.models, server.app.calls
+    model, records = models.remove("echo"), []
 
     def come_back(record):
         records.append(record)
         if len(records) == 6:
-            models["echo"] = model
+            models.put(model)
 
     monkeypatch.setattr(calls, "_sinks", (*calls._sinks, come_back))
     code, out, err = run("translate", stdin=b"ab\n")
@@ -356,7 +356,7 @@ def test_models_lists_each_on_a_line(run, server, monkeypatch):
     assert model["provenance"] == {"preset": "echo"}
     assert model["source_shapes"] == {"source_ids": {"sizes": [-1]}}
     assert "draft" not in line
-    served = server.app._models._by_name["echo"]
+    served = server.model
     monkeypatch.setattr(served, "sizing", replace(served.sizing, draft=Draft(None, served.sizing)))
     assert run("models")[1] == [f"{line}, with a draft model"]
 

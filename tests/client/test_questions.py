@@ -236,7 +236,7 @@ def test_without_a_name_the_first_model_that_translates_is_asked(run, toy_paths,
             score = client.score("abc", "d", model="text").score
         (tmp_path / "in.txt").write_text("abc\n")
         calls = []
-        monkeypatch.setattr(served.app._calls, "_sinks", [calls.append])
+        monkeypatch.setattr(served.app.calls, "_sinks", [calls.append])
 
         def out(*arguments):
             calls.clear()

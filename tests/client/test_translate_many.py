@@ -86,7 +86,7 @@ def test_a_server_that_restarts_loses_no_text(kind):
         for result in each(kind, served.address, TEXTS, in_flight=16):
             texts.append(result.text)
             if len(texts) == 40:
-                quiet = served.app._calls.wait_until_quiet()
+                quiet = served.app.calls.wait_until_quiet()
                 asyncio.run_coroutine_threadsafe(quiet, served.turns.loop).result(20)
                 first.close()
         assert texts == TEXTS

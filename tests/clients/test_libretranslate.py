@@ -23,7 +23,7 @@ _INSTALL_SECONDS, _RUN_SECONDS = 120, 60
 @asynccontextmanager
 async def serving_numbers(bundle, **changes):
     async with serving_bundles(bundle, **changes) as served:
-        served.app._models.put(with_manifest(served.model, source_language="ko", target_language="en"))
+        served.app.models.put(with_manifest(served.model, source_language="ko", target_language="en"))
         yield served
 
 

@@ -76,14 +76,14 @@ class Driver:
     def finish(self, seconds: float = 1.0) -> None:
         for _ in range(10_000):
             self.turn(seconds=seconds)
-            if not (self.core._scheduler.running or self.core._scheduler.waiting):
+            if not (self.core.scheduler.running or self.core.scheduler.waiting):
                 break
         assert_empty(self.core)
 
 
 def assert_empty(core: Core) -> None:
     """Nothing waits, nothing runs, every slot is back."""
-    scheduler = core._scheduler
+    scheduler = core.scheduler
     assert not scheduler.running
     assert not scheduler.waiting
     assert scheduler.load() == (0, 0, 0, 0)
@@ -193,7 +193,7 @@ class DrivenEngine:
 
     def finish(self) -> None:
         for _ in range(10_000):
-            if not self.engine._streams:
+            if not self.engine.num_slots_wanted():
                 break
             self.turn()
         self._calls.close()
@@ -203,8 +203,7 @@ class DrivenEngine:
         """Nothing waits, nothing runs, every slot is back, and nothing is remembered."""
         assert not self.engine._streams
         assert not self.engine._timers
-        assert self.engine._queue.num_requests == self.engine._queue.num_slots_wanted == 0
-        assert not self.engine._queue._levels
+        assert self.engine.num_slots_wanted() == 0
         assert self.engine.load() == (0, 0, 0, 0)
         for core in self.cores:
             assert not core.requests

@@ -113,7 +113,7 @@ async def test_a_model_of_the_repository_that_cannot_be_served_leaves_the_others
 
     app = App([], replace(local_config(), repository=tmp_path), loader)
     await app.start()
-    assert [model.name for model in app._models] == ["echo"]
+    assert [model.name for model in app.models] == ["echo"]
     await app.stop()
     (tmp_path / "echo" / "1" / "manifest.json").unlink()
     caplog.clear()

@@ -185,7 +185,7 @@ def test_no_flag_means_the_defaults_of_the_configuration():
     ("arguments", "message"),
     [
         ([], "there is nothing to serve: name a BUNDLE or a --repository"),
-        (["b", "--port", "x"], "--port: it is 'x', and must be a valid integer\n"),
+        (["b", "--port", "x"], "--port: it is 'x', and must be an integer\n"),
         (["b", "--port", "9464"], "port and metrics_port are both 9464, and must differ"),
         (["b", "--prot", "1"], "unrecognized arguments: --prot 1 (meant: --port?)"),
         (["b", "--port", "1", "c"], "unrecognized arguments: c\n"),  # it was meant to be -h

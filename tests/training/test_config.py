@@ -11,14 +11,14 @@ from seq2seq_serve.training.presets import preset_named
 @pytest.mark.parametrize(
     ("field", "value", "message"),
     [
-        ("vocab_size", 3, "vocab_size is 3, and must be greater than or equal to 4"),
+        ("vocab_size", 3, "vocab_size is 3, and must be at least 4"),
         ("d_model", 36, "d_model is 36, and must be a multiple of 8 x num_heads, 16"),
         ("num_heads", 1.5, "num_heads is 1.5"),
         ("num_decoder_layers", True, "num_decoder_layers is True"),
         ("dropout", 1.0, "dropout is 1.0, and must be less than 1"),
         ("norm", "both", "norm is 'both', and must be 'post' or 'pre'"),
         ("tied", "source", "tied is 'source', and must be 'all', 'target' or 'none'"),
-        ("word_dropout", None, "word_dropout is None, and must be a valid number"),
+        ("word_dropout", None, "word_dropout is None, and must be a number"),
     ],
 )
 def test_wrong_sizes_are_refused_by_name(

@@ -100,6 +100,19 @@ def test_bf16_loss_and_gradients_are_as_accurate_as_those_of_the_whole_matrix() 
         assert 0 < (value - exact).norm() < 0.03 * exact.norm()  # bf16 has 8 bits of precision
 
 
+def test_a_matrix_that_is_not_trained_may_be_in_bf16_and_gets_no_gradient() -> None:
+    torch.manual_seed(0)
+    weight, label_ids = (0.5 * torch.randn(400, 32)).bfloat16(), torch.randint(400, (60,))
+    states = torch.randn(60, 32, requires_grad=True)
+    trained = weight.float().requires_grad_()
+    with torch.autocast("cpu", torch.bfloat16):
+        expected = label_smoothed_loss(states, trained, label_ids, 0.1)
+        found = label_smoothed_loss(states, weight, label_ids, 0.1)
+        assert torch.equal(found, expected)
+        gradients = [torch.autograd.grad(loss, states) for loss in (found, expected)]
+        assert torch.equal(*(gradient for (gradient,) in gradients))
+
+
 def test_bf16_gradients_are_accurate_where_the_model_is_confident() -> None:
     """Half of the gradient was wrong: p, here 0.996, was rounded to 8 bits before 1 was subtracted."""
     torch.manual_seed(0)

@@ -13,8 +13,9 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+import torch
 from safetensors.torch import save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from seq2seq_serve.bundle.manifest import Choice, TemplateTokens
 from seq2seq_serve.bundle.normalization import Normalization
@@ -36,6 +37,7 @@ from seq2seq_serve.training.huggingface.weights import (
     names_of_weights,
     published_weights,
     read_model,
+    renamed_by,
 )
 from seq2seq_serve.training.models.options import PublishedConfig
 from seq2seq_serve.training.models.transformer import Transformer
@@ -124,6 +126,32 @@ def read_published(folder: Path, *, has_weights: bool = False) -> Published:
     start_ids = _filled((*given.template.start, *given.template.forced), given.choices)
     eos_id, *_ = eos_ids(checkpoint.generation, config.vocab_size)
     return Published(checkpoint, family, FramedTokenizer(given), TargetFrame(tuple(start_ids), eos_id))
+
+
+def names_of_layers(folder: Path, layers: Mapping[str, nn.Linear]) -> dict[str, str]:
+    """The names that transformers has for the linear layers of a published model, by ours.
+
+    Layers that it computes in another form, such as convolutions, are left out.
+    """
+    import transformers  # takes seconds
+
+    checkpoint = open_checkpoint(folder, has_weights=False)
+    family = family_of(checkpoint)
+    media = config_of(family, checkpoint, Limits()).media
+    kind = getattr(transformers, "AutoModelForSeq2SeqLM" if media is None else media.auto_class)
+    settings = transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    with torch.device("meta"):
+        theirs = kind.from_config(settings, trust_remote_code=False)
+    names = {}
+    for name, module in theirs.named_modules():
+        own = renamed_by(family.dialect, f"{name}.weight").removesuffix(".weight")
+        if (
+            isinstance(module, nn.Linear)
+            and own in layers
+            and layers[own].weight.shape == module.weight.shape
+        ):
+            names[own] = name
+    return names
 
 
 def keep_published(given: Path, model: Transformer, folder: Path) -> None:

@@ -110,7 +110,9 @@ class EncoderDecoder(nn.Module, ABC):
     @property
     def output_weight(self) -> Tensor:
         """The matrix (V, D) that turns decoder states into logits."""
-        return (self.output or self.embedding).weight
+        layer = self.output or self.embedding
+        change = getattr(layer, "get_delta_weight", None)  # of peft, whose layers know their adapter's matrix
+        return layer.weight if change is None else layer.weight + change("default")
 
     @abstractmethod
     def encode(self, *source: Tensor) -> Memory:
@@ -216,7 +218,7 @@ class EncoderDecoder(nn.Module, ABC):
         `word_dropout` sets some of them to 0.
         """
         scale = math.sqrt(self.config.d_model) if scale is None else scale
-        x = nn.functional.embedding(token_ids, weight) * scale
+        x = nn.functional.embedding(token_ids, weight).float() * scale
         if self.training and self.config.word_dropout:
             is_word = torch.ones(*token_ids.shape, 1, device=x.device)
             x = x * dropout(is_word, self.config.word_dropout)

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from tests.export.huggingface import tokenizer_files as files
@@ -52,24 +53,23 @@ def _sizes(depth: Depth) -> dict[str, Any]:
 def _marian(vocab: Mapping[str, int], depth: Depth, **options: Any) -> Any:
     pad_id = vocab.get("decoder_vocab_size", vocab["vocab_size"]) - 1
     ids = {"pad_token_id": pad_id, "eos_token_id": 0, "decoder_start_token_id": pad_id, "bos_token_id": None}
-    return transformers.MarianMTModel(
-        transformers.MarianConfig(**_sizes(depth), **vocab, **ids, scale_embedding=True, **options)
-    )
+    config = transformers.MarianConfig(**_sizes(depth), **vocab, **ids, scale_embedding=True, **options)
+    return transformers.MarianMTModel(config)
+
+
+def _generator(name: str, **settings: Any) -> Any:
+    config = getattr(transformers, f"{name}Config")(**settings)
+    return getattr(transformers, f"{name}ForConditionalGeneration")(config)
 
 
 def _bart_like(name: str, ids: Mapping[str, int] = _BART_IDS, **options: Any) -> Callable[..., Any]:
-    config_class = getattr(transformers, f"{name}Config")
-    model_class = getattr(transformers, f"{name}ForConditionalGeneration")
-    return lambda vocab, depth: model_class(config_class(**_sizes(depth), **vocab, **ids, **options))
+    return lambda vocab, depth: _generator(name, **_sizes(depth), **vocab, **ids, **options)
 
 
 def _t5_like(name: str, **options: Any) -> Callable[..., Any]:
-    config_class = getattr(transformers, f"{name}Config")
-    model_class = getattr(transformers, f"{name}ForConditionalGeneration")
-
     def make(vocab: Mapping[str, int], depth: Depth) -> Any:
-        sizes = {**_T5_SIZES, "num_layers": depth.encoder, "num_decoder_layers": depth.decoder}
-        model = model_class(config_class(**sizes, **vocab, **_T5_IDS, **options))
+        layers = {"num_layers": depth.encoder, "num_decoder_layers": depth.decoder}
+        model = _generator(name, **_T5_SIZES, **layers, **vocab, **_T5_IDS, **options)
         if options.get("tie_word_embeddings") is False:
             model.lm_head.weight = nn.Parameter(torch.empty_like(model.lm_head.weight))
             tied = model.all_tied_weights_keys
@@ -81,22 +81,20 @@ def _t5_like(name: str, **options: Any) -> Callable[..., Any]:
 
 def _whisper(vocab: Mapping[str, int], depth: Depth) -> Any:
     ids = {f"{name}_token_id": vocab["vocab_size"] - 44 for name in ("bos", "eos", "pad")}
-    ids["decoder_start_token_id"] = ids["eos_token_id"] + 1
+    ids |= {"decoder_start_token_id": ids["eos_token_id"] + 1}
+    ids |= {"suppress_tokens": None, "begin_suppress_tokens": None}
     sizes = _sizes(depth) | {"num_mel_bins": 12, "max_source_positions": 32, "max_target_positions": 40}
-    return transformers.WhisperForConditionalGeneration(
-        transformers.WhisperConfig(**sizes, **vocab, **ids, suppress_tokens=None, begin_suppress_tokens=None)
-    )
+    return _generator("Whisper", **sizes, **vocab, **ids)
 
 
 def _gemma(side: str, depth: Depth, **options: Any) -> dict[str, Any]:
     """The settings of one half: a window that is shorter than the tests' texts, and caps that are felt."""
-    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4}
+    sizes = {"hidden_size": 32, "intermediate_size": 40, "num_attention_heads": 4, "num_key_value_heads": 2}
     if side == "encoder":
-        sizes = {"hidden_size": 48, "intermediate_size": 56, "num_attention_heads": 3}
+        sizes = dict(zip(sizes, (48, 56, 3, 1), strict=True))
     return {
         **sizes,
         "num_hidden_layers": getattr(depth, side),  # the first with a window, the second without
-        "num_key_value_heads": 2 if side == "decoder" else 1,
         "head_dim": 16,
         "query_pre_attn_scalar": 20,
         "max_position_embeddings": 64,
@@ -109,118 +107,77 @@ def _gemma(side: str, depth: Depth, **options: Any) -> dict[str, Any]:
 
 def _t5gemma(vocab: Mapping[str, int], depth: Depth) -> Any:
     halves = {side: _gemma(side, depth, **vocab) for side in ("encoder", "decoder")}
-    return transformers.T5GemmaForConditionalGeneration(transformers.T5GemmaConfig(**halves, **vocab))
+    return _generator("T5Gemma", **halves, **vocab)
 
 
 def _t5gemma2(vocab: Mapping[str, int], depth: Depth) -> Any:
     """With a small vision tower, which is not imported."""
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
     ropes = {
         "sliding_attention": {"rope_theta": 10_000.0, "rope_type": "default"},
         "full_attention": {"rope_theta": 1_000_000.0, "rope_type": "linear", "factor": 8.0},
     }
+    options = {"rope_parameters": ropes, "hidden_size": 48, **vocab}
     sides = {
-        side: _gemma(
-            side,
-            depth,
-            layer_types=["sliding_attention", "full_attention", "sliding_attention"][:num_layers],
-            rope_parameters=ropes,
-            hidden_size=48,
-            **vocab,
-        )
+        side: _gemma(side, depth, layer_types=kinds[:num_layers], **options)
         for side, num_layers in depth._asdict().items()
     }
-    vision = {
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "image_size": 16,
-        "patch_size": 4,
-    }
+    names = "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "image_size"
+    vision = dict(zip(names, (16, 16, 1, 2, 16), strict=True)) | {"patch_size": 4}
     encoder = {
         "text_config": sides["encoder"],
         "vision_config": {"model_type": "siglip_vision_model", **vision},
         "mm_tokens_per_image": 4,
         "eoi_token_index": 2,  # its embedding is not in the matrix; as bos it is in every target
     }
-    return transformers.T5Gemma2ForConditionalGeneration(
-        transformers.T5Gemma2Config(encoder=encoder, decoder=sides["decoder"])
-    )
+    return _generator("T5Gemma2", encoder=encoder, decoder=sides["decoder"])
 
 
-def _trocr(
-    encoder: type[transformers.PreTrainedConfig], d_encoder: int, *, qkv_bias: bool, **options: Any
-) -> Callable[..., Any]:
+def _trocr(encoder: str, d_encoder: int, *, qkv_bias: bool, **options: Any) -> Callable[..., Any]:
     """A decoder that is 32 wide, and an encoder of pictures."""
+    sizes = {"num_attention_heads": 3, "intermediate_size": 64, "image_size": 32, "patch_size": 8}
+    sizes |= {"hidden_size": d_encoder, "qkv_bias": qkv_bias}
 
     def make(vocab: Mapping[str, int], depth: Depth) -> Any:
-        reader = encoder(
-            hidden_size=d_encoder,
-            num_hidden_layers=depth.encoder,
-            num_attention_heads=3,
-            intermediate_size=64,
-            image_size=32,
-            patch_size=8,
-            qkv_bias=qkv_bias,
-        )
-        sizes = {name: size for name, size in _sizes(depth).items() if not name.startswith("encoder")}
+        reader = getattr(transformers, encoder)(num_hidden_layers=depth.encoder, **sizes)
+        decoder = {name: size for name, size in _sizes(depth).items() if not name.startswith("encoder")}
         flags = {"is_decoder": True, "add_cross_attention": True}
-        writer = transformers.TrOCRConfig(**sizes, **vocab, **flags, **options)
+        writer = transformers.TrOCRConfig(**decoder, **vocab, **flags, **options)
         config = transformers.VisionEncoderDecoderConfig.from_encoder_decoder_configs(reader, writer)
         return transformers.VisionEncoderDecoderModel(config)
 
     return make
 
 
+_RELU, _SCALED = {"activation_function": "relu"}, {"scale_embedding": True}
+_UNTIED = {"tie_word_embeddings": False}
+_GATED = {"feed_forward_proj": "gated-gelu", **_UNTIED}
+_SINUSOIDS = {"use_learned_position_embeddings": False, "layernorm_embedding": False}
+_SEPARATE = functools.partial(_marian, **_RELU, share_encoder_decoder_embeddings=False, **_UNTIED)
+_SMALL = _trocr("DeiTConfig", 24, qkv_bias=True, **_RELU, **_SCALED, **_SINUSOIDS, **_UNTIED)
 # By the name of a case: the tokenizer's files, and the model.
 CASES: dict[str, tuple[Callable[[Path], files.Files], Callable[..., Any]]] = {
     "marian": (files.marian, functools.partial(_marian, activation_function="swish")),
-    "marian-separate": (
-        lambda folder: files.marian(folder, separate=True),
-        functools.partial(
-            _marian,
-            activation_function="relu",
-            share_encoder_decoder_embeddings=False,
-            tie_word_embeddings=False,
-        ),
-    ),
-    "pegasus": (
-        files.pegasus,
-        _bart_like("Pegasus", _T5_IDS, activation_function="relu", scale_embedding=True),
-    ),
+    "marian-separate": (functools.partial(files.marian, separate=True), _SEPARATE),
+    "pegasus": (files.pegasus, _bart_like("Pegasus", _T5_IDS, **_RELU, **_SCALED)),
     "bart": (files.bart, _bart_like("Bart")),
-    "mbart": (files.mbart, _bart_like("MBart", scale_embedding=True)),
-    "mbart50": (files.mbart50, _bart_like("MBart", scale_embedding=True, activation_function="relu")),
-    "m2m100": (files.m2m100, _bart_like("M2M100", scale_embedding=True)),
-    "nllb": (files.nllb, _bart_like("M2M100", scale_embedding=True)),
+    "mbart": (files.mbart, _bart_like("MBart", **_SCALED)),
+    "mbart50": (files.mbart50, _bart_like("MBart", **_SCALED, **_RELU)),
+    "m2m100": (files.m2m100, _bart_like("M2M100", **_SCALED)),
+    "nllb": (files.nllb, _bart_like("M2M100", **_SCALED)),
     "blenderbot": (
         files.blenderbot,
-        _bart_like("Blenderbot", {**_BART_IDS, "decoder_start_token_id": 1}, scale_embedding=True),
+        _bart_like("Blenderbot", {**_BART_IDS, "decoder_start_token_id": 1}, **_SCALED),
     ),
     "t5": (files.t5, _t5_like("T5")),
-    "t5-1.1": (files.t5, _t5_like("T5", feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
-    "mt5": (lambda folder: files.t5(folder, "mt5"), _t5_like("MT5", tie_word_embeddings=False)),
-    "byt5": (files.byt5, _t5_like("T5", feed_forward_proj="gated-gelu", tie_word_embeddings=False)),
+    "t5-1.1": (files.t5, _t5_like("T5", **_GATED)),
+    "mt5": (files.FAMILIES["mt5"], _t5_like("MT5", **_UNTIED)),
+    "byt5": (files.byt5, _t5_like("T5", **_GATED)),
     "whisper": (files.whisper, _whisper),
-    "trocr": (
-        files.trocr,
-        _trocr(transformers.ViTConfig, 48, qkv_bias=False, cross_attention_hidden_size=48),
-    ),
-    "trocr-deit": (
-        lambda folder: files.only_pieces(folder, "trocr-small"),
-        _trocr(
-            transformers.DeiTConfig,
-            24,
-            qkv_bias=True,
-            activation_function="relu",
-            scale_embedding=True,
-            use_learned_position_embeddings=False,
-            layernorm_embedding=False,
-            tie_word_embeddings=False,
-        ),
-    ),
+    "trocr": (files.trocr, _trocr("ViTConfig", 48, qkv_bias=False, cross_attention_hidden_size=48)),
+    "trocr-deit": (functools.partial(files.only_pieces, family="trocr-small"), _SMALL),
     "t5gemma": (files.t5gemma, _t5gemma),
-    "t5gemma2": (lambda folder: files.t5gemma(folder, "t5gemma2"), _t5gemma2),
+    "t5gemma2": (files.FAMILIES["t5gemma2"], _t5gemma2),
 }
 SOUNDS = ("whisper",)
 PICTURES = ("trocr", "trocr-deit")
@@ -257,12 +214,8 @@ def make_checkpoint(case: str, folder: Path, depth: Depth = DEEP, **generation: 
 
 def read_checkpoint(case: str, folder: Path) -> Any:
     """The model of a case as transformers reads it from the folder."""
-    kind = transformers.AutoModelForSeq2SeqLM
-    if case in SOUNDS:
-        kind = transformers.AutoModelForSpeechSeq2Seq
-    if case in PICTURES:
-        kind = transformers.AutoModelForImageTextToText
-    theirs = kind.from_pretrained(folder).eval()
+    kind = {"whisper": "SpeechSeq2Seq", "trocr": "ImageTextToText"}.get(family_name(case), "Seq2SeqLM")
+    theirs = getattr(transformers, f"AutoModelFor{kind}").from_pretrained(folder).eval()
     if case == "trocr-deit":
         table = theirs.decoder.model.decoder.embed_positions  # in 5.24, loading leaves it without values
         table.weights = table.get_embedding(80, table.embedding_dim, table.padding_idx)
@@ -274,7 +227,18 @@ def family_name(case: str) -> str:
     return case.removesuffix("-separate").removesuffix("-1.1").removesuffix("-deit")
 
 
-def edit(file: Path, **changes: Any) -> None:
-    """Change fields of a JSON file; None removes one."""
-    content = json.loads(file.read_text()) | changes
-    file.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+def edit(file: Path, *half: str, **changes: Any) -> None:
+    """Change fields of a JSON file, or of one of its objects; None removes one."""
+    content = json.loads(file.read_text(encoding="utf-8"))
+    part = content[half[0]] if half else content
+    part.update(changes)
+    for name in [name for name, value in part.items() if value is None]:
+        del part[name]
+    file.write_text(json.dumps(content))
+
+
+def change_weights(folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    """Change the tensors of a checkpoint."""
+    weights = load_file(folder / "model.safetensors")
+    change(weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})

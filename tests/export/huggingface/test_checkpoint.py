@@ -1,7 +1,6 @@
 """What cannot be imported is refused by name, before a weight is read."""
 
 import json
-import shutil
 
 import pytest
 import torch
@@ -11,14 +10,18 @@ from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, open_
 from seq2seq_serve.training.huggingface.dialect import Limits
 from seq2seq_serve.training.huggingface.families import config_of, family_of
 from seq2seq_serve.training.huggingface.weights import read_model
-from tests.export.huggingface.checkpoints import edit
+from tests.export.huggingface.checkpoints import change_weights, edit
 
 
 @pytest.fixture
-def folder(checkpoint, tmp_path):
-    """A copy that a test may change."""
-    shutil.copytree(checkpoint("bart")[0], tmp_path / "copy")
-    return tmp_path / "copy"
+def folder(copied):
+    return copied("bart")
+
+
+def imported(folder):
+    opened = open_checkpoint(folder)
+    family = family_of(opened)
+    return read_model(opened, family, config_of(family, opened, Limits()))
 
 
 def refused(folder, match):
@@ -29,13 +32,12 @@ def refused(folder, match):
 
 def test_what_is_no_checkpoint_is_refused(folder):
     refused(folder / "nothing", r"nothing .*hf download")
-    (folder / "config.json").unlink()
-    refused(folder, "no config.json")
-
-
-def test_an_adapter_is_refused(folder):
+    (folder / "model.safetensors").rename(folder / "tf_model.h5")
+    refused(folder, "no weights: .*tf_model.h5")
     (folder / "config.json").rename(folder / "adapter_config.json")
     refused(folder, "adapter, .*--merge")
+    (folder / "adapter_config.json").unlink()
+    refused(folder, "no config.json")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
@@ -78,23 +80,15 @@ def test_names_of_2020_are_those_of_models_that_write_texts(folder, model_type, 
     assert family_of(open_checkpoint(folder)).name == model_type
 
 
-def test_weights_of_other_libraries_are_refused(folder):
-    (folder / "model.safetensors").rename(folder / "tf_model.h5")
-    refused(folder, "no weights: .*tf_model.h5")
-
-
-def test_a_damaged_file_of_weights_is_refused(folder):
-    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
-    with pytest.raises(CheckpointError, match=r"model.safetensors"):
-        list(open_checkpoint(folder).weights())
-
-
 class Evil:
     def __reduce__(self):
         return print, ("this would be code of the checkpoint",)
 
 
-def test_a_bin_with_more_than_weights_is_not_run(folder, capsys):
+def test_damaged_weights_are_refused_and_code_is_not_run(folder, capsys):
+    (folder / "model.safetensors").write_bytes(b"\xff" * 100)
+    with pytest.raises(CheckpointError, match=r"model.safetensors"):
+        list(open_checkpoint(folder).weights())
     (folder / "model.safetensors").unlink()
     torch.save({"weight": Evil()}, folder / "pytorch_model.bin")
     with pytest.raises(CheckpointError, match=r"pytorch_model.bin"):
@@ -117,16 +111,10 @@ def write_in_two(folder, *, as_bin):
 
 @pytest.mark.parametrize("as_bin", [False, True])
 def test_weights_may_be_in_several_files(folder, as_bin):
-    def read():
-        opened = open_checkpoint(folder)
-        family = family_of(opened)
-        model = read_model(opened, family, config_of(family, opened, Limits()))
-        return opened.num_weights, model.state_dict()
-
-    num_before, before = read()
+    num_before, before = open_checkpoint(folder).num_weights, imported(folder).state_dict()
     files = write_in_two(folder, as_bin=as_bin)
-    num_after, after = read()
-    assert num_after == num_before >= sum(tensor.numel() for tensor in before.values())
+    after = imported(folder).state_dict()
+    assert open_checkpoint(folder).num_weights == num_before >= sum(map(torch.numel, before.values()))
     assert after.keys() == before.keys()
     assert all(torch.equal(after[name], before[name]) for name in before)
     (folder / files[1]).unlink()
@@ -135,13 +123,10 @@ def test_weights_may_be_in_several_files(folder, as_bin):
 
 @pytest.mark.parametrize("name", ["base_model.model.{}", "{}.base_layer.weight", "{}.lora_A.default.weight"])
 def test_an_adapter_that_is_not_merged_is_named(folder, name):
-    weights = load_file(folder / "model.safetensors")
-    first = min(weights)
-    save_file(weights | {name.format(first): weights[first].clone()}, folder / "model.safetensors")
-    opened = open_checkpoint(folder)
-    family = family_of(opened)
+    first = min(load_file(folder / "model.safetensors"))
+    change_weights(folder, lambda weights: weights.update({name.format(first): weights[first].clone()}))
     with pytest.raises(CheckpointError, match="merge_and_unload"):
-        read_model(opened, family, config_of(family, opened, Limits()))
+        imported(folder)
 
 
 def test_tied_weights_of_a_bin_count_once(folder, checkpoint):
@@ -156,6 +141,11 @@ def test_tied_weights_of_a_bin_count_once(folder, checkpoint):
 
 
 def test_settings_of_generate_are_those_of_one_file(folder):
+    file = folder / "generation_config.json"
+    # A null is not taken over: `generate` of transformers would go on to the limit.
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": None, "pad_token_id": None}))
+    generation = open_checkpoint(folder).generation
+    assert (generation["eos_token_id"], generation["pad_token_id"]) == (2, 1)
     edit(folder / "generation_config.json", num_beams=4)
     edit(folder / "config.json", num_beams=7, max_length=62)
     assert open_checkpoint(folder).generation["num_beams"] == 4
@@ -168,14 +158,6 @@ def test_settings_of_generate_are_those_of_one_file(folder):
         folder / "config.json", force_bos_token_to_be_generated=True, bos_token_id=0, forced_bos_token_id=None
     )
     assert open_checkpoint(folder).generation["forced_bos_token_id"] == 0
-
-
-def test_a_null_is_not_an_end_of_sequence(folder):
-    """`generate` of transformers would go on to the limit."""
-    file = folder / "generation_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"eos_token_id": None, "pad_token_id": None}))
-    generation = open_checkpoint(folder).generation
-    assert (generation["eos_token_id"], generation["pad_token_id"]) == (2, 1)
 
 
 @pytest.mark.parametrize("name", ["decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id"])

@@ -1,7 +1,6 @@
 """The command `python -m export huggingface`."""
 
 import re
-import shutil
 import sys
 
 import pytest
@@ -34,19 +33,13 @@ def test_one_command_makes_a_bundle(quick_checkpoint, tmp_path, capsys):
     assert "--overwrite" in line
 
 
-def test_a_language_that_requests_choose_is_not_named_at_the_export(checkpoint, tmp_path, capsys):
-    folder = checkpoint("nllb", SHALLOW)[0]
-    assert main(["huggingface", str(folder), str(tmp_path / "bundle"), "--source-language", "ko"]) == 1
-    text = "every request chooses the source_language of this model: leave it out"
-    assert capsys.readouterr().err == f"error: {text}\n"
-
-
-def test_a_refusal_is_one_line(checkpoint, tmp_path, capsys):
-    folder = tmp_path / "checkpoint"
-    shutil.copytree(checkpoint("bart")[0], folder)
+def test_a_refusal_is_one_line(copied, tmp_path, capsys):
+    folder = copied("nllb", SHALLOW)
+    command = ["huggingface", str(folder), str(tmp_path / "bundle")]
+    assert main([*command, "--source-language", "ko"]) == 1
+    assert capsys.readouterr().err.startswith("error: every request chooses the source_language")
     edit(folder / "config.json", model_type="gpt2", architectures=["GPT2LMHeadModel"])
-    capsys.readouterr()
-    assert main(["huggingface", str(folder), str(tmp_path / "bundle")]) == 1
+    assert main(command) == 1
     told = capsys.readouterr()
     assert told.out == ""
     (line,) = told.err.splitlines()

@@ -5,6 +5,7 @@ import shutil
 import sys
 
 import numpy as np
+import peft
 import pytest
 import soundfile
 import torch
@@ -17,6 +18,7 @@ from seq2seq_serve import load
 from seq2seq_serve.bundle.checked import from_json
 from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.export.__main__ import main as export_main
+from seq2seq_serve.export.huggingface.reference import random_batches, read_theirs, worst_difference
 from seq2seq_serve.training.__main__ import main
 from seq2seq_serve.training.checkpoint import checkpoint_path, load_checkpoint
 from seq2seq_serve.training.data.encoded import EncodedCorpus
@@ -32,18 +34,19 @@ from tests.export.huggingface.tokenizer_files import sentences
 NUM_NEW_TOKENS = 12
 SLOW = pytest.mark.slow  # weights and frames are like those of the quick families
 QUICK = ("marian", "marian-separate", "t5-1.1", "nllb", "bart", "t5gemma", "t5gemma2", *SOUNDS, *PICTURES)
+ADAPTED = "marian", "t5-1.1", "bart", "whisper", "trocr", "trocr-deit", "t5gemma2"  # the quick ones
 LANGUAGES = {
     "nllb": {"src_lang": "kor_Hang", "tgt_lang": "eng_Latn"},
     "mbart": {"src_lang": "ko_KR", "tgt_lang": "en_XX"},
     "mbart50": {"src_lang": "ko_KR", "tgt_lang": "en_XX"},
     "m2m100": {"src_lang": "ko", "tgt_lang": "en"},
 }
+LANGUAGES |= {"whisper": {"language": "en"}}
 WORDS = ("low", "a bit higher", "high", "the highest of all")
-WHISPER_LANGUAGE = {"whisper": {"language": "en"}}
 SETTINGS = (
     *("learning_rate_scale=0.05", "warmup_steps=10", "batch_tokens=200", "dropout=0.1"),
     *("max_length_ratio=null", "cooldown_share=0", "num_averaged=1"),
-    *("eval_interval_steps=10", "checkpoint_interval_steps=10"),
+    *("eval_interval_steps=10", "checkpoint_interval_steps=10", "source_language=ko", "target_language=en"),
 )
 
 
@@ -51,6 +54,19 @@ SETTINGS = (
 def _no_pictures(monkeypatch):
     # Drawing the curve takes as long as the steps of these trainings.
     monkeypatch.setattr(curves, "save_learning_curve", lambda folder: None)
+
+
+@pytest.fixture
+def published(copied):
+    """A copy of a small checkpoint whose settings have languages."""
+
+    def published(case):
+        folder = copied(case, SHALLOW)
+        file = "generation_config.json" if case in SOUNDS else "tokenizer_config.json"
+        edit(folder / file, **LANGUAGES.get(case, {}))
+        return folder
+
+    return published
 
 
 @pytest.fixture
@@ -75,9 +91,9 @@ def weights(folder, step):
 
 @pytest.mark.parametrize("case", ["marian", pytest.param("t5", marks=SLOW)])
 def test_a_tuned_model_learns_resumes_exactly_and_is_served_as_transformers_generates(
-    checkpoint, corpus, tmp_path, case
+    published, corpus, tmp_path, case
 ):
-    folder = shutil.copytree(checkpoint(case, SHALLOW)[0], tmp_path / "published")
+    folder = published(case)
     whole = tune(folder, tmp_path / "whole", corpus, "--max-steps", "20")
     losses = [line["loss"] for line in whole.read_metrics() if line["kind"] == "dev"]
     assert losses[1] < losses[0] - 0.1
@@ -103,16 +119,16 @@ def test_a_tuned_model_learns_resumes_exactly_and_is_served_as_transformers_gene
         assert start == trained.config.frame.start_ids[0]
         assert answer.token_ids == [one for one in target if one != trained.config.frame.eos_id]
     manifest = load_bundle(bundle).manifest
-    assert manifest.provenance["parent"] == f"weights: {case} checkpoint published"
+    assert manifest.provenance["parent"] == f"weights: {case} checkpoint copy"
     assert manifest.generation.splits_sentences, "the corpus decides, and not the family"
+    assert (manifest.source_language, manifest.target_language) == ("ko", "en")
 
 
 @pytest.mark.slow  # two hundred steps and an export for each; the parts have quick tests of their own
 @pytest.mark.parametrize("case", [*SOUNDS, *PICTURES])
-def test_sounds_and_pictures_are_learned_by_heart_and_served(checkpoint, tmp_path, case):
+def test_sounds_and_pictures_are_learned_by_heart_and_served(published, tmp_path, case):
     """Tones of different pitches, or pictures of different brightness, have different texts."""
-    folder = shutil.copytree(checkpoint(case, SHALLOW)[0], tmp_path / "published")
-    edit(folder / "generation_config.json", **WHISPER_LANGUAGE.get(case, {}))
+    folder = published(case)
     generation = json.loads((folder / "generation_config.json").read_text())
     files, corpus = write_examples(tmp_path, case)
     settings = "dropout=0", "label_smoothing=0", "eval_interval_steps=100"
@@ -128,10 +144,8 @@ def test_sounds_and_pictures_are_learned_by_heart_and_served(checkpoint, tmp_pat
     assert [answer.hypotheses[0].text.strip() for answer in answers] == list(WORDS)
     manifest = load_bundle(bundle).manifest
     assert manifest.provenance["dev_score"] == "0.00"
-    assert manifest.generation.suppressed_token_ids == tuple(generation.get("suppress_tokens", ()))
-    assert manifest.generation.begin_suppressed_token_ids == tuple(
-        generation.get("begin_suppress_tokens", ())
-    )
+    given = manifest.generation.suppressed_token_ids, manifest.generation.begin_suppressed_token_ids
+    assert given == tuple(tuple(generation.get(f"{when}suppress_tokens", ())) for when in ("", "begin_"))
     assert len(manifest.template.start) == (4 if case in SOUNDS else 1)
 
 
@@ -157,10 +171,8 @@ def write_examples(folder, case):
 @pytest.mark.parametrize(
     "case", [case if case in QUICK else pytest.param(case, marks=SLOW) for case in CASES]
 )
-def test_weights_become_those_of_the_checkpoint_again(checkpoint, tmp_path, case):
-    folder = shutil.copytree(checkpoint(case, SHALLOW)[0], tmp_path / "published")
-    edit(folder / "tokenizer_config.json", **LANGUAGES.get(case, {}))
-    edit(folder / "generation_config.json", **WHISPER_LANGUAGE.get(case, {}))
+def test_weights_become_those_of_the_checkpoint_again(published, tmp_path, case):
+    folder = published(case)
     trained = load_published(folder)
     assert isinstance(trained.config, PublishedConfig)
     assert from_json(PublishedConfig, json.loads(json.dumps(trained.config.to_json()))) == trained.config
@@ -184,10 +196,8 @@ def test_pieces_of_a_source_are_those_of_its_own_vocabulary(checkpoint):
     assert "".join(tokenizer.pieces(tokenizer.encode_source("203 5"))) != "203 5</s>"
 
 
-def test_whisper_writes_a_space_before_a_text_of_a_script_with_spaces(checkpoint, tmp_path):
-    folder = shutil.copytree(checkpoint("whisper", SHALLOW)[0], tmp_path / "published")
-    edit(folder / "generation_config.json", **WHISPER_LANGUAGE["whisper"])
-    tokenizer = load_published(folder).tokenizer
+def test_whisper_writes_a_space_before_a_text_of_a_script_with_spaces(published):
+    tokenizer = load_published(published("whisper")).tokenizer
     rows = tokenizer.encode_batch(["low", "안녕", "你好"])
     assert ["".join(tokenizer.pieces(row)) for row in rows] == [" low", " 안녕", "你好"]
 
@@ -206,6 +216,40 @@ def test_a_file_that_is_not_a_sound_is_named(tmp_path):
     for read in (sounds.drop_reason, sounds.inputs):
         with pytest.raises(ValueError, match=r"a\.wav"):
             read(source)
+
+
+@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
+@pytest.mark.parametrize(
+    "case", [case if case in ADAPTED else pytest.param(case, marks=SLOW) for case in CASES]
+)
+def test_an_adapter_changes_what_transformers_computes_as_it_changes_our_model(
+    published, corpus, tmp_path, case
+):
+    folder = published(case)
+    if case in PICTURES + SOUNDS:
+        _, corpus = write_examples(tmp_path, case)
+    weights_before = (folder / "model.safetensors").read_bytes()
+    lora = "--lora", "rank=2,alpha=16,targets=all-linear"
+    flags = "--max-steps", "10", "--set", "learning_rate_scale=0.2", "warmup_steps=1"
+    run = tune(folder, tmp_path / "run", corpus, *lora, *flags)
+    assert (folder / "model.safetensors").read_bytes() == weights_before
+    tuned, base = load_run(run.path), load_published(folder)
+    assert isinstance(tuned.config, PublishedConfig)
+    media, pad_id = tuned.config.media, json.loads((folder / "config.json").read_text()).get("pad_token_id")
+    theirs = peft.PeftModel.from_pretrained(read_theirs(folder, media), run.adapter).eval()
+    batches = random_batches(tuned.config, pad_id or 0)
+    with torch.inference_mode():
+        expected = [
+            theirs(**batch.named_source(media), decoder_input_ids=batch.target_ids).logits.log_softmax(-1)
+            for batch in batches
+        ]
+    assert worst_difference(tuned.model, batches, expected) < 1e-4
+    assert worst_difference(base.model, batches, expected) > 0.1
+    # All that transformers has as a linear layer is changed, without the projection to logits. In a model
+    # with a map between its halves, ours has that map in its cross-attention's keys and values.
+    changed = {name.split(".lora_")[0] for name in load_file(run.adapter / "adapter_model.safetensors")}
+    num_layers = {"trocr-deit": 6 + 8, "whisper": 6 + 10, "trocr": 6 + 10}
+    assert len(changed) == num_layers.get(case, len(changed)) > 0
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,7 @@ def test_cores_get_what_they_have_slots_for_and_a_few_ahead():
     with DrivenEngine(*runners).started() as engine:
         engine.submit(*(make_request((20, number)) for number in range(3, 60)))
         assert [len(core.requests) for core in engine.cores] == [18, 18]
-        assert engine.engine._queue.num_requests == 57 - 36
         engine.turn(4)
-        assert [core.core._scheduler.slots.num_free for core in engine.cores] == [0, 0]
         assert engine.engine.load() == Load(57 - 32, 32, 32, 32 * 4)
         assert engine.engine.num_slots_wanted() == 57
     assert [len(runner.encoded[0]) for runner in runners] == [16, 16]
@@ -279,12 +277,12 @@ def failing(*_args, **_options):
 @pytest.mark.parametrize(
     "break_it",
     [
-        lambda core: setattr(core._scheduler, "schedule", failing),
-        lambda core: setattr(core._scheduler, "record", failing),
+        lambda core: setattr(core.scheduler, "schedule", failing),
+        lambda core: setattr(core.scheduler, "record", failing),
         lambda core: setattr(core, "_result", failing),
         lambda core: setattr(core, "_deliver", failing),
-        lambda core: (setattr(core._runner, "step", failing), setattr(core._scheduler, "fail", failing)),
-        lambda core: (setattr(core._scheduler, "record", failing), setattr(core._runner, "close", failing)),
+        lambda core: (setattr(core._runner, "step", failing), setattr(core.scheduler, "fail", failing)),
+        lambda core: (setattr(core.scheduler, "record", failing), setattr(core._runner, "close", failing)),
         None,  # where its turns are counted
     ],
     ids=["decide", "record", "result", "deliver", "clean up", "close", "count"],

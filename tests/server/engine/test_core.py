@@ -718,7 +718,7 @@ def test_a_turn_computes_a_bounded_part_of_the_alignments_and_everybody_goes_on_
     driver.submit(costly, victim)
     driver.turn(8)
     assert len(driver.told(victim)) == 8
-    assert driver.core._scheduler.load().num_slots_in_use == 2  # one keeps the memory of the four
+    assert driver.core.scheduler.load().num_slots_in_use == 2  # one keeps the memory of the four
     for turn in range(8):
         later = make_request((10, turn + 6), max_new_tokens=1)
         driver.submit(later)
@@ -788,9 +788,9 @@ def test_hypotheses_side_by_side_do_not_shorten_the_gaps_of_their_request():
         driver = Driver(FakeRunner(4), drafter=drafter)
         driver.submit(request)
         driver.turn(2)
-        before = driver.core._scheduler.running[request].num_further_tokens
+        before = driver.core.scheduler.running[request].num_further_tokens
         driver.turn()
-        search = driver.core._scheduler.running[request]
+        search = driver.core.scheduler.running[request]
         num_tokens = 1 + (search.num_further_tokens - before) / 4
         assert driver.turns[-1].inter_token_seconds == {1 / num_tokens: round(num_tokens)}
         driver.finish()

@@ -24,10 +24,10 @@ def test_a_request_for_more_slots_than_are_free_waits_and_is_not_overtaken():
     behind = make_request((20, 7), max_new_tokens=3)
     driver.submit(first, wide, behind)
     driver.turn()
-    assert driver.core._scheduler.load().num_running == 1
+    assert driver.core.scheduler.load().num_running == 1
     driver.turn(3)
-    assert list(driver.core._scheduler.running) == [wide]
-    assert driver.core._scheduler.load().num_slots_in_use == 4
+    assert list(driver.core.scheduler.running) == [wide]
+    assert driver.core.scheduler.load().num_slots_in_use == 4
     driver.finish()
     assert all(driver.results[request].error is None for request in (first, wide, behind))
 
@@ -125,7 +125,7 @@ def test_an_exception_inside_beam_search_frees_all_rows(monkeypatch, caplog):
         patch.setattr("seq2seq_serve.server.engine.scheduler.extend_beam", fail)
         driver.turn()
     assert all(isinstance(driver.results[request].error, EngineFailed) for request in requests)
-    assert driver.core._scheduler.load().num_slots_in_use == 1
+    assert driver.core.scheduler.load().num_slots_in_use == 1
     driver.finish()
     assert driver.results[other].error is None
     later = make_request((20, 7), beam=Beam(4), max_new_tokens=3)

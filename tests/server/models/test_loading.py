@@ -77,7 +77,7 @@ def test_instances_share_slots_and_threads(bundle_path):
             assert [core.num_slots for core in model.engine.cores] == [3, 3]
             assert (model.engine.num_slots, model.sizing.num_slots) == (6, 3)
             found = await answers(model, 5)
-        assert [core._process.poll() for core in model.engine.cores] == [0, 0]
+        assert [core.process.poll() for core in model.engine.cores] == [0, 0]
         return found
 
     assert len({result.best.token_ids for result in asyncio.run(run())}) == 1

@@ -49,12 +49,12 @@ def request_of(*texts: str, **options) -> pb.GenerateRequest:
 def held(instances: list[ProcessCore]) -> Iterator[None]:
     """While this is open, the processes do not run."""
     for instance in instances:
-        os.kill(instance._process.pid, signal.SIGSTOP)
+        os.kill(instance.process.pid, signal.SIGSTOP)
     try:
         yield
     finally:
         for instance in instances:
-            os.kill(instance._process.pid, signal.SIGCONT)
+            os.kill(instance.process.pid, signal.SIGCONT)
 
 
 def wait_until_gone(process_id: int) -> None:
@@ -117,7 +117,7 @@ def double(servers) -> Iterator[Served]:
 def test_one_instance_stays_in_the_server_and_several_have_a_process_each(servers):
     single, double = servers
     assert not isinstance(single.model.engine.cores[0], ProcessCore)
-    assert len({os.getpid(), *(instance._process.pid for instance in instances_of(double))}) == 3
+    assert len({os.getpid(), *(instance.process.pid for instance in instances_of(double))}) == 3
     assert (double.model.engine.num_slots, double.model.sizing.num_slots) == (8, 4)
     assert double.model.sizing.sizes == single.model.sizing.sizes
 
@@ -201,7 +201,7 @@ def test_a_core_that_is_killed_or_stopped_loses_its_own_requests_and_is_restarte
         stub_of(served.address) as stub,
     ):
         victim, other = instances_of(served)
-        process_id = victim._process.pid
+        process_id = victim.process.pid
         with held([victim]):
             with held([other]):
                 calls = [stub.Generate.future(request_of(text)) for text in TEXTS * 50]
@@ -209,7 +209,7 @@ def test_a_core_that_is_killed_or_stopped_loses_its_own_requests_and_is_restarte
             if number is signal.SIGKILL:
                 os.kill(process_id, number)
             codes = [call.code() for call in calls]
-            until(lambda: victim.is_ready and victim._process.pid != process_id)
+            until(lambda: victim.is_ready and victim.process.pid != process_id)
         assert codes.count(grpc.StatusCode.UNAVAILABLE) == 5
         assert codes.count(grpc.StatusCode.OK) == len(calls) - 5
         assert asyncio.run(served.http("/readyz")) == (200, "ok\n")
@@ -225,12 +225,12 @@ def test_a_core_that_is_killed_or_stopped_loses_its_own_requests_and_is_restarte
 def test_a_process_whose_turns_cannot_be_read_is_replaced(double, monkeypatch, caplog):
     """Nobody listened any more: its requests had no answer, and it was not started again."""
     with stub_of(double.address) as stub:
-        processes = [each._process.pid for each in instances_of(double)]
+        processes = [each.process.pid for each in instances_of(double)]
         monkeypatch.setattr(ProcessCore, "_with_request", lambda *_: 1 / 0)
         assert stub.Generate.future(request_of(TEXTS[0])).code() is grpc.StatusCode.UNAVAILABLE
         monkeypatch.undo()
         until(lambda: all(each.is_ready for each in instances_of(double)))
-        assert [each._process.pid for each in instances_of(double)] != processes
+        assert [each.process.pid for each in instances_of(double)] != processes
         assert stub.Generate(request_of(TEXTS[0])).hypotheses
     assert "the turns of an instance cannot be read" in caplog.text
 
@@ -239,7 +239,7 @@ def test_the_weights_are_in_memory_once(double):
     mapped = {
         line.split()[4]
         for instance in instances_of(double)
-        for line in Path(f"/proc/{instance._process.pid}/maps").read_text().splitlines()
+        for line in Path(f"/proc/{instance.process.pid}/maps").read_text().splitlines()
         if "memfd:weights" in line
     }
     assert len(mapped) == 1, "one inode"

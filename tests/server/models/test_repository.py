@@ -229,7 +229,7 @@ async def test_while_the_server_drains_nothing_is_loaded_and_what_was_being_load
     await folders.repository.load("demo", "1")
     folders.gate.clear()
     loading = asyncio.create_task(folders.repository.load("demo"))
-    while not folders.repository._loading_now:
+    while not folders.used[1:]:
         await asyncio.sleep(0)
     assert await folders.states() == {"1": VersionState.READY, "2": VersionState.LOADING}
     folders.repository.drain()
@@ -295,7 +295,6 @@ async def test_loads_that_wait_for_another_end_when_their_callers_leave(folders)
     assert len(folders.used) == 2, "the one that ran, and the last one"
     assert {model.name for model in folders.models} == {"demo", "other"}
     assert not folders.repository.is_loading
-    assert not folders.repository._changing.locked()
 
 
 def test_a_load_that_fails_after_its_caller_left_logs_no_traceback(folders, caplog):

@@ -21,7 +21,7 @@ def logits_of(bundle: Bundle, precision: Precision) -> np.ndarray:
     """The logits `(steps, rows, V)` for random sources and random tokens."""
     config = RunnerConfig(provider="cpu", precision=precision, num_threads=2, max_slots=NUM_ROWS)
     runner = OnnxRunner(bundle, config)
-    assert runner._device.has_operators
+    assert runner.device.has_operators
     rng = np.random.default_rng(0)
     rows, manifest = [], bundle.manifest
     for row in range(NUM_ROWS):

@@ -41,7 +41,10 @@ class RecordingRunner(OnnxRunner):
 
     def __init__(self, bundle: Bundle, config: RunnerConfig) -> None:
         super().__init__(bundle, config)
-        self.can_choose, self._chooses = self._chooses, False  # a step that chooses tokens writes no logits
+        self.can_choose, self.chooses_tokens = (
+            self.chooses_tokens,
+            False,
+        )  # a step that chooses tokens writes no logits
         self.logits: dict[Request, list[Array]] = defaultdict(list)
 
     def step(self, rows: tuple[Sequence, ...], num_steps: int = 1) -> Selected:
@@ -136,7 +139,7 @@ def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(
     for seed in range(2):
         chance = random.Random(100 * num_slots + seed)
         runner.logits.clear()
-        runner._chooses = bool(seed) and runner.can_choose
+        runner.chooses_tokens = bool(seed) and runner.can_choose
         limits = SchedulerLimits(max_encode_tokens=chance.choice([1, 60, 200, 1000]))
         driver = Driver(runner, limits=limits)  # rows hold what the history before left in them
         # The same request twice would be another object: these copies are compared with the originals.
@@ -156,7 +159,7 @@ def test_a_request_gets_the_same_tokens_alone_and_in_any_batch(
             assert driver.results[copy].best.token_ids == result.best.token_ids
             assert driver.results[copy].finish_reason is result.finish_reason
             assert len(runner.logits[copy]) == len(logits)
-            if not runner._chooses:
+            if not runner.chooses_tokens:
                 difference = max(
                     np.abs(a - b).max() for a, b in zip(runner.logits[copy], logits, strict=True)
                 )
@@ -171,7 +174,7 @@ def test_several_steps_of_a_turn_select_what_single_steps_select(of, chooses, re
     """Whoever ends in the middle; and a step without numbers, which is not the first, is done again."""
     bundle = request.getfixturevalue(of)
     runner, chance = make_runner(bundle, 5, Precision.INT8), random.Random(1)
-    runner._chooses = chooses and runner.can_choose
+    runner.chooses_tokens = chooses and runner.can_choose
     requests = random_requests(bundle, 40, seed=3)
     stops = StopSequences(["o", "e "], bundle.target_tokenizer.token_bytes)
     requests = [
@@ -241,7 +244,7 @@ def test_a_device_that_is_not_the_host_gives_the_same_answers(trained_run, train
     for device in (OnnxDevice, FarDevice):
         use_device(device, monkeypatch)
         runner = make_runner(trained_bundle, 3)
-        assert runner._device.is_host is (device is not FarDevice)
+        assert runner.device.is_host is (device is not FarDevice)
         content = weakref.ref(runner._files)
         runner.warm_up()
         assert (content() is None) is (device is FarDevice), (
@@ -330,7 +333,7 @@ def test_captured_steps_of_whole_buckets_give_the_same_tokens(num_slots, of, alo
     driver = Driver(runner, tick=TICK)
     waiting = {dataclasses.replace(request): request for request in expected}
     copies = dict(waiting)
-    runner._device.graph_ids.clear()
+    runner.device.graph_ids.clear()
     while waiting:
         for _ in range(min(len(waiting), chance.randint(0, 5))):
             driver.submit(waiting.popitem()[0])
@@ -339,7 +342,7 @@ def test_captured_steps_of_whole_buckets_give_the_same_tokens(num_slots, of, alo
     for copy, request in copies.items():
         assert driver.results[copy].best.token_ids == expected[request].best.token_ids
     assert max(turn.num_steps for turn in driver.turns) == 4
-    assert set(runner._device.graph_ids) == set(runner._buckets)
+    assert set(runner.device.graph_ids) == set(runner._buckets)
     assert {num_rows for num_rows, *_ in runner._bindings} == set(runner._buckets)
 
 
@@ -404,7 +407,7 @@ def test_an_encode_call_before_any_shape_is_captured_captures_none(random_bundle
     use_device(FarCapturingDevice, monkeypatch)
     runner = make_runner(random_bundle, 3)
     runner.encode(0, random_requests(random_bundle, 2, seed=9))
-    assert (runner._staged, runner._device.num_direct) == ({}, 1)
+    assert (runner._staged, runner.device.num_direct) == ({}, 1)
 
 
 @pytest.mark.parametrize("hears", [False, True])
@@ -430,10 +433,10 @@ def test_a_warm_up_captures_every_bucket_the_largest_first(random_bundle, monkey
     assert sizes == sorted(sizes, reverse=True)
     assert {rows for rows, _ in runner._staged} == {1, 2, 4}
     num_encodes = len(sizes)
-    assert runner._device.graph_ids[:num_encodes] == list(range(1, num_encodes + 1))
+    assert runner.device.graph_ids[:num_encodes] == list(range(1, num_encodes + 1))
     step_and_selection = [5, 5, 4, 4, 2, 2, 1, 1]
     again = runner._staged[1, 16].graph_id  # the source of the steps
-    assert runner._device.graph_ids[num_encodes:][: 1 + len(step_and_selection)] == [
+    assert runner.device.graph_ids[num_encodes:][: 1 + len(step_and_selection)] == [
         again,
         *step_and_selection,
     ]
@@ -479,7 +482,7 @@ def test_capturing_can_be_switched_off(random_bundle, monkeypatch):
 def test_a_closed_runner_ends_its_threads(random_bundle):
     before = set(threading.enumerate())
     runner = make_runner(random_bundle)
-    runner._device.pool.submit(runner.warm_up).result()
+    runner.device.pool.submit(runner.warm_up).result()
     assert set(threading.enumerate()) > before
     runner.close()
     assert set(threading.enumerate()) == before
@@ -494,9 +497,7 @@ def test_the_number_of_slots_follows_the_budget(random_bundle):
         assert runner.num_slots == num_slots
         allocated = sum(group._host.nbytes for group in runner._groups_of_buffers)
         assert allocated == num_slots * slot_bytes <= size
-    message = (
-        f"a slot takes {slot_bytes} bytes, and all slots may take {slot_bytes - 1}: raise max_slots_size"
-    )
+    message = f"a slot takes {slot_bytes} bytes, and all slots may take {slot_bytes - 1}"
     with pytest.raises(ValueError, match=message):
         make_runner(random_bundle, max_slots_size_bytes=slot_bytes - 1)
 

@@ -270,8 +270,8 @@ def test_a_step_that_selects_tokens_equals_selection_from_logits(beam, random_bu
     answers = []
     for chooses in (True, False):
         runner = OnnxRunner(random_bundle, RunnerConfig("cpu", Precision.INT8, num_threads=1, max_slots=8))
-        assert runner._chooses
-        runner._chooses = chooses
+        assert runner.chooses_tokens
+        runner.chooses_tokens = chooses
         driver = Driver(runner)
         requests = [
             Request("r", {SOURCE_IDS: source}, len(source), 1 + i, arrival=0.0, beam=beam, stream=True)

@@ -56,7 +56,6 @@ from seq2seq_serve.server.models.served import Models, ServedModel
 from seq2seq_serve.server.runner.sizing import Sizing
 from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
-from seq2seq_serve.server.service.rpcs import Rpcs
 from seq2seq_serve.server.telemetry.metrics import Metrics
 from tests.server.fakes import sample_value, selected
 
@@ -222,7 +221,7 @@ class Served:
 
     @property
     def model(self) -> ServedModel:
-        return next(iter(self.app._models))
+        return next(iter(self.app.models))
 
     async def http(self, path: str) -> tuple[int, str]:
         """Status and text of a page of the metrics port."""
@@ -230,20 +229,20 @@ class Served:
 
     def metric(self, name: str, **labels: str) -> float:
         """The sum of the values with these labels, as Prometheus would scrape them; 0 without any."""
-        return sample_value(self.app._metrics, name, labels) or 0.0
+        return sample_value(self.app.metrics, name, labels) or 0.0
 
     async def until_calls_are_over(self) -> None:
         """Wait until no handler runs, large answers are sent, and every request of an engine has ended."""
-        await asyncio.wait_for(self.app._calls.wait_until_idle(), 20)
+        await asyncio.wait_for(self.app.calls.wait_until_idle(), 20)
         async with asyncio.timeout(20):
-            while self.app._calls.held.held:
+            while self.app.calls.held.held:
                 await asyncio.sleep(0.001)
         await self.turns.until(lambda: self.turns.num_ended == self.turns.num_submitted)
 
     async def check_that_everything_is_back(self) -> None:
         """Nothing waits, nothing runs, every slot is back, and nobody's stream is left."""
         await self.until_calls_are_over()
-        for model in self.app._models:
+        for model in self.app.models:
             for name in (
                 "num_requests_running",
                 "num_requests_waiting",
@@ -252,8 +251,7 @@ class Served:
                 "kv_cache_usage_ratio",
             ):
                 assert self.metric(f"seq2seq_{name}", model_name=model.name) == 0, name
-            assert not model.engine._streams
-            assert not model.engine._timers
+            assert model.engine.num_slots_wanted() == 0
             assert not any(core.requests for core in model.engine.cores)
 
 
@@ -270,9 +268,9 @@ def access_file(folder: Path, *callers: tuple[str, ...]) -> Path:
     return path
 
 
-def make_rpcs(metrics: Metrics) -> Rpcs:
-    """RPCs without a server, for calls that need no model."""
-    return Rpcs(Calls(Models(metrics), Access(None), [metrics.record_call]))
+def make_calls(metrics: Metrics) -> Calls:
+    """Calls without a server, which need no model."""
+    return Calls(Models(metrics), Access(None), [metrics.record_call])
 
 
 def fetch(port: int, path: str) -> tuple[int, str]:

@@ -71,7 +71,7 @@ def passes(access: Access, token: str) -> bool:
 def test_a_changed_file_holds_and_a_broken_one_changes_nothing(file, caplog):
     access = Access(file)
     file.write_text(entry("app", "new", "predict"))
-    assert access._tokens.refresh()
+    assert access.refresh()
     assert not passes(access, "sesame")
     assert passes(access, "new")
     for break_it in (
@@ -82,7 +82,7 @@ def test_a_changed_file_holds_and_a_broken_one_changes_nothing(file, caplog):
         break_it()
         caplog.clear()
         with caplog.at_level(logging.DEBUG):
-            assert not access._tokens.refresh()
+            assert not access.refresh()
             assert passes(access, "new")
             assert not passes(access, "")
         assert "the tokens are unchanged" in caplog.text
@@ -202,8 +202,8 @@ def test_a_hostile_file_is_one_line_at_the_start_and_in_a_running_server(file, m
     make(file)
     with pytest.raises((OSError, ValueError), match=message):
         Access(file)
-    assert not access._tokens.refresh()
-    assert not access._tokens.refresh()
+    assert not access.refresh()
+    assert not access.refresh()
     [record] = caplog.records
     assert message in record.getMessage()
     assert record.exc_info is None

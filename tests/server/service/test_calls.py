@@ -20,7 +20,7 @@ from seq2seq_serve.server.service.health import SEQ2SEQ
 from seq2seq_serve.server.service.seq2seq import generation, service
 from seq2seq_serve.server.service.write import responses as answers
 from seq2seq_serve.server.telemetry.metrics import Metrics
-from tests.server.service.harness import EchoRunner, make_rpcs, serving
+from tests.server.service.harness import EchoRunner, make_calls, serving
 
 REQUEST = pb.GenerateRequest(sources=[pb.Source(text="abc")])
 
@@ -40,7 +40,7 @@ async def test_the_callers_request_id_is_kept_and_otherwise_one_is_made():
 def opened(given_id: str | bytes) -> RemoteCall:
     """A call whose caller sent an id."""
     metadata = (("x-request-id", given_id),)
-    return make_rpcs(Metrics())._calls.open(
+    return make_calls(Metrics()).open(
         SEQ2SEQ.full_name, "Generate", metadata=metadata, peer="", remaining_seconds=None, write=None
     )
 
@@ -120,7 +120,7 @@ def abandoned(calls: Calls) -> RemoteCall:
 async def test_a_caller_who_leaves_without_reading_is_cancelled_without_a_traceback(caplog):
     """The write fails before gRPC cancels the handler, which was logged and counted as INTERNAL."""
     metrics = Metrics()
-    calls = make_rpcs(metrics)._calls
+    calls = make_calls(metrics)
     call = abandoned(calls)
     with pytest.raises(asyncio.CancelledError):
         await calls.run(call, call.send(pb.GenerateStreamResponse()))
@@ -133,7 +133,7 @@ async def test_a_caller_who_leaves_without_reading_is_cancelled_without_a_traceb
 
 async def test_the_end_does_not_wait_for_calls_that_nobody_reads():
     """A stream that was not read held the server up for half a minute beyond its time to drain."""
-    calls = make_rpcs(Metrics())._calls
+    calls = make_calls(Metrics())
     abandoned(calls)
     async with asyncio.timeout(10):
         await calls.wait_until_quiet()
@@ -141,7 +141,7 @@ async def test_the_end_does_not_wait_for_calls_that_nobody_reads():
 
 async def test_other_tasks_have_their_turn_between_the_items_of_a_call():
     """All items that may be open at once were read, and then submitted, in one turn of the event loop."""
-    opened, order = make_rpcs(Metrics())._calls, []
+    opened, order = make_calls(Metrics()), []
     call, items = abandoned(opened), iter(range(64))
 
     async def following() -> int | None:
@@ -256,7 +256,7 @@ async def test_large_requests_are_bounded_while_their_calls_are_open(monkeypatch
         await asyncio.gather(*waiting)
         await send(small + padding)
         await served.until_calls_are_over()
-        assert not served.app._calls.held.held
+        assert not served.app.calls.held.held
 
 
 LONG = "a" * 100
@@ -277,7 +277,7 @@ async def read_all(call) -> None:
 
 async def until_held(served, least: int, most: float = math.inf) -> None:
     async with asyncio.timeout(20):
-        while not least <= served.app._calls.held.held.total() <= most:
+        while not least <= served.app.calls.held.held.total() <= most:
             await asyncio.sleep(0.01)
 
 
@@ -308,7 +308,7 @@ async def test_a_stream_that_may_become_long_is_counted_before_it_is_decoded(mon
         served.runner.gate.clear()
         waiting = reading_nothing(served.channel, "GenerateStream")
         await served.turns.until(lambda: served.turns.num_submitted == 1)
-        assert served.app._calls.held.held.total() > 6 * 40_000
+        assert served.app.calls.held.held.total() > 6 * 40_000
         with pytest.raises(AioRpcError, match="large requests and answers"):
             await reading_nothing(served.channel, "GenerateStream").read()
         assert served.turns.num_submitted == 1

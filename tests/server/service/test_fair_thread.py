@@ -13,7 +13,7 @@ from seq2seq_serve.server.errors import Cancelled, DeadlineExceeded, Overloaded
 from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.fair_thread import FairThreads
 from seq2seq_serve.server.telemetry.metrics import Metrics
-from tests.server.service.harness import make_rpcs
+from tests.server.service.harness import make_calls
 
 SHORT, LONG = 10_000, 1_000_000
 
@@ -29,7 +29,7 @@ async def thread_of(max_bytes: int = 8 * LONG) -> AsyncIterator[FairThreads]:
 
 @asynccontextmanager
 async def a_call() -> AsyncIterator[RemoteCall]:
-    calls = make_rpcs(Metrics())._calls
+    calls = make_calls(Metrics())
     try:
         yield calls.open("s", "m", metadata=(), peer="ipv4:1:1", remaining_seconds=None, write=None)
     finally:

@@ -40,10 +40,10 @@ async def test_a_watcher_hears_every_change_also_after_another_watcher_left():
             assert (await anext(watcher)).status == SERVING
         calls[0].cancel()
         served.model.engine.cores[0].failing_since = math.inf
-        served.app._health.refresh()
+        served.app.health.refresh()
         assert (await anext(watchers[1])).status == NOT_SERVING
         served.model.engine.cores[0].failing_since = None
-        served.app._health.refresh()
+        served.app.health.refresh()
         assert (await anext(watchers[1])).status == SERVING
         calls[1].cancel()
 
@@ -66,7 +66,7 @@ async def test_an_engine_whose_thread_ends_is_started_again_and_its_callers_are_
 async def test_watchers_are_woken_by_changes_only():
     """Every second all were: some thousand of them, which need no token, would hold up the event loop."""
     async with serving() as served:
-        health = served.app._health
+        health = served.app.health
         waiting = asyncio.ensure_future(health.wait_for_refresh())
         await asyncio.sleep(0)
         health.refresh()
@@ -83,7 +83,7 @@ async def test_watchers_are_let_go_when_the_server_ends():
     async with serving() as served:
         call = health_pb2_grpc.HealthStub(served.channel).Watch(health_pb2.HealthCheckRequest())
         assert (await anext(aiter(call))).status == SERVING
-        served.app._health.close()
+        served.app.health.close()
         assert await call.code() is grpc.StatusCode.OK
 
 
@@ -118,7 +118,7 @@ async def test_an_engine_without_a_sign_of_life_is_neither_ready_nor_healthy():
 
 async def test_list_has_every_name_with_its_status():
     async with serving(names=("first", "second")) as served:
-        health = served.app._health
+        health = served.app.health
         services = {"seq2seq.v1.Seq2Seq", "seq2seq.v1.Repository", "inference.GRPCInferenceService"}
         assert set(health.names()) == {"", *services, "first", "second"}
         if hasattr(health_pb2, "HealthListRequest"):  # grpcio-health-checking from 1.85 on

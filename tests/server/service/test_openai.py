@@ -274,7 +274,7 @@ def test_a_model_of_one_language_names_it_and_refuses_others(whisper_path):
     with on_a_thread(serving_bundles(whisper_path / "bundle")) as served:
         template = served.model.manifest.template
         start = tuple(place for place in template.start if isinstance(place, int))
-        served.app._models.put(
+        served.app.models.put(
             with_manifest(served.model, choices={}, template=replace(template, start=start))
         )
         url = f"http://127.0.0.1:{served.app.http.port}/v1"
@@ -384,8 +384,8 @@ def test_it_translates_with_the_task_and_the_options_of_a_request(client, served
             "timestamp_granularities[]",
             "the times of words need the response_format verbose_json or srt or vtt",
         ),
-        ({"prompt": "a" * 70_000}, "prompt", "prompt has 70000 bytes: send at most 65536"),
-        ({"language": "k" * 2_000}, "language", "language has 2000 bytes: send at most 1024"),
+        ({"prompt": "a" * 70_000}, "prompt", "prompt has 70000 bytes"),
+        ({"language": "k" * 2_000}, "language", "language has 2000 bytes"),
         (
             {"extra_body": {"hotwords": "a b " * 60}},
             "hotwords",
@@ -397,7 +397,7 @@ def test_it_translates_with_the_task_and_the_options_of_a_request(client, served
             "beam_size",
             "there is no field 'beam_size': send file, file_type",
         ),
-        ({"extra_body": {"diarization": "true"}}, "diarization", "does not tell speakers apart: leave diar"),
+        ({"extra_body": {"diarization": "true"}}, "diarization", "does not tell speakers apart"),
         ({"known_speaker_names": ["Ann"]}, "known_speaker_names[]", "does not tell speakers apart"),
         ({"include": ["logprobs"], "response_format": "text"}, "include[]", "logprobs need the response_for"),
         ({"include": ["usage"]}, "include[]", r"include\[\] is 'usage', and must be logprobs"),

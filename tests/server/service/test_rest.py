@@ -214,7 +214,7 @@ async def test_a_reader_who_leaves_in_the_middle_frees_the_slot():
                 await asyncio.sleep(0)
         runner.permits.release()  # for the step that was under way
         await served.until_calls_are_over()
-        assert not served.app._rest.open.held
+        assert not served.app.rest.open.held
 
 
 @pytest.mark.parametrize(
@@ -273,13 +273,7 @@ def test_an_error_names_the_row_and_the_protocols_own_field(port, body, message,
         (INFER, typed_body(charset="utf-8"), 400, "INVALID_ARGUMENT", "parameter 'charset' is not supported"),
         (INFER, b" " * (4 * 2**20 + 1), 413, "INVALID_ARGUMENT", "more than 4194304 bytes"),
         (INFER, b"[" + b"{}," * 9000 + b"{}]", 400, "INVALID_ARGUMENT", "9002 brackets"),
-        (
-            INFER,
-            b"[" + b"1," * (2**20 + 1) + b"1]",
-            400,
-            "INVALID_ARGUMENT",
-            "1048577 commas",
-        ),
+        (INFER, b"[" + b"1," * (2**20 + 1) + b"1]", 400, "INVALID_ARGUMENT", "1048577 commas"),
         (INFER, infer_body("a") | {"id": "\ud800"}, 400, "INVALID_ARGUMENT", "not JSON in UTF-8"),
         (GENERATE, {"input_ids": [True]}, 400, "INVALID_ARGUMENT", "does not have the type"),
         (STREAM, {"text_input": "a", "num_hypotheses": 2}, 400, "INVALID_ARGUMENT", "one hypothesis"),
@@ -367,7 +361,7 @@ async def test_large_requests_are_held_as_those_of_grpc(monkeypatch):
         _, writer = await asyncio.open_connection("127.0.0.1", served.app.http.port)
         writer.write(request_of(INFER, b"{", 2_000_000))  # the rest of its body does not come
         async with asyncio.timeout(20):
-            while not served.app._calls.held.held:
+            while not served.app.calls.held.held:
                 await asyncio.sleep(0)
         body = b" " * 2_000_000
         status, _, answer = await asyncio.to_thread(ask, served.app.http.port, "POST", INFER, body)
@@ -376,10 +370,14 @@ async def test_large_requests_are_held_as_those_of_grpc(monkeypatch):
         writer.close()
 
 
-def test_a_caller_of_the_first_protocol_of_kserve_learns_of_the_second(port):
-    status, _, answer = ask(port, "POST", "/v1/models/echo:predict", {"instances": []})
-    assert (status, answer["code"]) == (404, "NOT_FOUND")
-    assert answer["error"].endswith("send version 2 to /v2/models/echo/infer")
+async def test_a_caller_of_the_first_protocol_of_kserve_learns_of_the_second():
+    async with serving() as served:
+        path, body = "/v1/models/echo:predict", {"instances": []}
+        status, _, answer = await asyncio.to_thread(ask, served.app.http.port, "POST", path, body)
+        assert (status, answer["code"]) == (404, "NOT_FOUND")
+        assert answer["error"].endswith("send version 2 to /v2/models/echo/infer")
+        await served.until_calls_are_over()
+        assert served.metric("seq2seq_requests_total", method="ModelInfer", code="NOT_FOUND") == 1
 
 
 async def test_answers_that_callers_do_not_take_are_held_as_those_of_grpc(monkeypatch):
@@ -389,7 +387,7 @@ async def test_answers_that_callers_do_not_take_are_held_as_those_of_grpc(monkey
     monkeypatch.setattr("seq2seq_serve.server.service.calls._MAX_HELD_BYTES", 20 * 2**20)
     monkeypatch.setattr(rest, "_infer_response", long_response)
     async with serving() as served:
-        port, held = served.app.http.port, served.app._calls.held
+        port, held = served.app.http.port, served.app.calls.held
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         reader._transport.pause_reading()
         writer.write(request_of(INFER, json.dumps(infer_body("a")).encode()))
@@ -704,7 +702,7 @@ def test_a_body_in_chunks_is_refused_as_soon_as_it_is_too_large(port):
 async def test_a_body_in_chunks_holds_what_has_come_of_it(monkeypatch):
     monkeypatch.setattr("seq2seq_serve.server.service.calls._MAX_HELD_BYTES", 10**6)
     async with serving() as served:
-        held = served.app._calls.held.held
+        held = served.app.calls.held.held
         reader, writer = await asyncio.open_connection("127.0.0.1", served.app.http.port)
 
         async def until(condition):
@@ -713,7 +711,7 @@ async def test_a_body_in_chunks_holds_what_has_come_of_it(monkeypatch):
                     await asyncio.sleep(0)
 
         writer.write(chunked_request_of(INFER, b" " * 1000))
-        await until(lambda: served.app._rest.open.held)
+        await until(lambda: served.app.rest.open.held)
         assert not held  # as a short body with a length
         writer.write(b"7a120\r\n" + b" " * 500_000 + b"\r\n")
         await until(lambda: held["127.0.0.1"] == 501_000)
@@ -817,7 +815,7 @@ def test_a_server_that_drains_answers_what_it_has_accepted(caplog):
             waiting = [await connect(served, request_of(GENERATE, body)[:-1]) for _ in range(20)]
             await served.turns.until(lambda: served.turns.num_submitted == 20)
             async with asyncio.timeout(20):
-                while served.app._calls.num_open < 40:
+                while served.app.calls.num_open < 40:
                     await asyncio.sleep(0)
             draining = asyncio.create_task(served.app.drain())
             refused = [await answer_of(*each) for each in waiting]

@@ -11,9 +11,10 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.service import calls as calls_module
 from seq2seq_serve.server.service import rpcs as rpcs_module
 from seq2seq_serve.server.service.health import SEQ2SEQ
+from seq2seq_serve.server.service.rpcs import Rpcs
 from seq2seq_serve.server.service.seq2seq.service import Seq2SeqService
 from seq2seq_serve.server.telemetry.metrics import Metrics
-from tests.server.service.harness import access_file, make_rpcs, serving
+from tests.server.service.harness import access_file, make_calls, serving
 
 PATHS = {
     "/seq2seq.v1.Seq2Seq/Generate": "unary_unary",
@@ -58,7 +59,7 @@ async def test_a_message_of_many_empty_messages_is_refused_before_it_is_built(pa
 async def test_other_tasks_have_their_turn_between_large_messages():
     raw = pb.GenerateRequest(model="x" * 2**15).SerializeToString()
     order = []
-    rpcs = make_rpcs(Metrics())
+    rpcs = Rpcs(make_calls(Metrics()))
 
     async def parse(number):
         await rpcs.parse_large(raw, pb.GenerateRequest)
@@ -104,7 +105,7 @@ async def test_callers_who_do_not_send_stall_no_call_and_no_probe():
     raw = pb.GenerateRequest(sources=[pb.Source(text="a")]).SerializeToString()
     async with serving() as served:
         waiting = [served.channel.stream_unary(path)(stalled()) for path in paths for _ in range(30)]
-        while served.app._calls.num_open < 30:
+        while served.app.calls.num_open < 30:
             await asyncio.sleep(0)
         assert await served.channel.unary_unary(paths[1])(b"") == b"\x08\x01"  # SERVING
         assert await served.channel.unary_unary(paths[0])(raw)
@@ -140,14 +141,14 @@ async def test_streams_that_last_are_bounded(monkeypatch):
                 await more.read()
             assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
         first.cancel()
-        while len(served.app._calls.streams.held) and served.app._calls.streams.held.total() > 1:
+        while len(served.app.calls.streams.held) and served.app.calls.streams.held.total() > 1:
             await asyncio.sleep(0)
         third = served.channel.unary_stream(watch)(b"")
         assert await third.read() == b"\x08\x01"
         await second.done_writing()
         assert await second.read() is aio.EOF
         third.cancel()
-        while served.app._calls.streams.held:
+        while served.app.calls.streams.held:
             await asyncio.sleep(0)
 
 
@@ -155,8 +156,15 @@ async def test_calls_that_are_left_at_once_are_opened_no_more(monkeypatch):
     """20,000 calls, each cancelled after a millisecond, made others wait for seconds."""
     for name in ("_HASTY_SECONDS", "_WARY_SECONDS"):
         monkeypatch.setattr(rpcs_module, name, math.inf)
-    rpcs, path = make_rpcs(Metrics()), "/seq2seq.v1.Seq2Seq/Generate"
-    handle = rpcs.handlers(SEQ2SEQ, Seq2SeqService()).service(SimpleNamespace(method=path)).stream_unary
+    counted, path = make_calls(Metrics()), "/seq2seq.v1.Seq2Seq/Generate"
+    opened = []
+    open_call = counted.open
+    monkeypatch.setattr(
+        counted, "open", lambda *given, **named: opened.append(1) or open_call(*given, **named)
+    )
+    handle = (
+        Rpcs(counted).handlers(SEQ2SEQ, Seq2SeqService()).service(SimpleNamespace(method=path)).stream_unary
+    )
     context = SimpleNamespace(
         invocation_metadata=tuple, peer=lambda: "ipv4:127.0.0.1:1", time_remaining=lambda: None, write=None
     )
@@ -166,8 +174,8 @@ async def test_calls_that_are_left_at_once_are_opened_no_more(monkeypatch):
         calls[-1].cancel()
         await asyncio.wait(calls)
         calls.append(asyncio.create_task(handle(stalled(), context)))
-    assert rpcs._calls._num_opened == 1
-    while not rpcs._calls.num_open:  # the last one stays
+    assert len(opened) == 1
+    while not counted.num_open:  # the last one stays
         await asyncio.sleep(0)
     calls[-1].cancel()
     await asyncio.wait(calls)
@@ -176,7 +184,8 @@ async def test_calls_that_are_left_at_once_are_opened_no_more(monkeypatch):
 async def test_a_drain_does_not_wait_for_messages_that_do_not_come():
     async with serving() as served:
         call = served.channel.stream_unary("/seq2seq.v1.Seq2Seq/Generate")(stalled())
-        while not served.app._calls.num_open:
+        while not served.app.calls.num_open:
             await asyncio.sleep(0)
-        served.app._calls.drain()
+        draining = asyncio.create_task(served.app.drain())
         assert await call.code() is grpc.StatusCode.UNAVAILABLE
+        await draining

@@ -268,9 +268,9 @@ def test_the_penalty_wants_every_place_looked_at_once() -> None:
         (PICTURE, {"is_local": True}, "is_local is True, and must be false unless source is clip"),
         (PICTURE, {"feature_width": 5}, "feature_width is 5, and must be null unless source is features"),
         (FEATURES, {"feature_width": None}, "feature_width is None, and must be the width of the features"),
-        (CLIP, {"is_local": 1}, "is_local is 1, and must be a valid boolean"),
-        (PICTURE, {"soft_share": 1.5}, "soft_share is 1.5, and must be less than or equal to 1"),
-        (PICTURE, {"reward_weight": -1}, "reward_weight is -1, and must be greater than or equal to 0"),
+        (CLIP, {"is_local": 1}, "is_local is 1, and must be true or false"),
+        (PICTURE, {"soft_share": 1.5}, "soft_share is 1.5, and must be at most 1"),
+        (PICTURE, {"reward_weight": -1}, "reward_weight is -1, and must be at least 0"),
     ],
 )
 def test_wrong_settings_are_refused_by_name(

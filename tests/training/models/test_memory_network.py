@@ -180,8 +180,8 @@ def test_weights_start_small_as_in_the_paper() -> None:
         ({"num_linear_steps": -1}, "num_linear_steps is -1"),
         ({"time_noise": 1.0}, "time_noise is 1.0"),
         ({"tying": "all"}, "tying is 'all', and must be 'adjacent' or 'layer-wise'"),
-        ({"has_position_encoding": 1}, "has_position_encoding is 1, and must be a valid boolean"),
-        ({"has_empty_memories": None}, "has_empty_memories is None, and must be a valid boolean"),
+        ({"has_position_encoding": 1}, "has_position_encoding is 1, and must be true or false"),
+        ({"has_empty_memories": None}, "has_empty_memories is None, and must be true or false"),
         ({"tied": "none"}, 'tied is .none., and must be "all" for a memory network'),
     ],
 )

@@ -102,8 +102,8 @@ def test_dropout_changes_two_passes_and_evaluation_has_none() -> None:
     [
         ({"d_hidden": 15}, "d_hidden is 15, and must be even for two directions"),
         ({"cell": "rnn"}, "cell is 'rnn', and must be 'gru' or 'lstm'"),
-        ({"attention": True}, "attention is True, and must be a valid string"),
-        ({"reverses_source": 1}, "reverses_source is 1, and must be a valid boolean"),
+        ({"attention": True}, "attention is True, and must be a text"),
+        ({"reverses_source": 1}, "reverses_source is 1, and must be true or false"),
         ({"num_encoder_layers": 0}, "num_encoder_layers is 0"),
     ],
 )

@@ -26,7 +26,7 @@ MANY = {"en_XX": 5, "de_DE": 6, "ko_KR": 7}
 async def serving_languages():
     """Echoes from Korean into English, from three languages into the same three, and without languages."""
     async with serving(names=("fixed", "many", "unknown")) as served:
-        models, served_as = served.app._models, {model.name: model for model in served.app._models}
+        models, served_as = served.app.models, {model.name: model for model in served.app.models}
         models.put(with_manifest(served_as["fixed"], source_language="ko", target_language="en"))
         choice = Choice(MANY, "")
         choices = {"source_language": choice, "target_language": choice}
@@ -77,7 +77,7 @@ def test_the_languages_are_listed_anew_when_other_models_are_served(monkeypatch)
             url = f"http://127.0.0.1:{served.app.http.port}"
             for source, expected in (("ko", ["en", "ko"]), ("de", ["de", "en"])):
                 model = with_manifest(served.model, source_language=source, target_language="en")
-                served.app._models.put(model)
+                served.app.models.put(model)
                 for _ in range(3):
                     listed = json.loads((await asyncio.to_thread(get, f"{url}/languages"))[2])
                     assert [one["code"] for one in listed] == expected
@@ -90,7 +90,7 @@ def test_the_languages_are_listed_anew_when_other_models_are_served(monkeypatch)
 async def serving_korean():
     """A server of one model, which reads Korean and writes English."""
     async with serving() as served:
-        served.app._models.put(with_manifest(served.model, source_language="ko", target_language="en"))
+        served.app.models.put(with_manifest(served.model, source_language="ko", target_language="en"))
         yield served
 
 
@@ -191,7 +191,7 @@ def test_the_codes_of_nllb_are_found_by_those_of_other_programs():
         async with serving() as served:
             choice = Choice({code: 5 + number for number, code in enumerate(codes)}, "")
             choices = {"source_language": choice, "target_language": choice}
-            served.app._models.put(with_manifest(served.model, choices=choices))
+            served.app.models.put(with_manifest(served.model, choices=choices))
             yield served
 
     with on_a_thread(serving_nllb()) as served:
@@ -233,7 +233,7 @@ def test_a_large_form_is_refused_before_it_is_read(url):
     connection.endheaders()
     answer = connection.getresponse()
     assert answer.status == 413
-    assert "more than 262144 bytes: send less" in json.load(answer)["error"]
+    assert "more than 262144 bytes" in json.load(answer)["error"]
     connection.close()
 
 
@@ -321,7 +321,8 @@ def test_several_texts_of_a_form_are_a_list(url, body, expected):
 
 def test_several_values_of_another_field_are_refused(url):
     status, answer = send(f"{url}/translate", b"q=ab&source=ko&source=en&target=en", FORM)
-    assert (status, answer["error"]) == (400, "source has several values: send one")
+    assert status == 400
+    assert "source has several values" in answer["error"]
 
 
 def test_a_form_without_its_content_type_has_the_room_of_one_with_it(url):
@@ -500,7 +501,7 @@ def test_a_segment_that_the_model_refuses_stays_as_it_is(url):
 @pytest.mark.parametrize(
     ("name", "content", "problem"),
     [
-        ("a.pdf", b"x", "the file is 'a.pdf' with 1 bytes: send one of .txt, .srt"),
+        ("a.pdf", b"x", "the file is 'a.pdf' with 1 bytes"),
         ("", b"x", "the file is '' with 1 bytes"),
         ("a.txt", b"", "the file 'a.txt' is empty"),
         ("a.docx", b"x", "the file is not a Word document"),
@@ -543,7 +544,7 @@ def test_files_are_kept_for_a_time_and_share_their_room(monkeypatch):
 async def serving_tokens(path):
     """A server of one model, from Korean into English, whose callers have tokens."""
     async with serving(access_file=path) as served:
-        served.app._models.put(with_manifest(served.model, source_language="ko", target_language="en"))
+        served.app.models.put(with_manifest(served.model, source_language="ko", target_language="en"))
         yield served
 
 

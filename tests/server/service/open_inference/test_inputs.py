@@ -152,18 +152,12 @@ def typed(model: str, name: str, datatype: str, shape: list[int], **contents) ->
 
 
 BAD = [
-    (
-        infer_request(PICTURE, text_input=TEXTS),
-        "the inputs are text_input: send picture (UINT8 or FP32 or BYTES)",
-    ),
+    (infer_request(PICTURE, text_input=TEXTS), "the inputs are text_input"),
     (
         infer_request(STORY, story=TEXTS, question=TEXTS, answer=TEXTS),
-        "the inputs are answer, question, story: send story",
+        "the inputs are answer, question, story",
     ),
-    (
-        infer_request(STORY, story=TEXTS, question=TEXTS[:1]),
-        "there are 2 of story, 1 of question: send as many",
-    ),
+    (infer_request(STORY, story=TEXTS, question=TEXTS[:1]), "there are 2 of story, 1 of question"),
     (
         infer_request(PICTURE, picture=PIXELS.astype(np.int64)),
         "picture is INT64, and must be UINT8 or FP32 or BYTES",
@@ -171,14 +165,8 @@ BAD = [
     (infer_request(PICTURE, picture=PIXELS[0]), "picture has 3 axes, and must have 4: rows first"),
     (infer_request(PICTURE, picture=PIXELS[:0]), "there are 0 rows: send 1 to 256"),
     (infer_request(STORY, story=elements(b"\xff"), question=TEXTS[:1]), "row 0 of story is not UTF-8"),
-    (
-        typed(PICTURE, PICTURE, "UINT8", [1], uint_contents=[256]),
-        "an element of UINT8 is too large",
-    ),
-    (
-        typed(PICTURE, PICTURE, "UINT8", [2**20 + 1], uint_contents=[1]),
-        "shape [1048577] is too large: send at most 1048576 elements of UINT8",
-    ),
+    (typed(PICTURE, PICTURE, "UINT8", [1], uint_contents=[256]), "an element of UINT8 is too large"),
+    (typed(PICTURE, PICTURE, "UINT8", [2**20 + 1], uint_contents=[1]), "shape [1048577] is too large"),
 ]
 
 

@@ -158,9 +158,9 @@ async def test_sentences_are_split_by_the_rules_of_the_request_or_the_bundle():
         assert num_amharic > 2
         model = served.model
         for language, expected in (("am", num_amharic), ("tlh", num_english)):
-            served.app._models.put(with_manifest(model, source_language=language))
+            served.app.models.put(with_manifest(model, source_language=language))
             assert await parts(served, "") == expected
-        served.app._models.put(model)
+        served.app.models.put(model)
         message = await refusal(served, request("a", source_language="korean"))
         assert message.startswith("source_language is 'korean', and the server cannot split its sentences")
 
@@ -195,11 +195,7 @@ async def refusal_or_answer(served, message) -> None:
 async def test_what_cannot_be_split_is_refused_by_name():
     async with serving() as served:
         for text, options, expected in (
-            (
-                "가. " + "나" * 40,
-                {},
-                "sentence 2 of the source has 121 tokens, and echo takes",
-            ),
+            ("가. " + "나" * 40, {}, "sentence 2 of the source has 121 tokens, and echo takes"),
             ("Go. " * 300, {}, "the text has more than 256 sentences and lines"),
             ("Go.", {"stop_sequences": ["x"]}, "stop_sequences applies to one target"),
             ("Go.", {"target_prefix": pb.Target(text="a")}, "target_prefix applies to one target"),

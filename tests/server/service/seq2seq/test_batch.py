@@ -147,7 +147,7 @@ async def test_a_caller_who_leaves_frees_every_slot():
             await reading
         served.runner.gate.set()
         async with asyncio.timeout(20):
-            while served.app._calls.num_open:
+            while served.app.calls.num_open:
                 await asyncio.sleep(0)
         assert num_ended(served, "CANCELLED") == 3
 
@@ -172,7 +172,7 @@ async def test_a_batch_that_has_begun_is_finished_although_the_server_drains():
         reading = asyncio.create_task(all_of(served.stub.GenerateBatch(requests_of(*["abc"] * 200))))
         await served.turns.until(lambda: served.turns.num_submitted == service._LEAST_OPEN)
         draining = asyncio.create_task(served.app.drain())
-        while not served.app._calls.is_draining:
+        while not served.app.calls.is_draining:
             await asyncio.sleep(0)
         with pytest.raises(AioRpcError, match="shutting down"):
             await all_of(served.stub.GenerateBatch(requests_of()))

@@ -201,7 +201,7 @@ async def test_slot_is_returned_when_the_client_cancels(method):
         await asyncio.to_thread(served.runner.stepping.wait, 20)
         waiting.cancel()
         call.cancel()
-        await asyncio.wait_for(served.app._calls.wait_until_idle(), 20)
+        await asyncio.wait_for(served.app.calls.wait_until_idle(), 20)
         served.runner.gate.set()
         await served.check_that_everything_is_back()
         assert (
@@ -222,7 +222,7 @@ async def test_slot_is_returned_when_the_deadline_passes():
         with pytest.raises(aio.AioRpcError) as caught:
             await served.stub.Generate(request(), timeout=1)
         assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-        await asyncio.wait_for(served.app._calls.wait_until_idle(), 20)
+        await asyncio.wait_for(served.app.calls.wait_until_idle(), 20)
         served.runner.gate.set()
         await served.check_that_everything_is_back()
         labels = {"model_name": "echo", "method": "Generate", "code": "DEADLINE_EXCEEDED"}
