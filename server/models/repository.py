@@ -188,7 +188,8 @@ class Repository:
             ValueError: One does not fit any served model.
         """
         self._has_started = True
-        tried = [name for model in self._models for name in self._adapters.names_for(model.name)]
+        bases = [model.name for model in self._models if model.base is None]
+        tried = [name for base in bases for name in self._adapters.names_for(base)]
         for name in self._adapters.named:
             its = [full for full in tried if name in (full, full.rpartition("/")[2])]
             if all(full in self._problems for full in its):
