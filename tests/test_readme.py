@@ -22,12 +22,16 @@ def code_blocks(heading: str) -> list[str]:
     return re.findall(r"```\w*\n(.*?)```", section, flags=re.DOTALL)
 
 
-def run(command: str, folder: Path, **options) -> subprocess.CompletedProcess[str]:
-    """Run a shell command with this interpreter as `python`, and this repository importable."""
+def environment() -> dict[str, str]:
+    """With this interpreter as `python`, and this repository importable."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    environment = os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
+    return os.environ | {"PATH": path, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "2"}
+
+
+def run(command: str, folder: Path, **options) -> subprocess.CompletedProcess[str]:
+    """Run a shell command."""
     done = subprocess.run(
-        ["bash", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, **options
+        ["bash", "-c", command], cwd=folder, env=environment(), capture_output=True, text=True, **options
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done
@@ -48,12 +52,7 @@ def serve_and_call(folder: Path, call: str) -> str:
     """Starts the server, runs the call and both programs against it, and returns what the call prints."""
     port, metrics_port = free_ports(2)
     serve = SERVE.replace("50051", str(port)).replace("9464", str(metrics_port))
-    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    server = subprocess.Popen(
-        ["bash", "-c", f"exec {serve}"],
-        cwd=folder,
-        env=os.environ | {"PATH": path, "PYTHONPATH": str(ROOT)},
-    )
+    server = subprocess.Popen(["bash", "-c", f"exec {serve}"], cwd=folder, env=environment())
     try:
         wait_until_ready(server, f"http://127.0.0.1:{metrics_port}/readyz")
         answer = run(f"{call} --address localhost:{port}", folder, timeout=60).stdout

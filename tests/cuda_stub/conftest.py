@@ -12,6 +12,16 @@ from tests.cuda_stub.build import FOLDER, CannotBuildError, build
 from tests.cuda_stub.run import Stub
 
 PRECISIONS = [Precision.FP16, Precision.BF16]
+_CONFIG = TransformerConfig(
+    vocab_size=32_000,  # with a few hundred, ONNX Runtime runs other top-k kernels
+    d_model=128,
+    d_ff=256,
+    num_heads=2,
+    num_encoder_layers=1,
+    num_decoder_layers=2,
+    max_source_length=128,
+    max_target_length=160,
+)
 
 
 @pytest.fixture(scope="session")
@@ -28,16 +38,18 @@ def cuda_bundle(made_once) -> Path:
     """A random model in fp16 and bf16, without the proof: the stub computes nothing."""
 
     def make(folder: Path) -> None:
-        config = TransformerConfig(
-            vocab_size=32_000,  # with a few hundred, ONNX Runtime runs other top-k kernels
-            d_model=128,
-            d_ff=256,
-            num_heads=2,
-            num_encoder_layers=1,
-            num_decoder_layers=2,
-            max_source_length=128,
-            max_target_length=160,
-        )
-        export_bundle(random_trained(config), folder / "random", PRECISIONS, proves=False)
+        export_bundle(random_trained(_CONFIG), folder / "random", PRECISIONS, proves=False)
 
     return made_once("cuda-bundle", make) / "random"
+
+
+@pytest.fixture(scope="session")
+def adapted_cuda_bundle(made_once) -> Path:
+    """The same model in fp16, in graphs whose rows may name adapters."""
+
+    def make(folder: Path) -> None:
+        export_bundle(
+            random_trained(_CONFIG), folder / "adapted", PRECISIONS[:1], proves=False, adapters=True
+        )
+
+    return made_once("adapted-cuda-bundle", make) / "adapted"

@@ -2,10 +2,32 @@
 
 import pytest
 
+from benchmarks.gpu_check.steps import step_kernels
+from seq2seq_serve.bundle.names import Precision
 from tests.cuda_stub.log import Copy
 from tests.kernels.test_adapters import PARTS_BEFORE, UNITS_AFTER, UNITS_BEFORE, low_rank_of, parts_of
 
 pytestmark = pytest.mark.cuda_stub
+MAPS_OF_A_LAYER = 6
+
+
+def test_a_step_of_rows_with_adapters_is_one_captured_graph(stub, adapted_cuda_bundle, tmp_path):
+    """The terms of a map are one kernel; and biases that norms added are added by the maps again."""
+    program = "-m", "tests.cuda_stub.programs.paths", str(adapted_cuda_bundle), Precision.FP16
+    finished = stub.run(tmp_path / "log", *program)
+    assert finished.log.whole.errors == []
+    assert finished.stdout == "captured\n"
+    steady = finished.log["steady_step"]
+    [num_nodes] = steady.graph_launches
+    assert steady.launches == {}
+    assert steady.num_allocations == 0
+    num_maps = 2 * MAPS_OF_A_LAYER
+    assert step_kernels(num_decoder_layers=2) + num_maps <= num_nodes
+    assert num_nodes <= step_kernels(num_decoder_layers=2) + 2 * num_maps
+    written = finished.log["write_adapter"]
+    assert written.captures == []
+    [encoded] = written.graph_launches  # the encode call with adapters is a captured one, too
+    assert encoded > 30
 
 
 @pytest.mark.parametrize("has_kernels", [True, False])

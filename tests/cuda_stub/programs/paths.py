@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seq2seq_serve import kernels
+from seq2seq_serve.bundle.manifest import load_bundle
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.engine.plan import Move
 from seq2seq_serve.server.engine.request import Beam, Constraints, Sampling
@@ -22,10 +23,14 @@ _PLAIN: dict[str, Any] = {}
 
 
 class Paths:
-    """A warm runner whose first rows are encoded."""
+    """A warm runner whose first rows are encoded.
 
-    def __init__(self, runner: OnnxRunner) -> None:
-        self.runner = runner
+    Attributes:
+        adapter: The place of the rows' adapter, if the bundle takes any.
+    """
+
+    def __init__(self, runner: OnnxRunner, adapter: int) -> None:
+        self.runner, self.adapter = runner, adapter
         self.requests = requests_for(SOURCES)
         self.steady_rows: tuple[Sequence, ...] = ()
 
@@ -95,6 +100,12 @@ class Paths:
     def move(self) -> None:
         self.runner.move([Move(0, 1, 5, 3), Move(2, 3, 5, 3)])
 
+    def write_adapter(self) -> None:
+        if self.adapter >= 0:
+            self.runner.write_adapter(self.adapter, {})
+            self.requests = [replace(request, adapter=self.adapter) for request in self.requests]
+            self.runner.encode(0, self.requests)
+
     def first_step(self) -> None:
         self.steady_rows = rows_for(self.runner, self.requests)
         self.runner.step(self.steady_rows)
@@ -134,7 +145,7 @@ def main(bundle: Path, precision: Precision) -> None:
     runner = make_runner(bundle, precision)
     mark("warm_up")
     runner.warm_up()
-    paths = Paths(runner)
+    paths = Paths(runner, 0 if load_bundle(bundle).manifest.adapted_maps else -1)
     for path in PATHS:
         mark(path.__name__)
         path(paths)

@@ -359,7 +359,8 @@ def test_what_float32_explains_grows_with_depth_width_and_range():
     assert reference.largest_rounding(sizes(4, 1536), [2 * logits]) == pytest.approx(2 * tiny)
 
 
-def test_settings_of_generate_come_along_and_unknown_ones_are_reported(quick_checkpoint, tmp_path):
+def test_settings_of_generate_come_along_and_unknown_ones_are_reported(imported, quick_checkpoint, tmp_path):
+    imported("whisper")  # before another one's graphs are taken
     edited = {
         "bart": {"num_beams": 4, "length_penalty": 2.0, "max_length": 60, "do_sample": True},
         "whisper": {"alignment_heads": [[9, 0]], "language": "fr", "task": "sing"},
@@ -391,120 +392,127 @@ def test_special_tokens_of_a_fine_tuning_are_reported(copied, case):
     assert lines[0].endswith(": " + ", ".join(names))
 
 
-class TestSounds:
-    def test_a_limit_on_sources_is_refused_and_one_on_targets_is_not(self, quick_checkpoint, tmp_path):
-        folder = quick_checkpoint("whisper")
-        with pytest.raises(CheckpointError, match="--max-source-length"):
-            export_checkpoint(folder, tmp_path / "bundle", FP32, limits=Limits(20, 0))
-        manifest = export_checkpoint(folder, tmp_path / "bundle", FP32, limits=Limits(0, 24))
-        assert manifest.max_target_length == 24
-
-    @pytest.mark.parametrize(
-        ("name", "value", "is_processor"),
-        [
-            ("sampling_rate", 8_000, False),
-            ("sampling_rate", 8_000, True),
-            ("hop_length", 80, False),
-            ("n_fft", 512, False),
-            ("feature_size", 80, False),
-            ("dither", 1e-4, False),
-            ("do_normalize", True, False),
-        ],
-    )
-    def test_another_spectrogram_is_refused(self, copied, name, value, is_processor):
-        folder, settings = copied("whisper"), {"feature_size": 12, "sampling_rate": 16_000, name: value}
-        if is_processor:
-            (folder / "processor_config.json").write_text(json.dumps({"feature_extractor": settings}))
-        else:
-            (folder / "preprocessor_config.json").write_text(json.dumps(settings))
-        refused(folder, f"{name} is {value}")
-
-    def test_the_usual_spectrogram_is_accepted(self, copied):
-        folder = copied("whisper")
-        transformers.WhisperFeatureExtractor(feature_size=12).save_pretrained(folder)
-        assert config_of(folder).media.num_bands == 12
-        (folder / "preprocessor_config.json").write_text("[]")
-        refused(folder, r"preprocessor_config.json")
+def test_a_limit_on_sounds_is_refused_and_one_on_their_texts_is_not(quick_checkpoint, tmp_path):
+    folder = quick_checkpoint("whisper")
+    with pytest.raises(CheckpointError, match="--max-source-length"):
+        export_checkpoint(folder, tmp_path / "bundle", FP32, limits=Limits(20, 0))
+    manifest = export_checkpoint(folder, tmp_path / "bundle", FP32, limits=Limits(0, 24))
+    assert manifest.max_target_length == 24
 
 
-OTHER_NUMBERS = "other numbers than .* 32 × 32"
+CONFIG, PROCESSOR = "config.json", "preprocessor_config.json"
+ABSENT = object()  # None is written as null
+SPECTROGRAM = {"feature_size": 12, "sampling_rate": 16_000}
+OTHER_NUMBERS = (
+    {"size": {"height": 32, "width": 64}},
+    {"size": {"shortest_edge": 32}},
+    {"do_center_crop": True, "crop_size": 24},
+    {"do_resize": False},
+    {"do_rescale": False},
+    {"image_std": [0.5, 0.0, 0.5]},
+    {"image_processor_type": "DonutImageProcessor"},
+)
 
 
-class TestPictures:
-    @pytest.mark.parametrize(
-        ("settings", "match"),
-        [
-            *(
-                (settings, OTHER_NUMBERS)
-                for settings in (
-                    {"size": {"height": 32, "width": 64}},
-                    {"size": {"shortest_edge": 32}},
-                    {"do_center_crop": True, "crop_size": 24},
-                    {"do_resize": False},
-                    {"do_rescale": False},
-                    {"image_std": [0.5, 0.0, 0.5]},
-                    {"image_processor_type": "DonutImageProcessor"},
-                )
-            ),
-            ({"resample": 5}, r"resample .* 5; .*0 \(nearest\), .*3 \(bicubic\)"),
-            ({"image_mean": [None, None, None]}, "image_mean"),
-            ({"rescale_factor": 0}, "rescale_factor"),
-            ({"image_processor_type": "NoImageProcessor"}, "image processor cannot be read"),
-        ],
-    )
-    def test_other_pictures_are_refused(self, copied, settings, match):
-        folder = copied("trocr")
-        edit(folder / "preprocessor_config.json", **settings)
-        refused(folder, match)
+@pytest.mark.parametrize(
+    ("case", "place", "settings", "match"),
+    [
+        ("t5", [CONFIG], {"d_ff": 48}, r"wi.weight .*\[40, 32\], .*\[48, 32\]"),
+        ("t5", [CONFIG], {"feed_forward_proj": "laplace"}, "'laplace'"),
+        ("t5", [CONFIG], {"d_kv": 12}, "12 .* multiple of 8"),  # by the operator of attention
+        ("t5", [CONFIG], {"d_kv": ABSENT}, "lacks d_kv"),
+        ("t5gemma", [CONFIG, "decoder"], {"rope_parameters": {"rope_type": "yarn"}}, "'yarn'"),
+        ("t5gemma", [CONFIG, "decoder"], {"layer_types": ["chunked_attention"]}, "chunked_attention"),
+        ("t5gemma", [CONFIG, "decoder"], {"attn_logit_softcapping": 9.0}, "attn_logit_softcapping differs"),
+        ("t5gemma", [CONFIG, "decoder"], {"max_position_embeddings": ABSENT}, "lacks max_position_emb"),
+        ("t5gemma", [CONFIG, "decoder"], {"attention_bias": True}, "attention_bias"),
+        (
+            "whisper",
+            ["processor_config.json", "feature_extractor"],
+            {"sampling_rate": 8_000},
+            "_rate is 8000",
+        ),
+        ("whisper", [PROCESSOR], {"sampling_rate": 8_000}, "sampling_rate is 8000"),
+        ("whisper", [PROCESSOR], {"hop_length": 80}, "hop_length is 80"),
+        ("whisper", [PROCESSOR], {"n_fft": 512}, "n_fft is 512"),
+        ("whisper", [PROCESSOR], {"feature_size": 80}, "feature_size is 80"),
+        ("whisper", [PROCESSOR], {"dither": 1e-4}, "dither is 0.0001"),
+        ("whisper", [PROCESSOR], {"do_normalize": True}, "do_normalize is True"),
+        *(("trocr", [PROCESSOR], settings, "other numbers than .* 32 × 32") for settings in OTHER_NUMBERS),
+        ("trocr", [PROCESSOR], {"resample": 5}, r"resample .* 5; .*0 \(nearest\), .*3 \(bicubic\)"),
+        ("trocr", [PROCESSOR], {"image_mean": [None, None, None]}, "image_mean"),
+        ("trocr", [PROCESSOR], {"rescale_factor": 0}, "rescale_factor"),
+        ("trocr", [PROCESSOR], {"image_processor_type": "NoImageProcessor"}, "processor cannot be read"),
+        ("trocr", [CONFIG, "encoder"], {"image_size": "x"}, "image_size .* x,"),
+        ("trocr", [CONFIG, "encoder"], {"patch_size": 8.5}, "patch_size .* 8.5,"),
+        ("trocr", [CONFIG, "encoder"], {"patch_size": 7}, "image_size is 32, .* 7 "),
+        ("trocr", [CONFIG, "encoder"], {"num_channels": 1}, "num_channels is 1"),
+        ("trocr", [CONFIG, "encoder"], {"num_hidden_layers": "x"}, "num_layers is 'x'"),
+        ("trocr", [CONFIG, "encoder"], {"hidden_size": -48}, "config.json has a size"),
+        ("trocr", [CONFIG, "encoder"], {"layer_norm_eps": "x"}, "epsilon .*'x'"),
+        ("trocr", [CONFIG, "encoder"], {"model_type": "swin"}, "swin.*vit or deit, .*trocr"),
+        ("trocr", [CONFIG, "decoder"], {"model_type": "gpt2"}, "gpt2.*vit or deit, .*trocr"),
+        ("trocr", [CONFIG, "decoder"], {"decoder_layers": None}, "num_layers is None"),
+        (
+            "trocr",
+            [CONFIG, "decoder"],
+            {"d_model": 40, "decoder_attention_heads": 5},
+            "asks for|has the shape",
+        ),
+        ("trocr", [CONFIG, "decoder"], {"cross_attention_hidden_size": None}, "enc_to_dec_proj"),
+    ],
+)
+def test_settings_that_are_damaged_or_not_supported_are_refused(copied, case, place, settings, match):
+    folder, (name, *half) = copied(case), place
+    content = json.loads((folder / name).read_text()) if (folder / name).exists() else {}
+    part = content.setdefault(half[0], {}) if half else content
+    part.update((SPECTROGRAM if case == "whisper" else {}) | settings)
+    for setting in [one for one in settings if settings[one] is ABSENT]:
+        del part[setting]
+    (folder / name).write_text(json.dumps(content))
+    refused(folder, match)
 
-    @pytest.mark.parametrize(
-        "settings",
-        [
-            {"do_center_crop": True, "crop_size": 32},
-            {"do_normalize": False},
-            {"size": 32},
-            {"rescale_factor": 1 / 127.5},
-            *({"resample": number} for number in (0, 1, 3)),
-        ],
-    )
-    def test_settings_that_change_nothing_or_are_known_are_accepted(self, copied, settings):
-        folder = copied("trocr")
-        edit(folder / "preprocessor_config.json", **settings)
-        pictures = config_of(folder).media
-        expected = (0.0, 1.0) if settings.get("do_normalize") is False else (0.5, 0.5)
-        scale = 1 / settings.get("rescale_factor", 1 / 255)
-        assert (pictures.mean[0] / scale, pictures.deviation[0] / scale) == pytest.approx(expected)
 
-    @pytest.mark.parametrize(
-        ("half", "settings", "match"),
-        [
-            ("encoder", {"image_size": "x"}, "image_size .* x,"),
-            ("encoder", {"patch_size": 8.5}, "patch_size .* 8.5,"),
-            ("encoder", {"patch_size": 7}, "image_size is 32, .* 7 "),
-            ("encoder", {"num_channels": 1}, "num_channels is 1"),
-            ("encoder", {"num_hidden_layers": "x"}, "num_layers is 'x'"),
-            ("encoder", {"hidden_size": -48}, "config.json has a size"),
-            ("encoder", {"layer_norm_eps": "x"}, "epsilon .*'x'"),
-            ("encoder", {"model_type": "swin"}, "swin.*vit or deit, .*trocr"),
-            ("decoder", {"model_type": "gpt2"}, "gpt2.*vit or deit, .*trocr"),
-            ("decoder", {"decoder_layers": None}, "num_layers is None"),
-            ("decoder", {"d_model": 40, "decoder_attention_heads": 5}, "asks for|has the shape"),
-            ("decoder", {"cross_attention_hidden_size": None}, "enc_to_dec_proj"),
-        ],
-    )
-    def test_damaged_settings_and_other_halves_are_refused(self, copied, half, settings, match):
-        folder = copied("trocr")
-        config = json.loads((folder / "config.json").read_text())
-        config[half] |= settings  # None stays
-        (folder / "config.json").write_text(json.dumps(config))
-        refused(folder, match)
+def test_biases_of_t5gemmas_attention_are_refused(copied):
+    folder = copied("t5gemma")
+    for half in ("encoder", "decoder"):
+        edit(folder / CONFIG, half, attention_bias=True)
+    refused(folder, "attention_bias")
 
-    def test_settings_of_generate_in_the_decoder_count_where_there_is_no_file_of_them(self, copied):
-        folder = copied("trocr")
-        (folder / "generation_config.json").unlink()
-        edit(folder / "config.json", num_beams=4, eos_token_id=None)
-        ids = {"bos_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
-        assert open_checkpoint(folder).generation == {**ids, "num_beams": 4}
+
+def test_the_usual_spectrogram_is_accepted(copied):
+    folder = copied("whisper")
+    transformers.WhisperFeatureExtractor(feature_size=12).save_pretrained(folder)
+    assert config_of(folder).media.num_bands == 12
+    (folder / PROCESSOR).write_text("[]")
+    refused(folder, PROCESSOR)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"do_center_crop": True, "crop_size": 32},
+        {"do_normalize": False},
+        {"size": 32},
+        {"rescale_factor": 1 / 127.5},
+        *({"resample": number} for number in (0, 1, 3)),
+    ],
+)
+def test_settings_of_pictures_that_change_nothing_or_are_known_are_accepted(copied, settings):
+    folder = copied("trocr")
+    edit(folder / PROCESSOR, **settings)
+    pictures = config_of(folder).media
+    expected = (0.0, 1.0) if settings.get("do_normalize") is False else (0.5, 0.5)
+    scale = 1 / settings.get("rescale_factor", 1 / 255)
+    assert (pictures.mean[0] / scale, pictures.deviation[0] / scale) == pytest.approx(expected)
+
+
+def test_settings_of_generate_in_the_decoder_count_where_there_is_no_file_of_them(copied):
+    folder = copied("trocr")
+    (folder / "generation_config.json").unlink()
+    edit(folder / CONFIG, num_beams=4, eos_token_id=None)
+    ids = {"bos_token_id": 0, "decoder_start_token_id": 2, "eos_token_id": 2, "pad_token_id": 1}
+    assert open_checkpoint(folder).generation == {**ids, "num_beams": 4}
 
 
 def test_a_tuned_model_is_written_only_if_its_bundle_can_be(tmp_path, monkeypatch):
