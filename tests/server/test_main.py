@@ -18,7 +18,6 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateRequest, Source
 from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
 from seq2seq_serve.server.__main__ import main, parse_command
 from seq2seq_serve.server.config import ServerConfig
-from tests.models import adapter_folder, random_adapter
 from tests.server.service.harness import fetch
 
 # A whole server process whose models echo, and whose first step waits for a line on standard input.
@@ -205,19 +204,6 @@ def test_a_folder_without_a_bundle_exits_1_with_the_reason(tmp_path, capsys):
     assert run_main(str(tmp_path / "none"), "--host", "127.0.0.1", "--port", "0", "--metrics-port", "0") == 1
     [line] = capsys.readouterr().err.splitlines()
     assert re.fullmatch(r"error: .*none is not a usable bundle: there is no such folder", line)
-
-
-def test_an_adapter_that_does_not_fit_exits_1_with_one_line(adapted_bundle, tmp_path, capsys):
-    weights = random_adapter(adapted_bundle, 1)
-    adapter = adapter_folder(tmp_path / "legal", "another model's", weights)
-    flags = ["--host", "127.0.0.1", "--port", "0", "--metrics-port", "0", "--threads", "1"]
-    assert run_main(str(adapted_bundle.path), *flags, "--adapter", f"legal={adapter}") == 1
-    out, err = capsys.readouterr()
-    [line] = [line for line in err.splitlines() if line.startswith("error: ")]
-    assert out == ""
-    assert re.fullmatch(
-        r"error: the adapter legal: .*legal does not fit the model b: it is for random .*", line
-    )
 
 
 @pytest.mark.parametrize("flag", ["--port", "--metrics-port"])

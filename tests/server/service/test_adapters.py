@@ -223,6 +223,10 @@ def test_a_token_uses_and_sees_only_its_own_models(adapted):
                     with pytest.raises(grpc.RpcError) as refused:
                         call(method, message)
                     assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
+                answers = call("ModelStreamInfer", iter([infer_message(name)]))
+                assert [one.error_message for one in answers] == [
+                    f"token {token} may not use the model {name!r}"
+                ]
                 if name.count("/") < 2:
                     for verb, path in (
                         ("POST", f"/v2/models/{name}/infer"),
