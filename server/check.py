@@ -8,6 +8,7 @@ from pathlib import Path
 
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
 from seq2seq_serve.server.config import ServerConfig
+from seq2seq_serve.server.models.adapters import AdapterFolders, read_adapter
 from seq2seq_serve.server.models.folders import ModelFolders, Version
 from seq2seq_serve.server.runner.device import CPU, describe_device
 from seq2seq_serve.server.runner.sizing import Sizing, errors_of_draft, size_up
@@ -18,20 +19,23 @@ _log = logging.getLogger(__name__)
 
 
 def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
-    """Yields a line for each model that a server would serve.
+    """Yields a line for each model, and each adapter of it, that a server would serve.
 
     As at a start, the newest usable version of each model is chosen.
 
     Raises:
         OSError: A file cannot be read.
-        ValueError: A model cannot be served, or only in an older version, or the access file or the memory
-            limit is wrong.
+        ValueError: A model cannot be served, or only in an older version, an adapter fits none of them, or
+            the access file or the memory limit is wrong.
     """
     server_credentials(config)
     Access(config.access_file)
     folders = ModelFolders(bundles, config.repository, config.named_bundles)
     folders.check_names(config.models)
+    adapters = AdapterFolders(config.named_adapters, config.adapters)
     num_used_bytes, problems = 0, list[str]()
+    unfit: dict[Path, list[str]] = {}  # why an adapter does not fit the models that were tried
+    fit = set[Path]()
     for name in folders.names:
         for version in reversed(folders.versions(name)):
             try:
@@ -49,7 +53,24 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
                 f"{sizing.total_bytes / 2**20:.0f} MiB"
                 + (f", drafts by {sizing.draft}" if sizing.draft else "")
             )
+            for adapter in adapters.all([name]):
+                try:
+                    its = read_adapter(adapter.path, name, bundle.manifest, sizing.max_rank)
+                except ValueError as error:
+                    unfit.setdefault(adapter.path, []).append(str(error))
+                else:
+                    fit.add(adapter.path)
+                    rank = its.manifest.rank
+                    yield f"{adapter.model_name}: version {its.version}, an adapter of rank {rank}"
             break
+    for path, texts in unfit.items():
+        if path not in fit:
+            problems.append(f"the adapter {path} cannot be served: {'; '.join(dict.fromkeys(texts))}")
+    problems += [
+        f"the adapter {given} cannot be served: its model is not served"
+        for given, path in adapters.named.items()
+        if path not in fit and path not in unfit
+    ]
     if num_used_bytes > config.max_models_size_bytes:
         problems.append(
             f"together the models take {num_used_bytes / 2**20:.1f} MiB, and may take "

@@ -113,8 +113,8 @@ class RunnerConfig:
         max_source_length: Longest source, in tokens (positions for sources other than texts); a lower limit
             saves memory (default: the model's limit).
         max_target_length: Longest target, in tokens; a lower limit saves memory (default: the model's limit).
-        max_adapters: Adapters of a model that are loaded at once; of more, the one leaves that was not used
-            for the longest time.
+        max_adapters: Adapters of a model that are loaded at once; of more, the least recently used one
+            leaves.
         max_rank: Largest rank of an adapter.
         has_adapters: Whether there may be adapters at all.
     """
@@ -156,7 +156,7 @@ class ServerConfig:
         named_adapters: Serves an adapter as NAME of each model that it fits, or of one (MODEL/NAME): callers
             ask for the model MODEL/NAME; may be given several times.
         adapters: A folder with further adapters, each in a folder of its name; one is loaded when a caller
-            first asks for it.
+            first asks for it, and the least recently used one leaves for another.
         host: Address that both ports listen on; an address that other machines can reach needs TLS or
             --insecure.
         is_insecure: Allows a gRPC port that is open to the network without TLS.

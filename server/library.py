@@ -74,12 +74,12 @@ class AsyncModel:
             max_rank = max(load_adapter(path).manifest.rank for path in adapters.values())
             runner = replace(runner, has_adapters=True, max_adapters=len(adapters), max_rank=max_rank)
         config = ServerConfig(runner=runner, queue=_UNBOUNDED, log_level="warning")
-        self._model = load_model(bundle, config, bundle.name)
-        self._models = {"": self._model}
+        self._model = model = load_model(bundle, config, bundle.name)
+        self._models = {"": model}
         for place, (name, path) in enumerate(adapters.items()):
-            adapter = read_adapter(path, self._model)
-            self._model.engine.write_adapter(place, adapter.weights)
-            self._models[name] = self._model.adapted(f"{bundle.name}/{name}", adapter, place)
+            adapter = read_adapter(path, model.name, model.manifest, model.sizing.max_rank)
+            model.engine.write_adapter(place, adapter.weights)
+            self._models[name] = model.adapted(f"{bundle.name}/{name}", adapter, place)
         self._count = 0
         self._process_id = os.getpid()
         self._loop: asyncio.AbstractEventLoop | None = None  # on which it was started

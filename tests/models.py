@@ -22,7 +22,15 @@ from rich.console import Console
 from torch.export import decomp_utils, exported_program
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
-from seq2seq_serve.bundle.manifest import Bundle, load_bundle
+from seq2seq_serve.bundle.adapters import (
+    ADAPTER_VERSION,
+    WEIGHTS_FILE,
+    AdaptedShape,
+    AdapterManifest,
+    Weights,
+    write_adapter,
+)
+from seq2seq_serve.bundle.manifest import Bundle, FileSpec, Parity, load_bundle
 from seq2seq_serve.bundle.names import Precision, Verb
 from seq2seq_serve.export import convert, exporter
 from seq2seq_serve.export.__main__ import main as export_main
@@ -285,6 +293,16 @@ def random_adapter(bundle: Bundle, seed: int, rank: int = 3, *, scale: float = 0
         for part in one.parts
         if rng.random() < 0.6
     }
+
+
+def adapter_folder(folder: Path, checksum: str, weights: Weights) -> Path:
+    """Writes an adapter of the models whose adapted maps have this checksum."""
+    parts = {name: AdaptedShape(len(a), a.shape[1], b.shape[1]) for name, (a, b) in weights.items()}
+    nothing = FileSpec(WEIGHTS_FILE, "", 0)
+    folder.mkdir(parents=True)
+    manifest = AdapterManifest(ADAPTER_VERSION, "random", checksum, parts, nothing, Parity(0.0, None, ()))
+    write_adapter(folder, manifest, weights)
+    return folder
 
 
 @contextmanager

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from seq2seq_serve.bundle.adapters import Adapter, adapter_version, fits, is_adapter, load_adapter
+from seq2seq_serve.bundle.manifest import Manifest
 from seq2seq_serve.server.errors import UnknownModel
-from seq2seq_serve.server.models.folders import Version
-from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.models.folders import Version, is_text
 
 
 class AdapterFolders:
@@ -21,7 +21,7 @@ class AdapterFolders:
         folder: Contains further adapters, each in a folder of its name; None is off.
 
     Raises:
-        ValueError: Two adapters have the same name, or `folder` is not a folder.
+        ValueError: Two adapters have the same name, a name is not UTF-8, or `folder` is not a folder.
     """
 
     def __init__(self, named: Sequence[tuple[str, Path]], folder: Path | None) -> None:
@@ -29,6 +29,9 @@ class AdapterFolders:
         self._folder = folder
         if len(self.named) < len(named):
             raise ValueError("two adapters have the same name: give each --adapter a name of its own")
+        for name in self.named:
+            if not is_text(name):
+                raise ValueError(f"the name of the adapter {name!a} is not UTF-8: give it another one")
         if folder is not None and not folder.is_dir():
             raise ValueError(f"the folder of adapters {folder} is not a folder: name an existing one")
 
@@ -38,7 +41,7 @@ class AdapterFolders:
     def names_for(self, base: str) -> list[str]:
         """Returns the full names of the adapters given by name that a base may have."""
         names = [name if "/" in name else f"{base}/{name}" for name in self.named]
-        return [name for name in names if name.startswith(f"{base}/")]
+        return list(dict.fromkeys(name for name in names if name.rpartition("/")[0] == base))
 
     def path(self, name: str) -> Path | None:
         """Returns the folder of an adapter by its full name; None if there is none."""
@@ -56,28 +59,48 @@ class AdapterFolders:
         path = self.path(name)
         if path is None:
             raise UnknownModel(f"there is no adapter named {name[:100]!r}", name=name)
-        return Version(name, adapter_version(path), path, "1")
+        return _version(name, path)
 
     def all(self, bases: Iterable[str]) -> list[Version]:
         """Returns every adapter for each of these bases, also those that do not fit."""
-        children = [] if self._folder is None else sorted(filter(is_adapter, self._folder.iterdir()))
-        found = list[Version]()
-        for base in bases:
-            names = [*self.names_for(base), *(f"{base}/{child.name}" for child in children)]
-            found += [self.find(name) for name in dict.fromkeys(names)]
-        return found
+        shorts = self._names_in_folder()
+        names = [
+            name
+            for base in bases
+            for name in (*self.names_for(base), *(f"{base}/{short}" for short in shorts))
+        ]
+        paths = {name: self.path(name) for name in names}
+        return [_version(name, path) for name, path in paths.items() if path is not None]
+
+    def _names_in_folder(self) -> list[str]:
+        """Returns the names of the folder's adapters; none if it cannot be listed."""
+        try:
+            children = [] if self._folder is None else sorted(self._folder.iterdir())
+        except OSError:
+            return []
+        return [child.name for child in children if is_text(child.name) and is_adapter(child)]
+
+
+def _version(name: str, path: Path) -> Version:
+    return Version(name, adapter_version(path), path, "1")
 
 
 NO_ADAPTERS = AdapterFolders((), None)
 
 
-def read_adapter(path: Path, base: ServedModel) -> Adapter:
+def read_adapter(path: Path, name: str, model: Manifest, max_rank: int) -> Adapter:
     """Read an adapter for a model.
+
+    Args:
+        path: The adapter's folder.
+        name: The model's.
+        model: Its manifest.
+        max_rank: The largest rank that it takes.
 
     Raises:
         ValueError: It is not one, or does not fit this model.
     """
     adapter = load_adapter(path)
-    if problems := fits(adapter.manifest, base.manifest, base.sizing.max_rank):
-        raise ValueError(f"{path} does not fit the model {base.name}: {'; '.join(problems)}")
+    if problems := fits(adapter.manifest, model, max_rank):
+        raise ValueError(f"{path} does not fit the model {name}: {'; '.join(problems)}")
     return adapter

@@ -62,7 +62,7 @@ class ModelFolders:
         self._folder = folder
         self._skipped: set[Path] = set()
         for name in self._bundles:
-            if not _is_text(name):
+            if not is_text(name):
                 raise ValueError(f"the name of the bundle {name!a} is not UTF-8: rename the folder")
         if len(self._bundles) < len(given):
             raise ValueError("two bundles have the same name: name one of them by --model-name NAME=FOLDER")
@@ -150,10 +150,10 @@ class ModelFolders:
         except OSError:
             return []
         for child in children:
-            if not _is_text(child.name) and child not in self._skipped:
+            if not is_text(child.name) and child not in self._skipped:
                 self._skipped.add(child)
                 _log.warning("%a is skipped: its name is not UTF-8", str(child))
-        return [child for child in children if _is_text(child.name)]
+        return [child for child in children if is_text(child.name)]
 
 
 def _is_bundle(path: Path) -> bool:
@@ -164,7 +164,7 @@ def _in_order(path: Path) -> list[tuple[int, str]]:
     return [(int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", path.name)]
 
 
-def _is_text(name: str) -> bool:
+def is_text(name: str) -> bool:
     """Returns whether a file's name is UTF-8; Python keeps other bytes as surrogates, which are not text."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
 

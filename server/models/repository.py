@@ -15,7 +15,7 @@ from seq2seq_serve.server.models.served import Models, ServedModel
 
 _LOADING_SECONDS = 1.0  # a load cannot be interrupted
 _RETRY_SECONDS = 1.0
-_NOT_LOADED = "not loaded; whether its files are sound shows when it is"
+_NOT_LOADED, _UNLOADED = "not loaded; whether its files are sound shows when it is", "unloaded"
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Repository:
             models.find_adapter = self._find_adapter
         self._unloaded: set[str] = set()  # adapters that callers do not load again by asking for them
         self._writing = asyncio.Lock()  # one adapter at a time
-        self._problems: dict[str, str] = {}  # of adapters given by their names, until all models are loaded
+        self._problems: dict[str, str] = {}  # why adapters could not be loaded
         self._has_started = False
         self._models = models
         self._load = load
@@ -89,10 +89,12 @@ class Repository:
         for model in self._models:  # an adapter whose folder has another version by now, or is gone
             if model.base is not None and (model.name, model.version) not in known:
                 states[Version(model.name, model.version, Path())] = VersionState.READY
-        return [
-            (one, state, self._reasons.get(one, _NOT_LOADED if state is VersionState.UNAVAILABLE else ""))
-            for one, state in states.items()
-        ]
+        return [(one, state, self._reason(one, state)) for one, state in states.items()]
+
+    def _reason(self, version: Version, state: VersionState) -> str:
+        if state is VersionState.UNAVAILABLE and version.model_name in self._unloaded:
+            return _UNLOADED
+        return self._reasons.get(version, _NOT_LOADED if state is VersionState.UNAVAILABLE else "")
 
     def _state(self, version: Version, ending: Collection[Version]) -> VersionState:
         if self._served.get(version.model_name) == version:
@@ -131,8 +133,7 @@ class Repository:
             LoadFailed: Its bundle cannot be used here; the version served before stays.
             Unavailable: The server is shutting down.
         """
-        if self._base_of(name) is not None and self._adapters.path(name) is not None:
-            self._unloaded.discard(name)
+        if await self._is_adapter(name):
             return await self._load_adapter(name, version)
         await self._changing.acquire()
         loading = asyncio.create_task(self._load_and_put(name, version))
@@ -173,47 +174,70 @@ class Repository:
             await self._take_over(old, model)
             self._end(old, before)
         for adapter in self._adapters.names_for(name):
-            try:
-                await self._load_adapter(adapter)
-            except ServerError as error:
-                self._problems[adapter] = str(error)
-                _log.log(logging.ERROR if self._has_started else logging.INFO, "%s", error)
+            if adapter not in self._unloaded:
+                try:
+                    await self._load_adapter(adapter, is_asked=True)
+                except ServerError as error:
+                    self._report(adapter, error)
         return model
 
     def check_adapters(self) -> None:
-        """Check that every adapter given by its name is served.
+        """Check that every adapter given by its name can be served.
 
         Raises:
             ValueError: One does not fit any served model.
         """
         self._has_started = True
-        served = [model.name for model in self._models if model.base is not None]
+        bases = [model.name for model in self._models if model.base is None]
+        tried = [name for base in bases for name in self._adapters.names_for(base)]
         for name in self._adapters.named:
-            if not any(_is_short(name, full) for full in served):
-                texts = [text for full, text in self._problems.items() if _is_short(name, full)]
-                raise ValueError(f"the adapter {name}: " + ("; ".join(texts) or "its model is not served"))
+            its = [full for full in tried if name in (full, full.rpartition("/")[2])]
+            if all(full in self._problems for full in its):
+                problems = "; ".join(self._problems[full] for full in its)
+                raise ValueError(f"the adapter {name}: {problems or 'its model is not served'}")
 
     async def _take_over(self, old: ServedModel, new: ServedModel) -> None:
         """Serves the loaded adapters of a model with the model that replaces it, as far as they fit."""
         for adapter in (one for one in self._models if one.base is old):
             try:
-                await self._load_adapter(adapter.name)
+                await self._load_adapter(adapter.name, is_asked=True)
             except ServerError as error:
-                _log.error("model %s: not served by the new version of %s: %s", adapter.name, new.name, error)
-                self._models.remove(adapter.name)
+                if self._models.get(adapter.name) is adapter:
+                    self._models.remove(adapter.name)
+                    self._changed()
+                text = "model %s: not served any more with version %s of %s: %s"
+                _log.error(text, adapter.name, new.version, new.name, error)
+
+    def _report(self, name: str, error: ServerError) -> None:
+        """Logs why an adapter cannot be loaded, once: callers may ask for it again and again."""
+        if self._problems.get(name) != str(error):
+            # At a start, an adapter is tried with every model.
+            level = logging.ERROR if self._has_started else logging.INFO
+            _log.log(level, "model %s: not served: %s", name, error)
+        self._problems[name] = str(error)
 
     def _base_of(self, name: str) -> ServedModel | None:
         """Returns the served model with whose name that of an adapter begins."""
         model = self._models.get(name.rpartition("/")[0])
         return None if model is None or model.base is not None else model
 
+    async def _is_adapter(self, name: str) -> bool:
+        """Whether a name is that of an adapter, served or on disk, of a served model."""
+        if (model := self._models.get(name)) is not None:
+            return model.base is not None
+        return (
+            self._base_of(name) is not None and await asyncio.to_thread(self._adapters.path, name) is not None
+        )
+
     async def _find_adapter(self, name: str) -> ServedModel | None:
         """Loads an adapter that a caller asks for; returns None if there is none of that name."""
-        if name in self._unloaded or self._base_of(name) is None:
+        if name in self._unloaded or not await self._is_adapter(name):
             return None
-        if await asyncio.to_thread(self._adapters.path, name) is None:
-            return None
-        return await self._load_adapter(name, is_asked=True)
+        try:
+            return await self._load_adapter(name, is_asked=True)
+        except LoadFailed as error:  # the text is not for callers: it has paths
+            self._report(name, error)
+            raise LoadFailed(f"the adapter {name} cannot be loaded: the server's log says why") from error
 
     async def _load_adapter(self, name: str, version: str = "", *, is_asked: bool = False) -> ServedModel:
         """Loads an adapter beside the one that it replaces, which stays for its callers.
@@ -221,33 +245,38 @@ class Repository:
         Args:
             name: Its full name.
             version: The version that the folder must have; empty for any.
-            is_asked: Whether one that is served already will do.
+            is_asked: Whether one that is served already will do, and none that was unloaded.
 
         Raises:
-            UnknownModel: It is not on disk, or its base is not served.
+            UnknownModel: It is not on disk, it was unloaded, or its base is not served.
             LoadFailed: It cannot be used here.
             Overloaded: All places are in use.
             Unavailable: The server is shutting down.
         """
         async with self._writing:
-            self._check_not_draining()
-            base, served = self._base_of(name), self._models.get(name)
-            if base is None:
-                raise UnknownModel(f"the model of the adapter {name[:100]!r} is not served", name=name)
-            if is_asked and served is not None and served.base is base:
-                return served
-            found = await asyncio.to_thread(self._adapters.find, name)
-            if version and not found.is_named(version):
-                text = f"{name} has no version {version[:100]!r} on disk: there is {found.version}"
-                raise UnknownModel(text, name=name, version=version)
-            try:
-                adapter = await asyncio.to_thread(read_adapter, found.path, base)
-            except ValueError as error:
-                self._reasons[found] = str(error)
-                raise LoadFailed(str(error)) from error
-            if self._base_of(name) is not base:  # replaced meanwhile
-                raise Unavailable(f"the model of the adapter {name} was replaced: ask again")
-            place = self._models.free_place(base)
+            while True:
+                base, served = self._base_of(name), self._models.get(name)
+                if base is None or (is_asked and name in self._unloaded):
+                    raise UnknownModel(f"no adapter named {name[:100]!r} is served", name=name)
+                if served is not None and served.base is None:
+                    raise LoadFailed(f"a model has the name of the adapter {name}: give one of them another")
+                if is_asked and served is not None and served.base is base:
+                    return served
+                found = await asyncio.to_thread(self._adapters.find, name)
+                if version and not found.is_named(version):
+                    text = f"{name} has no version {version[:100]!r} on disk: there is {found.version}"
+                    raise UnknownModel(text, name=name, version=version)
+                try:
+                    adapter = await asyncio.to_thread(
+                        read_adapter, found.path, base.name, base.manifest, base.sizing.max_rank
+                    )
+                except ValueError as error:
+                    self._reasons[found] = str(error)
+                    raise LoadFailed(str(error)) from error
+                self._check_not_draining()
+                if self._base_of(name) is base:  # otherwise it was replaced meanwhile
+                    break
+            place = self._models.free_place(base, name)
             if place is None:
                 raise Overloaded(
                     f"all {len(base.places)} places for adapters of {base.name} are in use: ask again, or "
@@ -257,7 +286,9 @@ class Repository:
             base.engine.write_adapter(place, adapter.weights)
             model = base.places[place] = base.adapted(name, adapter, place)
             self._models.put(model, found.number)
+            self._unloaded.discard(name)
             self._reasons.pop(found, None)
+            self._problems.pop(name, None)
             self._changed()
             _log.info("model %s: version %s is served, an adapter of %s", name, model.version, base.name)
             return model
@@ -267,24 +298,28 @@ class Repository:
             raise Unavailable("the server is shutting down")
 
     async def unload(self, name: str) -> None:
-        """Stop serving a model, and let its callers finish.
+        """Stop serving a model, and its adapters, or one adapter, and let the callers finish.
+
+        An unloaded adapter is not loaded by callers who ask for it, but by `load`.
 
         Raises:
             UnknownModel: It is not served.
         """
+        if name not in self._unloaded and await self._is_adapter(name):
+            async with self._writing:  # one that is being loaded is unloaded, too
+                self._models.remove(name)
+                self._unloaded.add(name)
+            self._changed()
+            return
         async with self._changing:
             model = self._models.remove(name)
             if model is None:
                 raise UnknownModel(f"no model is named {name[:100]!r}: there is nothing to unload", name=name)
-            if model.base is not None:
-                self._unloaded.add(name)
-                self._changed()
-                return
             for adapter in [one.name for one in self._models if one.base is model]:
                 self._models.remove(adapter)
             self._changed()
             version = self._served.pop(name)
-            self._reasons[version] = "unloaded"
+            self._reasons[version] = _UNLOADED
             self._end(model, version)
 
     def drain(self) -> None:
@@ -323,8 +358,3 @@ class Repository:
         task = asyncio.create_task(end())
         self._ending[task] = model, version
         task.add_done_callback(self._ending.pop)
-
-
-def _is_short(name: str, full: str) -> bool:
-    """Whether a name that was given for an adapter stands for its full name."""
-    return name in (full, full.rpartition("/")[2])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import time
+import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
@@ -108,14 +108,25 @@ class ServedModel:
 
     def adapted(self, name: str, adapter: Adapter, place: int) -> ServedModel:
         """Returns the model that is this one with an adapter, which the engine has in a place."""
+        model = self.named(name)
+        model.version, model.adapter = adapter.version, place
+        return model
+
+    def named(self, name: str) -> ServedModel:
+        """Returns this model under the name of an adapter, which is not loaded."""
         model = copy.copy(self)
-        model.base, model.adapter = self, place
-        model.name, model.version, model.places = name, adapter.version, []
+        model.base, model.name, model.places = self, name, []
         return model
 
 
 async def _no_adapter(_: str) -> None:
     return None
+
+
+def check_right(caller: Caller, name: str) -> None:
+    """Raises Forbidden if a caller may not use, load or unload the model of a name."""
+    if not caller.may_use(name):
+        raise Forbidden(f"token {caller.name} may not use the model {name[:100]!r}")
 
 
 class Models:
@@ -133,7 +144,8 @@ class Models:
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
         self.find_adapter: Callable[[str], Awaitable[ServedModel | None]] = _no_adapter
-        self._used_at: dict[ServedModel, float] = {}
+        self._uses = itertools.count()
+        self._last_uses: dict[ServedModel, int] = {}  # of the served adapters, by the count of all uses
         self._by_name: dict[str, ServedModel] = {}
         self._numbers: dict[str, str] = {}
         self._num_users: Counter[ServedModel] = Counter()
@@ -148,6 +160,10 @@ class Models:
         """
         before = self._by_name.get(model.name)
         self._by_name[model.name], self._numbers[model.name] = model, number
+        if before is not None:
+            self._last_uses.pop(before, None)
+        if model.base is not None:
+            self._last_uses[model] = next(self._uses)
         self._metrics.show_model(model)
         return before
 
@@ -155,7 +171,7 @@ class Models:
         """Stop serving a model; returns it if it was served."""
         model = self._by_name.pop(name, None)
         if model is not None:
-            self._used_at.pop(model, None)
+            self._last_uses.pop(model, None)
             self._metrics.hide_model(model)
         return model
 
@@ -164,8 +180,20 @@ class Models:
         return self._by_name.get(name)
 
     def seen_by(self, caller: Caller) -> list[ServedModel]:
-        """Returns the models that a caller may use."""
+        """Returns the served models that a caller may use."""
         return [model for model in self if caller.may_use(model.name)]
+
+    def open_to(self, caller: Caller) -> list[ServedModel]:
+        """Returns the models that a caller may use, the served ones first.
+
+        The others are adapters that its rights name, and that `use` would load: their bases with their names.
+        """
+        others = list[ServedModel]()
+        for name in sorted(caller.models or ()):
+            base = self._by_name.get(name.rpartition("/")[0])
+            if base is not None and name not in self._by_name and not name.endswith("/*"):
+                others.append(base.named(name))
+        return self.seen_by(caller) + others
 
     @asynccontextmanager
     async def use(self, call: CallRecord, name: str, version: str = "") -> AsyncIterator[ServedModel]:
@@ -186,15 +214,15 @@ class Models:
         if not self._by_name:
             raise Unavailable("no model is served: the server is loading them, or they were unloaded")
         caller = call.caller
-        if caller.models is not None and not (caller.may_use(name) if name else self.seen_by(caller)):
-            raise Forbidden(f"token {caller.name} may not use the model {name[:100]!r}")
-        if name:
-            model = self._by_name.get(name) or await self.find_adapter(name)
-        else:
-            model = next(iter(self._by_name.values() if caller.models is None else self.seen_by(caller)))
+        if caller.models is not None:
+            name = name or next((one.name for one in self.open_to(caller)), "")
+            check_right(caller, name)
+        model = self._by_name.get(name) if name else next(iter(self._by_name.values()))
+        if model is None:
+            model = await self.find_adapter(name)
         if model is None:
             known = ", ".join(one.name for one in self.seen_by(caller))
-            text = f"no model is named {name[:100]!r}: this server has {known}"
+            text = f"no model is named {name[:100]!r}: this server has {known or 'none for this token'}"
             raise UnknownModel(text, name=name, version=version)
         if version not in ("", model.version, self._numbers[model.name]):
             text = f"{model.name} is not served in version {version[:100]!r}: ask for version {model.version}"
@@ -203,10 +231,11 @@ class Models:
         self._num_users[model] += 1
         if model.base is not None:
             self._num_users[model.base] += 1
-            self._used_at[model] = time.monotonic()
         try:
             yield model
         finally:
+            if model in self._last_uses:
+                self._last_uses[model] = next(self._uses)
             for used in (model, model.base):
                 if used is not None:
                     self._num_users[used] -= 1
@@ -214,23 +243,25 @@ class Models:
                         del self._num_users[used]
                         self._left.set()
 
-    def free_place(self, base: ServedModel) -> int | None:
-        """Returns a place for an adapter; None if the adapters of all are in use.
+    def free_place(self, base: ServedModel, name: str) -> int | None:
+        """Returns a place for an adapter; None if the adapters of all places are in use.
 
         The adapter that was not used for the longest time leaves its place, and is not served any more.
+
+        Args:
+            base: Has the places.
+            name: Of the new adapter, which takes the place of its own old version rather than another's.
         """
-        free = list[tuple[float, int]]()
+        free = list[tuple[int, int]]()
         for place, model in enumerate(base.places):
             if model is None or not self._num_users[model]:
-                is_served = model is not None and self._by_name.get(model.name) is model
-                free.append((self._used_at.get(model, 0.0) if model and is_served else -1.0, place))
+                is_others = model is not None and model.name != name
+                free.append((self._last_uses.get(model, -1) if model and is_others else -1, place))
         if not free:
             return None
-        _, place = min(free)
-        before = base.places[place]
-        if before is not None and self._by_name.get(before.name) is before:
-            self.remove(before.name)
-            self._metrics.forget_model(before.name)
+        last_use, place = min(free)
+        if last_use >= 0 and (leaving := base.places[place]) is not None:
+            self.remove(leaving.name)
         return place
 
     async def wait_until_unused(self, model: ServedModel) -> None:
@@ -240,8 +271,8 @@ class Models:
             await self._left.wait()
 
     def statistics_of(self, model: ServedModel) -> Statistics:
-        """Returns the sums over the requests and turns of a model."""
-        return self._metrics.statistics_of(model.name)
+        """Returns the sums over the requests and turns of a model; an adapter's are those of its base."""
+        return self._metrics.statistics_of((model.base or model).name)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(tuple(self._by_name.values()))

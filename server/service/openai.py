@@ -360,12 +360,14 @@ def _named(name: str, call: RemoteCall, names: OpenAINames) -> str:
     """Returns the name of the model to use.
 
     Without a name, and with any name if the server takes it, that is the only model that reads sounds; with
-    the name of OpenAI's own model it is the first of them.
+    the name of OpenAI's own model it is the first of them. Adapters count only for callers who may not use
+    any model without one.
     """
-    served = call.calls.models.seen_by(call.caller)
-    if any(model.name == name for model in served):
+    models = call.calls.models
+    if models.get(name) is not None or models.get(name.rpartition("/")[0]) is not None:
         return name
-    hearing = [model.name for model in served if model.reads_sound]
+    found = [model for model in models.open_to(call.caller) if model.reads_sound]
+    hearing = [model.name for model in [one for one in found if one.base is None] or found]
     takes_any = not name or names is OpenAINames.ANY
     if hearing and (name == _ANY_MODEL or (takes_any and len(hearing) == 1)):
         return hearing[0]

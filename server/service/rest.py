@@ -16,6 +16,7 @@ from typing import Any
 
 import grpc
 from google.protobuf.message import Message
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -93,7 +94,22 @@ _READS: tuple[tuple[str, str, type[Message]], ...] = (
     ("{model}/config", "ModelConfig", pb.ModelConfigRequest),
     ("{model}/stats", "ModelStatistics", pb.ModelStatisticsRequest),
 )
-_MODEL_PATHS = ("/v2/models/{name}", "/v2/models/{name}/versions/{version}")
+
+
+class _ModelName(StringConvertor):
+    """The name of a model in a path, or BASE/NAME of an adapter, whose slash may be encoded.
+
+    NAME is not the last part of a page of the model BASE.
+    """
+
+    regex = (
+        "[^/]+(?:/(?!(?:config|generate|generate_stream|infer|load|ready|stats|unload|versions)(?:/|$))"
+        "[^/]+)?"
+    )
+
+
+register_url_convertor("model", _ModelName())
+_MODEL_PATHS = ("/v2/models/{name:model}", "/v2/models/{name:model}/versions/{version}")
 _PAGES = (
     "send requests to /v2/models/NAME/infer, generate or generate_stream; shared memory, traces and log "
     "settings are not supported"
@@ -101,8 +117,12 @@ _PAGES = (
 # Pages of the repository: the path, the method that answers, and its request.
 _CHANGES: tuple[tuple[str, str, type[Message]], ...] = (
     ("/v2/repository/index", "RepositoryIndex", pb.RepositoryIndexRequest),
-    ("/v2/repository/models/{model_name}/load", "RepositoryModelLoad", pb.RepositoryModelLoadRequest),
-    ("/v2/repository/models/{model_name}/unload", "RepositoryModelUnload", pb.RepositoryModelUnloadRequest),
+    ("/v2/repository/models/{model_name:model}/load", "RepositoryModelLoad", pb.RepositoryModelLoadRequest),
+    (
+        "/v2/repository/models/{model_name:model}/unload",
+        "RepositoryModelUnload",
+        pb.RepositoryModelUnloadRequest,
+    ),
 )
 _STATES = ("live", "ready")  # fields of answers that decide over the status
 
@@ -255,11 +275,11 @@ class RestService:
         add("POST", "{model}/infer", "ModelInfer", self._infer)
         add("POST", "{model}/generate", "ModelInfer", self._generate)
         add("POST", "{model}/generate_stream", "ModelStreamInfer", self._generate_stream)
-        add("POST", "/v1/models/{name}:predict", "ModelInfer", _older_version)
+        add("POST", "/v1/models/{name:model}:predict", "ModelInfer", _older_version)
         for name, task in (("transcriptions", "transcribe"), ("translations", "translate")):
             add("POST", f"/v1/audio/{name}", "ModelInfer", partial(self._hear, task), openai.error_content)
         add("GET", "/v1/models", "ServerMetadata", self._models, openai.error_content)
-        add("GET", "/v1/models/{name}", "ModelMetadata", self._models, openai.error_content)
+        add("GET", "/v1/models/{name:model}", "ModelMetadata", self._models, openai.error_content)
         for name, most, libre_answer in (
             ("translate", MAX_REQUEST_BYTES, libretranslate.translate),
             ("translate_file", libretranslate.MAX_FILE_BYTES, self._translate_file),

@@ -134,23 +134,30 @@ class Metrics:
 
     def show_model(self, model: ServedModel) -> None:
         """Show a model from now on, in place of its predecessor; values without an event are zero."""
-        self.statistics_of(model.name).begin_version()
+        if model.base is None:  # an adapter's requests are in the sums of its base
+            self.statistics_of(model.name).begin_version()
         self._models[model.name] = model
 
     def hide_model(self, model: ServedModel) -> None:
-        """Remove a model's gauges; its counters and histograms stay."""
-        self._models[model.name] = None
+        """Remove a model's gauges; its counters and histograms stay.
 
-    def forget_model(self, name: str) -> None:
-        """Remove all series of a model, one of many adapters that come and go."""
-        self._models.pop(name, None)
-        self._statistics.pop(name, None)
-        for metric in (self._requests,):
-            metric.remove_by_labels({_MODEL: name})
+        Of an adapter, one of many that come and go, all series are removed.
+        """
+        if model.base is None:
+            self._models[model.name] = None
+        else:
+            self._models.pop(model.name, None)
+            self._requests.remove_by_labels({_MODEL: model.name})
 
     def record_call(self, record: CallRecord) -> None:
-        """Count a call that ended; the callers' own texts never become labels."""
-        self._requests.labels(record.model, record.method, record.code).inc()
+        """Count a call that ended; the callers' own texts never become labels.
+
+        A call of an adapter that has left meanwhile is counted as one of its base.
+        """
+        model = record.model
+        if model not in self._models:
+            model = model.rpartition("/")[0] or model
+        self._requests.labels(model, record.method, record.code).inc()
         if record.caller.has_token:
             name = record.caller.name
             self._caller_requests.labels(name, record.code).inc()
@@ -176,7 +183,7 @@ class _Collected(Collector):
         text = "Log lines that were dropped, because standard error was not read in time"
         yield CounterMetricFamily("seq2seq_log_lines_dropped", text, value=num_dropped_lines())
         models = dict(self._models)
-        sums = {name: self._statistics[name] for name in models if name in self._statistics}
+        sums = {name: its for name, its in dict(self._statistics).items() if name in models}
         for field, name, text, *labels in _HISTOGRAMS:
             histogram = HistogramMetricFamily(f"seq2seq_{name}", text, labels=(_MODEL, *labels))
             for values, one in _series(sums, field):

@@ -14,7 +14,16 @@ from seq2seq_serve.server.app import App
 from seq2seq_serve.server.models.folders import ModelFolders
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.system.trimming import Trimmer
-from tests.server.service.harness import EchoRunner, Turns, fetch, loader_of, local_config, serving
+from tests.models import adapter_folder, random_adapter
+from tests.server.service.harness import (
+    EchoRunner,
+    Turns,
+    fetch,
+    loader_of,
+    local_config,
+    serving,
+    serving_bundles,
+)
 
 REQUEST = GenerateRequest(sources=[Source(text="abc")])
 
@@ -126,6 +135,17 @@ async def test_a_model_of_the_repository_that_cannot_be_served_leaves_the_others
             await app.start()
         await app.stop()
     assert caplog.text.count("model bad: not served: it is damaged") == 1
+
+
+async def test_an_adapter_that_does_not_fit_ends_the_start_with_one_line(adapted_bundle, tmp_path):
+    weights = random_adapter(adapted_bundle, 1)
+    adapter = adapter_folder(tmp_path / "legal", "another model's", weights)
+    server = serving_bundles(adapted_bundle.path, named_adapters=(("legal", adapter),))
+    with pytest.raises(
+        ValueError, match=r"^the adapter legal: .*legal does not fit the model b: it is for"
+    ) as caught:
+        await server.__aenter__()
+    assert "\n" not in str(caught.value)
 
 
 def test_two_names_that_are_equal_are_refused():

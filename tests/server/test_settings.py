@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from seq2seq_serve.bundle.adapters import adapter_version
 from seq2seq_serve.server.__main__ import main, parse_command
+from tests.models import adapter_folder, random_adapter
 
 
 @pytest.fixture
@@ -237,3 +239,64 @@ def test_check_exits_1_for_what_would_fail(bundle_path, capsys, flags, message):
     with pytest.raises(SystemExit, match="1"):
         main(["--check", str(bundle_path), "--provider", "cpu", *flags])
     assert message in capsys.readouterr().err
+
+
+def test_check_reads_adapters_for_every_model_and_counts_their_memory(
+    adapted_bundle, bundle_path, tmp_path, capsys
+):
+    checksum = adapted_bundle.manifest.adapted_checksum
+    legal = adapter_folder(tmp_path / "legal", checksum, random_adapter(adapted_bundle, 1, 3))
+    adapter_folder(tmp_path / "all" / "late", checksum, random_adapter(adapted_bundle, 2, 2))
+    bundles = ["--check", f"{adapted_bundle.path}", f"{bundle_path}", "--provider", "cpu"]
+    given = ["--adapter", f"legal={legal}", "--adapters", f"{tmp_path / 'all'}"]
+    num_bytes = []
+    for flags in ([], given, [*given, "--max-adapters", "1000"]):
+        main([*bundles, *flags])
+        line, *adapters, other = capsys.readouterr().out.splitlines()
+        assert line.startswith("b: version ")
+        assert other.startswith("random: version ")
+        num_bytes.append(int(re.search(r"at most (\d+) MiB", line)[1]))
+        names = ("legal", "late") if flags else ()
+        assert [one.partition(",")[0] for one in adapters] == [
+            f"b/{name}: version {adapter_version(path)}"
+            for name, path in zip(names, (legal, tmp_path / "all" / "late"), strict=False)
+        ]
+        assert all(re.search(", an adapter of rank [23]$", one) for one in adapters)
+    assert num_bytes == sorted(set(num_bytes))
+    for name, message in (
+        ("legal", f"the adapter {legal} cannot be served: {legal} does not fit the model random: the model"),
+        ("en/legal", "the adapter en/legal cannot be served: its model is not served"),
+    ):
+        with pytest.raises(SystemExit, match="1"):
+            main(["--check", f"{bundle_path}", "--provider", "cpu", "--adapter", f"{name}={legal}"])
+        assert message in capsys.readouterr().err
+    (tmp_path / "all" / "late" / "adapter.bin").write_bytes(b"")
+    for flags, message in (
+        (given, "adapter.bin was changed"),
+        ([*given, "--max-rank", "2"], "its rank is 3"),
+    ):
+        with pytest.raises(SystemExit, match="1"):
+            main([*bundles, *flags])
+        assert message in capsys.readouterr().err
+
+
+def test_adapters_are_named_and_bounded_for_each_model(settings):
+    file = """
+adapter = ["legal=a", "ko-en/medical=b"]
+max_adapters = 4
+
+[models."ko-en"]
+max_adapters = 2
+max_rank = 8
+"""
+    command = settings(file, {"SEQ2SEQ_ADAPTERS": "all"})
+    server = command.server
+    assert server.named_adapters == (("legal", Path("a")), ("ko-en/medical", Path("b")))
+    assert server.adapters == Path("all")
+    sizes = {
+        name: (runner.max_adapters, runner.max_rank, runner.has_adapters)
+        for name in ("ko-en", "other")
+        for runner in [server.of_model(name).model_runner]
+    }
+    assert sizes == {"ko-en": (2, 8, True), "other": (4, 64, True)}
+    assert not settings().server.model_runner.has_adapters

@@ -136,7 +136,7 @@ async def detect(fields: Fields, _request: Request, call: RemoteCall) -> Respons
 
 async def languages(call: RemoteCall) -> Response:
     """Returns all languages, each with those into which a model translates from it."""
-    names = tuple(map(languages_of, call.calls.models.seen_by(call.caller)))
+    names = tuple(dict.fromkeys(map(languages_of, call.calls.models.open_to(call.caller))))
 
     def build(_: YieldPoint) -> Response:
         return Response(listed_languages(names), media_type="application/json")
@@ -156,7 +156,7 @@ def specification() -> Response:
 
 async def settings(call: RemoteCall) -> Response:
     """Returns what LibreTranslate's page in the browser, and programs, ask before the first text."""
-    names = tuple(map(languages_of, call.calls.models.seen_by(call.caller)))
+    names = tuple(dict.fromkeys(map(languages_of, call.calls.models.open_to(call.caller))))
     has_tokens = call.calls.access.has_tokens
 
     def build(_: YieldPoint) -> Response:

@@ -31,7 +31,7 @@ async def choose_routes(texts: Sequence[Text], fields: Fields, call: RemoteCall)
     Raises:
         InvalidRequest: No model has the two languages, or the language of no text is detected.
     """
-    models, source, target = call.calls.models.seen_by(call.caller), fields.source, fields.target
+    models, source, target = call.calls.models.open_to(call.caller), fields.source, fields.target
     if not target:
         raise InvalidRequest("target is missing: name a language", field="target")
     worded = [text for text in texts if text.has_words]

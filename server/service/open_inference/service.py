@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from seq2seq_serve import __version__
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Piece
-from seq2seq_serve.server.errors import InvalidRequest, Unavailable, UnknownModel
+from seq2seq_serve.server.errors import InvalidRequest, LoadFailed, Overloaded, Unavailable, UnknownModel
 from seq2seq_serve.server.models.repository import Repository, VersionState
-from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.models.served import ServedModel, check_right
 from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.health import Health
 from seq2seq_serve.server.service.open_inference.answers import (
@@ -57,11 +57,14 @@ class InferenceService:
         return pb.ServerReadyResponse(ready=self._health.unready() is None)
 
     async def ModelReady(self, message: pb.ModelReadyRequest, call: RemoteCall) -> pb.ModelReadyResponse:
-        """Answers whether callers may send requests for a model; an unknown model is not ready."""
+        """Answers whether callers may send requests for a model; an unknown model is not ready.
+
+        Nor is an adapter that cannot be loaded, or not now.
+        """
         try:
             async with call.calls.models.use(call, message.name, message.version) as model:
                 return pb.ModelReadyResponse(ready=self._health.is_serving(model))
-        except (UnknownModel, Unavailable):
+        except (UnknownModel, Unavailable, LoadFailed, Overloaded):
             return pb.ModelReadyResponse(ready=False)
 
     async def ServerMetadata(
@@ -87,8 +90,8 @@ class InferenceService:
     ) -> pb.ModelStatisticsResponse:
         """Answers with the statistics of one model, or of all."""
         models = call.calls.models
-        if not message.name:
-            asked = models.seen_by(call.caller)
+        if not message.name:  # an adapter's are those of its base
+            asked = [model for model in models.seen_by(call.caller) if model.base is None]
         else:
             async with models.use(call, message.name, message.version) as model:
                 asked = [model]
@@ -96,7 +99,7 @@ class InferenceService:
         return pb.ModelStatisticsResponse(model_stats=stats)
 
     async def RepositoryIndex(
-        self, message: pb.RepositoryIndexRequest, _call: RemoteCall
+        self, message: pb.RepositoryIndexRequest, call: RemoteCall
     ) -> pb.RepositoryIndexResponse:
         """Answers with every version on disk, its state, and why it is not served."""
         _check_repository(message.repository_name)
@@ -107,15 +110,15 @@ class InferenceService:
                     name=one.model_name, version=one.version, state=state, reason=reason
                 )
                 for one, state, reason in index
-                if state is VersionState.READY or not message.ready
+                if call.caller.may_use(one.model_name) and (state is VersionState.READY or not message.ready)
             ]
         )
 
     async def RepositoryModelLoad(
-        self, message: pb.RepositoryModelLoadRequest, _call: RemoteCall
+        self, message: pb.RepositoryModelLoadRequest, call: RemoteCall
     ) -> pb.RepositoryModelLoadResponse:
         """Serves a model's newest version, or the one that the parameter `version` names."""
-        name, parameters = _changed_model(message, ("version",))
+        name, parameters = _changed_model(message, ("version",), call)
         version = parameters.get("version", "")
         if not isinstance(version, str):
             raise InvalidRequest("the parameter version must be a string", field="parameters[version]")
@@ -123,10 +126,10 @@ class InferenceService:
         return pb.RepositoryModelLoadResponse(model_name=name, is_loaded=True)
 
     async def RepositoryModelUnload(
-        self, message: pb.RepositoryModelUnloadRequest, _call: RemoteCall
+        self, message: pb.RepositoryModelUnloadRequest, call: RemoteCall
     ) -> pb.RepositoryModelUnloadResponse:
         """Stops serving a model. Accepted requests are finished."""
-        name, _ = _changed_model(message, ("unload_dependents",))
+        name, _ = _changed_model(message, ("unload_dependents",), call)
         await self._repository.unload(name)
         return pb.RepositoryModelUnloadResponse(model_name=name, is_unloaded=True)
 
@@ -224,7 +227,9 @@ def _event(answer: Answer) -> pb.ModelStreamInferResponse:
 
 
 def _changed_model(
-    message: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest, known: tuple[str, ...]
+    message: pb.RepositoryModelLoadRequest | pb.RepositoryModelUnloadRequest,
+    known: tuple[str, ...],
+    call: RemoteCall,
 ) -> tuple[str, dict[str, Any]]:
     """Returns the name of the model to load or unload, and the parameters."""
     name = message.model_name
@@ -234,6 +239,7 @@ def _changed_model(
         name = message.repository_name  # KServe's own protocol has the model's name there
     if not name:
         raise InvalidRequest("the model's name is missing", field="model_name")
+    check_right(call.caller, name)
     parameters = {}
     for key, parameter in message.parameters.items():
         kind = parameter.WhichOneof("parameter_choice")

@@ -23,6 +23,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.process import ProcessCore
+from tests.models import adapter_folder, random_adapter
 from tests.server.service.harness import Served, on_a_thread, serving_bundles
 
 TEXTS = ["오늘은 금요일입니다", "나는 학생이다", "비가 온다", "드디어 금요일이다"]
@@ -312,3 +313,36 @@ def test_a_process_that_does_not_start_is_a_clear_error(bundle_path, monkeypatch
         ValueError, match=r"random: the process of an instance exited with 1 while it started"
     ):
         start(ServerConfig(runner=RUNNER), bundle_path)
+
+
+def test_instances_have_the_same_adapters_and_one_that_is_killed_gets_them_again(adapted_bundle, tmp_path):
+    folders = []
+    for seed, name in enumerate(("legal", "late")):
+        weights = random_adapter(adapted_bundle, seed, 4, scale=1.0)
+        folders.append(adapter_folder(tmp_path / name, adapted_bundle.manifest.adapted_checksum, weights))
+    settings = {"runner": RUNNER, "named_adapters": (("legal", folders[0]),), "adapters": tmp_path}
+    with (
+        on_a_thread(serving_bundles(adapted_bundle.path, **settings)) as served,
+        stub_of(served.address) as stub,
+    ):
+        first, second = instances_of(served)
+
+        def targets() -> list[str]:
+            """Those of both instances, which must be equal."""
+            found = []
+            for name in ("b", "b/legal", "b/late"):
+                request = request_of(TEXTS[0], max_new_tokens=12)
+                request.model = name
+                with held([first, second]):
+                    calls = [stub.Generate.future(request) for _ in range(4)]
+                    until(lambda: bool(first.requests and second.requests))
+                [text] = {call.result().hypotheses[0].text for call in calls}
+                found.append(text)
+            return found
+
+        before = targets()
+        assert len(set(before)) == 3
+        process_id = first.process.pid
+        os.kill(process_id, signal.SIGKILL)
+        until(lambda: first.is_ready and first.process.pid != process_id)
+        assert targets() == before

@@ -5,6 +5,7 @@ import json
 from contextlib import closing
 from dataclasses import replace
 from http.client import HTTPConnection
+from types import SimpleNamespace
 
 import numpy as np
 import openai
@@ -290,6 +291,22 @@ def test_a_model_of_one_language_names_it_and_refuses_others(whisper_path):
         assert status == 400
         assert json.loads(answer)["error"]["param"] == "model"
         assert "bundle does not translate: choose another model" in answer
+
+
+def test_adapters_have_their_own_names_and_leave_the_only_model_the_only_one(whisper_path, client):
+    text = ask(client).text
+    server = serving_bundles(whisper_path / "bundle", openai_names=OpenAINames.ANY)
+    with on_a_thread(server) as served:
+        base, adapter = served.model, SimpleNamespace(version="1")
+        served.app.models.put(base.adapted("bundle/medical", adapter, 0))
+        url = f"http://127.0.0.1:{served.app.http.port}/v1"
+        with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as other:
+            for name in ("whisper-1", "", "bundle", "bundle/medical"):
+                assert ask(other, model=name).text == text
+            assert [one.id for one in other.models.list()] == ["bundle", "bundle/medical"]
+            assert other.models.retrieve("bundle/medical").id == "bundle/medical"
+            with pytest.raises(openai.NotFoundError, match="no model is named 'bundle/none'"):
+                ask(other, model="bundle/none")
 
 
 def test_the_only_model_of_sounds_answers_with_any_name_if_the_server_takes_it(whisper_path, client):

@@ -13,6 +13,7 @@ CASES = [
     (errors.UnknownModel("m", name="demo", version="2"), grpc.StatusCode.NOT_FOUND),
     (errors.Unauthenticated("m"), grpc.StatusCode.UNAUTHENTICATED),
     (errors.Forbidden("m"), grpc.StatusCode.PERMISSION_DENIED),
+    (errors.UnknownPage("m"), grpc.StatusCode.NOT_FOUND),
     (errors.LoadFailed("m"), grpc.StatusCode.FAILED_PRECONDITION),
     (errors.Overloaded("m", retry_after_seconds=1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
     (errors.Unavailable("m"), grpc.StatusCode.UNAVAILABLE),

@@ -25,6 +25,7 @@ class _Model:
     num_slots: int = 8
     slot_bytes: int = 128
     max_target_length: int = 5
+    base: None = None
 
     @property
     def engine(self) -> "_Model":
