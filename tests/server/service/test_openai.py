@@ -21,7 +21,14 @@ from seq2seq_serve.server.service.read import sources
 from seq2seq_serve.server.service.read.languages import name_of
 from tests.bundle.test_audio import encoded
 from tests.server.runner.test_voice_activity import needs_model, quiet, vowels
-from tests.server.service.harness import access_file, on_a_thread, serving, serving_bundles, with_manifest
+from tests.server.service.harness import (
+    access_file,
+    entry,
+    on_a_thread,
+    serving,
+    serving_bundles,
+    with_manifest,
+)
 from tests.server.service.seq2seq.test_windows import noise
 
 NAMES = ("german", "english", "korean")
@@ -293,20 +300,30 @@ def test_a_model_of_one_language_names_it_and_refuses_others(whisper_path):
         assert "bundle does not translate: choose another model" in answer
 
 
-def test_adapters_have_their_own_names_and_leave_the_only_model_the_only_one(whisper_path, client):
-    text = ask(client).text
-    server = serving_bundles(whisper_path / "bundle", openai_names=OpenAINames.ANY)
+def test_adapters_have_their_own_names_and_leave_the_only_model_the_only_one(whisper_path, client, tmp_path):
+    text, access = ask(client).text, tmp_path / "access.toml"
+    access.write_text(
+        entry("all", "all", "predict")
+        + entry("medical", "medical", "predict")
+        + 'models = ["bundle/medical"]'
+    )
+    server = serving_bundles(whisper_path / "bundle", openai_names=OpenAINames.ANY, access_file=access)
     with on_a_thread(server) as served:
-        base, adapter = served.model, SimpleNamespace(version="1")
-        served.app.models.put(base.adapted("bundle/medical", adapter, 0))
+        adapter = SimpleNamespace(version="1")  # these graphs take none, and change nothing
+        served.app.models.put(served.model.adapted("bundle/medical", adapter, 0))
         url = f"http://127.0.0.1:{served.app.http.port}/v1"
-        with openai.OpenAI(base_url=url, api_key="any", max_retries=0) as other:
-            for name in ("whisper-1", "", "bundle", "bundle/medical"):
-                assert ask(other, model=name).text == text
-            assert [one.id for one in other.models.list()] == ["bundle", "bundle/medical"]
-            assert other.models.retrieve("bundle/medical").id == "bundle/medical"
-            with pytest.raises(openai.NotFoundError, match="no model is named 'bundle/none'"):
-                ask(other, model="bundle/none")
+        for token, names, other in (
+            ("all", ["bundle", "bundle/medical"], "bundle/none"),
+            ("medical", ["bundle/medical"], "bundle"),
+        ):
+            with openai.OpenAI(base_url=url, api_key=token, max_retries=0) as caller:
+                for name in ("whisper-1", "", *names):
+                    assert ask(caller, model=name).text == text
+                assert [one.id for one in caller.models.list()] == names
+                assert caller.models.retrieve("bundle/medical").id == "bundle/medical"
+                with pytest.raises((openai.NotFoundError, openai.PermissionDeniedError)) as caught:
+                    ask(caller, model=other)
+                assert caught.value.status_code == (404 if token == "all" else 403)
 
 
 def test_the_only_model_of_sounds_answers_with_any_name_if_the_server_takes_it(whisper_path, client):
