@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
@@ -219,8 +219,12 @@ def _version(raw: bytes) -> str:
     return hashlib.sha256(raw).hexdigest()[:12]
 
 
-def load_adapter(folder: Path) -> Adapter:
+def load_adapter(folder: Path, check: Callable[[AdapterManifest], None] = lambda _: None) -> Adapter:
     """Read and check an adapter.
+
+    Args:
+        folder: Has its files.
+        check: Raises AdapterError if it cannot be used, before its weights are read.
 
     Raises:
         AdapterError: It is not one, or a file is damaged.
@@ -241,6 +245,7 @@ def load_adapter(folder: Path) -> Adapter:
             raise AdapterError(
                 f"{folder}: its parts have {expected} bytes, and its weights {spec.size_bytes}"
             )
+        check(manifest)
         weights = read_small_file(folder / WEIGHTS_FILE, min(expected, _MOST_WEIGHT_BYTES))
     except ValidationError as error:
         raise AdapterError(f"{folder / ADAPTER_FILE}: {'; '.join(problems_of(error))}") from error

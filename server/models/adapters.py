@@ -5,10 +5,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from seq2seq_serve.bundle.adapters import Adapter, adapter_version, fits, is_adapter, load_adapter
+from seq2seq_serve.bundle.adapters import (
+    Adapter,
+    AdapterError,
+    AdapterManifest,
+    adapter_version,
+    fits,
+    is_adapter,
+    load_adapter,
+)
 from seq2seq_serve.bundle.manifest import Manifest
 from seq2seq_serve.server.errors import UnknownModel
 from seq2seq_serve.server.models.folders import Version, is_text
+
+# The last parts of the paths of pages of the model BASE, which hide an adapter of that name over HTTP
+PAGE_NAMES = (
+    *("config", "generate", "generate_stream", "infer", "load", "ready", "stats", "unload", "versions"),
+)
 
 
 class AdapterFolders:
@@ -30,8 +43,11 @@ class AdapterFolders:
         if len(self.named) < len(named):
             raise ValueError("two adapters have the same name: give each --adapter a name of its own")
         for name in self.named:
-            if not is_text(name):
-                raise ValueError(f"the name of the adapter {name!a} is not UTF-8: give it another one")
+            if not _is_usable(name.rpartition("/")[2]):
+                raise ValueError(
+                    f"the name of the adapter {name!a} is not UTF-8, begins with a dot, or is that of a "
+                    "page: give it another one"
+                )
         if folder is not None and not folder.is_dir():
             raise ValueError(f"the folder of adapters {folder} is not a folder: name an existing one")
 
@@ -46,7 +62,7 @@ class AdapterFolders:
     def path(self, name: str) -> Path | None:
         """Returns the folder of an adapter by its full name; None if there is none."""
         base, _, short = name.rpartition("/")
-        if not base or short in ("", ".", "..") or "\0" in name:
+        if not base or not _is_usable(short):
             return None
         if (path := self.named.get(name) or self.named.get(short)) is not None:
             return path
@@ -78,7 +94,14 @@ class AdapterFolders:
             children = [] if self._folder is None else sorted(self._folder.iterdir())
         except OSError:
             return []
-        return [child.name for child in children if is_text(child.name) and is_adapter(child)]
+        return [child.name for child in children if _is_usable(child.name) and is_adapter(child)]
+
+
+def _is_usable(short: str) -> bool:
+    """Whether an adapter may have a name: folders that are being written begin with a dot."""
+    return (
+        is_text(short) and not short.startswith(".") and short not in ("", *PAGE_NAMES) and "\0" not in short
+    )
 
 
 def _version(name: str, path: Path) -> Version:
@@ -100,7 +123,9 @@ def read_adapter(path: Path, name: str, model: Manifest, max_rank: int) -> Adapt
     Raises:
         ValueError: It is not one, or does not fit this model.
     """
-    adapter = load_adapter(path)
-    if problems := fits(adapter.manifest, model, max_rank):
-        raise ValueError(f"{path} does not fit the model {name}: {'; '.join(problems)}")
-    return adapter
+
+    def check(manifest: AdapterManifest) -> None:
+        if problems := fits(manifest, model, max_rank):
+            raise AdapterError(f"{path} does not fit the model {name}: {'; '.join(problems)}")
+
+    return load_adapter(path, check)

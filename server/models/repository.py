@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import enum
 import logging
+from collections import defaultdict
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 
 from seq2seq_serve.server.errors import LoadFailed, Overloaded, ServerError, Unavailable, UnknownModel
@@ -58,7 +60,8 @@ class Repository:
         if adapters:
             models.find_adapter = self._find_adapter
         self._unloaded: set[str] = set()  # adapters that callers do not load again by asking for them
-        self._writing = asyncio.Lock()  # one adapter at a time
+        self._writing: dict[str, asyncio.Lock] = defaultdict(asyncio.Lock)  # one adapter of a base at a time
+        self._asked: dict[str, asyncio.Task[ServedModel]] = {}  # loads of adapters that callers wait for
         self._problems: dict[str, str] = {}  # why adapters could not be loaded
         self._has_started = False
         self._models = models
@@ -171,8 +174,10 @@ class Repository:
         self._changed()
         _log.info("model %s: version %s is served", name, model.version)
         if old is not None and before is not None:
-            await self._take_over(old, model)
-            self._end(old, before)
+            try:
+                await self._take_over(old, model)
+            finally:
+                self._end(old, before)
         for adapter in self._adapters.names_for(name):
             if adapter not in self._unloaded:
                 try:
@@ -229,15 +234,31 @@ class Repository:
             self._base_of(name) is not None and await asyncio.to_thread(self._adapters.path, name) is not None
         )
 
-    async def _find_adapter(self, name: str) -> ServedModel | None:
-        """Loads an adapter that a caller asks for; returns None if there is none of that name."""
-        if name in self._unloaded or not await self._is_adapter(name):
+    async def _find_adapter(self, name: str, loads: bool) -> ServedModel | None:
+        """Loads an adapter that a caller asks for; returns None if there is none of that name.
+
+        Callers who ask at once wait for one load, which goes on when they leave. Without `loads`, the adapter
+        is only described.
+        """
+        base = self._base_of(name)
+        if base is None or name in self._unloaded or not await self._is_adapter(name):
             return None
+        if not loads:
+            return base.named(name)
+        loading = self._asked.get(name)
+        if loading is None:
+            loading = self._asked[name] = asyncio.create_task(self._load_adapter(name, is_asked=True))
+            loading.add_done_callback(partial(self._end_asked, name))
         try:
-            return await self._load_adapter(name, is_asked=True)
+            return await asyncio.shield(loading)
         except LoadFailed as error:  # the text is not for callers: it has paths
             self._report(name, error)
             raise LoadFailed(f"the adapter {name} cannot be loaded: the server's log says why") from error
+
+    def _end_asked(self, name: str, loading: asyncio.Task[ServedModel]) -> None:
+        del self._asked[name]
+        if not loading.cancelled():
+            loading.exception()  # asyncio would log it, if all callers have left
 
     async def _load_adapter(self, name: str, version: str = "", *, is_asked: bool = False) -> ServedModel:
         """Loads an adapter beside the one that it replaces, which stays for its callers.
@@ -253,7 +274,7 @@ class Repository:
             Overloaded: All places are in use.
             Unavailable: The server is shutting down.
         """
-        async with self._writing:
+        async with self._writing[name.rpartition("/")[0]]:
             while True:
                 base, served = self._base_of(name), self._models.get(name)
                 if base is None or (is_asked and name in self._unloaded):
@@ -266,6 +287,8 @@ class Repository:
                 if version and not found.is_named(version):
                     text = f"{name} has no version {version[:100]!r} on disk: there is {found.version}"
                     raise UnknownModel(text, name=name, version=version)
+                if is_asked and (known := self._reasons.get(found)):  # its files are not read again
+                    raise LoadFailed(known)
                 try:
                     adapter = await asyncio.to_thread(
                         read_adapter, found.path, base.name, base.manifest, base.sizing.max_rank
@@ -306,7 +329,7 @@ class Repository:
             UnknownModel: It is not served.
         """
         if name not in self._unloaded and await self._is_adapter(name):
-            async with self._writing:  # one that is being loaded is unloaded, too
+            async with self._writing[name.rpartition("/")[0]]:  # one that is being loaded is unloaded, too
                 self._models.remove(name)
                 self._unloaded.add(name)
             self._changed()

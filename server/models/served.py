@@ -23,6 +23,7 @@ from seq2seq_serve.server.telemetry.record import Caller, CallRecord
 from seq2seq_serve.server.telemetry.statistics import Statistics
 
 _ENGLISH = "en"
+_NAMES_IN_MESSAGE = 20  # gRPC's metadata, in which a message is, is bounded
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class ServedModel:
         return model
 
 
-async def _no_adapter(_: str) -> None:
+async def _no_adapter(_name: str, _loads: bool) -> None:
     return None
 
 
@@ -138,12 +139,12 @@ class Models:
         metrics: Show the served models.
 
     Attributes:
-        find_adapter: Loads the adapter of a name that is not served, if there is one.
+        find_adapter: Loads the adapter of a name that is not served, if there is one, or only describes it.
     """
 
     def __init__(self, metrics: Metrics) -> None:
         self._metrics = metrics
-        self.find_adapter: Callable[[str], Awaitable[ServedModel | None]] = _no_adapter
+        self.find_adapter: Callable[[str, bool], Awaitable[ServedModel | None]] = _no_adapter
         self._uses = itertools.count()
         self._last_uses: dict[ServedModel, int] = {}  # of the served adapters, by the count of all uses
         self._by_name: dict[str, ServedModel] = {}
@@ -184,25 +185,33 @@ class Models:
         return [model for model in self if caller.may_use(model.name)]
 
     def open_to(self, caller: Caller) -> list[ServedModel]:
-        """Returns the models that a caller may use, the served ones first.
+        """Returns the models that a caller may use; those that its rights name come first, in their order.
 
-        The others are adapters that its rights name, and that `use` would load: their bases with their names.
+        Among them are adapters that are not loaded, and that `use` would load: their bases with their names.
         """
-        others = list[ServedModel]()
-        for name in sorted(caller.models or ()):
+        if caller.models is None:
+            return list(self)
+        named = dict[str, ServedModel]()
+        for name in caller.models:
             base = self._by_name.get(name.rpartition("/")[0])
-            if base is not None and name not in self._by_name and not name.endswith("/*"):
-                others.append(base.named(name))
-        return self.seen_by(caller) + others
+            if (model := self._by_name.get(name)) is not None:
+                named[name] = model
+            elif base is not None and not name.endswith("/*"):
+                named[name] = base.named(name)
+        return [*named.values(), *(model for model in self.seen_by(caller) if model.name not in named)]
 
     @asynccontextmanager
-    async def use(self, call: CallRecord, name: str, version: str = "") -> AsyncIterator[ServedModel]:
+    async def use(
+        self, call: CallRecord, name: str, version: str = "", *, loads: bool = True
+    ) -> AsyncIterator[ServedModel]:
         """Yields the model of that name; its engine is not stopped before the block ends.
 
         Args:
             call: Is counted under the model's name.
-            name: Empty for the first model that the caller may use.
+            name: Empty for the first model, or for the first one that can be served of those that the caller's
+                rights name.
             version: Empty for the served version; otherwise its name or number.
+            loads: Whether an adapter that is not loaded is loaded; otherwise its description is returned.
 
         Raises:
             UnknownModel: No model has that name or version; the message lists the existing ones.
@@ -214,17 +223,20 @@ class Models:
         if not self._by_name:
             raise Unavailable("no model is served: the server is loading them, or they were unloaded")
         caller = call.caller
-        if caller.models is not None:
-            name = name or next((one.name for one in self.open_to(caller)), "")
+        if name:
             check_right(caller, name)
-        model = self._by_name.get(name) if name else next(iter(self._by_name.values()))
+            model = self._by_name.get(name) or await self.find_adapter(name, loads)
+        elif caller.models is None:
+            model = next(iter(self._by_name.values()))
+        else:
+            model = None
+            for known in caller.models:
+                model = model or self._by_name.get(known) or await self.find_adapter(known, loads)
+        if model is None and not name:
+            raise Forbidden(f"token {caller.name} has no default among the served models: name one")
         if model is None:
-            model = await self.find_adapter(name)
-        if model is None:
-            known = ", ".join(one.name for one in self.seen_by(caller))
-            text = f"no model is named {name[:100]!r}: this server has {known or 'none for this token'}"
-            raise UnknownModel(text, name=name, version=version)
-        if version not in ("", model.version, self._numbers[model.name]):
+            raise self._unknown(caller, name, version)
+        if version not in ("", model.version, self._numbers.get(model.name, "1")):
             text = f"{model.name} is not served in version {version[:100]!r}: ask for version {model.version}"
             raise UnknownModel(text, name=model.name, version=version)
         call.model = model.name
@@ -234,7 +246,7 @@ class Models:
         try:
             yield model
         finally:
-            if model in self._last_uses:
+            if model in self._last_uses and loads:
                 self._last_uses[model] = next(self._uses)
             for used in (model, model.base):
                 if used is not None:
@@ -242,6 +254,13 @@ class Models:
                     if not self._num_users[used]:
                         del self._num_users[used]
                         self._left.set()
+
+    def _unknown(self, caller: Caller, name: str, version: str) -> UnknownModel:
+        """Returns the error of a name that is not served, with the first names that are."""
+        known = [one.name for one in self.seen_by(caller)]
+        text = ", ".join(known[:_NAMES_IN_MESSAGE]) + ", …" * (len(known) > _NAMES_IN_MESSAGE)
+        text = f"no model is named {name[:100]!r}: this server has {text or 'none for this token'}"
+        return UnknownModel(text, name=name, version=version)
 
     def free_place(self, base: ServedModel, name: str) -> int | None:
         """Returns a place for an adapter; None if the adapters of all places are in use.
@@ -271,8 +290,11 @@ class Models:
             await self._left.wait()
 
     def statistics_of(self, model: ServedModel) -> Statistics:
-        """Returns the sums over the requests and turns of a model; an adapter's are those of its base."""
-        return self._metrics.statistics_of((model.base or model).name)
+        """Returns the sums over the requests and turns of a model.
+
+        An adapter has none of its own: those of its base count the requests of all adapters.
+        """
+        return Statistics() if model.base is not None else self._metrics.statistics_of(model.name)
 
     def __iter__(self) -> Iterator[ServedModel]:
         return iter(tuple(self._by_name.values()))

@@ -197,4 +197,4 @@ def _token(where: str, table: Any) -> tuple[bytes, Caller]:
         raise ValueError(
             f"{where}: models must be a list of the names of models, or of NAME/* for all adapters of one"
         )
-    return digest, Caller(name, frozenset(roles), has_token=True, models=frozenset(models))
+    return digest, Caller(name, frozenset(roles), has_token=True, models=tuple(models))

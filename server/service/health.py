@@ -70,15 +70,15 @@ class Health:
         if service in ("", *SERVICE_NAMES):
             is_serving = self.unready() is None
         else:
-            model = next((model for model in self._models if model.name == service), None)
-            if model is None:
+            model = self._models.get(service)
+            if model is None or model.base is not None:
                 return int(HealthCheckResponse.SERVICE_UNKNOWN)
             is_serving = self.is_serving(model)
         return int(HealthCheckResponse.SERVING if is_serving else HealthCheckResponse.NOT_SERVING)
 
     def names(self) -> tuple[str, ...]:
-        """Returns every name that `status` knows."""
-        return ("", *SERVICE_NAMES, *(model.name for model in self._models))
+        """Returns every name that `status` knows; not those of adapters, which are customers' names."""
+        return ("", *SERVICE_NAMES, *(model.name for model in self._models if model.base is None))
 
     def end_loading(self) -> None:
         """Makes the server ready, if its models are."""

@@ -158,7 +158,7 @@ def models(call: RemoteCall) -> Response:
 
 async def model(name: str, call: RemoteCall) -> Response:
     """Returns one of the served models; raises UnknownModel."""
-    async with call.calls.models.use(call, name) as model:
+    async with call.calls.models.use(call, name, loads=False) as model:
         return JSONResponse(_model(model.name))
 
 

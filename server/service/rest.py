@@ -35,6 +35,7 @@ from seq2seq_serve.server.errors import (
     UnknownPage,
 )
 from seq2seq_serve.server.http import ErrorForm, error_content
+from seq2seq_serve.server.models.adapters import PAGE_NAMES
 from seq2seq_serve.server.service import openai
 from seq2seq_serve.server.service.calls import MAX_REQUEST_BYTES, SMALL_REQUEST_BYTES, Calls, RemoteCall
 from seq2seq_serve.server.service.compression import Decompressor, compressed
@@ -102,10 +103,7 @@ class _ModelName(StringConvertor):
     NAME is not the last part of a page of the model BASE.
     """
 
-    regex = (
-        "[^/]+(?:/(?!(?:config|generate|generate_stream|infer|load|ready|stats|unload|versions)(?:/|$))"
-        "[^/]+)?"
-    )
+    regex = f"[^/]+(?:/(?!(?:{'|'.join(PAGE_NAMES)})(?:/|$))[^/]+)?"
 
 
 register_url_convertor("model", _ModelName())

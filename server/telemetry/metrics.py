@@ -141,12 +141,17 @@ class Metrics:
     def hide_model(self, model: ServedModel) -> None:
         """Remove a model's gauges; its counters and histograms stay.
 
-        Of an adapter, one of many that come and go, all series are removed.
+        Of an adapter, one of many that come and go, the calls count as those of its base from then on.
         """
         if model.base is None:
             self._models[model.name] = None
         else:
             self._models.pop(model.name, None)
+            [family] = self._requests.collect()
+            for sample in family.samples:
+                if sample.labels[_MODEL] == model.name:
+                    labels = sample.labels | {_MODEL: model.base.name}
+                    self._requests.labels(**labels).inc(sample.value)
             self._requests.remove_by_labels({_MODEL: model.name})
 
     def record_call(self, record: CallRecord) -> None:

@@ -29,13 +29,14 @@ class Caller:
             fairly by their names.
         roles: What it may do.
         has_token: Whether its token is known.
-        models: The names of the models that it may use, and `NAME/*` for all adapters of one; None for all.
+        models: The names of the models that it may use, and `NAME/*` for all adapters of one, in the order of
+            the access file; None for all.
     """
 
     name: str
     roles: frozenset[str] = frozenset()
     has_token: bool = False
-    models: frozenset[str] | None = None
+    models: tuple[str, ...] | None = None
 
     def may_use(self, model: str) -> bool:
         """Whether it may use, and see, the model of a name."""

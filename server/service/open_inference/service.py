@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from seq2seq_serve import __version__
 from seq2seq_serve.protos import open_inference_pb2 as pb
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Piece
-from seq2seq_serve.server.errors import InvalidRequest, LoadFailed, Overloaded, Unavailable, UnknownModel
+from seq2seq_serve.server.errors import InvalidRequest, Unavailable, UnknownModel
 from seq2seq_serve.server.models.repository import Repository, VersionState
 from seq2seq_serve.server.models.served import ServedModel, check_right
 from seq2seq_serve.server.service.calls import RemoteCall
@@ -59,12 +59,12 @@ class InferenceService:
     async def ModelReady(self, message: pb.ModelReadyRequest, call: RemoteCall) -> pb.ModelReadyResponse:
         """Answers whether callers may send requests for a model; an unknown model is not ready.
 
-        Nor is an adapter that cannot be loaded, or not now.
+        An adapter that is not loaded is ready if it can be served with its base.
         """
         try:
-            async with call.calls.models.use(call, message.name, message.version) as model:
+            async with call.calls.models.use(call, message.name, message.version, loads=False) as model:
                 return pb.ModelReadyResponse(ready=self._health.is_serving(model))
-        except (UnknownModel, Unavailable, LoadFailed, Overloaded):
+        except (UnknownModel, Unavailable):
             return pb.ModelReadyResponse(ready=False)
 
     async def ServerMetadata(
@@ -77,12 +77,12 @@ class InferenceService:
         self, message: pb.ModelMetadataRequest, call: RemoteCall
     ) -> pb.ModelMetadataResponse:
         """Answers with the tensors of a model."""
-        async with call.calls.models.use(call, message.name, message.version) as model:
+        async with call.calls.models.use(call, message.name, message.version, loads=False) as model:
             return metadata_message(model)
 
     async def ModelConfig(self, message: pb.ModelConfigRequest, call: RemoteCall) -> pb.ModelConfigResponse:
         """Answers with the tensors and limits of a model."""
-        async with call.calls.models.use(call, message.name, message.version) as model:
+        async with call.calls.models.use(call, message.name, message.version, loads=False) as model:
             return pb.ModelConfigResponse(config=config_message(model))
 
     async def ModelStatistics(
@@ -93,7 +93,7 @@ class InferenceService:
         if not message.name:  # an adapter's are those of its base
             asked = [model for model in models.seen_by(call.caller) if model.base is None]
         else:
-            async with models.use(call, message.name, message.version) as model:
+            async with models.use(call, message.name, message.version, loads=False) as model:
                 asked = [model]
         stats = [statistics_message(model, models.statistics_of(model)) for model in asked]
         return pb.ModelStatisticsResponse(model_stats=stats)

@@ -102,7 +102,7 @@ class Seq2SeqService:
 
     async def GetModel(self, message: pb.GetModelRequest, call: RemoteCall) -> pb.GetModelResponse:
         """Answers with the named model, or the first one."""
-        async with call.calls.models.use(call, message.model) as model:
+        async with call.calls.models.use(call, message.model, loads=False) as model:
             return pb.GetModelResponse(model=model_message(model))
 
 
