@@ -208,8 +208,8 @@ class Models:
 
         Args:
             call: Is counted under the model's name.
-            name: Empty for the first model, or for the first one that can be served of those that the caller's
-                rights name.
+            name: Empty for the first model, or the first one that can be served of those in the caller's
+                rights.
             version: Empty for the served version; otherwise its name or number.
             loads: Whether an adapter that is not loaded is loaded; otherwise its description is returned.
 
