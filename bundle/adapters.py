@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import mmap
 import os
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -20,7 +22,7 @@ import numpy.typing as npt
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from seq2seq_serve.bundle.checked import problems_of
-from seq2seq_serve.bundle.files import read_small_file
+from seq2seq_serve.bundle.files import new_memory, read_small_file
 from seq2seq_serve.bundle.manifest.schema import AdaptedMap, Count, FileSpec, Manifest, Parity
 
 ADAPTER_FILE = "adapter.json"
@@ -82,6 +84,51 @@ class AdapterManifest:
 
 
 _MANIFEST = TypeAdapter(AdapterManifest)
+
+
+class SharedWeights(dict[str, tuple[Array, Array]]):
+    """`Weights` in a file in memory: a pickle has its name, and other processes map it.
+
+    A process that reads the pickle after this object is gone gets no weights: others have taken their place.
+
+    Args:
+        parts: In the order of the content.
+        content: A, then B of each part, in float16.
+    """
+
+    def __init__(self, parts: Mapping[str, AdaptedShape], content: bytes) -> None:
+        descriptor = os.memfd_create("adapter")
+        weakref.finalize(self, os.close, descriptor)
+        memory = new_memory(len(content), descriptor)
+        memory[:] = content
+        super().__init__(_arrays(parts, memory))
+        self._parts, self._file = dict(parts), f"/proc/{os.getpid()}/fd/{descriptor}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _mapped, (self._parts, self._file)
+
+
+def _mapped(parts: Mapping[str, AdaptedShape], file: str) -> Weights:
+    try:
+        with Path(file).open("rb") as stream:
+            return _arrays(parts, memoryview(mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ)))
+    except (OSError, ValueError):
+        return {}
+
+
+def _arrays(parts: Mapping[str, AdaptedShape], content: memoryview) -> dict[str, tuple[Array, Array]]:
+    """Returns A `(r, I)` and B `(r, O)` of each part, which lie one after the other."""
+    numbers, start = np.frombuffer(content, np.float16), 0
+    arrays = {}
+    for name, shape in parts.items():
+        middle = start + shape.rank * shape.num_inputs
+        end = middle + shape.rank * shape.num_outputs
+        arrays[name] = (
+            numbers[start:middle].reshape(shape.rank, -1),
+            numbers[middle:end].reshape(shape.rank, -1),
+        )
+        start = end
+    return arrays
 
 
 @dataclass(frozen=True)
@@ -265,17 +312,6 @@ def load_adapter(folder: Path, check: Callable[[AdapterManifest], None] = lambda
             f"{folder / WEIGHTS_FILE} was changed: its sha256 is {found[:12]}…, not "
             f"{manifest.weights.sha256[:12]}…"
         )
-    numbers = np.frombuffer(weights, np.float16)
-    if not np.isfinite(numbers).all():
+    if not np.isfinite(np.frombuffer(weights, np.float16)).all():
         raise AdapterError(f"{folder / WEIGHTS_FILE} has numbers that are NaN or infinite")
-    arrays: dict[str, tuple[Array, Array]] = {}
-    start = 0
-    for name, shape in manifest.parts.items():
-        middle = start + shape.rank * shape.num_inputs
-        end = middle + shape.rank * shape.num_outputs
-        arrays[name] = (
-            numbers[start:middle].reshape(shape.rank, -1),
-            numbers[middle:end].reshape(shape.rank, -1),
-        )
-        start = end
-    return Adapter(folder, manifest, _version(raw), arrays)
+    return Adapter(folder, manifest, _version(raw), SharedWeights(manifest.parts, weights))
