@@ -279,11 +279,13 @@ def _servers(
         export_bundle(trained, merged[-1], (Precision.INT8,), proves=False)
         _add(trained, weights, -1)
     flags = ["--threads", str(options.threads), "--provider", "cpu", "--precision", "int8"]
-    flags += ["--max-slots-size", "256MiB", "--max-slots", str(_IN_FLIGHT)]
+    # As many slots in all: a merged model has room for its part of the requests, and as many again.
+    slots = [["--max-slots", str(number)] for number in (_IN_FLIGHT, 2 * _IN_FLIGHT // _NUM_ADAPTERS)]
+    adapter_flags += ["--max-adapters", str(_NUM_ADAPTERS), "--max-rank", str(_RANK)]
     with ExitStack() as stack:
         servers = [
-            stack.enter_context(serving(adapted.path, [*flags, *adapter_flags])),
-            stack.enter_context(serving(merged, flags)),
+            stack.enter_context(serving(adapted.path, [*flags, *slots[0], *adapter_flags])),
+            stack.enter_context(serving(merged, [*flags, *slots[1]])),
         ]
         names = (f"{adapted.path.name}/a{{}}", "a{}")
         rates: list[list[float]] = [[], []]

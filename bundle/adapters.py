@@ -112,8 +112,8 @@ class Places:
     Attributes:
         first_units: By map.
         first_parts: By map, the number of parts of all maps before it.
-        num_units: Of all maps.
-        num_parts: Of all maps.
+        num_units: The units of all maps.
+        num_parts: The parts of all maps.
     """
 
     def __init__(self, maps: Sequence[AdaptedMap]) -> None:
@@ -131,7 +131,7 @@ class Places:
         """Write an adapter over another one.
 
         Args:
-            weights: Of the new one; empty for none.
+            weights: Those of the new one; without any, the place becomes empty.
             scales: By part, the factor of its outputs in the graphs, if not 1.
             adapter: The array's row `(R * units,)`.
             ranks: The row `(parts,)` of ranks, which are those of the adapter that is there.
@@ -152,7 +152,8 @@ class Places:
                     new_a, new_b = weights[part.name]
                     rank = len(new_a)
                     a[number, :rank] = new_a
-                    b[:rank, its] = new_b * np.float32(scales.get(part.name, 1.0))
+                    scale = scales.get(part.name)
+                    b[:rank, its] = new_b if scale is None else new_b * np.float32(scale)
                     ranks[first + number] = rank
 
 
@@ -163,7 +164,7 @@ def fits(adapter: AdapterManifest, model: Manifest, max_rank: int) -> list[str]:
     if adapter.base_checksum != model.adapted_checksum:
         name = model.provenance.get("checkpoint") or model.provenance.get("preset") or "another model"
         return [
-            f"it is for {adapter.base} (checksum {adapter.base_checksum[:12]}), and the model is {name} "
+            f"it is for {adapter.base!r} (checksum {adapter.base_checksum[:12]}), and the model is {name} "
             f"(checksum {model.adapted_checksum[:12]})"
         ]
     if adapter.rank > max_rank:
@@ -178,7 +179,7 @@ def shape_problems(parts: Mapping[str, AdaptedShape], maps: Sequence[AdaptedMap]
     for name, shape in parts.items():
         given = shape.num_inputs, shape.num_outputs
         if name not in known:
-            problems.append(f"it changes {name}, which is no map that the model's graphs adapt")
+            problems.append(f"it changes {name}, which the model's graphs do not adapt")
         elif given != known[name]:
             problems.append(
                 f"it changes {name} with {given[0]} inputs and {given[1]} outputs, and the model's has "

@@ -173,7 +173,7 @@ struct RowsOfAdapter {
 
 // Adds the terms to the outputs of a map.
 struct Terms {
-  static constexpr size_t MOST_ROWS = 24; // of a block, which a thread computes
+  static constexpr size_t LEAST_ROWS = 12, MOST_ROWS = 24; // of a block, which a thread computes, if there are so many
 
   void (*add)(const Terms &, const RowsOfAdapter &, float *scratch);
   const float *x;       // (N, I)
@@ -185,7 +185,7 @@ struct Terms {
   size_t num_blocks, distance, distance_of_ranks, num_inputs, num_outputs, num_parts, most_rank;
 
   size_t num_items() const { return num_blocks; }
-  // In floats: A x, copies of weights, and copies of rows whose inputs are no whole sixteens.
+  // In floats: A x, copies of weights, and copies of rows whose inputs are not whole sixteens.
   size_t room_for_reduced() const { return MOST_ROWS * whole(most_rank, RANKS); }
   size_t room_for_weights() const { return std::max(RANKS * whole(num_inputs, SIXTEEN), most_rank * TERM_WIDTH) / 2; }
   size_t room_for_inputs() const { return num_inputs % SIXTEEN ? MOST_ROWS * whole(num_inputs, SIXTEEN) : 0; }

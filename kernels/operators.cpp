@@ -56,16 +56,21 @@ namespace {
 #include "computation.h"
 #include "interface.h"
 
+// The most threads that share some work.
+size_t most_parts() {
+  static const size_t count = std::max(std::thread::hardware_concurrency(), 1u);
+  return count;
+}
+
 // Computes all items of some work, by several threads if that is worth it: a thread does some ten products in a
 // nanosecond.
 template <class Work> void compute(void *context, const Work &work, size_t num_products) {
   constexpr size_t WORTH_THREADS = 1 << 20;
-  static const size_t MOST_PARTS = std::max(std::thread::hardware_concurrency(), 1u);
   struct Parts {
     const Work &work;
     size_t count;
     std::unique_ptr<float[]> scratch;
-  } parts{work, num_products < WORTH_THREADS ? 1 : std::min(MOST_PARTS, work.num_items()), nullptr};
+  } parts{work, num_products < WORTH_THREADS ? 1 : std::min(most_parts(), work.num_items()), nullptr};
   parts.scratch.reset(new float[parts.count * work.scratch()]);
   if (parts.count == 1) return work.run(0, work.num_items(), parts.scratch.get());
   const auto part = [](void *data, size_t index) {
@@ -353,6 +358,8 @@ struct LowRank : PartsOfMap {
       return ids.data[a] != ids.data[b] ? ids.data[a] < ids.data[b] : a < b;
     });
     RowsOfAdapter *blocks = scratch<RowsOfAdapter, BLOCKS>(num_rows);
+    // Each block reads its adapter's weights, and there should be one for each thread.
+    const size_t rows_of_block = std::clamp(num_rows / most_parts(), Terms::LEAST_ROWS, Terms::MOST_ROWS);
     Terms work{};
     work.add = add, work.x = x.data, work.weights = adapters.data + R * first_unit, work.ranks = ranks.data + first_part;
     work.ends = ends.data(), work.blocks = blocks, work.distance = adapters.shape[1];
@@ -368,7 +375,7 @@ struct LowRank : PartsOfMap {
         products_of_row += rank * (I + ends[part] - (part ? ends[part - 1] : 0));
       }
       if (!products_of_row) continue;
-      const size_t count = stop - first, num_blocks = (count + Terms::MOST_ROWS - 1) / Terms::MOST_ROWS;
+      const size_t count = stop - first, num_blocks = (count + rows_of_block - 1) / rows_of_block;
       num_products += std::max<size_t>(count, 8) * products_of_row; // fewer rows take as long, to read the weights
       for (size_t i = 0; i < num_blocks; i++) {
         const size_t begin = i * count / num_blocks;

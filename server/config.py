@@ -13,6 +13,7 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
+from seq2seq_serve.bundle.adapters import MAX_RANK
 from seq2seq_serve.bundle.checked import checked
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.settings import Bytes, Count, Seconds, Setting
@@ -38,6 +39,8 @@ def _origins(text: str) -> str:
             )
     return ",".join(origins)
 
+
+MAX_ADAPTERS = 4096  # places of a model
 
 _Port = Annotated[int, Field(ge=0, le=65_535)]
 _Age = Annotated[float, Field(ge=1, le=10**6)]  # gRPC counts milliseconds in 32 bits
@@ -131,8 +134,8 @@ class RunnerConfig:
     max_slots: Annotated[Count, Setting(is_per_model=True)] = 256
     max_source_length: Annotated[Count | None, Setting("TOKENS", is_per_model=True)] = None
     max_target_length: Annotated[Count | None, Setting("TOKENS", is_per_model=True)] = None
-    max_adapters: Annotated[Count, Setting(is_per_model=True)] = 16
-    max_rank: Annotated[Count, Setting(is_per_model=True)] = 64
+    max_adapters: Annotated[int, Field(ge=1, le=MAX_ADAPTERS), Setting(is_per_model=True)] = 16
+    max_rank: Annotated[int, Field(ge=1, le=MAX_RANK), Setting(is_per_model=True)] = 64
     has_adapters: bool = False
 
     def __post_init__(self) -> None:

@@ -332,7 +332,8 @@ class Manifest(_Record):
         provenance: Commit, preset, corpus and its hash, seed, dev score.
         adapted_maps: The maps with low-rank terms, in the order of their places in the adapters' weights
             (`bundle.adapters.Places`); none if the graphs take no adapters.
-        adapted_checksum: The checksum of the trained weights of these maps; adapters know their base by it.
+        adapted_checksum: The checksum of the trained weights, by which adapters know their base; empty if the
+            graphs take no adapters.
         drafts_only: Whether it can only draft for another model: its steps choose among some of the tokens,
             and there is no `decode` graph.
     """

@@ -7,7 +7,7 @@ all adapters are one input of a graph, so that a server can load and drop adapte
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,22 +64,20 @@ class AdaptedMaps:
         return self.maps.index(one)
 
     def checksum(self) -> str:
-        """Returns the checksum of the trained weights of all maps."""
-        names = {part.name for one in self.maps for part in one.parts}
-        return checksum_of({name: self._model.get_submodule(name) for name in names})
+        """Returns the checksum of the model."""
+        return checksum_of(self._model)
 
     def spread(self, over_rows: Callable[[Tensor], Tensor]) -> None:
         """Gives each row of a graph's matrix the adapter of its batch row, by a function of `(B,)`."""
         self.ids = over_rows(self.ids)
 
 
-def checksum_of(layers: Mapping[str, nn.Module]) -> str:
-    """Returns the checksum of the weights of trained layers, by their names."""
+def checksum_of(model: EncoderDecoder) -> str:
+    """Returns the checksum of a model's weights, with their names and shapes."""
     digest = hashlib.sha256()
-    for name, layer in sorted(layers.items()):
-        assert isinstance(layer, nn.Linear)
-        digest.update(name.encode())
-        digest.update(layer.weight.detach().float().contiguous().numpy().data)
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"{name} {list(tensor.shape)}\n".encode())
+        digest.update(tensor.detach().float().contiguous().numpy().data)
     return digest.hexdigest()
 
 

@@ -39,7 +39,8 @@ class AddNorm(nn.Module):
     sum. The bias of the map after is folded into its weights: a layer norm is γn + β, and n sums to 0, so γ(n
     + τ) divided by γ sums to Dτ for every input (`FloatLinear.fold_bias`). The norm's own bias is then τγ,
     which shifts its output by τγ - β. Creating an `AddNorm` therefore changes `last` and `first`. An RMS norm
-    does not make the sum of its output constant, so nothing is folded after it.
+    does not make the sum of its output constant, so nothing is folded after it. Nor is anything folded into a
+    map with adapters, whose terms read the norm itself.
 
     Args:
         norm: The trained norm, a `LayerNorm` or an `RMSNorm`.
@@ -78,6 +79,8 @@ class AddNorm(nn.Module):
         self.epsilon = norm.eps * residual_scale**2
         self.pre_norm = pre_norm
         self.is_fused = linear.is_fused
+        if isinstance(last, AdaptedLinear):  # terms are added to its output, with or without the bias
+            last = last.linear
         if self.is_fused and isinstance(last, FloatLinear):
             bias = last.take_bias()
             if residual_shift is not None:

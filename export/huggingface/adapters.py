@@ -196,7 +196,7 @@ def _base(settings: Mapping[str, Any], folder: Path, given: Path | None) -> Path
     if named and Path(named).is_dir():
         return Path(named)
     raise CheckpointError(
-        f"{folder} is for the checkpoint {named!r}, which is no folder here: give it by --checkpoint FOLDER"
+        f"{folder} is for the checkpoint {named!r}, which is not a folder here: give --checkpoint FOLDER"
     )
 
 
@@ -286,9 +286,7 @@ def _described(proof: Parity) -> str:
 
 
 def _check_base(base: _Published | _Run, bundle: Bundle) -> None:
-    names = {part.name for one in bundle.manifest.adapted_maps for part in one.parts}
-    layers = {name: module for name, module in base.model.named_modules() if name in names}
-    found = checksum_of(layers) if layers.keys() == names else "another architecture"
+    found = checksum_of(base.model)
     if found != bundle.manifest.adapted_checksum:
         its = bundle.manifest.provenance.get("checkpoint") or bundle.manifest.provenance.get("preset", "")
         raise CheckpointError(
@@ -310,7 +308,7 @@ def _read_terms(folder: Path, settings: Mapping[str, Any], base: _Published | _R
     for name, tensor in tensors.items():
         match = _TENSOR.fullmatch(name)
         if match is None:
-            raise CheckpointError(f"{folder} has {name}, which is no low-rank term of a map: {_MERGED}")
+            raise CheckpointError(f"{folder} has {name}, which is not a low-rank term of a map: {_MERGED}")
         if not tensor.isfinite().all():
             raise CheckpointError(f"{folder}: {name} has numbers that are NaN or infinite")
         found.setdefault(match[1], {})[match[2]] = tensor.float()

@@ -99,7 +99,7 @@ def test_an_interrupt_is_one_line_whatever_becomes_of_the_exception(by, run, cap
             raise RuntimeError("the exporter failed") from error
 
     monkeypatch.setattr(convert, "convert", into_another_error)
-    expected = ["fp32: converting", "error: interrupted; no bundle was written"]
+    expected = ["fp32: converting", "error: interrupted; nothing was written"]
     assert told_when_interrupted(run, capsys, by) == expected
 
 
@@ -115,7 +115,7 @@ def test_ctrl_c_that_is_swallowed_ends_the_export_at_its_next_report(run, capsys
         return original(graph)
 
     monkeypatch.setattr(convert, "convert", interrupted_in_a_finalizer)
-    expected = ["fp32: converting", "error: interrupted; no bundle was written"]
+    expected = ["fp32: converting", "error: interrupted; nothing was written"]
     assert told_when_interrupted(run, capsys) == expected
 
 

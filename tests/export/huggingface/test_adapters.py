@@ -186,7 +186,7 @@ def test_an_adapter_of_another_base_is_refused(adaptable, tmp_path):
     with pytest.raises(CheckpointError, match=r"not a bundle of .*other.*'checkpoint'"):
         export_adapter(tmp_path / "a", folder / "bundle", tmp_path / "out", checkpoint_path=other)
     edit(tmp_path / "a" / "adapter_config.json", base_model_name_or_path="someone/gone")
-    with pytest.raises(CheckpointError, match=r"'someone/gone', which is no folder here: .*--checkpoint"):
+    with pytest.raises(CheckpointError, match=r"'someone/gone', which is not a folder here: .*--checkpoint"):
         export_adapter(tmp_path / "a", folder / "bundle", tmp_path / "out")
     make_checkpoint("bart", tmp_path / "bart", DEEP)
     saved(tmp_path / "bart", tmp_path / "deep", peft.LoraConfig(target_modules=["q_proj"], r=2))
