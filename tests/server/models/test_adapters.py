@@ -183,12 +183,12 @@ async def test_named_adapters_are_loaded_with_every_model_that_they_fit(harness,
 @pytest.mark.parametrize(
     ("name", "damage", "message"),
     [
-        ("legal", "", "the adapter legal: .*x/l does not fit the model other: it is for random"),
+        ("legal", "", "the adapter legal: .*x/l does not fit the model other: it is for 'random'"),
         ("demo/legal", "", "the adapter demo/legal: its model is not served"),
         (
             "other/legal",
             "",
-            "the adapter other/legal: .*it is for random .checksum 1234567890ab., and the model",
+            "the adapter other/legal: .*it is for 'random' .checksum 1234567890ab., and the model",
         ),
         ("legal", "rank", "the adapter legal: .*its rank is 3, and --max-rank is 2"),
         ("legal", "adapter.bin", "the adapter legal: .*adapter.bin was changed: its sha256"),
