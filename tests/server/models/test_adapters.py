@@ -326,9 +326,10 @@ async def test_callers_do_not_see_paths_and_the_log_says_once_why_an_adapter_fai
 
 
 @pytest.mark.parametrize("is_loaded", [True, False])
-async def test_an_unloaded_adapter_is_loaded_only_by_an_admin(harness, is_loaded):
+async def test_an_unloaded_adapter_is_loaded_only_by_an_admin(harness, is_loaded, caplog):
     harness.serve(("legal", harness.add("legal", 3, folder="x")))
     await harness.repository.load("demo")
+    harness.repository.check_adapters()
     if not is_loaded:
         harness.models.remove("demo/legal")
     async with AsyncExitStack() as stack:
@@ -342,6 +343,7 @@ async def test_an_unloaded_adapter_is_loaded_only_by_an_admin(harness, is_loaded
     assert await harness.states() == {"demo/legal": (VersionState.UNAVAILABLE, "unloaded")}
     await harness.repository.load("demo")
     assert harness.served == ["demo"], "nor with its base"
+    assert not caplog.text
     await harness.repository.load("demo/legal")
     assert await harness.number("demo/legal") == 3
     assert await harness.states() == {"demo/legal": (VersionState.READY, "")}
@@ -431,8 +433,13 @@ async def test_without_its_base_an_adapter_is_gone(harness):
         assert harness.served == ["other"]
         with pytest.raises(UnknownModel):
             await harness.number("demo/a")
-        await asyncio.sleep(0)
-        assert not old.engine.is_stopped
+        engine = old.engine
+        for _ in range(10):  # tasks that would stop it
+            await asyncio.sleep(0)
+        assert not engine.is_stopped
+    async with asyncio.timeout(20):
+        while not engine.is_stopped:
+            await asyncio.sleep(0)
     with pytest.raises(UnknownModel, match="there is no bundle of a model named 'demo/b'"):
         await harness.repository.load("demo/b")
     assert "demo/a" not in await harness.states()
