@@ -135,7 +135,7 @@ def size_up(bundle: Bundle, config: RunnerConfig, *, is_draft: bool = False) -> 
         raise ValueError("it selects some of the tokens only: it is not served, but the --draft of a model")
     provider, precision, remarks = choose(bundle, config.provider, config.precision, config.cuda_libraries)
     try:
-        return _size_up(bundle, config, provider, precision, remarks, is_draft=is_draft)
+        return _size_up(bundle, config, provider, precision, remarks)
     except ValueError as error:
         reasons = "".join(f" ({remark})" for level, remark in remarks if level == logging.WARNING)
         raise ValueError(f"{error}{reasons}") from error
@@ -147,8 +147,6 @@ def _size_up(
     provider: str,
     precision: Precision,
     remarks: tuple[Remark, ...],
-    *,
-    is_draft: bool,
 ) -> Sizing:
     """Returns the sizes for a provider and a precision; the errors are those of `size_up`."""
     manifest = bundle.manifest
@@ -204,8 +202,6 @@ def _size_up(
         if has_operators() and _has_own_maps(bundle, variant):
             packed_bytes = min(packed_bytes, _MOST_PACKED_BYTES)
     num_adapters, max_rank = (config.max_adapters, config.max_rank) if config.has_adapters else (1, 1)
-    if is_draft:
-        num_adapters, max_rank = config.max_adapters, 1  # empty ones: it drafts the same for all
     if not manifest.adapted_maps:
         num_adapters, max_rank = 0, 1
     sizing = Sizing(
@@ -285,6 +281,7 @@ def _draft_of(bundle: Bundle, sizing: Sizing, config: RunnerConfig, draft_bundle
         replace(
             config,
             draft=None,
+            has_adapters=False,  # it drafts the same for all
             provider=ProviderPolicy.CPU,
             # A wrong draft costs only time, and a step of one row takes as long as reading the weights.
             precision=Precision.INT4 if Precision.INT4 in draft.variants else None,

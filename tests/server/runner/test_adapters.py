@@ -6,15 +6,19 @@ import random
 import numpy as np
 import pytest
 
+from seq2seq_serve import kernels
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.core import WriteAdapter
+from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.request import Beam, Constraints, Request, Sampling
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.runner.sizing import size_up
+from seq2seq_serve.training.config import EOS_ID
 from tests.models import random_adapter
 from tests.server.driver import Driver
+from tests.server.fakes import KnowingDrafter
 from tests.server.runner.test_runner import make_request
 
 PLACES, RANK = 3, 8
@@ -91,6 +95,32 @@ def test_a_request_has_the_bits_alone_that_it_has_beside_requests_of_other_adapt
         driver.finish()
         for copy, expected in zip(copies, alone, strict=True):
             assert content(driver.results[copy]) == expected
+
+
+@pytest.mark.skipif(kernels.library() is None, reason="the operators are not compiled")
+@pytest.mark.parametrize("drafts_by_model", [False, True])
+def test_drafts_change_no_target_of_a_row_with_an_adapter(drafts_by_model, adapted_bundle):
+    """Right and wrong ones; and those of a draft model that takes adapters itself, and has none."""
+    adapters = [random_adapter(adapted_bundle, seed, RANK) for seed in range(PLACES)]
+    requests = requests_of_every_kind(adapted_bundle, random.Random(2))
+    answers = []
+    for drafts in (False, True):
+        options = {}
+        copies = [dataclasses.replace(one, sources=dict(one.sources)) for one in requests]
+        if drafts and drafts_by_model:
+            draft = OnnxRunner(adapted_bundle, config(12, has_adapters=False), is_draft=True)
+            options = {"drafter": Drafter((EOS_ID,), None), "draft_runner": draft}
+        elif drafts:
+            targets = dict(zip(copies, answers[0], strict=True))
+            size = adapted_bundle.manifest.target_vocab_size
+            options = {"drafter": KnowingDrafter(targets, size, seed=7)}
+        driver = driver_of(adapted_bundle, 12, Precision.FP32, adapters, **options)
+        driver.submit(*copies)
+        driver.finish()
+        results = [driver.results[copy] for copy in copies]
+        answers.append([[one.token_ids for one in result.hypotheses] for result in results])
+    assert answers[0] == answers[1]
+    assert sum(result.timings.draft_tokens for result in results) > 20
 
 
 def test_an_adapter_is_replaced_between_two_turns_and_others_go_on(adapted_bundle):
