@@ -215,7 +215,7 @@ def fits(adapter: AdapterManifest, model: Manifest, max_rank: int) -> list[str]:
             f"(checksum {model.adapted_checksum[:12]})"
         ]
     if adapter.rank > max_rank:
-        return [f"its rank is {adapter.rank}, and --max-rank is {max_rank}"]
+        return [f"its rank is {adapter.rank}: serve with --max-rank {adapter.rank} (now {max_rank})"]
     return shape_problems(adapter.parts, model.adapted_maps)
 
 
@@ -297,9 +297,12 @@ def load_adapter(folder: Path, check: Callable[[AdapterManifest], None] = lambda
     except ValidationError as error:
         raise AdapterError(f"{folder / ADAPTER_FILE}: {'; '.join(problems_of(error))}") from error
     except FileNotFoundError as error:
+        if not folder.exists():
+            raise AdapterError(f"{folder}: there is no such folder") from error
+        kind = "an adapter of peft" if (folder / "adapter_config.json").exists() else "not an adapter"
         raise AdapterError(
-            f"{folder} is not an adapter, it has no {Path(error.filename).name}: write one by "
-            "`python -m export adapter`"
+            f"{folder} is {kind}, it has no {Path(error.filename).name}: write one by "
+            f"`python -m export adapter {folder} BUNDLE OUT`"
         ) from error
     except OSError as error:
         raise AdapterError(f"{error.filename}: {error.strerror}") from error

@@ -116,6 +116,15 @@ def equal_tokens(graphs: Graphs, pairs: Sequence[tuple[Inputs, Sequence[int]]], 
     return num_equal / num_tokens
 
 
+def random_pairs(model: EncoderDecoder, shapes: Shapes) -> list[tuple[Inputs, list[int]]]:
+    """Random sources with random targets, for `mean_difference`."""
+    return [
+        (source, target.tolist())
+        for rows, target_ids, _ in _random_batches(model, shapes)
+        for source, target in zip(rows, target_ids, strict=True)
+    ]
+
+
 def _random_batches(model: EncoderDecoder, shapes: Shapes) -> Iterator[tuple[list[Inputs], Array, Array]]:
     """Yields the sources, target ids `(B, T)` and label ids `(B, T)` of a batch for each shape."""
     rng = np.random.default_rng(0)

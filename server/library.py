@@ -121,7 +121,7 @@ class AsyncModel:
         return self._model.engine.problem()
 
     def read_options(
-        self, options: pb.GenerateOptions, *, adapter: str = "", stream: bool = False
+        self, options: pb.GenerateOptions, *, adapter: str | None = None, stream: bool = False
     ) -> Decoding:
         """Returns how targets are decoded.
 
@@ -148,17 +148,17 @@ class AsyncModel:
         [answer] = await generate([sources], decoding, self._call(), write)
         return answer
 
-    async def score(self, message: pb.ScoreRequest, *, adapter: str = "") -> pb.ScoreResponse:
+    async def score(self, message: pb.ScoreRequest, *, adapter: str | None = None) -> pb.ScoreResponse:
         """Returns the log-probabilities of a given target; raises as `read_options` and `generate`."""
         return await score(message.sources, read_target(message, self._named(adapter), _ADMIN), self._call())
 
-    def _named(self, adapter: str) -> ServedModel:
-        if adapter not in self._models:
+    def _named(self, adapter: str | None) -> ServedModel:
+        if (adapter or "") not in self._models:
             names = ", ".join(filter(None, self._models)) or "none"
             raise UnknownModel(
-                f"no adapter is named {adapter!r}: this model has {names}", name=adapter, version=""
+                f"no adapter is named {adapter!r}: this model has {names}", name=adapter or "", version=""
             )
-        return self._models[adapter]
+        return self._models[adapter or ""]
 
     def check_process(self) -> None:
         """Raises Unavailable in a process that was forked from that of the model, whose threads it lacks."""
@@ -214,7 +214,7 @@ class Model:
         self._thread.start()
 
     def generate(
-        self, sources: Iterable[Sources], *, adapter: str = "", **options: Any
+        self, sources: Iterable[Sources], *, adapter: str | None = None, **options: Any
     ) -> Iterator[pb.GenerateResponse]:
         """Yields the whole answer to each source, in order; up to `max_slots` are decoded at once.
 
@@ -229,7 +229,7 @@ class Model:
         """
         return self._answers(enumerate(sources), self._decoding(options, adapter))
 
-    def translate(self, texts: Iterable[Sources], *, adapter: str = "", **options: Any) -> list[str]:
+    def translate(self, texts: Iterable[Sources], *, adapter: str | None = None, **options: Any) -> list[str]:
         """Returns the best target of each text, in order, "" for a blank one; raises as `generate`."""
         check_texts(texts)
         given = list(texts)
@@ -238,7 +238,7 @@ class Model:
         with closing(self._answers(rest, self._decoding(options, adapter))) as answers:
             return ["" if is_empty else next(answers).hypotheses[0].text for is_empty in is_blank_at]
 
-    def stream(self, source: Sources, *, adapter: str = "", **options: Any) -> Iterator[str]:
+    def stream(self, source: Sources, *, adapter: str | None = None, **options: Any) -> Iterator[str]:
         """Yields the best target in pieces of whole characters as they are decoded; raises as `generate`."""
         decoding = self._decoding(options, adapter, stream=True)
         if decoding.request.num_hypotheses > 1:
@@ -263,7 +263,7 @@ class Model:
             self._thread.cancel(future)
 
     def score(
-        self, source: Sources, target: TextOrIds, *, adapter: str = "", **options: Any
+        self, source: Sources, target: TextOrIds, *, adapter: str | None = None, **options: Any
     ) -> pb.ScoreResponse:
         """Returns the log-probability of each token of a given target, its end included.
 
@@ -369,7 +369,7 @@ class Model:
                 reason = f"not valid UTF-8 at character {error.start + 1}"
             raise InvalidRequest(f"source {number}: {reason}", field="sources") from error
 
-    def _decoding(self, options: Mapping[str, Any], adapter: str, *, stream: bool = False) -> Decoding:
+    def _decoding(self, options: Mapping[str, Any], adapter: str | None, *, stream: bool = False) -> Decoding:
         return self._model.read_options(_options(options), adapter=adapter, stream=stream)
 
     def _best(self, source: Sources, options: Mapping[str, Any]) -> str:

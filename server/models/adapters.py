@@ -70,6 +70,16 @@ class AdapterFolders:
             return self._folder / short
         return None
 
+    def remarks(self) -> list[str]:
+        """Returns why the folder has nothing to serve, if so."""
+        if self._folder is None or self._names_in_folder():
+            return []
+        if is_adapter(self._folder):
+            return [f"{self._folder} is an adapter itself: give its parent as --adapters, or --adapter NAME="]
+        return [
+            f"there is no adapter in {self._folder}: each has a folder that `python -m export adapter` wrote"
+        ]
+
     def find(self, name: str) -> Version:
         """Returns an adapter on disk; raises UnknownModel."""
         path = self.path(name)

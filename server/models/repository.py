@@ -193,6 +193,17 @@ class Repository:
             ValueError: One does not fit any served model.
         """
         self._has_started = True
+        for text in self._adapters.remarks():
+            _log.warning("%s", text)
+        for model in self._models:
+            num_named = len(self._adapters.names_for(model.name))
+            if model.base is None and num_named > len(model.places) > 0:
+                raise ValueError(
+                    f"{num_named} adapters of {model.name} are given by their names, and --max-adapters is "
+                    f"{len(model.places)}: raise it"
+                )
+            if self._adapters and model.base is None and not model.places:
+                _log.warning("model %s takes no adapters: export it with --adapters", model.name)
         bases = [model.name for model in self._models if model.base is None]
         tried = [name for base in bases for name in self._adapters.names_for(base)]
         for name in self._adapters.named:
@@ -302,7 +313,7 @@ class Repository:
             place = self._models.free_place(base, name)
             if place is None:
                 raise Overloaded(
-                    f"all {len(base.places)} places for adapters of {base.name} are in use: ask again, or "
+                    f"all places for adapters of {base.name} ({len(base.places)}) are in use: ask again, or "
                     "serve with more --max-adapters",
                     retry_after_seconds=_RETRY_SECONDS,
                 )

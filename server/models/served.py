@@ -260,6 +260,8 @@ class Models:
         known = [one.name for one in self.seen_by(caller)]
         text = ", ".join(known[:_NAMES_IN_MESSAGE]) + ", …" * (len(known) > _NAMES_IN_MESSAGE)
         text = f"no model is named {name[:100]!r}: this server has {text or 'none for this token'}"
+        if self.find_adapter is not _no_adapter:
+            text += ", and adapters that are loaded when they are asked for"
         return UnknownModel(text, name=name, version=version)
 
     def free_place(self, base: ServedModel, name: str) -> int | None:

@@ -218,7 +218,8 @@ class EncoderDecoder(nn.Module, ABC):
         `word_dropout` sets some of them to 0.
         """
         scale = math.sqrt(self.config.d_model) if scale is None else scale
-        x = nn.functional.embedding(token_ids, weight).float() * scale
+        x = nn.functional.embedding(token_ids, weight)
+        x = x.to(torch.promote_types(x.dtype, torch.float32)) * scale  # an adapter's base may be in bfloat16
         if self.training and self.config.word_dropout:
             is_word = torch.ones(*token_ids.shape, 1, device=x.device)
             x = x * dropout(is_word, self.config.word_dropout)

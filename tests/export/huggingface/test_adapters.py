@@ -190,9 +190,7 @@ def test_an_adapter_of_another_base_is_refused(adaptable, tmp_path):
         export_adapter(tmp_path / "a", folder / "bundle", tmp_path / "out")
     make_checkpoint("bart", tmp_path / "bart", DEEP)
     saved(tmp_path / "bart", tmp_path / "deep", peft.LoraConfig(target_modules=["q_proj"], r=2))
-    with pytest.raises(
-        CheckpointError, match=r"changes encoder_layers\.1\.self_attention\.query, which is no"
-    ):
+    with pytest.raises(CheckpointError, match=r"changes encoder_layers\.1\.self_attention\.query, which"):
         export_adapter(
             tmp_path / "deep", folder / "bundle", tmp_path / "out", checkpoint_path=folder / "checkpoint"
         )

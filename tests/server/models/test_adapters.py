@@ -190,7 +190,7 @@ async def test_named_adapters_are_loaded_with_every_model_that_they_fit(harness,
             "",
             "the adapter other/legal: .*it is for 'random' .checksum 1234567890ab., and the model",
         ),
-        ("legal", "rank", "the adapter legal: .*its rank is 3, and --max-rank is 2"),
+        ("legal", "rank", "the adapter legal: .*its rank is 3: serve with --max-rank 3"),
         ("legal", "adapter.bin", "the adapter legal: .*adapter.bin was changed: its sha256"),
         ("legal", "adapter.json", "the adapter legal: .*is not an adapter, it has no adapter.json"),
     ],
@@ -252,7 +252,7 @@ async def test_the_least_recently_used_adapter_without_callers_leaves(harness):
         assert number_of(model) == 0
         assert harness.served == ["demo", "demo/a", "demo/b"]
         async with harness.use("demo/b"):
-            with pytest.raises(Overloaded, match="all 2 places for adapters of demo are in use") as caught:
+            with pytest.raises(Overloaded, match=r"all places for adapters of demo .* are in use") as caught:
                 await harness.number("demo/c")
             assert caught.value.retry_after_seconds > 0
             assert await harness.number("demo/a") == 0
@@ -336,14 +336,14 @@ async def test_an_unloaded_adapter_is_loaded_only_by_an_admin(harness, is_loaded
         old = await stack.enter_async_context(harness.use("demo/legal")) if is_loaded else None
         await harness.repository.unload("demo/legal")
         assert old is None or number_of(old) == 3
-    with pytest.raises(UnknownModel, match=r"no model is named 'demo/legal': this server has demo$"):
+    with pytest.raises(UnknownModel, match=r"no model is named 'demo/legal': this server has demo, and"):
         await harness.number("demo/legal")
     with pytest.raises(UnknownModel, match="there is nothing to unload"):
         await harness.repository.unload("demo/legal")
     assert await harness.states() == {"demo/legal": (VersionState.UNAVAILABLE, "unloaded")}
     await harness.repository.load("demo")
     assert harness.served == ["demo"], "nor with its base"
-    assert not caplog.text
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
     await harness.repository.load("demo/legal")
     assert await harness.number("demo/legal") == 3
     assert await harness.states() == {"demo/legal": (VersionState.READY, "")}
@@ -558,7 +558,9 @@ async def test_rights_are_those_of_names_and_load_what_they_name(harness):
     for caller in (none, every):  # all adapters of a model, in any order, are not a default
         with pytest.raises(Forbidden, match="token token has no default among the served models: name one"):
             await harness.use("", caller).__aenter__()
-    with pytest.raises(UnknownModel, match=r"no model is named 'demo/x': this server has demo/b, demo/a$"):
+    with pytest.raises(
+        UnknownModel, match=r"no model is named 'demo/x': this server has demo/b, demo/a, and"
+    ):
         await harness.use("demo/x", every).__aenter__()
     assert [model.name for model in harness.models.open_to(Caller("", models=("demo/z", "demo/b")))] == [
         "demo/z",
