@@ -290,14 +290,14 @@ def test_a_file_and_a_program_train_the_same_adapter(
 @pytest.mark.parametrize(
     ("lora", "message"),
     [
-        ("rank=0", "rank is 0, and must be greater than or equal to 1"),
-        ("rank=1.5", "rank is 1.5, and must be a valid integer"),
+        ("rank=0", "rank is 0, and must be at least 1"),
+        ("rank=1.5", "rank is 1.5, and must be an integer"),
         ("alpha=0", "alpha is 0"),
         ("alpha=1e999", "alpha is inf"),
-        ("alpha=nan", "alpha is 'nan', and must be a valid number"),
+        ("alpha=nan", "alpha is 'nan', and must be a number"),
         ("dropout=1", "dropout is 1"),
         ("dropout=-0.1", "dropout is -0.1"),
-        ("targets=3", "targets is 3, and must be a valid string"),
+        ("targets=3", "targets is 3, and must be a text"),
         ("width=3", "width is unknown"),
         ("16", "'16' is not NAME=VALUE"),
     ],
