@@ -384,7 +384,7 @@ struct LowRank : PartsOfMap {
     }
     work.outputs = output(context, 0, {N, O});
     if (work.outputs != y.data) memcpy(work.outputs, y.data, N * O * sizeof(float));
-    if (work.num_blocks) compute(context, work, num_products / 4);
+    if (work.num_blocks) compute(context, work, num_products);
   }
 };
 
