@@ -27,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +57,6 @@ from seq2seq_serve.client import AsyncClient
 from seq2seq_serve.export.exporter import export_bundle
 from seq2seq_serve.server.config import ProviderPolicy, RunnerConfig, Speculation
 from seq2seq_serve.server.engine.request import NO_ADAPTER, Request
-from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.training.presets import PRESETS
 from seq2seq_serve.training.run import TrainedModel
@@ -160,9 +159,11 @@ def _speed(
     return rows
 
 
+@contextmanager
 def _engine(
     bundle: Bundle, precision: Precision, adapters: Sequence[Weights], options: argparse.Namespace
-) -> closing[_Engine]:
+) -> Iterator[DrivenEngine]:
+    """Yields an engine with the adapters, which ends with the block."""
     config = RunnerConfig(
         **_SETTINGS,
         precision=precision,
@@ -175,23 +176,14 @@ def _engine(
     runner = OnnxRunner(bundle, config)
     for place, weights in enumerate(adapters):
         runner.write_adapter(place, weights)
-    return closing(_Engine(DrivenEngine(thread_engine(runner))))
+    engine = DrivenEngine(thread_engine(runner))
+    try:
+        yield engine
+    finally:
+        engine.stop()
 
 
-@dataclasses.dataclass
-class _Engine:
-    """An engine that ends with a block."""
-
-    driven: DrivenEngine
-
-    def decode(self, requests: Sequence[Request]) -> list[Result]:
-        return self.driven.decode(requests)
-
-    def close(self) -> None:
-        self.driven.stop()
-
-
-def _pairs(plain: _Engine, adapted: _Engine, ids: Sequence[int], rounds: int) -> dict[str, Any]:
+def _pairs(plain: DrivenEngine, adapted: DrivenEngine, ids: Sequence[int], rounds: int) -> dict[str, Any]:
     """Returns the ratio of speeds, adapted over plain, and the tokens a second of both."""
     chance, ratios = random.Random(0), list[float]()
     seconds: dict[int, list[float]] = {0: [], 1: []}

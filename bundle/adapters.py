@@ -12,7 +12,7 @@ import mmap
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
@@ -144,11 +144,6 @@ class Adapter:
     version: str
     weights: Weights
 
-    @property
-    def num_bytes(self) -> int:
-        """The bytes of the weights."""
-        return self.manifest.weights.size_bytes
-
 
 class Places:
     """The places of maps in an array of adapters `(K, R * units)`, where R is the largest rank.
@@ -244,9 +239,8 @@ def write_adapter(folder: Path, manifest: AdapterManifest, weights: Weights) -> 
     )
     (folder / WEIGHTS_FILE).write_bytes(content)
     described = FileSpec(WEIGHTS_FILE, hashlib.sha256(content).hexdigest(), len(content))
-    record = json.loads(_MANIFEST.dump_json(manifest))
-    record["weights"] = json.loads(TypeAdapter(FileSpec).dump_json(described))
-    (folder / ADAPTER_FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    record = _MANIFEST.dump_json(replace(manifest, weights=described), indent=2)
+    (folder / ADAPTER_FILE).write_bytes(record + b"\n")
 
 
 def is_adapter(folder: Path) -> bool:

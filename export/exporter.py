@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import onnxruntime as ort
 import torch
@@ -84,6 +84,7 @@ _ADVICE = {
     Precision.INT4: "Export int8 or fp32 (--precision fp32,int8)",
 }
 
+_Read = TypeVar("_Read")
 _NO_SCALES: Mapping[str, float] = {}
 _Prove = Callable[[TrainedModel, Graphs, Precision], Parity]
 
@@ -148,12 +149,15 @@ def write_bundle(path: Path, write: Callable[[Path], Manifest], *, overwrite: bo
 def write_folder(
     path: Path,
     write: Callable[[Path], object],
-    read_back: Callable[[Path], object],
+    read_back: Callable[[Path], _Read],
     *,
     overwrite: bool,
     file: str = MANIFEST_FILE,
-) -> None:
+) -> _Read:
     """Write a folder under another name, read it back, and give it its name when it is complete.
+
+    Returns:
+        What `read_back` returned.
 
     Raises:
         ExportError: `path` exists, and is not to be replaced, or lacks the `file` that all such folders have;
@@ -168,11 +172,12 @@ def write_folder(
         raise ExportError(f"cannot write into {path.parent}: {error.strerror}") from error
     try:
         write(folder)
-        read_back(folder)
+        found = read_back(folder)
         folder.chmod(0o755)  # only its owner can read a temporary folder
         _replace(path, folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+    return found
 
 
 def _read_back(folder: Path) -> None:
@@ -294,9 +299,7 @@ def _export_variant(
     maps: AdaptedMaps | None,
     report: Callable[[str], None],
 ) -> Variant:
-    modules = make_modules(trained.model, factory_of(precision, maps))
-    if maps is not None:
-        modules = with_adapters(modules, maps)
+    modules = make_graphs(trained, precision, maps)
     variant = write_variant(
         folder,
         precision,
@@ -370,9 +373,12 @@ def adapted_fields(maps: AdaptedMaps | None) -> dict[str, Any]:
     return {"adapted_maps": tuple(maps.maps), "adapted_checksum": maps.checksum()}
 
 
-def make_graphs(trained: TrainedModel, precision: Precision) -> dict[Verb, Graph]:
-    """The torch modules of a model's graphs in one precision."""
-    return make_modules(trained.model, factory_of(precision))
+def make_graphs(
+    trained: TrainedModel, precision: Precision, maps: AdaptedMaps | None = None
+) -> dict[Verb, Graph]:
+    """The torch modules of a model's graphs in one precision, with the maps that adapters may change."""
+    modules = make_modules(trained.model, factory_of(precision, maps))
+    return modules if maps is None else with_adapters(modules, maps)
 
 
 def factory_of(precision: Precision, maps: AdaptedMaps | None = None) -> LinearFactory:

@@ -266,10 +266,11 @@ NAME (x, WEIGHTS, bias, added, num_candidates)
     >
 }}
 """
-# A x of all adapters is computed for every row, because a copy of its adapter's weights for each row may need
-# more memory than there is. What is not of a row's adapter, or an output's part, becomes 0. So all weights
-# must be finite. As for `added` above, no node reads `parts` alone: sizes depend on the number of rows, which
-# CUDA's provider has on the host, and choices on the rows' adapters, which it has on the device.
+# The definition multiplies each row by the A of all adapters, because a copy of an adapter's weights for each
+# row may need more memory than there is. Then it sets to 0 the products with other adapters' A and the terms
+# of the output's other parts, so all weights must be finite. As for `added` above, no node reads `parts`
+# alone: sizes depend on the number of rows, which CUDA's provider has on the host, and choices on the rows'
+# adapters, which it has on the device.
 _LOW_RANK = """
 <domain: "{domain}", opset_import: ["": {opset}]>
 {name} <first_unit, first_part, num_units> (x, y, adapters, ranks, adapter_ids, parts) => (output)

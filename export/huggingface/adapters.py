@@ -5,18 +5,14 @@ from __future__ import annotations
 import copy
 import math
 import re
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from seq2seq_serve.bundle.adapters import (
-    ADAPTER_FILE as OUR_FILE,
-)
+from seq2seq_serve.bundle.adapters import ADAPTER_FILE as OUR_FILE
 from seq2seq_serve.bundle.adapters import (
     ADAPTER_VERSION,
     MAX_RANK,
@@ -45,9 +41,12 @@ from seq2seq_serve.export.graphs.adapted import checksum_of
 from seq2seq_serve.export.huggingface.exporter import MAX_MEAN_DIFFERENCE
 from seq2seq_serve.export.huggingface.reference import (
     RandomBatch,
+    adapter_settings,
     largest_rounding,
     random_batches,
     read_theirs,
+    their_log_probabilities,
+    with_adapter,
     worst_difference,
 )
 from seq2seq_serve.export.runtime import Graphs
@@ -55,7 +54,6 @@ from seq2seq_serve.training.huggingface.checkpoint import (
     ADAPTER_FILE,
     CheckpointError,
     open_checkpoint,
-    read_json,
 )
 from seq2seq_serve.training.huggingface.dialect import Limits
 from seq2seq_serve.training.huggingface.families import config_of, family_of
@@ -139,12 +137,13 @@ def export_adapter(
     parts = {name: AdaptedShape(len(one.a), one.a.shape[1], len(one.b)) for name, one in terms.items()}
     if problems := shape_problems(parts, bundle.manifest.adapted_maps):
         raise CheckpointError(f"{folder} is not an adapter of {base.path}: {'; '.join(problems[:5])}")
-    weights: Weights = {name: tuple(map(Tensor.numpy, one.weights)) for name, one in terms.items()}  # type: ignore[misc]
-    report(f"comparing {len(terms)} adapted layers with peft")
     halves = {name: one.weights for name, one in terms.items()}
+    weights: Weights = {name: (a.numpy(), b.numpy()) for name, (a, b) in halves.items()}
+    rounded_terms = {name: b.float().t() @ a.float() for name, (a, b) in halves.items()}
+    report(f"comparing {len(terms)} adapted layers with peft")
     with _Added(model, {name: one.scale * one.b @ one.a for name, one in terms.items()}):
         proof = base.compare(folder)
-    with _Added(model, {name: b.float().t() @ a.float() for name, (a, b) in halves.items()}):
+    with _Added(model, rounded_terms):
         rounded = base.compare(folder).max_log_probability_difference
     if not proof.max_log_probability_difference <= (proof.tolerance or 0.0):
         raise ProofError(
@@ -152,7 +151,7 @@ def export_adapter(
             f"large that numbers in float32 differ, {_MERGED}"
         )
     report(f"the model equals peft's: {_described(proof)}; {rounded:.1e} with terms in half precision")
-    _prove_graphs(bundle, model, terms, weights, proof, report)
+    _prove_graphs(bundle, model, rounded_terms, weights, proof, report)
     import peft
 
     manifest = AdapterManifest(
@@ -164,7 +163,7 @@ def export_adapter(
         parity=proof,
         provenance={"adapter": folder.resolve().name, "peft": peft.__version__},
     )
-    write_folder(
+    written = write_folder(
         path,
         lambda to: write_adapter(to, manifest, weights),
         load_adapter,
@@ -172,16 +171,12 @@ def export_adapter(
         file=OUR_FILE,
     )
     report(f"rank {manifest.rank}: a server takes it with --max-rank {manifest.rank} or more (default 64)")
-    return load_adapter(path).manifest
+    return written.manifest
 
 
 def _settings(folder: Path) -> Mapping[str, Any]:
     """Returns the settings of an adapter of low rank; CheckpointError if it changes the model otherwise."""
-    if not (folder / ADAPTER_FILE).is_file():
-        raise CheckpointError(
-            f"{folder} has no {ADAPTER_FILE}: give a folder as save_pretrained of peft writes it"
-        )
-    settings = read_json(folder / ADAPTER_FILE)
+    settings = adapter_settings(folder)
     kind = settings.get("peft_type")
     if kind != "LORA":
         raise CheckpointError(f"{folder} is an adapter of the kind {kind}, and LORA is served: {_MERGED}")
@@ -242,22 +237,11 @@ class _Published:
         """Compares the model, to which the terms were added, with the one that peft makes."""
         config, batches = self._config, self._batches()
         if not self._expected:
-            self._expected = self._computed_by_peft(folder, batches)
+            theirs = _adapted(read_theirs(self.path, config.media), folder, self.path)
+            self._expected = [their_log_probabilities(theirs, config.media, batch) for batch in batches]
         expected = self._expected
         tolerance = max(TOLERANCES[Precision.FP32], largest_rounding(config, expected))
         return Parity(worst_difference(self.model, batches, expected), tolerance, tuple(map(_shape, batches)))
-
-    def _computed_by_peft(self, folder: Path, batches: Sequence[RandomBatch]) -> list[Tensor]:
-        media = self._config.media
-        theirs = _with_adapter(read_theirs(self.path, media), folder, self.path)
-
-        def log_probabilities(batch: RandomBatch) -> Tensor:
-            answer = theirs(**batch.named_source(media), decoder_input_ids=batch.target_ids)
-            result: Tensor = answer.logits.log_softmax(-1)
-            return result
-
-        with torch.inference_mode():
-            return list(map(log_probabilities, batches))
 
     def _batches(self) -> list[RandomBatch]:
         return random_batches(self._config, self._checkpoint.config.get("pad_token_id") or 0)
@@ -280,20 +264,15 @@ class _Run:
 
     def compare(self, folder: Path) -> Parity:
         if self._theirs is None:
-            self._theirs = _with_adapter(self._alone, folder, self.path)
+            self._theirs = _adapted(self._alone, folder, self.path)
         difference = parity.between(self.model, self._theirs.get_base_model().eval())
         return Parity(difference, TOLERANCES[Precision.FP32], tuple(parity.SHAPES))
 
 
-def _with_adapter(model: Any, folder: Path, base: Path) -> Any:
-    """Returns the model that peft makes of both."""
-    import peft
-
+def _adapted(model: Any, folder: Path, base: Path) -> Any:
+    """Returns the model that peft makes of both; raises CheckpointError if it cannot."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", category=FutureWarning)  # of transformers, that peft causes
-            warnings.filterwarnings("error", message=".*missing adapter keys.*")
-            return peft.PeftModel.from_pretrained(model, folder, local_files_only=True).eval()
+        return with_adapter(model, folder)
     except Exception as error:  # peft's errors do not have a common class
         raise CheckpointError(f"peft cannot use {folder} with {base}: {first_line(error)}") from error
 
@@ -387,7 +366,7 @@ def _shape(batch: RandomBatch) -> tuple[int, int, int]:
 def _prove_graphs(
     bundle: Bundle,
     model: Transformer,
-    terms: Mapping[str, _Terms],
+    rounded_terms: Mapping[str, Tensor],
     weights: Weights,
     proof: Parity,
     report: Callable[[str], None],
@@ -399,7 +378,6 @@ def _prove_graphs(
     precisions = [one for one in bundle.manifest.variants if one is Precision.FP32 or one in BITS]
     if not precisions:
         report("the bundle has no graphs for a CPU, so they are not compared")
-    changes = {name: b.float().t() @ a.float() for name, one in terms.items() for a, b in [one.weights]}
     maps = bundle.manifest.adapted_maps
     shapes = _PROOF_SHAPES if model.architecture.media is None else _MEDIA_SHAPES
     pairs = parity.random_pairs(model, shapes)
@@ -409,7 +387,7 @@ def _prove_graphs(
         graphs = Graphs(paths, variant.graphs, provider_of(precision), model.source_kind, maps)
         alone = parity.mean_difference(model, graphs, pairs) if precision in BITS else 0.0
         graphs.use_adapters(maps, [weights], (0,), variant.adapter_scales)
-        with _Added(model, changes) as ours:
+        with _Added(model, rounded_terms) as ours:
             if precision in BITS:
                 found = parity.mean_difference(ours, graphs, pairs)
                 limit = max(2 * alone, MAX_MEAN_DIFFERENCE[precision])

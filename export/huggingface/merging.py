@@ -10,20 +10,20 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from seq2seq_serve.bundle.errors import first_line
-from seq2seq_serve.export.huggingface.reference import RandomBatch, random_batches, read_theirs
+from seq2seq_serve.export.huggingface.reference import (
+    adapter_settings,
+    random_batches,
+    read_theirs,
+    their_log_probabilities,
+    with_adapter,
+)
 from seq2seq_serve.training.huggingface.checkpoint import (
-    ADAPTER_FILE,
     CheckpointError,
     open_checkpoint,
-    read_json,
 )
 from seq2seq_serve.training.huggingface.dialect import Limits
 from seq2seq_serve.training.huggingface.families import config_of, family_of
-from seq2seq_serve.training.models.options import PublishedConfig
 
 _MOST_ROUNDING = 1e-2  # of a log-probability in float32; a part that is lost changes some by more
 _WEIGHTS = "*.safetensors", "*.bin", "*.index.json", "*.h5", "*.msgpack", "*.pt"
@@ -45,11 +45,7 @@ def merged_checkpoint(folder: Path, adapter: Path) -> Iterator[Path]:
         CheckpointError: Either folder cannot be read, or the adapter is not for this checkpoint, or cannot be
             merged.
     """
-    if not (adapter / ADAPTER_FILE).is_file():
-        raise CheckpointError(
-            f"{adapter} has no {ADAPTER_FILE}: give a folder as save_pretrained of peft writes it"
-        )
-    kind = read_json(adapter / ADAPTER_FILE).get("peft_type")
+    kind = adapter_settings(adapter).get("peft_type")
     checkpoint = open_checkpoint(folder)
     config = config_of(family_of(checkpoint), checkpoint, Limits())
     _, batch, *_ = random_batches(config, checkpoint.config.get("pad_token_id") or 0)
@@ -58,14 +54,13 @@ def merged_checkpoint(folder: Path, adapter: Path) -> Iterator[Path]:
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=FutureWarning)  # of transformers, that peft causes
-            warnings.filterwarnings("error", message=".*missing adapter keys.*")
             import peft
 
-            changed = peft.PeftModel.from_pretrained(model, adapter, local_files_only=True)
+            changed = with_adapter(model, adapter)
             known = {*peft.get_peft_model_state_dict(changed), *changed.state_dict()}
             if unread := sorted(peft.load_peft_weights(str(adapter), device="cpu").keys() - known):
                 raise CheckpointError(f"the checkpoint lacks what {unread[0]} changes")
-            expected = _log_probabilities(changed, batch, config)
+            expected = their_log_probabilities(changed, config.media, batch)
             merged = changed.merge_and_unload(safe_merge=True)
     except Exception as error:  # peft's errors do not have a common class
         raise CheckpointError(
@@ -75,7 +70,8 @@ def merged_checkpoint(folder: Path, adapter: Path) -> Iterator[Path]:
         path = Path(temporary) / folder.resolve().name
         merged.save_pretrained(path)
         del model, changed, merged
-        worst = (_log_probabilities(read_theirs(path, config.media), batch, config) - expected).abs().max()
+        found = their_log_probabilities(read_theirs(path, config.media), config.media, batch)
+        worst = (found - expected).abs().max()
         if not worst < _MOST_ROUNDING:
             raise CheckpointError(
                 f"{adapter} cannot be merged into {folder}: what peft saves differs from the model with the "
@@ -102,10 +98,3 @@ def _add_tokens(model: Any, adapter: Path) -> None:
     )
     if len(tokenizer) > model.get_input_embeddings().num_embeddings:
         model.resize_token_embeddings(len(tokenizer))
-
-
-def _log_probabilities(model: Any, batch: RandomBatch, config: PublishedConfig) -> Tensor:
-    with torch.inference_mode():
-        answer = model.eval()(**batch.named_source(config.media), decoder_input_ids=batch.target_ids)
-    log_probabilities: Tensor = answer.logits.log_softmax(-1)
-    return log_probabilities

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from seq2seq_serve.training.data.media import Media
+from seq2seq_serve.training.huggingface.checkpoint import ADAPTER_FILE, CheckpointError, read_json
 from seq2seq_serve.training.models.options import PublishedConfig
 from seq2seq_serve.training.models.transformer import Transformer
 
@@ -110,11 +112,8 @@ def reference(
 
     model = read_theirs(path, media)
     target: list[int] = []
+    log_probabilities = [their_log_probabilities(model, media, batch) for batch in batches]
     with torch.inference_mode():
-        log_probabilities = [
-            model(**batch.named_source(media), decoder_input_ids=batch.target_ids).logits.log_softmax(-1)
-            for batch in batches
-        ]
         if source is not None:
             kept = {name: getattr(model.generation_config, name) for name in _START_SETTINGS}
             model.generation_config = transformers.GenerationConfig(**kept, do_sample=False, num_beams=1)
@@ -139,6 +138,33 @@ def read_theirs(path: Path, media: Media | None) -> Any:
         if type(module).__name__ == "TrOCRSinusoidalPositionalEmbedding":
             module.weights = None
     return model.eval()
+
+
+def their_log_probabilities(model: Any, media: Media | None, batch: RandomBatch) -> Tensor:
+    """The log-probabilities (B, T, V) of a batch by a model of `transformers`."""
+    with torch.inference_mode():
+        answer = model(**batch.named_source(media), decoder_input_ids=batch.target_ids)
+    log_probabilities: Tensor = answer.logits.log_softmax(-1)
+    return log_probabilities
+
+
+def adapter_settings(folder: Path) -> dict[str, Any]:
+    """The settings of an adapter of peft; raises CheckpointError if the folder is not one."""
+    if not (folder / ADAPTER_FILE).is_file():
+        raise CheckpointError(
+            f"{folder} has no {ADAPTER_FILE}: give a folder as save_pretrained of peft writes it"
+        )
+    return read_json(folder / ADAPTER_FILE)
+
+
+def with_adapter(model: Any, folder: Path) -> Any:
+    """The model that peft makes of both, in eval mode; raises what peft raises, also for missing weights."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)  # of transformers, that peft causes
+        warnings.filterwarnings("error", message=".*missing adapter keys.*")
+        import peft
+
+        return peft.PeftModel.from_pretrained(model, folder, local_files_only=True).eval()
 
 
 def agrees(

@@ -84,7 +84,7 @@ class Repository:
         """Returns every version on disk or in use, its state, and the reason if it is unavailable."""
         found = await asyncio.to_thread(self._folders.all)
         if self._adapters:
-            bases = [model.name for model in self._models if model.base is None]
+            bases = [model.name for model in self._models.bases]
             found += await asyncio.to_thread(self._adapters.all, bases)
         ending = [version for _, version in self._ending.values()]
         states = {one: self._state(one, ending) for one in (*found, *ending, *self._served.values())}
@@ -195,17 +195,17 @@ class Repository:
         self._has_started = True
         for text in self._adapters.remarks():
             _log.warning("%s", text)
-        for model in self._models:
-            num_named = len(self._adapters.names_for(model.name))
-            if model.base is None and num_named > len(model.places) > 0:
+        tried = list[str]()
+        for model in self._models.bases:
+            named = self._adapters.names_for(model.name)
+            tried += named
+            if len(named) > len(model.places) > 0:
                 raise ValueError(
-                    f"{num_named} adapters of {model.name} are given by their names, and --max-adapters is "
+                    f"{len(named)} adapters of {model.name} are given by their names, and --max-adapters is "
                     f"{len(model.places)}: raise it"
                 )
-            if self._adapters and model.base is None and not model.places:
+            if self._adapters and not model.places:
                 _log.warning("model %s takes no adapters: export it with --adapters", model.name)
-        bases = [model.name for model in self._models if model.base is None]
-        tried = [name for base in bases for name in self._adapters.names_for(base)]
         for name in self._adapters.named:
             its = [full for full in tried if name in (full, full.rpartition("/")[2])]
             if all(full in self._problems for full in its):
@@ -366,9 +366,8 @@ class Repository:
         if self._loading:
             await asyncio.wait(self._loading, timeout=_LOADING_SECONDS)
         ending = dict(self._ending)
-        for model in (*self._models, *(model for model, _ in ending.values())):
-            if model.base is None:
-                await model.engine.stop()
+        for model in (*self._models.bases, *(model for model, _ in ending.values())):
+            await model.engine.stop()
         for task in ending:
             task.cancel()
         await asyncio.gather(*ending, return_exceptions=True)
@@ -376,8 +375,7 @@ class Repository:
     def _num_bytes(self) -> int:
         """Returns the bytes of all loaded models, including unloaded ones that still have callers."""
         ending = [model for model, _ in self._ending.values()]
-        own = [model for model in self._models if model.base is None]
-        return sum(model.sizing.limited_bytes for model in (*own, *ending))
+        return sum(model.sizing.limited_bytes for model in (*self._models.bases, *ending))
 
     def _end(self, model: ServedModel, version: Version) -> None:
         """Stop a model that is not served any more as soon as its last caller has left."""

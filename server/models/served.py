@@ -180,6 +180,11 @@ class Models:
         """Returns the model of that name, if it is served."""
         return self._by_name.get(name)
 
+    @property
+    def bases(self) -> list[ServedModel]:
+        """The served models that are not adapters: each has an engine."""
+        return [model for model in self if model.base is None]
+
     def seen_by(self, caller: Caller) -> list[ServedModel]:
         """Returns the served models that a caller may use."""
         return [model for model in self if caller.may_use(model.name)]

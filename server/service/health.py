@@ -78,7 +78,7 @@ class Health:
 
     def names(self) -> tuple[str, ...]:
         """Returns every name that `status` knows; not those of adapters, which are customers' names."""
-        return ("", *SERVICE_NAMES, *(model.name for model in self._models if model.base is None))
+        return ("", *SERVICE_NAMES, *(model.name for model in self._models.bases))
 
     def end_loading(self) -> None:
         """Makes the server ready, if its models are."""
