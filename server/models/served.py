@@ -278,15 +278,16 @@ class Models:
             base: Has the places.
             name: Of the new adapter, which takes the place of its own old version rather than another's.
         """
-        free = list[tuple[int, int]]()
+        last_uses = dict[int, int]()
         for place, model in enumerate(base.places):
-            if model is None or not self._num_users[model]:
-                is_others = model is not None and model.name != name
-                free.append((self._last_uses.get(model, -1) if model and is_others else -1, place))
-        if not free:
+            if model is None:
+                last_uses[place] = -1
+            elif not self._num_users[model]:
+                last_uses[place] = -1 if model.name == name else self._last_uses.get(model, -1)
+        if not last_uses:
             return None
-        last_use, place = min(free)
-        if last_use >= 0 and (leaving := base.places[place]) is not None:
+        place = min(last_uses, key=last_uses.__getitem__)
+        if last_uses[place] >= 0 and (leaving := base.places[place]) is not None:
             self.remove(leaving.name)
         return place
 
