@@ -9,9 +9,10 @@ change a weight by about a tenth. Three parts, of which `--only` takes one:
              reported. So is the bundle's own cost, with rows that have no adapter.
     quality  The mean difference of the log-probabilities of targets between int8 and fp32: of the model with
              an adapter, and of the model alone.
-    server   One server with eight adapters, beside one server with eight merged models. Both get the same
-             closed loop over gRPC in turn, 32 requests at once, of which each is for one of the eight. The
-             rate is that of pairs, and the memory is what each process has to itself at the end (Linux).
+    server   One server with eight adapters, beside one server with eight merged models, in each precision.
+             Both get the same closed loop over gRPC in turn, 8 and 32 requests at once, of which each is for
+             one of the eight. The rate is that of pairs, and the memory is what each process has to itself
+             at the end (Linux).
 
 The last line on standard output is one JSON object.
 """
@@ -63,7 +64,8 @@ from seq2seq_serve.training.run import TrainedModel
 
 _NUM_ADAPTERS, _RANK, _CHANGE = 8, 16, 0.1
 _SOURCE_TOKENS, _TARGET_TOKENS = 20, 32
-_IN_FLIGHT, _ROWS = 32, (1, 8, 32)
+_PRECISIONS = (Precision.FP32, Precision.INT8)
+_ROWS, _IN_FLIGHT = (1, 8, 32), (8, 32)
 _WARM_UP = 3
 _BARS = {"one adapter": 0.85, "eight adapters": 0.75}
 _QUALITY_TARGETS = 40
@@ -84,13 +86,12 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="adapters-") as temporary:
         folder = Path(temporary)
         trained = _trained(options.preset)
-        precisions = (Precision.FP32, Precision.INT8)
-        export_bundle(trained, folder / "adapted", precisions, proves=False, adapters=True)
+        export_bundle(trained, folder / "adapted", _PRECISIONS, proves=False, adapters=True)
         adapted = load_bundle(folder / "adapted")
         adapters = [_random_adapter(adapted, seed) for seed in range(_NUM_ADAPTERS)]
         bars: list[dict[str, Any]] = []
         if "speed" in parts:
-            export_bundle(trained, folder / "plain", precisions, proves=False)
+            export_bundle(trained, folder / "plain", _PRECISIONS, proves=False)
             report["speed"] = _speed(load_bundle(folder / "plain"), adapted, adapters, options)
             bars += [
                 bar(
@@ -107,9 +108,13 @@ def main() -> int:
             bars.append(bar("int8 with an adapter over int8 alone", ratio, 1.2, is_least=False))
         if "server" in parts:
             report["server"] = _servers(trained, adapted, adapters, folder, options)
-            bars.append(bar("requests/s over merged models", report["server"]["ratio"], 3))
-            share = report["server"]["memory_share"]
-            bars.append(bar("memory over merged models", share, 0.25, is_least=False))
+            for row in report["server"]:
+                name = f"over merged models, {row['precision']}"
+                bars += [
+                    bar(f"requests/s {name}, x {load['in_flight']}", load["ratio"], 3)
+                    for load in row["loads"]
+                ]
+                bars.append(bar(f"memory {name}", row["memory_share"], 0.25, is_least=False))
     report["bars"] = bars
     rows = [(one["name"], f"{one['value']:.3g}", one["bar"], "yes" if one["met"] else "no") for one in bars]
     print(markdown(("what", "value", "bar", "met"), rows), file=sys.stderr)
@@ -138,7 +143,7 @@ def _speed(
     plain: Bundle, adapted: Bundle, adapters: Sequence[Weights], options: argparse.Namespace
 ) -> list[dict[str, Any]]:
     rows = []
-    for precision in (Precision.FP32, Precision.INT8):
+    for precision in _PRECISIONS:
         with (
             _engine(plain, precision, (), options) as one,
             _engine(adapted, precision, adapters, options) as other,
@@ -256,45 +261,58 @@ def _servers(
     adapters: Sequence[Weights],
     folder: Path,
     options: argparse.Namespace,
-) -> dict[str, Any]:
-    adapter_flags: list[str] = []
+) -> list[dict[str, Any]]:
+    adapter_flags = ["--max-adapters", str(_NUM_ADAPTERS), "--max-rank", str(_RANK)]
+    merged = []
     for number, weights in enumerate(adapters):
         path = folder / f"a{number}"
         path.mkdir()
         write_adapter(path, _manifest(adapted, weights), weights)
         adapter_flags += ["--adapter", f"a{number}={path}"]
-    merged = []
-    for number, weights in enumerate(adapters):
         print(f"exporting merged model {number + 1} of {len(adapters)}", file=sys.stderr)
         _add(trained, weights, 1)
         merged.append(folder / "merged" / f"a{number}")
-        export_bundle(trained, merged[-1], (Precision.INT8,), proves=False)
+        export_bundle(trained, merged[-1], _PRECISIONS, proves=False)
         _add(trained, weights, -1)
-    flags = ["--threads", str(options.threads), "--provider", "cpu", "--precision", "int8"]
-    # As many slots in all: a merged model has room for its part of the requests, and as many again.
-    slots = [["--max-slots", str(number)] for number in (_IN_FLIGHT, 2 * _IN_FLIGHT // _NUM_ADAPTERS)]
-    adapter_flags += ["--max-adapters", str(_NUM_ADAPTERS), "--max-rank", str(_RANK)]
-    with ExitStack() as stack:
-        servers = [
-            stack.enter_context(serving(adapted.path, [*flags, *slots[0], *adapter_flags])),
-            stack.enter_context(serving(merged, [*flags, *slots[1]])),
-        ]
-        names = (f"{adapted.path.name}/a{{}}", "a{}")
-        rates: list[list[float]] = [[], []]
-        for number in range(max(options.rounds // 4, 3)):
-            for which in (0, 1) if number % 2 else (1, 0):
-                rates[which].append(asyncio.run(_load(servers[which], names[which], number)))
-                print(
-                    f"{'merged' if which else 'adapters'}: {rates[which][-1]:.1f} requests/s", file=sys.stderr
-                )
-        memory = [_own_bytes(server) for server in servers]
+    rows = []
+    for precision in _PRECISIONS:
+        flags = ["--threads", str(options.threads), "--provider", "cpu", "--precision", precision]
+        # As many slots in all: a merged model has room for its part of the requests, and as many again.
+        slots = [["--max-slots", str(number)] for number in (_ROWS[-1], 2 * _ROWS[-1] // _NUM_ADAPTERS)]
+        with ExitStack() as stack:
+            servers = [
+                stack.enter_context(serving(adapted.path, [*flags, *slots[0], *adapter_flags])),
+                stack.enter_context(serving(merged, [*flags, *slots[1]])),
+            ]
+            names = f"{adapted.path.name}/a{{}}", "a{}"
+            loads = [_beside_merged(servers, names, number, options.rounds) for number in _IN_FLIGHT]
+            memory = [_own_bytes(server) for server in servers]
+        rows.append(
+            {
+                "precision": precision,
+                "loads": loads,
+                "memory_bytes": memory[0],
+                "memory_bytes_merged": memory[1],
+                "memory_share": memory[0] / memory[1],
+            }
+        )
+        print(rows[-1], file=sys.stderr)
+    return rows
+
+
+def _beside_merged(
+    servers: Sequence[RunningServer], names: Sequence[str], in_flight: int, rounds: int
+) -> dict[str, Any]:
+    """Returns the ratio of requests a second, adapters over merged models, and both rates."""
+    rates: list[list[float]] = [[], []]
+    for number in range(max(rounds // 4, 3)):
+        for which in (0, 1) if number % 2 else (1, 0):
+            rates[which].append(asyncio.run(_load(servers[which], names[which], in_flight, number)))
     return {
+        "in_flight": in_flight,
+        "ratio": statistics.median(one / other for one, other in zip(*rates, strict=True)),
         "requests_per_second": statistics.median(rates[0]),
         "requests_per_second_merged": statistics.median(rates[1]),
-        "ratio": statistics.median(one / other for one, other in zip(*rates, strict=True)),
-        "memory_bytes": memory[0],
-        "memory_bytes_merged": memory[1],
-        "memory_share": memory[0] / memory[1],
     }
 
 
@@ -312,9 +330,9 @@ def _manifest(bundle: Bundle, weights: Weights) -> AdapterManifest:
     return AdapterManifest(ADAPTER_VERSION, "random", bundle.manifest.adapted_checksum, parts, nothing, proof)
 
 
-async def _load(server: RunningServer, name: str, seed: int) -> float:
+async def _load(server: RunningServer, name: str, in_flight: int, seed: int) -> float:
     """Returns the requests a second of a closed loop over all models in turn."""
-    jobs = draw_jobs(12 * _IN_FLIGHT, ONLY_GREEDY, seed)
+    jobs = draw_jobs(12 * in_flight, ONLY_GREEDY, seed)
     numbers: Iterator[int] = iter(number % _NUM_ADAPTERS for number in range(len(jobs)))
     async with AsyncClient(server.address) as client:
 
@@ -324,7 +342,7 @@ async def _load(server: RunningServer, name: str, seed: int) -> float:
             answered = await client.generate(job.source_ids, options=job.options(), model=model)
             outcome.num_tokens = len(answered.hypotheses[0].token_ids)
 
-        return throughput(await closed_loop(answer, jobs, _IN_FLIGHT), _IN_FLIGHT).requests_per_second
+        return throughput(await closed_loop(answer, jobs, in_flight), in_flight).requests_per_second
 
 
 def _own_bytes(server: RunningServer) -> int:
