@@ -38,6 +38,7 @@ _CUT_BLOCK = SAMPLE_RATE // 10  # samples whose mean power is a level
 _CUT_BLOCKS = 7  # whose levels say how quiet a place is: a consonant has shorter gaps
 _SILENCE = 1e-9  # a lower mean power counts as silence
 _BLOCK = 65_536  # samples of each channel that are decoded at once
+_LIVE_FRAMES = 25  # of a spectrogram that are computed together while a sound comes
 _FRAMES = 500  # of a spectrogram that are computed at once, in about 25 ms
 # The mel scale of Slaney (1998, "Auditory Toolbox"): linear up to 1,000 Hz, logarithmic above
 _LINEAR_HERTZ, _MELS_PER_HERTZ = 1000.0, 3 / 200
@@ -45,7 +46,7 @@ _MELS_PER_OCTAVE = 27 * math.log(2) / math.log(6.4)
 _FLOOR, _DYNAMIC_RANGE = 1e-10, 8.0  # of power, and of its logarithm
 _PIXELS_PER_SAMPLE = 2  # of a picture, which take as long to decode as a sample of each channel
 _PIXELS_PER_SECOND = 50_000  # of a picture, which take as long to decode as a second's spectrogram to compute
-_LOUDEST = 1e4  # of a sample; 1 is the usual limit, which files of floats may exceed
+LOUDEST = 1e4  # of a sample; 1 is the usual limit, which files of floats may exceed
 
 
 class Part(NamedTuple):
@@ -92,9 +93,9 @@ def read_sound(
             num_samples += len(piece)
 
         for block in file.blocks:
-            if not (block.min() >= -_LOUDEST and block.max() <= _LOUDEST):  # NaN is not
+            if not (block.min() >= -LOUDEST and block.max() <= LOUDEST):  # NaN is not
                 raise SoundError(
-                    f"the sound has samples that are not numbers from -{_LOUDEST:g} to {_LOUDEST:g}"
+                    f"the sound has samples that are not numbers from -{LOUDEST:g} to {LOUDEST:g}"
                 )
             # Four times as fast as a mean over so short an axis
             keep(resample(np.einsum("sc->s", block) / np.float32(file.num_channels)))
@@ -115,13 +116,13 @@ def split_sound(samples: Samples, longest: int) -> list[Samples]:
     each = length / num_pieces
     most_moved = min((longest - each) / 2, 0.4 * each)
     cuts = [
-        _quietest(samples, math.ceil(place * each - most_moved), int(place * each + most_moved))
+        quietest(samples, math.ceil(place * each - most_moved), int(place * each + most_moved))
         for place in range(1, num_pieces)
     ]
     return [samples[begin:end] for begin, end in pairwise([0, *cuts, length])]
 
 
-def _quietest(samples: Samples, first: int, last: int) -> int:
+def quietest(samples: Samples, first: int, last: int) -> int:
     """Returns the middle of the block from `first` to `last` that is quietest with those around it.
 
     Their levels are averaged, not their powers: in a pause all are low.
@@ -249,9 +250,7 @@ def log_mel(
     num_heard = min(num_frames, -(-(len(samples) + half) // HOP))  # later windows are silent
     if len(samples) > length - WINDOW:
         num_heard = num_frames
-    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
-    loudest = np.log10(_FLOOR)
-    spectrogram: NDArray[np.float32] = np.full((num_mels, num_frames), _scaled(loudest))
+    levels = np.full((num_mels, num_heard), np.log10(_FLOOR))
     for first in range(0, num_heard, _FRAMES):
         end = min(first + _FRAMES, num_heard)
         begin, stop = first * HOP - half, (end - 1) * HOP + half
@@ -262,14 +261,115 @@ def log_mel(
             signal = np.zeros(len(places), samples.dtype)
             is_heard = places < len(samples)
             signal[is_heard] = samples[places[is_heard]]
-        windows = np.lib.stride_tricks.sliding_window_view(signal, WINDOW)[::HOP]  # (frames, WINDOW)
-        power = np.abs(np.fft.rfft(windows * hann)) ** 2  # (frames, WINDOW / 2 + 1)
-        levels = np.log10(np.maximum(_mel_bands(num_mels) @ power.T, _FLOOR))
-        loudest = max(loudest, levels.max())
-        spectrogram[:, first:end] = _scaled(levels)
+        levels[:, first:end] = _levels(signal, num_mels)
         after_block()
-    np.maximum(spectrogram, _scaled(loudest - _DYNAMIC_RANGE), out=spectrogram)
+    return _spectrogram(levels, num_frames)
+
+
+def _levels(signal: Samples, num_mels: int) -> NDArray[np.float64]:
+    """Returns the logarithm of the power in each band, `(num_mels, frames)`, of all whole windows."""
+    hann = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(WINDOW) / WINDOW)
+    windows = np.lib.stride_tricks.sliding_window_view(signal, WINDOW)[::HOP]  # (frames, WINDOW)
+    power = np.abs(np.fft.rfft(windows * hann)) ** 2  # (frames, WINDOW / 2 + 1)
+    levels: NDArray[np.float64] = np.log10(np.maximum(_mel_bands(num_mels) @ power.T, _FLOOR))
+    return levels
+
+
+def _spectrogram(levels: NDArray[Any], num_frames: int) -> NDArray[np.float32]:
+    """Returns levels on the scale that models read, with silence after them."""
+    loudest = max(levels.max(initial=-math.inf), math.log10(_FLOOR))
+    spectrogram: NDArray[np.float32] = np.full(
+        (len(levels), num_frames), _scaled(np.array(math.log10(_FLOOR)))
+    )
+    spectrogram[:, : levels.shape[1]] = _scaled(levels)
+    np.maximum(spectrogram, _scaled(np.array(loudest - _DYNAMIC_RANGE)), out=spectrogram)
     return spectrogram
+
+
+class GrowingSound:
+    """A sound that comes piece by piece, and its spectrogram, of which no window is computed twice.
+
+    Owned by the stream of a caller. The pieces do not change the spectrogram. What is not needed any more is
+    dropped.
+
+    Args:
+        num_mels: The number of bands.
+
+    Attributes:
+        num_samples: The samples that have come.
+    """
+
+    def __init__(self, num_mels: int) -> None:
+        self._num_mels = num_mels
+        self.num_samples = 0
+        self._first_frame = 0  # whose level is kept
+        self._levels = list[NDArray[np.float32]]()  # (num_mels, _LIVE_FRAMES) each, without a gap
+        self._begin = -(WINDOW // 2)  # of the samples that are kept; there is silence before the sound
+        self._kept: Samples = np.zeros(_BLOCK, np.float32)  # and room for further ones
+        self._length = WINDOW // 2
+
+    def push(self, samples: Samples) -> None:
+        """Read the next samples, of any number."""
+        self.num_samples += len(samples)
+        if self._length + len(samples) > len(self._kept):
+            grown = np.zeros(2 * (self._length + len(samples)), np.float32)
+            grown[: self._length] = self._kept[: self._length]
+            self._kept = grown
+        self._kept[self._length : self._length + len(samples)] = samples
+        self._length += len(samples)
+        while (self._num_levels + _LIVE_FRAMES - 1) * HOP + WINDOW // 2 <= self.num_samples:
+            self._levels.append(self._computed(self._num_levels, self._num_levels + _LIVE_FRAMES))
+
+    def drop(self, num_samples: int) -> None:
+        """Forget what is before this number of samples of the sound, or most of it."""
+        num_blocks = max(num_samples // HOP - self._first_frame, 0) // _LIVE_FRAMES
+        num_blocks = min(num_blocks, len(self._levels))
+        del self._levels[:num_blocks]
+        self._first_frame += num_blocks * _LIVE_FRAMES
+        num_old = self._first_frame * HOP - WINDOW // 2 - self._begin
+        if num_old > self._length // 2:
+            self._kept = np.concatenate([self._kept[num_old : self._length], np.zeros(_BLOCK, np.float32)])
+            self._length -= num_old
+            self._begin += num_old
+
+    def samples(self, begin: int, end: int) -> Samples:
+        """Returns the samples of a part of the sound, which must not be changed."""
+        assert self._begin <= begin <= end <= self.num_samples
+        return self._kept[begin - self._begin : end - self._begin]
+
+    def log_mel(self, begin: int, end: int, num_frames: int) -> NDArray[np.float32]:
+        """Returns the spectrogram of a part of the sound, as `log_mel` of its samples.
+
+        Windows at its beginning have what was heard before it, and silence follows its end.
+
+        Args:
+            begin: Of its samples, a multiple of `HOP`; not dropped.
+            end: Of its samples, at most `num_samples`.
+            num_frames: As for `log_mel`.
+        """
+        assert begin % HOP == 0
+        first, half = begin // HOP, WINDOW // 2
+        last = min(-(-(end + half) // HOP), first + num_frames)
+        # Later windows have samples after `end`, and are computed with silence in their place.
+        num_whole = max(min((end - half) // HOP + 1, self._num_levels), first)
+        of_blocks = np.concatenate([np.zeros((self._num_mels, 0), np.float32), *self._levels], axis=1)
+        levels = of_blocks[:, first - self._first_frame : num_whole - self._first_frame]
+        if num_whole < last:
+            levels = np.concatenate([levels, self._computed(num_whole, last, end)], axis=1)
+        return _spectrogram(levels, num_frames)
+
+    @property
+    def _num_levels(self) -> int:
+        """The number of frames from the beginning of the sound whose levels are computed."""
+        return self._first_frame + len(self._levels) * _LIVE_FRAMES
+
+    def _computed(self, first: int, last: int, end: int | None = None) -> NDArray[np.float32]:
+        """Returns the levels of frames, with silence after `end`."""
+        begin, stop = first * HOP - WINDOW // 2, (last - 1) * HOP + WINDOW // 2
+        signal = self._kept[begin - self._begin : min(stop, stop if end is None else end) - self._begin]
+        if len(signal) < stop - begin:
+            signal = np.concatenate([signal, np.zeros(stop - begin - len(signal), np.float32)])
+        return _levels(signal, self._num_mels).astype(np.float32)
 
 
 def _scaled(levels: Any) -> Any:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-_MAX_CHANNELS = 8
-_MIN_RATE, _MAX_RATE = 4_000, 192_000
+MAX_CHANNELS = 8
+MIN_RATE, MAX_RATE = 4_000, 192_000
 # Sizes in the header of a WAV file that was written before its size was known: GStreamer's 0, SoX's 7ffff000
 # and more, ALSA's 7fffffff and less, ffmpeg's ffffffff
 _LEAST_UNKNOWN_SIZE = 0x7FFF_F000
@@ -40,7 +40,7 @@ _PACKET_COUNTS = {b"stsz": 12, b"stz2": 12, b"trun": 8}
 _PACKET_BOX = re.compile(b"|".join(_PACKET_COUNTS))
 _DATA_BOX = b"mdat"  # the one whose content is never read as boxes: FFmpeg reads "free" as "moov" at need
 _OF_CONTAINERS = ("aac", "alac", "flac", "mp3", "mp3float", "opus", "libopus", "vorbis")
-_CODECS = {  # by FFmpeg's names of demuxers
+CODECS = {  # by FFmpeg's names of demuxers
     "mov": _OF_CONTAINERS,
     "matroska": _OF_CONTAINERS,
     "asf": ("wmav1", "wmav2", "wmapro", "wmalossless", "wmavoice"),
@@ -107,7 +107,7 @@ def opened(content: bytes, max_seconds: float, block_size: int, file_type: str =
         SoundError: The bytes are not a whole sound, also in the block that reads it.
         SoundTooLongError: The sound is longer than `max_seconds`.
     """
-    demuxer, is_aiff = _demuxer_of(content), _AIFF.match(content)
+    demuxer, is_aiff = demuxer_of(content), _AIFF.match(content)
     kind = "" if _WAV.match(content) else _raw_kind(file_type)
     if kind:
         opening = _opened_raw(content, block_size, kind, file_type)
@@ -121,10 +121,10 @@ def opened(content: bytes, max_seconds: float, block_size: int, file_type: str =
             "'audio/pcm; rate=16000'"
         )
     with opening as file:
-        if not (1 <= file.num_channels <= _MAX_CHANNELS and _MIN_RATE <= file.rate <= _MAX_RATE):
+        if not (1 <= file.num_channels <= MAX_CHANNELS and MIN_RATE <= file.rate <= MAX_RATE):
             raise SoundError(
                 f"the sound has {file.num_channels} channels of {file.rate} samples a second, and 1 to "
-                f"{_MAX_CHANNELS} channels of {_MIN_RATE} to {_MAX_RATE} can be read"
+                f"{MAX_CHANNELS} channels of {MIN_RATE} to {MAX_RATE} can be read"
             )
         if file.num_samples == _UNKNOWN:
             raise SoundError(
@@ -136,7 +136,7 @@ def opened(content: bytes, max_seconds: float, block_size: int, file_type: str =
         yield file._replace(max_samples=most, blocks=_counted(file, max_seconds))
 
 
-def _demuxer_of(content: bytes) -> str:
+def demuxer_of(content: bytes) -> str:
     """Returns FFmpeg's name of the demuxer that a file needs; empty if it needs none or is no sound."""
     if content[4:8] == b"ftyp":
         return "mov"
@@ -200,7 +200,7 @@ def _opened_by_sndfile(content: bytes, block_size: int) -> Iterator[SoundFile]:
         raise SoundError(_CUT)
 
     is_exact = content.startswith((b"RIFF", b"RF64", b"fLaC", b"FORM"))
-    is_mp3 = content.startswith(b"ID3") or _demuxer_of(content) == "mp3"
+    is_mp3 = content.startswith(b"ID3") or demuxer_of(content) == "mp3"
     has_length = not is_mp3 or _has_mp3_length(content)
 
     def blocks(file: Any) -> Iterator[NDArray[np.float32]]:
@@ -277,7 +277,7 @@ def _opened_by_ffmpeg(content: bytes, block_size: int, demuxer: str) -> Iterator
         if num_read < least:
             raise SoundError(_CUT)
 
-    codecs = _CODECS[demuxer]
+    codecs = CODECS[demuxer]
     options = {"codec_whitelist": ",".join(codecs)}
     if demuxer in _OF_FRAMES:
         options["probesize"] = str(_PROBE_BYTES)

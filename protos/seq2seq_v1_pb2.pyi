@@ -29,6 +29,14 @@ class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     FINISH_REASON_LENGTH: _ClassVar[FinishReason]
     FINISH_REASON_STOP: _ClassVar[FinishReason]
 
+class SoundEncoding(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    SOUND_ENCODING_UNSPECIFIED: _ClassVar[SoundEncoding]
+    SOUND_ENCODING_PCM_S16: _ClassVar[SoundEncoding]
+    SOUND_ENCODING_PCM_F32: _ClassVar[SoundEncoding]
+    SOUND_ENCODING_MULAW: _ClassVar[SoundEncoding]
+    SOUND_ENCODING_ALAW: _ClassVar[SoundEncoding]
+
 class VersionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     VERSION_STATE_UNSPECIFIED: _ClassVar[VersionState]
@@ -49,6 +57,11 @@ FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_LENGTH: FinishReason
 FINISH_REASON_STOP: FinishReason
+SOUND_ENCODING_UNSPECIFIED: SoundEncoding
+SOUND_ENCODING_PCM_S16: SoundEncoding
+SOUND_ENCODING_PCM_F32: SoundEncoding
+SOUND_ENCODING_MULAW: SoundEncoding
+SOUND_ENCODING_ALAW: SoundEncoding
 VERSION_STATE_UNSPECIFIED: VersionState
 VERSION_STATE_UNAVAILABLE: VersionState
 VERSION_STATE_LOADING: VersionState
@@ -383,6 +396,90 @@ class Piece(_message.Message):
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     hypothesis: int
     def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., hypothesis: _Optional[int] = ...) -> None: ...
+
+class TranscribeRequest(_message.Message):
+    __slots__ = ("start", "sound", "finish_segment")
+    START_FIELD_NUMBER: _ClassVar[int]
+    SOUND_FIELD_NUMBER: _ClassVar[int]
+    FINISH_SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    start: TranscribeStart
+    sound: bytes
+    finish_segment: FinishSegment
+    def __init__(self, start: _Optional[_Union[TranscribeStart, _Mapping]] = ..., sound: _Optional[bytes] = ..., finish_segment: _Optional[_Union[FinishSegment, _Mapping]] = ...) -> None: ...
+
+class TranscribeStart(_message.Message):
+    __slots__ = ("model", "options", "encoding", "sample_rate", "num_channels", "turn_detection", "interval_seconds", "segments_only")
+    MODEL_FIELD_NUMBER: _ClassVar[int]
+    OPTIONS_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    SAMPLE_RATE_FIELD_NUMBER: _ClassVar[int]
+    NUM_CHANNELS_FIELD_NUMBER: _ClassVar[int]
+    TURN_DETECTION_FIELD_NUMBER: _ClassVar[int]
+    INTERVAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SEGMENTS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    model: str
+    options: GenerateOptions
+    encoding: SoundEncoding
+    sample_rate: int
+    num_channels: int
+    turn_detection: TurnDetection
+    interval_seconds: float
+    segments_only: bool
+    def __init__(self, model: _Optional[str] = ..., options: _Optional[_Union[GenerateOptions, _Mapping]] = ..., encoding: _Optional[_Union[SoundEncoding, str]] = ..., sample_rate: _Optional[int] = ..., num_channels: _Optional[int] = ..., turn_detection: _Optional[_Union[TurnDetection, _Mapping]] = ..., interval_seconds: _Optional[float] = ..., segments_only: _Optional[bool] = ...) -> None: ...
+
+class TurnDetection(_message.Message):
+    __slots__ = ("off", "threshold", "prefix_padding_seconds", "silence_seconds")
+    OFF_FIELD_NUMBER: _ClassVar[int]
+    THRESHOLD_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_PADDING_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    SILENCE_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    off: bool
+    threshold: float
+    prefix_padding_seconds: float
+    silence_seconds: float
+    def __init__(self, off: _Optional[bool] = ..., threshold: _Optional[float] = ..., prefix_padding_seconds: _Optional[float] = ..., silence_seconds: _Optional[float] = ...) -> None: ...
+
+class FinishSegment(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class TranscribeResponse(_message.Message):
+    __slots__ = ("speech_began", "text", "speech_ended", "segment", "result", "received_seconds")
+    SPEECH_BEGAN_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    SPEECH_ENDED_FIELD_NUMBER: _ClassVar[int]
+    SEGMENT_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    speech_began: SpeechBegan
+    text: LiveText
+    speech_ended: SpeechEnded
+    segment: Segment
+    result: GenerateResponse
+    received_seconds: float
+    def __init__(self, speech_began: _Optional[_Union[SpeechBegan, _Mapping]] = ..., text: _Optional[_Union[LiveText, _Mapping]] = ..., speech_ended: _Optional[_Union[SpeechEnded, _Mapping]] = ..., segment: _Optional[_Union[Segment, _Mapping]] = ..., result: _Optional[_Union[GenerateResponse, _Mapping]] = ..., received_seconds: _Optional[float] = ...) -> None: ...
+
+class SpeechBegan(_message.Message):
+    __slots__ = ("begin_seconds",)
+    BEGIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    begin_seconds: float
+    def __init__(self, begin_seconds: _Optional[float] = ...) -> None: ...
+
+class SpeechEnded(_message.Message):
+    __slots__ = ("end_seconds",)
+    END_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    end_seconds: float
+    def __init__(self, end_seconds: _Optional[float] = ...) -> None: ...
+
+class LiveText(_message.Message):
+    __slots__ = ("stable", "unstable", "lag_seconds")
+    STABLE_FIELD_NUMBER: _ClassVar[int]
+    UNSTABLE_FIELD_NUMBER: _ClassVar[int]
+    LAG_SECONDS_FIELD_NUMBER: _ClassVar[int]
+    stable: _containers.RepeatedCompositeFieldContainer[Word]
+    unstable: str
+    lag_seconds: float
+    def __init__(self, stable: _Optional[_Iterable[_Union[Word, _Mapping]]] = ..., unstable: _Optional[str] = ..., lag_seconds: _Optional[float] = ...) -> None: ...
 
 class GenerateBatchRequest(_message.Message):
     __slots__ = ("model", "items", "options")

@@ -50,6 +50,11 @@ class Seq2SeqStub:
                 request_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateBatchRequest.SerializeToString,
                 response_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateBatchResponse.FromString,
                 _registered_method=True)
+        self.Transcribe = channel.stream_stream(
+                '/seq2seq.v1.Seq2Seq/Transcribe',
+                request_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.TranscribeRequest.SerializeToString,
+                response_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.TranscribeResponse.FromString,
+                _registered_method=True)
         self.Score = channel.unary_unary(
                 '/seq2seq.v1.Seq2Seq/Score',
                 request_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.ScoreRequest.SerializeToString,
@@ -87,6 +92,14 @@ class Seq2SeqServicer:
 
     def GenerateBatch(self, request, context):
         """Generates for many sources, and answers for each of them when its target is complete, in that order.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Transcribe(self, request_iterator, context):
+        """Transcribes a sound while it is sent: live speech, or a file of any length. Answers with text as soon as it is
+        certain, and at the end with the answer of Generate.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -130,6 +143,11 @@ def add_Seq2SeqServicer_to_server(servicer, server):
                     servicer.GenerateBatch,
                     request_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateBatchRequest.FromString,
                     response_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateBatchResponse.SerializeToString,
+            ),
+            'Transcribe': grpc.stream_stream_rpc_method_handler(
+                    servicer.Transcribe,
+                    request_deserializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.TranscribeRequest.FromString,
+                    response_serializer=seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.TranscribeResponse.SerializeToString,
             ),
             'Score': grpc.unary_unary_rpc_method_handler(
                     servicer.Score,
@@ -229,6 +247,33 @@ class Seq2Seq:
             '/seq2seq.v1.Seq2Seq/GenerateBatch',
             seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateBatchRequest.SerializeToString,
             seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.GenerateBatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Transcribe(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/seq2seq.v1.Seq2Seq/Transcribe',
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.TranscribeRequest.SerializeToString,
+            seq2seq__serve_dot_protos_dot_seq2seq__v1__pb2.TranscribeResponse.FromString,
             options,
             channel_credentials,
             insecure,

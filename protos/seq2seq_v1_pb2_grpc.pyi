@@ -43,6 +43,10 @@ class Seq2SeqStub:
     """Answers with pieces of the target as they are decoded, and at the end with the answer of Generate."""
     GenerateBatch: _grpc.UnaryStreamMultiCallable[_seq2seq_v1_pb2.GenerateBatchRequest, _seq2seq_v1_pb2.GenerateBatchResponse]
     """Generates for many sources, and answers for each of them when its target is complete, in that order."""
+    Transcribe: _grpc.StreamStreamMultiCallable[_seq2seq_v1_pb2.TranscribeRequest, _seq2seq_v1_pb2.TranscribeResponse]
+    """Transcribes a sound while it is sent: live speech, or a file of any length. Answers with text as soon as it is
+    certain, and at the end with the answer of Generate.
+    """
     Score: _grpc.UnaryUnaryMultiCallable[_seq2seq_v1_pb2.ScoreRequest, _seq2seq_v1_pb2.ScoreResponse]
     """Answers with the log-probability of a given target (teacher forcing)."""
     ListModels: _grpc.UnaryUnaryMultiCallable[_seq2seq_v1_pb2.ListModelsRequest, _seq2seq_v1_pb2.ListModelsResponse]
@@ -61,6 +65,10 @@ class Seq2SeqAsyncStub(Seq2SeqStub):
     """Answers with pieces of the target as they are decoded, and at the end with the answer of Generate."""
     GenerateBatch: _aio.UnaryStreamMultiCallable[_seq2seq_v1_pb2.GenerateBatchRequest, _seq2seq_v1_pb2.GenerateBatchResponse]  # type: ignore[assignment]
     """Generates for many sources, and answers for each of them when its target is complete, in that order."""
+    Transcribe: _aio.StreamStreamMultiCallable[_seq2seq_v1_pb2.TranscribeRequest, _seq2seq_v1_pb2.TranscribeResponse]  # type: ignore[assignment]
+    """Transcribes a sound while it is sent: live speech, or a file of any length. Answers with text as soon as it is
+    certain, and at the end with the answer of Generate.
+    """
     Score: _aio.UnaryUnaryMultiCallable[_seq2seq_v1_pb2.ScoreRequest, _seq2seq_v1_pb2.ScoreResponse]  # type: ignore[assignment]
     """Answers with the log-probability of a given target (teacher forcing)."""
     ListModels: _aio.UnaryUnaryMultiCallable[_seq2seq_v1_pb2.ListModelsRequest, _seq2seq_v1_pb2.ListModelsResponse]  # type: ignore[assignment]
@@ -94,6 +102,16 @@ class Seq2SeqServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_seq2seq_v1_pb2.GenerateBatchResponse], _abc.AsyncIterator[_seq2seq_v1_pb2.GenerateBatchResponse]]:
         """Generates for many sources, and answers for each of them when its target is complete, in that order."""
+
+    @_abc_1.abstractmethod
+    def Transcribe(
+        self,
+        request_iterator: _MaybeAsyncIterator[_seq2seq_v1_pb2.TranscribeRequest],
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_seq2seq_v1_pb2.TranscribeResponse], _abc.AsyncIterator[_seq2seq_v1_pb2.TranscribeResponse]]:
+        """Transcribes a sound while it is sent: live speech, or a file of any length. Answers with text as soon as it is
+        certain, and at the end with the answer of Generate.
+        """
 
     @_abc_1.abstractmethod
     def Score(

@@ -22,6 +22,7 @@ from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.calls import Calls
 from seq2seq_serve.server.service.endpoint import Endpoint
 from seq2seq_serve.server.service.health import Health
+from seq2seq_serve.server.service.live.admission import LiveStreams
 from seq2seq_serve.server.service.open_inference.service import InferenceService
 from seq2seq_serve.server.service.rest import RestService
 from seq2seq_serve.server.system.trimming import Trimmer, spare_what_lives
@@ -82,8 +83,10 @@ class App:
         sinks = [self.metrics.record_call, AccessLog(config.max_log_lines, config.slow_seconds).record]
         if self._tracing is not None:
             sinks.append(self._tracing.record)
-        self.calls = Calls(self.models, access, sinks, begins_traces=config.is_traced)
+        live = LiveStreams(config.max_live_streams, config.live_interval_seconds)
+        self.calls = Calls(self.models, access, sinks, begins_traces=config.is_traced, live=live)
         self.metrics.show_open_calls(lambda: self.calls.num_open)
+        self.metrics.show_live_streams(lambda: self.calls.live.open.held.total())
         inference = InferenceService(self.repository, self.health)
         self.rest = RestService(inference, self.calls, config.openai_names)
         self.http = HttpServer(

@@ -176,6 +176,10 @@ class ServerConfig:
         runner: Settings of a model's runners.
         max_models_size_bytes: Largest size of all loaded models' weights and slots; a model that would exceed
             it is not loaded (default: nine tenths of this process's memory; a GPU's memory is not counted).
+        max_live_streams: Live streams of speech at once, shared by the callers; the server takes fewer if
+            text would come too late.
+        live_interval_seconds: New sound of a live stream after which it is decoded again; streams may ask
+            for another one.
         queue: Limits of the requests that wait for the slots of a model.
         notice_seconds: Time after SIGTERM in which health reports NOT_SERVING and new requests are still
             accepted, so that load balancers can switch to other servers; Ctrl-C does not wait.
@@ -214,6 +218,8 @@ class ServerConfig:
     max_models_size_bytes: Annotated[
         Bytes, Setting("SIZE", flag="--max-models-size", former="--memory-limit")
     ] = field(default_factory=usable_memory)
+    max_live_streams: Annotated[Count, Setting()] = 64
+    live_interval_seconds: Annotated[float, Field(ge=0.1, le=10), Setting("SECONDS")] = 0.7
     queue: QueueLimits = field(default_factory=QueueLimits)
     notice_seconds: Annotated[Seconds, Setting("SECONDS")] = 1.0
     drain_seconds: Annotated[Seconds, Setting("SECONDS")] = 30.0

@@ -8,6 +8,7 @@ is certain of its tokens. As draws depend on seed and position alone, this holds
 from __future__ import annotations
 
 from collections.abc import Collection
+from collections.abc import Sequence as Ids
 from dataclasses import dataclass
 from itertools import islice
 from operator import attrgetter
@@ -26,6 +27,8 @@ _FIXED_POSITIONS = 8  # the guess: a step takes as long as its own positions and
 # expected to save less, the drafter follows a row in 8 of 64 turns, to measure the share of predicted tokens.
 _FOLLOWING_SECONDS = 1e-5
 _IDLE_TURNS, _FOLLOWED_TURNS = 64, 8
+_GIVEN_RATE = 0.9  # of right predictions from a draft that a request brings, before there is one
+_SOURCE, _TARGET, _GIVEN = range(3)  # what predicts tokens
 _SELECTS_ONE = attrgetter("selects_one")  # of a row
 _LEAST_SECONDS = 1e-9  # of a step, before there is one
 _GUESS_WEIGHT = 2.0  # of the guess, as the variance of the numbers of positions with the same weight
@@ -99,13 +102,16 @@ class Drafter:
 
     Attributes:
         times: The times of steps.
+        num_given: The number of running requests that bring drafts.
     """
 
     def __init__(self, eos_ids: Collection[int], source_name: str | None) -> None:
         self._eos_ids = eos_ids
         self._source_name = source_name
         self.times = StepTimes()
-        self._rates = [FIRST_RATE, FIRST_RATE]  # of right predictions, from sources and from targets
+        # Of right predictions, from sources, from targets, and from drafts that requests bring
+        self._rates = [FIRST_RATE, FIRST_RATE, _GIVEN_RATE]
+        self.num_given = 0
         self._share = FIRST_RATE  # of tokens that were predicted
         self._num_idle = 0  # turns since rows are no longer followed in each turn; 0 if they are
 
@@ -114,14 +120,19 @@ class Drafter:
         if self._num_idle:
             self._num_idle += 1
         if not self._is_followed:
-            return ()
+            if not self.num_given:
+                return ()
+            rows = tuple(row for row in rows if row.request.draft_ids)
         step, cost = self.forecast(rows), self.times.seconds_of_position
         if self._share * step.seconds >= _FOLLOWING_SECONDS:
             self._num_idle = 0
         elif not self._num_idle:
             self._num_idle = 1
         num_followed = None
-        if max(self._rates) * step.seconds < _LEAST_GAIN * cost * step.num_tokens:
+        if (
+            max(self._rates[: _GIVEN + (self.num_given > 0)]) * step.seconds
+            < _LEAST_GAIN * cost * step.num_tokens
+        ):
             num_followed = 1  # whose predictions are compared, so that the rates stay known
         drafts: list[Sequence] = []
         for row in islice(filter(_SELECTS_ONE, rows), num_followed):
@@ -153,12 +164,17 @@ class Drafter:
 
     def _follow(self, row: Sequence) -> Follower:
         """Read what a row has selected since; returns the best prediction of its next tokens."""
+        text, target = (_GIVEN if row.request.draft_ids else _SOURCE), _TARGET
         if row.lookup is None:
-            source = row.request.sources.get(self._source_name or "")
-            row.lookup = Lookup(() if source is None else source.tolist(), self._rates)
+            ids: Ids[int] = ()
+            if text == _GIVEN:
+                ids = (*row.request.prefix_ids, *row.request.draft_ids)
+            elif (source := row.request.sources.get(self._source_name or "")) is not None:
+                ids = source.tolist()
+            row.lookup = Lookup(ids, [self._rates[text], self._rates[target]])
         for is_predicted in row.lookup.read(row.token_ids):
             self._share += _SHARED_NEWS * (is_predicted - self._share)
-        for i, follower in enumerate(row.lookup.followers):
+        for i, follower in zip((text, target), row.lookup.followers, strict=True):
             self._rates[i] += _SHARED_NEWS * (follower.rate - self._rates[i])
         return row.lookup.best()
 

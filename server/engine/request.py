@@ -157,6 +157,8 @@ class Request:
             are drawn independently. Otherwise they start with the most probable tokens after the prefix, and
             each is continued greedily.
         prefix_ids: Ids that the target is forced to start with; not counted in `max_new_tokens`.
+        draft_ids: What probably follows the prefix, as in an earlier target of nearly the same source. Steps
+            check it, so that it does not change the target.
         start_ids: The tokens that the decoder reads before a target; empty for the model's. In the place of
             None, the step selects the most probable of `detected_ids`. The first one is not None.
         detected_ids: The tokens of languages, one of which is detected.
@@ -196,6 +198,7 @@ class Request:
     beam: Beam | None = None
     num_hypotheses: int = 1
     prefix_ids: tuple[int, ...] = ()
+    draft_ids: tuple[int, ...] = ()
     start_ids: tuple[int | None, ...] = ()
     detected_ids: tuple[int, ...] = ()
     num_counted: int = 0

@@ -182,6 +182,10 @@ class Scheduler:
         del self.waiting[request]
         return [self._turned_away(request, reason, error)]
 
+    def _count_draft(self, request: Request, number: int) -> None:
+        if self._drafter is not None and request.draft_ids:
+            self._drafter.num_given += number
+
     def schedule(self, now: float) -> StepPlan:
         """Admit the requests that fit, and plan the next step."""
         admitted: list[Sequence] = []
@@ -191,6 +195,7 @@ class Scheduler:
             search.admitted_at = now
             search.num_slots = request.num_slots
             self.running[request] = search
+            self._count_draft(request, 1)
             self.slots.reserve(search.num_slots)
             admitted += search.rows
         self.slots.add(admitted)
@@ -460,6 +465,7 @@ class Scheduler:
             # A row that refers to its search must not be kept by it: only a collection would free the two.
             search.finish_reason, search.memory_owner = reason, None
             del self.running[search.request]
+            self._count_draft(search.request, -1)
             self.slots.reserve(-search.num_slots)
         return [Finished(search, error) for search, _, error in ends]
 

@@ -73,23 +73,106 @@ def speech(
     return spans
 
 
+class _Pauses:
+    """Finds where speech begins and ends, by the probability of each chunk.
+
+    Args:
+        rules: Where speech begins and ends.
+
+    Attributes:
+        begin: Where the present speech began, in samples, without a margin; None while nobody speaks.
+    """
+
+    def __init__(self, rules: SpeechRules) -> None:
+        self._probability = rules.probability
+        self._ends = max(rules.probability - _ENDS_BELOW, _LEAST_END)
+        self._least_pause = int(rules.least_pause_seconds * SAMPLE_RATE)
+        self._num_read = 0  # samples
+        self._end = 0  # where speech may have ended; 0 while it goes on
+        self.begin: int | None = None
+
+    def read(self, probability: float) -> Span | None:
+        """Read the next chunk; returns the speech after which a pause is complete with it."""
+        here, self._num_read = self._num_read, self._num_read + _CHUNK
+        if probability >= self._probability:
+            self.begin, self._end = here if self.begin is None else self.begin, 0
+        elif self.begin is not None and probability < self._ends:
+            self._end = self._end or here
+            if here - self._end >= self._least_pause:
+                return self.finish()
+        return None
+
+    def finish(self) -> Span | None:
+        """Returns the present speech, which ends here."""
+        if self.begin is None:
+            return None
+        span = self.begin, self._end or self._num_read
+        self.begin, self._end = None, 0
+        return span
+
+
 def _speech(probabilities: Array, rules: SpeechRules) -> Iterator[Span]:
     """Yields the spans of speech without a margin, in samples, after each of which is a pause."""
-    least_pause = int(rules.least_pause_seconds * SAMPLE_RATE)
-    ends = max(rules.probability - _ENDS_BELOW, _LEAST_END)
-    begin: int | None = None
-    end = 0  # where speech may have ended; 0 while it goes on
-    for place, probability in enumerate(probabilities.tolist()):
-        here = place * _CHUNK
-        if probability >= rules.probability:
-            begin, end = here if begin is None else begin, 0
-        elif begin is not None and probability < ends:
-            end = end or here
-            if here - end >= least_pause:
-                yield begin, end
-                begin, end = None, 0
-    if begin is not None:
-        yield begin, end or len(probabilities) * _CHUNK
+    pauses = _Pauses(rules)
+    for probability in probabilities.tolist():
+        if (span := pauses.read(probability)) is not None:
+            yield span
+    if (span := pauses.finish()) is not None:
+        yield span
+
+
+class SpeechStream:
+    """Finds speech in a sound that comes piece by piece; the pieces do not change what is found.
+
+    Owned by the stream of a caller.
+
+    Args:
+        rules: Where speech begins and ends.
+
+    Raises:
+        MissingVoiceActivityError: The model's file is not installed.
+    """
+
+    def __init__(self, rules: SpeechRules) -> None:
+        _session()
+        self._pauses = _Pauses(rules)
+        self._rest = np.zeros(
+            _CONTEXT, np.float32
+        )  # the last samples that were read, and those of no chunk yet
+        self._state = _first_state()
+
+    @property
+    def begin(self) -> int | None:
+        """Where the present speech began, in samples, without a margin; None while nobody speaks."""
+        return self._pauses.begin
+
+    def push(self, samples: Samples) -> Iterator[tuple[Span | None, int | None]]:
+        """Yields each change, after the samples that show it.
+
+        Args:
+            samples: The next ones, of any number.
+
+        Yields:
+            The speech that has ended, if any, and where the present one began, if somebody speaks; in samples
+            of the whole sound, without margins.
+        """
+        heard = np.concatenate([self._rest, samples])
+        num_chunks = (len(heard) - _CONTEXT) // _CHUNK
+        self._rest = heard[num_chunks * _CHUNK :]
+        if not num_chunks:
+            return
+        chunks = np.lib.stride_tricks.sliding_window_view(heard, _CONTEXT + _CHUNK)[::_CHUNK]
+        for first in range(0, num_chunks, _BLOCK):
+            probabilities = _run(chunks[first : min(first + _BLOCK, num_chunks)], self._state)
+            for probability in probabilities.tolist():
+                before = self._pauses.begin
+                span = self._pauses.read(probability)
+                if span is not None or before != self._pauses.begin:
+                    yield span, self._pauses.begin
+
+    def finish(self) -> Span | None:
+        """Returns the present speech, which ends with the sound."""
+        return self._pauses.finish()
 
 
 def _probabilities(samples: Samples, after_block: Callable[[], None]) -> Array:
@@ -98,14 +181,23 @@ def _probabilities(samples: Samples, after_block: Callable[[], None]) -> Array:
     padded = np.zeros(_CONTEXT + num_chunks * _CHUNK, np.float32)
     padded[_CONTEXT : _CONTEXT + len(samples)] = samples
     chunks = np.lib.stride_tricks.sliding_window_view(padded, _CONTEXT + _CHUNK)[::_CHUNK]
-    session, pieces = _session(), [np.zeros(0, np.float32)]
-    state = {"h": np.zeros(_STATE, np.float32), "c": np.zeros(_STATE, np.float32)}
+    state, pieces = _first_state(), [np.zeros(0, np.float32)]
     for first in range(0, num_chunks, _BLOCK):
-        block = np.ascontiguousarray(chunks[first : first + _BLOCK])
-        piece, state["h"], state["c"] = session.run(None, {"input": block} | state)
-        pieces.append(piece.reshape(-1))
+        pieces.append(_run(chunks[first : first + _BLOCK], state))
         after_block()
     return np.concatenate(pieces)
+
+
+def _first_state() -> dict[str, Array]:
+    return {"h": np.zeros(_STATE, np.float32), "c": np.zeros(_STATE, np.float32)}
+
+
+def _run(chunks: Array, state: dict[str, Array]) -> Array:
+    """Returns the probability of speech in each chunk, and changes the state to that after them."""
+    block = np.ascontiguousarray(chunks)
+    probabilities: Array
+    probabilities, state["h"], state["c"] = _session().run(None, {"input": block} | state)
+    return probabilities.ravel()
 
 
 @cache

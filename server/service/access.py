@@ -23,7 +23,7 @@ _NEEDS = (
     ("grpc.health.v1.Health", _NOTHING, "Check List Watch"),  # probes have no tokens
     ("grpc.reflection.v1alpha.ServerReflection", _TOKEN, "ServerReflectionInfo"),
     ("seq2seq.v1.Seq2Seq", _TOKEN, "GetModel ListModels"),
-    ("seq2seq.v1.Seq2Seq", PREDICT, "Generate GenerateStream GenerateBatch Score"),
+    ("seq2seq.v1.Seq2Seq", PREDICT, "Generate GenerateStream GenerateBatch Score Transcribe"),
     ("seq2seq.v1.Repository", ADMIN, "ListVersions LoadModel UnloadModel"),
     ("inference.GRPCInferenceService", _NOTHING, "ServerLive ServerReady"),
     ("inference.GRPCInferenceService", _TOKEN, "ServerMetadata"),

@@ -18,6 +18,7 @@ import grpc
 from google.protobuf.message import Message
 from grpc import aio
 
+from seq2seq_serve.server.config import ServerConfig
 from seq2seq_serve.server.errors import (
     DeadlineExceeded,
     InvalidRequest,
@@ -30,6 +31,7 @@ from seq2seq_serve.server.service.access import Access
 from seq2seq_serve.server.service.arrivals import SHUTTING_DOWN, Arrivals, end_now
 from seq2seq_serve.server.service.call import ON_THE_LOOP_BYTES, SHORT_BYTES, SMALL_ANSWER_BYTES, Call
 from seq2seq_serve.server.service.fair_thread import FairThreads, YieldPoint
+from seq2seq_serve.server.service.live.admission import LiveStreams
 from seq2seq_serve.server.service.shares import Room, Shares
 from seq2seq_serve.server.service.status import REQUEST_ID, status_of
 from seq2seq_serve.server.service.wire import MAX_FIELDS
@@ -239,6 +241,7 @@ class Calls:
         access: Knows the callers and their rights.
         sinks: Each is called with the record of every call that ended, except probes.
         begins_traces: Whether a call gets a trace if its caller did not begin one.
+        live: Counts live streams; None for one with the settings' defaults.
 
     Attributes:
         models: The served models.
@@ -249,6 +252,7 @@ class Calls:
         decoding: The bytes of memory in which files are decoded, by caller.
         attention: The bytes of attention from which words get their times, by caller.
         streams: The streams that last as long as their callers want, by caller.
+        live: The live streams, by caller.
         large_messages: Receives messages with sources.
         small_messages: Receives all others.
         num_open: The number of calls that have not ended, without probes.
@@ -259,7 +263,13 @@ class Calls:
     """
 
     def __init__(
-        self, models: Models, access: Access, sinks: Sequence[Sink] = (), *, begins_traces: bool = False
+        self,
+        models: Models,
+        access: Access,
+        sinks: Sequence[Sink] = (),
+        *,
+        begins_traces: bool = False,
+        live: LiveStreams | None = None,
     ) -> None:
         self.models = models
         self.access = access
@@ -273,6 +283,7 @@ class Calls:
         self._idle = asyncio.Event()
         self._idle.set()
         self.streams = Shares(_MOST_STREAMS, "{} streams are open")
+        self.live = live or LiveStreams(ServerConfig.max_live_streams, ServerConfig.live_interval_seconds)
         self.large_messages = Arrivals(MAX_REQUEST_BYTES, _MOST_PROMPT, _MOST_LATE)
         self.small_messages = Arrivals(SMALL_REQUEST_BYTES, _MOST_SMALL_PROMPT, _MOST_SMALL_LATE)
         self._reading = set[asyncio.Timeout]()

@@ -54,6 +54,7 @@ _HISTOGRAMS: tuple[tuple[str, ...], ...] = (
     ("first_token", "time_to_first_token_seconds", "From arrival to the first target token."),
     ("inter_token", "inter_token_latency_seconds", "Between two tokens of a request."),
     ("step", "decode_step_seconds", "One decoding step of all running rows."),
+    ("lag", "live_lag_seconds", "From the end of a word of a live stream until its text is stable."),
     ("step_rows", "step_batch_size", "Rows of a decoding step."),
 )
 _COUNTERS: tuple[tuple[str, ...], ...] = (
@@ -82,6 +83,13 @@ _COUNTERS: tuple[tuple[str, ...], ...] = (
         "num_core_restarts",
         "core_restarts",
         "Starts of cores that had ended by themselves, or hung; a start that failed counts, too.",
+    ),
+    ("live_sound_seconds", "live_sound_seconds", "Seconds of sound of live streams."),
+    ("num_live_decodings", "live_decodings", "Decodings of the open segments of live streams."),
+    (
+        "live_decode_seconds",
+        "live_decode_seconds",
+        "Time of these, waiting included; over the seconds of sound it is the real-time factor.",
     ),
     ("moved_bytes", "cache_moved_bytes", "Cache and memory copied to close holes and to fork hypotheses."),
 )
@@ -123,10 +131,17 @@ class Metrics:
         self._open_calls = Gauge(
             "seq2seq_open_calls", "Calls that have not ended yet, without probes.", registry=self.registry
         )
+        self._live_streams = Gauge(
+            "seq2seq_live_streams", "Live streams that sound comes from.", registry=self.registry
+        )
 
     def show_open_calls(self, num_open: Callable[[], int]) -> None:
         """Show the number of open calls, which is asked for at every scrape, on the HTTP thread."""
         self._open_calls.set_function(num_open)
+
+    def show_live_streams(self, num_open: Callable[[], int]) -> None:
+        """Show the number of live streams; as `show_open_calls`."""
+        self._live_streams.set_function(num_open)
 
     def statistics_of(self, name: str) -> Statistics:
         """Returns the sums of a model, of all its versions."""

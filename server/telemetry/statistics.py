@@ -23,6 +23,8 @@ STEP_BOUNDS = (
     *(0.0002, 0.0003, 0.0004, 0.0005, 0.00075, 0.001, 0.0015, 0.002, 0.003, 0.004, 0.006, 0.008),
     *(0.01, 0.015, 0.02, 0.025, 0.035, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.5, 1.0, 2.5),
 )
+# Seconds from the end of a word until its text is stable.
+LAG_BOUNDS = (0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 7.5, 10.0, 15.0, 30.0, 60.0)
 # Rows of a step.
 BATCH_BOUNDS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 256, 384, 512, 1024)
 
@@ -84,6 +86,10 @@ class Statistics:
         source_length: Their source tokens.
         target_length: Their target tokens, by their mode.
         wasted: Target tokens of requests without an answer, by the reason.
+        lag: The seconds from the ends of words of live streams until their texts are stable.
+        live_sound_seconds: The sound of these streams that was heard.
+        live_decode_seconds: The time of the decodings of their open segments.
+        num_live_decodings: The number of these.
         last_request: Unix time of the last request's end; 0 before the version's first one.
     """
 
@@ -101,6 +107,9 @@ class Statistics:
         self.wasted = {(reason,): 0 for reason in _WASTED.values()}
         self.draft_tokens = self.accepted_tokens = self.num_bounded = 0
         self.num_core_restarts = self.num_refused = self.moved_bytes = 0
+        self.lag = Distribution(LAG_BOUNDS)
+        self.live_sound_seconds = self.live_decode_seconds = 0.0
+        self.num_live_decodings = 0
         self._earlier: dict[str | int, Durations] = {}
 
     def record_turn(self, turn: Turn) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.errors import (
@@ -13,6 +13,7 @@ from seq2seq_serve.server.errors import (
     is_about_all,
 )
 from seq2seq_serve.server.service.calls import RemoteCall
+from seq2seq_serve.server.service.live.stream import Command, LiveStream
 from seq2seq_serve.server.service.seq2seq.generation import (
     generate,
     read_decoding,
@@ -85,6 +86,26 @@ class Seq2SeqService:
 
             most_open = max(_LEAST_OPEN, 2 * model.engine.num_slots)
             await call.calls.answer_items(call, following, most_open, answer)
+
+    async def Transcribe(self, messages: AsyncIterator[pb.TranscribeRequest], call: RemoteCall) -> None:
+        """Answers with the text of a sound while it comes, then with the whole text."""
+        first = await call.calls.next_message(messages)
+        if first is None or first.WhichOneof("message") != "start":
+            raise InvalidRequest("the first message must have start", field="start")
+
+        async def commands() -> AsyncIterator[bytes | Command]:
+            while (message := await call.calls.next_message(messages)) is not None:
+                kind = message.WhichOneof("message")
+                if kind == "start":
+                    raise InvalidRequest("only the first message may have start", field="start")
+                if kind is not None:
+                    yield message.sound if kind == "sound" else Command.FINISH_SEGMENT
+
+        async with call.calls.models.use(call, first.start.model) as model:
+            statistics = call.calls.models.statistics_of(model.base or model)
+            stream = LiveStream(first.start, model, call, call.calls.live, statistics, call.send)
+            whole = await stream.run(commands())
+            await call.send(pb.TranscribeResponse(result=whole))
 
     async def Score(self, message: pb.ScoreRequest, call: RemoteCall) -> pb.ScoreResponse:
         """Answers with the log-probabilities of a given target."""

@@ -38,7 +38,7 @@ _MOST_TRUSTED = 0.5  # the highest temperature of a text that the next window is
 _LEAST_SHARE = 30
 
 
-class _Decoded(NamedTuple):
+class Decoded(NamedTuple):
     """What was decoded for a window.
 
     Attributes:
@@ -66,7 +66,7 @@ def decode_windows(
         ServerError: `decode` raises it.
     """
     if decoding.options.long_source == LONG_SOURCE_SEQUENTIAL:
-        return _decode_in_a_row(readings[0], decoding, decode)
+        return decode_in_a_row(readings[0], decoding, decode)
     return _decode_at_once(readings, decoding, decode)
 
 
@@ -74,7 +74,7 @@ async def _decode_at_once(
     pieces: Sequence[Reading], decoding: Decoding, decode: Decode
 ) -> AsyncGenerator[tuple[Reading, Result]]:
     async def decoded(piece: Reading) -> list[tuple[Reading, Result]]:
-        return [pair async for pair in _decode_in_a_row(piece, decoding, decode)]
+        return [pair async for pair in decode_in_a_row(piece, decoding, decode)]
 
     waiting = deque(pieces)
     tasks: list[asyncio.Task[list[tuple[Reading, Result]]]] = []
@@ -92,7 +92,7 @@ async def _decode_at_once(
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _decode_in_a_row(
+async def decode_in_a_row(
     whole: Reading, decoding: Decoding, decode: Decode
 ) -> AsyncGenerator[tuple[Reading, Result]]:
     """Yields the results without the tokens that the next window repeats.
@@ -134,7 +134,7 @@ async def _decode_in_a_row(
             max_new_tokens=min(whole.request.max_new_tokens, model.max_target_length - len(before)),
             arrival=arrival,
         )
-        result, window, is_silent, is_trusted = await _decoded(
+        result, window, is_silent, is_trusted = await decode_window(
             request, replace(rules, always_listens=True) if is_doubted else rules, model, decode
         )
         is_silent |= is_doubted and window.no_speech_probability > rules.max_no_speech
@@ -192,7 +192,7 @@ def whole_segments(token_ids: Sequence[int], times: Timestamps, least_steps: int
     return len(token_ids), None
 
 
-async def _decoded(request: Request, rules: WindowRules, model: ServedModel, decode: Decode) -> _Decoded:
+async def decode_window(request: Request, rules: WindowRules, model: ServedModel, decode: Decode) -> Decoded:
     """Decodes a window until its text is good; if none is, takes the most probable one without repetition.
 
     Only the best result is kept beside the present one: their attention may take much memory.
@@ -221,7 +221,7 @@ async def _decoded(request: Request, rules: WindowRules, model: ServedModel, dec
             window.no_speech_probability = no_speech
         is_silent = is_unsure and window.no_speech_probability > rules.max_no_speech
         is_trusted = temperature <= _MOST_TRUSTED
-        attempt = _Decoded(result, window, is_silent=is_silent, is_trusted=is_trusted)
+        attempt = Decoded(result, window, is_silent=is_silent, is_trusted=is_trusted)
         is_varied = window.compression_ratio <= rules.max_compression_ratio
         if is_silent or (is_varied and not is_unsure):
             return attempt

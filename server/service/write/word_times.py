@@ -40,11 +40,19 @@ Times = Mapping[int, tuple[float, float]]
 
 
 class Word(NamedTuple):
-    """A word, with the marks beside it, and the places of the first and the last token of its letters."""
+    """A word, with the marks beside it.
+
+    Attributes:
+        text: Its text.
+        first: The place of the first token of its letters.
+        last: The place of the last token of its letters.
+        end: The place after its last token, where the next word's tokens begin.
+    """
 
     text: str
     first: int
     last: int
+    end: int
 
 
 def token_times(
@@ -155,16 +163,16 @@ def words_of(token_ids: Sequence[int], tokenizer: Tokenizer) -> list[Word]:
             continue  # the next token completes its character
         said = "".join(filter(_is_letter, piece))
         if not words or (_is_said(words[-1]) and _begins(piece, said, before)):
-            words.append(Word(piece, first, place if said else first - 1))
+            words.append(Word(piece, first, place if said else first - 1, place + 1))
         else:
             word = words[-1]
             begin = word.first if _is_said(word) else first
-            words[-1] = Word(word.text + piece, begin, place if said else word.last)
+            words[-1] = Word(word.text + piece, begin, place if said else word.last, place + 1)
         first, before = place + 1, said[-1:] or before
     if len(words) > 1 and not _is_said(words[-1]):
         rest = words.pop()
-        words[-1] = words[-1]._replace(text=words[-1].text + rest.text)
-    return [word if _is_said(word) else Word(word.text, 0, len(pieces) - 1) for word in words]
+        words[-1] = words[-1]._replace(text=words[-1].text + rest.text, end=rest.end)
+    return [word if _is_said(word) else word._replace(first=0, last=len(pieces) - 1) for word in words]
 
 
 def _begins(piece: str, said: str, before: str) -> bool:

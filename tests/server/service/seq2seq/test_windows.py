@@ -251,7 +251,7 @@ async def test_what_follows_the_last_time_of_a_piece_is_decoded(whisper_path, mo
     targets = iter(
         [[first_id + each if each >= 0 else -each for each in one] for one in (pair, single, rest)]
     )
-    decoded = windows._decoded
+    decoded = windows.decode_window
 
     async def scripted(*arguments):
         made = await decoded(*arguments)
@@ -259,7 +259,7 @@ async def test_what_follows_the_last_time_of_a_piece_is_decoded(whisper_path, mo
         best = best._replace(token_ids=token_ids, token_scores=best.token_scores[:1] * len(token_ids))
         return made._replace(result=made.result._replace(hypotheses=(best,)), is_silent=False)
 
-    monkeypatch.setattr(windows, "_decoded", scripted)
+    monkeypatch.setattr(windows, "decode_window", scripted)
     options = {"long_source": pb.LONG_SOURCE_SPLIT, "timestamps": True, "no_speech_threshold": int(speaks)}
     async with serving_bundles(whisper_path / "bundle") as served:
         answer = await served.stub.Generate(message(encoded(noise(0.6)), **options, **ANYTHING_IS_GOOD))
@@ -295,7 +295,7 @@ async def test_a_language_is_detected_where_somebody_speaks(whisper_path, monkey
     """Each silent window was taken for a language, and the first of them for that of the sound."""
     seen: list[tuple[int, ...]] = []
     async with serving_bundles(whisper_path / "bundle") as served:
-        model, decoded = served.model, windows._decoded
+        model, decoded = served.model, windows.decode_window
         ids = model.manifest.choices["source_language"].ids
 
         async def first_is_silent(request, rules, model, decode):
@@ -303,7 +303,7 @@ async def test_a_language_is_detected_where_somebody_speaks(whisper_path, monkey
             seen.append(request.detected_ids)
             return found._replace(is_silent=len(seen) == 1)
 
-        monkeypatch.setattr(windows, "_decoded", first_is_silent)
+        monkeypatch.setattr(windows, "decode_window", first_is_silent)
         request = message(encoded(noise(3 * SECONDS)), source_language="", **ANYTHING_IS_GOOD)
         answer = await served.stub.Generate(request)
         assert [bool(one) for one in seen] == [True, True, *[False] * (len(seen) - 2)]

@@ -1,0 +1,1 @@
+"""Sounds that are transcribed while they come."""

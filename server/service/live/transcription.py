@@ -1,0 +1,287 @@
+"""Transcribes a sound while it comes: decodes the present segment again and again, and sends what is certain.
+
+A decoding is an ordinary request to the engine. Its forced prefix is the segment's stable text, and its draft
+is what the decoding before it wrote after that. There is at most one at a time for a stream. So where the
+machine cannot keep up, decodings become rarer for all streams.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+import zlib
+from collections.abc import AsyncGenerator
+from dataclasses import dataclass, field, replace
+from functools import partial
+
+from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, GrowingSound
+from seq2seq_serve.bundle.names import SOURCE_LANGUAGE
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.engine.request import Request
+from seq2seq_serve.server.engine.result import Result
+from seq2seq_serve.server.service.call import Call
+from seq2seq_serve.server.service.live.agreement import Agreement
+from seq2seq_serve.server.service.live.turns import LiveSegment
+from seq2seq_serve.server.service.read.inputs import max_seconds
+from seq2seq_serve.server.service.read.options import Decoding
+from seq2seq_serve.server.service.read.windows import WindowRules, after_text
+from seq2seq_serve.server.service.seq2seq.windows import Decode, decode_window
+from seq2seq_serve.server.service.write.word_times import Times, token_times, words_of
+
+_TOKENS_PER_SECOND, _MORE_TOKENS = 20, 20  # the most of a sound; Whisper itself writes at most 15 a second
+_MOST_BEFORE = 64  # tokens of the text before a segment with which it is decoded
+# An open segment of this length is cut after a stable sentence, or word, as what follows is decoded faster.
+_LONG_SECONDS, _TOO_LONG_SECONDS = 12.0, 20.0
+_LEAST_PART_SECONDS = 2.0
+_SENTENCE_ENDS = (".", "?", "!", "。", "？", "！", "…")
+
+
+@dataclass(frozen=True)
+class SpokenWord:
+    """A word of a target.
+
+    Attributes:
+        ids: Its tokens.
+        text: With the space and the marks around it.
+        begin: In samples of the whole sound.
+        end: In samples of the whole sound.
+    """
+
+    ids: tuple[int, ...]
+    text: str
+    begin: int
+    end: int
+
+    def message(self) -> pb.Word:
+        """Returns it for the caller."""
+        begin, end = (round(place / SAMPLE_RATE, 3) for place in (self.begin, self.end))
+        return pb.Word(begin_seconds=begin, end_seconds=end, text=self.text)
+
+
+@dataclass(eq=False)
+class Progress:
+    """What is known of the segment that is transcribed.
+
+    Attributes:
+        stable: Its stable words.
+        num_heard: The samples of the whole sound that its last decoding heard.
+    """
+
+    stable: list[SpokenWord] = field(default_factory=list)
+    agreement: Agreement = field(default_factory=Agreement)
+    num_heard: int = 0
+
+    @property
+    def stable_ids(self) -> tuple[int, ...]:
+        """The tokens of the stable words."""
+        return tuple(token_id for word in self.stable for token_id in word.ids)
+
+
+class LiveDecoder:
+    """Decodes the segments of one stream, one after the other.
+
+    Owned by the stream's call.
+
+    Args:
+        decoding: How each of them is decoded, at once and without times in the target.
+        rules: When the text of a complete segment is good.
+        sound: What was heard.
+        decode: Decodes a request.
+        call: The stream's call.
+
+    Attributes:
+        detected_ids: The start tokens that were detected in the first speech; None before.
+    """
+
+    def __init__(
+        self, decoding: Decoding, rules: WindowRules, sound: GrowingSound, decode: Decode, call: Call
+    ) -> None:
+        self._decoding, self._rules, self._sound, self._call = decoding, rules, sound, call
+        self._decode = decode
+        [(self._name, spec)] = decoding.model.sources.items()
+        num_frames = spec.axes[1]
+        assert isinstance(num_frames, int)
+        self._num_frames, self._longest_seconds = num_frames, max_seconds(spec)
+        self._said: list[int] = list(self._prompt())
+        self._start_ids = self._own_start()
+        self._detected_ids = decoding.request.detected_ids
+        self._progress = Progress()
+
+    def is_due(self, segment: LiveSegment, interval: int) -> bool:
+        """Whether an open segment has that many samples more than its last decoding heard."""
+        heard = max(self._progress.num_heard, segment.begin)
+        return segment.end - heard >= interval
+
+    async def decode(
+        self, segment: LiveSegment, hearing: asyncio.Lock
+    ) -> AsyncGenerator[pb.LiveText | pb.Segment]:
+        """Decodes a segment as far as it has come; yields its new text, and what is complete of it.
+
+        Args:
+            segment: The oldest one.
+            hearing: Is held while the sound is read.
+        """
+        model, progress = self._decoding.model, self._progress
+        async with hearing:
+            begin, end, is_last = segment.begin, segment.end, segment.is_complete
+            if end <= begin:
+                self._progress = Progress()
+                return
+            arrival = time.monotonic()
+            request = self._request(begin, end)
+        is_silent = False
+        if is_last:
+            attempt = await decode_window(request, self._rules, model, self._decode)
+            result, is_silent = attempt.result, attempt.is_silent
+        else:
+            result = await self._decode(request, False)
+        progress.num_heard = end
+        words = [] if is_silent else await self._words(request, result, begin, end)
+        if is_silent:
+            words = list(progress.stable)
+        num_before = len(progress.stable)
+        following = words[num_before:]
+        if is_last:
+            num_stable = len(following)
+        elif self._repeats("".join(word.text for word in words)):
+            num_stable = 0
+            progress.agreement.doubt()
+        else:
+            num_stable = progress.agreement.agreed([word.ids for word in following])
+        new, rest = following[:num_stable], following[num_stable:]
+        progress.stable += new
+        if new:
+            self._keep_language(result)
+        now = end + round((time.monotonic() - arrival) * SAMPLE_RATE)
+        if new or not is_last:
+            yield pb.LiveText(
+                stable=[word.message() for word in new],
+                unstable="".join(word.text for word in rest),
+                lag_seconds=round((now - new[-1].end) / SAMPLE_RATE, 3) if new else 0.0,
+            )
+        if is_last:
+            if progress.stable:
+                yield self._complete(progress.stable)
+            self._progress = Progress()
+        elif (num_cut := self._place_of_cut(segment)) is not None:
+            yield self._complete(progress.stable[:num_cut])
+            cut = progress.stable[num_cut - 1].end
+            after = progress.stable[num_cut:] or rest
+            if after:
+                cut = (cut + max(after[0].begin, cut)) // 2
+            del progress.stable[:num_cut]
+            segment.spans[0] = min(max(cut // HOP * HOP, begin), end), segment.spans[0][1]
+
+    def drop(self) -> None:
+        """Forgets the segment that is transcribed."""
+        self._progress = Progress()
+
+    @property
+    def detected_language(self) -> str:
+        """The language that was detected; empty if none was, or the caller has named it."""
+        if not self._decoding.request.detected_ids or self._detected_ids:
+            return ""
+        choice = self._decoding.model.manifest.choices[SOURCE_LANGUAGE]
+        place = self._own_start().index(None)
+        return next(name for name, its_id in choice.ids.items() if its_id == self._start_ids[place])
+
+    def _prompt(self) -> tuple[int, ...]:
+        """Returns the tokens of the caller's prompt."""
+        start_ids, first = self._decoding.request.start_ids, self._decoding.model.manifest.template.start[0]
+        num_prompt = start_ids.index(first)
+        return tuple(token_id for token_id in start_ids[1:num_prompt] if token_id is not None)
+
+    def _own_start(self) -> tuple[int | None, ...]:
+        """Returns the start tokens without the text before them."""
+        start_ids, first = self._decoding.request.start_ids, self._decoding.model.manifest.template.start[0]
+        return start_ids[start_ids.index(first) :]
+
+    def _request(self, begin: int, end: int) -> Request:
+        model, template, progress = self._decoding.model, self._decoding.request, self._progress
+        said = self._said[-_MOST_BEFORE:]
+        before = after_text(said, model, self._rules.hot_ids) if said or self._rules.hot_ids else ()
+        prefix_ids = (*template.prefix_ids, *progress.stable_ids)
+        seconds = (end - begin) / SAMPLE_RATE
+        most = model.max_target_length - len(before) - len(prefix_ids)
+        most = min(most, template.max_new_tokens, math.ceil(_TOKENS_PER_SECOND * seconds) + _MORE_TOKENS)
+        sources = {self._name: self._sound.log_mel(begin, end, self._num_frames)}
+        return replace(
+            template,
+            request_id=self._call.request_id,
+            sources=sources,
+            memory_length=model.manifest.memory.memory_length_of(sources),
+            arrival=time.monotonic(),
+            deadline=self._call.deadline,
+            max_new_tokens=max(most, 1),
+            prefix_ids=prefix_ids,
+            draft_ids=progress.agreement.draft_ids,
+            start_ids=(*before, *self._start_ids),
+            detected_ids=self._detected_ids,
+            begin_suppressed_ids=frozenset() if progress.stable else template.begin_suppressed_ids,
+            attention=True,
+            stream=False,
+        )
+
+    async def _words(self, request: Request, result: Result, begin: int, end: int) -> list[SpokenWord]:
+        """Returns the words of a target, those that are stable first, as they are."""
+        best, model, stable = result.best, self._decoding.model, self._progress.stable
+        num_forced = len(self._decoding.request.prefix_ids)
+        times = model.manifest.timestamps
+        assert times is not None
+        attention = best.attention
+        assert attention is not None
+        seconds = (end - begin) / SAMPLE_RATE
+        step = self._longest_seconds / request.memory_length
+        work = partial(token_times, attention, best.token_ids, times, seconds, step)
+        spoken: Times = await self._call.build(attention.nbytes, work)
+        token_ids = best.token_ids[num_forced:]
+        words, first = list(stable), 0
+        latest = stable[-1].end if stable else begin
+        num_stable_ids = len(self._progress.stable_ids)
+        for word in words_of(token_ids, model.target_tokenizer):
+            ids, first = tuple(token_ids[first : word.end]), word.end
+            if word.end <= num_stable_ids:
+                continue
+            from_, to = spoken[num_forced + word.first][0], spoken[num_forced + word.last][1]
+            latest = max(latest, begin + round(from_ * SAMPLE_RATE))
+            words.append(
+                SpokenWord(ids, word.text, latest, max(latest, min(begin + round(to * SAMPLE_RATE), end)))
+            )
+            latest = words[-1].end
+        return words
+
+    def _repeats(self, text: str) -> bool:
+        content = text.encode()
+        return len(content) > self._rules.max_compression_ratio * len(zlib.compress(content))
+
+    def _keep_language(self, result: Result) -> None:
+        if self._detected_ids:
+            self._start_ids = result.start_ids[len(result.start_ids) - len(self._start_ids) :]
+            self._detected_ids = ()
+
+    def _complete(self, words: list[SpokenWord]) -> pb.Segment:
+        ids = [token_id for word in words for token_id in word.ids]
+        if self._rules.is_conditioned:
+            self._said = [*self._said, *ids][-_MOST_BEFORE:]
+        messages = [word.message() for word in words]
+        return pb.Segment(
+            begin_seconds=messages[0].begin_seconds,
+            end_seconds=messages[-1].end_seconds,
+            text=self._decoding.model.target_tokenizer.decode(ids),
+            token_ids=ids,
+            words=messages,
+        )
+
+    def _place_of_cut(self, segment: LiveSegment) -> int | None:
+        """Returns how many stable words of an open segment are complete; None if it need not be cut."""
+        seconds = (segment.end - segment.begin) / SAMPLE_RATE
+        if seconds < _LONG_SECONDS:
+            return None
+        least = segment.begin + _LEAST_PART_SECONDS * SAMPLE_RATE
+        stable = self._progress.stable
+        ends = [place for place, word in enumerate(stable, start=1) if word.end >= least]
+        sentences = [place for place in ends if stable[place - 1].text.rstrip().endswith(_SENTENCE_ENDS)]
+        if sentences:
+            return sentences[-1]
+        return ends[-1] if ends and seconds >= _TOO_LONG_SECONDS else None

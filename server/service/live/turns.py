@@ -1,0 +1,177 @@
+"""Cuts a sound that comes piece by piece into segments: at pauses, or where it is quiet. Knows no text.
+
+Places are samples from the beginning of the sound.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, GrowingSound, Samples, Span, quietest
+from seq2seq_serve.server.runner.voice_activity import SpeechRules, SpeechStream
+
+_LEAST_SHARE = 0.66  # of the longest segment, after which a cut is looked for
+
+
+@dataclass(frozen=True)
+class TurnRules:
+    """When a segment begins and ends.
+
+    Attributes:
+        speech: Where speech begins and ends; None takes all sound for speech.
+        margin_seconds: The sound after speech that belongs to it, at most the pause after which it ends.
+        joins: Whether a segment has as many spans of speech as fit, without the pauses between them.
+    """
+
+    speech: SpeechRules | None
+    margin_seconds: float
+    joins: bool = False
+
+
+@dataclass(eq=False)
+class LiveSegment:
+    """A part of the sound that is transcribed at once.
+
+    Attributes:
+        spans: Of the sound, with margins, in order; the last one is open until the segment ends.
+        is_complete: Whether nothing is added to it any more.
+    """
+
+    spans: list[Span] = field(default_factory=list)
+    is_complete: bool = False
+
+    @property
+    def begin(self) -> int:
+        """Where it begins."""
+        return self.spans[0][0]
+
+    @property
+    def end(self) -> int:
+        """Where it ends so far."""
+        return self.spans[-1][1]
+
+    @property
+    def num_samples(self) -> int:
+        """The length of its spans."""
+        return sum(end - begin for begin, end in self.spans)
+
+
+@dataclass(frozen=True)
+class SpeechChange:
+    """Somebody begins or ends to speak.
+
+    Attributes:
+        place: Where.
+        is_begin: Whether somebody begins.
+    """
+
+    place: int
+    is_begin: bool
+
+
+class Turns:
+    """Finds the segments of a sound. The pieces in which it comes do not change them.
+
+    Owned by the stream of a caller.
+
+    Args:
+        sound: Gets what is heard.
+        rules: When a segment begins and ends.
+        longest: The samples that the model reads at once.
+
+    Attributes:
+        segments: Those that are not transcribed, the oldest first; whoever transcribes one removes it.
+
+    Raises:
+        MissingVoiceActivityError: The model of voice activity is not installed.
+    """
+
+    def __init__(self, sound: GrowingSound, rules: TurnRules, longest: int) -> None:
+        self.segments = deque[LiveSegment]()
+        self._sound, self._rules = sound, rules
+        self._longest = longest - longest % HOP
+        self._speech = None if rules.speech is None else SpeechStream(rules.speech)
+        self._padding = 0 if rules.speech is None else int(rules.speech.margin_seconds * SAMPLE_RATE)
+        self._margin = int(rules.margin_seconds * SAMPLE_RATE)
+        self._least_begin = 0  # a segment begins there or later
+        self._begin: int | None = None  # of the present span, with a margin
+
+    def hear(self, samples: Samples) -> Iterator[SpeechChange]:
+        """Yields the changes that the next samples show."""
+        self._sound.push(samples)
+        if self._speech is None:
+            if self._begin is None and len(samples):
+                self._begin_span(self._least_begin)
+        else:
+            for ended, begin in self._speech.push(samples):
+                if ended is not None:
+                    yield from self._end_speech(ended[1])
+                if begin is not None and self._begin is None:
+                    self._begin_span(begin - self._padding)
+                    yield SpeechChange(max(begin, self._least_begin), is_begin=True)
+            if (
+                self._begin is None and self._speech.begin is not None
+            ):  # the segment before was finished in it
+                self._begin_span(self._least_begin)
+        if self._begin is not None:
+            self._extend(self._sound.num_samples)
+
+    def finish_segment(self) -> None:
+        """Completes the present segment: what was heard so far is its end."""
+        if self._begin is not None:
+            self._least_begin = self._sound.num_samples // HOP * HOP
+            self._begin = None
+        self._complete()
+
+    def drop_segment(self) -> None:
+        """Forgets the present segment, and what was heard of it."""
+        if self.segments and not self.segments[-1].is_complete:
+            self.segments.pop()
+        self._begin = None
+        self._least_begin = self._sound.num_samples // HOP * HOP
+
+    def finish(self) -> Iterator[SpeechChange]:
+        """Yields the last change; the sound has ended."""
+        if self._speech is not None and (span := self._speech.finish()) is not None:
+            yield from self._end_speech(min(span[1], self._sound.num_samples))
+        self.finish_segment()
+
+    def _begin_span(self, begin: int) -> None:
+        self._begin = max(begin, self._least_begin) // HOP * HOP
+        if not self.segments or self.segments[-1].is_complete:
+            self.segments.append(LiveSegment())
+        self.segments[-1].spans.append((self._begin, self._begin))
+
+    def _end_speech(self, end: int) -> Iterator[SpeechChange]:
+        if self._begin is None:  # it was finished before
+            return
+        end_with_margin = min((end + self._margin) // HOP * HOP, self._sound.num_samples)
+        self._extend(end_with_margin)
+        self._begin, self._least_begin = None, end_with_margin // HOP * HOP
+        yield SpeechChange(end, is_begin=False)
+        if not self._rules.joins:
+            self._complete()
+
+    def _extend(self, end: int) -> None:
+        """Moves the end of the present span; a segment that would be too long is completed before."""
+        segment = self.segments[-1]
+        begin, _ = segment.spans.pop()
+        while segment.num_samples + end - begin > self._longest:
+            cut = begin
+            if not segment.spans:
+                samples = self._sound.samples(begin, begin + self._longest)
+                place = quietest(samples, int(self._longest * _LEAST_SHARE), self._longest)
+                cut = begin + place // HOP * HOP
+                segment.spans.append((begin, cut))
+            segment.is_complete = True
+            segment = LiveSegment()
+            self.segments.append(segment)
+            begin = cut
+        segment.spans.append((begin, end))
+        self._begin = begin
+
+    def _complete(self) -> None:
+        if self.segments:
+            self.segments[-1].is_complete = True
