@@ -67,7 +67,7 @@ def check(bundles: Sequence[Path], config: ServerConfig) -> Iterator[str]:
         if path not in fit:
             problems.append(f"the adapter {path} cannot be served: {'; '.join(dict.fromkeys(texts))}")
     problems += [
-        f"the adapter {given} cannot be served: its model is not served"
+        f"the adapter {given} cannot be served: its model is not served, or has another adapter of the name"
         for given, path in adapters.named.items()
         if path not in fit and path not in unfit
     ]

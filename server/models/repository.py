@@ -210,7 +210,7 @@ class Repository:
             its = [full for full in tried if name in (full, full.rpartition("/")[2])]
             if all(full in self._problems for full in its):
                 problems = "; ".join(self._problems[full] for full in its)
-                raise ValueError(f"the adapter {name}: {problems or 'its model is not served'}")
+                raise ValueError(f"the adapter {name}: {problems or 'its model is not served, or has another adapter of the name'}")
 
     async def _take_over(self, old: ServedModel, new: ServedModel) -> None:
         """Serves the loaded adapters of a model with the model that replaces it, as far as they fit."""
@@ -318,6 +318,7 @@ class Repository:
                     retry_after_seconds=_RETRY_SECONDS,
                 )
             base.engine.write_adapter(place, adapter.weights)
+            self._models.statistics_of(base).num_adapter_loads += 1
             model = base.places[place] = base.adapted(name, adapter, place)
             self._models.put(model, found.number)
             self._unloaded.discard(name)

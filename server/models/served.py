@@ -289,6 +289,7 @@ class Models:
         place = min(last_uses, key=last_uses.__getitem__)
         if last_uses[place] >= 0 and (leaving := base.places[place]) is not None:
             self.remove(leaving.name)
+            self.statistics_of(base).num_adapter_evictions += 1
         return place
 
     async def wait_until_unused(self, model: ServedModel) -> None:

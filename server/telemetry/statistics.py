@@ -90,6 +90,8 @@ class Statistics:
         live_sound_seconds: The sound of these streams that was heard.
         live_decode_seconds: The time of the decodings of their open segments.
         num_live_decodings: The number of these.
+        num_adapter_loads: Adapters that were loaded.
+        num_adapter_evictions: Adapters that left their places for others.
         last_request: Unix time of the last request's end; 0 before the version's first one.
     """
 
@@ -110,6 +112,7 @@ class Statistics:
         self.lag = Distribution(LAG_BOUNDS)
         self.live_sound_seconds = self.live_decode_seconds = 0.0
         self.num_live_decodings = 0
+        self.num_adapter_loads = self.num_adapter_evictions = 0
         self._earlier: dict[str | int, Durations] = {}
 
     def record_turn(self, turn: Turn) -> None:

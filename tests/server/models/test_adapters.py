@@ -184,7 +184,7 @@ async def test_named_adapters_are_loaded_with_every_model_that_they_fit(harness,
     ("name", "damage", "message"),
     [
         ("legal", "", "the adapter legal: .*x/l does not fit the model other: it is for 'random'"),
-        ("demo/legal", "", "the adapter demo/legal: its model is not served"),
+        ("demo/legal", "", "the adapter demo/legal: its model is not served, or has"),
         (
             "other/legal",
             "",
@@ -258,6 +258,11 @@ async def test_the_least_recently_used_adapter_without_callers_leaves(harness):
             assert await harness.number("demo/a") == 0
     assert await harness.number("demo/c") == 2
     assert harness.served == ["demo", "demo/a", "demo/c"], "the call of a ended last"
+    counted = [
+        sample_value(harness.metrics, f"seq2seq_adapter_{what}_total", {"model_name": "demo"})
+        for what in ("loads", "evictions")
+    ]
+    assert counted == [5, 3]
 
 
 async def test_a_reload_replaces_an_adapter_and_its_callers_keep_the_old_weights(harness):
