@@ -351,7 +351,7 @@ class GrowingSound:
         first, half = begin // HOP, WINDOW // 2
         last = min(-(-(end + half) // HOP), first + num_frames)
         # Later windows have samples after `end`, and are computed with silence in their place.
-        num_whole = max(min((end - half) // HOP + 1, self._num_levels), first)
+        num_whole = max(min((end - half) // HOP + 1, self._num_levels, last), first)
         of_blocks = np.concatenate([np.zeros((self._num_mels, 0), np.float32), *self._levels], axis=1)
         levels = of_blocks[:, first - self._first_frame : num_whole - self._first_frame]
         if num_whole < last:

@@ -36,7 +36,7 @@ from seq2seq_serve.server.library import Model
 _SENTENCES = Path(__file__).with_name("spoken.txt").read_text(encoding="utf-8").splitlines()
 _VOICES = ("en-us", "en-gb", "en-us+m3", "en-us+f2", "en-gb+m7", "en-us+f4")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
-_SPELLINGS = {  # of words of the sentences, after `_words`
+_SPELLINGS = {  # of words of the sentences, after `words`
     "3000": "three thousand",
     "40": "forty",
     "20": "twenty",
@@ -55,7 +55,7 @@ _WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-class _Plan(NamedTuple):
+class Plan(NamedTuple):
     """A sound to make.
 
     Attributes:
@@ -70,16 +70,16 @@ class _Plan(NamedTuple):
 
 
 _PLANS = (
-    _Plan(31, (0.1, 0.3)),
-    _Plan(34, (0.3, 0.6)),
-    _Plan(45, (0.3, 1), noise=15),
-    _Plan(58, (0.3, 4, 9)),
-    _Plan(63, (0.05, 0.1), has_one_voice=False),
-    _Plan(80, (0.3, 0.6, 1, 4), noise=10),
-    _Plan(100, (0.2, 0.5, 12)),
-    _Plan(120, (0.1, 0.4)),
-    _Plan(150, (0.3, 1, 3), has_one_voice=False),
-    _Plan(170, (0.2, 0.5, 6), noise=20),
+    Plan(31, (0.1, 0.3)),
+    Plan(34, (0.3, 0.6)),
+    Plan(45, (0.3, 1), noise=15),
+    Plan(58, (0.3, 4, 9)),
+    Plan(63, (0.05, 0.1), has_one_voice=False),
+    Plan(80, (0.3, 0.6, 1, 4), noise=10),
+    Plan(100, (0.2, 0.5, 12)),
+    Plan(120, (0.1, 0.4)),
+    Plan(150, (0.3, 1, 3), has_one_voice=False),
+    Plan(170, (0.2, 0.5, 6), noise=20),
 )
 
 
@@ -97,8 +97,8 @@ def main(arguments: Sequence[str]) -> int:
     options = parser.parse_args(arguments)
     results: list[dict[str, Any]] = []
     with TemporaryDirectory() as folder, load(options.bundle, precision=options.precision) as ours:
-        paths, texts = zip(*(_speak(Path(folder), *each) for each in enumerate(_PLANS)), strict=True)
-        spoken, heard = [_words(text) for text in texts], {}
+        paths, texts = zip(*(speak(Path(folder), *each) for each in enumerate(_PLANS)), strict=True)
+        spoken, heard = [words(text) for text in texts], {}
         num_words = sum(map(len, spoken))
         ways: dict[str, Callable[[Sequence[Path]], list[str]]] = {
             name: partial(_here, ours, way) for name, way in _WAYS.items()
@@ -106,8 +106,8 @@ def main(arguments: Sequence[str]) -> int:
         if options.weights:
             ways |= _ways_there(options.weights, options.precision)
         for name, way in ways.items():
-            answers = [_words(text) for text in way(paths)]
-            heard[name] = [_as_spoken(words) for words in answers]
+            answers = [words(text) for text in way(paths)]
+            heard[name] = [as_spoken(one) for one in answers]
             lost = [_lost(*each) for each in zip(spoken, heard[name], heard[_WINDOWS], strict=True)]
             wrong = sum(map(Levenshtein.distance, spoken, answers))
             misheard = sum(map(Levenshtein.distance, spoken, heard[name]))
@@ -160,7 +160,7 @@ def _ways_there(weights: Path, precision: str) -> dict[str, Callable[[Sequence[P
     }
 
 
-def _speak(folder: Path, seed: int, plan: _Plan) -> tuple[Path, str]:
+def speak(folder: Path, seed: int, plan: Plan) -> tuple[Path, str]:
     """Returns a file of sentences, and their text."""
     chance, num_samples = random.Random(seed), 0
     parts: list[Samples] = []
@@ -194,12 +194,12 @@ def _noisy(samples: Samples, decibels: float, seed: int) -> Samples:
     return np.asarray(mixed / max(1, np.abs(mixed).max()), np.float32)
 
 
-def _words(text: str) -> list[str]:
+def words(text: str) -> list[str]:
     return _WORD.findall(text.casefold().replace(",000", "000"))
 
 
-def _as_spoken(words: Sequence[str]) -> list[str]:
-    return [one for word in words for one in _SPELLINGS.get(word, word).split()]
+def as_spoken(heard: Sequence[str]) -> list[str]:
+    return [one for word in heard for one in _SPELLINGS.get(word, word).split()]
 
 
 def _missing(spoken: Sequence[str], heard: Sequence[str]) -> set[int]:

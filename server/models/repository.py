@@ -210,7 +210,8 @@ class Repository:
             its = [full for full in tried if name in (full, full.rpartition("/")[2])]
             if all(full in self._problems for full in its):
                 problems = "; ".join(self._problems[full] for full in its)
-                raise ValueError(f"the adapter {name}: {problems or 'its model is not served, or has another adapter of the name'}")
+                problems = problems or "its model is not served, or has another adapter of the name"
+                raise ValueError(f"the adapter {name}: {problems}")
 
     async def _take_over(self, old: ServedModel, new: ServedModel) -> None:
         """Serves the loaded adapters of a model with the model that replaces it, as far as they fit."""

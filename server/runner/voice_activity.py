@@ -91,6 +91,11 @@ class _Pauses:
         self._end = 0  # where speech may have ended; 0 while it goes on
         self.begin: int | None = None
 
+    @property
+    def latest(self) -> int:
+        """Where the present speech ends so far."""
+        return self._end or self._num_read
+
     def read(self, probability: float) -> Span | None:
         """Read the next chunk; returns the speech after which a pause is complete with it."""
         here, self._num_read = self._num_read, self._num_read + _CHUNK
@@ -145,6 +150,11 @@ class SpeechStream:
     def begin(self) -> int | None:
         """Where the present speech began, in samples, without a margin; None while nobody speaks."""
         return self._pauses.begin
+
+    @property
+    def latest(self) -> int:
+        """Where the present speech ends so far, in samples."""
+        return self._pauses.latest
 
     def push(self, samples: Samples) -> Iterator[tuple[Span | None, int | None]]:
         """Yields each change, after the samples that show it.

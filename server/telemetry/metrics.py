@@ -84,7 +84,11 @@ _COUNTERS: tuple[tuple[str, ...], ...] = (
         "core_restarts",
         "Starts of cores that had ended by themselves, or hung; a start that failed counts, too.",
     ),
-    ("num_adapter_loads", "adapter_loads", "Adapters that were loaded, versions in place of others included."),
+    (
+        "num_adapter_loads",
+        "adapter_loads",
+        "Adapters that were loaded, versions in place of others included.",
+    ),
     ("num_adapter_evictions", "adapter_evictions", "Adapters that left their places for others."),
     ("live_sound_seconds", "live_sound_seconds", "Seconds of sound of live streams."),
     ("num_live_decodings", "live_decodings", "Decodings of the open segments of live streams."),

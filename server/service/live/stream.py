@@ -25,7 +25,6 @@ from seq2seq_serve.server.service.live.transcription import LiveDecoder
 from seq2seq_serve.server.service.live.turns import LiveSegment, SpeechChange, TurnRules, Turns
 from seq2seq_serve.server.service.read.inputs import max_seconds
 from seq2seq_serve.server.service.read.options import Decoding, read_options
-from seq2seq_serve.server.service.read.windows import window_rules
 from seq2seq_serve.server.service.seq2seq.generation import succeeded, with_patience
 from seq2seq_serve.server.service.shares import Room
 from seq2seq_serve.server.telemetry.statistics import Statistics
@@ -128,14 +127,12 @@ class LiveStream:
         self._kept = round((padding + _KEPT_SECONDS) * SAMPLE_RATE)
         self._hearing = asyncio.Lock()  # is held while the sound or its segments change
         self._changed = asyncio.Condition()
-        self._is_complete = False
+        self._is_complete = self._waits = False
         self._segments_only = start.segments_only
         self._whole = pb.GenerateResponse(
             request_id=call.request_id, model=model.name, hypotheses=[pb.Hypothesis()]
         )
-        self._live = LiveDecoder(
-            self._decoding, window_rules(self._decoding.options), self._sound, self._decode, call
-        )
+        self._live = LiveDecoder(self._decoding, self._sound, self._decode, call)
         self._pieces = PieceDecoder(self._decoding, self._sound, self._decode, call)
 
     async def run(self, commands: AsyncIterator[bytes | Command]) -> pb.GenerateResponse:
@@ -239,23 +236,33 @@ class LiveStream:
     def _forget(self) -> None:
         """Frees the sound before the oldest segment."""
         segments, now = self._turns.segments, self._sound.num_samples
-        self._sound.drop(segments[0].begin if segments else max(now - self._kept, 0))
+        begin = segments[0].begin if segments else max(now - self._kept, 0)
+        self._sound.drop(min(self._live.first_needed(begin), begin))
 
     async def _notify(self) -> None:
         async with self._changed:
             self._changed.notify_all()
 
+    async def settled(self) -> None:
+        """Waits until nothing has to be decoded before more of the sound comes, as on a simulated clock."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self._waits and not self._is_due())
+
+    def _is_due(self) -> bool:
+        """Whether the oldest segment has to be decoded, or none follows."""
+        segments = self._turns.segments
+        if not segments:
+            return self._is_complete
+        return segments[0].is_complete or self._live.is_due(segments[0], self._interval)
+
     async def _decode_live(self) -> None:
         segments = self._turns.segments
-
-        def is_due() -> bool:
-            if not segments:
-                return self._is_complete
-            return segments[0].is_complete or self._live.is_due(segments[0], self._interval)
-
         while True:
             async with self._changed:
-                await self._changed.wait_for(is_due)
+                self._waits = True
+                self._changed.notify_all()
+                await self._changed.wait_for(self._is_due)
+                self._waits = False
             if not segments:
                 return
             segment = segments[0]
@@ -359,10 +366,8 @@ def _read(start: pb.TranscribeStart, model: ServedModel, call: Call) -> Decoding
             )
     options = pb.GenerateOptions()
     options.CopyFrom(start.options)
-    options.timestamps = options.word_timestamps = False
-    if start.segments_only:
-        options.timestamps = options.word_timestamps = True
-        options.long_source = pb.LONG_SOURCE_SPLIT
+    options.long_source = pb.LONG_SOURCE_SPLIT  # has the rules by which a text is good
+    options.timestamps = options.word_timestamps = start.segments_only
     return read_options(options, model, call.caller, stream=False)
 
 

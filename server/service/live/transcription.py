@@ -11,9 +11,11 @@ import asyncio
 import math
 import time
 import zlib
-from collections.abc import AsyncGenerator
+from collections import deque
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import NamedTuple
 
 from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, GrowingSound
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE
@@ -25,7 +27,7 @@ from seq2seq_serve.server.service.live.agreement import Agreement
 from seq2seq_serve.server.service.live.turns import LiveSegment
 from seq2seq_serve.server.service.read.inputs import max_seconds
 from seq2seq_serve.server.service.read.options import Decoding
-from seq2seq_serve.server.service.read.windows import WindowRules, after_text
+from seq2seq_serve.server.service.read.windows import after_text
 from seq2seq_serve.server.service.seq2seq.windows import Decode, decode_window
 from seq2seq_serve.server.service.write.word_times import Times, token_times, words_of
 
@@ -34,6 +36,10 @@ _MOST_BEFORE = 64  # tokens of the text before a segment with which it is decode
 # An open segment of this length is cut after a stable sentence, or word, as what follows is decoded faster.
 _LONG_SECONDS, _TOO_LONG_SECONDS = 12.0, 20.0
 _LEAST_PART_SECONDS = 2.0
+# A word is not stable before this much sound was heard after it: what follows may change it.
+_HELD_BACK_SECONDS = 0.5
+# What is complete is read before a segment, as far as it is not longer ago, and all of both is not longer
+_CONTEXT_SECONDS, _WINDOW_SECONDS, _MOST_PAUSE_SECONDS = 20.0, 28.0, 3.0
 _SENTENCE_ENDS = (".", "?", "!", "。", "？", "！", "…")
 
 
@@ -57,6 +63,18 @@ class SpokenWord:
         """Returns it for the caller."""
         begin, end = (round(place / SAMPLE_RATE, 3) for place in (self.begin, self.end))
         return pb.Word(begin_seconds=begin, end_seconds=end, text=self.text)
+
+
+class FinishedPart(NamedTuple):
+    """A part of the sound that is complete, and is still read before what follows it.
+
+    Attributes:
+        begin: In samples of the whole sound.
+        words: Its words.
+    """
+
+    begin: int
+    words: Sequence[SpokenWord]
 
 
 @dataclass(eq=False)
@@ -84,8 +102,7 @@ class LiveDecoder:
     Owned by the stream's call.
 
     Args:
-        decoding: How each of them is decoded, at once and without times in the target.
-        rules: When the text of a complete segment is good.
+        decoding: How each of them is decoded, without times in the target, and when its text is good.
         sound: What was heard.
         decode: Decodes a request.
         call: The stream's call.
@@ -94,10 +111,10 @@ class LiveDecoder:
         detected_ids: The start tokens that were detected in the first speech; None before.
     """
 
-    def __init__(
-        self, decoding: Decoding, rules: WindowRules, sound: GrowingSound, decode: Decode, call: Call
-    ) -> None:
-        self._decoding, self._rules, self._sound, self._call = decoding, rules, sound, call
+    def __init__(self, decoding: Decoding, sound: GrowingSound, decode: Decode, call: Call) -> None:
+        assert decoding.windows is not None
+        self._decoding, self._rules = decoding, decoding.windows
+        self._sound, self._call = sound, call
         self._decode = decode
         [(self._name, spec)] = decoding.model.sources.items()
         num_frames = spec.axes[1]
@@ -107,11 +124,21 @@ class LiveDecoder:
         self._start_ids = self._own_start()
         self._detected_ids = decoding.request.detected_ids
         self._progress = Progress()
+        self._context = deque[FinishedPart]()
+
+    def first_needed(self, begin: int) -> int:
+        """Returns the first sample that is needed for a segment that begins there."""
+        return self._context[0].begin if self._context else begin
 
     def is_due(self, segment: LiveSegment, interval: int) -> bool:
         """Whether an open segment has that many samples more than its last decoding heard."""
-        heard = max(self._progress.num_heard, segment.begin)
-        return segment.end - heard >= interval
+        return self._heard(segment) - max(self._progress.num_heard, segment.begin) >= interval
+
+    def _heard(self, segment: LiveSegment) -> int:
+        """Returns the end of what is decoded of a segment: sound after its speech may belong to it."""
+        if segment.is_complete:
+            return segment.end
+        return min(self._sound.num_samples, segment.begin + round(self._longest_seconds * SAMPLE_RATE))
 
     async def decode(
         self, segment: LiveSegment, hearing: asyncio.Lock
@@ -124,12 +151,14 @@ class LiveDecoder:
         """
         model, progress = self._decoding.model, self._progress
         async with hearing:
-            begin, end, is_last = segment.begin, segment.end, segment.is_complete
+            begin, end, is_last = segment.begin, self._heard(segment), segment.is_complete
             if end <= begin:
                 self._progress = Progress()
                 return
             arrival = time.monotonic()
-            request = self._request(begin, end)
+            self._shorten_context(begin, end)
+            first = self.first_needed(begin)
+            request = self._request(first, end)
         is_silent = False
         if is_last:
             attempt = await decode_window(request, self._rules, model, self._decode)
@@ -137,7 +166,7 @@ class LiveDecoder:
         else:
             result = await self._decode(request, False)
         progress.num_heard = end
-        words = [] if is_silent else await self._words(request, result, begin, end)
+        words = [] if is_silent else await self._words(request, result, first, end)
         if is_silent:
             words = list(progress.stable)
         num_before = len(progress.stable)
@@ -148,7 +177,9 @@ class LiveDecoder:
             num_stable = 0
             progress.agreement.doubt()
         else:
-            num_stable = progress.agreement.agreed([word.ids for word in following])
+            latest = end - _HELD_BACK_SECONDS * SAMPLE_RATE
+            num_old = sum(1 for word in following if word.end <= latest)
+            num_stable = progress.agreement.agreed([word.ids for word in following], num_old)
         new, rest = following[:num_stable], following[num_stable:]
         progress.stable += new
         if new:
@@ -162,16 +193,19 @@ class LiveDecoder:
             )
         if is_last:
             if progress.stable:
+                self._context.append(FinishedPart(begin, progress.stable))
                 yield self._complete(progress.stable)
             self._progress = Progress()
-        elif (num_cut := self._place_of_cut(segment)) is not None:
+        elif (num_cut := self._place_of_cut(begin, end)) is not None:
+            self._context.append(FinishedPart(begin, progress.stable[:num_cut]))
             yield self._complete(progress.stable[:num_cut])
             cut = progress.stable[num_cut - 1].end
             after = progress.stable[num_cut:] or rest
             if after:
                 cut = (cut + max(after[0].begin, cut)) // 2
             del progress.stable[:num_cut]
-            segment.spans[0] = min(max(cut // HOP * HOP, begin), end), segment.spans[0][1]
+            cut = min(max(cut // HOP * HOP, begin), end)
+            segment.spans[0] = cut, max(cut, segment.spans[0][1])
 
     def drop(self) -> None:
         """Forgets the segment that is transcribed."""
@@ -201,7 +235,8 @@ class LiveDecoder:
         model, template, progress = self._decoding.model, self._decoding.request, self._progress
         said = self._said[-_MOST_BEFORE:]
         before = after_text(said, model, self._rules.hot_ids) if said or self._rules.hot_ids else ()
-        prefix_ids = (*template.prefix_ids, *progress.stable_ids)
+        context_ids = [token_id for part in self._context for word in part.words for token_id in word.ids]
+        prefix_ids = (*template.prefix_ids, *context_ids, *progress.stable_ids)
         seconds = (end - begin) / SAMPLE_RATE
         most = model.max_target_length - len(before) - len(prefix_ids)
         most = min(most, template.max_new_tokens, math.ceil(_TOKENS_PER_SECOND * seconds) + _MORE_TOKENS)
@@ -218,7 +253,9 @@ class LiveDecoder:
             draft_ids=progress.agreement.draft_ids,
             start_ids=(*before, *self._start_ids),
             detected_ids=self._detected_ids,
-            begin_suppressed_ids=frozenset() if progress.stable else template.begin_suppressed_ids,
+            begin_suppressed_ids=frozenset()
+            if context_ids or progress.stable
+            else template.begin_suppressed_ids,
             attention=True,
             stream=False,
         )
@@ -235,15 +272,18 @@ class LiveDecoder:
         step = self._longest_seconds / request.memory_length
         work = partial(token_times, attention, best.token_ids, times, seconds, step)
         spoken: Times = await self._call.build(attention.nbytes, work)
-        token_ids = best.token_ids[num_forced:]
+        # Without what a model writes now and then although it should not: a time.
+        places = [n for n, i in enumerate(best.token_ids) if n >= num_forced and not times.has(i)]
+        token_ids = [best.token_ids[place] for place in places]
         words, first = list(stable), 0
-        latest = stable[-1].end if stable else begin
-        num_stable_ids = len(self._progress.stable_ids)
+        before = stable or (self._context[-1].words if self._context else ())
+        latest = before[-1].end if before else begin
+        num_stable_ids = len(request.prefix_ids) - num_forced
         for word in words_of(token_ids, model.target_tokenizer):
             ids, first = tuple(token_ids[first : word.end]), word.end
             if word.end <= num_stable_ids:
                 continue
-            from_, to = spoken[num_forced + word.first][0], spoken[num_forced + word.last][1]
+            from_, to = spoken[places[word.first]][0], spoken[places[word.last]][1]
             latest = max(latest, begin + round(from_ * SAMPLE_RATE))
             words.append(
                 SpokenWord(ids, word.text, latest, max(latest, min(begin + round(to * SAMPLE_RATE), end)))
@@ -262,8 +302,6 @@ class LiveDecoder:
 
     def _complete(self, words: list[SpokenWord]) -> pb.Segment:
         ids = [token_id for word in words for token_id in word.ids]
-        if self._rules.is_conditioned:
-            self._said = [*self._said, *ids][-_MOST_BEFORE:]
         messages = [word.message() for word in words]
         return pb.Segment(
             begin_seconds=messages[0].begin_seconds,
@@ -273,12 +311,30 @@ class LiveDecoder:
             words=messages,
         )
 
-    def _place_of_cut(self, segment: LiveSegment) -> int | None:
+    def _shorten_context(self, begin: int, end: int) -> None:
+        """Leaves out the oldest finished parts that are too long ago for a segment."""
+        context, longest = self._context, min(_WINDOW_SECONDS, self._longest_seconds)
+        if context and begin - context[-1].words[-1].end > _MOST_PAUSE_SECONDS * SAMPLE_RATE:
+            while context:
+                self._leave_out()
+        while context and (
+            begin - context[0].begin > _CONTEXT_SECONDS * SAMPLE_RATE
+            or end - context[0].begin > longest * SAMPLE_RATE
+        ):
+            self._leave_out()
+
+    def _leave_out(self) -> None:
+        part = self._context.popleft()
+        if self._rules.is_conditioned:
+            ids = [token_id for word in part.words for token_id in word.ids]
+            self._said = [*self._said, *ids][-_MOST_BEFORE:]
+
+    def _place_of_cut(self, begin: int, end: int) -> int | None:
         """Returns how many stable words of an open segment are complete; None if it need not be cut."""
-        seconds = (segment.end - segment.begin) / SAMPLE_RATE
+        seconds = (end - begin) / SAMPLE_RATE
         if seconds < _LONG_SECONDS:
             return None
-        least = segment.begin + _LEAST_PART_SECONDS * SAMPLE_RATE
+        least = begin + _LEAST_PART_SECONDS * SAMPLE_RATE
         stable = self._progress.stable
         ends = [place for place, word in enumerate(stable, start=1) if word.end >= least]
         sentences = [place for place in ends if stable[place - 1].text.rstrip().endswith(_SENTENCE_ENDS)]

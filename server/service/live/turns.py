@@ -35,7 +35,8 @@ class LiveSegment:
     """A part of the sound that is transcribed at once.
 
     Attributes:
-        spans: Of the sound, with margins, in order; the last one is open until the segment ends.
+        spans: Of the sound, with margins, in order. The last one is open until the segment ends: its end is
+            that of the speech so far, and sound after it may belong to it.
         is_complete: Whether nothing is added to it any more.
     """
 
@@ -116,11 +117,15 @@ class Turns:
             ):  # the segment before was finished in it
                 self._begin_span(self._least_begin)
         if self._begin is not None:
-            self._extend(self._sound.num_samples)
+            latest = (
+                self._sound.num_samples if self._speech is None else self._with_margin(self._speech.latest)
+            )
+            self._extend(max(latest, self._begin))
 
     def finish_segment(self) -> None:
         """Completes the present segment: what was heard so far is its end."""
         if self._begin is not None:
+            self._extend(self._sound.num_samples)
             self._least_begin = self._sound.num_samples // HOP * HOP
             self._begin = None
         self._complete()
@@ -147,12 +152,15 @@ class Turns:
     def _end_speech(self, end: int) -> Iterator[SpeechChange]:
         if self._begin is None:  # it was finished before
             return
-        end_with_margin = min((end + self._margin) // HOP * HOP, self._sound.num_samples)
+        end_with_margin = max(self._with_margin(end), self._begin)
         self._extend(end_with_margin)
         self._begin, self._least_begin = None, end_with_margin // HOP * HOP
         yield SpeechChange(end, is_begin=False)
         if not self._rules.joins:
             self._complete()
+
+    def _with_margin(self, end: int) -> int:
+        return min((end + self._margin) // HOP * HOP, self._sound.num_samples)
 
     def _extend(self, end: int) -> None:
         """Moves the end of the present span; a segment that would be too long is completed before."""

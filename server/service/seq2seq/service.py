@@ -105,7 +105,8 @@ class Seq2SeqService:
             statistics = call.calls.models.statistics_of(model.base or model)
             stream = LiveStream(first.start, model, call, call.calls.live, statistics, call.send)
             whole = await stream.run(commands())
-            await call.send(pb.TranscribeResponse(result=whole))
+            seconds = whole.usage.source_seconds
+            await call.send(pb.TranscribeResponse(result=whole, received_seconds=seconds))
 
     async def Score(self, message: pb.ScoreRequest, call: RemoteCall) -> pb.ScoreResponse:
         """Answers with the log-probabilities of a given target."""

@@ -13,6 +13,7 @@ from seq2seq_serve.server.runner import voice_activity
 from seq2seq_serve.server.runner.voice_activity import (
     MissingVoiceActivityError,
     SpeechRules,
+    SpeechStream,
     _speech,
     speech,
 )
@@ -119,3 +120,21 @@ def test_without_the_file_of_the_model_the_error_is_our_own(monkeypatch):
     finally:
         voice_activity._session.cache_clear()
     assert "faster_whisper" not in sys.modules
+
+
+@needs_model
+@pytest.mark.parametrize("sizes", [[1, 511, 3], [512], [40_000]])
+def test_speech_of_a_stream_is_that_of_the_whole_sound(sizes):
+    samples = np.concatenate([quiet(1), vowels(0), quiet(2), vowels(0), quiet(1.3)])
+    samples = samples[: len(samples) // 512 * 512]
+    rules, spans, place, number = SpeechRules(0.3), [], 0, 0
+    stream = SpeechStream(rules)
+    while place < len(samples):
+        size = sizes[number % len(sizes)]
+        for ended, begin in stream.push(samples[place : place + size]):
+            assert begin == stream.begin
+            spans += [] if ended is None else [ended]
+        place, number = place + size, number + 1
+    if (last := stream.finish()) is not None:
+        spans.append(last)
+    assert spans == list(_speech(voice_activity._probabilities(samples, lambda: None), rules)) != []
