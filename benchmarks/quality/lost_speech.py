@@ -195,10 +195,12 @@ def _noisy(samples: Samples, decibels: float, seed: int) -> Samples:
 
 
 def words(text: str) -> list[str]:
+    """Returns the words of a text, without case and marks."""
     return _WORD.findall(text.casefold().replace(",000", "000"))
 
 
 def as_spoken(heard: Sequence[str]) -> list[str]:
+    """Returns words with figures and American spellings as the sentences have them."""
     return [one for word in heard for one in _SPELLINGS.get(word, word).split()]
 
 

@@ -18,14 +18,13 @@ class Agreement:
     def __init__(self) -> None:
         self._before: Sequence[Ids] = ()
 
-    def agreed(self, words: Sequence[Ids], most: int) -> int:
+    def agreed(self, words: Sequence[Ids]) -> int:
         """Returns how many words are stable from now on, as the last two decodings begin with them.
 
         Args:
             words: The tokens of each word after the stable ones, by a new decoding.
-            most: The most words that may be stable.
         """
-        pairs = zip(self._before, words[:most], strict=False)
+        pairs = zip(self._before, words, strict=False)
         num_stable = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         self._before = words[num_stable:]
         return num_stable

@@ -36,8 +36,6 @@ _MOST_BEFORE = 64  # tokens of the text before a segment with which it is decode
 # An open segment of this length is cut after a stable sentence, or word, as what follows is decoded faster.
 _LONG_SECONDS, _TOO_LONG_SECONDS = 12.0, 20.0
 _LEAST_PART_SECONDS = 2.0
-# A word is not stable before this much sound was heard after it: what follows may change it.
-_HELD_BACK_SECONDS = 0.5
 # What is complete is read before a segment, as far as it is not longer ago, and all of both is not longer
 _CONTEXT_SECONDS, _WINDOW_SECONDS, _MOST_PAUSE_SECONDS = 20.0, 28.0, 3.0
 _SENTENCE_ENDS = (".", "?", "!", "。", "？", "！", "…")
@@ -177,9 +175,7 @@ class LiveDecoder:
             num_stable = 0
             progress.agreement.doubt()
         else:
-            latest = end - _HELD_BACK_SECONDS * SAMPLE_RATE
-            num_old = sum(1 for word in following if word.end <= latest)
-            num_stable = progress.agreement.agreed([word.ids for word in following], num_old)
+            num_stable = progress.agreement.agreed([word.ids for word in following])
         new, rest = following[:num_stable], following[num_stable:]
         progress.stable += new
         if new:

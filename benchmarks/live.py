@@ -1,0 +1,378 @@
+"""Measures live speech: `python -m benchmarks.live BUNDLE`, a checkpoint of Whisper.
+
+The sounds are sentences of `quality/spoken.txt` that `espeak-ng` speaks with pauses, half of them in noise.
+Parts, of which `--only` takes some:
+
+    quality  Each sound comes in tenths of a second, on a clock that waits for every decoding: the text then
+             depends on nothing but the sound. Wrong words, in any spelling, beside those of the whole file by
+             windows and by `split`, with voice activity; and words that were taken back.
+    lag      Streams at the pace of the sound, to a server over gRPC: from the end of a word until it is
+             stable, on the real clock, and the server's processor time for a second of sound.
+    peers    Wrong words, and processor time for a second of sound, of one stream here, and of faster-whisper
+             in the loop of Macháček et al. 2023 (`whisper-streaming` on PyPI), one after the other.
+
+The last line on standard output is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from grpc import aio
+from rapidfuzz.distance import Levenshtein
+
+from benchmarks.flags import positive
+from benchmarks.hardware import describe_hardware
+from benchmarks.quality.lost_speech import Plan, as_spoken, speak, words
+from benchmarks.report import bar, command, markdown, publish
+from benchmarks.serving import serving
+from seq2seq_serve import load
+from seq2seq_serve.bundle.audio import SAMPLE_RATE, Samples, read_sound
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
+from seq2seq_serve.server.config import RunnerConfig, ServerConfig
+from seq2seq_serve.server.models.loading import load_model
+from seq2seq_serve.server.models.served import ServedModel
+from seq2seq_serve.server.service.call import Call
+from seq2seq_serve.server.service.live.admission import LiveStreams
+from seq2seq_serve.server.service.live.stream import LiveStream
+from seq2seq_serve.server.telemetry.record import Caller
+from seq2seq_serve.server.telemetry.statistics import Statistics
+
+_PARTS = ("quality", "lag", "peers")
+_PLANS = (
+    Plan(60, (0.3, 0.6)),
+    Plan(60, (0.3, 1.0), noise=15),
+    Plan(60, (0.3, 2, 4)),
+    Plan(60, (0.1, 0.3), has_one_voice=False),
+    Plan(60, (0.3, 0.6, 1, 4), noise=10),
+    Plan(60, (0.5, 1, 3)),
+    Plan(60, (0.2, 0.5), noise=20, has_one_voice=False),
+    Plan(60, (0.4, 0.8, 6)),
+    Plan(60, (0.1, 0.4), noise=15),
+    Plan(60, (0.3, 0.6, 1), has_one_voice=False),
+)
+_CHUNK_SECONDS = 0.1
+_INTERVAL_SECONDS = 0.7
+_WHOLE = {
+    "windows": {"long_source": "sequential", "voice_activity": True},
+    "split": {"long_source": "split", "voice_activity": True, "timestamps": True},
+}
+
+
+class Sound(NamedTuple):
+    """A spoken text."""
+
+    path: Path
+    samples: Samples
+    text: str
+
+    @property
+    def content(self) -> bytes:
+        """Its samples, 16 bits each."""
+        return np.rint(np.clip(self.samples, -1, 1) * 32767).astype("<i2").tobytes()
+
+    @property
+    def seconds(self) -> float:
+        """Its length."""
+        return len(self.samples) / SAMPLE_RATE
+
+
+def main() -> int:
+    """Measure, and print one JSON object; returns 0 if every bar is met."""
+    parser = command(
+        "live", __doc__, "bundles/tiny.en --out benchmarks/results/X.json\nbundles/tiny.en --only lag"
+    )
+    parser.add_argument("bundle", type=Path)
+    parser.add_argument("--only", choices=_PARTS, nargs="+", help="parts (default: quality and lag)")
+    parser.add_argument("--precision", default="fp32", help="(default: %(default)s)")
+    parser.add_argument("--streams", default="1,8", help="at once, for the lag (default: %(default)s)")
+    parser.add_argument(
+        "--sounds", type=positive, default=len(_PLANS), help="a minute each (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--recording", type=Path, help="another sound, and its text in a file of the ending .txt"
+    )
+    parser.add_argument("--weights", type=Path, help="the same weights for faster-whisper, for `peers`")
+    options = parser.parse_args()
+    parts = options.only or _PARTS[:2]
+    report: dict[str, Any] = {
+        "benchmark": "live",
+        "hardware": describe_hardware(),
+        "bundle": options.bundle.name,
+        "precision": options.precision,
+    }
+    bars: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory(prefix="live-") as folder:
+        sounds = _sounds(Path(folder), options)
+        report["seconds"] = sum(sound.seconds for sound in sounds)
+        if "quality" in parts:
+            report["quality"] = quality = _quality(sounds, options)
+            bars.append(bar("words taken back", quality["revoked"], 0, is_least=False))
+            more = quality["live"] - min(quality[way] for way in _WHOLE)
+            bars.append(bar("wrong words beyond the whole file's, points", more, 1, is_least=False))
+        if "lag" in parts:
+            report["lag"] = _lag(sounds, options)
+            for row in report["lag"]:
+                most = (1.2, 3) if row["streams"] == 1 else (None, 4)
+                for name, value, limit in zip(
+                    ("median", "p95"), (row["median"], row["p95"]), most, strict=True
+                ):
+                    if limit is not None:
+                        what = f"lag, {row['streams']} streams, {name}, seconds"
+                        bars.append(bar(what, value, limit, is_least=False))
+        if "peers" in parts:
+            report["peers"] = _peers(sounds, options)
+    report["bars"] = bars
+    rows = [(one["name"], f"{one['value']:.3g}", one["bar"], "yes" if one["met"] else "no") for one in bars]
+    print(markdown(("what", "value", "bar", "met"), rows), file=sys.stderr)
+    publish(report, options.out)
+    return 0 if all(one["met"] for one in bars) else 1
+
+
+def _sounds(folder: Path, options: argparse.Namespace) -> list[Sound]:
+    sounds = []
+    for number, plan in enumerate(_PLANS[: options.sounds]):
+        path, text = speak(folder, number, plan)
+        sounds.append(Sound(path, read_sound(path.read_bytes(), 600), text))
+    if options.recording is not None:
+        text = options.recording.with_suffix(".txt").read_text(encoding="utf-8")
+        sounds.append(Sound(options.recording, read_sound(options.recording.read_bytes(), 600), text))
+    return sounds
+
+
+def _wrong(texts: Sequence[str], sounds: Sequence[Sound]) -> float:
+    """Returns the percentage of wrong words, in any spelling."""
+    pairs = [
+        (as_spoken(words(sound.text)), as_spoken(words(text)))
+        for sound, text in zip(sounds, texts, strict=True)
+    ]
+    return 100 * sum(Levenshtein.distance(*pair) for pair in pairs) / sum(len(spoken) for spoken, _ in pairs)
+
+
+def _quality(sounds: Sequence[Sound], options: argparse.Namespace) -> dict[str, Any]:
+    live = asyncio.run(_simulated(sounds, options))
+    result = {
+        "live": _wrong([text for text, _, _ in live], sounds),
+        "revoked": sum(number for _, number, _ in live),
+    }
+    lags = [lag for _, _, its in live for lag in its]
+    result |= {"sound_lag_median": statistics.median(lags), "sound_lag_p95": float(np.quantile(lags, 0.95))}
+    with load(options.bundle, precision=options.precision) as model:
+        for name, way in _WHOLE.items():
+            answers = model.generate((sound.path.read_bytes() for sound in sounds), **way)
+            result[name] = _wrong([answer.hypotheses[0].text for answer in answers], sounds)
+    print(result, file=sys.stderr)
+    return result
+
+
+async def _simulated(
+    sounds: Sequence[Sound], options: argparse.Namespace
+) -> list[tuple[str, int, list[float]]]:
+    """Returns of each sound the text, the number of stable words that it lacks, and their lags in sound."""
+    config = ServerConfig(runner=RunnerConfig(precision=options.precision), log_level="warning")
+    model = load_model(options.bundle, config, "live")
+    await model.engine.start()
+    try:
+        return [await _simulated_one(sound, model) for sound in sounds]
+    finally:
+        await model.engine.stop()
+
+
+async def _simulated_one(sound: Sound, model: ServedModel) -> tuple[str, int, list[float]]:
+    stable, lags = list[str](), list[float]()
+
+    async def see(response: pb.TranscribeResponse) -> None:
+        if response.WhichOneof("event") == "text":
+            stable.extend(word.text for word in response.text.stable)
+            lags.extend(response.received_seconds - word.end_seconds for word in response.text.stable)
+
+    call = Call(request_id="live", caller=Caller(""))
+    start = pb.TranscribeStart(encoding=pb.SOUND_ENCODING_PCM_S16)
+    stream = LiveStream(start, model, call, LiveStreams(1, _INTERVAL_SECONDS), Statistics(), see)
+
+    async def commands() -> AsyncIterator[bytes]:
+        for piece in _pieces(sound):
+            yield piece
+            await stream.settled()
+
+    whole = (await stream.run(commands())).hypotheses[0].text
+    said, kept = words(" ".join("".join(stable).split())), words(whole)
+    revoked = sum(1 for edit in Levenshtein.editops(said, kept) if edit.tag != "insert")
+    return whole, revoked, lags
+
+
+def _pieces(sound: Sound) -> list[bytes]:
+    content, size = sound.content, 2 * round(_CHUNK_SECONDS * SAMPLE_RATE)
+    return [content[first : first + size] for first in range(0, len(content), size)]
+
+
+def _lag(sounds: Sequence[Sound], options: argparse.Namespace) -> list[dict[str, Any]]:
+    rows = []
+    for number in map(int, options.streams.split(",")):
+        with serving(options.bundle, ["--precision", options.precision, "--provider", "cpu"]) as server:
+            before = _processor_seconds(server.process.pid)
+            began = time.monotonic()
+            lags, texts, heard = asyncio.run(_play(sounds, number, server.address))
+            used = _processor_seconds(server.process.pid) - before
+        heard_seconds = sum(sound.seconds for sound in heard)
+        rows.append(
+            {
+                "streams": number,
+                "median": statistics.median(lags),
+                "p95": float(np.quantile(lags, 0.95)),
+                "wrong_percent": _wrong(texts, heard),
+                "processor_seconds_per_second": used / heard_seconds,
+                "seconds": time.monotonic() - began,
+            }
+        )
+        print(rows[-1], file=sys.stderr)
+    return rows
+
+
+async def _play(
+    sounds: Sequence[Sound], number: int, address: str
+) -> tuple[list[float], list[str], list[Sound]]:
+    """Plays sounds at their pace, `number` at once; returns the lags of words, the texts, and the sounds."""
+    lags, texts = list[float](), list[str]()
+    heard = [sounds[place % len(sounds)] for place in range(max(number, 2))]
+    async with aio.insecure_channel(address) as channel:
+        stub = Seq2SeqStub(channel)  # type: ignore[no-untyped-call]
+
+        async def play(sound: Sound, delay: float) -> str:
+            await asyncio.sleep(delay)
+            began = time.monotonic()
+
+            async def messages() -> AsyncIterator[pb.TranscribeRequest]:
+                start = pb.TranscribeStart(encoding=pb.SOUND_ENCODING_PCM_S16)
+                yield pb.TranscribeRequest(start=start)
+                for place, piece in enumerate(_pieces(sound), start=1):
+                    await asyncio.sleep(began + place * _CHUNK_SECONDS - time.monotonic())
+                    yield pb.TranscribeRequest(sound=piece)
+
+            async for response in stub.Transcribe(messages()):
+                if response.WhichOneof("event") == "text":
+                    now = time.monotonic() - began
+                    lags.extend(now - word.end_seconds for word in response.text.stable)
+                elif response.WhichOneof("event") == "result":
+                    return str(response.result.hypotheses[0].text)
+            raise AssertionError
+
+        if number == 1:
+            for sound in heard:
+                texts.append(await play(sound, 0))
+        else:
+            texts += await asyncio.gather(*(play(sound, place * 0.37) for place, sound in enumerate(heard)))
+    return lags, texts, heard
+
+
+def _processor_seconds(process_id: int) -> float:
+    """Returns the processor time of a process and its children (Linux)."""
+    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+
+
+def _peers(sounds: Sequence[Sound], options: argparse.Namespace) -> dict[str, Any]:
+    """Returns wrong words, and processor seconds a second of sound."""
+    seconds = sum(sound.seconds for sound in sounds)
+    result: dict[str, Any] = {}
+    for name, texts_of in (("here", _here), ("whisper-streaming", _whisper_streaming)):
+        texts, used = texts_of(sounds, options)
+        result[name] = {
+            "wrong_percent": _wrong(texts, sounds),
+            "processor_seconds_per_second": used / seconds,
+        }
+        print(name, result[name], file=sys.stderr)
+    return result
+
+
+def _here(sounds: Sequence[Sound], options: argparse.Namespace) -> tuple[list[str], float]:
+    async def texts() -> tuple[list[str], float]:
+        config = ServerConfig(runner=RunnerConfig(precision=options.precision), log_level="warning")
+        model = load_model(options.bundle, config, "live")
+        await model.engine.start()
+        began = time.process_time()
+        found = [(await _simulated_one(sound, model))[0] for sound in sounds]
+        used = time.process_time() - began
+        await model.engine.stop()
+        return found, used
+
+    return asyncio.run(texts())
+
+
+def _whisper_streaming(sounds: Sequence[Sound], options: argparse.Namespace) -> tuple[list[str], float]:
+    """Its processor gets a second at a time, and has a buffer of 15 seconds, as in its own example."""
+    from whisper_streaming import ASRProcessor, AudioReceiver, Backend, OutputSender, TimeTrimming
+    from whisper_streaming.backend import (
+        FasterWhisperFeatureExtractorConfig,
+        FasterWhisperModelConfig,
+        FasterWhisperTranscribeConfig,
+    )
+
+    class Pieces(AudioReceiver):  # type: ignore[misc]
+        """Gives the next second when the last one was taken."""
+
+        def __init__(self, samples: Samples) -> None:
+            super().__init__()
+            self._rest = samples
+
+        def _do_receive(self) -> Samples | None:
+            while not self.queue.empty():
+                time.sleep(0.001)
+            piece, self._rest = self._rest[:SAMPLE_RATE], self._rest[SAMPLE_RATE:]
+            return piece if len(piece) else None
+
+        def _do_close(self) -> None:
+            """Nothing is open."""
+
+    class Words(OutputSender):  # type: ignore[misc]
+        """Collects what is certain."""
+
+        def _do_output(self, data: Any) -> None:
+            """Nothing is shown."""
+
+        def _do_close(self) -> None:
+            """Nothing is open."""
+
+    texts, used = list[str](), 0.0
+    for sound in sounds:
+        sender = Words()
+        sender.start = lambda: None  # its queue is read at the end
+        processor = ASRProcessor(
+            ASRProcessor.ProcessorConfig(
+                sampling_rate=SAMPLE_RATE,
+                prompt_size=200,
+                audio_receiver_timeout=2,
+                audio_trimming=TimeTrimming(seconds=15),
+                language="en",
+            ),
+            Pieces(sound.samples),
+            sender,
+            Backend.FASTER_WHISPER,
+            FasterWhisperModelConfig(
+                model_size_or_path=str(options.weights),
+                device="cpu",
+                compute_type={"fp32": "float32"}.get(options.precision, options.precision),
+            ),
+            FasterWhisperTranscribeConfig(),
+            FasterWhisperFeatureExtractorConfig(),
+        )
+        began = time.process_time()
+        processor.run()
+        used += time.process_time() - began
+        texts.append("".join(sender.queue.get().word for _ in range(sender.queue.qsize())))
+    return texts, used
+
+
+if __name__ == "__main__":
+    sys.exit(main())
