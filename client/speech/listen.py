@@ -13,19 +13,12 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager, nullcontext, suppress
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.live import (
-    LiveEvent,
-    LiveResult,
-    LiveSegment,
-    LiveText,
-    SpeechBegan,
-    SpeechEnded,
-)
-from seq2seq_serve.client.output import in_flags, to_json
+from seq2seq_serve.client.live import LiveEvent, LiveSegment, LiveText
+from seq2seq_serve.client.output import event_dict, in_flags, to_json
 from seq2seq_serve.client.speech.screen import Screen
 from seq2seq_serve.client.speech.sounds import (
     SoundForm,
@@ -36,7 +29,6 @@ from seq2seq_serve.client.speech.sounds import (
     until,
 )
 from seq2seq_serve.client.speech.transcript import Transcript
-from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LONG_SOURCE_SPLIT,
     GenerateOptions,
@@ -249,23 +241,3 @@ class Output:
         if self._screen is not None:
             certain = [segment.text.strip() for segment, _ in self._waiting]
             self._screen.draw(certain, self._stable, self._unstable)
-
-
-def event_dict(event: LiveEvent) -> dict[str, Any]:
-    """Returns an event as `--json` prints it: as the message of the wire."""
-    content: dict[str, Any]
-    match event:
-        case SpeechBegan():
-            content = {"speech_began": {"begin_seconds": event.begin_seconds}}
-        case SpeechEnded():
-            content = {"speech_ended": {"end_seconds": event.end_seconds}}
-        case LiveText():
-            words = [message_dict(word) for word in event.stable]
-            content = {
-                "text": {"stable": words, "unstable": event.unstable, "lag_seconds": event.lag_seconds}
-            }
-        case LiveSegment():
-            content = {"segment": message_dict(event.segment)}
-        case LiveResult():
-            content = {"result": message_dict(event.answer)}
-    return content | {"received_seconds": event.received_seconds}

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from seq2seq_serve.client import Client, LiveResult, LiveSegment, LiveText, SpeechBegan, SpeechEnded
+from seq2seq_serve.client.output import event_dict
 from seq2seq_serve.client.speech import listen
-from seq2seq_serve.client.speech.listen import Output, event_dict
+from seq2seq_serve.client.speech.listen import Output
 from seq2seq_serve.client.speech.transcript import Transcript
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Segment, Word
 
