@@ -78,6 +78,7 @@ async def _listen(
     form: SoundForm = options.form
     if stream is None:
         sound = heard_sound()
+        sys.stderr.write("speak; Ctrl-C ends it\n")
     elif options.file.is_file():
         sound = played_sound(options.file, stream, form)
     else:

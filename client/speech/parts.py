@@ -72,6 +72,7 @@ def transcribe_parts(
         JobError: The output to continue belongs to another command or input.
     """
     output: Path = options.output
+    generate_options.ClearField("voice_activity")  # is always on, for the parts
     with ExitStack() as stack:
         parts: _Parts | None = None
         file: TextIO = sys.stdout
@@ -91,6 +92,8 @@ def transcribe_parts(
             if parts is not None and parts.segments:
                 error.add_note("continue with the same command and --resume")
             elif parts is not None:
+                if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
+                    error.add_note("no segment is complete, so nothing is kept")
                 parts.remove()
                 output.unlink()
             raise

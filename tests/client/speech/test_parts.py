@@ -50,7 +50,7 @@ def test_a_sound_that_is_too_long_for_windows_is_sent_in_parts(run, tmp_path):
 def test_a_file_that_is_too_large_is_sent_in_parts(run, monkeypatch, tmp_path, sound):
     monkeypatch.setattr("seq2seq_serve.client.questions._MAX_FILE_BYTES", 100_000)
     code, out, _ = run(sound, "--format", "srt")
-    assert code == 0
+    assert (code, run(sound, "--format", "srt", "--voice-activity")[1]) == (0, out)
     assert run("-", "--format", "srt", stdin=(tmp_path / sound).read_bytes()) == (code, out, [])
     assert out.startswith("1\n00:00:00,")
     code, out, [err] = run(sound, "--num-hypotheses", "2", "--json")
@@ -153,10 +153,14 @@ def test_an_output_of_another_command_is_not_continued(run, monkeypatch, tmp_pat
     assert "did not create it" in err
 
 
-def test_nothing_is_kept_of_an_output_without_a_segment(run, tmp_path, sound):
+def test_nothing_is_kept_of_an_output_without_a_segment(run, monkeypatch, tmp_path, sound):
     code, _, [err] = run(sound, "--output", "part", "--max-new-tokens", "5")
     assert code == 1
     assert "--max-new-tokens does not apply to a stream" in err
+    assert sorted(path.name for path in tmp_path.iterdir()) == [sound]
+    with interrupted_after(monkeypatch, 0):
+        code, _, [err] = run(sound, "--output", "part")
+    assert (code, err) == (130, "no segment is complete, so nothing is kept")
     assert sorted(path.name for path in tmp_path.iterdir()) == [sound]
 
 
