@@ -659,9 +659,9 @@ def _check_files(options: argparse.Namespace) -> None:
         parser.error("--output is for the lines of a file: give the file as --input, and no TEXT")
     if options.stream:
         parser.error("--output is a file of whole answers: leave out --stream")
+    _check_output(options, input_)
     if document_suffix(input_) and output.exists() and not output.is_file():
         parser.error(f"--output {output} is a pipe or a device: a document is written to a file")
-    _check_output(options, input_)
 
 
 def _check_output(options: argparse.Namespace, input_: Path) -> None:
