@@ -173,7 +173,8 @@ class Output:
         self._screen = Screen(sys.stdout) if is_drawn else None
         self._waiting = deque[tuple[Segment, asyncio.Task[str | None]]]()
         self._writer: asyncio.Task[None] | None = None
-        self._stable = self._unstable = ""
+        self._stable: list[str] = []  # words of the present segment
+        self._unstable = ""
         if not as_json:
             self._write(transcript.beginning)
 
@@ -182,17 +183,17 @@ class Output:
         if self._as_json:
             self._write(to_json(event_dict(event)) + "\n")
         if isinstance(event, LiveText):
-            self._stable += event.text
+            self._stable += [word.text for word in event.stable]
             self._unstable = event.unstable
         if isinstance(event, LiveSegment):
             # The words after a segment that was cut are the beginning of the next one.
-            self._stable = self._stable.lstrip().removeprefix(event.text)
+            del self._stable[: len(event.segment.words)]
             self._finish_segment(event.segment)
         self._draw()
 
     async def finish(self) -> None:
         """Writes the segments whose translations are not complete, and clears the rest."""
-        self._stable = self._unstable = ""
+        self._stable, self._unstable = [], ""
         if self._writer is not None:
             await self._writer
         self._draw()
@@ -241,4 +242,4 @@ class Output:
     def _draw(self) -> None:
         if self._screen is not None:
             certain = [segment.text.strip() for segment, _ in self._waiting]
-            self._screen.draw(certain, self._stable, self._unstable)
+            self._screen.draw(certain, "".join(self._stable), self._unstable)

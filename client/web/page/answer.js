@@ -55,7 +55,7 @@ export function showText(text, isDecoding, words = null, end = "") {
 
 // Of speech: segments that are complete, and the present one, of which the end may still change.
 export function showLive({ finished, stable, unstable, lag }) {
-  const said = [...finished, stable.trimStart()].filter(Boolean).join(" ");
+  const said = [...finished, stable.join("").trimStart()].filter(Boolean).join(" ");
   replace(
     by("answer"),
     el(

@@ -172,7 +172,7 @@ async function speak() {
   by("speak").disabled = true;
   replace(by("timings"));
   showOther(null);
-  const live = { finished: [], stable: "", unstable: "", lag: null };
+  const live = { finished: [], stable: [], unstable: "", lag: null };
   const { model } = state;
   showLive(live);
   try {
@@ -180,17 +180,16 @@ async function speak() {
     for await (const event of listen({ model: model.name, options }, stopping.signal)) {
       if (state.stopping !== stopping) return;
       if (event.text) {
-        live.stable += event.text.stable.map((word) => word.text).join("");
+        live.stable.push(...event.text.stable.map((word) => word.text));
         live.unstable = event.text.unstable;
         if (event.text.stable.length) live.lag = event.text.lag_seconds;
       } else if (event.segment) {
-        const said = event.segment.text.trim();
-        live.finished.push(said);
-        live.stable = live.stable.trimStart().slice(said.length);
+        live.finished.push(event.segment.text.trim());
+        live.stable.splice(0, event.segment.words.length);
       } else if (event.result) {
         const [best] = event.result.hypotheses;
         by("announcement").textContent = best.text;
-        Object.assign(live, { stable: "", unstable: "", lag: null });
+        Object.assign(live, { stable: [], unstable: "", lag: null });
         if (best.segments.length) {
           by("look").hidden = false;
           showSegments(best.segments);
@@ -199,7 +198,7 @@ async function speak() {
       showLive(live);
     }
   } catch (error) {
-    if (state.stopping === stopping) fail(error, [...live.finished, live.stable].join(" "));
+    if (state.stopping === stopping) fail(error, [...live.finished, live.stable.join("")].join(" "));
   } finally {
     by("speak").disabled = false;
     if (state.stopping === stopping) by("stop").disabled = true;

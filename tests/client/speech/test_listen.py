@@ -152,7 +152,8 @@ def live(stable: str, unstable: str) -> LiveText:
 
 
 def segment(text: str) -> LiveSegment:
-    return LiveSegment(Segment(begin_seconds=0.5, end_seconds=1.0, text=text), 2.0)
+    words = map(word, re.findall(r" \S+", text))
+    return LiveSegment(Segment(begin_seconds=0.5, end_seconds=1.0, text=text, words=words), 2.0)
 
 
 class Drawn:

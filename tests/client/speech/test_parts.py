@@ -216,4 +216,4 @@ def test_three_hours_take_little_memory(tmp_path):
         server.stop(None)
     assert counting.num_bytes == path.stat().st_size
     assert (tmp_path / "long.srt").read_text().count("-->") == 360
-    assert most < 16 * 2**20
+    assert most < 4 * 2**20
