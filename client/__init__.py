@@ -14,6 +14,14 @@ if runs_as("client"):
 
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.errors import ClientError, FieldViolation
+from seq2seq_serve.client.live import (
+    LiveEvent,
+    LiveResult,
+    LiveSegment,
+    LiveText,
+    SpeechBegan,
+    SpeechEnded,
+)
 from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.client.sync import Client, Pending
 from seq2seq_serve.client.wire import Tls
@@ -21,6 +29,7 @@ from seq2seq_serve.clone import share_module
 from seq2seq_serve.protos.options import Options
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     FinishReason,
+    FinishSegment,
     GenerateOptions,
     GenerateResponse,
     GenerateStreamResponse,
@@ -28,6 +37,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LongSource,
     Model,
     Source,
+    TurnDetection,
     Version,
     VersionState,
 )
@@ -40,17 +50,25 @@ __all__ = [
     "ClientError",
     "FieldViolation",
     "FinishReason",
+    "FinishSegment",
     "GenerateOptions",
     "GenerateResponse",
     "GenerateStreamResponse",
     "LengthPenaltyFormula",
+    "LiveEvent",
+    "LiveResult",
+    "LiveSegment",
+    "LiveText",
     "LongSource",
     "Model",
     "Options",
     "Pending",
     "Source",
+    "SpeechBegan",
+    "SpeechEnded",
     "Tls",
     "Translated",
+    "TurnDetection",
     "Version",
     "VersionState",
 ]

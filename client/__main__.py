@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.plan import JobError
-from seq2seq_serve.client.flags import generation, make_parser, translation
+from seq2seq_serve.client.flags import generation, make_parser, transcription, translation
 from seq2seq_serve.client.forms import CLIP, FEATURES, PICTURE, SENTENCES, SOUND, find_model
 from seq2seq_serve.client.output import in_flags, one_line, to_json
 from seq2seq_serve.client.questions import answer, caption, transcribe
@@ -53,8 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return report(options.bundle)
         if options.command == "translate":
             plan = translation(options)
-        elif options.command in ("caption", "transcribe"):
+        elif options.command == "caption":
             generate_options = generation(options)
+        elif options.command == "transcribe":
+            generate_options = transcription(options)
         elif options.command == "health" and options.metrics_url:
             return _readiness(options.metrics_url, options.timeout_seconds)
         token = _token(options.token_file) if options.token_file else ""
@@ -74,7 +76,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 caption(client, options, generate_options)
                 return 0
             if options.command == "transcribe":
-                transcribe(client, options, generate_options)
+                transcribe(client, connect, options, generate_options)
                 return 0
             return _about_the_server(client, options)
     except BrokenPipeError:

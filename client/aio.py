@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Concatenate, ParamSpec, Self
 
 from grpc import aio
 
-from seq2seq_serve.client import rpcs
+from seq2seq_serve.client import live, rpcs
 from seq2seq_serve.client.errors import ClientError, client_errors
 from seq2seq_serve.client.many import (
     DEFAULT_GIVE_UP_SECONDS,
@@ -19,6 +19,7 @@ from seq2seq_serve.client.many import (
 )
 from seq2seq_serve.client.rpcs import Answer, Connection, Rpc, Translated, documented
 from seq2seq_serve.protos.options import Options, options_of
+from seq2seq_serve.protos.seq2seq_v1_pb2 import FinishSegment, TurnDetection
 from seq2seq_serve.protos.sources import Sources, check_texts
 
 Arguments = ParamSpec("Arguments")
@@ -103,6 +104,64 @@ class AsyncClient(Connection):
             rpcs.generate, self, model=model, options=options_of(options), timeout_seconds=timeout_seconds
         )
         return answers(texts, Dispatcher(prepare, in_flight, give_up_seconds), self._send)
+
+    def transcribe_live(
+        self,
+        chunks: AsyncIterable[bytes | FinishSegment],
+        *,
+        model: str = "",
+        options: Options | None = None,
+        encoding: live.Encoding = "file",
+        sample_rate: int = 16_000,
+        num_channels: int = 1,
+        turn_detection: TurnDetection | None = None,
+        interval_seconds: float | None = None,
+        segments_only: bool = False,
+        begin_seconds: float = 0.0,
+        timeout_seconds: float | None = None,
+        request_id: str = "",
+    ) -> AsyncGenerator[live.LiveEvent]:
+        """Sends a sound while it comes; yields text as soon as it is certain, segments, and the whole answer.
+
+        Nothing is sent again: if the connection breaks, the iterator raises, and what it has yielded stays
+        right. Closing the iterator, or cancelling its task, ends the call and leaves `chunks` where it is.
+
+        Args:
+            chunks: The bytes of the sound, in pieces of any length. It may be endless or slow; a
+                `FinishSegment()` among them ends the present segment, as a pause does. Its error ends the
+                call, and is raised.
+            model: The name of a model that reads sounds; empty means the server's first model.
+            options: As for `generate`: `source_language`, `task`, `prompt`, and others for one target.
+            encoding: "file" for a file or stream with a header (WAV, FLAC, OGG, MP3, WebM); "pcm_s16",
+                "pcm_f32" (both little-endian), "mulaw" or "alaw" for samples without one.
+            sample_rate: Of samples without a header.
+            num_channels: Of samples without a header.
+            turn_detection: When segments begin and end; None means the server's defaults.
+            interval_seconds: The new speech after which the text is decoded again; None means the server's
+                own.
+            segments_only: Yields no text before a segment ends, and decodes several segments at once, as
+                for a file.
+            begin_seconds: With `segments_only`, leaves out segments before this time, to continue a
+                transcript of the same sound.
+            timeout_seconds: Deadline of the call; None, also by default, means that there is none.
+            request_id: The id of the call in the server's log; empty means that the server creates one.
+
+        Raises:
+            ClientError: The call fails.
+            ValueError: The encoding does not have such a name, or an option does not fit.
+        """
+        start = live.start_message(
+            model=model,
+            options=options,
+            encoding=encoding,
+            sample_rate=sample_rate,
+            num_channels=num_channels,
+            turn_detection=turn_detection,
+            interval_seconds=interval_seconds,
+            segments_only=segments_only,
+            begin_seconds=begin_seconds,
+        )
+        return live.transcribe(self, start, chunks, timeout_seconds, request_id)
 
     async def _send(self, rpc: Rpc[Answer]) -> Answer:
         try:

@@ -18,6 +18,7 @@ from seq2seq_serve.client.files.formats import format_of
 from seq2seq_serve.client.files.lines import STANDARD, is_compressed
 from seq2seq_serve.client.files.plan import DOCUMENT, PARQUET, TEXT, JobError
 from seq2seq_serve.client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT
+from seq2seq_serve.client.speech.sounds import DEFAULT_RATE, SoundForm, form_of_type
 from seq2seq_serve.client.translate import Translation, parts_folder
 from seq2seq_serve.client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS
 from seq2seq_serve.commands import Parser, add_version, install_command, port_number, program
@@ -325,19 +326,73 @@ def _add_transcribe(command: Callable[..., argparse.ArgumentParser]) -> None:
         "--word-timestamps one line for each segment or word with its times, with --format as subtitles. "
         "The server reads a sound that is too long for the model in windows, unless --long-source selects "
         "another way. It refuses such a sound with --num-hypotheses, --stop-sequences or --target-prefix, "
-        "which are for a whole target.",
-        epilog="example: %(prog)s speech.wav --source-language ko --format srt > speech.srt",
+        "which are for a whole target. A file of more than 4 MiB, or longer than the model reads in "
+        "windows, is sent in parts while it is read, and each segment is printed when it is complete.",
+        epilog="examples: %(prog)s speech.wav --source-language ko --format srt > speech.srt; "
+        "%(prog)s --live; %(prog)s meeting.flac --format vtt --output meeting.vtt --resume",
     )
-    sound.add_argument("file", type=Path, metavar="FILE", help="the file; -: standard input")
-    sound.add_argument(
+    add = sound.add_argument
+    add(
+        "file",
+        nargs="?",
+        type=Path,
+        metavar="FILE",
+        help="the file; -: standard input; with --live and no FILE: the microphone",
+    )
+    add(
+        "--live",
+        action="store_true",
+        help="write what is said while it is said; a file is sent as fast as it is played. Ctrl-C ends "
+        "the sound",
+    )
+    add(
+        "--then",
+        default="",
+        metavar="MODEL",
+        help="with --live: translate each segment by this model, whose --target-language applies; on a "
+        "terminal the translation is under the segment, otherwise in its place",
+    )
+    add(
+        "--then-source-language",
+        default="",
+        metavar="NAME",
+        help="the language of the segments, by the name that the model of --then has for it",
+    )
+    add(
+        "--output",
+        type=Path,
+        default=STANDARD,
+        metavar="FILE",
+        help="file for the transcript, which is written while the sound is sent in parts; if it exists, "
+        "--resume or --overwrite is needed (default: -, standard output)",
+    )
+    existing = sound.add_mutually_exclusive_group()
+    existing.add_argument(
+        "--resume", action="store_true", help="continue an interrupted run of the same command"
+    )
+    existing.add_argument("--overwrite", action="store_true", help="replace an existing --output file")
+    add(
         "--file-type",
         default="",
         metavar="TYPE",
         help="the type of 16-bit samples without a header, such as 'audio/pcm; rate=16000; channels=2' "
         "(little-endian) or 'audio/L16; rate=16000' (big-endian)",
     )
+    add(
+        "--rate",
+        type=_count,
+        metavar="N",
+        help="samples a second of little-endian 16-bit samples without a header; with --live, standard input "
+        f"without a header has such samples (default: {DEFAULT_RATE})",
+    )
+    add("--channels", type=_count, metavar="N", help="channels of such samples (default: 1)")
+    add(
+        "--no-turn-detection",
+        action="store_true",
+        help="do not look for speech where a sound is sent with --live or in parts: cut it where it is quiet",
+    )
     _add_common_flags(sound, "first that reads sounds")
-    sound.add_argument("--format", choices=FORMATS, help="print subtitles: SubRip or WebVTT")
+    add("--format", choices=FORMATS, help="print subtitles: SubRip or WebVTT")
     sound.set_defaults(attention=None)
     add_generation_flags(sound, [name for name in _FLAGS if name != "word_alignment"])
 
@@ -511,6 +566,45 @@ def generation(options: argparse.Namespace) -> GenerateOptions:
     return generate_options
 
 
+def transcription(options: argparse.Namespace) -> GenerateOptions:
+    """Returns the generation options of the command `transcribe`; wrong usage ends the program.
+
+    The options get `form`, the form of the sound's bytes, and the `file_type` of --rate and --channels.
+    """
+    parser: argparse.ArgumentParser = options.parser
+    generate_options = generation(options)
+    if options.format and options.json:
+        parser.error("--format and --json are both given: give one of them")
+    if options.file is None and not options.live:
+        parser.error("there is no FILE: give one, or --live for the microphone")
+    if (options.then or options.then_source_language) and not (options.live and options.then):
+        parser.error("--then MODEL needs --live, and --then-source-language needs --then")
+    if options.live and options.output != STANDARD:
+        parser.error("--live writes to standard output: leave out --output")
+    if (options.rate or options.channels) and options.file_type:
+        parser.error("--file-type has the rate and the channels: leave out --rate and --channels")
+    if options.file == STANDARD and sys.stdin is None:
+        parser.error("standard input is closed: give a FILE")
+    if options.rate or options.channels:
+        options.file_type = (
+            f"audio/pcm; rate={options.rate or DEFAULT_RATE}; channels={options.channels or 1}"
+        )
+    try:
+        options.form = form_of_type(options.file_type)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.live and options.file == STANDARD and not options.file_type:
+        options.form = SoundForm("pcm_s16")
+    if options.output == STANDARD:
+        if options.resume or options.overwrite:
+            parser.error("--resume and --overwrite need --output FILE")
+        return generate_options
+    if options.resume and options.file == STANDARD:
+        parser.error("--resume needs a FILE, because standard input cannot be read again")
+    _check_output(options, options.file)
+    return generate_options
+
+
 def _is_split(options: GenerateOptions) -> bool:
     return options.long_source in (LONG_SOURCE_SPLIT, LONG_SOURCE_SPLIT_ALWAYS)
 
@@ -565,6 +659,14 @@ def _check_files(options: argparse.Namespace) -> None:
         parser.error("--output is for the lines of a file: give the file as --input, and no TEXT")
     if options.stream:
         parser.error("--output is a file of whole answers: leave out --stream")
+    _check_output(options, input_)
+    if document_suffix(input_) and output.exists() and not output.is_file():
+        parser.error(f"--output {output} is a pipe or a device: a document is written to a file")
+
+
+def _check_output(options: argparse.Namespace, input_: Path) -> None:
+    """Refuses an --output that cannot be written, or that has something else."""
+    parser, output = options.parser, options.output
     if is_compressed(output):
         parser.error(f"--output {output}: the client does not compress its output: leave out {COMPRESSED}")
     for path in (output, parts_folder(output)):
@@ -576,8 +678,6 @@ def _check_files(options: argparse.Namespace) -> None:
             parser.error(f"--output {path}: {error.strerror}: give another name")
     if output.is_dir():
         parser.error(f"--output {output} is a folder: give the name of a file in it")
-    if document_suffix(input_) and output.exists() and not output.is_file():
-        parser.error(f"--output {output} is a pipe or a device: a document is written to a file")
     if output.exists() and input_.exists() and output.samefile(input_):
         parser.error("--input and --output are the same file")
     if not output.parent.is_dir():

@@ -8,6 +8,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.client.live import (
+    LiveEvent,
+    LiveResult,
+    LiveSegment,
+    LiveText,
+    SpeechBegan,
+    SpeechEnded,
+)
 from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.options import OPTIONS
@@ -77,6 +85,26 @@ def attention_dict(attention: Attention) -> dict[str, Any]:
     if attention.hops:
         content["hops"] = [_rows(hop.weights, num_rows) for hop in attention.hops]
     return content
+
+
+def event_dict(event: LiveEvent) -> dict[str, Any]:
+    """Returns an event as `--json` prints it, which is the message of the wire."""
+    content: dict[str, Any]
+    match event:
+        case SpeechBegan():
+            content = {"speech_began": {"begin_seconds": event.begin_seconds}}
+        case SpeechEnded():
+            content = {"speech_ended": {"end_seconds": event.end_seconds}}
+        case LiveText():
+            words = [message_dict(word) for word in event.stable]
+            content = {
+                "text": {"stable": words, "unstable": event.unstable, "lag_seconds": event.lag_seconds}
+            }
+        case LiveSegment():
+            content = {"segment": message_dict(event.segment)}
+        case LiveResult():
+            content = {"result": message_dict(event.answer)}
+    return content | {"received_seconds": event.received_seconds}
 
 
 def length_advice(options: GenerateOptions) -> str:

@@ -69,6 +69,70 @@ class Progress:
         done = str(num_done) if self._num_lines is None else f"{num_done} of {self._num_lines}"
         text = f"{done} lines, {rate:.0f} a second" + (f", {num_failed} failed" if num_failed else "")
         if self._num_lines is not None and num_done < self._num_lines and rate:
-            minutes, seconds = divmod(round((self._num_lines - num_done) / rate), 60)
-            text += f", {minutes // 60}:{minutes % 60:02}:{seconds:02} left"
+            text += f", {_hours((self._num_lines - num_done) / rate)} left"
         return text
+
+
+class SoundProgress:
+    """Rewrites the progress of a sound in place. Owned by the command.
+
+    Args:
+        stream: Gets the progress line.
+        is_shown: Whether to write it: `stream` must be a terminal that shows nothing else.
+        total_seconds: The length of the sound; None if it is unknown.
+        total_bytes: The size of the file, for a sound of unknown length; None if it is unknown, too.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO,
+        *,
+        is_shown: bool,
+        total_seconds: float | None,
+        total_bytes: int | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = stream
+        self._is_shown = is_shown
+        self._total_seconds, self._total_bytes = total_seconds, total_bytes
+        self._clock = clock
+        self._started = self._shown = clock()
+        self._seconds, self._num_bytes = 0.0, 0
+
+    def show(self, seconds: float, num_bytes: int) -> None:
+        """Rewrites the line, at most five times a second.
+
+        Args:
+            seconds: Of sound, which the server has received.
+            num_bytes: That were sent.
+        """
+        self._seconds, self._num_bytes = seconds, num_bytes
+        if self._is_shown and self._clock() - self._shown >= _INTERVAL_SECONDS:
+            self._shown = self._clock()
+            self._write("")
+
+    def close(self) -> None:
+        """Writes the final numbers and ends the line."""
+        if self._is_shown:
+            self._write("\n")
+
+    def _write(self, end: str) -> None:
+        passed = max(self._clock() - self._started, 1e-9)
+        text, share = _hours(self._seconds), 0.0
+        if self._total_seconds:
+            text += f" of {_hours(self._total_seconds)}"
+            share = self._seconds / self._total_seconds
+        elif self._total_bytes:
+            share = self._num_bytes / self._total_bytes
+            text += f", {self._num_bytes / 2**20:.0f} of {self._total_bytes / 2**20:.0f} MiB"
+        text += f", {self._seconds / passed:.0f} times as fast as speech"
+        if 0 < share < 1:
+            text += f", {_hours(passed / share * (1 - share))} left"
+        self._stream.write(_CLEAR + text + end)
+        self._stream.flush()
+
+
+def _hours(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"

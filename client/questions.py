@@ -6,11 +6,14 @@ import argparse
 import io
 import math
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.attention import DATA, save_hops, save_looks
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.files.lines import read_file, read_text
+from seq2seq_serve.client.files.lines import STANDARD, read_file, read_text
 from seq2seq_serve.client.forms import (
     FEATURES,
     SENTENCES,
@@ -21,7 +24,12 @@ from seq2seq_serve.client.forms import (
     source_of,
 )
 from seq2seq_serve.client.output import length_advice, one_line, to_json
+from seq2seq_serve.client.speech.listen import listen
+from seq2seq_serve.client.speech.parts import transcribe_parts
+from seq2seq_serve.client.speech.sounds import opened
+from seq2seq_serve.client.speech.transcript import Transcript
 from seq2seq_serve.client.sync import Client
+from seq2seq_serve.client.wire import MAX_REQUEST_BYTES
 from seq2seq_serve.commands import needs_extra
 from seq2seq_serve.documents.segments import wrong_file
 from seq2seq_serve.protos.dicts import message_dict
@@ -33,13 +41,9 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     Source,
 )
 from seq2seq_serve.protos.sources import Value
-from seq2seq_serve.protos.subtitles import subtitles
 
-# One channel at the rate that models read, without loss: about four minutes of speech in a request
-_LARGE_SOUND = (
-    "convert it with `ffmpeg -i FILE -ac 1 -ar 16000 speech.flac`, or send it to "
-    "/v1/audio/transcriptions of the server's HTTP port, which takes 25 MiB"
-)
+_TOO_LONG = "SOUND_TOO_LONG"  # the server's reason
+_MAX_FILE_BYTES = MAX_REQUEST_BYTES - 2**17  # of a sound in one request, whose prompt may have 64 KiB
 
 
 def answer(client: Client, options: argparse.Namespace) -> None:
@@ -100,48 +104,69 @@ def caption(client: Client, options: argparse.Namespace, generate_options: Gener
         raise ClientError.from_value_error(error) from error
 
 
-def transcribe(client: Client, options: argparse.Namespace, generate_options: GenerateOptions) -> None:
+def transcribe(
+    client: Client,
+    connect: Callable[[], AsyncClient],
+    options: argparse.Namespace,
+    generate_options: GenerateOptions,
+) -> None:
     """Prints the transcript of a sound; with --timestamps, --word-timestamps or --format, with times.
+
+    A sound that is too large or too long for a request is sent in parts, and so is every one with --output.
+
+    Args:
+        client: A connection to the server.
+        connect: Opens another one, on an event loop.
+        options: The command's flags.
+        generate_options: Of the transcript.
 
     Raises:
         ClientError: The server refuses the file, or does not have a model for it.
         OSError: The file cannot be read.
     """
     has_several = generate_options.num_hypotheses > 1
-    if options.format:
-        if options.json:
-            options.parser.error("--format and --json are both given: give one of them")
-        generate_options.timestamps = True
+    generate_options.timestamps |= options.format is not None
     has_times = generate_options.timestamps or generate_options.word_timestamps
     if has_several and has_times and not options.json:
         options.parser.error(
             "--num-hypotheses needs --json with --timestamps or --format: they list one hypothesis"
         )
-    is_whole = has_several or generate_options.HasField("target_prefix")
-    if not (generate_options.long_source or generate_options.stop_sequences or is_whole):
-        generate_options.long_source = LONG_SOURCE_SEQUENTIAL
     model = find_model(client, options.model, "transcribe")
-    content = read_file(options.file, _LARGE_SOUND)
+    if options.live:
+        then = find_model(client, options.then, "translate") if options.then else None
+        listen(connect, model.name, then, options, generate_options)
+        return
+    with opened(options.file) as stream:
+        in_parts = partial(transcribe_parts, connect, model.name, options, generate_options, stream)
+        if options.output != STANDARD:
+            in_parts()
+            return
+        content = stream.read(_MAX_FILE_BYTES + 1)
+        if len(content) > _MAX_FILE_BYTES:
+            in_parts(content)
+            return
+    whole = GenerateOptions()
+    whole.CopyFrom(generate_options)
+    is_whole = has_several or whole.HasField("target_prefix")
+    if is_split := not (whole.long_source or whole.stop_sequences or is_whole):
+        whole.long_source = LONG_SOURCE_SEQUENTIAL
     sources: dict[str, Value] = {source_of(model, SOUND): Source(file=content, file_type=options.file_type)}
-    response = _generate(client, sources, model.name, generate_options)
+    try:
+        response = _generate(client, sources, model.name, whole)
+    except ClientError as error:
+        if error.reason != _TOO_LONG or not is_split:
+            raise
+        transcribe_parts(connect, model.name, options, generate_options, io.BytesIO(), content)
+        return
     if options.json:
         _print(to_json(message_dict(response)))
-    elif options.format:
-        sys.stdout.write(subtitles(response.hypotheses[0].segments, options.format))
     elif has_times:
+        transcript = Transcript(options.format, whole)
         segments = response.hypotheses[0].segments
-        words = [word for segment in segments for word in segment.words]
-        for part in words if generate_options.word_timestamps else segments:
-            times = f"{_clock(part.begin_seconds)} --> {_clock(part.end_seconds)}"
-            _print(f"[{times}] {one_line(part.text).strip()}")
+        sys.stdout.write(transcript.beginning + "".join(map(transcript.text, segments)))
     else:
         _print("\n".join(one_line(hypothesis.text).strip() for hypothesis in response.hypotheses))
-    _warn_of_limit("transcript", response, generate_options)
-
-
-def _clock(seconds: float) -> str:
-    minutes, seconds = divmod(round(seconds, 2), 60)
-    return f"{minutes:02.0f}:{seconds:05.2f}"
+    _warn_of_limit("transcript", response, whole)
 
 
 def _generate(

@@ -408,7 +408,7 @@ class TranscribeRequest(_message.Message):
     def __init__(self, start: _Optional[_Union[TranscribeStart, _Mapping]] = ..., sound: _Optional[bytes] = ..., finish_segment: _Optional[_Union[FinishSegment, _Mapping]] = ...) -> None: ...
 
 class TranscribeStart(_message.Message):
-    __slots__ = ("model", "options", "encoding", "sample_rate", "num_channels", "turn_detection", "interval_seconds", "segments_only")
+    __slots__ = ("model", "options", "encoding", "sample_rate", "num_channels", "turn_detection", "interval_seconds", "segments_only", "begin_seconds")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     OPTIONS_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
@@ -417,6 +417,7 @@ class TranscribeStart(_message.Message):
     TURN_DETECTION_FIELD_NUMBER: _ClassVar[int]
     INTERVAL_SECONDS_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_ONLY_FIELD_NUMBER: _ClassVar[int]
+    BEGIN_SECONDS_FIELD_NUMBER: _ClassVar[int]
     model: str
     options: GenerateOptions
     encoding: SoundEncoding
@@ -425,7 +426,8 @@ class TranscribeStart(_message.Message):
     turn_detection: TurnDetection
     interval_seconds: float
     segments_only: bool
-    def __init__(self, model: _Optional[str] = ..., options: _Optional[_Union[GenerateOptions, _Mapping]] = ..., encoding: _Optional[_Union[SoundEncoding, str]] = ..., sample_rate: _Optional[int] = ..., num_channels: _Optional[int] = ..., turn_detection: _Optional[_Union[TurnDetection, _Mapping]] = ..., interval_seconds: _Optional[float] = ..., segments_only: _Optional[bool] = ...) -> None: ...
+    begin_seconds: float
+    def __init__(self, model: _Optional[str] = ..., options: _Optional[_Union[GenerateOptions, _Mapping]] = ..., encoding: _Optional[_Union[SoundEncoding, str]] = ..., sample_rate: _Optional[int] = ..., num_channels: _Optional[int] = ..., turn_detection: _Optional[_Union[TurnDetection, _Mapping]] = ..., interval_seconds: _Optional[float] = ..., segments_only: _Optional[bool] = ..., begin_seconds: _Optional[float] = ...) -> None: ...
 
 class TurnDetection(_message.Message):
     __slots__ = ("off", "threshold", "prefix_padding_seconds", "silence_seconds")

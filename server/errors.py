@@ -3,6 +3,7 @@
     ServerError
     ├── InvalidRequest     the request cannot be served: too long, unknown option
     │   ├── BlankSource    the source text does not contain a visible character
+    │   ├── SoundTooLong   the sound is longer than the server reads in one request
     │   └── TooLarge       the request has more bytes than the server reads
     ├── Unauthenticated    the call does not have a known token
     ├── Forbidden          the token does not have the role that the call needs
@@ -54,6 +55,10 @@ class InvalidRequest(ServerError):
 
 class BlankSource(InvalidRequest):
     """The source text is empty, or contains only white space and invisible characters."""
+
+
+class SoundTooLong(InvalidRequest):
+    """The sound is longer than the server reads in one request."""
 
 
 class TooLarge(InvalidRequest):

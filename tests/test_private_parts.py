@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from grpc.aio._call import StreamStreamCall
 from packaging.requirements import Requirement
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
@@ -72,3 +73,8 @@ def test_uvicorn_calls_what_the_http_port_overrides_and_reads_what_it_replaces()
 def test_torch_tells_whether_the_cpu_has_matrix_units():
     found = torch.cpu._is_amx_tile_supported()
     assert isinstance(found, bool), "training/loop.py would round float32 to bfloat16 on CPUs with AMX"
+
+
+def test_grpc_writes_a_message_as_a_live_stream_does():
+    source = inspect.getsource(StreamStreamCall._write)
+    assert "self._cython_call.send_serialized_message(" in source, "client/live.py cannot send any sound"

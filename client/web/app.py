@@ -17,8 +17,8 @@ import os
 import socket
 import sys
 import urllib.request
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
-from contextlib import aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -30,9 +30,10 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
-from starlette.routing import Mount, Route
+from starlette.routing import Mount, Route, WebSocketRoute
 from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
 from uvicorn import Config, Server
 
 from seq2seq_serve import __version__
@@ -40,7 +41,7 @@ from seq2seq_serve.bundle.pictures import read_shown_frames
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.forms import FEATURES, command_of
-from seq2seq_serve.client.output import attention_dict, error_dict
+from seq2seq_serve.client.output import attention_dict, error_dict, event_dict
 from seq2seq_serve.client.questions import read_features
 from seq2seq_serve.client.wire import MAX_REQUEST_BYTES
 from seq2seq_serve.origins import is_address, named_host, own_names
@@ -51,6 +52,7 @@ from seq2seq_serve.protos.sources import Value
 
 PAGE = Path(__file__).parent / "page"
 _MAX_BODY_BYTES = 2 * MAX_REQUEST_BYTES  # files are base64 in JSON
+_MAX_MESSAGE_BYTES = 2**20  # of a WebSocket: a tenth of a second is some kilobytes
 _MAX_FRAMES, _FRAME_PIXELS = 256, 160
 _METRICS_SECONDS = 3.0
 _LEAST_URGENT = 10
@@ -108,6 +110,30 @@ class Asked:
             return cls(str(content.get("model", "")), sources, options, bool(content.get("grows")))
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError("a request has `model`, `sources` and `options`") from error
+
+
+@dataclass(frozen=True)
+class Spoken:
+    """The settings of a microphone.
+
+    Attributes:
+        sample_rate: Of its samples.
+    """
+
+    model: str
+    options: GenerateOptions
+    sample_rate: int
+
+    @classmethod
+    def from_json(cls, content: Any) -> Spoken:
+        """Reads the settings; raises ValueError as `Asked.from_json`."""
+        try:
+            options = GenerateOptions()
+            for name, value in content.get("options", {}).items():
+                options.MergeFrom(_option(str(name), value))
+            return cls(str(content.get("model", "")), options, round(content["sample_rate"]))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError("a microphone has `model`, `options` and `sample_rate`") from error
 
 
 def _source(value: Mapping[str, str]) -> Value:
@@ -179,6 +205,29 @@ class Page:
     async def metrics(self, _request: Request) -> Response:
         """Answers with the samples of the server's metrics that the page shows."""
         return JSONResponse({"samples": await asyncio.to_thread(_samples, f"{self._metrics_url}/metrics")})
+
+    async def live(self, socket: WebSocket) -> None:
+        """Transcribes the browser's microphone: takes its settings, then samples, and sends events."""
+        await socket.accept()
+        try:
+            spoken = Spoken.from_json(await _first_message(socket))
+            events = self._client.transcribe_live(
+                _samples_of(socket),
+                model=spoken.model,
+                options=spoken.options,
+                encoding="pcm_s16",
+                sample_rate=spoken.sample_rate,
+            )
+            async with aclosing(events):
+                async for event in events:
+                    await _send(socket, event_dict(event))
+            await socket.close()
+        except WebSocketDisconnect:
+            return
+        except ClientError as error:
+            await _refuse(socket, error)
+        except ValueError as error:
+            await _refuse(socket, ClientError("INVALID_ARGUMENT", str(error)))
 
     async def _events(self, asked: Asked) -> AsyncIterator[bytes]:
         events: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
@@ -279,6 +328,38 @@ def _result(answer: GenerateResponse) -> dict[str, Any]:
     return content
 
 
+async def _first_message(socket: WebSocket) -> Any:
+    message = await socket.receive()
+    if message["type"] == "websocket.disconnect":
+        raise WebSocketDisconnect(message.get("code", 1000))
+    try:
+        return json.loads(message.get("text") or "")
+    except RecursionError as error:
+        raise ValueError("the JSON is nested too deeply") from error
+
+
+async def _samples_of(socket: WebSocket) -> AsyncGenerator[bytes]:
+    """Yields what a browser sends, until it sends a text."""
+    while True:
+        message = await socket.receive()
+        if message["type"] == "websocket.disconnect":
+            raise WebSocketDisconnect(message.get("code", 1000))
+        if message.get("text") is not None:
+            return
+        yield message["bytes"]
+
+
+async def _send(socket: WebSocket, content: dict[str, Any]) -> None:
+    await socket.send_text(json.dumps(content, ensure_ascii=False))
+
+
+async def _refuse(socket: WebSocket, error: ClientError) -> None:
+    """Ends a connection with an error, unless the browser has left."""
+    with suppress(WebSocketDisconnect):
+        await _send(socket, {"error": error_dict(error)})
+        await socket.close()
+
+
 async def _body(request: Request) -> bytes:
     body = bytearray()
     async for part in request.stream():
@@ -344,6 +425,13 @@ class _Guard:
         self._names = own_names(host)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "websocket":
+            # A page of another site could open one, too: browsers only add their `Origin`.
+            if self._is_own(Headers(scope=scope)):
+                await self._app(scope, receive, send)
+            else:
+                await send({"type": "websocket.close"})
+            return
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -378,6 +466,7 @@ def make_app(make_client: Callable[[], AsyncClient], metrics_url: str, host: str
             Route("/api/metrics", _refusing(page.metrics)),
             Route("/api/generate", _refusing(page.generate), methods=["POST"]),
             Route("/api/frames", _refusing(page.frames), methods=["POST"]),
+            WebSocketRoute("/api/live", page.live),
             Mount("/page", StaticFiles(directory=PAGE)),
         ],
         middleware=[Middleware(_Guard, host=host)],
@@ -415,4 +504,11 @@ def serve(make_client: Callable[[], AsyncClient], metrics_url: str, host: str, p
         sys.stderr.write(f"open http://{shown}:{port}/ (Ctrl-C ends it)\n")
         sys.stderr.flush()
         app = make_app(make_client, metrics_url, host)
-        Server(Config(app, log_level="error", timeout_graceful_shutdown=1)).run(sockets=[listener])
+        config = Config(
+            app,
+            log_level="error",
+            timeout_graceful_shutdown=1,
+            ws="websockets-sansio",
+            ws_max_size=_MAX_MESSAGE_BYTES,
+        )
+        Server(config).run(sockets=[listener])

@@ -24,6 +24,7 @@ from seq2seq_serve.server.errors import (
     LoadFailed,
     Overloaded,
     ServerError,
+    SoundTooLong,
     TooLarge,
     Unauthenticated,
     Unavailable,
@@ -42,6 +43,7 @@ BUG_TEXT = "internal error: the server's log has the details under this request'
 _STATUSES: dict[type[ServerError], tuple[grpc.StatusCode, str]] = {
     InvalidRequest: (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_REQUEST"),
     BlankSource: (grpc.StatusCode.INVALID_ARGUMENT, "BLANK_SOURCE"),
+    SoundTooLong: (grpc.StatusCode.INVALID_ARGUMENT, "SOUND_TOO_LONG"),
     TooLarge: (grpc.StatusCode.INVALID_ARGUMENT, "TOO_LARGE"),
     Unauthenticated: (grpc.StatusCode.UNAUTHENTICATED, "UNAUTHENTICATED"),
     Forbidden: (grpc.StatusCode.PERMISSION_DENIED, "FORBIDDEN"),

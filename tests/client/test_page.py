@@ -9,7 +9,9 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
+import soundfile
 
 from seq2seq_serve.bundle.manifest import Generation
 from tests.server.service.harness import (
@@ -32,15 +34,20 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def browser():
+def playwright():
     with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
+        yield playwright
+
+
+@pytest.fixture(scope="module")
+def browser(playwright):
+    browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    yield browser
+    browser.close()
 
 
 @contextlib.contextmanager
-def serving_page(served: Served) -> Iterator[str]:
+def serving_page(served: Served, *program: str) -> Iterator[str]:
     flags = [
         "--address",
         served.address,
@@ -49,13 +56,13 @@ def serving_page(served: Served) -> Iterator[str]:
         "--metrics-url",
         f"http://127.0.0.1:{served.app.http.port}",
     ]
-    with page_of(flags) as url:
+    with page_of(flags, *program) as url:
         yield url
 
 
 @contextlib.contextmanager
-def page_of(flags: list[str]) -> Iterator[str]:
-    command = [sys.executable, "-m", "client", "web", *flags]
+def page_of(flags: list[str], *program: str) -> Iterator[str]:
+    command = [sys.executable, *(program or ("-m", "client")), "web", *flags]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
         yield process.stderr.readline().split()[1]
         process.terminate()
@@ -357,3 +364,54 @@ def test_a_picture_or_clip_has_its_attention_laid_over_it(browser, toys, tmp_pat
         num_words = len(page.inner_text("#answer .text").split())
         assert page.locator("figure").count() >= num_words
         assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
+# The command, with a client that does not look for speech, for which a server needs an extra
+WITHOUT_TURNS = """
+import sys
+from functools import partialmethod
+from seq2seq_serve.client import AsyncClient, TurnDetection
+from seq2seq_serve.client.__main__ import main
+settings = {"turn_detection": TurnDetection(off=True), "interval_seconds": 0.1}
+AsyncClient.transcribe_live = partialmethod(AsyncClient.transcribe_live, **settings)
+main(sys.argv[1:])
+"""
+
+
+@pytest.fixture
+def speaking_page(playwright, whisper_path, tmp_path):
+    """A page in a browser whose microphone plays a noise again and again."""
+    samples = np.random.default_rng(0).standard_normal(5 * 48_000) * 0.1
+    soundfile.write(tmp_path / "noise.wav", samples, 48_000)
+    flags = [
+        "--no-sandbox",
+        "--use-fake-device-for-media-stream",
+        "--use-fake-ui-for-media-stream",
+        f"--use-file-for-fake-audio-capture={tmp_path / 'noise.wav'}",
+    ]
+    with (
+        on_a_thread(serving_bundles(whisper_path / "bundle")) as served,
+        serving_page(served, "-c", WITHOUT_TURNS) as url,
+    ):
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        with opened(browser, url) as page:
+            yield page
+        browser.close()
+
+
+def test_what_is_said_into_the_microphone_grows_until_it_is_stopped(speaking_page):
+    page = speaking_page
+    page.click("#speak")
+    page.wait_for_selector("#live span:first-child:not(:empty)")
+    page.wait_for_selector("#lag:not(:empty)")
+    assert re.fullmatch(r"\d+\.\d s behind the speaker", page.inner_text("#lag"))
+    assert page.is_disabled("#speak")
+    page.click("#stop")
+    page.wait_for_selector("#speak:enabled")
+    assert page.is_hidden("#error")
+    assert page.is_disabled("#stop")
+    assert page.inner_text("#live span:first-child").strip()
+    assert page.inner_text("#lag") == page.inner_text("#live .unstable") == ""
+    assert page.locator("#look").is_visible()
+    page.click("#speak")  # again
+    page.wait_for_selector("#lag:not(:empty)")

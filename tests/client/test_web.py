@@ -9,14 +9,16 @@ import re
 import socket
 import subprocess
 import sys
+from functools import partialmethod
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image, ImageFile
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 
-from seq2seq_serve.client import AsyncClient, GenerateOptions
+from seq2seq_serve.client import AsyncClient, GenerateOptions, TurnDetection
 from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.output import attention_dict
 from seq2seq_serve.client.web import app
@@ -270,3 +272,77 @@ def test_every_family_can_be_asked(toy_paths):
                 (best,) = last["result"]["hypotheses"]
                 assert len(best["alternatives"]) > 0, model["name"]
                 assert ("attention" in best) == model["has_attention"]
+
+
+@pytest.fixture(scope="module")
+def speech(whisper_path):
+    """A page whose model reads sounds; its server need not know voice activity."""
+    with on_a_thread(serving_bundles(whisper_path / "bundle")) as served:
+        its_app = make_app(lambda: AsyncClient(served.address), "http://127.0.0.1:1", "testserver")
+        with TestClient(its_app) as page:
+            yield page
+
+
+@pytest.fixture
+def without_turns(monkeypatch):
+    """The model of voice activity is an extra of the server."""
+    transcribe_live = AsyncClient.transcribe_live
+    monkeypatch.setattr(
+        AsyncClient, "transcribe_live", partialmethod(transcribe_live, turn_detection=TurnDetection(off=True))
+    )
+
+
+def test_a_microphone_is_transcribed(speech, without_turns):
+    noise = np.random.default_rng(0).standard_normal(24_000) * 3_000
+    with speech.websocket_connect("/api/live") as socket:
+        socket.send_json({"model": "", "options": {"source_language": "de"}, "sample_rate": 16_000.0})
+        for part in np.split(noise.astype("<i2"), 10):
+            socket.send_bytes(part.tobytes())
+        socket.send_text("end")
+        events = []
+        while "result" not in (event := socket.receive_json()):
+            events.append(event)
+        with pytest.raises(WebSocketDisconnect) as closed:
+            socket.receive_json()
+    assert closed.value.code == 1000
+    said = [event["segment"]["text"].strip() for event in events if "segment" in event]
+    assert len(said) >= 2
+    assert event["result"]["hypotheses"][0]["text"] == " ".join(filter(None, said))
+    assert event["received_seconds"] == 1.5
+
+
+@pytest.mark.parametrize(
+    ("first", "code", "message"),
+    [
+        ('{"model": "none", "sample_rate": 16000}', "NOT_FOUND", "no model is named"),
+        ('{"sample_rate": 1}', "INVALID_ARGUMENT", "samples a second"),
+        ("{}", "INVALID_ARGUMENT", "a microphone has"),
+        ("[]", "INVALID_ARGUMENT", "a microphone has"),
+        ("x", "INVALID_ARGUMENT", "Expecting value"),
+        ("[" * 100_000, "INVALID_ARGUMENT", "nested too deeply"),
+        ('{"sample_rate": 16000, "options": {"num_hypotheses": 2}}', "INVALID_ARGUMENT", "does not apply"),
+        ('{"sample_rate": 16000, "options": {"colour": 2}}', "INVALID_ARGUMENT", "there is no option"),
+    ],
+)
+def test_a_microphone_that_is_refused_gets_the_reason(speech, without_turns, first, code, message):
+    with speech.websocket_connect("/api/live") as socket:
+        socket.send_text(first)
+        error = socket.receive_json()["error"]
+        with pytest.raises(WebSocketDisconnect):
+            socket.receive_json()
+    assert error["code"] == code
+    assert message in error["message"]
+
+
+def test_a_browser_that_leaves_ends_its_call(speech, without_turns):
+    for messages in ([], ['{"sample_rate": 16000}'], ['{"sample_rate": 16000}', bytes(3200)]):
+        with speech.websocket_connect("/api/live") as socket:
+            for message in messages:
+                socket.send_bytes(message) if isinstance(message, bytes) else socket.send_text(message)
+
+
+def test_other_pages_do_not_get_a_microphone(speech):
+    """A browser opens a WebSocket of a page of another site, and only adds where that is from."""
+    for wrong in ({"Origin": "http://elsewhere.example"}, {"Host": "elsewhere.example"}):
+        with pytest.raises(WebSocketDisconnect), speech.websocket_connect("/api/live", headers=wrong):
+            pass

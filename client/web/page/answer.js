@@ -53,6 +53,21 @@ export function showText(text, isDecoding, words = null, end = "") {
   );
 }
 
+// Of speech: segments that are complete, and the present one, of which the end may still change.
+export function showLive({ finished, stable, unstable, lag }) {
+  const said = [...finished, stable.join("").trimStart()].filter(Boolean).join(" ");
+  replace(
+    by("answer"),
+    el(
+      "p",
+      { className: "text", id: "live" },
+      el("span", {}, said),
+      el("span", { className: "unstable" }, said ? unstable : unstable.trimStart()),
+    ),
+    el("p", { className: "hint", id: "lag" }, lag === null ? "" : `${lag.toFixed(1)} s behind the speaker`),
+  );
+}
+
 const note = (end) => (ENDS[end] ? el("p", { className: "hint" }, ENDS[end]) : null);
 
 export function showHypotheses(hypotheses, shown, choose) {

@@ -13,7 +13,7 @@ async function refuse(response) {
 }
 
 // The server's words, with the page's names of options: “Several sentences” instead of options.long_source.
-function describe(error) {
+export function describe(error) {
   const text = error.message.replace(/\b(?:options\.)?([a-z]+(?:_[a-z]+)*)\b/g, (whole, name) =>
     name in LABELS && (name.includes("_") || whole !== name) ? `“${LABELS[name]}”` : whole,
   );

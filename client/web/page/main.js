@@ -14,6 +14,7 @@ import {
 import { showAlignment, showHops, showLooks, showSegments } from "./attention.js";
 import {
   showHypotheses,
+  showLive,
   showSentences,
   showText,
   showTimings,
@@ -21,6 +22,7 @@ import {
   warnOfUnknownWords,
 } from "./answer.js";
 import { watchServer } from "./latency.js";
+import { listen } from "./microphone.js";
 
 // `other` is the model whose answer is shown beside the first one's.
 const state = { models: [], model: null, request: null, stopping: null, result: null, prefix: [] };
@@ -34,6 +36,7 @@ function choose(name) {
     `${model.kind}, version ${model.version}, ${model.precision} on ${model.provider}, ` +
     `${model.num_slots} slots, ${model.has_attention ? "with" : "without"} attention`;
   by("go").textContent = VERBS[model.command] ?? "Send";
+  by("speak").hidden = model.command !== "transcribe";
   showInputs(model);
   showFields(model);
   showOthers();
@@ -159,6 +162,49 @@ async function send(prefix) {
   }
 }
 
+// Shows what is said while it is said. The button that stops it ends the sound; its last words still come.
+async function speak() {
+  state.stopping?.abort();
+  const stopping = new AbortController();
+  Object.assign(state, { ...NOTHING, stopping, request: null, prefix: [] });
+  by("error").hidden = by("look").hidden = by("hypotheses").hidden = true;
+  by("stop").disabled = false;
+  by("speak").disabled = true;
+  replace(by("timings"));
+  showOther(null);
+  const live = { finished: [], stable: [], unstable: "", lag: null };
+  const { model } = state;
+  showLive(live);
+  try {
+    const { long_source: _way, timestamps: _times, ...options } = readOptions(model);
+    for await (const event of listen({ model: model.name, options }, stopping.signal)) {
+      if (state.stopping !== stopping) return;
+      if (event.text) {
+        live.stable.push(...event.text.stable.map((word) => word.text));
+        live.unstable = event.text.unstable;
+        if (event.text.stable.length) live.lag = event.text.lag_seconds;
+      } else if (event.segment) {
+        live.finished.push(event.segment.text.trim());
+        live.stable.splice(0, event.segment.words.length);
+      } else if (event.result) {
+        const [best] = event.result.hypotheses;
+        by("announcement").textContent = best.text;
+        Object.assign(live, { stable: [], unstable: "", lag: null });
+        if (best.segments.length) {
+          by("look").hidden = false;
+          showSegments(best.segments);
+        }
+      }
+      showLive(live);
+    }
+  } catch (error) {
+    if (state.stopping === stopping) fail(error, [...live.finished, live.stable.join("")].join(" "));
+  } finally {
+    by("speak").disabled = false;
+    if (state.stopping === stopping) by("stop").disabled = true;
+  }
+}
+
 function fail(error, text = "") {
   replace(by("answer"), text && el("p", { className: "text" }, `${text} …`));
   by("error").textContent = error.message;
@@ -252,5 +298,6 @@ by("form").addEventListener("keydown", (event) => {
     if (state.model) send([]);
   }
 });
+by("speak").addEventListener("click", speak);
 by("stop").addEventListener("click", () => state.stopping?.abort());
 begin();

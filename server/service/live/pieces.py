@@ -36,12 +36,16 @@ class PieceDecoder:
         sound: What was heard.
         decode: Decodes a request.
         call: The stream's call.
+        least_end: Segments that end before this sample are not decoded.
 
     Attributes:
         detected_language: That of the first segment with text; empty before, and if the caller names it.
     """
 
-    def __init__(self, decoding: Decoding, sound: GrowingSound, decode: Decode, call: Call) -> None:
+    def __init__(
+        self, decoding: Decoding, sound: GrowingSound, decode: Decode, call: Call, least_end: int
+    ) -> None:
+        self._least_end = least_end
         self._decoding, self._sound, self._decode, self._call = decoding, sound, decode, call
         [(self._name, spec)] = decoding.model.sources.items()
         num_mels, num_frames = spec.axes
@@ -82,7 +86,7 @@ class PieceDecoder:
                                 spans = [(one - begin, end - begin) for one, end in segment.spans]
                                 samples = self._sound.samples(begin, segment.end).copy()
                             await taken()
-                            if len(samples):
+                            if len(samples) and begin + len(samples) >= self._least_end:
                                 answers.append(asyncio.create_task(self._answer(samples, spans, begin)))
                             del samples
                             next_one = asyncio.ensure_future(following())

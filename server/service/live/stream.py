@@ -48,6 +48,7 @@ _BOUNDS = {
     "silence_seconds": (0.1, 10.0),
 }
 _INTERVAL_BOUNDS = (0.1, 10.0)
+_LATEST_SECONDS = 1e9  # at which a transcript is continued
 # Options of which a stream has its own ways, or that describe one whole target
 _REFUSED = (
     *(
@@ -133,7 +134,8 @@ class LiveStream:
             request_id=call.request_id, model=model.name, hypotheses=[pb.Hypothesis()]
         )
         self._live = LiveDecoder(self._decoding, self._sound, self._decode, call)
-        self._pieces = PieceDecoder(self._decoding, self._sound, self._decode, call)
+        begin = round(_begin_seconds(start) * SAMPLE_RATE)
+        self._pieces = PieceDecoder(self._decoding, self._sound, self._decode, call, begin)
 
     async def run(self, commands: AsyncIterator[bytes | Command]) -> pb.GenerateResponse:
         """Hears, decodes and sends until the sound has ended; returns the whole answer.
@@ -375,6 +377,12 @@ def _interval_seconds(start: pb.TranscribeStart, default: float) -> float:
     if not start.HasField("interval_seconds"):
         return default
     return _in_range("interval_seconds", start.interval_seconds, *_INTERVAL_BOUNDS)
+
+
+def _begin_seconds(start: pb.TranscribeStart) -> float:
+    if start.begin_seconds and not start.segments_only:
+        raise InvalidRequest("begin_seconds needs segments_only", field="start.begin_seconds")
+    return _in_range("begin_seconds", start.begin_seconds, 0.0, _LATEST_SECONDS)
 
 
 def _encoding(start: pb.TranscribeStart) -> Encoding:

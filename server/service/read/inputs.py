@@ -21,7 +21,7 @@ from seq2seq_serve.bundle.pictures import PictureError, read_frames, read_pictur
 from seq2seq_serve.bundle.sentences import MAX_WORDS, split_sentences
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Source
 from seq2seq_serve.server.engine.request import Array
-from seq2seq_serve.server.errors import BlankSource, InvalidRequest
+from seq2seq_serve.server.errors import BlankSource, InvalidRequest, SoundTooLong
 from seq2seq_serve.server.models.served import ServedModel, SourceSpec
 from seq2seq_serve.server.service.fair_thread import YieldPoint
 
@@ -356,7 +356,7 @@ def _refusing_damage(given: Input, hint: str = "") -> Iterator[None]:
         yield
     except audio.SoundTooLongError as error:
         message = f"{given.name}: {error}: send a shorter one{hint}"
-        raise InvalidRequest(message, field=given.field) from error
+        raise SoundTooLong(message, field=given.field) from error
     except (PictureError, audio.SoundError) as error:
         raise InvalidRequest(f"{given.name}: {error}", field=given.field) from error
 
