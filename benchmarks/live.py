@@ -64,7 +64,7 @@ _PLANS = (
 )
 _CHUNK_SECONDS = 0.1
 _INTERVAL_SECONDS = 0.7
-_WHOLE = {
+_WHOLE: dict[str, dict[str, Any]] = {
     "windows": {"long_source": "sequential", "voice_activity": True},
     "split": {"long_source": "split", "voice_activity": True, "timestamps": True},
 }
@@ -247,7 +247,7 @@ async def _play(
     lags, texts = list[float](), list[str]()
     heard = [sounds[place % len(sounds)] for place in range(max(number, 2))]
     async with aio.insecure_channel(address) as channel:
-        stub = Seq2SeqStub(channel)  # type: ignore[no-untyped-call]
+        stub = Seq2SeqStub(channel)
 
         async def play(sound: Sound, delay: float) -> str:
             await asyncio.sleep(delay)
