@@ -115,6 +115,7 @@ class Rpcs:
                     message = await self.parse_large(raw, message_class)
                 del raw  # a long call does not keep it
             if lasts:
+                call.lasts = True
                 call.held.append(calls.streams.take(call.caller.name, 1))
             answering = answer(message, call)
             del message

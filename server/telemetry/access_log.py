@@ -40,7 +40,7 @@ class AccessLog:
         """Writes the line of a call that ended."""
         if not _log.isEnabledFor(logging.INFO):
             return
-        is_slow = record.seconds >= self._slow_seconds
+        is_slow = record.seconds >= self._slow_seconds and not record.lasts
         if not (is_slow or record.code in _OUR_FAULT or self._has_room()):
             self._num_left_out += 1
             return

@@ -110,6 +110,7 @@ class CallRecord:
         code_number: The number of the status in gRPC.
         seconds: From arrival to the end.
         trace_id: The id of the trace (W3C Trace Context) that it belongs to; empty without one.
+        lasts: Whether it is open for as long as its caller wants, which is not slow.
     """
 
     request_id: str
@@ -125,6 +126,7 @@ class CallRecord:
     code_number: int = 0
     seconds: float = 0.0
     trace_id: str = ""
+    lasts: bool = False
 
 
 def trace_id_of(metadata: Metadata) -> str:
