@@ -27,7 +27,7 @@ from seq2seq_serve.server.service.read.inputs import max_seconds
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.windows import WindowRules, after_text
 from seq2seq_serve.server.service.seq2seq.windows import Decode, decode_window
-from seq2seq_serve.server.service.write.word_times import Times, token_times, words_of
+from seq2seq_serve.server.service.write.word_times import token_times, words_of
 
 _TOKENS_PER_SECOND, _MORE_TOKENS = 20, 20  # the most of a sound; Whisper itself writes at most 15 a second
 _MOST_BEFORE = 64  # tokens of the text before a segment with which it is decoded
@@ -125,6 +125,7 @@ class LiveDecoder:
         model, progress = self._decoding.model, self._progress
         async with hearing:
             begin, end, is_last = segment.begin, segment.end, segment.is_complete
+            segment.is_decoded = is_last
             if end <= begin:
                 self._progress = Progress()
                 return
@@ -234,7 +235,11 @@ class LiveDecoder:
         seconds = (end - begin) / SAMPLE_RATE
         step = self._longest_seconds / request.memory_length
         work = partial(token_times, attention, best.token_ids, times, seconds, step)
-        spoken: Times = await self._call.build(attention.nbytes, work)
+        spoken = dict(await self._call.build(attention.nbytes, work))
+        for place in range(len(best.token_ids)):
+            if place not in spoken:  # a time, which the model may write although none is wanted
+                end_seconds = spoken[place - 1][1] if place else 0.0
+                spoken[place] = end_seconds, end_seconds
         token_ids = best.token_ids[num_forced:]
         words, first = list(stable), 0
         latest = stable[-1].end if stable else begin

@@ -37,10 +37,12 @@ class LiveSegment:
     Attributes:
         spans: Of the sound, with margins, in order; the last one is open until the segment ends.
         is_complete: Whether nothing is added to it any more.
+        is_decoded: Whether it was decoded after that.
     """
 
     spans: list[Span] = field(default_factory=list)
     is_complete: bool = False
+    is_decoded: bool = False
 
     @property
     def begin(self) -> int:
