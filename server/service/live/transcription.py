@@ -172,7 +172,8 @@ class LiveDecoder:
             if after:
                 cut = (cut + max(after[0].begin, cut)) // 2
             del progress.stable[:num_cut]
-            segment.spans[0] = min(max(cut // HOP * HOP, begin), end), segment.spans[0][1]
+            async with hearing:
+                segment.spans[0] = min(max(cut // HOP * HOP, begin), end), segment.spans[0][1]
 
     def drop(self) -> None:
         """Forgets the segment that is transcribed."""
