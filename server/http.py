@@ -9,6 +9,7 @@ import asyncio
 import errno
 import ipaddress
 import logging
+import select
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -33,6 +34,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 from websockets.frames import Frame
+from websockets.http11 import Request as OpeningRequest
 
 from seq2seq_serve.origins import is_address, named_host, own_names
 
@@ -49,6 +51,10 @@ MAX_MESSAGE_BYTES = 2**22  # of a WebSocket; a longer message closes it
 # A message may have the first number of frames, and one more for each of these bytes.
 _FREE_FRAMES, _LEAST_FRAME_BYTES = 1000, 256
 _READ_BYTES = 2**14  # of a WebSocket at once: its frames are parsed in one turn of the event loop
+# What the system receives ahead. Clients' own pings come after it, and have to be answered in time.
+_AHEAD_BYTES = 2**16
+_LOOK_SECONDS = 0.5  # between two looks whether a client that is not read has left
+_GONE = select.POLLHUP | getattr(select, "POLLRDHUP", 0)
 _PING_SECONDS = 20.0  # between pings, and for a client to answer one
 _CLOSE_SECONDS, _POLL_SECONDS = 3.0, 0.01  # for the callers to take their answers
 _PROBES = ("/healthz", "/readyz")  # a load balancer may send any name as `Host`
@@ -146,6 +152,10 @@ class _Socket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
 
     A client is read no further while its messages wait, or while it does not take the answers. It is alive
     while anything comes from it. Otherwise it must answer a ping, once it is read.
+
+    Attributes:
+        left: Whether the client has closed the socket as it should, once it has left; the page finds it in
+            the state of its scope.
     """
 
     is_busy = True
@@ -155,10 +165,47 @@ class _Socket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
         self._buffer = bytearray(_READ_BYTES)
         self._num_bytes = 0  # of the message so far
         self._heard_at = self._full_at = 0.0
+        self.left: asyncio.Future[bool] = self.loop.create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self.opened = self.loop.time()
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _AHEAD_BYTES)
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._leave(False)
+
+    def handle_connect(self, event: OpeningRequest) -> None:
+        super().handle_connect(event)
+        if not self.close_sent:
+            self.scope["state"]["left"] = self.left
+
+    def handle_close(self, event: Frame) -> None:
+        super().handle_close(event)
+        self._leave(True)
+
+    def handle_parser_exception(self) -> None:
+        super().handle_parser_exception()
+        self._leave(False)
+
+    def _leave(self, is_closed: bool) -> None:
+        if not self.left.done():
+            self.left.set_result(is_closed)
+            self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+
+    def _look(self) -> None:
+        """Sees also that a client has left of which nothing is read."""
+        if self.left.done():
+            return
+        if self.read_paused and _GONE:
+            poll = select.poll()
+            poll.register(self.transport.get_extra_info("socket").fileno(), _GONE)
+            if poll.poll(0):
+                self.transport.abort()
+        self.loop.call_later(_LOOK_SECONDS, self._look)
 
     @property
     def client_host(self) -> str:
@@ -226,7 +273,7 @@ class _Socket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
             self.schedule_ping()
             return
         super().keepalive_timeout()
-        self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+        self._leave(False)
 
 
 class _Connection(H11Protocol):

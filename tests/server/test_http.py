@@ -3,7 +3,9 @@ import http.client
 import json
 import logging
 import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, asynccontextmanager, suppress
@@ -309,9 +311,15 @@ async def echo(socket):
             await socket.send_bytes(bytes(int(message)))
 
 
+async def read_nothing(socket):
+    await socket.accept()
+    assert not await socket.scope["state"]["left"]
+
+
 @pytest.fixture
 def sockets(problems):
-    with on_a_thread(listening(problems, routes=[WebSocketRoute("/echo", echo)])) as server:
+    routes = [WebSocketRoute("/echo", echo), WebSocketRoute("/read_nothing", read_nothing)]
+    with on_a_thread(listening(problems, routes=routes)) as server:
         yield server
 
 
@@ -380,6 +388,37 @@ def test_a_client_that_takes_no_answers_is_read_no_further_and_closed(sockets, m
         client.sendall(frame(b"100000000"))
         with pytest.raises(OSError, match=r"reset|Broken pipe"):
             send_pings(client)
+
+
+def test_little_is_received_ahead_of_a_page_that_does_not_read(sockets):
+    """What follows is a client's own pings."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
+        client.connect(("127.0.0.1", sockets.port))
+        client.sendall(OPENING.replace(b"/echo", b"/read_nothing") + b"\r\n")
+        assert client.recv(2**16).startswith(b"HTTP/1.1 101")
+        client.settimeout(0.3)
+        num_bytes = 0
+        with suppress(TimeoutError):
+            while num_bytes < 2**22:
+                num_bytes += client.send(frame(b"a" * 100) * 10)
+    assert num_bytes < 2**18
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_client_who_is_not_read_is_seen_to_leave(sockets, is_reset):
+    with socket.create_connection(("127.0.0.1", sockets.port), 20) as client:
+        client.sendall(OPENING.replace(b"/echo", b"/read_nothing") + b"\r\n")
+        assert client.recv(2**16).startswith(b"HTTP/1.1 101")
+        client.sendall(frame(b"a" * 100) * 100)
+        if is_reset:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        else:
+            client.sendall(frame(b"\x03\xe8", opcode=8))
+    deadline = time.monotonic() + 20
+    while sockets._state.tasks:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_a_message_may_have_frames_but_not_without_end(sockets):

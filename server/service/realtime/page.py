@@ -87,7 +87,8 @@ class RealtimePage:
                 accept["subprotocol"] = _REALTIME
             await send(accept | {"headers": [(REQUEST_ID.encode(), call.request_id.encode())]})
             is_older = _OLDER_HEADER in connection.headers or any(one.startswith(_OLDER) for one in protocols)
-            await _hold(partial(Session, call, self._names, settings, is_older=is_older), receive, send)
+            make = partial(Session, call, self._names, settings, is_older=is_older)
+            await _hold(make, receive, send, scope["state"]["left"])
 
         try:
             try:
@@ -128,32 +129,37 @@ class RealtimePage:
         return Settings(model=name)
 
 
-async def _hold(make: partial[Session], receive: Receive, send: Send) -> None:
+async def _hold(make: partial[Session], receive: Receive, send: Send, left: asyncio.Future[bool]) -> None:
     """Holds a session until the caller leaves.
+
+    Args:
+        make: Makes it.
+        receive: Returns the next message of the socket.
+        send: Sends a message.
+        left: Whether the caller has closed the socket as it should, once it has left.
 
     Raises:
         CancelledError: The caller has left without closing the socket.
         Unavailable: The server drains; all events were sent.
     """
     inbox, outbox = Inbox(receive), Outbox(send)
-    session = make(inbox=inbox, outbox=outbox)
-    running = asyncio.create_task(session.run())
+    running = asyncio.create_task(make(inbox=inbox, outbox=outbox).run())
     filling, emptying = asyncio.create_task(inbox.fill()), asyncio.create_task(outbox.empty())
+    flushing: asyncio.Task[None] | None = None
+    ends: set[asyncio.Future[Any]] = {emptying, left}
     try:
-        await asyncio.wait({running, filling, emptying}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({running, *ends}, return_when=asyncio.FIRST_COMPLETED)
         if running.done():
             flushing = asyncio.create_task(outbox.flush())
-            try:
-                await asyncio.wait({flushing, filling, emptying}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                flushing.cancel()
+            await asyncio.wait({flushing, *ends}, return_when=asyncio.FIRST_COMPLETED)
             running.result()
-        if not (filling.done() and filling.result()):
+        if not (left.done() and left.result()):
             raise asyncio.CancelledError
     finally:
-        for task in (running, filling, emptying):
+        tasks = [task for task in (running, filling, emptying, flushing) if task is not None]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(running, filling, emptying, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _write_nothing(_message: object) -> None:

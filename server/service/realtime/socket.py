@@ -14,7 +14,7 @@ _MOST_EVENTS = 64  # that wait to be sent, beyond which nobody adds one who can 
 
 
 class Inbox:
-    """The messages of a caller, who is read ahead a little, so that its leaving is seen. Owned by its call.
+    """The messages of a caller, who is read ahead a little. Owned by its call.
 
     Args:
         receive: Returns the next message of the socket.
@@ -30,8 +30,8 @@ class Inbox:
         self._changed = asyncio.Condition()
         self.is_over = False
 
-    async def fill(self) -> bool:
-        """Reads until the caller leaves; returns whether it has closed the socket as it should."""
+    async def fill(self) -> None:
+        """Reads until the caller leaves."""
         while (message := await self._receive())["type"] != "websocket.disconnect":
             content: bytes = message.get("bytes") or b""
             async with self._changed:
@@ -40,7 +40,6 @@ class Inbox:
                     self._messages.append(content)
                     self._num_bytes += len(content)
                     self._changed.notify_all()
-        return "reason" in message  # otherwise no frame has closed it
 
     async def end(self) -> None:
         """Throws away what comes from now on."""

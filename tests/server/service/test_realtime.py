@@ -482,7 +482,7 @@ async def test_a_caller_who_leaves_frees_everything(whisper_path):
         async with talking(served) as talk:
             await talk.next("session.created")
             await talk.update(BY_HAND)
-            await talk.append(pcm(noise(3)))
+            await talk.append(pcm(noise(60)), 2**17)
             talk.socket.transport.abort()
         await over(served)
         assert not served.app.calls.live.open.held
