@@ -29,7 +29,8 @@ PATH = "/v1/realtime"
 _SERVICE, _METHOD = "http", "Transcribe"
 _RIGHT = f"/seq2seq.v1.Seq2Seq/{_METHOD}"
 _INTENT = "transcription"
-# A session may have a message of 4 MiB that is not complete, and one that waits.
+# Sessions, or as many as there may be live streams, if those are more. A session may have a message of 4 MiB
+# that is not complete, and one that waits.
 _MOST_SESSIONS = 64
 # Subprotocols: what is spoken, the caller's token, and the older form of the API
 _REALTIME, _TOKEN, _OLDER = "realtime", "openai-insecure-api-key.", "openai-beta."
@@ -48,7 +49,7 @@ class RealtimePage:
 
     def __init__(self, calls: Calls, names: OpenAINames) -> None:
         self._calls, self._names = calls, names
-        self._open = Shares(_MOST_SESSIONS, "{} sessions are open")
+        self._open = Shares(max(_MOST_SESSIONS, calls.live.open.limit), "{} sessions are open")
 
     def route(self) -> WebSocketRoute:
         """Returns its route."""

@@ -433,7 +433,8 @@ async def test_rights_are_those_of_a_header_or_of_a_subprotocol(tmp_path, whispe
 
 async def test_a_caller_with_too_many_sessions_is_refused(whisper_path, monkeypatch):
     monkeypatch.setattr(page, "_MOST_SESSIONS", 1)
-    async with serving_bundles(whisper_path / "bundle") as served, talking(served) as talk:
+    server = serving_bundles(whisper_path / "bundle", max_live_streams=1)
+    async with server as served, talking(served) as talk:
         await talk.next("session.created")
         with pytest.raises(websockets.InvalidStatus) as caught:
             await talking(served).__aenter__()
