@@ -54,6 +54,9 @@ class SoundStream(Protocol):
         Every block must be taken before the next call. Raises SoundError.
         """
 
+    def flush(self) -> Iterator[Samples]:
+        """Yields the samples of the bytes so far that wait for the next ones, of a sound without a header."""
+
     def finish(self) -> Iterator[Samples]:
         """Yields the rest of the samples; no bytes follow. Raises SoundError."""
 
@@ -83,9 +86,9 @@ class _Resampler:
     def __init__(self, rate: int) -> None:
         import soxr  # not by servers of other models
 
-        self._resample = None
+        self._stream = None
         if rate != SAMPLE_RATE:
-            self._resample = soxr.ResampleStream(rate, SAMPLE_RATE, num_channels=1).resample_chunk
+            self._stream = soxr.ResampleStream(rate, SAMPLE_RATE, num_channels=1)
 
     def read(self, block: NDArray[np.float32]) -> Samples:
         if not (block.min() >= -LOUDEST and block.max() <= LOUDEST):  # NaN is not
@@ -93,11 +96,15 @@ class _Resampler:
         samples = block[:, 0]
         if block.shape[1] > 1:
             samples = np.einsum("sc->s", block) / np.float32(block.shape[1])
-        return samples if self._resample is None else self._resample(samples)
+        return samples if self._stream is None else self._stream.resample_chunk(samples)
 
     def finish(self) -> Samples:
         nothing: Samples = np.zeros(0, np.float32)
-        return nothing if self._resample is None else self._resample(nothing, last=True)
+        if self._stream is None:
+            return nothing
+        rest: Samples = self._stream.resample_chunk(nothing, last=True)
+        self._stream.clear()
+        return rest
 
 
 class _RawStream:
@@ -129,6 +136,9 @@ class _RawStream:
             if self._dtype.kind == "i":
                 block /= np.float32(2**15)
             yield self._resampler.read(block.reshape(-1, self._num_channels))
+
+    def flush(self) -> Iterator[Samples]:
+        yield self._resampler.finish()
 
     def finish(self) -> Iterator[Samples]:
         if self._rest:
@@ -167,6 +177,9 @@ class _FileStream:
             self._is_hungry = False
             self._changed.notify_all()
         yield from self._blocks()
+
+    def flush(self) -> Iterator[Samples]:
+        yield from ()
 
     def finish(self) -> Iterator[Samples]:
         with self._changed:

@@ -24,6 +24,7 @@ from seq2seq_serve.server.service.endpoint import Endpoint
 from seq2seq_serve.server.service.health import Health
 from seq2seq_serve.server.service.live.admission import LiveStreams
 from seq2seq_serve.server.service.open_inference.service import InferenceService
+from seq2seq_serve.server.service.realtime.page import RealtimePage
 from seq2seq_serve.server.service.rest import RestService
 from seq2seq_serve.server.system.trimming import Trimmer, spare_what_lives
 from seq2seq_serve.server.telemetry.access_log import AccessLog
@@ -89,13 +90,14 @@ class App:
         self.metrics.show_live_streams(lambda: self.calls.live.open.held.total())
         inference = InferenceService(self.repository, self.health)
         self.rest = RestService(inference, self.calls, config.openai_names)
+        realtime = RealtimePage(self.calls, config.openai_names)
         self.http = HttpServer(
             config.host,
             config.metrics_port,
             registry=self.metrics.registry,
             unhealthy=self.health.unhealthy,
             unready=self.health.unready,
-            routes=self.rest.routes() if config.has_rest else (),
+            routes=[*self.rest.routes(), realtime.route()] if config.has_rest else (),
             error_forms=self.rest.error_forms() if config.has_rest else (),
             origins=config.allowed_origins.split(",") if config.allowed_origins else (),
         )

@@ -9,6 +9,7 @@ import asyncio
 import errno
 import ipaddress
 import logging
+import select
 import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Sequence
@@ -26,11 +27,14 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
+from websockets.frames import Frame
+from websockets.http11 import Request as OpeningRequest
 
 from seq2seq_serve.origins import is_address, named_host, own_names
 
@@ -43,6 +47,15 @@ _FREE_CHUNKS, _LEAST_CHUNK_BYTES = 1000, 256
 # A connection is closed after a body of this length; pages refuse what is longer than their own limits.
 _MAX_BODY_BYTES = 2**26
 _LINGER_SECONDS = 1.0  # for a client to stop sending after a refusal
+MAX_MESSAGE_BYTES = 2**22  # of a WebSocket; a longer message closes it
+# A message may have the first number of frames, and one more for each of these bytes.
+_FREE_FRAMES, _LEAST_FRAME_BYTES = 1000, 256
+_READ_BYTES = 2**14  # of a WebSocket at once: its frames are parsed in one turn of the event loop
+# What the system receives ahead. Clients' own pings come after it, and have to be answered in time.
+_AHEAD_BYTES = 2**16
+_LOOK_SECONDS = 0.5  # between two looks whether a client that is not read has left
+_GONE = select.POLLHUP | getattr(select, "POLLRDHUP", 0)
+_PING_SECONDS = 20.0  # between pings, and for a client to answer one
 _CLOSE_SECONDS, _POLL_SECONDS = 3.0, 0.01  # for the callers to take their answers
 _PROBES = ("/healthz", "/readyz")  # a load balancer may send any name as `Host`
 _KEPT_SECONDS = 1.0  # how long scrapes get the same text
@@ -134,21 +147,158 @@ class _Parser(h11.Connection):
         raise h11.RemoteProtocolError(problem)
 
 
-class _Connection(H11Protocol):
-    """Closes itself if it is silent. Beyond a limit a new one closes one of the client that has most."""
+class _Socket(WebSocketsSansIOProtocol, asyncio.BufferedProtocol):
+    """A WebSocket, after the request that opens it. All its messages are bytes.
 
-    def __init__(self, config: Config, state: ServerState, refusals: _Refusals) -> None:
+    A client is read no further while its messages wait, or while it does not take the answers. It is alive
+    while anything comes from it. Otherwise it must answer a ping, once it is read.
+
+    Attributes:
+        left: Whether the client has closed the socket as it should, once it has left; the page finds it in
+            the state of its scope.
+    """
+
+    is_busy = True
+
+    def __init__(self, config: Config, server_state: ServerState, app_state: dict[str, Any]) -> None:
+        super().__init__(config, server_state, app_state)
+        self._buffer = bytearray(_READ_BYTES)
+        self._num_bytes = 0  # of the message so far
+        self._heard_at = self._full_at = 0.0
+        self.left: asyncio.Future[bool] = self.loop.create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.opened = self.loop.time()
+        connection = transport.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _AHEAD_BYTES)
+        self._look()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._leave(False)
+
+    def handle_connect(self, event: OpeningRequest) -> None:
+        super().handle_connect(event)
+        if not self.close_sent:
+            self.scope["state"]["left"] = self.left
+
+    def handle_close(self, event: Frame) -> None:
+        super().handle_close(event)
+        self._leave(True)
+
+    def handle_parser_exception(self) -> None:
+        super().handle_parser_exception()
+        self._leave(False)
+
+    def _leave(self, is_closed: bool) -> None:
+        if not self.left.done():
+            self.left.set_result(is_closed)
+            self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
+
+    def _look(self) -> None:
+        """Sees also that a client has left of which nothing is read."""
+        if self.left.done():
+            return
+        if self.read_paused and _GONE:
+            poll = select.poll()
+            poll.register(self.transport.get_extra_info("socket").fileno(), _GONE)
+            if poll.poll(0):
+                self.transport.abort()
+        self.loop.call_later(_LOOK_SECONDS, self._look)
+
+    @property
+    def client_host(self) -> str:
+        """The address of the other end."""
+        return self.client[0] if self.client else ""
+
+    def get_buffer(self, _sizehint: int) -> bytearray:
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        self.data_received(bytes(self._buffer[:nbytes]))
+
+    def data_received(self, data: bytes) -> None:
+        self._heard_at = self.loop.time()
+        super().data_received(data)
+        if not self.handshake_initiated:  # the library cannot read a request that h11 has read
+            self.transport.write(
+                b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+            )
+            self.transport.close()
+
+    def handle_text(self, event: Frame) -> None:
+        self.handle_bytes(event)
+
+    def handle_cont(self, event: Frame) -> None:
+        if self.close_sent:
+            return
+        self._num_bytes += len(event.data)
+        if len(self.frames) > _FREE_FRAMES + self._num_bytes // _LEAST_FRAME_BYTES:
+            self.conn.fail(1009, "the message has too many frames: send longer ones")
+            self.handle_parser_exception()
+            return
+        super().handle_cont(event)
+
+    def handle_bytes(self, event: Frame) -> None:
+        self._num_bytes = len(event.data)
+        super().handle_bytes(event)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._full_at = self.loop.time()
+        self.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        if not self.read_paused:
+            self.transport.resume_reading()
+
+    async def receive(self) -> Any:
+        await self.writable.wait()  # otherwise a client that takes nothing could cause pongs without end
+        return await super().receive()
+
+    async def send(self, message: Any) -> None:
+        await super().send(message)
+        if message["type"] == "websocket.close":
+            self.loop.call_later(self.close_timeout, self.transport.abort)
+
+    def keepalive_timeout(self) -> None:
+        if self.writable.is_set():
+            is_alive = self.read_paused or self._heard_at >= self.ping_sent_at
+        else:
+            is_alive = self.loop.time() - self._full_at < _PING_SECONDS
+        if is_alive:
+            self.pending_ping_payload = None
+            self.schedule_ping()
+            return
+        super().keepalive_timeout()
+        self._leave(False)
+
+
+class _Connection(H11Protocol):
+    """Closes itself if it is silent. Beyond a limit a new one closes one of the client that has most.
+
+    Only requests for `sockets` become WebSockets.
+    """
+
+    def __init__(
+        self, config: Config, state: ServerState, refusals: _Refusals, sockets: Collection[str]
+    ) -> None:
         super().__init__(config, state, {})
         self.conn: _Parser = _Parser(h11.SERVER, _MAX_HEADER_BYTES)
         self._refusals = refusals
-        self._is_refused = False
+        self._sockets = sockets
+        self._is_refused = self._is_socket = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.opened = self.loop.time()
         self._close_if_silent()
         if len(self.connections) > _MAX_CONNECTIONS:
-            others = [one for one in self.connections if isinstance(one, _Connection) and one is not self]
+            others = [
+                one for one in self.connections if isinstance(one, (_Connection, _Socket)) and one is not self
+            ]
             counts = Counter(other.client_host for other in others)
             worst = min(others, key=lambda one: (-counts[one.client_host], one.is_busy, one.opened))
             worst.transport.abort()
@@ -157,7 +307,15 @@ class _Connection(H11Protocol):
         if self._is_refused:
             return
         super().data_received(data)
-        self._close_if_silent()
+        if not self._is_socket:
+            self._close_if_silent()
+
+    def handle_websocket_upgrade(self, event: h11.Request) -> None:
+        self._is_socket = True
+        super().handle_websocket_upgrade(event)
+
+    def _should_upgrade_to_ws(self) -> bool:
+        return self.conn.path in self._sockets
 
     def send_400_response(self, msg: str) -> None:
         """Refuses bytes that are not a request, and closes the connection.
@@ -335,6 +493,7 @@ class HttpServer:
             middleware=middleware,
         )
         app.router.redirect_slashes = False
+        self._sockets = {page.path for page in pages if isinstance(page, WebSocketRoute)}
         self._config = Config(
             app,
             log_config=None,
@@ -342,7 +501,11 @@ class HttpServer:
             lifespan="off",
             proxy_headers=False,  # a header must not choose the name of a caller
             timeout_keep_alive=_SILENT_SECONDS,
-            ws="none",
+            ws=_Socket,
+            ws_max_size=MAX_MESSAGE_BYTES,
+            ws_ping_interval=_PING_SECONDS,
+            ws_ping_timeout=_PING_SECONDS,
+            ws_per_message_deflate=False,
         )
         logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # callers can cause its warnings
         self._state = ServerState()
@@ -352,7 +515,7 @@ class HttpServer:
 
     async def start(self) -> None:
         """Starts to answer."""
-        connect = partial(_Connection, self._config, self._state, self._refusals)
+        connect = partial(_Connection, self._config, self._state, self._refusals, self._sockets)
         self._server = await asyncio.get_running_loop().create_server(
             connect, sock=self._listener, backlog=_BACKLOG
         )

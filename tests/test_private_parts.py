@@ -16,6 +16,7 @@ from grpc.aio._call import StreamStreamCall
 from packaging.requirements import Requirement
 from uvicorn import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from uvicorn.server import ServerState
 
 ROOT = Path(__file__).parents[1]
@@ -60,9 +61,48 @@ async def test_uvicorns_protocol_has_what_the_http_port_builds_on(name):
     assert hasattr(protocol, name), f"uvicorn {version('uvicorn')}: server/http.py loses {USED[name]}"
 
 
+OF_SOCKETS = {
+    "client": "the connections of one client that are closed for those of others",
+    "close_sent": "the bound of frames",
+    "close_timeout": "the closing of sockets whose clients do not read",
+    "conn": "the bound of frames",
+    "frames": "the bound of frames",
+    "connection_lost": "the end of sessions whose clients leave",
+    "handle_close": "the end of sessions whose clients leave",
+    "handle_connect": "the end of sessions whose clients leave",
+    "handle_bytes": "the bound of frames, and messages as bytes",
+    "handle_cont": "the bound of frames",
+    "handle_parser_exception": "the bound of frames",
+    "handle_text": "messages as bytes",
+    "handshake_initiated": "the closing of connections whose request cannot be read",
+    "keepalive_timeout": "the closing of sockets that are not alive",
+    "pending_ping_payload": "pings to clients that are alive",
+    "ping_sent_at": "the closing of sockets that are not alive",
+    "read_paused": "the bound of messages that wait",
+    "schedule_ping": "pings to clients that are alive",
+    "transport": "every bound",
+    "writable": "the bound of answers that a client does not take",
+}
+
+
+@pytest.mark.parametrize("name", OF_SOCKETS)
+async def test_uvicorns_protocol_of_sockets_has_what_the_http_port_builds_on(name):
+    async def app(scope, receive, send):
+        pass
+
+    config = Config(app)
+    config.load()
+    protocol = WebSocketsSansIOProtocol(config, ServerState(), {})
+    assert hasattr(protocol, name), f"uvicorn {version('uvicorn')}: server/http.py loses {OF_SOCKETS[name]}"
+
+
 def test_uvicorn_calls_what_the_http_port_overrides_and_reads_what_it_replaces():
-    source = inspect.getsource(H11Protocol)
+    source = inspect.getsource(H11Protocol) + inspect.getsource(WebSocketsSansIOProtocol)
     for use, loss in (
+        (r"if upgrade == b\"websocket\" and self\._should_upgrade_to_ws\(\)", "every page becomes a socket"),
+        (r"self\.handle_websocket_upgrade\(", "sockets are closed after five seconds"),
+        (r"self\.handle_cont\(event\)", "messages have frames without end"),
+        (r"call_later\(self\.ping_timeout, self\.keepalive_timeout\)", "dead sockets stay open"),
         (r"self\.conn\.next_event\(\)", "bodies have no bound"),
         (r"self\.send_400_response\(", "wrong bytes get uvicorn's own answer"),
         (r"def _unset_keepalive[^#]+timeout_keep_alive_task = None", "silent connections stay open"),

@@ -36,7 +36,10 @@ from seq2seq_serve.server.service.read.windows import most_before, text_ids
 from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding
 from seq2seq_serve.server.service.status import status_of
 
-PAGES = "OpenAI's pages here are /v1/audio/transcriptions, /v1/audio/translations and /v1/models"
+PAGES = (
+    "OpenAI's pages here are /v1/audio/transcriptions, /v1/audio/translations and /v1/models, and over a "
+    "WebSocket /v1/realtime"
+)
 MAX_FILE_BYTES = 25 * 2**20  # OpenAI's limit
 _MAX_TEXT_BYTES, _MAX_SHORT_BYTES = 2**16, 2**10  # of a field of `_LONG`, and of others than the file
 
@@ -130,9 +133,9 @@ async def transcribe(
     _check(fields)
     form_of_answer = fields.texts.get("response_format", _JSON)
     with _named_as_sent(fields.names):
-        name = _named(fields.texts.get("model", ""), call, names)
+        name = named_model(fields.texts.get("model", ""), call, names)
         async with call.calls.models.use(call, name) as model:
-            _check_model(model, task, call)
+            check_model(model, task, call)
             decoding = await _decoding(fields, task, model, call)
             sources = [pb.Source(file=files.pop(), file_type=fields.texts.get("file_type", ""))]
             del form
@@ -356,7 +359,7 @@ def _named_as_sent(names: Mapping[str, str]) -> Iterator[None]:
         raise
 
 
-def _named(name: str, call: RemoteCall, names: OpenAINames) -> str:
+def named_model(name: str, call: RemoteCall, names: OpenAINames) -> str:
     """Returns the name of the model to use.
 
     Without a name, and with any name if the server takes it, that is the only model that reads sounds; with
@@ -376,7 +379,8 @@ def _named(name: str, call: RemoteCall, names: OpenAINames) -> str:
     return name
 
 
-def _check_model(model: ServedModel, task: str, call: RemoteCall) -> None:
+def check_model(model: ServedModel, task: str, call: RemoteCall) -> None:
+    """Raises InvalidRequest if a model does not do a task with sounds."""
     if not model.reads_sound or model.manifest.timestamps is None:
         seen = call.calls.models.seen_by(call.caller)
         hearing = [one.name for one in seen if one.reads_sound and one.manifest.timestamps]

@@ -17,7 +17,7 @@ from typing import Any
 import grpc
 from google.protobuf.message import Message
 from starlette.convertors import StringConvertor, register_url_convertor
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Message as ASGIMessage
@@ -191,7 +191,7 @@ class _Page:
             _SERVICE,
             self.method,
             metadata=tuple(request.headers.items()),
-            peer=_peer(request),
+            peer=peer_of(request),
             remaining_seconds=None,
             write=_write_nothing,
         )
@@ -220,7 +220,7 @@ class _Page:
                 await events.end()
                 return
             if isinstance(outcome, Exception):
-                response: Response | None = _error_response(outcome, self.error_content(outcome))
+                response: Response | None = error_response(outcome, self.error_content(outcome))
             else:
                 response = outcome
             assert response is not None
@@ -534,7 +534,7 @@ async def _write_nothing(_message: Message) -> None:
     raise AssertionError("streams over HTTP have events of their own")
 
 
-def _peer(request: Request) -> str:
+def peer_of(request: HTTPConnection) -> str:
     """Returns the caller as gRPC names the other end of a connection."""
     if request.client is None:
         return ""
@@ -552,7 +552,8 @@ def _error_content(error: Exception) -> dict[str, Any]:
     return content if field is None else content | {"field": field}
 
 
-def _error_response(error: Exception, content: dict[str, Any]) -> Response:
+def error_response(error: Exception, content: dict[str, Any]) -> Response:
+    """Returns the answer to a call that is refused or fails, with this body."""
     code = status_of(error).code
     headers = {}
     if isinstance(error, Overloaded):

@@ -3,15 +3,20 @@ import http.client
 import json
 import logging
 import socket
+import struct
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 
 import pytest
 from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.metrics_core import CounterMetricFamily
 from prometheus_client.registry import Collector
+from starlette.routing import WebSocketRoute
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from seq2seq_serve.server import http as server_http
 from seq2seq_serve.server.http import HttpServer
@@ -24,7 +29,7 @@ def problems():
 
 
 @asynccontextmanager
-async def listening(problems, host="127.0.0.1", origins=()):
+async def listening(problems, host="127.0.0.1", origins=(), routes=()):
     registry = CollectorRegistry()
     Counter("apples", "Apples.", registry=registry).inc(3)
     server = HttpServer(
@@ -34,6 +39,7 @@ async def listening(problems, host="127.0.0.1", origins=()):
         unhealthy=lambda: problems["unhealthy"],
         unready=lambda: problems["unready"],
         origins=origins,
+        routes=routes,
     )
     server.loop, server.registry_of_test = asyncio.get_running_loop(), registry
     await server.start()
@@ -294,3 +300,175 @@ def test_a_caller_that_never_reads_does_not_delay_the_shutdown(problems, monkeyp
         client.sendall(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n" * 2)
         assert client.recv(1)
     assert caplog.records == []
+
+
+async def echo(socket):
+    """Answers each message with itself, and with as many bytes as it says."""
+    await socket.accept()
+    async for message in socket.iter_bytes():
+        await socket.send_bytes(message)
+        if message.isdigit():
+            await socket.send_bytes(bytes(int(message)))
+
+
+async def read_nothing(socket):
+    await socket.accept()
+    assert not await socket.scope["state"]["left"]
+
+
+@pytest.fixture
+def sockets(problems):
+    routes = [WebSocketRoute("/echo", echo), WebSocketRoute("/read_nothing", read_nothing)]
+    with on_a_thread(listening(problems, routes=routes)) as server:
+        yield server
+
+
+def opened(server, **options):
+    return connect(f"ws://127.0.0.1:{server.port}/echo", compression=None, **options)
+
+
+OPENING = (
+    b"GET /echo HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+)
+
+
+def until_closed(client) -> bytes:
+    """All that a server sends before it closes a connection."""
+    received = b""
+    with suppress(ConnectionResetError):
+        while part := client.recv(2**16):
+            received += part
+    return received
+
+
+def frame(content: bytes, opcode: int = 2) -> bytes:
+    """A short frame of a client, with a mask of zeros."""
+    return bytes([0x80 | opcode, 0x80 | len(content), 0, 0, 0, 0]) + content
+
+
+def test_a_socket_outlives_the_limit_of_silent_connections(sockets):
+    sockets._config.timeout_keep_alive = 0.01
+    sockets._config.ws_ping_interval = 0.02
+    with opened(sockets) as socket:
+        with socket_of_a_silent_client(sockets) as silent:
+            assert until_closed(silent) == b""
+        socket.send(b"a")  # it has answered pings in the meantime
+        assert socket.recv() == b"a"
+
+
+def socket_of_a_silent_client(server):
+    """A connection on which the request for a socket never ends."""
+    client = socket.create_connection(("127.0.0.1", server.port), 20)
+    client.sendall(OPENING)
+    return client
+
+
+def test_a_client_that_answers_no_ping_is_closed(sockets):
+    sockets._config.ws_ping_interval = sockets._config.ws_ping_timeout = 0.02
+    with socket_of_a_silent_client(sockets) as client:
+        client.sendall(b"\r\n")
+        received = until_closed(client)
+    assert received.startswith(b"HTTP/1.1 101 ")
+    assert b"keepalive ping timeout" in received
+
+
+def send_pings(client):
+    while True:
+        client.sendall(frame(b"a" * 100, opcode=9) * 100)
+
+
+def test_a_client_that_takes_no_answers_is_read_no_further_and_closed(sockets, monkeypatch):
+    sockets._config.ws_ping_interval = sockets._config.ws_ping_timeout = 0.05
+    monkeypatch.setattr(server_http, "_PING_SECONDS", 0.05)
+    monkeypatch.setattr(server_http, "_LINGER_SECONDS", 0.05)
+    with socket_of_a_silent_client(sockets) as client:
+        client.sendall(b"\r\n")
+        assert client.recv(2**16).startswith(b"HTTP/1.1 101")
+        client.sendall(frame(b"100000000"))
+        with pytest.raises(OSError, match=r"reset|Broken pipe"):
+            send_pings(client)
+
+
+def test_little_is_received_ahead_of_a_page_that_does_not_read(sockets):
+    """What follows is a client's own pings."""
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**14)
+        client.connect(("127.0.0.1", sockets.port))
+        client.sendall(OPENING.replace(b"/echo", b"/read_nothing") + b"\r\n")
+        assert client.recv(2**16).startswith(b"HTTP/1.1 101")
+        client.settimeout(0.3)
+        num_bytes = 0
+        with suppress(TimeoutError):
+            while num_bytes < 2**22:
+                num_bytes += client.send(frame(b"a" * 100) * 10)
+    assert num_bytes < 2**18
+
+
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_client_who_is_not_read_is_seen_to_leave(sockets, is_reset):
+    with socket.create_connection(("127.0.0.1", sockets.port), 20) as client:
+        client.sendall(OPENING.replace(b"/echo", b"/read_nothing") + b"\r\n")
+        assert client.recv(2**16).startswith(b"HTTP/1.1 101")
+        client.sendall(frame(b"a" * 100) * 100)
+        if is_reset:
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        else:
+            client.sendall(frame(b"\x03\xe8", opcode=8))
+    deadline = time.monotonic() + 20
+    while sockets._state.tasks:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_message_may_have_frames_but_not_without_end(sockets):
+    with opened(sockets, max_size=None) as socket:
+        socket.send([b"ab"] * 900)
+        assert socket.recv() == b"ab" * 900
+        socket.send([b"a" * 256] * 5000)
+        assert len(socket.recv()) == 256 * 5000
+    with socket_of_a_silent_client(sockets) as client:
+        client.sendall(b"\r\n")
+        assert client.recv(2**16).startswith(b"HTTP/1.1 101")
+        client.sendall(b"\x02\x80\0\0\0\0" + b"\0\x80\0\0\0\0" * 1100)
+        received = until_closed(client)
+    assert b"\x03\xf1the message has too many frames" in received  # 1009
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "status"),
+    [
+        (OPENING + b"".join(b"a%d: b\r\n" % number for number in range(200)), b"400"),
+        (OPENING.replace(b"Version: 13", b"Version: 7"), b"400"),
+        (OPENING.replace(b"Sec-WebSocket-Key", b"Key"), b"400"),
+        (OPENING.replace(b"Host: localhost", b"Host: localhost\r\nOrigin: http://other.example"), b"403"),
+        (OPENING.replace(b"Host: localhost", b"Host: other.example"), b"403"),
+        (OPENING.replace(b"/echo", b"/healthz"), b"200"),
+        (OPENING.replace(b"/echo", b"/other"), b"404"),
+    ],
+)
+def test_a_request_that_cannot_open_a_socket_is_answered_and_closed(sockets, request_bytes, status, capfd):
+    sockets._config.timeout_keep_alive = 0.05
+    with socket.create_connection(("127.0.0.1", sockets.port), 20) as client:
+        client.sendall(request_bytes + b"\r\n")
+        assert until_closed(client).split(b" ")[1] == status
+    assert capfd.readouterr().err == ""
+
+
+def test_sockets_count_among_the_connections_of_a_client(sockets, monkeypatch):
+    monkeypatch.setattr(server_http, "_MAX_CONNECTIONS", 2)
+    with ExitStack() as stack:
+        clients = []
+        for _ in range(3):
+            clients.append(stack.enter_context(socket_of_a_silent_client(sockets)))
+            clients[-1].sendall(b"\r\n")
+            assert clients[-1].recv(2**16).startswith(b"HTTP/1.1 101")
+        assert until_closed(clients[0]) == b""
+
+
+def test_a_page_of_another_site_cannot_open_a_socket(sockets):
+    with pytest.raises(InvalidStatus, match="403"):
+        opened(sockets, origin="https://other.example")
+    with opened(sockets, origin=f"http://127.0.0.1:{sockets.port}") as own:
+        own.send(b"a")
+        assert own.recv() == b"a"

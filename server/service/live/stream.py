@@ -177,18 +177,43 @@ class LiveStream:
         self._whole.detected_language = self._live.detected_language or self._pieces.detected_language
         return self._whole
 
+    @property
+    def heard_seconds(self) -> float:
+        """The sound that was heard."""
+        return self._sound.num_samples / SAMPLE_RATE
+
+    @property
+    def is_in_segment(self) -> bool:
+        """Whether what comes next belongs to the segment of what was heard last."""
+        segments = self._turns.segments
+        return bool(segments) and not segments[-1].is_complete
+
+    @property
+    def transcribed_seconds(self) -> float:
+        """The sound of which nothing has to be transcribed any more."""
+        segments = self._turns.segments
+        return segments[0].begin / SAMPLE_RATE if segments else self.heard_seconds
+
+    async def wait_until_transcribed(self, seconds: float) -> None:
+        """Waits until the sound before a place is transcribed, and its text was sent."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.transcribed_seconds >= seconds)
+
     async def _hear_all(self, commands: AsyncIterator[bytes | Command]) -> None:
         async for command in commands:
             if isinstance(command, bytes):
                 self._come()
                 await self._hear(self._stream.push(command), len(command))
                 continue
+            await self._hear(self._stream.flush(), 0)
             async with self._hearing:
                 if command is Command.FINISH_SEGMENT:
                     self._turns.finish_segment()
                 else:
+                    is_decoded = len(self._turns.segments) == 1 and self.is_in_segment
                     self._turns.drop_segment()
-                    self._live.drop()
+                    if is_decoded:
+                        self._live.drop()
             await self._notify()
         await self._hear(self._stream.finish(), 0)
 
@@ -268,15 +293,16 @@ class LiveStream:
             if not segments:
                 return
             segment = segments[0]
-            is_last = segment.is_complete
             begin = time.monotonic()
             async with aclosing(self._live.decode(segment, self._hearing)) as events:
                 async for event in events:
+                    if not segments or segments[0] is not segment:  # its caller has dropped it
+                        break
                     if begin:
                         seconds, begin = time.monotonic() - begin, 0.0
                         self._record(seconds, event)
                     await self._send(event)
-            if is_last:
+            if segment.is_decoded:
                 segments.popleft()
             await self._notify()
 

@@ -29,7 +29,7 @@ from seq2seq_serve.server.service.read.inputs import max_seconds
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.windows import after_text
 from seq2seq_serve.server.service.seq2seq.windows import Decode, decode_window
-from seq2seq_serve.server.service.write.word_times import Times, token_times, words_of
+from seq2seq_serve.server.service.write.word_times import token_times, words_of
 
 _TOKENS_PER_SECOND, _MORE_TOKENS = 20, 20  # the most of a sound; Whisper itself writes at most 15 a second
 _MOST_BEFORE = 64  # tokens of the text before a segment with which it is decoded
@@ -150,6 +150,7 @@ class LiveDecoder:
         model, progress = self._decoding.model, self._progress
         async with hearing:
             begin, end, is_last = segment.begin, self._heard(segment), segment.is_complete
+            segment.is_decoded = is_last
             if end <= begin:
                 self._progress = Progress()
                 return
@@ -201,7 +202,8 @@ class LiveDecoder:
                 cut = (cut + max(after[0].begin, cut)) // 2
             del progress.stable[:num_cut]
             cut = min(max(cut // HOP * HOP, begin), end)
-            segment.spans[0] = cut, max(cut, segment.spans[0][1])
+            async with hearing:
+                segment.spans[0] = cut, max(cut, segment.spans[0][1])
 
     def drop(self) -> None:
         """Forgets the segment that is transcribed."""

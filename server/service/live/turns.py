@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, GrowingSound, Samples, Span, quietest
 from seq2seq_serve.server.runner.voice_activity import SpeechRules, SpeechStream
@@ -38,10 +38,12 @@ class LiveSegment:
         spans: Of the sound, with margins, in order. The last one is open until the segment ends: its end is
             that of the speech so far, and sound after it may belong to it.
         is_complete: Whether nothing is added to it any more.
+        is_decoded: Whether it was decoded after that.
     """
 
-    spans: list[Span] = field(default_factory=list)
+    spans: list[Span]
     is_complete: bool = False
+    is_decoded: bool = False
 
     @property
     def begin(self) -> int:
@@ -52,11 +54,6 @@ class LiveSegment:
     def end(self) -> int:
         """Where it ends so far."""
         return self.spans[-1][1]
-
-    @property
-    def num_samples(self) -> int:
-        """The length of its spans."""
-        return sum(end - begin for begin, end in self.spans)
 
 
 @dataclass(frozen=True)
@@ -145,9 +142,11 @@ class Turns:
 
     def _begin_span(self, begin: int) -> None:
         self._begin = max(begin, self._least_begin) // HOP * HOP
+        span = self._begin, self._begin
         if not self.segments or self.segments[-1].is_complete:
-            self.segments.append(LiveSegment())
-        self.segments[-1].spans.append((self._begin, self._begin))
+            self.segments.append(LiveSegment([span]))
+        else:
+            self.segments[-1].spans.append(span)
 
     def _end_speech(self, end: int) -> Iterator[SpeechChange]:
         if self._begin is None:  # it was finished before
@@ -163,21 +162,26 @@ class Turns:
         return min((end + self._margin) // HOP * HOP, self._sound.num_samples)
 
     def _extend(self, end: int) -> None:
-        """Moves the end of the present span; a segment that would be too long is completed before."""
+        """Moves the end of the present span; a segment that would be too long is completed before.
+
+        Whoever transcribes looks at the segments meanwhile: none is ever without a span.
+        """
         segment = self.segments[-1]
-        begin, _ = segment.spans.pop()
-        while segment.num_samples + end - begin > self._longest:
+        *spans, (begin, _) = segment.spans
+        num_before = sum(one_end - one for one, one_end in spans)
+        while num_before + end - begin > self._longest:
             cut = begin
-            if not segment.spans:
+            if not spans:
                 samples = self._sound.samples(begin, begin + self._longest)
                 place = quietest(samples, int(self._longest * _LEAST_SHARE), self._longest)
                 cut = begin + place // HOP * HOP
-                segment.spans.append((begin, cut))
+                spans = [(begin, cut)]
+            segment.spans = spans
             segment.is_complete = True
-            segment = LiveSegment()
+            segment = LiveSegment([(cut, cut)])
             self.segments.append(segment)
-            begin = cut
-        segment.spans.append((begin, end))
+            spans, num_before, begin = [], 0, cut
+        segment.spans = [*spans, (begin, end)]
         self._begin = begin
 
     def _complete(self) -> None:

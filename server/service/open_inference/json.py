@@ -44,8 +44,12 @@ _LARGEST = 2**63
 _PARAMETER_KINDS = {bool: "bool_param", int: "int64_param", float: "double_param", str: "string_param"}
 
 
-def read_json(raw: bytes) -> dict[str, Any]:
+def read_json(raw: bytes, name: str = "the body") -> dict[str, Any]:
     """Returns the object that a body holds, without the names whose value is null.
+
+    Args:
+        raw: The body.
+        name: What errors call it.
 
     Raises:
         InvalidRequest: It is not a JSON object.
@@ -57,9 +61,9 @@ def read_json(raw: bytes) -> dict[str, Any]:
         if _SURROGATE in text.lower():  # may be half of a character, which JSON can write and UTF-8 cannot
             json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise InvalidRequest(f"the body is not JSON in UTF-8: {error}", field="") from error
+        raise InvalidRequest(f"{name} is not JSON in UTF-8: {error}", field="") from error
     if not isinstance(content, dict):
-        raise InvalidRequest("the body must be a JSON object", field="")
+        raise InvalidRequest(f"{name} must be a JSON object", field="")
     return {name: value for name, value in content.items() if value is not None}
 
 
