@@ -29,7 +29,7 @@ from seq2seq_serve.server.service.read.inputs import max_seconds
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.windows import after_text
 from seq2seq_serve.server.service.seq2seq.windows import Decode, decode_window
-from seq2seq_serve.server.service.write.word_times import token_times, words_of
+from seq2seq_serve.server.service.write.word_times import Times, token_times, words_of
 
 _TOKENS_PER_SECOND, _MORE_TOKENS = 20, 20  # the most of a sound; Whisper itself writes at most 15 a second
 _MOST_BEFORE = 64  # tokens of the text before a segment with which it is decoded
