@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import enum
 
-FORMAT_VERSION = 14
-OLDER_VERSIONS = (13,)  # whose manifests lack only what has a default
+FORMAT_VERSION = 15
+OLDER_VERSIONS = (13, 14)  # whose manifests lack only what has a default
 MANIFEST_FILE = "manifest.json"
 CHECKSUM_FILE = "manifest.sha256"  # the manifest's checksum; the manifest has those of all other files
 TOKENIZER_FILE = "tokenizer.json"
@@ -59,6 +59,7 @@ class Axis(enum.StrEnum):
     SOURCE_LENGTH = "source_length"
     CLIP_LENGTH = "clip_length"
     FEATURE_LENGTH = "feature_length"
+    SOUND_LENGTH = "sound_length"  # one for all rows of an encode call
     TARGET_LENGTH = "target_length"
     LABEL_LENGTH = "label_length"
     CACHE_CAPACITY = "cache_capacity"

@@ -20,7 +20,7 @@ from typing import Any
 
 from rich.console import Console
 
-from benchmarks.quality import lost_speech, published
+from benchmarks.quality import lost_speech, published, short_windows
 from benchmarks.quality.recipe import PRECISIONS, ask, describe_run, export, report_scores
 from benchmarks.report import command, markdown
 from seq2seq_serve.bundle.names import Precision
@@ -31,7 +31,7 @@ from seq2seq_serve.training.data.text_files import read_parallel, write_lines
 from seq2seq_serve.training.evaluation.comparison import MetricSettings, compare
 from seq2seq_serve.training.run import RunFolder, load_checkpoints
 
-_TASKS = {"published": published.main, "lost-speech": lost_speech.main}
+_TASKS = {"published": published.main, "lost-speech": lost_speech.main, "short-windows": short_windows.main}
 BEAM_SIZE = 5
 NUM_AVERAGED = 1, 5, 10
 # Exponents of the length penalty of Wu et al. 2016, ((5 + |Y|) / 6)^alpha: 0 is none, a large one prefers
@@ -165,13 +165,13 @@ def _parser() -> argparse.ArgumentParser:
         "quality",
         __doc__,
         "runs/mine --test test2016 test.en test.de\npublished --models models/\n"
-        "lost-speech --bundle bundles/base",
+        "lost-speech --bundle bundles/base\nshort-windows --models whisper-base",
     )
     add = parser.add_argument
     add(
         "run",
         type=Path,
-        help="folder of a finished run; or `published` or `lost-speech`, which have a --help",
+        help="folder of a finished run; or `published`, `lost-speech`, `short-windows`: they have a --help",
     )
     add(
         "--test",

@@ -33,8 +33,8 @@ from seq2seq_serve import load
 from seq2seq_serve.bundle.audio import SAMPLE_RATE, Samples, read_sound
 from seq2seq_serve.server.library import Model
 
-_SENTENCES = Path(__file__).with_name("spoken.txt").read_text(encoding="utf-8").splitlines()
-_VOICES = ("en-us", "en-gb", "en-us+m3", "en-us+f2", "en-gb+m7", "en-us+f4")
+SENTENCES = Path(__file__).with_name("spoken.txt").read_text(encoding="utf-8").splitlines()
+VOICES = ("en-us", "en-gb", "en-us+m3", "en-us+f2", "en-gb+m7", "en-us+f4")
 _WORD = re.compile(r"[^\W_]+(?:'[^\W_]+)*")
 _SPELLINGS = {  # of words of the sentences, after `words`
     "3000": "three thousand",
@@ -165,25 +165,30 @@ def speak(folder: Path, seed: int, plan: Plan) -> tuple[Path, str]:
     chance, num_samples = random.Random(seed), 0
     parts: list[Samples] = []
     texts: list[str] = []
-    voice, speed = chance.choice(_VOICES), chance.randint(135, 175)
-    order = chance.sample(_SENTENCES, len(_SENTENCES))
+    voice, speed = chance.choice(VOICES), chance.randint(135, 175)
+    order = chance.sample(SENTENCES, len(SENTENCES))
     while num_samples < plan.seconds * SAMPLE_RATE:
         sentence = order[len(texts) % len(order)]
-        one = voice if plan.has_one_voice else chance.choice(_VOICES)
-        command = ["espeak-ng", "-v", one, "-s", str(speed), "--stdout", sentence]
-        spoken = subprocess.run(command, check=True, capture_output=True).stdout
+        one = voice if plan.has_one_voice else chance.choice(VOICES)
         pause = np.zeros(int(chance.choice(plan.pauses) * SAMPLE_RATE), np.float32)
-        parts += [read_sound(spoken, 60), pause]
+        parts += [speak_sentence(sentence, one, speed), pause]
         texts.append(sentence)
         num_samples += len(parts[-2]) + len(pause)
     samples, path = np.concatenate(parts), folder / f"{seed}.wav"
     if plan.noise is not None:
-        samples = _noisy(samples, plan.noise, seed)
+        samples = noisy(samples, plan.noise, seed)
     soundfile.write(path, samples, SAMPLE_RATE)
     return path, " ".join(texts)
 
 
-def _noisy(samples: Samples, decibels: float, seed: int) -> Samples:
+def speak_sentence(sentence: str, voice: str, speed: int) -> Samples:
+    """Returns what `espeak-ng` speaks, at this number of words a minute."""
+    command = ["espeak-ng", "-v", voice, "-s", str(speed), "--stdout", sentence]
+    spoken = subprocess.run(command, check=True, capture_output=True).stdout
+    return read_sound(spoken, 60)
+
+
+def noisy(samples: Samples, decibels: float, seed: int) -> Samples:
     """Adds pink noise, whose power falls with the frequency as that of rooms and streets does."""
     white = np.random.default_rng(seed).standard_normal(len(samples))
     bands = np.fft.rfft(white) / np.sqrt(np.maximum(np.arange(len(samples) // 2 + 1), 1000))

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from itertools import chain
 
-from seq2seq_serve.bundle.manifest.schema import Manifest, TemplateTokens, TokenTemplate, Variant
+from seq2seq_serve.bundle.manifest.schema import (
+    LengthRule,
+    Manifest,
+    TemplateTokens,
+    TensorSpec,
+    TokenTemplate,
+    Variant,
+)
 from seq2seq_serve.bundle.names import (
     ADAPTER_RANKS,
     CHOICES,
     SOURCE_LANGUAGE,
+    Axis,
     Form,
     Role,
     Verb,
@@ -137,8 +145,8 @@ def _graph_problems(manifest: Manifest, variant: Variant) -> list[str]:
                 f"sources.{name} is {form}, which is {dtype} of {num_axes} axes, and encode reads "
                 f"{spec.dtype} of {len(spec.axes) - 1}"
             )
-        if form is Form.SOUND and not all(isinstance(axis, int) for axis in spec.axes[1:]):
-            problems.append(f"sources.{name} is a sound of {spec.axes[1:]}, and both axes need a fixed size")
+        if form is Form.SOUND:
+            problems += _sound_problems(name, spec, manifest.memory)
     lacks_decode = Verb.DECODE not in variant.graphs and not manifest.drafts_only
     num_start = len(manifest.template.start)
     if num_start > 1 and lacks_decode:
@@ -159,3 +167,16 @@ def _graph_problems(manifest: Manifest, variant: Variant) -> list[str]:
     if state and Verb.DECODE in variant.graphs:
         problems.append("step has state, which a decode graph cannot follow: leave decode out")
     return problems
+
+
+def _sound_problems(name: str, spec: TensorSpec, rule: LengthRule) -> list[str]:
+    """The contradictions between a sound's axes and the rule for its positions of memory."""
+    _, num_bands, length = spec.axes
+    # Windows are shorter than `constant` positions only where both say so.
+    varies = None if rule.constant is None or rule.axis != 1 else Axis.SOUND_LENGTH
+    if isinstance(num_bands, int) and (length == varies or (rule.axis is None and isinstance(length, int))):
+        return []
+    return [
+        f"sources.{name} is a sound of {spec.axes[1:]}, and both axes need a fixed size; or the second is "
+        f"{Axis.SOUND_LENGTH.value!r}, with memory.axis 1 and memory.constant"
+    ]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass, field
-from typing import Annotated, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal, Protocol
 
 from pydantic import ConfigDict, Field
 
@@ -286,24 +286,40 @@ class LengthBound(_Record):
         return max(math.floor(self.ratio * source_length) + self.constant, 1)
 
 
+class _Array(Sized, Protocol):
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+
 @dataclass(frozen=True)
 class LengthRule(_Record):
     """The memory positions of a request: `constant`, or its source length / `stride`, rounded up.
 
     Attributes:
         source: The name of the source whose length counts.
+        axis: For a source that may be shorter than `stride * constant`: the axis of its length. Only arrays
+            show that one is; whatever counts without them counts `constant`. None without `constant`, and if
+            all sources have it.
     """
 
     source: str
     stride: Count = 1
     constant: Count | None = None
+    axis: int | None = None
+
+    @property
+    def whole_length(self) -> int | None:
+        """The length of a source that is not shorter than others; None if sources are of any length."""
+        return None if self.axis is None or self.constant is None else self.stride * self.constant
 
     def memory_length(self, source_lengths: Mapping[str, int]) -> int:
         """The positions for sources of these lengths, by name."""
         return self.constant or -(-source_lengths[self.source] // self.stride)
 
-    def memory_length_of(self, sources: Mapping[str, Sized]) -> int:
+    def memory_length_of(self, sources: Mapping[str, _Array]) -> int:
         """The positions for these sources, without the batch axis, by name."""
+        if self.axis is not None:
+            return -(-sources[self.source].shape[self.axis] // self.stride)
         return self.memory_length({name: len(source) for name, source in sources.items()})
 
 

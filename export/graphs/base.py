@@ -131,7 +131,7 @@ def source_specs() -> tuple[TensorSpec, TensorSpec]:
 def front_specs(front: SoundMaps | PatchMap) -> tuple[TensorSpec]:
     """The input of an `encode` graph over sounds or pictures."""
     if isinstance(front, SoundMaps):
-        axes = (Axis.BATCH, front.num_bands, front.num_frames)
+        axes = (Axis.BATCH, front.num_bands, Axis.SOUND_LENGTH)
         return (TensorSpec(names.SOUND, "float32", axes, Role.SOURCE),)
     return (TensorSpec(names.PICTURE, "uint8", (Axis.BATCH, front.size, front.size, 3), Role.SOURCE),)
 

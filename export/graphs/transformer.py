@@ -178,7 +178,7 @@ def make_graphs(
 class EncodeGraph(TransformerGraph):
     """Turns a source into its memory: the cross-attention keys and values of every decoder layer.
 
-    A source is a text, or a sound or picture, which has the same number of positions in every row.
+    A source is a text, or a sound or picture, which has the same number of positions in every row of a batch.
     """
 
     def __init__(self, model: Transformer, linear: LinearFactory) -> None:
@@ -214,7 +214,8 @@ class EncodeGraph(TransformerGraph):
             source, *memory = given
             embedded = self.front(source)
             B, S, _ = embedded.shape
-            layout, x = PaddedLayout((B, S), None), self.placed(embedded, self.positions)  # (N, D)
+            positions = None if self.positions is None else self.positions[:S]
+            layout, x = PaddedLayout((B, S), None), self.placed(embedded, positions)  # (N, D)
         if self.adapted is not None:
             self.adapted.spread(layout.spread)
         places = torch.arange(S)

@@ -8,10 +8,10 @@ import itertools
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from seq2seq_serve.bundle.adapters import Adapter
-from seq2seq_serve.bundle.manifest import Bundle, TensorSpec
+from seq2seq_serve.bundle.manifest import Bundle, Manifest, TensorSpec
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, Axis, Form
 from seq2seq_serve.bundle.pictures import Resampling
 from seq2seq_serve.server.engine.async_engine import AsyncEngine
@@ -32,7 +32,7 @@ class SourceSpec:
 
     Attributes:
         form: The form in which callers send it.
-        tensor: The input of the `encode` graph.
+        tensor: The input of the `encode` graph; that of a sound has the length of a whole window.
         resampling: How the file of a picture is scaled.
     """
 
@@ -70,6 +70,7 @@ class ServedModel:
         eos_id: The target token that ends a target that is scored.
         reads_text: Whether its only source is a text.
         reads_sound: Whether its only source is a sound.
+        takes_short_windows: Whether a sound may be shorter than a whole window.
         only_language: The tag of the language that it hears, if requests do not choose it; otherwise empty.
         max_memory_length: The largest number of positions of memory, for a source without a length the only
             one.
@@ -91,13 +92,16 @@ class ServedModel:
         self.source_tokenizer = bundle.source_tokenizer
         self.target_tokenizer = bundle.target_tokenizer
         self.sources = {
-            spec.name: SourceSpec(manifest.sources[spec.name], spec, manifest.resampling)
+            spec.name: SourceSpec(
+                manifest.sources[spec.name], _with_whole_windows(spec, manifest), manifest.resampling
+            )
             for spec in source_specs(manifest, sizing.precision)
         }
         self.pad_id = manifest.special_ids.pad_id
         self.eos_id = manifest.special_ids.eos_ids[0]
         forms = list(manifest.sources.values())
         self.reads_text, self.reads_sound = forms == [Form.TEXT], forms == [Form.SOUND]
+        self.takes_short_windows = manifest.memory.axis is not None
         hears_one = self.reads_sound and SOURCE_LANGUAGE not in manifest.choices
         # Whisper's checkpoints without tokens of languages are those for English.
         default = _ENGLISH if manifest.timestamps else ""
@@ -118,6 +122,14 @@ class ServedModel:
         model = copy.copy(self)
         model.base, model.name, model.places = self, name, []
         return model
+
+
+def _with_whole_windows(spec: TensorSpec, manifest: Manifest) -> TensorSpec:
+    """Returns an input with a size in the place of a sound's named axis, for all who send whole windows."""
+    length = manifest.memory.whole_length
+    if length is None:
+        return spec
+    return replace(spec, axes=tuple(length if axis == Axis.SOUND_LENGTH else axis for axis in spec.axes))
 
 
 async def _no_adapter(_name: str, _loads: bool) -> None:

@@ -12,7 +12,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from itertools import product
+from itertools import groupby, product
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -126,7 +126,7 @@ class OnnxRunner:
         captures = config.cuda_graphs and self.device.can_capture and self.max_target_length > 1
         # Calls of few shapes, into rows after those of the slots
         stages = captures and self.device.moves_positions and not has_state
-        stages = stages and source_axes <= {Axis.SOURCE_LENGTH}
+        stages = stages and source_axes <= {Axis.SOURCE_LENGTH, Axis.SOUND_LENGTH}
         self._captures = {Verb.STEP: captures, Verb.ENCODE: stages}
         self._num_staged_rows = sizing.num_staged_rows
 
@@ -223,7 +223,7 @@ class OnnxRunner:
             ValueError: A graph computes something that is not a number, because weights are not.
         """
         sources = {
-            spec.name: np.zeros([size if isinstance(size, int) else 1 for size in spec.axes[1:]], spec.dtype)
+            spec.name: np.zeros([self._warm_size(axis) for axis in spec.axes[1:]], spec.dtype)
             for spec in self._source_specs
         }
         memory_length = self._memory.memory_length_of(sources)
@@ -261,20 +261,39 @@ class OnnxRunner:
             # The weights are on the device, and no further session will be created.
             self._files = None
 
+    def _warm_size(self, axis: int | str) -> int:
+        """Returns the size of an axis of the source that warms up: a sound's is that of most requests."""
+        if axis == Axis.SOUND_LENGTH:
+            assert self._memory.whole_length is not None
+            return self._memory.whole_length
+        return axis if isinstance(axis, int) else 1
+
     def encode(self, first_row: int, requests: list[Request]) -> None:
         longest = max(request.memory_length for request in requests)
         if not first_row:
             self._fit_memory(longest, 0)
         elif longest > self._memory_capacity:
             self._fit_memory(self._rounded(longest), first_row)
-        if self.device.is_host:
-            self._encode(first_row, requests, 0)
-        else:
-            size = self._num_staged_rows if self._captures[Verb.ENCODE] else len(requests)
-            for start in range(0, len(requests), size):
-                self._encode_on_device(first_row + start, requests[start : start + size])
+        row = first_row
+        for _, alike in groupby(requests, self._sound_length):
+            together = list(alike)
+            if self.device.is_host:
+                self._encode(row, together, 0)
+            else:
+                size = self._num_staged_rows if self._captures[Verb.ENCODE] else len(together)
+                for start in range(0, len(together), size):
+                    self._encode_on_device(row + start, together[start : start + size])
+            row += len(together)
         for request in requests:
             request.drop_arrays()
+
+    def _sound_length(self, request: Request) -> int:
+        """Returns the frames of a sound: a call encodes sounds of one length, as silence would be heard.
+
+        It is 0 for other sources, and for sounds that all have one length.
+        """
+        rule = self._memory
+        return 0 if rule.axis is None else request.sources[rule.source].shape[rule.axis]
 
     def _encode(self, first_row: int, requests: list[Request], least_length: int) -> None:
         """Encode requests, padded to at least a number of tokens."""
@@ -310,9 +329,14 @@ class OnnxRunner:
             buffers.move_all(moves)
 
     def _encode_shape(self, requests: list[Request]) -> tuple[int, int]:
-        """Returns the rows and tokens of an encode call on a device, one of few shapes."""
+        """Returns the rows and tokens of an encode call on a device, one of few shapes.
+
+        Those of sounds are not padded: only whole windows have a shape that others share.
+        """
         num_rows, length = len(requests), self.max_source_length
-        if self._has_tokens:
+        if self._memory.axis is not None:
+            length = requests[0].memory_length
+        elif self._has_tokens:
             longest = max(len(request.sources[self._memory.source]) for request in requests)
             length = min(next((size for size in _ENCODE_LENGTHS if size >= longest), longest), length)
         return next((size for size in _ENCODE_ROWS if size >= num_rows), num_rows), length
@@ -324,7 +348,7 @@ class OnnxRunner:
             least = [least_length if axis == Axis.SOURCE_LENGTH else 0 for axis in spec.axes[1:]]
             feeds[spec.name] = _pad(arrays, spec.dtype, least)
             for number, axis in enumerate(spec.axes[1:]):
-                if isinstance(axis, str):
+                if isinstance(axis, str) and axis != Axis.SOUND_LENGTH:
                     lengths = [array.shape[number] for array in arrays]
                     feeds[names.lengths_of(axis)] = np.array(lengths, np.int32)
         return feeds | self._adapter_ids(request.adapter for request in requests)

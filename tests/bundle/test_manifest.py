@@ -11,6 +11,7 @@ import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from seq2seq_serve.bundle.manifest import (
@@ -20,6 +21,7 @@ from seq2seq_serve.bundle.manifest import (
     Choice,
     Extent,
     LengthBound,
+    LengthRule,
     Manifest,
     Timestamps,
     TokenTemplate,
@@ -30,7 +32,7 @@ from seq2seq_serve.bundle.manifest import (
     load_bundle,
 )
 from seq2seq_serve.bundle.manifest.check import contradictions
-from seq2seq_serve.bundle.names import FORMAT_VERSION, SOURCE_IDS, Form, Precision, Verb
+from seq2seq_serve.bundle.names import FORMAT_VERSION, SOURCE_IDS, Axis, Form, Precision, Verb
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 
 
@@ -361,19 +363,42 @@ def changed(manifest: Manifest, *, template: dict | None = None, **changes) -> l
     return contradictions(replace(manifest, template=replace(manifest.template, **template or {}), **changes))
 
 
-def test_a_sound_is_the_only_source_and_has_a_fixed_size(whisper_manifest):
+def test_a_sound_is_the_only_source_and_has_a_fixed_size_or_windows(whisper_manifest):
     assert changed(whisper_manifest) == []
     problems = changed(whisper_manifest, sources={"sound": Form.SOUND, "question": Form.TEXT})
     assert "sound, question" in problems[0]
-    variant = whisper_manifest.variants[Precision.FP32]
+    rule, varying = whisper_manifest.memory, Axis.SOUND_LENGTH
+    fixed = replace(rule, axis=None)
+    assert with_sound(whisper_manifest, (12, 64), fixed) == [], "of earlier versions"
+    for axes, memory in (
+        ((12, "source_length"), rule),
+        ((varying, 64), rule),
+        ((12, 64), rule),
+        ((12, varying), fixed),
+        ((12, varying), replace(rule, axis=0)),
+        ((12, varying), replace(rule, constant=None)),
+    ):
+        [problem] = with_sound(whisper_manifest, axes, memory)
+        assert f"fp32: sources.sound is a sound of {axes}, and" in problem
+
+
+def with_sound(manifest: Manifest, axes: tuple, memory: LengthRule) -> list[str]:
+    variant = manifest.variants[Precision.FP32]
     encode = variant.graphs[Verb.ENCODE]
     inputs = tuple(
-        replace(spec, axes=(*spec.axes[:2], "source_length")) if spec.name == "sound" else spec
+        replace(spec, axes=(*spec.axes[:1], *axes)) if spec.name == "sound" else spec
         for spec in encode.inputs
     )
     graphs = variant.graphs | {Verb.ENCODE: replace(encode, inputs=inputs)}
-    [problem] = changed(whisper_manifest, variants={Precision.FP32: replace(variant, graphs=graphs)})
-    assert "fp32: sources.sound is a sound of (12, 'source_length')" in problem
+    return changed(manifest, variants={Precision.FP32: replace(variant, graphs=graphs)}, memory=memory)
+
+
+def test_a_shorter_sound_takes_fewer_positions(whisper_manifest):
+    rule = whisper_manifest.memory
+    assert (rule.memory_length({}), rule.whole_length) == (32, 64)
+    for num_frames, expected in ((64, 32), (33, 17), (2, 1), (1, 1)):
+        assert rule.memory_length_of({"sound": np.zeros((12, num_frames))}) == expected
+    assert replace(rule, axis=None).memory_length_of({"sound": np.zeros((12, 64))}) == 32
 
 
 def test_a_language_is_detected_only_among_the_start_tokens(whisper_manifest):

@@ -120,7 +120,7 @@ class SourceKind(ABC):
 
     def memory_length(self, row: Inputs) -> int:
         """The positions of memory of a request with these sources."""
-        return self.memory.memory_length({name: len(array) for name, array in row.items()})
+        return self.memory.memory_length_of(row)
 
 
 class Tokens(SourceKind):

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from seq2seq_serve.bundle import names
 from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, WINDOW, Samples, log_mel, read_sound
+from seq2seq_serve.bundle.manifest import LengthRule
 from seq2seq_serve.bundle.names import Form
 from seq2seq_serve.bundle.sound_files import SoundTooLongError, opened
 from seq2seq_serve.training.data.media import Media
@@ -21,6 +22,7 @@ from seq2seq_serve.training.huggingface.checkpoint import CheckpointError
 from seq2seq_serve.training.models.fronts import SoundMaps
 
 _NUM_SAMPLES = 4
+_FRAMES_PER_POSITION = 2  # the stride of the second convolution
 _BLOCK = 2**16  # samples that are decoded at once
 _FORMANTS = ((730, 1090, 2440), (270, 2290, 3010), (300, 870, 2240), (530, 1840, 2480), (570, 840, 2410))
 """Hertz, of five vowels of English (Peterson and Barney 1952)."""
@@ -61,11 +63,16 @@ class Sounds(Media):
                 raise CheckpointError(
                     f"the feature extractor's {name} is {settings[name]}, and {value} is supported"
                 )
-        return cls(num_bands, 2 * config["max_source_positions"])
+        return cls(num_bands, _FRAMES_PER_POSITION * config["max_source_positions"])
 
     @property
     def num_positions(self) -> int:
-        return self.num_frames // 2
+        return self.num_frames // _FRAMES_PER_POSITION
+
+    @property
+    def memory(self) -> LengthRule:
+        """Graphs also encode shorter windows than `num_frames`, all of one batch equally long."""
+        return LengthRule(names.SOUND, _FRAMES_PER_POSITION, self.num_positions, axis=1)
 
     @property
     def max_seconds(self) -> float:

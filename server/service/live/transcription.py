@@ -24,8 +24,9 @@ from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.service.call import Call
 from seq2seq_serve.server.service.live.agreement import Agreement
+from seq2seq_serve.server.service.live.short_windows import decode_short
 from seq2seq_serve.server.service.live.turns import LiveSegment
-from seq2seq_serve.server.service.read.inputs import max_seconds
+from seq2seq_serve.server.service.read.inputs import max_seconds, position_seconds, short_window
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.windows import after_text
 from seq2seq_serve.server.service.seq2seq.windows import Decode, decode_window
@@ -113,11 +114,9 @@ class LiveDecoder:
         assert decoding.windows is not None
         self._decoding, self._rules = decoding, decoding.windows
         self._sound, self._call = sound, call
-        self._decode = decode
+        self._decode: Decode = partial(decode_short, decode, decoding.model, decoding.windows)
         [(self._name, spec)] = decoding.model.sources.items()
-        num_frames = spec.axes[1]
-        assert isinstance(num_frames, int)
-        self._num_frames, self._longest_seconds = num_frames, max_seconds(spec)
+        self._longest_seconds = max_seconds(spec)
         self._said: list[int] = list(self._prompt())
         self._start_ids = self._own_start()
         self._detected_ids = decoding.request.detected_ids
@@ -238,7 +237,7 @@ class LiveDecoder:
         seconds = (end - begin) / SAMPLE_RATE
         most = model.max_target_length - len(before) - len(prefix_ids)
         most = min(most, template.max_new_tokens, math.ceil(_TOKENS_PER_SECOND * seconds) + _MORE_TOKENS)
-        sources = {self._name: self._sound.log_mel(begin, end, self._num_frames)}
+        sources = {self._name: self._sound.log_mel(begin, end, short_window(end - begin, model))}
         return replace(
             template,
             request_id=self._call.request_id,
@@ -267,7 +266,7 @@ class LiveDecoder:
         attention = best.attention
         assert attention is not None
         seconds = (end - begin) / SAMPLE_RATE
-        step = self._longest_seconds / request.memory_length
+        step = position_seconds(model)
         work = partial(token_times, attention, best.token_ids, times, seconds, step)
         spoken: Times = await self._call.build(attention.nbytes, work)
         # Without what a model writes now and then although it should not: a time.

@@ -31,6 +31,9 @@ MAX_BYTES_PER_TOKEN = 64
 _SENTENCES_AT_ONCE = 16  # of a story, each of which has at most four kilobytes
 MAX_MAGNITUDE = 65504  # of a feature: float16's largest number, so that every precision holds it
 MAX_TIMES_TOO_LONG = 16  # the usual bytes of a text, or the usual length of a sound, to split or truncate
+# Of windows that are shorter than whole ones, in seconds: the least silence after the sound, the shortest
+# window, and from one length to the next. `benchmarks.quality.short_windows` measures the words that change.
+_WINDOW_MARGIN_SECONDS, _LEAST_WINDOW_SECONDS, _WINDOW_STEP_SECONDS = 2.0, 10.0, 1.0
 MAX_WINDOWS = 50  # the usual length of a sound that is decoded in windows: for Whisper 25 minutes
 
 # The fields of `Source` that can hold a source, and the datatypes of its tensor
@@ -179,6 +182,27 @@ def max_seconds(spec: SourceSpec) -> float:
     num_frames = spec.axes[1]
     assert isinstance(num_frames, int)
     return num_frames * audio.HOP / audio.SAMPLE_RATE
+
+
+def position_seconds(model: ServedModel) -> float:
+    """Returns the length of a sound's part that one position of memory stands for."""
+    [spec] = model.sources.values()
+    return max_seconds(spec) / model.max_memory_length
+
+
+def short_window(num_samples: int, model: ServedModel) -> int:
+    """Returns the frames of the window in which a model hears so much sound: as few as do not change words.
+
+    There are few lengths, because an encode call takes sounds of one length.
+    """
+    [spec] = model.sources.values()
+    num_frames = spec.axes[1]
+    assert isinstance(num_frames, int)
+    if not model.takes_short_windows:
+        return num_frames
+    seconds = max(num_samples / audio.SAMPLE_RATE + _WINDOW_MARGIN_SECONDS, _LEAST_WINDOW_SECONDS)
+    steps = math.ceil(seconds / _WINDOW_STEP_SECONDS)
+    return min(round(steps * _WINDOW_STEP_SECONDS * audio.SAMPLE_RATE / audio.HOP), num_frames)
 
 
 def read_samples(given: Input, longest_seconds: float, checkpoint: YieldPoint, *, hint: str) -> audio.Samples:

@@ -175,7 +175,10 @@ def _request(
     """Returns the engine's request for the sources of one target."""
     shared, model, bound = decoding.request, decoding.model, decoding.bound
     limit, is_bounded, constraints = shared.max_new_tokens, False, shared.constraints
-    memory_length = model.manifest.memory.memory_length_of(sources)
+    if model.reads_sound:
+        memory_length = model.max_memory_length  # also if the sound is cut into whole windows later
+    else:
+        memory_length = model.manifest.memory.memory_length_of(sources)
     if ngram_size := decoding.options.encoder_no_repeat_ngram_size:
         constraints = without_ngrams(constraints, ngram_size, sources[model.manifest.memory.source])
     if bound is not None:

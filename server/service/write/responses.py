@@ -19,7 +19,7 @@ from seq2seq_serve.server.engine.result import FinishReason, Hypothesis, Result,
 from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.fair_thread import YieldPoint
-from seq2seq_serve.server.service.read.inputs import max_seconds
+from seq2seq_serve.server.service.read.inputs import position_seconds
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.sentences import space_after
 from seq2seq_serve.server.service.read.sources import Reading
@@ -284,13 +284,16 @@ def attention_bytes(result: Result) -> int:
 def _token_times(
     reading: Reading, hypothesis: Hypothesis, model: ServedModel, checkpoint: YieldPoint
 ) -> Times:
-    [spec] = model.sources.values()
-    step = max_seconds(spec) / reading.request.memory_length
     assert hypothesis.attention is not None
     assert model.manifest.timestamps is not None
     times = model.manifest.timestamps
     return token_times(
-        hypothesis.attention, hypothesis.token_ids, times, reading.num_seconds, step, checkpoint
+        hypothesis.attention,
+        hypothesis.token_ids,
+        times,
+        reading.num_seconds,
+        position_seconds(model),
+        checkpoint,
     )
 
 

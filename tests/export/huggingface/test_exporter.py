@@ -20,6 +20,8 @@ from seq2seq_serve.bundle.names import Axis, Form, Precision, Verb
 from seq2seq_serve.export.exporter import TOLERANCES, ExportError
 from seq2seq_serve.export.huggingface import exporter, reference
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
+from seq2seq_serve.export.parity import worst_difference
+from seq2seq_serve.export.runtime import Graphs
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.request import Beam, Request, Sampling
 from seq2seq_serve.server.runner.runner import OnnxRunner
@@ -27,6 +29,7 @@ from seq2seq_serve.training.huggingface import families
 from seq2seq_serve.training.huggingface.bart import BART
 from seq2seq_serve.training.huggingface.checkpoint import CheckpointError, open_checkpoint
 from seq2seq_serve.training.huggingface.dialect import Limits, PositionRule
+from seq2seq_serve.training.huggingface.weights import read_model
 from tests.export.huggingface.checkpoints import (
     PICTURES,
     SHALLOW,
@@ -113,6 +116,22 @@ def test_padding_is_not_encoded_in_any_family(imported, case):
         alone = encode(source_ids[here, :length], lengths[here])
         for one, all_rows in zip(alone, together, strict=True):
             np.testing.assert_allclose(one, all_rows[here], atol=1e-5)
+
+
+def test_a_graph_hears_short_windows_as_torch_does(imported, monkeypatch):
+    """Of lengths that no export has as an example, whole windows of 64 frames among them."""
+    folder = imported("whisper")
+    opened = open_checkpoint(folder / "checkpoint")
+    family = families.family_of(opened)
+    model = read_model(opened, family, families.config_of(family, opened, Limits()))
+    bundle = load_bundle(folder / "bundle")
+    specs = bundle.manifest.variants[Precision.FP32].graphs
+    paths = {verb: bundle.path / graph.file.file for verb, graph in specs.items()}
+    sounds = model.source_kind
+    graphs = Graphs(paths, specs, "CPUExecutionProvider", sounds)
+    for num_frames in (1, 2, 20, 33, 63, 64):
+        monkeypatch.setattr(type(model), "source_kind", replace(sounds, num_frames=num_frames))
+        assert 0 < worst_difference(model, graphs, ((1, 1, 6), (3, 1, 5))) < 3e-5
 
 
 # slow: gated maps; the maps and products of the other families are like these

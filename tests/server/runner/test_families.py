@@ -1,10 +1,12 @@
 """Families under the real engine: the oracle's answers in every mode, alone and in any batch."""
 
 import dataclasses
+import json
 import math
 import random
 import shutil
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,8 +14,9 @@ import torch
 
 from seq2seq_serve import kernels
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
-from seq2seq_serve.bundle.names import FEATURES, SOURCE_IDS, Precision, Verb
+from seq2seq_serve.bundle.names import FEATURES, SOUND, SOURCE_IDS, Precision, Verb
 from seq2seq_serve.export.exporter import export_bundle
+from seq2seq_serve.export.huggingface.exporter import export_checkpoint
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.request import Beam, Constraints, Request, Sampling
 from seq2seq_serve.server.engine.result import FinishReason, Result
@@ -22,10 +25,12 @@ from seq2seq_serve.server.runner.runner import OnnxRunner
 from seq2seq_serve.server.service.read.inputs import MAX_MAGNITUDE
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from seq2seq_serve.training.models.captioner import CaptionerConfig
+from tests.bundle.test_manifest import write
 from tests.models import RECURRENT, random_model
 from tests.oracle import score_target
 from tests.server.damage import make_graph_nan, make_weights_nan
 from tests.server.driver import Driver
+from tests.server.runner.test_runner import copies_of, sounds_of
 from tests.server.runner.test_selection import (
     LIMIT,
     VOCAB_SIZE,
@@ -302,6 +307,59 @@ def test_each_graph_whose_numbers_are_damaged_is_refused_at_loading(case, verb, 
     make_graph_nan(damaged, verb)
     with pytest.raises(ValueError, match=f"the graph {named} computes is not a number"):
         make_runner(load_bundle(damaged), Precision.FP32).warm_up()
+
+
+# slow: one more export
+@pytest.mark.parametrize("precision", [Precision.FP32, pytest.param(Precision.INT8, marks=pytest.mark.slow)])
+def test_windows_of_several_lengths_have_the_same_bits_alone_and_together(precision, imported, tmp_path):
+    path = imported("whisper") / "bundle"
+    if precision is not Precision.FP32:
+        path = tmp_path / "bundle"
+        export_checkpoint(imported("whisper") / "checkpoint", path, [precision])
+    bundle = load_bundle(path)
+    requests = sounds_of(bundle, [64, 20, 20, 33, 64, 64, 20, 2])
+    together, alone = run(bundle, copies_of(requests), 5, precision), []
+    for request in copies_of(requests):
+        alone += run(bundle, [request], 1, precision)
+    for request, one, other in zip(requests, alone, together, strict=True):
+        assert one.best.token_ids == other.best.token_ids
+        assert len(one.best.attention) >= len(one.best.token_ids) > 0
+        assert one.best.attention.shape[-1] == request.memory_length
+        np.testing.assert_array_equal(one.best.attention, other.best.attention)
+    assert len({result.best.token_ids for result in alone}) > 4, "a model that hears nothing proves nothing"
+
+
+def test_an_encode_call_takes_sounds_of_one_length(imported, monkeypatch):
+    """Neighbours of one length are in one call; the rows of all calls follow each other."""
+    bundle, calls = load_bundle(imported("whisper") / "bundle"), []
+    encode = OnnxRunner._encode
+    monkeypatch.setattr(
+        OnnxRunner,
+        "_encode",
+        lambda self, row, requests, least: (
+            calls.append((row, len(requests))),
+            encode(self, row, requests, least),
+        ),
+    )
+    make_runner(bundle, Precision.FP32).encode(1, sounds_of(bundle, [64, 20, 20, 19, 64, 64]))
+    assert calls == [(1, 1), (2, 2), (4, 1), (5, 2)]
+
+
+def test_a_bundle_of_an_earlier_version_takes_whole_windows(imported, tmp_path):
+    path = Path(shutil.copytree(imported("whisper") / "bundle", tmp_path / "bundle"))
+    new, manifest = load_bundle(path), json.loads((path / "manifest.json").read_text())
+    manifest["format_version"] = 14
+    manifest["memory"].pop("axis")
+    [sound] = [
+        each for each in manifest["variants"]["fp32"]["graphs"]["encode"]["inputs"] if each["name"] == SOUND
+    ]
+    sound["axes"][2] = 64
+    write(path, manifest)
+    old, requests = load_bundle(path), sounds_of(new, [64, 64, 64])
+    found = [run(bundle, copies_of(requests), 2) for bundle in (old, new)]
+    of_old, of_new = ([each.best.token_ids for each in results] for results in found)
+    assert of_old == of_new
+    OnnxRunner(old, RunnerConfig(provider="cpu", max_slots=2)).warm_up()
 
 
 @pytest.mark.parametrize("attention", ["soft", pytest.param("mean", marks=pytest.mark.slow)])

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seq2seq_serve.bundle.manifest import Bundle, load_bundle
-from seq2seq_serve.bundle.names import SOURCE_IDS, Precision, Verb
+from seq2seq_serve.bundle.names import SOUND, SOURCE_IDS, Precision, Verb
 from seq2seq_serve.server.config import RunnerConfig
 from seq2seq_serve.server.engine.plan import Selected
 from seq2seq_serve.server.engine.request import Array, Beam, Constraints, Request, Sampling
@@ -27,6 +27,7 @@ from seq2seq_serve.server.runner.buffers import COLUMNS
 from seq2seq_serve.server.runner.device import OnnxDevice, has_operators
 from seq2seq_serve.server.runner.runner import OnnxRunner, buckets_up_to
 from seq2seq_serve.server.runner.selection import Selector
+from seq2seq_serve.server.runner.sizing import source_specs
 from seq2seq_serve.training.run import TrainedModel
 from tests.server.driver import Driver
 
@@ -66,6 +67,18 @@ TICK = 1e-5  # seconds of a step that a core does several times in a turn
 
 def make_request(source, max_new_tokens: int = 16, **options) -> Request:
     return Request("r", {SOURCE_IDS: np.array(source, np.int64)}, len(source), max_new_tokens, 0.0, **options)
+
+
+def sounds_of(bundle: Bundle, lengths: list[int]) -> list[Request]:
+    precision = next(iter(bundle.manifest.variants))
+    rng, [spec] = np.random.default_rng(5), source_specs(bundle.manifest, precision)
+    sounds = [{SOUND: rng.standard_normal((spec.axes[1], length), np.float32)} for length in lengths]
+    rule = bundle.manifest.memory
+    return [Request("r", sound, rule.memory_length_of(sound), 12, 0.0, attention=True) for sound in sounds]
+
+
+def copies_of(requests: list[Request]) -> list[Request]:
+    return [dataclasses.replace(request, sources=dict(request.sources)) for request in requests]
 
 
 def random_requests(bundle: Bundle, count: int, seed: int) -> list[Request]:
@@ -398,6 +411,24 @@ def test_captured_encode_calls_fill_the_same_memory_as_direct_ones(most_encoded,
         answers.append([driver.results[copy].best.token_ids for copy in copies])
     assert {rows * length for rows, length in runner._staged} <= set(range(most_encoded + 1))
     assert runner._staged
+    assert answers[0] == answers[1]
+
+
+def test_whole_windows_of_sounds_are_captured_and_short_ones_are_not(whisper_path, monkeypatch):
+    bundle, answers = load_bundle(whisper_path / "bundle"), []
+    generation = dataclasses.replace(bundle.manifest.generation, suppressed_token_ids=())
+    manifest = dataclasses.replace(bundle.manifest, generation=generation)  # the others need a graph of fp16
+    bundle = dataclasses.replace(bundle, manifest=manifest)
+    requests = sounds_of(bundle, [64, 20, 64, 64, 33, 33, 64, 2])
+    for device in (OnnxDevice, FarCapturingDevice):
+        use_device(device, monkeypatch)
+        runner = make_runner(bundle, 4)
+        runner.warm_up()
+        driver, copies = Driver(runner), copies_of(requests)
+        driver.submit(*copies)
+        driver.finish()
+        answers.append([driver.results[copy].best.token_ids for copy in copies])
+    assert {length for _, length in runner._staged} == {32}
     assert answers[0] == answers[1]
 
 
