@@ -4,8 +4,10 @@ import asyncio
 import base64
 import json
 import os
+import re
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +25,7 @@ from tests.server.service.seq2seq.test_windows import noise
 from tests.server.service.test_realtime import COMPLETED, DELTA, pcm
 
 PROGRAM = Path(__file__).with_name("realtime_calls.mjs")
+PAGE = (Path(__file__).parents[2] / "docs" / "speech.md").read_text(encoding="utf-8")
 SOUND = pcm(noise(0.9))  # 0.6 seconds at the rate of the API
 
 
@@ -153,6 +156,7 @@ def node(port, tmp_path_factory):
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
 
+    call.folder = folder
     return call
 
 
@@ -162,6 +166,32 @@ def test_the_client_of_javascript_transcribes(node, name):
     assert [event["type"] for event in events][:2] == ["session.created", "session.updated"]
     [text] = check(events)
     assert text
+
+
+def programs() -> list[str]:
+    """The programs of the page, in Python and in JavaScript, for a small Whisper that hears Korean."""
+    section = PAGE.split("### OpenAI's Realtime API\n", 1)[1].split("\n## ", 1)[0]
+    found = re.findall(r"```(?:python|javascript)\n(.*?)```", section, flags=re.DOTALL)
+    return [program.replace('"en"', '"ko"') for program in found]
+
+
+def test_the_program_in_python_prints_what_is_said(port, tmp_path):
+    program, _ = programs()
+    (tmp_path / "talk.pcm").write_bytes(SOUND)
+    command = [sys.executable, "-c", program.replace("9464", str(port))]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()
+
+
+def test_the_program_in_javascript_prints_what_is_said(port, node):
+    _, program = programs()
+    (node.folder / "talk.pcm").write_bytes(SOUND)
+    (node.folder / "talk.mjs").write_text(program.replace("9464", str(port)))
+    command = ["node", "talk.mjs"]
+    done = subprocess.run(command, cwd=node.folder, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()
 
 
 def test_the_client_of_javascript_reads_an_error(node):
