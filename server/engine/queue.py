@@ -98,7 +98,7 @@ class FairQueue:
         self._num_slots = num_slots
         self._limits = limits
         self._feeds_prefix = feeds_prefix
-        self._levels: dict[int, _Level] = {}  # by priority; none is empty
+        self._levels: dict[float, _Level] = {}  # by priority; none is empty
         self._num_tokens = 0
         self._taken: dict[Request, tuple[_Level, int]] = {}  # with the work that was charged
         # Averages over all requests that had slots and have ended; 0 until the first one has.

@@ -149,7 +149,8 @@ class Request:
         deadline: When the caller stops waiting; None is never.
         attention: Whether the result contains the alignment.
         stream: Whether every new token is reported, or only the end.
-        priority: 0 is the default; a lower number is more urgent.
+        priority: 0 is the default; a lower number is more urgent. Live speech has half a step less than its
+            caller asks for: it goes before what else has that priority.
         caller: Name of the caller; the requests of one caller share its part of slots and queue.
         sampling: None selects the most probable token.
         beam: None decodes one hypothesis; not together with `sampling`.
@@ -191,7 +192,7 @@ class Request:
     deadline: float | None = None
     attention: bool = False
     stream: bool = False
-    priority: int = 0
+    priority: float = 0
     caller: str = ""
     constraints: Constraints = NO_CONSTRAINTS
     sampling: Sampling | None = None

@@ -39,6 +39,7 @@ _LONG_SECONDS, _TOO_LONG_SECONDS = 12.0, 20.0
 _LEAST_PART_SECONDS = 2.0
 # What is complete is read before a segment, as far as it is not longer ago, and all of both is not longer
 _CONTEXT_SECONDS, _WINDOW_SECONDS, _MOST_PAUSE_SECONDS = 20.0, 28.0, 3.0
+_LIVE_BEFORE = 0.5  # of a step of priority
 _SENTENCE_ENDS = (".", "?", "!", "。", "？", "！", "…")
 
 
@@ -245,6 +246,7 @@ class LiveDecoder:
             memory_length=model.manifest.memory.memory_length_of(sources),
             arrival=time.monotonic(),
             deadline=self._call.deadline,
+            priority=template.priority - _LIVE_BEFORE,
             max_new_tokens=max(most, 1),
             prefix_ids=prefix_ids,
             draft_ids=progress.agreement.draft_ids,

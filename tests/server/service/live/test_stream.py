@@ -299,3 +299,19 @@ async def test_a_caller_who_sends_fast_waits_and_one_who_does_not_read_is_not_re
         call.cancel()
         await asyncio.wait_for(served.app.calls.wait_until_idle(), 20)
         await until_idle(served)
+
+
+async def test_live_windows_go_before_what_else_has_their_priority(whisper_path, monkeypatch):
+    async with serving_bundles(whisper_path / "bundle") as served:
+        [model] = served.app.models
+        seen, submitted = list[float](), model.engine.submitted
+
+        def spied(requests, *given, **named):
+            seen.extend(request.priority for request in requests)
+            return submitted(requests, *given, **named)
+
+        monkeypatch.setattr(model.engine, "submitted", spied)
+        for only in (False, True):
+            options = pb.GenerateOptions(source_language="ko", priority=3)
+            await answered(served.stub, [start(options=options, segments_only=only), sound(pcm(noise(0.5)))])
+        assert set(seen) == {2.5, 3}
