@@ -282,8 +282,12 @@ async def load(address: str, *, num_callers: int, seconds: float) -> None:
 
 
 def draw_dashboard(prometheus: str, began: float, path: Path) -> None:
-    """Draws every panel of the dashboard with a time axis, from its own queries."""
-    panels = [one for one in json.loads(DASHBOARD.read_text())["panels"] if one["type"] == "timeseries"]
+    """Draws every panel of the dashboard with a time axis but those of live speech, from its own queries."""
+    panels = [
+        one
+        for one in json.loads(DASHBOARD.read_text())["panels"]
+        if one["type"] == "timeseries" and "seq2seq_live_" not in one["targets"][0]["expr"]
+    ]
     columns = 4
     rows = -(-len(panels) // columns)
     figure = Figure(figsize=(4 * columns, 2.5 * rows), layout="constrained")

@@ -16,7 +16,9 @@ import pytest
 import yaml
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from tests.server.service.harness import access_file, serving
+from tests.server.service.harness import Served, access_file, serving, serving_bundles
+from tests.server.service.live.test_stream import answered, pcm, sound, start
+from tests.server.service.seq2seq.test_windows import noise
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 RULES = DEPLOY / "prometheus" / "rules.yml"
@@ -86,14 +88,15 @@ def parts_of_alert(expression: str) -> list[str]:
 
 
 class Prometheus:
-    """A real one that scrapes a server."""
+    """A real one that scrapes servers."""
 
-    def __init__(self, folder: Path, target: str) -> None:
+    def __init__(self, folder: Path, servers: list[Served]) -> None:
         self.port = 19_000 + hash(folder) % 1000
+        targets = [f"127.0.0.1:{served.app.http.port}" for served in servers]
         config = {
             "global": {"scrape_interval": f"{int(SCRAPE_SECONDS * 1000)}ms", "evaluation_interval": "1s"},
             "rule_files": [str(RULES)],
-            "scrape_configs": [{"job_name": "seq2seq-serve", "static_configs": [{"targets": [target]}]}],
+            "scrape_configs": [{"job_name": "seq2seq-serve", "static_configs": [{"targets": targets}]}],
         }
         (folder / "prometheus.yml").write_text(yaml.safe_dump(config))
         self.process = subprocess.Popen(
@@ -127,7 +130,7 @@ class Prometheus:
 
 @needs_prometheus
 @pytest.mark.timeout(4 * MOST_SECONDS)  # it names the queries without data before
-def test_every_query_returns_data_from_a_server_under_load(tmp_path):
+def test_every_query_returns_data_from_servers_under_load(tmp_path, whisper_path):
     queries = {f"panel {title}, {i}": one for title, its in panels().items() for i, one in enumerate(its)}
     queries |= {f"rule {name}": expression for name, expression in rules("record").items()}
     for name, expression in rules("alert").items():
@@ -142,12 +145,20 @@ def test_every_query_returns_data_from_a_server_under_load(tmp_path):
             await asyncio.gather(*(served.stub.Generate(request, metadata=token) for _ in range(4)))
             await asyncio.sleep(0.05)
 
+    async def speak(served, stopping: asyncio.Event) -> None:
+        pieces = [sound(pcm(noise(0.1, seed))) for seed in range(30)]
+        while not stopping.is_set():
+            await answered(served.stub, [start(), *pieces], pause=0.05)
+
     async def run() -> dict[str, str]:
         """The queries that are still without data."""
-        async with serving(access_file=file) as served:
-            prometheus = Prometheus(tmp_path, f"127.0.0.1:{served.app.http.port}")
+        async with (
+            serving(access_file=file) as served,
+            serving_bundles(whisper_path / "bundle") as listening,
+        ):
+            prometheus = Prometheus(tmp_path, [served, listening])
             stopping = asyncio.Event()
-            driving = asyncio.create_task(drive(served, stopping))
+            driving = asyncio.gather(drive(served, stopping), speak(listening, stopping))
             missing, end = queries, time.monotonic() + MOST_SECONDS
             try:
                 while missing and time.monotonic() < end:

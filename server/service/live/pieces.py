@@ -82,13 +82,14 @@ class PieceDecoder:
                             has_ended = True
                         else:
                             async with hearing:
-                                begin = segment.begin
-                                spans = [(one - begin, end - begin) for one, end in segment.spans]
-                                samples = self._sound.samples(begin, segment.end).copy()
+                                begin, end = segment.begin, segment.end
+                                spans = [(one - begin, its_end - begin) for one, its_end in segment.spans]
+                                whole = self._sound.samples(begin, end)
+                                samples, _, parts = joined_spans(whole, spans)  # a copy
                             await taken()
-                            if len(samples) and begin + len(samples) >= self._least_end:
-                                answers.append(asyncio.create_task(self._answer(samples, spans, begin)))
-                            del samples
+                            if len(samples) and end >= self._least_end:
+                                answers.append(asyncio.create_task(self._answer(samples, parts, begin, end)))
+                            del samples, whole
                             next_one = asyncio.ensure_future(following())
                 if answers and (answers[0].done() or has_ended or len(answers) == _MOST_AT_ONCE):
                     answer = await answers.popleft()
@@ -101,10 +102,11 @@ class PieceDecoder:
             await asyncio.gather(next_one, *answers, return_exceptions=True)
 
     async def _answer(
-        self, samples: Samples, spans: list[tuple[int, int]], begin: int
+        self, samples: Samples, parts: tuple[Part, ...], begin: int, end: int
     ) -> pb.GenerateResponse:
         reading = await self._call.read(
-            partial(self._read, samples, spans, begin), len(samples) * _TEXT_BYTES_PER_SECOND // SAMPLE_RATE
+            partial(self._read, samples, parts, begin, end),
+            len(samples) * _TEXT_BYTES_PER_SECOND // SAMPLE_RATE,
         )
         del samples
         pairs: list[tuple[Reading, Result]] = []
@@ -114,10 +116,8 @@ class PieceDecoder:
         return await self._call.build(0, lambda _: generate_response(pairs, self._decoding))
 
     def _read(
-        self, samples: Samples, spans: list[tuple[int, int]], begin: int, checkpoint: YieldPoint
+        self, samples: Samples, parts: tuple[Part, ...], begin: int, end: int, checkpoint: YieldPoint
     ) -> Reading:
-        end_seconds = (begin + len(samples)) / SAMPLE_RATE
-        samples, _, parts = joined_spans(samples, spans)
         sources = {self._name: log_mel(samples, self._num_mels, self._num_frames, checkpoint)}
         memory = self._decoding.model.manifest.memory
         request = replace(
@@ -131,6 +131,6 @@ class PieceDecoder:
         return Reading(
             request,
             num_seconds=len(samples) / SAMPLE_RATE,
-            sound_seconds=end_seconds,
+            sound_seconds=end / SAMPLE_RATE,
             parts=tuple(Part(one.end_seconds, one.delay_seconds + begin / SAMPLE_RATE) for one in parts),
         )

@@ -29,7 +29,8 @@ from seq2seq_serve.server.service.seq2seq.generation import succeeded, with_pati
 from seq2seq_serve.server.service.shares import Room
 from seq2seq_serve.server.telemetry.statistics import Statistics
 
-_MOST_WAITING = 2  # complete segments; beyond them the stream is not read
+# Complete segments, and the sound since the beginning of one; beyond them the stream is not read
+_MOST_WAITING, _MOST_WAITING_SECONDS = 2, 60.0
 _KEPT_SECONDS = 1.0  # of sound in which nobody speaks, beside the padding before speech
 _BYTES_PER_TEXT_BYTE = 2  # of samples, which take as long to hear as a byte of text to read
 _ENCODINGS = {
@@ -133,6 +134,7 @@ class LiveStream:
         self._whole = pb.GenerateResponse(
             request_id=call.request_id, model=model.name, hypotheses=[pb.Hypothesis()]
         )
+        self._texts = list[str]()  # of its segments
         self._live = LiveDecoder(self._decoding, self._sound, self._decode, call)
         begin = round(_begin_seconds(start) * SAMPLE_RATE)
         self._pieces = PieceDecoder(self._decoding, self._sound, self._decode, call, begin)
@@ -170,9 +172,12 @@ class LiveStream:
             raise group.with_traceback(None).exceptions[0] from None
         finally:
             self._stream.close()
+            if self._idle is not None:
+                self._idle.cancel()  # it would keep the sound
             self._leave()
         if refusal is not None:
             raise refusal
+        self._whole.hypotheses[0].text = " ".join(self._texts)
         self._whole.usage.source_seconds = self._sound.num_samples / SAMPLE_RATE
         self._whole.detected_language = self._live.detected_language or self._pieces.detected_language
         return self._whole
@@ -251,14 +256,20 @@ class LiveStream:
                 self._forget()
             if changes is None:
                 return
-            self._statistics.live_sound_seconds += (self._sound.num_samples - num_before) / SAMPLE_RATE
+            if not self._segments_only:
+                num_new = self._sound.num_samples - num_before
+                self._statistics.live_sound_seconds += num_new / SAMPLE_RATE
             await self._send_changes(changes)
             await self._notify()
             async with self._changed:
                 await self._changed.wait_for(self._has_room)
 
     def _has_room(self) -> bool:
-        return sum(1 for segment in self._turns.segments if segment.is_complete) <= _MOST_WAITING
+        segments = [segment for segment in self._turns.segments if segment.is_complete]
+        if not segments:
+            return True
+        seconds = (self._sound.num_samples - segments[0].begin) / SAMPLE_RATE
+        return len(segments) <= _MOST_WAITING and seconds <= _MOST_WAITING_SECONDS
 
     def _forget(self) -> None:
         """Frees the sound before the oldest segment."""
@@ -354,8 +365,8 @@ class LiveStream:
         [whole] = self._whole.hypotheses
         whole.segments.append(segment)
         whole.token_ids.extend(segment.token_ids)
-        text = segment.text.strip()
-        whole.text += f" {text}" if whole.text and text else text
+        if text := segment.text.strip():
+            self._texts.append(text)  # each assignment to a field of a message takes memory until its end
         self._whole.usage.target_tokens += len(segment.token_ids)
 
     async def _decode(self, request: Request, is_repeated: bool) -> Result:

@@ -125,8 +125,11 @@ class LiveDecoder:
         self._context = deque[FinishedPart]()
 
     def first_needed(self, begin: int) -> int:
-        """Returns the first sample that is needed for a segment that begins there."""
-        return self._context[0].begin if self._context else begin
+        """Returns the first sample that is needed for a segment that begins there or later."""
+        context = self._context
+        if context and begin - context[-1].words[-1].end <= _MOST_PAUSE_SECONDS * SAMPLE_RATE:
+            return context[0].begin
+        return begin
 
     def is_due(self, segment: LiveSegment, interval: int) -> bool:
         """Whether an open segment has that many samples more than its last decoding heard."""

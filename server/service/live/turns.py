@@ -13,6 +13,8 @@ from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, GrowingSound, Samples, 
 from seq2seq_serve.server.runner.voice_activity import SpeechRules, SpeechStream
 
 _LEAST_SHARE = 0.66  # of the longest segment, after which a cut is looked for
+# A segment of many spans gets no further one at so many times its greatest length: its pauses are kept, too.
+_MOST_APART = 2
 
 
 @dataclass(frozen=True)
@@ -113,6 +115,9 @@ class Turns:
                 self._begin is None and self._speech.begin is not None
             ):  # the segment before was finished in it
                 self._begin_span(self._least_begin)
+        # No span can begin earlier any more: what is heard has been searched but for its last chunk.
+        if self._begin is None and self._is_far(self._sound.num_samples - self._padding - SAMPLE_RATE):
+            self._complete()
         if self._begin is not None:
             latest = (
                 self._sound.num_samples if self._speech is None else self._with_margin(self._speech.latest)
@@ -143,10 +148,16 @@ class Turns:
     def _begin_span(self, begin: int) -> None:
         self._begin = max(begin, self._least_begin) // HOP * HOP
         span = self._begin, self._begin
+        if self._is_far(self._begin):
+            self._complete()
         if not self.segments or self.segments[-1].is_complete:
             self.segments.append(LiveSegment([span]))
         else:
             self.segments[-1].spans.append(span)
+
+    def _is_far(self, begin: int) -> bool:
+        """Whether a span that begins there is too far from the present segment's beginning to be in it."""
+        return bool(self.segments) and begin - self.segments[-1].begin > _MOST_APART * self._longest
 
     def _end_speech(self, end: int) -> Iterator[SpeechChange]:
         if self._begin is None:  # it was finished before

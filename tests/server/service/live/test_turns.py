@@ -20,6 +20,10 @@ NO_SPEECH = TurnRules(None, 0.3)
 
 @pytest.fixture(autouse=True)
 def _by_loudness(monkeypatch):
+    detect_by_loudness(monkeypatch)
+
+
+def detect_by_loudness(monkeypatch) -> None:
     """Takes what is loud for speech, so that no model is needed."""
 
     def run(chunks, _state):
@@ -83,6 +87,19 @@ def test_segments_of_a_file_join_as_many_spans_as_fit():
     assert [len(spans) for spans in segments][:2] == [3, 1]
     assert max(lengths) <= 9
     assert sum(lengths) == pytest.approx(8 + 20 + 4 * 0.8 + 0.4, abs=0.6)
+
+
+def test_segments_of_a_file_do_not_wait_for_speech_that_does_not_come():
+    """All silence was kept until the next speech, as a pause between two spans of one segment."""
+    for size in (512, 1600, 99_999):
+        segments, _ = heard(sound_of(1, 10, 1, 30, 1, 30, 1), [size], FILE)
+        assert [len(spans) for spans in segments] == [2, 1, 1]
+    sound, samples = GrowingSound(8), sound_of(1, 25)
+    turns = Turns(sound, FILE, 9 * SAMPLE_RATE)
+    [*_] = turns.hear(samples[: 18 * SAMPLE_RATE])
+    assert not turns.segments[0].is_complete
+    [*_] = turns.hear(samples[18 * SAMPLE_RATE :])
+    assert turns.segments[0].is_complete
 
 
 def test_without_turn_detection_all_sound_is_speech():
