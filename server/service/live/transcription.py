@@ -83,10 +83,12 @@ class Progress:
 
     Attributes:
         stable: Its stable words.
+        following: What the last decoding wrote after them, if it was good.
         num_heard: The samples of the whole sound that its last decoding heard.
     """
 
     stable: list[SpokenWord] = field(default_factory=list)
+    following: list[SpokenWord] | None = None
     agreement: Agreement = field(default_factory=Agreement)
     num_heard: int = 0
 
@@ -132,8 +134,9 @@ class LiveDecoder:
         return begin
 
     def is_due(self, segment: LiveSegment, interval: int) -> bool:
-        """Whether an open segment has that many samples more than its last decoding heard."""
-        return self._heard(segment) - max(self._progress.num_heard, segment.begin) >= interval
+        """Whether an open segment has so much speech that no decoding heard, or a pause after any."""
+        num_new = segment.end - max(self._progress.num_heard, segment.begin)
+        return num_new >= interval or (segment.is_pausing and num_new > 0)
 
     def _heard(self, segment: LiveSegment) -> int:
         """Returns the end of what is decoded of a segment: sound after its speech may belong to it."""
@@ -158,32 +161,35 @@ class LiveDecoder:
                 self._progress = Progress()
                 return
             arrival = time.monotonic()
-            self._shorten_context(begin, end)
-            first = self.first_needed(begin)
-            request = self._request(first, end)
-        is_silent = False
-        if is_last:
+            # The pause after a segment was decoded already, if two decodings agreed about some of it.
+            known = progress.following if is_last and end <= progress.num_heard and progress.stable else None
+            if known is None:
+                self._shorten_context(begin, end)
+                first = self.first_needed(begin)
+                request = self._request(first, end)
+        if known is not None:
+            following = known
+        elif is_last:
             attempt = await decode_window(request, self._rules, model, self._decode)
-            result, is_silent = attempt.result, attempt.is_silent
+            result = attempt.result
+            following = [] if attempt.is_silent else await self._words(request, result, first, end)
+            self._keep_language(result)
         else:
             result = await self._decode(request, False)
+            following = await self._words(request, result, first, end)
         progress.num_heard = end
-        words = [] if is_silent else await self._words(request, result, first, end)
-        if is_silent:
-            words = list(progress.stable)
-        num_before = len(progress.stable)
-        following = words[num_before:]
         if is_last:
             num_stable = len(following)
-        elif self._repeats("".join(word.text for word in words)):
-            num_stable = 0
+        elif self._repeats("".join(word.text for word in (*progress.stable, *following))):
+            num_stable, progress.following = 0, None
             progress.agreement.doubt()
         else:
             num_stable = progress.agreement.agreed([word.ids for word in following])
+            progress.following = following[num_stable:]
+            if num_stable:
+                self._keep_language(result)
         new, rest = following[:num_stable], following[num_stable:]
         progress.stable += new
-        if new:
-            self._keep_language(result)
         now = end + round((time.monotonic() - arrival) * SAMPLE_RATE)
         if new or not is_last:
             yield pb.LiveText(
@@ -263,7 +269,7 @@ class LiveDecoder:
         )
 
     async def _words(self, request: Request, result: Result, begin: int, end: int) -> list[SpokenWord]:
-        """Returns the words of a target, those that are stable first, as they are."""
+        """Returns the words of a target after the stable ones."""
         best, model, stable = result.best, self._decoding.model, self._progress.stable
         num_forced = len(self._decoding.request.prefix_ids)
         times = model.manifest.timestamps
@@ -277,7 +283,7 @@ class LiveDecoder:
         # Without what a model writes now and then although it should not: a time.
         places = [n for n, i in enumerate(best.token_ids) if n >= num_forced and not times.has(i)]
         token_ids = [best.token_ids[place] for place in places]
-        words, first = list(stable), 0
+        words, first = list[SpokenWord](), 0
         before = stable or (self._context[-1].words if self._context else ())
         latest = before[-1].end if before else begin
         num_stable_ids = len(request.prefix_ids) - num_forced

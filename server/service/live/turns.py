@@ -41,11 +41,13 @@ class LiveSegment:
             that of the speech so far, and sound after it may belong to it.
         is_complete: Whether nothing is added to it any more.
         is_decoded: Whether it was decoded after that.
+        is_pausing: Whether nobody has spoken for as long as its margin: this may be its end.
     """
 
     spans: list[Span]
     is_complete: bool = False
     is_decoded: bool = False
+    is_pausing: bool = False
 
     @property
     def begin(self) -> int:
@@ -119,10 +121,10 @@ class Turns:
         if self._begin is None and self._is_far(self._sound.num_samples - self._padding - SAMPLE_RATE):
             self._complete()
         if self._begin is not None:
-            latest = (
-                self._sound.num_samples if self._speech is None else self._with_margin(self._speech.latest)
-            )
+            heard = self._sound.num_samples
+            latest = heard if self._speech is None else self._with_margin(self._speech.latest)
             self._extend(max(latest, self._begin))
+            self.segments[-1].is_pausing = latest < heard // HOP * HOP
 
     def finish_segment(self) -> None:
         """Completes the present segment: what was heard so far is its end."""
