@@ -24,6 +24,8 @@ _FILES = (
 _CHUNK, _CONTEXT = 512, 64  # samples whose probability is computed, and those before them that are read, too
 _STATE = (1, 1, 128)
 _BLOCK = 512  # chunks of one run
+# Of one run of a stream: after a run, the threads that all graphs share wait busily for some 40 milliseconds.
+_LEAST_CHUNKS = 8
 _ENDS_BELOW = 0.15  # the probability at which speech begins, as in the model's own program
 _LEAST_END = 0.01
 
@@ -168,6 +170,12 @@ class SpeechStream:
         """
         heard = np.concatenate([self._rest, samples])
         num_chunks = (len(heard) - _CONTEXT) // _CHUNK
+        if num_chunks < _LEAST_CHUNKS:
+            self._rest = heard
+            return
+        yield from self._read(heard, num_chunks)
+
+    def _read(self, heard: Samples, num_chunks: int) -> Iterator[tuple[Span | None, int | None]]:
         self._rest = heard[num_chunks * _CHUNK :]
         if not num_chunks:
             return
@@ -180,9 +188,15 @@ class SpeechStream:
                 if span is not None or before != self._pauses.begin:
                     yield span, self._pauses.begin
 
-    def finish(self) -> Span | None:
-        """Returns the present speech, which ends with the sound."""
-        return self._pauses.finish()
+    def flush(self) -> Iterator[tuple[Span | None, int | None]]:
+        """Yields the changes that the samples so far show; some wait for more, as that takes less time."""
+        yield from self._read(self._rest, (len(self._rest) - _CONTEXT) // _CHUNK)
+
+    def finish(self) -> Iterator[tuple[Span | None, int | None]]:
+        """Yields the last changes; present speech ends with the sound."""
+        yield from self.flush()
+        if (span := self._pauses.finish()) is not None:
+            yield span, None
 
 
 def _probabilities(samples: Samples, after_block: Callable[[], None]) -> Array:

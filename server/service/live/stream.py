@@ -211,14 +211,16 @@ class LiveStream:
                 await self._hear(self._stream.push(command), len(command))
                 continue
             await self._hear(self._stream.flush(), 0)
+            changes = list[SpeechChange]()
             async with self._hearing:
                 if command is Command.FINISH_SEGMENT:
-                    self._turns.finish_segment()
+                    changes += self._turns.finish_segment()
                 else:
                     is_decoded = len(self._turns.segments) == 1 and self.is_in_segment
                     self._turns.drop_segment()
                     if is_decoded:
                         self._live.drop()
+            await self._send_changes(changes)
             await self._notify()
         await self._hear(self._stream.finish(), 0)
 

@@ -125,6 +125,8 @@ class LiveDecoder:
         self._detected_ids = decoding.request.detected_ids
         self._progress = Progress()
         self._context = deque[FinishedPart]()
+        # Tokens of a forced prefix. As many may be before it, and a token has to follow.
+        self._most_known = decoding.model.max_target_length // 2 - 2
 
     def first_needed(self, begin: int) -> int:
         """Returns the first sample that is needed for a segment that begins there or later."""
@@ -242,8 +244,7 @@ class LiveDecoder:
         model, template, progress = self._decoding.model, self._decoding.request, self._progress
         said = self._said[-_MOST_BEFORE:]
         before = after_text(said, model, self._rules.hot_ids) if said or self._rules.hot_ids else ()
-        context_ids = [token_id for part in self._context for word in part.words for token_id in word.ids]
-        prefix_ids = (*template.prefix_ids, *context_ids, *progress.stable_ids)
+        prefix_ids = (*template.prefix_ids, *self._known_ids)
         seconds = (end - begin) / SAMPLE_RATE
         most = model.max_target_length - len(before) - len(prefix_ids)
         most = min(most, template.max_new_tokens, math.ceil(_TOKENS_PER_SECOND * seconds) + _MORE_TOKENS)
@@ -261,9 +262,7 @@ class LiveDecoder:
             draft_ids=progress.agreement.draft_ids,
             start_ids=(*before, *self._start_ids),
             detected_ids=self._detected_ids,
-            begin_suppressed_ids=frozenset()
-            if context_ids or progress.stable
-            else template.begin_suppressed_ids,
+            begin_suppressed_ids=frozenset() if self._known_ids else template.begin_suppressed_ids,
             attention=True,
             stream=False,
         )
@@ -326,10 +325,17 @@ class LiveDecoder:
             while context:
                 self._leave_out()
         while context and (
-            begin - context[0].begin > _CONTEXT_SECONDS * SAMPLE_RATE
+            len(self._known_ids) > self._most_known
+            or begin - context[0].begin > _CONTEXT_SECONDS * SAMPLE_RATE
             or end - context[0].begin > longest * SAMPLE_RATE
         ):
             self._leave_out()
+
+    @property
+    def _known_ids(self) -> tuple[int, ...]:
+        """The tokens of all words that are read again: of what is complete, then the stable ones."""
+        before = (token_id for part in self._context for word in part.words for token_id in word.ids)
+        return (*before, *self._progress.stable_ids)
 
     def _leave_out(self) -> None:
         part = self._context.popleft()
@@ -339,6 +345,8 @@ class LiveDecoder:
 
     def _place_of_cut(self, begin: int, end: int) -> int | None:
         """Returns how many stable words of an open segment are complete; None if it need not be cut."""
+        if len(self._progress.stable_ids) > self._most_known // 2:
+            return len(self._progress.stable)
         seconds = (end - begin) / SAMPLE_RATE
         if seconds < _LONG_SECONDS:
             return None

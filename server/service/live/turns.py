@@ -6,7 +6,7 @@ Places are samples from the beginning of the sound.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, GrowingSound, Samples, Span, quietest
@@ -107,15 +107,8 @@ class Turns:
             if self._begin is None and len(samples):
                 self._begin_span(self._least_begin)
         else:
-            for ended, begin in self._speech.push(samples):
-                if ended is not None:
-                    yield from self._end_speech(ended[1])
-                if begin is not None and self._begin is None:
-                    self._begin_span(begin - self._padding)
-                    yield SpeechChange(max(begin, self._least_begin), is_begin=True)
-            if (
-                self._begin is None and self._speech.begin is not None
-            ):  # the segment before was finished in it
+            yield from self._change(self._speech.push(samples))
+            if self._begin is None and self._speech.begin is not None:  # a segment was finished in it
                 self._begin_span(self._least_begin)
         # No span can begin earlier any more: what is heard has been searched but for its last chunk.
         if self._begin is None and self._is_far(self._sound.num_samples - self._padding - SAMPLE_RATE):
@@ -126,8 +119,10 @@ class Turns:
             self._extend(max(latest, self._begin))
             self.segments[-1].is_pausing = latest < heard // HOP * HOP
 
-    def finish_segment(self) -> None:
-        """Completes the present segment: what was heard so far is its end."""
+    def finish_segment(self) -> Iterator[SpeechChange]:
+        """Completes the present segment: what was heard so far is its end. Yields the changes until there."""
+        if self._speech is not None:
+            yield from self._change(self._speech.flush())
         if self._begin is not None:
             self._extend(self._sound.num_samples)
             self._least_begin = self._sound.num_samples // HOP * HOP
@@ -143,9 +138,17 @@ class Turns:
 
     def finish(self) -> Iterator[SpeechChange]:
         """Yields the last change; the sound has ended."""
-        if self._speech is not None and (span := self._speech.finish()) is not None:
-            yield from self._end_speech(min(span[1], self._sound.num_samples))
-        self.finish_segment()
+        if self._speech is not None:
+            yield from self._change(self._speech.finish())
+        yield from self.finish_segment()
+
+    def _change(self, changes: Iterable[tuple[Span | None, int | None]]) -> Iterator[SpeechChange]:
+        for ended, begin in changes:
+            if ended is not None:
+                yield from self._end_speech(min(ended[1], self._sound.num_samples))
+            if begin is not None and self._begin is None:
+                self._begin_span(begin - self._padding)
+                yield SpeechChange(max(begin, self._least_begin), is_begin=True)
 
     def _begin_span(self, begin: int) -> None:
         self._begin = max(begin, self._least_begin) // HOP * HOP

@@ -135,6 +135,5 @@ def test_speech_of_a_stream_is_that_of_the_whole_sound(sizes):
             assert begin == stream.begin
             spans += [] if ended is None else [ended]
         place, number = place + size, number + 1
-    if (last := stream.finish()) is not None:
-        spans.append(last)
+    spans += [ended for ended, _ in stream.finish() if ended is not None]
     assert spans == list(_speech(voice_activity._probabilities(samples, lambda: None), rules)) != []

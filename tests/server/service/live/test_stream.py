@@ -79,8 +79,8 @@ def check_whole(responses: Sequence[pb.TranscribeResponse]) -> None:
 async def test_stable_text_is_never_taken_back_whatever_the_pieces_are(whisper_path):
     async with serving_bundles(whisper_path / "bundle") as served:
         num_words = 0
-        for seed in range(4):
-            chance, content = random.Random(seed), pcm(noise(3, seed))
+        for seed in range(3):
+            chance, content = random.Random(seed), pcm(noise(5, seed))
             messages, place = [start()], 0
             while place < len(content):
                 size = chance.choice([1, 333, 3200, 9001])
@@ -88,8 +88,8 @@ async def test_stable_text_is_never_taken_back_whatever_the_pieces_are(whisper_p
                 place += size
             responses = await answered(served.stub, messages, 0.001)
             check_whole(responses)
-            assert responses[-1].received_seconds == 3
-            assert responses[-1].result.usage.source_seconds == 3
+            assert responses[-1].received_seconds == 5
+            assert responses[-1].result.usage.source_seconds == 5
             num_words += sum(len(response.text.stable) for response in responses)
         assert num_words > 20
 

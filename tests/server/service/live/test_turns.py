@@ -130,8 +130,8 @@ def test_a_finished_segment_ends_now_and_the_next_one_begins_there():
     sound, samples = GrowingSound(8), sound_of(4)
     turns = Turns(sound, LIVE, 9 * SAMPLE_RATE)
     [*_] = turns.hear(samples[: 2 * SAMPLE_RATE])
-    turns.finish_segment()
-    turns.finish_segment()
+    [*_] = turns.finish_segment()
+    [*_] = turns.finish_segment()
     [*_] = turns.hear(samples[2 * SAMPLE_RATE :])
     assert [segment.spans for segment in turns.segments] == [
         [(0, 2 * SAMPLE_RATE)],
