@@ -358,6 +358,11 @@ class Calls:
             count = self.held.add if call.is_accepted else self.held.take
             call.held.append(count(call.caller.name, num_bytes))
 
+    def let_last(self, call: RemoteCall) -> None:
+        """Counts a call that lasts as long as its caller wants, until `let_go`; raises Overloaded."""
+        call.lasts = True
+        call.held.append(self.streams.take(call.caller.name, 1))
+
     def let_go(self, call: RemoteCall) -> None:
         """Ends the count of a call's bytes, once its caller has taken the answer, or has left."""
         for room in call.held:

@@ -115,8 +115,7 @@ class Rpcs:
                     message = await self.parse_large(raw, message_class)
                 del raw  # a long call does not keep it
             if lasts:
-                call.lasts = True
-                call.held.append(calls.streams.take(call.caller.name, 1))
+                calls.let_last(call)
             answering = answer(message, call)
             del message
             if not hasattr(answering, "__aiter__"):

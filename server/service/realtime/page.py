@@ -79,7 +79,7 @@ class RealtimePage:
                 raise call.refusal
             settings = await self._settings(connection, call)
             call.held.append(self._open.take(call.caller.name, 1))
-            call.held.append(calls.streams.take(call.caller.name, 1))
+            calls.let_last(call)
             calls.live.admit(call.caller.name).close()  # the first sound is counted
             await receive()  # the wish to connect, which is the first message
             has_opened = True
