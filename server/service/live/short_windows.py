@@ -6,7 +6,6 @@ In short windows a model hears the same words, but repeats itself more often whe
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import replace
 
 import numpy as np
@@ -14,7 +13,7 @@ import numpy as np
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import FinishReason, Result
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.read.windows import WindowRules
+from seq2seq_serve.server.service.read.windows import WindowRules, compression_ratio
 from seq2seq_serve.server.service.seq2seq.windows import Decode
 
 
@@ -47,6 +46,5 @@ def _is_loop(result: Result, model: ServedModel, rules: WindowRules) -> bool:
     best, times = result.best, model.manifest.timestamps
     assert times is not None
     said = [token_id for token_id in best.token_ids if not times.has(token_id)]
-    text = model.target_tokenizer.decode(said).encode()
-    is_varied = len(text) <= rules.max_compression_ratio * len(zlib.compress(text))
-    return best.finish_reason is FinishReason.LENGTH or not is_varied
+    repeats = compression_ratio(model.target_tokenizer.decode(said)) > rules.max_compression_ratio
+    return best.finish_reason is FinishReason.LENGTH or repeats

@@ -7,14 +7,13 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import aclosing
 from enum import Enum, auto
+from functools import partial
 
 from seq2seq_serve.bundle.audio import SAMPLE_RATE, GrowingSound, Samples
 from seq2seq_serve.bundle.sound_files import SoundError
 from seq2seq_serve.bundle.sound_streams import Encoding, SoundStream, open_stream
 from seq2seq_serve.commands import install_command
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.engine.request import Request
-from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.runner.voice_activity import MissingVoiceActivityError, SpeechRules
@@ -25,7 +24,7 @@ from seq2seq_serve.server.service.live.transcription import LiveDecoder
 from seq2seq_serve.server.service.live.turns import LiveSegment, SpeechChange, TurnRules, Turns
 from seq2seq_serve.server.service.read.inputs import max_seconds
 from seq2seq_serve.server.service.read.options import Decoding, read_options
-from seq2seq_serve.server.service.seq2seq.generation import succeeded, with_patience
+from seq2seq_serve.server.service.seq2seq.generation import decoded_in_turn
 from seq2seq_serve.server.service.shares import Room
 from seq2seq_serve.server.telemetry.statistics import Statistics
 
@@ -52,15 +51,8 @@ _INTERVAL_BOUNDS = (0.1, 10.0)
 _LATEST_SECONDS = 1e9  # at which a transcript is continued
 # Options of which a stream has its own ways, or that describe one whole target
 _REFUSED = (
-    *(
-        "attention",
-        "word_alignment",
-        "num_hypotheses",
-        "num_alternatives",
-        "log_probabilities",
-        "long_source",
-    ),
-    *("target_prefix", "stop_sequences", "voice_activity", "max_new_tokens", "min_new_tokens"),
+    *("attention", "word_alignment", "num_hypotheses", "num_alternatives", "log_probabilities"),
+    *("long_source", "target_prefix", "stop_sequences", "voice_activity", "max_new_tokens", "min_new_tokens"),
 )
 _LIVE_BYTES, _FILE_BYTES = 2**22, 2**24  # of the sound that waits, and its spectrograms
 
@@ -99,7 +91,7 @@ class LiveStream:
         statistics: Statistics,
         send: Send,
     ) -> None:
-        self._call, self._model, self._send_event = call, model, send
+        self._call, self._send_event = call, send
         self._lives, self._statistics = lives, statistics
         self._place: Room | None = None  # among the live streams, while sound comes
         self._idle: asyncio.TimerHandle | None = None  # gives that back
@@ -135,9 +127,10 @@ class LiveStream:
             request_id=call.request_id, model=model.name, hypotheses=[pb.Hypothesis()]
         )
         self._texts = list[str]()  # of its segments
-        self._live = LiveDecoder(self._decoding, self._sound, self._decode, call)
+        decode = partial(decoded_in_turn, model.engine, call)
+        self._live = LiveDecoder(self._decoding, self._sound, decode, call)
         begin = round(_begin_seconds(start) * SAMPLE_RATE)
-        self._pieces = PieceDecoder(self._decoding, self._sound, self._decode, call, begin)
+        self._pieces = PieceDecoder(self._decoding, self._sound, decode, call, begin)
 
     async def run(self, commands: AsyncIterator[bytes | Command]) -> pb.GenerateResponse:
         """Hears, decodes and sends until the sound has ended; returns the whole answer.
@@ -370,17 +363,6 @@ class LiveStream:
         if text := segment.text.strip():
             self._texts.append(text)  # each assignment to a field of a message takes memory until its end
         self._whole.usage.target_tokens += len(segment.token_ids)
-
-    async def _decode(self, request: Request, is_repeated: bool) -> Result:
-        """Decodes a request of the stream; once one was accepted, later ones wait while the queue is full."""
-
-        async def attempt() -> Result:
-            engine, call = self._model.engine, self._call
-            with engine.submitted([request], call.is_expired, is_accepted=call.is_accepted) as (stream,):
-                call.is_accepted = True
-                return await succeeded(stream, call, is_repeated=is_repeated)
-
-        return await with_patience(self._call, attempt)
 
 
 _FIELDS = {

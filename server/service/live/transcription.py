@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-import zlib
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field, replace
@@ -28,7 +27,7 @@ from seq2seq_serve.server.service.live.short_windows import decode_short
 from seq2seq_serve.server.service.live.turns import LiveSegment
 from seq2seq_serve.server.service.read.inputs import max_seconds, position_seconds, short_window
 from seq2seq_serve.server.service.read.options import Decoding
-from seq2seq_serve.server.service.read.windows import after_text
+from seq2seq_serve.server.service.read.windows import after_text, compression_ratio, split_start
 from seq2seq_serve.server.service.seq2seq.windows import Decode, decode_window
 from seq2seq_serve.server.service.write.word_times import Times, token_times, words_of
 
@@ -108,9 +107,6 @@ class LiveDecoder:
         sound: What was heard.
         decode: Decodes a request.
         call: The stream's call.
-
-    Attributes:
-        detected_ids: The start tokens that were detected in the first speech; None before.
     """
 
     def __init__(self, decoding: Decoding, sound: GrowingSound, decode: Decode, call: Call) -> None:
@@ -120,8 +116,8 @@ class LiveDecoder:
         self._decode: Decode = partial(decode_short, decode, decoding.model, decoding.windows)
         [(self._name, spec)] = decoding.model.sources.items()
         self._longest_seconds = max_seconds(spec)
-        self._said: list[int] = list(self._prompt())
-        self._start_ids = self._own_start()
+        self._said, self._given_start = split_start(decoding.request.start_ids, decoding.model)
+        self._start_ids = self._given_start  # with the language, once it is detected
         self._detected_ids = decoding.request.detected_ids
         self._progress = Progress()
         self._context = deque[FinishedPart]()
@@ -182,7 +178,7 @@ class LiveDecoder:
         progress.num_heard = end
         if is_last:
             num_stable = len(following)
-        elif self._repeats("".join(word.text for word in (*progress.stable, *following))):
+        elif self._repeats([*progress.stable, *following]):
             num_stable, progress.following = 0, None
             progress.agreement.doubt()
         else:
@@ -226,25 +222,15 @@ class LiveDecoder:
         if not self._decoding.request.detected_ids or self._detected_ids:
             return ""
         choice = self._decoding.model.manifest.choices[SOURCE_LANGUAGE]
-        place = self._own_start().index(None)
+        place = self._given_start.index(None)
         return next(name for name, its_id in choice.ids.items() if its_id == self._start_ids[place])
-
-    def _prompt(self) -> tuple[int, ...]:
-        """Returns the tokens of the caller's prompt."""
-        start_ids, first = self._decoding.request.start_ids, self._decoding.model.manifest.template.start[0]
-        num_prompt = start_ids.index(first)
-        return tuple(token_id for token_id in start_ids[1:num_prompt] if token_id is not None)
-
-    def _own_start(self) -> tuple[int | None, ...]:
-        """Returns the start tokens without the text before them."""
-        start_ids, first = self._decoding.request.start_ids, self._decoding.model.manifest.template.start[0]
-        return start_ids[start_ids.index(first) :]
 
     def _request(self, begin: int, end: int) -> Request:
         model, template, progress = self._decoding.model, self._decoding.request, self._progress
         said = self._said[-_MOST_BEFORE:]
         before = after_text(said, model, self._rules.hot_ids) if said or self._rules.hot_ids else ()
-        prefix_ids = (*template.prefix_ids, *self._known_ids)
+        known_ids = self._known_ids
+        prefix_ids = (*template.prefix_ids, *known_ids)
         seconds = (end - begin) / SAMPLE_RATE
         most = model.max_target_length - len(before) - len(prefix_ids)
         most = min(most, template.max_new_tokens, math.ceil(_TOKENS_PER_SECOND * seconds) + _MORE_TOKENS)
@@ -262,7 +248,7 @@ class LiveDecoder:
             draft_ids=progress.agreement.draft_ids,
             start_ids=(*before, *self._start_ids),
             detected_ids=self._detected_ids,
-            begin_suppressed_ids=frozenset() if self._known_ids else template.begin_suppressed_ids,
+            begin_suppressed_ids=frozenset() if known_ids else template.begin_suppressed_ids,
             attention=True,
             stream=False,
         )
@@ -298,9 +284,9 @@ class LiveDecoder:
             latest = words[-1].end
         return words
 
-    def _repeats(self, text: str) -> bool:
-        content = text.encode()
-        return len(content) > self._rules.max_compression_ratio * len(zlib.compress(content))
+    def _repeats(self, words: Sequence[SpokenWord]) -> bool:
+        text = "".join(word.text for word in words)
+        return compression_ratio(text) > self._rules.max_compression_ratio
 
     def _keep_language(self, result: Result) -> None:
         if self._detected_ids:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -59,6 +60,23 @@ def window_rules(options: GenerateOptions) -> WindowRules:
 def speech_rules(options: GenerateOptions) -> SpeechRules:
     """Returns where speech begins and ends in a sound, by how it is decoded."""
     return SpeechRules(_LEAST_PAUSE if options.long_source == LONG_SOURCE_SEQUENTIAL else _LEAST_GAP)
+
+
+def compression_ratio(text: str) -> float:
+    """Returns the bytes of a text, divided by those after compression; repetition raises it."""
+    content = text.encode()
+    return len(content) / len(zlib.compress(content))
+
+
+def split_start(
+    start_ids: Sequence[int | None], model: ServedModel
+) -> tuple[list[int], tuple[int | None, ...]]:
+    """Returns the tokens of the text before a target, and the start tokens without it."""
+    first = model.manifest.template.start[0]
+    assert isinstance(first, int)
+    num_before = list(start_ids).index(first)
+    said = [token_id for token_id in start_ids[1:num_before] if token_id is not None]
+    return said, tuple(start_ids[num_before:])
 
 
 def text_ids(text: str, model: ServedModel, field: str, name: str) -> list[int]:

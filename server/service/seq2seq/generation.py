@@ -10,7 +10,7 @@ from functools import partial
 from typing import TypeVar
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
-from seq2seq_serve.server.engine.async_engine import Stream
+from seq2seq_serve.server.engine.async_engine import AsyncEngine, Stream
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.errors import InvalidRequest, Overloaded
@@ -183,22 +183,11 @@ async def generate(
 async def _generate_windows(
     sources: Sequence[pb.Source], decoding: Decoding, call: Call, write: WritePiece | None
 ) -> pb.GenerateResponse:
-    """Decodes a sound in windows, and writes a piece for each of them; as `generate`.
-
-    Once the engine has accepted a request of the call, the others wait while the queue is full, and are
-    decoded although the server drains.
-    """
+    """Decodes a sound in windows, and writes a piece for each of them; as `generate`."""
     pairs: list[tuple[Reading, Result]] = []
     num_bytes = 0
 
-    async def decode(request: Request, is_repeated: bool) -> Result:
-        async def attempt() -> Result:
-            engine, is_accepted = decoding.model.engine, call.is_accepted
-            with engine.submitted([request], call.is_expired, is_accepted=is_accepted) as (stream,):
-                call.is_accepted = True
-                return await succeeded(stream, call, is_repeated=is_repeated)
-
-        return await with_patience(call, attempt)
+    decode = partial(decoded_in_turn, decoding.model.engine, call)
 
     async def hold(num_attention_bytes: int) -> None:
         held.enter_context(call.holding(0, num_attention_bytes))
@@ -245,6 +234,30 @@ async def score(sources: Sequence[pb.Source], decoding: Decoding, call: Call) ->
 async def _timed(reading: Reading, result: Result, decoding: Decoding, call: Call) -> tuple[Reading, Result]:
     """Returns what `with_token_times` does, which may take a second."""
     return await call.build(attention_bytes(result), partial(with_token_times, reading, result, decoding))
+
+
+async def decoded_in_turn(engine: AsyncEngine, call: Call, request: Request, is_repeated: bool) -> Result:
+    """Returns the result of one of a call's many requests.
+
+    Once the engine has accepted one of them, the others wait while the queue is full, and are decoded
+    although the server drains.
+
+    Args:
+        engine: Decodes it.
+        call: The call.
+        request: The request.
+        is_repeated: As for `Work.add`.
+
+    Raises:
+        ServerError: The request is refused or fails.
+    """
+
+    async def attempt() -> Result:
+        with engine.submitted([request], call.is_expired, is_accepted=call.is_accepted) as (stream,):
+            call.is_accepted = True
+            return await succeeded(stream, call, is_repeated=is_repeated)
+
+    return await with_patience(call, attempt)
 
 
 async def with_patience(call: Call, attempt: Callable[[], Awaitable[_Attempted]]) -> _Attempted:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-import zlib
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import replace
@@ -27,7 +26,7 @@ from seq2seq_serve.server.engine.result import FinishReason, Result
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.sources import Reading
-from seq2seq_serve.server.service.read.windows import WindowRules, after_text
+from seq2seq_serve.server.service.read.windows import WindowRules, after_text, compression_ratio, split_start
 
 # Decodes a request; the second argument says whether another one had the same source before.
 Decode = Callable[[Request, bool], Awaitable[Result]]
@@ -113,9 +112,8 @@ async def decode_in_a_row(
     num_frames = min(math.ceil(whole.num_seconds * SAMPLE_RATE / HOP), sound.shape[1])  # without padding
     is_piece = decoding.options.long_source != LONG_SOURCE_SEQUENTIAL
     frames_per_step = round(times.step_seconds * SAMPLE_RATE / HOP)
-    num_prompt = whole.request.start_ids.index(model.manifest.template.start[0])
-    said = [token_id for token_id in whole.request.start_ids[1:num_prompt] if token_id is not None]
-    start_ids, detected_ids = whole.request.start_ids[num_prompt:], whole.request.detected_ids
+    said, start_ids = split_start(whole.request.start_ids, model)
+    detected_ids = whole.request.detected_ids
     arrival, begin, has_begun, is_doubted = whole.request.arrival, 0, False, False
     num_left = whole.request.max_new_tokens if is_piece else math.inf  # tokens: their attention takes memory
     least = width // _LEAST_SHARE // frames_per_step
@@ -207,11 +205,11 @@ async def decode_window(request: Request, rules: WindowRules, model: ServedModel
         log_probabilities = [each.log_probability for each in hypothesis.token_scores]
         text = model.target_tokenizer.decode(
             [token_id for token_id in hypothesis.token_ids if not times.has(token_id)]
-        ).encode()
+        )
         window = Window(
             temperature=temperature,
             mean_log_probability=sum(log_probabilities) / len(log_probabilities),
-            compression_ratio=len(text) / len(zlib.compress(text)),
+            compression_ratio=compression_ratio(text),
         )
         is_unsure = window.mean_log_probability < rules.min_log_probability
         if no_speech is None and (is_unsure or rules.always_listens):
