@@ -13,6 +13,7 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from seq2seq_serve.server.engine.core import Admit, Core
+from seq2seq_serve.server.engine.drafts import Drafter
 from seq2seq_serve.server.engine.request import Beam, Request, Sampling
 from seq2seq_serve.server.engine.result import FinishReason
 from seq2seq_serve.server.engine.scheduler import SchedulerLimits
@@ -778,6 +779,26 @@ def test_every_token_but_the_first_of_a_request_has_a_gap(tick, drafts):
     assert sum(count for _, count in gaps) == num_tokens - len(requests)
     seconds = sum(result.timings.total_seconds - result.timings.first_token_seconds for result in results)
     assert sum(gap * count for gap, count in gaps) == pytest.approx(seconds, rel=1e-3)
+
+
+@pytest.mark.parametrize("is_right", [True, False])
+def test_a_draft_that_a_request_brings_saves_steps_and_changes_no_token(is_right):
+    request = make_request((10, 7), max_new_tokens=12, arrival=0.0, prefix_ids=(5,))
+    targets, num_turns = [], []
+    for draft_ids in ((), None):
+        drafter = Drafter((EOS_ID,), None)
+        driver = Driver(FakeRunner(4), drafter=drafter)
+        if draft_ids is None:
+            best = targets[0][1:]
+            draft_ids = best if is_right else tuple(token_id + 1 for token_id in best)
+        asked = replace(request, draft_ids=draft_ids)
+        driver.submit(asked)
+        driver.finish()
+        assert drafter.num_given == 0
+        targets.append(driver.results[asked].best.token_ids)
+        num_turns.append(len(driver.turns))
+    assert targets[0] == targets[1]
+    assert num_turns[1] < num_turns[0] / 2 if is_right else num_turns[1] <= num_turns[0]
 
 
 def test_hypotheses_side_by_side_do_not_shorten_the_gaps_of_their_request():

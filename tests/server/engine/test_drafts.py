@@ -158,3 +158,21 @@ def test_equal_steps_leave_the_cost_of_a_position_at_a_guess():
     for _ in range(100):
         times.add(1, 3.0)
     assert 0 < times.seconds_of_position < times.expected(1) == pytest.approx(3.0)
+
+
+def test_a_request_brings_its_own_draft_after_its_prefix():
+    drafter = drafter_of(seconds_of_position=0.01)
+    prefix = [*range(100, 160)]  # without which every one of its tokens would be predicted wrongly
+    given = {"prefix_ids": tuple(prefix), "draft_ids": (5, 6, 7, 8, 9)}
+    assert drafted_ids(drafter, sequence_of(prefix, **given))[:4] == [5, 6, 7, 8]
+    assert drafted_ids(drafter, sequence_of([*prefix, 5, 90, 7], **given))[:2] == [8, 9]
+
+
+def test_rows_that_bring_drafts_are_followed_while_nothing_else_is():
+    drafter = drafter_of(seconds_of_position=1e-8, fixed_seconds=1e-6)
+    plain, brings = sequence_of([90]), sequence_of([], draft_ids=(5, 6, 7))
+    while drafter.draft((plain,)) or plain.lookup is None or len(plain.token_ids) < 80:
+        plain.token_ids = [*plain.token_ids, 200 + len(plain.token_ids)]
+    assert drafter.draft((brings,)) == (), "none is expected"
+    drafter.num_given = 1
+    assert [draft.next_token_id for draft in drafter.draft((plain, brings))] == [5, 6, 7]
