@@ -63,7 +63,6 @@ _PLANS = (
     Plan(60, (0.3, 0.6, 1), has_one_voice=False),
 )
 _CHUNK_SECONDS = 0.1
-_INTERVAL_SECONDS = 0.7
 _WHOLE: dict[str, dict[str, Any]] = {
     "windows": {"long_source": "sequential", "voice_activity": True},
     "split": {"long_source": "split", "voice_activity": True, "timestamps": True},
@@ -199,7 +198,9 @@ async def _simulated_one(sound: Sound, model: ServedModel) -> tuple[str, int, li
 
     call = Call(request_id="live", caller=Caller(""))
     start = pb.TranscribeStart(encoding=pb.SOUND_ENCODING_PCM_S16)
-    stream = LiveStream(start, model, call, LiveStreams(1, _INTERVAL_SECONDS), Statistics(), see)
+    stream = LiveStream(
+        start, model, call, LiveStreams(1, ServerConfig.live_interval_seconds), Statistics(), see
+    )
 
     async def commands() -> AsyncIterator[bytes]:
         for piece in _pieces(sound):

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import subprocess
 from pathlib import Path
 from urllib.parse import parse_qsl
@@ -11,12 +10,12 @@ import openai
 import pytest
 
 from seq2seq_serve.server.config import OpenAINames
+from tests.clients.npm import install
 from tests.server.runner.test_voice_activity import needs_model
 from tests.server.service.harness import on_a_thread, serving_bundles
 from tests.server.service.test_openai import SOUND, post
 
 PROGRAM = Path(__file__).with_name("openai_calls.mjs")
-NPM_SECONDS = 300
 PROMPT = "The following conversation is a smart home user talking to Home Assistant."
 
 # The fields that programs send beside the file, by their sources, and what they read of the answer: a name of
@@ -117,22 +116,9 @@ async def test_the_asynchronous_client_of_python_transcribes_and_streams(url):
 @pytest.fixture(scope="module")
 def node(url, tmp_path_factory):
     """Runs a call of the client for JavaScript, as npm installs it."""
-    if not (shutil.which("node") and shutil.which("npm")):
-        pytest.skip("node and npm are not installed")
     folder = tmp_path_factory.mktemp("npm")
-    (folder / "package.json").write_text("{}")
-    shutil.copy(PROGRAM, folder)
+    install(folder, PROGRAM, "openai@7")
     (folder / "speech.wav").write_bytes(SOUND)
-    installed = subprocess.run(
-        ["npm", "install", "--no-audit", "--no-fund", "openai@7"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=NPM_SECONDS,
-        check=False,
-    )
-    if installed.returncode:
-        pytest.skip(f"npm cannot install OpenAI's client: {installed.stderr[-500:]}")
 
     def call(name):
         command = ["node", PROGRAM.name, url, "speech.wav", name]

@@ -5,7 +5,6 @@ import base64
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -18,7 +17,7 @@ from openai.types.realtime import RealtimeServerEvent
 from pydantic import TypeAdapter
 
 from seq2seq_serve.server.config import OpenAINames
-from tests.clients.test_openai import NPM_SECONDS
+from tests.clients.npm import install
 from tests.server.runner.test_voice_activity import needs_model, quiet, vowels
 from tests.server.service.harness import access_file, on_a_thread, serving_bundles
 from tests.server.service.seq2seq.test_windows import noise
@@ -125,27 +124,14 @@ async def test_the_client_of_python_reads_the_status_of_a_refusal(tmp_path, whis
 @pytest.fixture(scope="module")
 def node(port, tmp_path_factory):
     """Runs a call of the client for JavaScript, as npm installs it."""
-    if not (shutil.which("node") and shutil.which("npm")):
-        pytest.skip("node and npm are not installed")
     folder = tmp_path_factory.mktemp("npm")
-    (folder / "package.json").write_text("{}")
-    shutil.copy(PROGRAM, folder)
+    install(folder, PROGRAM, "openai@7", "ws@8")
     (folder / "speech.pcm").write_bytes(SOUND)
     authority = trustme.CA()
     authority.cert_pem.write_to_path(folder / "authority.pem")
     certificate = authority.issue_cert("localhost")
     certificate.private_key_pem.write_to_path(folder / "key.pem")
     certificate.cert_chain_pems[0].write_to_path(folder / "certificate.pem")
-    installed = subprocess.run(
-        ["npm", "install", "--no-audit", "--no-fund", "openai@7", "ws@8"],
-        cwd=folder,
-        capture_output=True,
-        text=True,
-        timeout=NPM_SECONDS,
-        check=False,
-    )
-    if installed.returncode:
-        pytest.skip(f"npm cannot install OpenAI's client: {installed.stderr[-500:]}")
 
     def call(name):
         command = ["node", PROGRAM.name, str(port), "certificate.pem", "key.pem", "speech.pcm", name]
