@@ -665,7 +665,7 @@ def _check_files(options: argparse.Namespace) -> None:
 
 
 def _check_output(options: argparse.Namespace, input_: Path) -> None:
-    """Refuses an --output that cannot be written, or that has something else."""
+    """Refuses an --output that cannot be written, or that exists without --resume or --overwrite."""
     parser, output = options.parser, options.output
     if is_compressed(output):
         parser.error(f"--output {output}: the client does not compress its output: leave out {COMPRESSED}")

@@ -26,7 +26,7 @@ class Subtitles:
 
     @property
     def beginning(self) -> str:
-        """What stands before the first segment."""
+        """The text before the first segment."""
         return "WEBVTT\n\n" if self._form == "vtt" else ""
 
     def cue(self, segment: Segment) -> str:

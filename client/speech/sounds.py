@@ -30,7 +30,7 @@ _WAV, _WAV_BYTES = (b"RIFF", b"RF64"), 4
 _OPUS_RATE = 48_000
 # What a stream with a header begins with, but for MPEG and ADTS, which samples may also begin with
 _HEADERS = (b"RIFF", b"RF64", b"fLaC", b"OggS", b"ID3", b"\x1aE\xdf\xa3", b"#!AMR", b"FORM")
-_KIND_BYTES = 8  # by which a stream with a header is told
+_KIND_BYTES = 8  # that show whether a stream has a header
 _RAW_TYPES = {"audio/pcm": "little-endian", "audio/l16": "big-endian"}
 
 
@@ -183,7 +183,7 @@ def heard_sound() -> Sound:
     try:
         try:
             sounddevice.check_input_settings(channels=1, dtype="int16", samplerate=rate)
-        except sounddevice.PortAudioError:  # such as of a device that has no other rates than its own
+        except sounddevice.PortAudioError:  # some devices have only a rate of their own
             rate = int(sounddevice.query_devices(kind="input")["default_samplerate"])
             sounddevice.check_input_settings(channels=1, dtype="int16", samplerate=rate)
     except (sounddevice.PortAudioError, ValueError) as error:

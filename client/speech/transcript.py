@@ -24,7 +24,7 @@ class Transcript:
 
     @property
     def beginning(self) -> str:
-        """What stands before the first segment."""
+        """The text before the first segment."""
         return self._subtitles.beginning if self._subtitles is not None else ""
 
     @property

@@ -13,7 +13,7 @@ Ids = tuple[int, ...]  # of one word
 
 
 class Agreement:
-    """What the last decoding of a segment wrote after its stable words. Owned by the segment's `Progress`."""
+    """Keeps the words that the last decoding wrote after the stable ones. Owned by a segment's `Progress`."""
 
     def __init__(self) -> None:
         self._before: Sequence[Ids] = ()

@@ -58,7 +58,7 @@ _LIVE_BYTES, _FILE_BYTES = 2**22, 2**24  # of the sound that waits, and its spec
 
 
 class Command(Enum):
-    """What a caller sends between the bytes of a sound."""
+    """The commands that a caller sends between the bytes of a sound."""
 
     FINISH_SEGMENT = auto()
     DROP_SEGMENT = auto()

@@ -78,7 +78,7 @@ class FinishedPart(NamedTuple):
 
 @dataclass(eq=False)
 class Progress:
-    """What is known of the segment that is transcribed.
+    """The words of the segment that is transcribed.
 
     Attributes:
         stable: Its stable words.

@@ -13,7 +13,7 @@ from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, GrowingSound, Samples, 
 from seq2seq_serve.server.runner.voice_activity import SpeechRules, SpeechStream
 
 _LEAST_SHARE = 0.66  # of the longest segment, after which a cut is looked for
-# A segment of many spans gets no further one at so many times its greatest length: its pauses are kept, too.
+# The farthest beginning of a further span, as a multiple of the longest segment: its pauses are kept, too.
 _MOST_APART = 2
 
 

@@ -106,7 +106,7 @@ class Items:
         """Sends new text of the oldest item."""
         if not text:
             return
-        if not self._items:  # the caller has committed while somebody spoke, who goes on
+        if not self._items:  # the caller has committed, and the speech goes on
             self._new()
         item = self._items[0]
         if not item.text:

@@ -43,7 +43,7 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class Settings:
-    """What a session transcribes, and how.
+    """The model, the language and the turn detection of a session.
 
     Attributes:
         model: The name that the caller gives it; empty for none.

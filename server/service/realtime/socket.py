@@ -14,7 +14,7 @@ _MOST_EVENTS = 64  # that wait to be sent, beyond which nobody adds one who can 
 
 
 class Inbox:
-    """The messages of a caller, who is read ahead a little. Owned by its call.
+    """Reads the messages of a caller, a few of them ahead. Owned by its call.
 
     Args:
         receive: Returns the next message of the socket.

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[3]
 
 @pytest.fixture
 def lines(run, samples) -> list[str]:
-    """What is heard in the noise."""
+    """The text that the model hears in the noise."""
     code, out, _ = run("--live", "-", stdin=samples)
     assert code == 0
     assert len(out.splitlines()) >= 2
