@@ -2,7 +2,8 @@
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from grpc import StatusCode
 from grpc.aio import AioRpcError
 
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.errors import Overloaded
 from seq2seq_serve.server.runner import voice_activity
 from seq2seq_serve.server.service.live import stream as stream_module
@@ -301,17 +303,41 @@ async def test_a_caller_who_sends_fast_waits_and_one_who_does_not_read_is_not_re
         await until_idle(served)
 
 
+@contextmanager
+def requests_of(served: Served, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Request]]:
+    """The requests that the engine gets meanwhile."""
+    [model] = served.app.models
+    seen, submitted = list[Request](), model.engine.submitted
+
+    def spied(requests, *given, **named):
+        seen.extend(requests)
+        return submitted(requests, *given, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model.engine, "submitted", spied)
+        yield seen
+
+
 async def test_live_windows_go_before_what_else_has_their_priority(whisper_path, monkeypatch):
     async with serving_bundles(whisper_path / "bundle") as served:
-        [model] = served.app.models
-        seen, submitted = list[float](), model.engine.submitted
+        with requests_of(served, monkeypatch) as seen:
+            for only in (False, True):
+                options = pb.GenerateOptions(source_language="ko", priority=3)
+                messages = [start(options=options, segments_only=only), sound(pcm(noise(0.5)))]
+                await answered(served.stub, messages)
+        assert {request.priority for request in seen} == {2.5, 3}
 
-        def spied(requests, *given, **named):
-            seen.extend(request.priority for request in requests)
-            return submitted(requests, *given, **named)
 
-        monkeypatch.setattr(model.engine, "submitted", spied)
-        for only in (False, True):
-            options = pb.GenerateOptions(source_language="ko", priority=3)
-            await answered(served.stub, [start(options=options, segments_only=only), sound(pcm(noise(0.5)))])
-        assert set(seen) == {2.5, 3}
+async def test_stable_words_are_the_forced_prefix_and_the_rest_is_the_draft(whisper_path, monkeypatch):
+    content = pcm(noise(3, 1))
+    messages = [start(), *(sound(content[first : first + 1600]) for first in range(0, len(content), 1600))]
+    async with serving_bundles(whisper_path / "bundle") as served:
+        with requests_of(served, monkeypatch) as seen:
+            responses = await answered(served.stub, messages, 0.01)
+        whole = tuple(responses[-1].result.hypotheses[0].token_ids)
+        prefixes = [request.prefix_ids for request in seen if request.prefix_ids and not request.is_score]
+        assert len(prefixes) > 5
+        for prefix in prefixes:
+            places = range(len(whole) - len(prefix) + 1)
+            assert any(whole[place : place + len(prefix)] == prefix for place in places)
+        assert any(request.draft_ids for request in seen)
