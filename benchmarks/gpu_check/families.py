@@ -86,8 +86,11 @@ def _requests(manifest: Manifest) -> dict[str, list[Request]]:
         source: Array = rng.integers(4, 290, 4 + 3 * i)
         if form is Form.SOUND:
             [spec] = source_specs(manifest, Precision.FP32)
-            source = rng.uniform(-1, 1.5, spec.shape({Axis.BATCH: 1})[1:]).astype(np.float32)
-        memory_length = manifest.memory.memory_length({name: len(source)})
+            # Windows shorter by 0, 2, 4, … positions of memory, where a model takes them.
+            length = (manifest.memory.whole_length or 0) - 2 * i * manifest.memory.stride
+            shape = spec.shape({Axis.BATCH: 1, Axis.SOUND_LENGTH: length})[1:]
+            source = rng.uniform(-1, 1.5, shape).astype(np.float32)
+        memory_length = manifest.memory.memory_length_of({name: source})
         request = Request(
             str(i), {name: source}, memory_length, _NUM_TOKENS, time.monotonic(), **settings_of(manifest)
         )
