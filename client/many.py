@@ -36,8 +36,10 @@ DEFAULT_GIVE_UP_SECONDS = 300.0
 _MAX_TRIES = 3
 _MAX_FAILED_IN_A_ROW = 5
 _LEAST_PAUSE_SECONDS, _MOST_PAUSE_SECONDS = 0.2, 5.0
-# After one of these, every other text would fail, too.
-STOPPING_CODES = ("UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND", "UNIMPLEMENTED")
+# After one of these, every other text would fail, too. FAILED_PRECONDITION: the adapter cannot be loaded.
+STOPPING_CODES = (
+    *("UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED"),
+)
 
 Request = TypeVar("Request")
 

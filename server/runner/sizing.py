@@ -100,9 +100,12 @@ class Sizing:
 
     @property
     def model_bytes(self) -> int:
-        """The bytes of weights, slots and adapters of all instances, without a draft model, on a CPU."""
+        """The bytes of weights, slots and adapters of all instances, without a draft model, on a CPU.
+
+        The engine keeps one more copy of the adapters, for instances that are started again.
+        """
         runner_bytes = self.packed_bytes + self.num_slots * self.slot_bytes + self.adapter_bytes
-        return self.weight_bytes + self.num_instances * runner_bytes
+        return self.weight_bytes + self.adapter_bytes + self.num_instances * runner_bytes
 
     @property
     def limited_bytes(self) -> int:

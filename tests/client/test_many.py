@@ -197,7 +197,9 @@ def test_a_failed_last_text_is_returned_as_a_result():
     assert outcomes(simulation.run("abcd")) == ["A", "INTERNAL", "C", "INTERNAL"]
 
 
-@pytest.mark.parametrize("code", ["UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND", "UNIMPLEMENTED"])
+@pytest.mark.parametrize(
+    "code", ["UNAUTHENTICATED", "PERMISSION_DENIED", "NOT_FOUND", "FAILED_PRECONDITION", "UNIMPLEMENTED"]
+)
 def test_permanent_errors_stop_translate_many_at_once(code):
     error = ClientError(code, "no")
     simulation = Simulation(lambda text, now: error if now > 1002 else answer(text))

@@ -148,14 +148,18 @@ def test_an_adapter_is_replaced_between_two_turns_and_others_go_on(adapted_bundl
     assert found[0] == found[1] != before[0]
 
 
-def test_sizes_count_the_places_of_adapters_only_if_there_may_be_some(adapted_bundle, random_bundle):
-    with_places = size_up(adapted_bundle, config())
-    without = size_up(adapted_bundle, config(has_adapters=False))
-    plain = size_up(random_bundle, config())
+@pytest.mark.parametrize("num_instances", [1, 2])
+def test_sizes_count_the_places_of_adapters_only_if_there_may_be_some(
+    num_instances, adapted_bundle, random_bundle
+):
+    """The copies from which an engine starts instances again were not counted."""
+    with_places = size_up(adapted_bundle, config(num_instances=num_instances))
+    without = size_up(adapted_bundle, config(num_instances=num_instances, has_adapters=False))
+    plain = size_up(random_bundle, config(num_instances=num_instances))
     assert (with_places.num_adapters, with_places.max_rank) == (PLACES, RANK)
     assert (without.num_adapters, plain.num_adapters) == (1, 0)
     assert with_places.adapter_bytes == PLACES * RANK * without.adapter_bytes
     assert plain.adapter_bytes == 0
-    grown = with_places.total_bytes - without.total_bytes
-    assert grown == with_places.adapter_bytes - without.adapter_bytes
+    grown = with_places.limited_bytes - without.limited_bytes
+    assert grown == (num_instances + 1) * (with_places.adapter_bytes - without.adapter_bytes)
     assert np.isclose(without.total_bytes, plain.total_bytes, rtol=0.1)

@@ -185,6 +185,18 @@ def test_the_command_line_takes_an_adapter_for_a_model(adapted, capsys, tmp_path
     assert "ko-en/legal" in capsys.readouterr().out
 
 
+def test_the_command_line_does_not_wait_for_an_adapter_that_cannot_be_loaded(adapted, capsys, tmp_path):
+    """It asked again for ten seconds, and the server always gave the same answer."""
+    (tmp_path / "token").write_text("all")
+    (adapted.add("broken", 7) / "adapter.bin").write_bytes(b"")
+    connection = ["--address", adapted.served.address, "--token-file", str(tmp_path / "token")]
+    assert main(["translate", *connection, "--model", "ko-en/broken", TEXT]) == 1
+    error = capsys.readouterr().err
+    assert "FAILED_PRECONDITION: the adapter ko-en/broken cannot be loaded" in error
+    assert "again" not in error
+    shutil.rmtree(adapted.folder / "broken")
+
+
 def test_a_token_uses_and_sees_only_its_own_models(adapted):
     for name in ("legal", "late"):
         target(adapted, f"ko-en/{name}")
