@@ -14,7 +14,8 @@ change a weight by about a tenth. Three parts, of which `--only` takes one:
              one of the eight. The rate is that of pairs, and the memory is what each process has to itself
              at the end (Linux).
 
-The last line on standard output is one JSON object.
+The last line on standard output is one JSON object. `python -m benchmarks.adapters whisper` is about an
+adapter that is trained: see `whisper.py`.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from benchmarks.adapters import whisper
 from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
 from benchmarks.load.drive import Clock, closed_loop
@@ -73,14 +75,17 @@ _SETTINGS: dict[str, Any] = {"provider": ProviderPolicy.CPU, "speculative": Spec
 _PARTS = ("speed", "quality", "server")
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Measure, and print one JSON object; returns 0 if every bar is met."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments[:1] == ["whisper"]:
+        return whisper.main(arguments[1:])
     parser = command("adapters", __doc__, "--out benchmarks/results/X.json\n--only speed --rounds 30")
     parser.add_argument("--only", choices=_PARTS, help="one part (default: all)")
     parser.add_argument("--rounds", type=positive, default=20, help="pairs (default: %(default)s)")
     parser.add_argument("--threads", type=positive, default=2, help="(default: %(default)s)")
     parser.add_argument("--preset", choices=sorted(PRESETS), default="base", help="(default: %(default)s)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     parts = [options.only] if options.only else _PARTS
     report: dict[str, Any] = {"benchmark": "adapters", "hardware": describe_hardware()}
     with tempfile.TemporaryDirectory(prefix="adapters-") as temporary:

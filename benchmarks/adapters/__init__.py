@@ -1,0 +1,1 @@
+"""Measures what adapters cost and save, and tunes one of a published model."""
