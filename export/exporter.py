@@ -36,7 +36,7 @@ from seq2seq_serve.bundle.names import (
     Verb,
 )
 from seq2seq_serve.export import convert, parity
-from seq2seq_serve.export.graphs.adapted import AdaptedFactory, AdaptedMaps, with_adapters
+from seq2seq_serve.export.graphs.adapted import AdaptedFactory, AdaptedMaps, checksum_of, with_adapters
 from seq2seq_serve.export.graphs.base import Graph, sizes_of
 from seq2seq_serve.export.graphs.families import make_modules
 from seq2seq_serve.export.graphs.linear import FloatFactory, LinearFactory, QuantizedFactory
@@ -255,7 +255,7 @@ def _write(
         target_language=trained.target_language,
         length_bound=trained.length_bound,
         provenance=trained.provenance | score,
-        **adapted_fields(maps),
+        **adapted_fields(trained.model, maps),
     )
     write_manifest(folder, manifest)
     return manifest
@@ -366,19 +366,18 @@ def maps_for_adapters(model: EncoderDecoder, *, is_wanted: bool) -> AdaptedMaps 
     return AdaptedMaps(model)
 
 
-def adapted_fields(maps: AdaptedMaps | None) -> dict[str, Any]:
-    """The fields of a manifest that say which maps adapters may change."""
+def adapted_fields(model: EncoderDecoder, maps: AdaptedMaps | None) -> dict[str, Any]:
+    """The fields of a manifest that say which maps of a model adapters may change."""
     if maps is None:
         return {}
-    return {"adapted_maps": tuple(maps.maps), "adapted_checksum": maps.checksum()}
+    return {"adapted_maps": tuple(maps.maps), "adapted_checksum": checksum_of(model)}
 
 
 def make_graphs(
     trained: TrainedModel, precision: Precision, maps: AdaptedMaps | None = None
 ) -> dict[Verb, Graph]:
     """The torch modules of a model's graphs in one precision, with the maps that adapters may change."""
-    modules = make_modules(trained.model, factory_of(precision, maps))
-    return modules if maps is None else with_adapters(modules, maps)
+    return with_adapters(make_modules(trained.model, factory_of(precision, maps)), maps)
 
 
 def factory_of(precision: Precision, maps: AdaptedMaps | None = None) -> LinearFactory:

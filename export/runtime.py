@@ -103,14 +103,14 @@ class Graphs:
                 )
         self._graphs = graphs
         self.has_decode = Verb.DECODE in graphs
+        self._maps = maps
         self._adapters: dict[str, Array] = {}
         self._adapter_ids: Sequence[int] = ()
         if maps:
-            self.use_adapters(maps, [{}], ())
+            self.use_adapters([{}], ())
 
     def use_adapters(
         self,
-        maps: Sequence[AdaptedMap],
         adapters: Sequence[Weights],
         ids: Sequence[int],
         scales: Mapping[str, float] | None = None,
@@ -118,12 +118,11 @@ class Graphs:
         """Give the rows of later calls adapters.
 
         Args:
-            maps: Those of the graphs.
             adapters: The weights of each one.
             ids: The adapter of each row, in turn; -1 for none. Without any, no row has one.
             scales: The graphs' `adapter_scales`.
         """
-        places = Places(maps)
+        places = Places(self._maps)
         ranks = [len(a) for weights in adapters for a, _ in weights.values()]
         max_rank = max(ranks, default=1)
         stack = np.zeros((len(adapters), max_rank * places.num_units), np.float16)

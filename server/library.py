@@ -35,7 +35,7 @@ from seq2seq_serve.protos.options import options_of
 from seq2seq_serve.protos.sources import Sources, TextOrIds, check_texts, sources_of, target_of
 from seq2seq_serve.server.config import QueueLimits, RunnerConfig, ServerConfig
 from seq2seq_serve.server.errors import InvalidRequest, Unavailable, UnknownModel
-from seq2seq_serve.server.models.adapters import read_adapter
+from seq2seq_serve.server.models.adapters import check_fits
 from seq2seq_serve.server.models.loading import load_model
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.call import Call
@@ -70,14 +70,15 @@ class AsyncModel:
     def __init__(
         self, bundle: Path, runner: RunnerConfig, adapters: Mapping[str, Path] = _NO_ADAPTERS
     ) -> None:
-        if adapters:
-            max_rank = max(load_adapter(path).manifest.rank for path in adapters.values())
-            runner = replace(runner, has_adapters=True, max_adapters=len(adapters), max_rank=max_rank)
+        loaded = {name: load_adapter(path) for name, path in adapters.items()}
+        if loaded:
+            max_rank = max(adapter.manifest.rank for adapter in loaded.values())
+            runner = replace(runner, has_adapters=True, max_adapters=len(loaded), max_rank=max_rank)
         config = ServerConfig(runner=runner, queue=_UNBOUNDED, log_level="warning")
         self._model = model = load_model(bundle, config, bundle.name)
         self._models = {"": model}
-        for place, (name, path) in enumerate(adapters.items()):
-            adapter = read_adapter(path, model.name, model.manifest, model.sizing.max_rank)
+        for place, (name, adapter) in enumerate(loaded.items()):
+            check_fits(adapter.manifest, adapter.path, model.name, model.manifest, model.sizing.max_rank)
             model.engine.write_adapter(place, adapter.weights)
             self._models[name] = model.adapted(f"{bundle.name}/{name}", adapter, place)
         self._count = 0

@@ -46,7 +46,6 @@ class AdaptedMaps:
     def __init__(self, model: EncoderDecoder) -> None:
         self.maps: list[AdaptedMap] = []
         self.scales: dict[str, float] = {}
-        self._model = model
         self._names = {
             module: name
             for name, module in model.named_modules()
@@ -62,10 +61,6 @@ class AdaptedMaps:
         if one not in self.maps:
             self.maps.append(one)
         return self.maps.index(one)
-
-    def checksum(self) -> str:
-        """Returns the checksum of the model."""
-        return checksum_of(self._model)
 
     def spread(self, over_rows: Callable[[Tensor], Tensor]) -> None:
         """Gives each row of a graph's matrix the adapter of its batch row, by a function of `(B,)`."""
@@ -181,6 +176,8 @@ class AdaptedGraph(Graph):
             del self.adapted.adapters, self.adapted.ranks, self.adapted.ids
 
 
-def with_adapters(graphs: dict[Verb, Graph], maps: AdaptedMaps) -> dict[Verb, Graph]:
-    """The graphs of a model, made by an `AdaptedFactory` of these maps, with adapters as inputs."""
+def with_adapters(graphs: dict[Verb, Graph], maps: AdaptedMaps | None) -> dict[Verb, Graph]:
+    """The graphs of a model, made by an `AdaptedFactory` of these maps, if any, with adapters as inputs."""
+    if maps is None:
+        return graphs
     return {verb: AdaptedGraph(graph, maps) for verb, graph in graphs.items()}

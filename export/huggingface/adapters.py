@@ -235,16 +235,14 @@ class _Published:
 
     def compare(self, folder: Path) -> Parity:
         """Compares the model, to which the terms were added, with the one that peft makes."""
-        config, batches = self._config, self._batches()
+        config = self._config
+        batches = random_batches(config, self._checkpoint.config.get("pad_token_id") or 0)
         if not self._expected:
             theirs = _adapted(read_theirs(self.path, config.media), folder, self.path)
             self._expected = [their_log_probabilities(theirs, config.media, batch) for batch in batches]
         expected = self._expected
         tolerance = max(TOLERANCES[Precision.FP32], largest_rounding(config, expected))
         return Parity(worst_difference(self.model, batches, expected), tolerance, tuple(map(_shape, batches)))
-
-    def _batches(self) -> list[RandomBatch]:
-        return random_batches(self._config, self._checkpoint.config.get("pad_token_id") or 0)
 
 
 class _Run:
@@ -386,7 +384,7 @@ def _prove_graphs(
         paths = {verb: bundle.path / graph.file.file for verb, graph in variant.graphs.items()}
         graphs = Graphs(paths, variant.graphs, provider_of(precision), model.source_kind, maps)
         alone = parity.mean_difference(model, graphs, pairs) if precision in BITS else 0.0
-        graphs.use_adapters(maps, [weights], (0,), variant.adapter_scales)
+        graphs.use_adapters([weights], (0,), variant.adapter_scales)
         with _Added(model, rounded_terms) as ours:
             if precision in BITS:
                 found = parity.mean_difference(ours, graphs, pairs)

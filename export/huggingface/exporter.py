@@ -375,7 +375,7 @@ def _write(
         provenance=_provenance(imported.checkpoint) | dict(provenance),
         source_language="" if SOURCE_LANGUAGE in tokenizers.choices else tokenizers.source_language,
         target_language="" if TARGET_LANGUAGE in tokenizers.choices else tokenizers.target_language,
-        **adapted_fields(imported.maps),
+        **adapted_fields(imported.model, imported.maps),
     )
     if isinstance(config.media, Patches):
         manifest = replace(manifest, resampling=config.media.resampling)
@@ -427,7 +427,7 @@ def _modules(
             )
             plain = FloatFactory(torch.float32, is_beside_quantized=True)
             modules[Verb.ENCODE] = EncodeGraph(model, plain if maps is None else AdaptedFactory(plain, maps))
-    return modules if maps is None else with_adapters(modules, maps)
+    return with_adapters(modules, maps)
 
 
 def _judge(

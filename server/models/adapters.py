@@ -133,9 +133,10 @@ def read_adapter(path: Path, name: str, model: Manifest, max_rank: int) -> Adapt
     Raises:
         ValueError: It is not one, or does not fit this model.
     """
+    return load_adapter(path, lambda manifest: check_fits(manifest, path, name, model, max_rank))
 
-    def check(manifest: AdapterManifest) -> None:
-        if problems := fits(manifest, model, max_rank):
-            raise AdapterError(f"{path} does not fit the model {name}: {'; '.join(problems)}")
 
-    return load_adapter(path, check)
+def check_fits(adapter: AdapterManifest, path: Path, name: str, model: Manifest, max_rank: int) -> None:
+    """Raises AdapterError if the adapter in a folder does not fit a model; see `read_adapter`."""
+    if problems := fits(adapter, model, max_rank):
+        raise AdapterError(f"{path} does not fit the model {name}: {'; '.join(problems)}")

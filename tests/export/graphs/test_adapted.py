@@ -59,7 +59,7 @@ def test_rows_without_an_adapter_have_the_bits_of_plain_graphs(precision, adapte
     for row, expected in zip(computed(graphs, SOURCES), plain, strict=True):
         assert_same_bits(row, expected)
     adapter = random_adapter(adapted_bundle, 1)
-    graphs.use_adapters(adapted_bundle.manifest.adapted_maps, [adapter], (0, -1))
+    graphs.use_adapters([adapter], (0, -1))
     rows = computed(graphs, SOURCES)
     for number in (1, 3):
         assert_same_bits(rows[number], plain[number])
@@ -69,17 +69,17 @@ def test_rows_without_an_adapter_have_the_bits_of_plain_graphs(precision, adapte
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_row_has_the_bits_alone_that_it_has_beside_rows_of_other_adapters(precision, adapted_bundle):
-    graphs, maps = graphs_of(adapted_bundle, precision), adapted_bundle.manifest.adapted_maps
+    graphs = graphs_of(adapted_bundle, precision)
     adapters = [random_adapter(adapted_bundle, seed, rank) for seed, rank in ((1, 1), (2, 8))]
     ids = [1, 0, -1, 1]
-    graphs.use_adapters(maps, adapters, ids)
+    graphs.use_adapters(adapters, ids)
     together = computed(graphs, SOURCES)
     for row, source in enumerate(SOURCES):
-        graphs.use_adapters(maps, adapters, ids[row : row + 1])
+        graphs.use_adapters(adapters, ids[row : row + 1])
         [alone] = computed(graphs, [source])
         assert_same_bits(alone, together[row])
         if ids[row] >= 0:  # whatever else is loaded
-            graphs.use_adapters(maps, [adapters[ids[row]]], (0,))
+            graphs.use_adapters([adapters[ids[row]]], (0,))
             assert_same_bits(computed(graphs, [source])[0], alone)
 
 
@@ -92,7 +92,7 @@ def test_an_adapter_computes_what_the_model_with_its_terms_computes(
         monkeypatch.setattr(kernels, "register", lambda *_: False)
     graphs = graphs_of(adapted_bundle, Precision.FP32)
     adapters = [random_adapter(adapted_bundle, seed, rank=8) for seed in (1, 2)]
-    graphs.use_adapters(adapted_bundle.manifest.adapted_maps, adapters, (1,))
+    graphs.use_adapters(adapters, (1,))
     with with_terms(random_trained.model, adapters[1]) as model:
         assert parity.worst_difference(model, graphs) < 1e-4
     assert parity.worst_difference(random_trained.model, graphs) > 0.1
@@ -101,10 +101,10 @@ def test_an_adapter_computes_what_the_model_with_its_terms_computes(
 def test_int8_adds_the_terms_in_full_precision(adapted_bundle, random_trained):
     """The difference to float32 is that of the base: terms are not quantised."""
     pairs = [({"source_ids": np.array(source)}, [1, 7, 9, 11, 12]) for source in SOURCES]
-    graphs, maps = graphs_of(adapted_bundle, Precision.INT8), adapted_bundle.manifest.adapted_maps
+    graphs = graphs_of(adapted_bundle, Precision.INT8)
     alone = parity.mean_difference(random_trained.model, graphs, pairs)
     adapter = random_adapter(adapted_bundle, 3, scale=0.1)
-    graphs.use_adapters(maps, [adapter], (0,))
+    graphs.use_adapters([adapter], (0,))
     with with_terms(random_trained.model, adapter) as model:
         assert parity.mean_difference(model, graphs, pairs) < 1.5 * alone
     assert parity.mean_difference(random_trained.model, graphs, pairs) > 3 * alone
