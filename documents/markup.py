@@ -1,19 +1,31 @@
-"""Tags around texts: how they follow the words of a translation, in subtitles, HTML and Word files."""
+"""Tags around texts: how they follow the words of a translation, in subtitles, HTML and Word files.
+
+The tags around texts are a tree, and stay one: a tag has the same tags around it as in the source, and begins
+and ends where its words do. If its words are apart in the translation, it is written several times. A tag that
+may be written once only, such as that of a link, has the longest run of its words.
+"""
 
 from __future__ import annotations
 
 import html
 import re
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from seq2seq_serve.documents.segments import LETTER, Segment, TextSpan, longest
+from seq2seq_serve.documents.alignment import count_words, formatted
+from seq2seq_serve.documents.segments import LETTER, Segment, TextSpan
 
 MAX_COPIES = 4  # how often the markup of a text may be written around parts of its translation
 
+_FAR = 32  # tags between two words that are not looked at as parts of one span
+_MAX_GAP = 4  # parts of a word between two words of one span, such as marks around it
+_NUM_COMPARED = 16  # texts with the same first word that are looked for in a translation
 _LONG_NUMBER = re.compile(r"&#[0-9]{1000,}+;?")  # has more digits than `html.unescape` reads
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+_TAG = re.compile(r"<[^/][^>]*>")
+_WORD_CHARACTERS = re.compile(r"\w+")
+_CORE = re.compile(r"\w(?:.*\w)?", re.DOTALL)
 
 
 @dataclass(slots=True, eq=False)
@@ -25,44 +37,152 @@ class Tag:
         close: Its end.
         around: The next tag around it; None at the end of the chain.
         depth: The number of tags around it.
+        is_single: Whether it is written once only.
+        first: The number of texts before it in the document.
+        has_text: Whether there are texts inside of it that are translated.
     """
 
     open: str
     close: str
     around: Tag | None = None
     depth: int = 0
+    is_single: bool = False
+    first: int = 0
+    has_text: bool = False
 
 
 NO_TAG = Tag("", "")
 
 
-def between(one: Tag, other: Tag) -> tuple[str, str]:
-    """Returns the ends of tags, and the tags, that lead from a place inside of one tag to another."""
+def between(one: Tag, other: Tag) -> tuple[list[Tag], list[Tag]]:
+    """Returns the tags that end, and those that begin, from a place inside of one tag to another."""
     closing, opening = [], []
     while one is not other:
         depths = one.depth, other.depth
         if depths[0] >= depths[1]:
-            closing.append(one.close)
+            closing.append(one)
             one = one.around or NO_TAG
         if depths[1] >= depths[0]:
-            opening.append(other.open)
+            opening.append(other)
             other = other.around or NO_TAG
-    return "".join(closing), "".join(reversed(opening))
+    opening.reverse()
+    return closing, opening
 
 
-@dataclass(slots=True)
-class _Here:
+@dataclass(slots=True, eq=False)
+class Here:
     """A text, or markup that belongs to no text, in the flow of a document.
 
     Attributes:
         markup: As it is written.
         place: The tag around it.
         around: What is written before a translation of the text, and after it; None for markup.
+        text: The text.
+        is_fixed: Whether it is written as it is, whatever its translation.
+        number: The number of texts before it.
     """
 
     markup: str
     place: Tag
     around: tuple[str, str] | None = None
+    text: str = ""
+    is_fixed: bool = False
+    number: int = 0
+
+
+_Placed = tuple[str, Here]  # a part of a translation, and the text whose place and formatting it has
+
+
+def close_gaps(parts: Sequence[_Placed]) -> list[_Placed]:
+    """Returns parts of a translation, in which a span goes on over a gap of one word.
+
+    This word has no formatting beyond that of the text around the span. White space between two words is
+    inside of no other tags than those around one of them.
+    """
+    closed = list(parts)
+    for begin, (text, one) in enumerate(parts):
+        if not text.strip():
+            continue
+        one, num_words = closed[begin][1], 0
+        for end in range(begin + 1, min(begin + 2 + _MAX_GAP, len(parts))):
+            text, other = closed[end]
+            if text.strip() and end > begin + 1:
+                inner = _common(one.place, other.place)
+                if inner and all(_is_plain(here, inner, one) for _, here in closed[begin + 1 : end]):
+                    its = _within(inner, one, other)
+                    closed[begin + 1 : end] = [(text, its) for text, _ in closed[begin + 1 : end]]
+                    break
+            num_words += count_words(text)
+            if num_words > 1 or other.is_fixed:
+                break
+    return closed
+
+
+def _within(inner: Tag, one: Here, other: Here) -> Here:
+    """Returns a place between two texts, directly in the tag around both if texts may stand there."""
+    if one.around is not None and any(one.around):  # of a run of Word, without which there is no text
+        return other if other.place is inner else one
+    return Here("", inner, ("", ""))
+
+
+def _is_plain(here: Here, inner: Tag, one: Here) -> bool:
+    """Whether a text is outside of a tag, and has no formatting that a text in it does not have."""
+    place = here.place
+    if here.is_fixed:
+        return False
+    if here.around and here.around[0]:
+        if not _properties(place) <= _properties(one.place):
+            return False
+        place = place.around or NO_TAG
+    return place is not inner and _is_around(place, inner)
+
+
+def _properties(run: Tag) -> set[str]:
+    return set(_TAG.findall(run.open)[1:])
+
+
+def _common(one: Tag, other: Tag) -> Tag | None:
+    """Returns the innermost tag around two places; None if it is far from them."""
+    for _ in range(_FAR):
+        if one is other:
+            return one
+        depths = one.depth, other.depth
+        if depths[0] >= depths[1]:
+            one = one.around or NO_TAG
+        if depths[1] >= depths[0]:
+            other = other.around or NO_TAG
+    return None
+
+
+def _is_around(outer: Tag, inner: Tag) -> bool:
+    """Whether a tag is around another one, or is that one; False if it is far from it."""
+    for _ in range(min(_FAR, inner.depth - outer.depth)):
+        inner = inner.around or NO_TAG
+    return inner is outer
+
+
+def _place_spaces(parts: Sequence[_Placed], begin: Tag, end: Tag) -> Iterator[_Placed]:
+    """Yields parts of a translation, with spaces and the last mark inside of tags around their neighbours."""
+    for number, (text, here) in enumerate(parts):
+        is_last_mark = number + 1 == len(parts) and not LETTER.search(text) and LETTER.search(here.text)
+        if len(parts) > 1 and not here.is_fixed and (not text.strip() or is_last_mark):
+            one = parts[number - 1][1] if number else None
+            other = parts[number + 1][1] if number + 1 < len(parts) else None
+            places = one.place if one else begin, other.place if other else end
+            inner = _common(*places)
+            is_between = inner is not None and (
+                any(_is_around(here.place, place) for place in places) and _is_around(inner, here.place)
+            )
+            needs_run = here.around is not None and any(here.around)
+            if here.place not in places if needs_run else not is_between:
+                neighbour = one or other
+                assert neighbour is not None
+                here = neighbour if needs_run or inner is None else _within(inner, here, here)
+        yield text, here
+
+
+_OPEN, _CLOSE, _TEXT = range(3)
+_Event = tuple[int, Tag, str, Here | None]  # what is written, with the tag, or the text and its place
 
 
 @dataclass(slots=True)
@@ -73,14 +193,16 @@ class _Flow:
         begin: The tag around the place where it begins.
         end: That around its end.
         tokens: What is written: texts, tags that begin, the ends of tags.
-        longest: The number of the longest text.
+        pieces: Its texts.
+        kept: See `Segment`.
         translated: Replaces the texts.
     """
 
     begin: Tag
-    tokens: list[_Here | Tag | str]
-    longest: int
     end: Tag
+    tokens: list[Here | Tag | str]
+    pieces: Sequence[TextSpan]
+    kept: Sequence[range]
     translated: Sequence[TextSpan] | None = None
 
     def translate(self, pieces: Sequence[TextSpan]) -> None:
@@ -90,47 +212,236 @@ class _Flow:
     def markup(self) -> str:
         """Returns what is written, with a translation if there is one."""
         source = "".join(map(_written, self.tokens))
-        if self.translated is None:
+        if self.translated is None or self.translated is self.pieces:
             return source
         written = self._with(self.translated, MAX_COPIES * len(source))
-        if written is None:
+        if written is None:  # in the order of the source
             whole = "".join(text for text, _ in self.translated)
-            written = self._with([(whole, self.longest)])
+            written = self._with(formatted(self.pieces, whole, self.kept))
         return written or ""
 
     def _with(self, pieces: Sequence[TextSpan], max_length: int | None = None) -> str | None:
-        """Returns what is written with other texts; None if their tags take more than `max_length` letters.
+        """Returns what is written with other texts; None if their tags have more than `max_length` letters."""
+        heres = [token for token in self.tokens if isinstance(token, Here)]
+        texts = [here for here in heres if here.around is not None]
+        parts = _with_fixed([(text, texts[number]) for text, number in pieces if text], texts)
+        parts = close_gaps(list(_place_spaces(parts, self.begin, self.end)))
+        events = self._events(parts, max_length)
+        if events is None:
+            return None
+        fixed = {here for _, here in parts if here.is_fixed}
+        marks = [here for here in heres if here.around is None or (here.is_fixed and here not in fixed)]
+        return _Writer(self, events).written(marks)
 
-        What belongs to no text comes after the texts that were before it, as far as these are in order.
-        """
-        heres = [token for token in self.tokens if isinstance(token, _Here)]
-        texts = [number for number, here in enumerate(heres) if here.around is not None]
-        written, place, num_tagged, begin = list[str](), self.begin, 0, 0
-        for text, formatting in [*pieces, ("", len(texts))]:
-            end = texts[formatting] if formatting < len(texts) else len(heres)
-            if not text and formatting < len(texts):
-                continue
-            for here in heres[begin:end]:
-                if here.around is None:
-                    tags = between(place, here.place)
-                    written += [*tags, here.markup]
-                    num_tagged += sum(map(len, tags))
-                    place = here.place
-            begin = max(begin, end)
-            its = heres[end] if formatting < len(texts) else None
-            tags = between(place, its.place if its else self.end)
-            written += tags
-            if its is not None and its.around is not None:
-                written += [its.around[0], html.escape(_NOT_XML.sub("", text), quote=False), its.around[1]]
-                num_tagged += sum(map(len, (*tags, *its.around)))
-                place = its.place
+    def _events(self, parts: Sequence[_Placed], max_length: int | None) -> list[_Event] | None:
+        events, place, num_tagged = list[_Event](), self.begin, 0
+        for text, here in [*parts, ("", None)]:
+            its = self.end if here is None else here.place
+            closing, opening = between(place, its)
+            events += [(_CLOSE, tag, "", None) for tag in closing]
+            events += [(_OPEN, tag, "", None) for tag in opening]
+            if here is not None:
+                events.append((_TEXT, its, text, here))
+                num_tagged += sum(map(len, here.around or ()))
+                num_tagged += sum(len(tag.close) for tag in closing) + sum(len(tag.open) for tag in opening)
+            place = its
             if max_length is not None and num_tagged > max_length:
                 return None
-        return "".join(written)
+        return events
 
 
-def _written(part: str | _Here | Tag | _Flow) -> str:
-    if isinstance(part, _Flow | _Here):
+class _Writer:
+    """Writes the tags and texts of a flow. Owned by `_Flow._with`.
+
+    A tag that is written once only keeps the run with the most letters of its words. Where the flow begins or
+    ends inside of it, that is the first or last run.
+    """
+
+    def __init__(self, flow: _Flow, events: Sequence[_Event]) -> None:
+        self._flow = flow
+        self._events = events
+        self._begins: dict[Tag, int] = {}  # where each tag begins: the first or only time; -1 before the flow
+        self._written: list[str] = []
+        self._after: dict[int, list[Here]] = {}  # what belongs to no text, by the event that comes before it
+        self._waiting: dict[Tag, list[Here]] = {}  # the same, by the tag around it
+        self._is_after_word = self._is_after_fixed = False  # the latter without a space of its own
+        longest = dict[Tag, float]()
+        opened = dict[Tag, tuple[int, int]]()
+        num_letters = 0
+        for number, (kind, tag, text, _) in enumerate(events):
+            num_letters += len(text.strip())
+            if kind == _OPEN:
+                opened[tag] = number, num_letters
+                self._begins.setdefault(tag, number)
+            elif kind == _CLOSE:
+                begin, before = opened.pop(tag, (-1, 0))
+                self._begins.setdefault(tag, begin)
+                if tag.is_single and num_letters - before > longest.get(tag, -1):
+                    longest[tag] = num_letters - before if begin >= 0 else float("inf")
+                    self._begins[tag] = begin
+        self._begins |= {tag: begin for tag, (begin, _) in opened.items() if tag.is_single}
+
+    def written(self, marks: Sequence[Here]) -> str:
+        """Returns what is written.
+
+        Args:
+            marks: What belongs to no text. It comes after the text that was before it.
+        """
+        place, hidden = self._flow.begin, set[Tag]()
+        self._plan(marks)
+        self._write_marks(-1, place)
+        for number, (kind, tag, text, here) in enumerate(self._events):
+            if kind == _OPEN:
+                if tag.is_single and self._begins[tag] != number:
+                    hidden.add(tag)
+                else:
+                    self._written.append(tag.open)
+                place = tag
+            elif kind == _CLOSE:
+                if tag in hidden:
+                    hidden.discard(tag)
+                else:
+                    self._written.append(tag.close)
+                place = tag.around or NO_TAG
+            elif here is not None:
+                self._write_text(text, here)
+            self._write_marks(number, place)
+        return "".join([*self._written, *(mark.markup for marks in self._waiting.values() for mark in marks)])
+
+    def _write_text(self, text: str, here: Here) -> None:
+        if self._is_after_fixed and text[0].isalnum():
+            self._written.append(" ")
+        self._is_after_fixed, self._is_after_word = False, not text[-1].isspace()
+        if here.is_fixed or text == here.text:
+            self._written.append(here.markup)
+        else:
+            before, after = here.around or ("", "")
+            self._written += [before, html.escape(_NOT_XML.sub("", text), quote=False), after]
+
+    def _plan(self, marks: Sequence[Here]) -> None:
+        """Finds the event after which each mark can be written, and the tag around it that is written."""
+        if not marks:
+            return
+        tokens = [token for token in self._flow.tokens if isinstance(token, Tag)]
+        lacking = {tag for tag in tokens if tag not in self._begins}
+        last: dict[int, int] = {}  # the last event with each text
+        for number, (_, _, _, here) in enumerate(self._events):
+            if here is not None and here.around is not None and here.markup:
+                last[here.number] = number
+        numbers = sorted(last)
+        around, place = dict[Tag, Tag](), 0
+        for mark in marks:
+            while place < len(numbers) and numbers[place] < mark.number:
+                place += 1
+            inner, passed = mark.place, list[Tag]()
+            while inner in lacking:
+                passed.append(inner)
+                inner = around.get(inner) or inner.around or NO_TAG
+            around |= dict.fromkeys(passed, inner)
+            before = numbers[place - 1] if place else -1
+            is_inside = before >= inner.first and place
+            event = last[before] if is_inside else self._begins.get(inner, -1)
+            self._after.setdefault(event, []).append(mark)
+        self._around = around
+
+    def _write_marks(self, number: int, place: Tag) -> None:
+        """Writes the marks that come after an event, or after earlier ones, and belong to a place."""
+        for mark in self._after.pop(number, ()):
+            self._waiting.setdefault(self._around.get(mark.place, mark.place), []).append(mark)
+        if place not in self._waiting:
+            return
+        at = place
+        for mark in self._waiting.pop(place):
+            at = self._move(at, mark.place)
+            if mark.is_fixed:
+                self._written.append(" " * self._is_after_word)
+                self._is_after_word = self._is_after_fixed = True
+            self._written.append(mark.markup)
+        self._move(at, place)
+
+    def _move(self, one: Tag, other: Tag) -> Tag:
+        """Writes the tags between two places, without those that had texts, and have none now."""
+        closing, opening = between(one, other)
+        self._written += [tag.close for tag in closing if not tag.has_text]
+        self._written += [tag.open for tag in opening if not tag.has_text]
+        return other
+
+
+def _with_fixed(parts: list[_Placed], texts: Sequence[Here]) -> list[_Placed]:
+    """Returns parts of a translation with fixed texts in place of their translations.
+
+    Each stands once, where the translation has the same text, or the longest part that belongs to it.
+    """
+    fixed = [here for here in texts if here.is_fixed]
+    if not fixed:
+        return parts
+    found = deque(_found("".join(text for text, _ in parts), fixed))
+    cut, place, num_before = list[_Placed](), 0, 0
+    placed: dict[Here, int] = {}  # where each is among the parts
+    for text, its in parts:
+        end = num_before + len(text)
+        while place < end:
+            begin, stop, here = found[0] if found else (end, end, its)
+            if begin > place:
+                cut.append((text[place - num_before : min(begin, end) - num_before], its))
+                place = min(begin, end)
+                continue
+            if here not in placed:
+                placed[here] = len(cut)
+                cut.append((here.text, here))
+            place = min(stop, end)
+            if stop <= end:
+                found.popleft()
+        num_before = end
+    is_found = set(placed)
+    for number, (text, its) in enumerate(cut):
+        is_longer = its not in placed or len(text) > len(cut[placed[its]][0])
+        if its.is_fixed and its not in is_found and is_longer and _CORE.search(text):
+            placed[its] = number
+    result = list[_Placed]()
+    for number, (text, its) in enumerate(cut):
+        if not its.is_fixed:
+            result.append((text, its))
+            continue
+        beside, core = Here("", its.place, ("", "")), _CORE.search(text)
+        if placed.get(its) != number:
+            result.append((text, beside))
+        elif its in is_found or core is None:
+            result.append((text, its))
+        else:  # marks around it stay
+            result += [(text[: core.start()], beside), (its.text, its), (text[core.end() :], beside)]
+    return [part for part in result if part[0]]
+
+
+def _found(whole: str, fixed: Sequence[Here]) -> list[tuple[int, int, Here]]:
+    """Returns where a text has fixed ones, in its order: from where, to where, and which."""
+    by_word: dict[str, dict[str, list[Here]]] = {}
+    for here in reversed(fixed):
+        text = here.text.strip()
+        if word := _WORD_CHARACTERS.search(text):
+            by_word.setdefault(word[0], {}).setdefault(text, []).append(here)
+    found, end = list[tuple[int, int, Here]](), 0
+    ordered = {word: sorted(texts, key=len, reverse=True)[:_NUM_COMPARED] for word, texts in by_word.items()}
+    for word in _WORD_CHARACTERS.finditer(whole):
+        for text in ordered.get(word[0], ()):
+            heres = by_word[word[0]][text]
+            first = _WORD_CHARACTERS.search(text)
+            begin = word.start() - (first.start() if first else 0)
+            stop = begin + len(text)
+            if (
+                heres
+                and begin >= end
+                and whole.startswith(text, begin)
+                and not whole[stop : stop + 1].isalnum()
+            ):
+                found.append((begin, stop, heres.pop()))
+                end = stop
+                break
+    return found
+
+
+def _written(part: str | Here | Tag | _Flow) -> str:
+    if isinstance(part, _Flow | Here):
         return part.markup() if isinstance(part, _Flow) else part.markup
     return part.open if isinstance(part, Tag) else part
 
@@ -140,13 +451,16 @@ class Flows:
 
     def __init__(self) -> None:
         self.segments: list[Segment] = []
-        self._parts: list[str | _Here | Tag | _Flow] = []
+        self._parts: list[str | Here | Tag | _Flow] = []
         self._place = self._begin = NO_TAG
         self._extended = NO_TAG  # the last tag with properties
         self._names: list[str] = []  # of the tags around the place
         self._num_open = Counter[str]()
-        self._tokens: list[_Here | Tag | str] = []
+        self._num_before = 0  # texts before the flow
+        self._tokens: list[Here | Tag | str] = []
         self._pieces: list[TextSpan] = []
+        self._kept: list[range] = []
+        self._has_letters = False
 
     def written(self) -> str:
         """Returns all markup, with the texts as they are now."""
@@ -154,16 +468,23 @@ class Flows:
 
     def add_text(self, markup: str, text: str, around: tuple[str, str] = ("", "")) -> None:
         """Adds a text, and what is written around its translations."""
-        self._pieces.append((text, len(self._pieces)))
-        self._tokens.append(_Here(markup, self._place, around))
+        self._add(Here(markup, self._place, around, text, number=self._num_texts))
+        self._has_letters = self._has_letters or LETTER.search(text) is not None
+        if self._names and not text.isspace():
+            self._place.has_text = True
+
+    def add_fixed(self, markup: str, text: str) -> None:
+        """Adds markup with a text that belongs to a sentence, but is not translated, such as code."""
+        self._add(Here(markup, self._place, ("", ""), text, is_fixed=True, number=self._num_texts))
 
     def add_markup(self, markup: str) -> None:
         """Adds markup that neither ends a text nor formats one, such as a comment."""
-        self._tokens.append(_Here(markup, self._place))
+        self._tokens.append(Here(markup, self._place, number=self._num_texts))
 
-    def open(self, markup: str, name: str) -> Tag:
-        """Adds a tag that formats the texts inside."""
-        self._place = Tag(markup, f"</{name}>", self._place, self._place.depth + 1)
+    def open(self, markup: str, name: str, *, is_single: bool = False) -> Tag:
+        """Adds a tag that formats the texts inside; one that is single is never written twice."""
+        depth, close = self._place.depth + 1, f"</{name}>"
+        self._place = Tag(markup, close, self._place, depth, is_single, self._num_texts)
         self._names.append(name)
         self._num_open[name] += 1
         self._tokens.append(self._place)
@@ -182,29 +503,51 @@ class Flows:
         if not self._num_open[name]:
             self.add_markup(markup)
             return
-        if self._tokens and self._tokens[-1] is self._place:
+        if not self._place.has_text:
             self.add_markup("")  # for an element without a text, which stays
         while (innermost := self._names.pop()) != name:
             self._num_open[innermost] -= 1
-            self._place = self._place.around or NO_TAG
+            self._leave()
         self._num_open[name] -= 1
         self._place.close = markup
-        self._place = self._place.around or NO_TAG
+        self._leave()
         self._tokens.append(markup)
 
     def end(self, markup: str | Tag = "") -> None:
         """Ends a flow: what follows belongs to other texts."""
-        if LETTER.search("".join(text for text, _ in self._pieces)):
-            flow = _Flow(self._begin, self._tokens, longest(self._pieces), self._place)
+        if self._has_letters:
+            flow = _Flow(self._begin, self._place, self._tokens, self._pieces, self._kept)
             self._parts.append(flow)
-            self.segments.append(Segment(self._pieces, flow.translate))
-            self._tokens, self._pieces = [], []
+            self.segments.append(Segment(self._pieces, flow.translate, self._kept))
+            self._num_before += len(self._pieces)
+            self._tokens, self._pieces, self._kept = [], [], []
         else:
             self._parts += self._tokens
+            self._num_before += len(self._pieces)
             self._tokens.clear()
             self._pieces.clear()
+            self._kept.clear()
+        self._has_letters = False
         self._begin = self._place
         self._parts.append(markup)
+
+    @property
+    def _num_texts(self) -> int:
+        return self._num_before + len(self._pieces)
+
+    def _add(self, here: Here) -> None:
+        self._pieces.append((here.text, len(self._pieces)))
+        self._tokens.append(here)
+
+    def _leave(self) -> None:
+        """Goes to the tag around the place."""
+        tag = self._place
+        first = max(tag.first - self._num_before, 0)
+        if tag.is_single and tag.has_text and first < len(self._pieces):
+            self._kept.append(range(first, len(self._pieces)))
+        self._place = tag.around or NO_TAG
+        if self._names:
+            self._place.has_text = self._place.has_text or tag.has_text
 
 
 def unescaped(text: str) -> str:

@@ -7,7 +7,7 @@ import html
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -28,11 +28,14 @@ _CHARSETS = re.compile(
     r"utf-8|cp\d+|iso8859-\d+|koi8-[rut]|big5|euc_(jp|kr)|gb\w*|shift_jis|iso2022_jp|mac-roman"
 )
 
-_NAMES = """
-a abbr acronym b bdi bdo big cite code data del dfn em font i ins kbd label mark q rp rt ruby s samp small
-span strike strong sub sup time tt u var
+# These may be written several times, unless something refers to one.
+_FORMATTING_NAMES = """
+b bdi bdo big cite del dfn em font i ins mark s samp small span strike strong sub sup tt u var
 """
-_INLINE = frozenset(_NAMES.split())
+_FORMATTING = frozenset(_FORMATTING_NAMES.split())
+_FIXED = frozenset(["code", "kbd"])
+_OTHERS = frozenset(["a", "abbr", "acronym", "data", "label", "q", "rp", "rt", "ruby", "time"])
+_INLINE = _FORMATTING | _FIXED | _OTHERS
 _LEFT_OUT = frozenset(["math", "noscript", "pre", "script", "style", "svg", "template", "textarea"])
 _VOID = frozenset(
     ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"]
@@ -41,7 +44,11 @@ _ENDS = {
     name: re.compile(rf"</{name}(?=[\s/>])", re.IGNORECASE | re.ASCII)  # of elements without elements inside
     for name in ("script", "style", "textarea", "title")
 }
-_ATTRIBUTES = frozenset(["alt", "aria-label", "placeholder", "title", "translate"])
+_SHOWN = frozenset(["alt", "aria-label", "placeholder", "title"])
+_NAMES, _LANGUAGES = ("name", "property"), ("lang", "xml:lang")
+_ATTRIBUTES = _SHOWN | {"class", "content", "id", "translate", "type", "value", *_NAMES, *_LANGUAGES}
+_DESCRIPTIONS = frozenset(["description", "og:description", "og:title"])
+_BUTTONS = frozenset(["button", "reset", "submit"])
 
 
 class HtmlDocument(Document):
@@ -54,15 +61,20 @@ class HtmlDocument(Document):
         self._encoding, text = (encoding, content.decode(encoding)) if encoding else _decoded_page(content)
         self._flows = Flows()
         self._attributes: list[Segment] = []
+        self._languages: list[Callable[[Sequence[TextSpan]], None]] = []  # write that of the page
         self._num_open = Counter[str]()  # elements around the place, by their names
         self._left_out = ""  # the one of them that is left out, with those inside
         self._num_inside = Counter[str]()
+        self._fixed: list[str] = []  # its markup, if it stands within a sentence
+        self._fixed_texts: list[str] = []
         place = 0
         while found := _MARKUP.search(text, place):
             if found.start() > place:
                 self._add_text(text[place : found.start()])
             name, place = (found[2] or "").lower(), found.end()
-            if not name:
+            if not name and self._fixed:
+                self._fixed.append(found[0])
+            elif not name:
                 self._flows.add_markup(found[0])
             elif found[1]:
                 self._end(found[0], name)
@@ -73,14 +85,21 @@ class HtmlDocument(Document):
                     begin, place = place, end.start() if end else len(text)
                     self._add_text(text[begin:place])
         self._add_text(text[place:])
+        self._break_fixed()
         self._flows.end()
         self.segments = self._flows.segments + self._attributes
 
     def content(self) -> bytes:
+        if self.target_language:
+            for write in self._languages:
+                write([(self.target_language, 0)])
         return self._flows.written().encode(self._encoding, "xmlcharrefreplace")
 
     def _add_text(self, text: str) -> None:
-        if self._left_out:
+        if self._fixed:
+            self._fixed.append(text)
+            self._fixed_texts.append(text)
+        elif self._left_out:
             self._flows.end(text)
         elif text:
             self._flows.add_text(text, unescaped(text))
@@ -88,31 +107,45 @@ class HtmlDocument(Document):
     def _start(self, markup: str, name: str) -> None:
         """Adds the tag that begins an element."""
         is_empty = name in _VOID or markup.endswith("/>")
-        values = {} if self._left_out else _shown_values(markup, len(name) + 1)
-        is_no = "translate" in values and _value(values.pop("translate")).lower() == "no"
-        if self._left_out or name in _LEFT_OUT or is_no:
+        values = {} if self._left_out else _values(markup, len(name) + 1)
+        if self._left_out or name in _LEFT_OUT or name in _FIXED or _is_untranslated(values):
+            if name not in _INLINE:
+                self._break_fixed()
+            if self._fixed or (name in _INLINE and not is_empty and not self._left_out):
+                self._fixed.append(markup)
+            else:
+                self._flows.end(markup)
             if not is_empty:
                 self._left_out = self._left_out or name
                 self._num_inside[name] += 1
-            self._flows.end(markup)
             return
         self._num_open[name] += not is_empty
         if name in _INLINE:
-            tag = self._flows.open(markup, name)
+            is_single = name not in _FORMATTING or "id" in values or "name" in values
+            tag = self._flows.open(markup, name, is_single=is_single)
         else:
             tag = Tag(markup, "")
             self._flows.end(tag)
-        self._add_attributes(tag, values.values())
+        self._add_attributes(tag, name, values)
 
     def _end(self, markup: str, name: str) -> None:
         """Adds the end of an element. That of one around an element that is left out also ends this one."""
         if self._left_out and (self._num_inside[name] or not self._num_open[name]):
             self._num_inside[name] -= self._num_inside[name] > 0
-            if not self._num_inside[self._left_out]:
+            is_over = not self._num_inside[self._left_out]
+            if is_over:
                 self._left_out = ""
                 self._num_inside.clear()
-            self._flows.end(markup)
+            if not self._fixed:
+                self._flows.end(markup)
+            elif is_over:
+                self._flows.add_fixed("".join([*self._fixed, markup]), unescaped("".join(self._fixed_texts)))
+                self._fixed.clear()
+                self._fixed_texts.clear()
+            else:
+                self._fixed.append(markup)
             return
+        self._break_fixed()
         self._left_out = ""
         self._num_inside.clear()
         self._num_open[name] -= self._num_open[name] > 0
@@ -121,28 +154,54 @@ class HtmlDocument(Document):
         else:
             self._flows.end(markup)
 
-    def _add_attributes(self, tag: Tag, values: Iterable[re.Match[str]]) -> None:
-        """Adds the attributes of a tag that are shown."""
+    def _break_fixed(self) -> None:
+        """Ends the sentence before an element that is left out, because there is more in it than a text."""
+        if self._fixed:
+            self._flows.end("".join(self._fixed))
+            self._fixed.clear()
+            self._fixed_texts.clear()
+
+    def _add_attributes(self, tag: Tag, name: str, values: Mapping[str, re.Match[str]]) -> None:
+        """Adds the attributes of a tag that are shown, and the language of the page."""
         parts, end = list[str](), 0
-        for value in values:
-            text = _value(value)
-            if not LETTER.search(text):
+        for attribute, value in values.items():
+            text, is_language = _value(value), name == "html" and attribute in _LANGUAGES
+            if value[2] is None or not (
+                is_language or (_is_shown(attribute, name, values) and LETTER.search(text))
+            ):
                 continue
             parts += [tag.open[end : value.start(2)], value[2]]
             end = value.end(2)
-            self._attributes.append(
-                Segment([(text, 0)], partial(_write_attribute, tag, parts, len(parts) - 1))
-            )
+            write = partial(_write_attribute, tag, parts, len(parts) - 1)
+            if is_language:
+                self._languages.append(write)
+            else:
+                self._attributes.append(Segment([(text, 0)], write))
         parts.append(tag.open[end:])
 
 
-def _shown_values(tag: str, place: int) -> dict[str, re.Match[str]]:
-    """Returns the attributes of a tag that are texts, and `translate`; the first of those with one name."""
+def _values(tag: str, place: int) -> dict[str, re.Match[str]]:
+    """Returns the attributes of a tag that are read, by their names; the first of those with one name."""
     values: dict[str, re.Match[str]] = {}
     for attribute in _ATTRIBUTE.finditer(tag, place):
         if (name := attribute[1].lower()) in _ATTRIBUTES:
             values.setdefault(name, attribute)
     return values
+
+
+def _is_untranslated(values: Mapping[str, re.Match[str]]) -> bool:
+    """Whether the texts of an element with these attributes stay as they are."""
+    is_no = "translate" in values and _value(values["translate"]).lower() == "no"
+    return is_no or ("class" in values and "notranslate" in _value(values["class"]).split())
+
+
+def _is_shown(attribute: str, name: str, values: Mapping[str, re.Match[str]]) -> bool:
+    """Whether people see an attribute of an element, who read a page or find it."""
+    if attribute == "content":
+        return name == "meta" and any(_value(values[by]) in _DESCRIPTIONS for by in _NAMES if by in values)
+    if attribute == "value":
+        return name == "input" and "type" in values and _value(values["type"]).lower() in _BUTTONS
+    return attribute in _SHOWN
 
 
 def _write_attribute(tag: Tag, parts: list[str], place: int, pieces: Sequence[TextSpan]) -> None:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import codecs
 import re
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, groupby
 from pathlib import Path
 
+from seq2seq_serve.documents.alignment import formatted, longest
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
 
 COMPRESSED = ".gz"  # how the names of compressed files end
@@ -27,9 +26,6 @@ MAX_MARKS = 1_000_000  # tags and lines of a document, each of which takes up to
 
 LETTER = re.compile(r"[^\W\d_]")
 LINE_BREAK = re.compile(r"\r\n|\r|\n")
-_WORD = re.compile(r"\S+")
-_IN_WORD = re.compile(r"\w")
-_ALPHANUMERIC = re.compile(r"[^\W_]")
 
 
 class WrongFile(OSError):
@@ -60,10 +56,13 @@ class Segment:
     Attributes:
         pieces: Its text in order.
         write: Puts translated pieces into the document; a formatting may have none, or several.
+        kept: Pieces that belong together, such as those of a link, by their numbers; the inner of two come first.
+            One of them gets a word of the target, as far as there are enough words.
     """
 
     pieces: Sequence[TextSpan]
     write: Callable[[Sequence[TextSpan]], None]
+    kept: Sequence[range] = ()
 
     @property
     def text(self) -> str:
@@ -78,75 +77,22 @@ class Segment:
 
     def translate(self, answer: GenerateResponse) -> None:
         """Puts the answer to its text into the document, with the white space around it."""
+        target = answer.hypotheses[0].text
+        if target == self.text:
+            self.write(self.pieces)
+            return
         whole = "".join(text for text, _ in self.pieces)
         before, after = whole[: len(whole) - len(whole.lstrip())], whole[len(whole.rstrip()) :]
-        pieces = self._formatted(answer, whole)
-        (first, its), (last, other) = pieces[0], pieces[-1]
-        pieces[0] = before + first, its
-        pieces[-1] = ((before + first if len(pieces) == 1 else last) + after), other
-        self.write(pieces)
-
-    def _formatted(self, answer: GenerateResponse, whole: str) -> list[TextSpan]:
-        """Returns the target in pieces: a word has the formatting of the source word that it belongs to."""
-        target = answer.hypotheses[0].text
         if not self.is_formatted:
-            return [(target, longest(self.pieces))]
-        sources = self._words(whole)
-        linked: list[int] = []  # by target word its source word
-        num_sources = 0
-        for part in answer.sentences or [answer]:
-            alignment = part.hypotheses[0].word_alignment
-            linked += [num_sources + link.source_word for link in alignment.links]
-            num_sources += len(alignment.source_words)
-        words = list(_WORD.finditer(target))
-        if not words or num_sources != len(sources) or len(linked) != len(words):
-            # Of a model without attention, or in a script without spaces
-            return [(target, longest(self.pieces))]
-        spaced = {formatting for text, formatting in self.pieces if text != text.strip()}
-        blank = next((formatting for text, formatting in self.pieces if not text.strip()), None)
-        pieces: list[TextSpan] = []
-        end = 0
-        for word, source in zip(words, linked, strict=True):
-            before, inside, after = _core(word[0])
-            of_before, of_inside, of_after = sources[source]
-            if pieces and (space := target[end : word.start()]):
-                one, other = pieces[-1][1], of_before if before else of_inside
-                # That of a piece with space at its ends
-                its = one if one == other else next((f for f in (one, other, blank) if f in spaced), one)
-                pieces.append((space, its))
-            pieces += [(before, of_before), (inside, of_inside), (after, of_after)]
-            end = word.end()
-        groups = groupby((piece for piece in pieces if piece[0]), key=lambda piece: piece[1])
-        return [("".join(text for text, _ in group), formatting) for formatting, group in groups]
-
-    def _words(self, whole: str) -> list[tuple[int, int, int]]:
-        """Returns for each word the formattings of its first character, of its letters, and of its last."""
-        starts = list(accumulate((len(text) for text, _ in self.pieces), initial=0))
-
-        def formatting(place: int) -> int:
-            return self.pieces[bisect_right(starts, place) - 1][1]
-
-        words = []
-        for word in _WORD.finditer(whole):
-            letter = _ALPHANUMERIC.search(whole, *word.span()) or word
-            words.append((formatting(word.start()), formatting(letter.start()), formatting(word.end() - 1)))
-        return words
-
-
-def longest(pieces: Sequence[TextSpan]) -> int:
-    """Returns the formatting of the longest piece."""
-    return max(pieces, key=lambda piece: len(piece[0].strip()))[1]
-
-
-def _core(word: str) -> tuple[str, str, str]:
-    """Returns the marks before a word, the word, and the marks after it; a word may have only marks."""
-    first = _IN_WORD.search(word)
-    if first is None:
-        return "", "", word
-    end = len(word)
-    while not _IN_WORD.match(word, end - 1):
-        end -= 1
-    return word[: first.start()], word[first.start() : end], word[end:]
+            self.write([(before + target + after, longest(self.pieces))])
+            return
+        alignments = [part.hypotheses[0].word_alignment for part in answer.sentences or [answer]]
+        pieces = formatted(self.pieces, target, self.kept, alignments)
+        if before:
+            pieces.insert(0, (before, self.pieces[0][1]))
+        if after:
+            pieces.append((after, self.pieces[-1][1]))
+        self.write(pieces)
 
 
 class Document(ABC):
@@ -154,9 +100,11 @@ class Document(ABC):
 
     Attributes:
         segments: The texts to translate, in the order of the file.
+        target_language: The tag of the language (BCP 47) of its translations; empty if it is not known.
     """
 
     segments: list[Segment]
+    target_language: str = ""
 
     @abstractmethod
     def content(self) -> bytes:

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from seq2seq_serve.documents.markup import MAX_COPIES, NO_TAG, Tag, between, unescaped
+from seq2seq_serve.documents.alignment import formatted
+from seq2seq_serve.documents.markup import MAX_COPIES, NO_TAG, Here, Tag, between, close_gaps, unescaped
 from seq2seq_serve.documents.segments import (
     COMPRESSED,
     LETTER,
@@ -65,13 +66,13 @@ class Subtitles(Document):
         if speaker := _SPEAKER.match(first[len(prefix) :]):
             prefix += speaker[0]
         opened = NO_TAG
-        tags: list[Tag] = []  # by the number of the formatting
+        heres: list[Here] = []  # by the number of the formatting
         pieces: list[TextSpan] = []
         tag = _VTT_TAG if self._is_vtt else _SRT_TAG
         for number, part in enumerate(tag.split(" ".join(shown)[len(prefix) :])):
             if number % 2 == 0:
-                tags.append(opened)
-                pieces.append((unescaped(part) if self._is_vtt else part, len(tags) - 1))
+                pieces.append((unescaped(part) if self._is_vtt else part, len(heres)))
+                heres.append(Here(part, opened, ("", ""), pieces[-1][0]))
             elif part.startswith("</"):
                 opened = opened.around or NO_TAG
             elif not part[1:2].isdigit():  # times inside of a subtitle do not fit the words of a translation
@@ -79,45 +80,54 @@ class Subtitles(Document):
                 opened = Tag(part, f"</{name[1] if name else ''}>", opened, opened.depth + 1)
 
         if LETTER.search("".join(text for text, _ in pieces)):
-            self.segments.append(Segment(pieces, partial(self._write, place, prefix, tags, len(shown))))
+            self.segments.append(Segment(pieces, partial(self._write, place, prefix, heres, len(shown))))
 
     def _write(
-        self, place: int, prefix: str, tags: Sequence[Tag], num_lines: int, pieces: Sequence[TextSpan]
+        self, place: int, prefix: str, heres: Sequence[Here], num_lines: int, pieces: Sequence[TextSpan]
     ) -> None:
-        """Replaces the text of a segment; without tags if they would take far more room than they had."""
-        lines = self._wrapped(pieces, tags, num_lines, MAX_COPIES * len(self._lines[place]))
+        """Replaces the text of a segment; in the source's order if tags would take far more room."""
+        parts = close_gaps([(text, heres[number]) for text, number in pieces])
+        lines = self._wrapped(parts, num_lines, MAX_COPIES * len(self._lines[place]))
         if lines is None:
+            source = [(here.text, number) for number, here in enumerate(heres)]
             whole = "".join(text for text, _ in pieces)
-            lines = self._wrapped([(whole, 0)], [NO_TAG], num_lines) or []
+            parts = [(text, heres[number]) for text, number in formatted(source, whole)]
+            lines = self._wrapped(parts, num_lines) or []
         self._lines[place] = prefix + self._newline.join(lines)
 
     def _wrapped(
-        self, pieces: Sequence[TextSpan], tags: Sequence[Tag], num_lines: int, max_length: int | None = None
+        self, parts: Sequence[tuple[str, Here]], num_lines: int, max_length: int | None = None
     ) -> list[str] | None:
         """Returns lines of about the same length, with tags around the words that have them.
 
         None if the tags have more than `max_length` characters.
         """
-        total = len("".join(text for text, _ in pieces).strip())
+        total = len("".join(text for text, _ in parts).strip())
         lines, line, num_tagged = list[str](), list[str](), 0
         opened, length, is_apart = NO_TAG, 0, False
-        for text, formatting in pieces:
+        for text, here in parts:
             for word in _WORD_OR_SPACE.findall(text):
                 if word.isspace():
                     is_apart = bool(length)
                     continue
-                its = tags[formatting]
+                its = here.place
                 shown = html.escape(word, quote=False) if self._is_vtt else word
                 half, number = length + len(word) / 2, len(lines) + 1
                 if is_apart and number < num_lines and half >= total * number / num_lines:
-                    closing, opening = between(opened, NO_TAG)[0], between(NO_TAG, its)[1]
+                    closing, opening = _between(opened, NO_TAG)[0], _between(NO_TAG, its)[1]
                     lines.append("".join([*line, closing]))
                     line = [opening, shown]
                 else:
-                    closing, opening = between(opened, its)
+                    closing, opening = _between(opened, its)
                     line += [closing, " " * is_apart, opening, shown]
                 num_tagged += len(closing) + len(opening)
                 if max_length is not None and num_tagged > max_length:
                     return None
                 opened, length, is_apart = its, length + is_apart + len(word), False
-        return [*lines, "".join([*line, between(opened, NO_TAG)[0]])]
+        return [*lines, "".join([*line, _between(opened, NO_TAG)[0]])]
+
+
+def _between(one: Tag, other: Tag) -> tuple[str, str]:
+    """Returns what is written from a place inside of one tag to another: ends of tags, and tags."""
+    closing, opening = between(one, other)
+    return "".join(tag.close for tag in closing), "".join(tag.open for tag in opening)

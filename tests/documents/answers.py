@@ -1,6 +1,7 @@
 """Translates documents in tests without a model: each answer is aligned with its text."""
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 
 from seq2seq_serve.documents.kinds import FILES
@@ -44,3 +45,25 @@ def translated(name: str, content: str | bytes, translate) -> tuple[list[str], s
         segment.translate(translate(segment.text))
     written = document.content()
     return texts, written.decode() if is_text else written
+
+
+def aligned(target: str, links: str = "", sources: str = "") -> Callable[[str], GenerateResponse]:
+    """A translation, and for each of its words the number of the source word that it belongs to.
+
+    Its words and those of the source are the given ones, or those between white space.
+    """
+
+    def translate(text: str) -> GenerateResponse:
+        places = map(int, links.split())
+        targets, words = target.replace("|", "").split(), (sources or text).replace("|", " ").split()
+        if "|" in target:
+            targets = target.replace("|", " ").split()
+        alignment = WordAlignment(
+            source_words=words,
+            target_words=targets,
+            links=[WordLink(source_word=place, target_word=number) for number, place in enumerate(places)],
+        )
+        one = Hypothesis(text=target.replace("|", ""), word_alignment=alignment if links else None)
+        return GenerateResponse(hypotheses=[one])
+
+    return translate
