@@ -45,7 +45,7 @@ def formatted(
     Args:
         pieces: The source, which has words.
         target: The target.
-        kept: Pieces that belong together, such as those of a link, by their numbers; the inner of two come first.
+        kept: The numbers of pieces that belong together, such as those of a link; the inner of two is first.
             One of them gets a word of the target, as far as there are enough words.
         alignments: Those of the sentences of the target.
     """

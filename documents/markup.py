@@ -1,8 +1,8 @@
 """Tags around texts: how they follow the words of a translation, in subtitles, HTML and Word files.
 
 The tags around texts are a tree, and stay one: a tag has the same tags around it as in the source, and begins
-and ends where its words do. If its words are apart in the translation, it is written several times. A tag that
-may be written once only, such as that of a link, has the longest run of its words.
+and ends where its words do. If its words are apart in the translation, it is written several times. A tag
+that may be written once only, such as that of a link, has the longest run of its words.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import html
 import re
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import groupby
 
 from seq2seq_serve.documents.alignment import count_words, formatted
 from seq2seq_serve.documents.segments import LETTER, Segment, TextSpan
@@ -38,7 +39,9 @@ class Tag:
         around: The next tag around it; None at the end of the chain.
         depth: The number of tags around it.
         is_single: Whether it is written once only.
+        is_run: Whether it is a run of Word: a text stands in one, which has nothing but its formatting.
         first: The number of texts before it in the document.
+        end: The number of texts before its end.
         has_text: Whether there are texts inside of it that are translated.
     """
 
@@ -47,7 +50,9 @@ class Tag:
     around: Tag | None = None
     depth: int = 0
     is_single: bool = False
+    is_run: bool = False
     first: int = 0
+    end: float = float("inf")
     has_text: bool = False
 
 
@@ -80,6 +85,7 @@ class Here:
         text: The text.
         is_fixed: Whether it is written as it is, whatever its translation.
         number: The number of texts before it.
+        begins: Whether it is markup where a range of texts begins or ends; None for other markup.
     """
 
     markup: str
@@ -88,6 +94,7 @@ class Here:
     text: str = ""
     is_fixed: bool = False
     number: int = 0
+    begins: bool | None = None
 
 
 _Placed = tuple[str, Here]  # a part of a translation, and the text whose place and formatting it has
@@ -120,7 +127,7 @@ def close_gaps(parts: Sequence[_Placed]) -> list[_Placed]:
 
 def _within(inner: Tag, one: Here, other: Here) -> Here:
     """Returns a place between two texts, directly in the tag around both if texts may stand there."""
-    if one.around is not None and any(one.around):  # of a run of Word, without which there is no text
+    if one.place.is_run:
         return other if other.place is inner else one
     return Here("", inner, ("", ""))
 
@@ -130,7 +137,7 @@ def _is_plain(here: Here, inner: Tag, one: Here) -> bool:
     place = here.place
     if here.is_fixed:
         return False
-    if here.around and here.around[0]:
+    if place.is_run:
         if not _properties(place) <= _properties(one.place):
             return False
         place = place.around or NO_TAG
@@ -164,21 +171,33 @@ def _is_around(outer: Tag, inner: Tag) -> bool:
 def _place_spaces(parts: Sequence[_Placed], begin: Tag, end: Tag) -> Iterator[_Placed]:
     """Yields parts of a translation, with spaces and the last mark inside of tags around their neighbours."""
     for number, (text, here) in enumerate(parts):
+        is_space = not text.strip()
         is_last_mark = number + 1 == len(parts) and not LETTER.search(text) and LETTER.search(here.text)
-        if len(parts) > 1 and not here.is_fixed and (not text.strip() or is_last_mark):
+        if len(parts) > 1 and not here.is_fixed and (is_space or is_last_mark):
             one = parts[number - 1][1] if number else None
             other = parts[number + 1][1] if number + 1 < len(parts) else None
             places = one.place if one else begin, other.place if other else end
-            inner = _common(*places)
-            is_between = inner is not None and (
-                any(_is_around(here.place, place) for place in places) and _is_around(inner, here.place)
+            inner, place = _common(*places), here.place
+            if place.is_run and not is_space:
+                place = place.around or NO_TAG
+            is_between = any(_is_around(place, outer) for outer in places) and (
+                inner is None or _is_around(inner, place)
             )
-            needs_run = here.around is not None and any(here.around)
-            if here.place not in places if needs_run else not is_between:
+            if here.place not in places if place.is_run else not is_between:
                 neighbour = one or other
                 assert neighbour is not None
-                here = neighbour if needs_run or inner is None else _within(inner, here, here)
+                here = neighbour if here.place.is_run or inner is None else _within(inner, here, here)
         yield text, here
+
+
+def _joined(parts: Sequence[_Placed]) -> list[_Placed]:
+    """Returns parts of a translation, with one in place of several that follow each other in one place."""
+    groups = groupby(parts, key=lambda part: part[1])
+    return [
+        (text, here)
+        for here, group in groups
+        for text in ([here.text] if here.is_fixed else ["".join(text for text, _ in group)])
+    ]
 
 
 _OPEN, _CLOSE, _TEXT = range(3)
@@ -195,6 +214,7 @@ class _Flow:
         tokens: What is written: texts, tags that begin, the ends of tags.
         pieces: Its texts.
         kept: See `Segment`.
+        end_number: The number of texts before its end in the document.
         translated: Replaces the texts.
     """
 
@@ -203,6 +223,7 @@ class _Flow:
     tokens: list[Here | Tag | str]
     pieces: Sequence[TextSpan]
     kept: Sequence[range]
+    end_number: int
     translated: Sequence[TextSpan] | None = None
 
     def translate(self, pieces: Sequence[TextSpan]) -> None:
@@ -221,11 +242,12 @@ class _Flow:
         return written or ""
 
     def _with(self, pieces: Sequence[TextSpan], max_length: int | None = None) -> str | None:
-        """Returns what is written with other texts; None if their tags have more than `max_length` letters."""
-        heres = [token for token in self.tokens if isinstance(token, Here)]
+        """Returns what is written with other texts; None if the tags take more than `max_length`."""
+        runs = dict[tuple[Tag | None, frozenset[str]], Tag]()
+        heres = [_in_run(token, runs) for token in self.tokens if isinstance(token, Here)]
         texts = [here for here in heres if here.around is not None]
         parts = _with_fixed([(text, texts[number]) for text, number in pieces if text], texts)
-        parts = close_gaps(list(_place_spaces(parts, self.begin, self.end)))
+        parts = _joined(close_gaps(list(_place_spaces(parts, self.begin, self.end))))
         events = self._events(parts, max_length)
         if events is None:
             return None
@@ -250,6 +272,15 @@ class _Flow:
         return events
 
 
+def _in_run(here: Here, runs: dict[tuple[Tag | None, frozenset[str]], Tag]) -> Here:
+    """Returns a text or markup in the first run with its formatting; `runs` has them by that."""
+    if not here.place.is_run or not here.markup:
+        return here
+    key = here.place.around, frozenset(_properties(here.place))
+    run = runs.get(key, here.place) if here.around is None else runs.setdefault(key, here.place)
+    return here if run is here.place else replace(here, place=run)
+
+
 class _Writer:
     """Writes the tags and texts of a flow. Owned by `_Flow._with`.
 
@@ -261,6 +292,7 @@ class _Writer:
         self._flow = flow
         self._events = events
         self._begins: dict[Tag, int] = {}  # where each tag begins: the first or only time; -1 before the flow
+        self._ends: dict[Tag, int] = {}  # where it ends: the last or only time
         self._written: list[str] = []
         self._after: dict[int, list[Here]] = {}  # what belongs to no text, by the event that comes before it
         self._waiting: dict[Tag, list[Here]] = {}  # the same, by the tag around it
@@ -276,16 +308,19 @@ class _Writer:
             elif kind == _CLOSE:
                 begin, before = opened.pop(tag, (-1, 0))
                 self._begins.setdefault(tag, begin)
-                if tag.is_single and num_letters - before > longest.get(tag, -1):
+                if not tag.is_single:
+                    self._ends[tag] = number
+                elif num_letters - before > longest.get(tag, -1):
                     longest[tag] = num_letters - before if begin >= 0 else float("inf")
-                    self._begins[tag] = begin
+                    self._begins[tag], self._ends[tag] = begin, number
         self._begins |= {tag: begin for tag, (begin, _) in opened.items() if tag.is_single}
 
     def written(self, marks: Sequence[Here]) -> str:
         """Returns what is written.
 
         Args:
-            marks: What belongs to no text. It comes after the text that was before it.
+            marks: What belongs to no text. It comes after the text that was before it; the begin of a range
+                comes before the text that was after it.
         """
         place, hidden = self._flow.begin, set[Tag]()
         self._plan(marks)
@@ -324,12 +359,14 @@ class _Writer:
             return
         tokens = [token for token in self._flow.tokens if isinstance(token, Tag)]
         lacking = {tag for tag in tokens if tag not in self._begins}
-        last: dict[int, int] = {}  # the last event with each text
-        for number, (_, _, _, here) in enumerate(self._events):
-            if here is not None and here.around is not None and here.markup:
+        first: dict[int, int] = {}  # the first and the last event with each text
+        last: dict[int, int] = {}
+        for number, (_, _, text, here) in enumerate(self._events):
+            if here is not None and here.markup and text.strip():
+                first.setdefault(here.number, number)
                 last[here.number] = number
         numbers = sorted(last)
-        around, place = dict[Tag, Tag](), 0
+        around, place, begin = dict[Tag, Tag](), 0, -1
         for mark in marks:
             while place < len(numbers) and numbers[place] < mark.number:
                 place += 1
@@ -341,13 +378,37 @@ class _Writer:
             before = numbers[place - 1] if place else -1
             is_inside = before >= inner.first and place
             event = last[before] if is_inside else self._begins.get(inner, -1)
+            if mark.number >= min(inner.end, self._flow.end_number):  # there is no text after it
+                event = self._ends.get(inner, len(self._events)) - 1
+            elif mark.begins and place < len(numbers):
+                event = self._event_before(first[numbers[place]], inner)
+            if mark.begins is not None:
+                event = begin = max(event, begin)
             self._after.setdefault(event, []).append(mark)
         self._around = around
+
+    def _event_before(self, number: int, place: Tag) -> int:
+        """Returns the event before that of a text at which a place around the text is reached."""
+        at = self._events[number][1]
+        for kind, tag, _, _ in reversed(self._events[max(0, number - _FAR) : number]):
+            if at is place or kind != _OPEN:
+                break
+            number, at = number - 1, tag.around or NO_TAG
+        return number - 1
 
     def _write_marks(self, number: int, place: Tag) -> None:
         """Writes the marks that come after an event, or after earlier ones, and belong to a place."""
         for mark in self._after.pop(number, ()):
             self._waiting.setdefault(self._around.get(mark.place, mark.place), []).append(mark)
+        goes_on = number + 1 < len(self._events) and self._events[number + 1][0] == _TEXT
+        if place.is_run and place.around in self._waiting and goes_on:
+            self._written.append(place.close)
+            self._write_waiting(place.around)
+            self._written.append(place.open)
+        self._write_waiting(place)
+
+    def _write_waiting(self, place: Tag) -> None:
+        """Writes the marks that belong to a place and wait for it."""
         if place not in self._waiting:
             return
         at = place
@@ -362,8 +423,8 @@ class _Writer:
     def _move(self, one: Tag, other: Tag) -> Tag:
         """Writes the tags between two places, without those that had texts, and have none now."""
         closing, opening = between(one, other)
-        self._written += [tag.close for tag in closing if not tag.has_text]
-        self._written += [tag.open for tag in opening if not tag.has_text]
+        self._written += [tag.close for tag in closing if tag.is_run or not tag.has_text]
+        self._written += [tag.open for tag in opening if tag.is_run or not tag.has_text]
         return other
 
 
@@ -477,14 +538,19 @@ class Flows:
         """Adds markup with a text that belongs to a sentence, but is not translated, such as code."""
         self._add(Here(markup, self._place, ("", ""), text, is_fixed=True, number=self._num_texts))
 
-    def add_markup(self, markup: str) -> None:
-        """Adds markup that neither ends a text nor formats one, such as a comment."""
-        self._tokens.append(Here(markup, self._place, number=self._num_texts))
+    def add_markup(self, markup: str, *, begins: bool | None = None) -> None:
+        """Adds markup that neither ends a text nor formats one, such as a comment.
 
-    def open(self, markup: str, name: str, *, is_single: bool = False) -> Tag:
+        Args:
+            markup: The markup.
+            begins: Whether a range of texts, such as a bookmark, begins or ends there.
+        """
+        self._tokens.append(Here(markup, self._place, number=self._num_texts, begins=begins))
+
+    def open(self, markup: str, name: str, *, is_single: bool = False, is_run: bool = False) -> Tag:
         """Adds a tag that formats the texts inside; one that is single is never written twice."""
         depth, close = self._place.depth + 1, f"</{name}>"
-        self._place = Tag(markup, close, self._place, depth, is_single, self._num_texts)
+        self._place = Tag(markup, close, self._place, depth, is_single, is_run, self._num_texts)
         self._names.append(name)
         self._num_open[name] += 1
         self._tokens.append(self._place)
@@ -503,7 +569,7 @@ class Flows:
         if not self._num_open[name]:
             self.add_markup(markup)
             return
-        if not self._place.has_text:
+        if not self._place.has_text and not (self._place.is_run and self._num_texts > self._place.first):
             self.add_markup("")  # for an element without a text, which stays
         while (innermost := self._names.pop()) != name:
             self._num_open[innermost] -= 1
@@ -516,9 +582,10 @@ class Flows:
     def end(self, markup: str | Tag = "") -> None:
         """Ends a flow: what follows belongs to other texts."""
         if self._has_letters:
-            flow = _Flow(self._begin, self._place, self._tokens, self._pieces, self._kept)
+            tokens, pieces, kept = self._tokens, self._pieces, self._kept
+            flow = _Flow(self._begin, self._place, tokens, pieces, kept, self._num_texts)
             self._parts.append(flow)
-            self.segments.append(Segment(self._pieces, flow.translate, self._kept))
+            self.segments.append(Segment(pieces, flow.translate, kept))
             self._num_before += len(self._pieces)
             self._tokens, self._pieces, self._kept = [], [], []
         else:
@@ -542,6 +609,7 @@ class Flows:
     def _leave(self) -> None:
         """Goes to the tag around the place."""
         tag = self._place
+        tag.end = self._num_texts
         first = max(tag.first - self._num_before, 0)
         if tag.is_single and tag.has_text and first < len(self._pieces):
             self._kept.append(range(first, len(self._pieces)))

@@ -56,7 +56,7 @@ class Segment:
     Attributes:
         pieces: Its text in order.
         write: Puts translated pieces into the document; a formatting may have none, or several.
-        kept: Pieces that belong together, such as those of a link, by their numbers; the inner of two come first.
+        kept: The numbers of pieces that belong together, such as those of a link; the inner of two is first.
             One of them gets a word of the target, as far as there are enough words.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import copy
+import html
 import io
 import re
 import shutil
@@ -25,20 +26,34 @@ from seq2seq_serve.documents.segments import (
 MAX_UNPACKED_BYTES = 64 * 2**20  # of the parts of a file; more if the file has a tenth of them
 
 _W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main "
-_WORD_PARTS = re.compile(r"word/((document|header|footer)\d*|footnotes|endnotes)\.xml")
+_WORD_PARTS = re.compile(r"word/((document|header|footer)\d*|comments|footnotes|endnotes)\.xml")
+_STYLES = "word/styles.xml"
 # What a run or paragraph has beside texts and their properties separates the texts before and after it.
 _AROUND_TEXTS = frozenset(f"{_W}{name}" for name in ("r", "hyperlink", "ins", "smartTag"))
-_BESIDE_TEXTS = frozenset(
-    f"{_W}{name}" for name in ("proofErr", "bookmarkStart", "bookmarkEnd", "lastRenderedPageBreak")
-)
+_RUN = f"{_W}r"  # has a formatting; all others are there once
+_BESIDE_TEXTS = {  # and whether a range begins or ends there
+    f"{_W}{name}": begins
+    for begins, names in (
+        (True, ("bookmarkStart", "commentRangeStart")),
+        (False, ("bookmarkEnd", "commentRangeEnd")),
+        (None, ("commentReference", "endnoteReference", "footnoteReference", "lastRenderedPageBreak")),
+        (None, ("proofErr",)),
+    )
+    for name in names
+}
 _PROPERTIES = frozenset([f"{_W}rPr", f"{_W}pPr"])
 _TEXT = f"{_W}t"
 _WORD_TAG = re.compile(r"<[^\s/>]+")
+_LANGUAGE = re.compile(r"<w:lang\b[^>]*>")
+# The attribute of texts in scripts other than those of Europe
+_SCRIPT_ATTRIBUTES = dict.fromkeys(("ja", "ko", "zh"), "w:eastAsia") | dict.fromkeys(
+    ("ar", "ckb", "dv", "fa", "he", "ps", "sd", "ug", "ur", "yi"), "w:bidi"
+)
 _PROLOG, _BEGIN, _END = range(3)  # what a part has at a place
 
 
 class WordDocument(Document):
-    """Word (.docx): the text of each paragraph is a segment, in the body, tables, headers and notes.
+    """Word (.docx): each paragraph is a segment, in the body, tables, headers, notes and comments.
 
     Attributes:
         num_bytes: The length of the parts with texts, unpacked.
@@ -70,8 +85,13 @@ class WordDocument(Document):
             for member in self._archive.infolist():
                 copied = copy.copy(member)
                 copied.extra = b""  # such as sizes, which are written anew
+                content = None
                 if part := self._parts.get(member.filename):
-                    content = part.content()
+                    content = part.content(self.target_language)
+                elif member.filename == _STYLES and self.target_language:
+                    styles = self._archive.read(member).decode("utf-8", "surrogateescape")
+                    content = _in_language(styles, self.target_language).encode("utf-8", "surrogateescape")
+                if content is not None:
                     copied.file_size = len(content)
                     written.writestr(copied, content)
                 else:
@@ -101,6 +121,20 @@ def _check_sizes(members: Sequence[zipfile.ZipInfo], num_bytes: int, path: Path,
             what = f"has {num_bytes} bytes, and {size} unpacked: at most {limit} are read"
             raise wrong_file(path, f"the file {what}: remove large pictures, or split it")
     return num_text_bytes
+
+
+def _in_language(markup: str, language: str) -> str:
+    """Returns markup with the language of its texts, where it has one, replaced by another one."""
+    if not language:
+        return markup
+    name = _SCRIPT_ATTRIBUTES.get(language.partition("-")[0], "w:val")
+    value = f'{name}="{html.escape(language)}"'
+
+    def changed(tag: re.Match[str]) -> str:
+        others = re.sub(rf"\s{name}\s*=\s*(\"[^\"]*\"|'[^']*')", "", tag[0])
+        return others.replace("<w:lang", f"<w:lang {value}", 1)
+
+    return _LANGUAGE.sub(changed, markup)
 
 
 class _WordPart:
@@ -138,9 +172,9 @@ class _WordPart:
         self.flows.end()
         del self._parser, self._content
 
-    def content(self) -> bytes:
-        """Returns the part with the texts as they are now."""
-        return self.flows.written().encode(self._encoding)
+    def content(self, language: str) -> bytes:
+        """Returns the part with the texts as they are now, as texts of a language if that is known."""
+        return _in_language(self.flows.written(), language).encode(self._encoding)
 
     def _start(self, kind: int, name: str) -> None:
         place = self._parser.CurrentByteIndex
@@ -176,10 +210,10 @@ class _WordPart:
                 tag = _WORD_TAG.sub(r'\g<0> xml:space="preserve"', tag, count=1)
             self._held = tag, "".join(self._texts), markup
         elif name == _TEXT or name in _BESIDE_TEXTS:
-            flows.add_markup(markup)
+            flows.add_markup(markup, begins=_BESIDE_TEXTS.get(name) if kind == _BEGIN else None)
         elif name in _AROUND_TEXTS:
             if kind == _BEGIN:
-                flows.open(markup, name)
+                flows.open(markup, name, is_single=name != _RUN, is_run=name == _RUN)
             else:
                 flows.close(markup, name)
         else:
