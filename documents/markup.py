@@ -378,7 +378,8 @@ class _Writer:
             before = numbers[place - 1] if place else -1
             is_inside = before >= inner.first and place
             event = last[before] if is_inside else self._begins.get(inner, -1)
-            if mark.number >= min(inner.end, self._flow.end_number):  # there is no text after it
+            is_last = mark.number >= min(inner.end, self._flow.end_number)
+            if is_last and mark.begins is not False:
                 event = self._ends.get(inner, len(self._events)) - 1
             elif mark.begins and place < len(numbers):
                 event = self._event_before(first[numbers[place]], inner)

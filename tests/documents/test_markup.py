@@ -17,8 +17,11 @@ _TOKEN = re.compile(r"<(/?)(\w+)[^>]*>|([^<]+)")
 
 
 @st.composite
-def inline_pages(draw):
-    """A paragraph of words in random tags, each with a number, and a random target with its alignment."""
+def inline_pages(draw, others=()):
+    """A paragraph of words in random tags, each with a number, and a random target with its alignment.
+
+    Among the words are `others`, each with a number.
+    """
     number = iter(range(1000))
 
     def content(depth):
@@ -27,11 +30,13 @@ def inline_pages(draw):
             if depth < 3 and draw(st.booleans()):
                 name = draw(st.sampled_from(_SINGLE + _FORMATTING))
                 parts.append(f"<{name} n={next(number)}>{content(depth + 1)}</{name}>")
+            elif others and draw(st.booleans()):
+                parts.append(draw(st.sampled_from(others)).format(next(number)))
             else:
                 parts.append(draw(st.sampled_from(["w", "w w", "w, w", "(w)", "w.", "w-w"])))
         return draw(st.sampled_from([" ", " ", ""])).join(parts)
 
-    page = content(0)
+    page = content(0) + " w"
     num_words = len(re.sub("<[^>]*>", "", page).split())
     targets = draw(st.lists(st.sampled_from(["v", "v,", "(v", "v.", "v"]), min_size=1, max_size=9))
     links = draw(st.lists(st.integers(0, num_words - 1), min_size=len(targets), max_size=len(targets)))
@@ -92,6 +97,28 @@ def test_tags_are_neither_lost_nor_doubled_nor_empty_and_the_text_is_the_target(
 
 def is_single(tag: str) -> bool:
     return tag[1] in _SINGLE
+
+
+_OTHERS = (
+    "<!-- {} -->",
+    "<i n={}></i>",
+    "<a id={}></a>",
+    "<u n={}><!-- --></u>",
+    "<code n={}>c <i>d</i></code>",
+)
+
+
+@given(inline_pages(_OTHERS))
+def test_what_is_not_translated_stays_exactly_once(case):
+    page, target, links = case
+    _, written = translated("a.html", f"<p>{page}</p>", aligned(target, links))
+    other = "|".join(re.escape(one).replace(r"\{\}", r"\d+") for one in _OTHERS)
+    assert sorted(re.findall(other, written)) == sorted(re.findall(other, page))
+    texts = re.sub("<[^>]*>", "", re.sub(other, " ", written)).split()
+    if "<code" in page:  # a word of the target may be in its place
+        assert "".join(texts) in target or set("".join(texts)) <= set(target)
+    else:
+        assert texts == target.split()
 
 
 @given(st.lists(st.integers(0, 5), min_size=1), st.sampled_from(["b", "a"]))

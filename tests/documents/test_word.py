@@ -10,7 +10,7 @@ import pytest
 
 from seq2seq_serve.documents.segments import WrongFile
 from seq2seq_serve.documents.word import WordDocument
-from tests.documents.answers import backwards, capitals, translated
+from tests.documents.answers import aligned, backwards, capitals, translated
 from tests.documents.attacks import word_file
 
 
@@ -52,6 +52,81 @@ def test_runs_follow_their_words(paragraph, same, turned):
     assert body(WordDocument(content, Path("a.docx")).content()) == paragraph
     assert body(translated("a.docx", content, capitals)[1]) == same
     assert body(translated("a.docx", content, backwards)[1]) == turned
+
+
+def run(text: str, properties: str = "") -> str:
+    return f'<w:r>{properties}<w:t xml:space="preserve">{text}</w:t></w:r>'
+
+
+BOLD, LINK = "<w:rPr><w:b/></w:rPr>", '<w:rPr><w:rStyle w:val="Hyperlink"/></w:rPr>'
+NOTE = '<w:r><w:rPr><w:vertAlign/></w:rPr><w:footnoteReference w:id="2"/></w:r>'
+
+
+@pytest.mark.parametrize(
+    ("paragraph", "answer", "expected"),
+    [
+        (  # a link of two runs, in the translation in one piece, over a word of another source word
+            run("Wir ")
+            + '<w:hyperlink w:anchor="x">'
+            + run("suchen ", LINK)
+            + run("Leute", LINK)
+            + "</w:hyperlink>"
+            + run(" dringend."),
+            ("We look urgently for people.", "0 1 3 1 2"),
+            run("We ")
+            + '<w:hyperlink w:anchor="x">'
+            + run("look urgently for people", LINK)
+            + "</w:hyperlink>"
+            + run("."),
+        ),
+        (  # a word in a formatting of its own splits bold words, but no link
+            '<w:hyperlink w:anchor="x">' + run("a b", LINK) + "</w:hyperlink>" + run(" c", BOLD),
+            ("A C B", "0 2 1"),
+            '<w:hyperlink w:anchor="x">'
+            + run("A", LINK)
+            + "</w:hyperlink>"
+            + run(" C ", BOLD)
+            + run("B", LINK),
+        ),
+        (  # a note within bold words, and one at the end
+            run("Ich habe ") + run("das Buch", BOLD) + NOTE + run(" gelesen", BOLD) + run(".") + NOTE,
+            ("I read the book.", "0 4 2 3"),
+            run("I ") + run("read the book", BOLD) + NOTE + run(".") + NOTE,
+        ),
+        (  # the begin of a bookmark is before its words, and its end after them
+            run("Er sah ") + '<w:bookmarkStart w:id="1"/>' + run("Anna") + '<w:bookmarkEnd w:id="1"/>',
+            ("Anna he saw", "2 0 1"),
+            '<w:bookmarkStart w:id="1"/>' + run("Anna") + '<w:bookmarkEnd w:id="1"/>' + run(" he saw"),
+        ),
+    ],
+)
+def test_links_stay_in_one_piece_and_notes_and_bookmarks_at_their_words(paragraph, answer, expected):
+    content = word_file(f"<w:p>{paragraph}</w:p>")
+    written = body(translated("a.docx", content, aligned(*answer))[1])
+    written = re.sub('</w:t><w:t xml:space="preserve">', "", written)  # texts of one run
+    assert written == f"<w:p>{expected}</w:p>"
+
+
+@pytest.mark.parametrize(
+    ("language", "expected"),
+    [
+        ("en", '<w:lang w:val="en" w:bidi="ar-SA"/>'),
+        ("ko", '<w:lang w:eastAsia="ko" w:val="de-DE" w:bidi="ar-SA"/>'),
+        ("he", '<w:lang w:bidi="he" w:val="de-DE"/>'),
+        ("", '<w:lang w:val="de-DE" w:bidi="ar-SA"/>'),
+    ],
+)
+def test_the_language_of_texts_becomes_that_of_the_translation(language, expected):
+    tag = '<w:lang w:val="de-DE" w:bidi="ar-SA"/>'
+    content = word_file(
+        f"<w:p>{run('a', f'<w:rPr>{tag}</w:rPr>')}</w:p>", others=[("word/styles.xml", tag.encode())]
+    )
+    document = WordDocument(content, Path("a.docx"))
+    document.target_language = language
+    written = document.content()
+    assert expected in body(written)
+    with zipfile.ZipFile(io.BytesIO(written)) as archive:
+        assert archive.read("word/styles.xml").decode() == expected
 
 
 def test_a_paragraph_in_a_box_is_a_text_of_its_own():
