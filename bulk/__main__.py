@@ -25,6 +25,7 @@ with needs_extra("server,cpu", __name__):
 
     from seq2seq_serve.bulk.engine import Job, start_worker
     from seq2seq_serve.bundle.manifest import Bundle, BundleError, load_bundle
+    from seq2seq_serve.bundle.names import TARGET_LANGUAGE
     from seq2seq_serve.client.files.formats import FORMATS, Writer, check_formats
     from seq2seq_serve.client.files.plan import ERRORS_FOLDER, JSONL, PARQUET, PLAN_FILE, JobError, Plan
     from seq2seq_serve.client.files.run import AnyWorker, RunProgress, plan_run
@@ -38,6 +39,7 @@ with needs_extra("server,cpu", __name__):
     from seq2seq_serve.client.progress import Progress
     from seq2seq_serve.documents.kinds import DOCUMENTS
     from seq2seq_serve.documents.segments import WrongFile
+    from seq2seq_serve.protos.languages import standard_tag
     from seq2seq_serve.server.config import RunnerConfig
     from seq2seq_serve.server.runner.sizing import size_up
     from seq2seq_serve.server.settings import Count, add_flags, override, read
@@ -104,7 +106,10 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
     }
     advice = f"remove {folder / PLAN_FILE} and the shards beside it"
     plan = plan_run(folder, inputs, settings, options.shard_lines, advice)
-    return plan, Writer(folder, output_format, options.target_field, num_hypotheses)
+    choice = bundle.manifest.choices.get(TARGET_LANGUAGE)
+    default = choice.default if choice else bundle.manifest.target_language
+    language = standard_tag(options.generation.target_language or default)
+    return plan, Writer(folder, output_format, options.target_field, num_hypotheses, language)
 
 
 def _check_fits(bundle: Bundle, runner: RunnerConfig) -> None:

@@ -50,6 +50,7 @@ from seq2seq_serve.client.rpcs import Rpc, Translated, generate
 from seq2seq_serve.client.sync import Client
 from seq2seq_serve.documents.segments import FormattedText, WrongFile, with_word_alignment
 from seq2seq_serve.protos.dicts import message_dict
+from seq2seq_serve.protos.languages import standard_tag
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse, Model
 
 _SHARD_LINES = 1000  # the most that a kill costs
@@ -243,7 +244,9 @@ class _FileOutput:
         self._model = model
         self._folder = parts_folder(plan.output)
         self._pipe_copy = self._folder / _PIPE_FOLDER / "input.txt"
-        self._writer = Writer(self._folder, plan.format, plan.target_field, plan.num_hypotheses)
+        default = model.choices["target_language"].default if "target_language" in model.choices else ""
+        language = standard_tag(plan.options.target_language or default or model.target_language)
+        self._writer = Writer(self._folder, plan.format, plan.target_field, plan.num_hypotheses, language)
 
     def write(self, connect: Callable[[], AsyncClient]) -> int:
         """Translates what is missing, completes the file, and returns the exit code."""

@@ -270,12 +270,14 @@ class Writer:
         target_field: The name of the new field; its score is in the field with `_score` appended.
         num_hypotheses: The number of hypotheses. Several are in the field with `_hypotheses` appended; in
             text, each has a line.
+        language: The tag of the targets' language, for documents; empty if it is not known.
     """
 
     folder: Path
     format: str
     target_field: str
     num_hypotheses: int = 1
+    language: str = ""
 
     def path(self, shard: Shard) -> Path:
         """Returns the file of a shard. It is there if the shard is done."""
@@ -318,6 +320,7 @@ class Writer:
         with atomic_write(self.path(shard)) as file:
             if isinstance(lines.records, Document):
                 _translate(lines.records, results)
+                lines.records.target_language = self.language
                 file.write(lines.records.content())
             elif self.format == PARQUET:
                 _parquet().write_table(self._with_columns(lines.records, results), file)

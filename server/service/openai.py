@@ -22,6 +22,7 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TASK
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.languages import name_of, tag_of
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.subtitles import FORMATS, subtitles
 from seq2seq_serve.server.config import OpenAINames
@@ -30,7 +31,6 @@ from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.call import BYTES_PER_TEXT_BYTE
 from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.forms import FormFields, read_form, text_of
-from seq2seq_serve.server.service.read.languages import name_of, tag_of
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.windows import most_before, text_ids
 from seq2seq_serve.server.service.seq2seq.generation import generate, read_decoding

@@ -97,7 +97,7 @@ def test_documents_keep_their_markup_and_times_beside_files_of_lines(bundle_path
     times = ["00:00:01,000 --> 00:00:02,000", "00:00:03,000 --> 00:00:04,000"]
     content = "".join(f"{number}\n{time}\n{{}}\n\n" for number, time in enumerate(times, start=1))
     (tmp_path / "film.srt.gz").write_bytes(gzip.compress(content.format(*texts[:2]).encode()))
-    page = "<html><body><p>{}</p><p>{} <b>{}</b></p></body></html>"
+    page = "<html lang='ko-KR'><body><p>{}</p><p>{} <b>{}</b></p></body></html>"
     long = "하나 " * 500
     (tmp_path / "page.html").write_text(page.format(long, texts[2], texts[3]))
     (tmp_path / "a.txt").write_text(f"{texts[0]}\n")
@@ -111,7 +111,7 @@ def test_documents_keep_their_markup_and_times_beside_files_of_lines(bundle_path
     assert (out / "film.srt").read_text() == content.format(first, second)
     assert (out / "a-00000.txt").read_text() == f"{first}\n"
     written = (out / "page.html").read_text()
-    assert written.startswith(f"<html><body><p>{long}</p><p>")
+    assert written.startswith(f'<html lang="en"><body><p>{long}</p><p>')
     shown = re.sub("<[^>]*>", "", written[written.index("</p><p>") :])
     assert " ".join(shown.split()) == " ".join(third.split())
     (error,) = map(json.loads, (out / "_errors" / "page.html.jsonl").read_text().splitlines())

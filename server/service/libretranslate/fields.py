@@ -9,13 +9,13 @@ from typing import Any
 
 from starlette.requests import Request
 
+from seq2seq_serve.protos.languages import tag_of
 from seq2seq_serve.server.errors import InvalidRequest, TooLarge
 from seq2seq_serve.server.service.call import BYTES_PER_TEXT_BYTE
 from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.forms import ENCODED, MAX_ENCODED_BYTES, FormFields, read_form, text_of
 from seq2seq_serve.server.service.open_inference.json import read_json
-from seq2seq_serve.server.service.read.languages import tag_of
 
 AUTO = "auto"  # in place of a language, which is detected then
 KEY = "api_key"

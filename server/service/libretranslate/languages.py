@@ -12,10 +12,10 @@ from typing import Any
 from seq2seq_serve.bundle.manifest import Choice
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE, TARGET_LANGUAGE
 from seq2seq_serve.commands import install_command
+from seq2seq_serve.protos.languages import is_same_language, name_of, subtags
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.call import SHORT_BYTES
-from seq2seq_serve.server.service.read.languages import is_same_language, name_of, subtags
 from seq2seq_serve.server.service.read.options import named_choice
 
 Names = tuple[tuple[str, ...], tuple[str, ...]]  # a model's names of the languages of sources, and of targets

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+from seq2seq_serve.protos.languages import is_same_language, name_of
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.calls import RemoteCall
@@ -22,7 +23,6 @@ from seq2seq_serve.server.service.libretranslate.languages import (
     rank,
 )
 from seq2seq_serve.server.service.libretranslate.texts import Text
-from seq2seq_serve.server.service.read.languages import is_same_language, name_of
 
 
 async def choose_routes(texts: Sequence[Text], fields: Fields, call: RemoteCall) -> None:

@@ -13,6 +13,7 @@ from seq2seq_serve.documents.page import HtmlDocument
 from seq2seq_serve.documents.segments import LETTER, Document, WrongFile, check_marks
 from seq2seq_serve.documents.word import WordDocument
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.languages import standard_tag
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.service.calls import RemoteCall
 from seq2seq_serve.server.service.fair_thread import YieldPoint
@@ -69,6 +70,7 @@ class Text:
     def translated(self) -> str:
         """Returns the text in the other language."""
         if self.document is not None and self.route is not None:
+            self.document.target_language = standard_tag(self.route.target)
             return self.document.content().decode()
         return self.text if self.answer is None else self.answer
 
@@ -122,6 +124,8 @@ class File:
 
     async def written(self, call: RemoteCall) -> bytes:
         """Returns its content with the texts as they are now."""
+        if self.text.route is not None:
+            self.document.target_language = standard_tag(self.text.route.target)
         write: Callable[[YieldPoint], bytes] = lambda _: self.document.content()  # noqa: E731
         return await call.read(write, len(self.content), num_file_bytes=self.num_memory_bytes)
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from seq2seq_serve.bundle.manifest import Choice, EarlyStopping, LengthBound, LengthPenalty
 from seq2seq_serve.bundle.names import CHOICES, SOURCE_LANGUAGE, TARGET_LANGUAGE
+from seq2seq_serve.protos.languages import LIKELY_SCRIPTS, MAX_TAG_LENGTH, subtags
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     LENGTH_PENALTY_FORMULA_POWER,
@@ -27,7 +28,6 @@ from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.runner.voice_activity import SpeechRules
 from seq2seq_serve.server.service.read.inputs import check_bytes, check_ids
-from seq2seq_serve.server.service.read.languages import LIKELY_SCRIPTS, MAX_TAG_LENGTH, subtags
 from seq2seq_serve.server.service.read.sentences import DEFAULT_LANGUAGE, known_language
 from seq2seq_serve.server.service.read.windows import (
     WindowRules,

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import sentencex
 
 from seq2seq_serve.bundle.normalization import INVISIBLE, WHITE_SPACE, is_blank
-from seq2seq_serve.server.service.read.languages import subtags
+from seq2seq_serve.protos.languages import subtags
 
 # With English abbreviations; the sentence terminators of all scripts end sentences.
 DEFAULT_LANGUAGE = "en"

@@ -10,10 +10,10 @@ from typing import Any, NoReturn
 
 from seq2seq_serve.bundle.names import TASK
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.protos.languages import tag_of
 from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
-from seq2seq_serve.server.service.read.languages import tag_of
 
 _SERVER_VAD = "server_vad"
 _PCM = "audio/pcm"

@@ -14,11 +14,11 @@ import soundfile
 
 from seq2seq_serve.bundle.audio import SAMPLE_RATE
 from seq2seq_serve.client import Client
+from seq2seq_serve.protos.languages import name_of
 from seq2seq_serve.protos.subtitles import subtitles
 from seq2seq_serve.server.config import OpenAINames
 from seq2seq_serve.server.runner.voice_activity import SpeechRules
 from seq2seq_serve.server.service.read import sources
-from seq2seq_serve.server.service.read.languages import name_of
 from tests.bundle.test_audio import encoded
 from tests.server.runner.test_voice_activity import needs_model, quiet, vowels
 from tests.server.service.harness import (

@@ -433,9 +433,9 @@ def test_html_keeps_its_tags(served, url):
     assert post(url, "/translate", q=HTML, **fields) == (200, {"translatedText": HTML})
     sources = [request.sources["source_ids"] for request in served.turns.requests[before:]]
     assert len(sources) == 2  # two segments, and none of the element that is not translated
-    texts = ["오늘은 금요일", "<p></p>", '<meta charset="euc-kr">오늘', "a < b"]
-    expected = [*texts[:3], "a &lt; b"]
-    assert post(url, "/translate", q=texts, **fields) == (200, {"translatedText": expected})
+    texts = ["오늘은 금요일", "<p></p>", '<meta charset="euc-kr">오늘', "a < b", '<html lang="{}">오늘']
+    answer = {"translatedText": [text.format("en") for text in texts]}
+    assert post(url, "/translate", q=[text.format("ko") for text in texts], **fields) == (200, answer)
 
 
 def test_the_language_of_html_is_that_of_its_texts(url):

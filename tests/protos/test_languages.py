@@ -1,6 +1,6 @@
 import pytest
 
-from seq2seq_serve.server.service.read.languages import is_same_language, tag_of
+from seq2seq_serve.protos.languages import is_same_language, standard_tag, tag_of
 
 
 @pytest.mark.parametrize(
@@ -18,6 +18,24 @@ from seq2seq_serve.server.service.read.languages import is_same_language, tag_of
 )
 def test_names_of_languages_are_tags(given, tag):
     assert tag_of(given) == tag
+
+
+@pytest.mark.parametrize(
+    ("name", "tag"),
+    [
+        ("kor_Hang", "ko"),
+        ("zho_Hant", "zh-Hant"),
+        ("zh", "zh"),
+        ("en_XX", "en"),
+        ("pt_BR", "pt-BR"),
+        ("German", "de"),
+        ("en", "en"),
+        ("target", ""),
+        ("", ""),
+    ],
+)
+def test_names_of_models_are_standard_tags(name, tag):
+    assert standard_tag(name) == tag
 
 
 @pytest.mark.parametrize(

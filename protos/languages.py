@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 MAX_TAG_LENGTH = 100  # characters of a tag that is looked up; NLLB's have eight
 
 # The shortest code of a language, its other codes, and its English name. NLLB's individual language stands
@@ -43,6 +45,7 @@ _TABLE = """
     uz/uzn/uzb Uzbek, vec Venetian, vi/vie Vietnamese, war Waray, wo/wol Wolof, xh/xho Xhosa,
     yi/ydd/yid Yiddish, yo/yor Yoruba, yue Cantonese, zh/zho/cmn Chinese, zu/zul Zulu
 """
+_LANGUAGE = re.compile(r"[a-z]{2,3}")
 _ENTRIES = [
     (codes.split("/"), name) for codes, _, name in (one.strip().partition(" ") for one in _TABLE.split(","))
 ]
@@ -77,6 +80,16 @@ def subtags(tag: str) -> list[str]:
     """Returns the parts of a tag in lower case, the language as its shortest code: ko, hang of kor_Hang."""
     language, *others = tag.replace("_", "-").casefold().split("-")
     return [_SHORTEST.get(language, language), *others]
+
+
+def standard_tag(name: str) -> str:
+    """Returns the tag (BCP 47) of a language by a model's name, as ko by kor_Hang; empty for other names."""
+    language, *others = subtags(tag_of(name))
+    if not _LANGUAGE.fullmatch(language):
+        return ""
+    script = next((part.title() for part in others if len(part) == 4 and language in LIKELY_SCRIPTS), None)
+    region = next((part.upper() for part in others if len(part) == 2 and part != "xx"), None)
+    return "-".join(part for part in (language, script, region) if part)
 
 
 def tag_of(name: str) -> str:
