@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -24,6 +25,10 @@ _SPACE = "\u2581"
 
 # A text of more characters is cut before white space.
 _LEAST_PIECE, _PIECE_PER_TOKEN = 4096, 64
+# Scripts without spaces between words: Thai, Lao, Burmese, Khmer, kana, Han
+UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0003ffff]"
+)
 _WHITE_SPACE = re.compile(r"(?<=\S)\s")  # the first of several
 _WORD = "a"  # before a piece, so that its first word has the tokens of one inside a text
 
@@ -254,8 +259,9 @@ class Tokenizer:
         return self._pieces[token_id]
 
     def words(self, token_ids: Sequence[int]) -> list[tuple[str, list[int]]]:
-        """The words, separated by white space, of the text of `token_ids`, with the places of their tokens.
+        """The words of the text of `token_ids`, with the places of their tokens.
 
+        White space separates words, and where one is in a script without spaces, so does the end of a token.
         Special tokens belong to no word. A token that ends inside a character belongs to the word of the
         token that completes the character.
         """
@@ -269,7 +275,7 @@ class Tokenizer:
             for i, text in enumerate(re.split(r"\s+", piece)):
                 if not text:
                     continue
-                if i or not is_inside:
+                if i or not is_inside or _is_between_words(words[-1][0][-1], text[0]):
                     words.append(("", []))
                 words[-1] = (words[-1][0] + text, words[-1][1] + open_places)
                 open_places = open_places[-1:]  # a token with several words belongs to each
@@ -296,6 +302,15 @@ class Tokenizer:
             return bytes.fromhex(token[3:5])
         text = self._inner.decode([self._other_id, token_id])
         return text[len(self._inner.decode([self._other_id])) :].encode()
+
+
+def _is_between_words(one: str, other: str) -> bool:
+    """Whether a word may end between two characters, because it is in a script without spaces."""
+    if unicodedata.category(other)[0] not in "LN":  # such as a vowel of Thai, or a full stop
+        return False
+    if UNSPACED.match(one):
+        return True
+    return UNSPACED.match(other) is not None and unicodedata.category(one) not in ("Ps", "Pi")
 
 
 def _pieces(text: str, length: int) -> Iterator[str]:

@@ -518,7 +518,7 @@ class Flows:
         self._extended = NO_TAG  # the last tag with properties
         self._names: list[str] = []  # of the tags around the place
         self._num_open = Counter[str]()
-        self._num_before = 0  # texts before the flow
+        self._num_texts = self._num_before = 0  # of the document, and those before the flow
         self._tokens: list[Here | Tag | str] = []
         self._pieces: list[TextSpan] = []
         self._kept: list[range] = []
@@ -587,25 +587,20 @@ class Flows:
             flow = _Flow(self._begin, self._place, tokens, pieces, kept, self._num_texts)
             self._parts.append(flow)
             self.segments.append(Segment(pieces, flow.translate, kept))
-            self._num_before += len(self._pieces)
             self._tokens, self._pieces, self._kept = [], [], []
         else:
             self._parts += self._tokens
-            self._num_before += len(self._pieces)
             self._tokens.clear()
             self._pieces.clear()
             self._kept.clear()
-        self._has_letters = False
+        self._has_letters, self._num_before = False, self._num_texts
         self._begin = self._place
         self._parts.append(markup)
-
-    @property
-    def _num_texts(self) -> int:
-        return self._num_before + len(self._pieces)
 
     def _add(self, here: Here) -> None:
         self._pieces.append((here.text, len(self._pieces)))
         self._tokens.append(here)
+        self._num_texts += 1
 
     def _leave(self) -> None:
         """Goes to the tag around the place."""

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models
 
-from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.bundle.tokenizer import UNSPACED, Tokenizer
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
 TEXTS = [
@@ -183,12 +183,30 @@ def test_the_id_of_a_token_is_known_or_refused_by_name(tokenizer):
 def test_words_are_what_white_space_separates_and_share_out_the_tokens(tokenizer, text):
     ids = tokenizer.encode_source(text)
     words = tokenizer.words(ids)
-    assert [word for word, _ in words] == tokenizer.decode(ids).split()
+    assert "".join(word for word, _ in words) == "".join(tokenizer.decode(ids).split())
+    if not UNSPACED.search(text):
+        assert [word for word, _ in words] == tokenizer.decode(ids).split()
     places = [place for _, places in words for place in places]
     assert places == sorted(set(places))
     assert len(ids) - 1 not in places  # the end of sequence
     for word, places in words:
         assert word in tokenizer.decode([ids[place] for place in places])
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("私は学生です。", ["私", "は", "学", "生", "で", "す。"]),
+        ("「私」は Python だ", ["「私」", "は", "Python", "だ"]),
+        ("ภาษาไทย", ["ภ", "า", "ษ", "า", "ไ", "ท", "ย"]),
+        ("ที่นี่", ["ที่", "นี่"]),
+        ("오늘은 금요일", ["오늘은", "금요일"]),
+    ],
+)
+def test_words_of_scripts_without_spaces_end_with_their_tokens(text, words):
+    tokenizer = FALLBACK
+    found = tokenizer.words(tokenizer.encode(text))
+    assert [word for word, _ in found] == words
 
 
 @given(st.text(min_size=1), st.integers(2, 30))

@@ -96,3 +96,41 @@ def test_letters_that_an_encoding_lacks_are_written_as_numbers():
     document = HtmlDocument(b"<meta charset=latin1><p>one</p>", Path("a.html"))
     document.segments[0].translate(capitals("금"))
     assert document.content() == b"<meta charset=latin1><p>&#44552;</p>"
+
+
+PAGE = """<!DOCTYPE html>\r
+<html lang="de" xml:lang='de'><head><meta charset="utf-8"><meta name="description" content="eins">\r
+<meta property="og:title" content='zwei'><meta name="author" content="Kim"><title>drei</title></head>\r
+<body class=x>  <button title="vier">fünf</button><input type=submit value="sechs">\r
+<input type="text" value="no">\r
+<img src=a.png alt="sieben &amp; acht"><a name="x"></a><select><option value=no>neun</option></select>\r
+<pre>no\r\nno</pre><script>var no = "<p>no</p>"</script></body></html>\r
+"""
+
+
+def test_what_people_see_is_translated_and_the_rest_stays_byte_by_byte():
+    texts, written = translated("a.html", PAGE, capitals)
+    shown = ["drei", "fünf", "neun", "eins", "zwei", "vier", "sechs", "sieben & acht"]
+    assert texts == shown
+    expected = PAGE.replace("'zwei'", '"zwei"')
+    for text in [*shown[:-1], "sieben", "acht"]:
+        expected = expected.replace(f"{text}", text.upper())
+    assert written == expected
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (PAGE, PAGE.replace("lang=\"de\" xml:lang='de'", 'lang="pt-BR" xml:lang="pt-BR"')),
+        ("<HTML LANG=ko><p lang=ko>a", '<HTML LANG="pt-BR"><p lang=ko>a'),
+        ("<html lang><p>a</p>", "<html lang><p>a</p>"),
+        ("<html><p>a</p>", "<html><p>a</p>"),
+        ("<p>a</p>", "<p>a</p>"),
+        ('<html translate=no lang="ko">a', '<html translate=no lang="ko">a'),
+    ],
+)
+def test_the_language_of_a_page_becomes_that_of_its_translation(before, after):
+    document = HtmlDocument(before.encode(), Path("a.html"))
+    assert document.content().decode() == before
+    document.target_language = "pt-BR"
+    assert document.content().decode() == after

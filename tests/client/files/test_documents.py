@@ -18,7 +18,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     WordAlignment,
     WordLink,
 )
-from tests.documents.answers import backwards, capitals, translated
+from tests.documents.answers import aligned, backwards, capitals, translated
 from tests.documents.attacks import ATTACKS, Attack, word_file
 
 SRT = """1
@@ -105,6 +105,17 @@ def test_tags_of_subtitles_follow_their_words():
     assert translated("a.srt", marks, capitals)[1] == marks.replace("Go", "GO").replace(
         "<b>now</b>, <i>please</i>", "<b>NOW</b>, <i>PLEASE</i>"
     )
+
+
+def test_tags_of_subtitles_stay_one_over_adjacent_words_and_split_at_words_apart():
+    film = "1\n0:01,0 --> 0:02,0\nIch habe <b>gestern das <i>Buch</i> gelesen</b>.\n"
+    answer = aligned("I read the book yesterday.", "0 5 3 4 2")
+    assert "\nI <b>read the <i>book</i> yesterday</b>.\n" in translated("a.srt", film, answer)[1]
+    answer = aligned("Yesterday I had the man seen, reading", "2 0 1 1 1 1 5")
+    assert "\n<b>Yesterday</b> I had the man seen, <b>reading</b>\n" in translated("a.srt", film, answer)[1]
+    speaker = f"{VTT[: VTT.index('<v')]}<v Mary>Geh <c.red>nach Hause</c>, los"
+    written = translated("a.vtt", speaker, aligned("Go now on home", "0 3 1 2"))[1]
+    assert written.endswith("<v Mary>Go now <c.red>on home</c></v>")
 
 
 def test_html_keeps_its_elements_and_what_is_not_text():
