@@ -9,188 +9,24 @@ from __future__ import annotations
 
 import html
 import re
-from collections import Counter, deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import groupby
 
-from seq2seq_serve.documents.alignment import count_words, formatted
+from seq2seq_serve.documents.alignment import formatted
+from seq2seq_serve.documents.fixed import with_fixed
 from seq2seq_serve.documents.segments import LETTER, Segment, TextSpan
+from seq2seq_serve.documents.spans import NO_TAG, Here, Placed, Tag, between, close_gaps, in_run, place_spaces
 
 MAX_COPIES = 4  # how often the markup of a text may be written around parts of its translation
 
-_FAR = 32  # tags between two words that are not looked at as parts of one span
-_MAX_GAP = 4  # parts of a word between two words of one span, such as marks around it
-_NUM_COMPARED = 16  # texts with the same first word that are looked for in a translation
+_NEAR = 32  # events before a text among which the begin of a range is placed
 _LONG_NUMBER = re.compile(r"&#[0-9]{1000,}+;?")  # has more digits than `html.unescape` reads
 _NOT_XML = re.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
-_TAG = re.compile(r"<[^/][^>]*>")
-_WORD_CHARACTERS = re.compile(r"\w+")
-_CORE = re.compile(r"\w(?:.*\w)?", re.DOTALL)
 
 
-@dataclass(slots=True, eq=False)
-class Tag:
-    """A tag and those around it, as a chain that the texts inside share.
-
-    Attributes:
-        open: As it is written.
-        close: Its end.
-        around: The next tag around it; None at the end of the chain.
-        depth: The number of tags around it.
-        is_single: Whether it is written once only.
-        is_run: Whether it is a run of Word: a text stands in one, which has nothing but its formatting.
-        first: The number of texts before it in the document.
-        end: The number of texts before its end.
-        has_text: Whether there are texts inside of it that are translated.
-    """
-
-    open: str
-    close: str
-    around: Tag | None = None
-    depth: int = 0
-    is_single: bool = False
-    is_run: bool = False
-    first: int = 0
-    end: float = float("inf")
-    has_text: bool = False
-
-
-NO_TAG = Tag("", "")
-
-
-def between(one: Tag, other: Tag) -> tuple[list[Tag], list[Tag]]:
-    """Returns the tags that end, and those that begin, from a place inside of one tag to another."""
-    closing, opening = [], []
-    while one is not other:
-        depths = one.depth, other.depth
-        if depths[0] >= depths[1]:
-            closing.append(one)
-            one = one.around or NO_TAG
-        if depths[1] >= depths[0]:
-            opening.append(other)
-            other = other.around or NO_TAG
-    opening.reverse()
-    return closing, opening
-
-
-@dataclass(slots=True, eq=False)
-class Here:
-    """A text, or markup that belongs to no text, in the flow of a document.
-
-    Attributes:
-        markup: As it is written.
-        place: The tag around it.
-        around: What is written before a translation of the text, and after it; None for markup.
-        text: The text.
-        is_fixed: Whether it is written as it is, whatever its translation.
-        number: The number of texts before it.
-        begins: Whether it is markup where a range of texts begins or ends; None for other markup.
-    """
-
-    markup: str
-    place: Tag
-    around: tuple[str, str] | None = None
-    text: str = ""
-    is_fixed: bool = False
-    number: int = 0
-    begins: bool | None = None
-
-
-_Placed = tuple[str, Here]  # a part of a translation, and the text whose place and formatting it has
-
-
-def close_gaps(parts: Sequence[_Placed]) -> list[_Placed]:
-    """Returns parts of a translation, in which a span goes on over a gap of one word.
-
-    This word has no formatting beyond that of the text around the span. White space between two words is
-    inside of no other tags than those around one of them.
-    """
-    closed = list(parts)
-    for begin, (text, one) in enumerate(parts):
-        if not text.strip():
-            continue
-        one, num_words = closed[begin][1], 0
-        for end in range(begin + 1, min(begin + 2 + _MAX_GAP, len(parts))):
-            text, other = closed[end]
-            if text.strip() and end > begin + 1:
-                inner = _common(one.place, other.place)
-                if inner and all(_is_plain(here, inner, one) for _, here in closed[begin + 1 : end]):
-                    its = _within(inner, one, other)
-                    closed[begin + 1 : end] = [(text, its) for text, _ in closed[begin + 1 : end]]
-                    break
-            num_words += count_words(text)
-            if num_words > 1 or other.is_fixed:
-                break
-    return closed
-
-
-def _within(inner: Tag, one: Here, other: Here) -> Here:
-    """Returns a place between two texts, directly in the tag around both if texts may stand there."""
-    if one.place.is_run:
-        return other if other.place is inner else one
-    return Here("", inner, ("", ""))
-
-
-def _is_plain(here: Here, inner: Tag, one: Here) -> bool:
-    """Whether a text is outside of a tag, and has no formatting that a text in it does not have."""
-    place = here.place
-    if here.is_fixed:
-        return False
-    if place.is_run:
-        if not _properties(place) <= _properties(one.place):
-            return False
-        place = place.around or NO_TAG
-    return place is not inner and _is_around(place, inner)
-
-
-def _properties(run: Tag) -> set[str]:
-    return set(_TAG.findall(run.open)[1:])
-
-
-def _common(one: Tag, other: Tag) -> Tag | None:
-    """Returns the innermost tag around two places; None if it is far from them."""
-    for _ in range(_FAR):
-        if one is other:
-            return one
-        depths = one.depth, other.depth
-        if depths[0] >= depths[1]:
-            one = one.around or NO_TAG
-        if depths[1] >= depths[0]:
-            other = other.around or NO_TAG
-    return None
-
-
-def _is_around(outer: Tag, inner: Tag) -> bool:
-    """Whether a tag is around another one, or is that one; False if it is far from it."""
-    for _ in range(min(_FAR, inner.depth - outer.depth)):
-        inner = inner.around or NO_TAG
-    return inner is outer
-
-
-def _place_spaces(parts: Sequence[_Placed], begin: Tag, end: Tag) -> Iterator[_Placed]:
-    """Yields parts of a translation, with spaces and the last mark inside of tags around their neighbours."""
-    for number, (text, here) in enumerate(parts):
-        is_space = not text.strip()
-        is_last_mark = number + 1 == len(parts) and not LETTER.search(text) and LETTER.search(here.text)
-        if len(parts) > 1 and not here.is_fixed and (is_space or is_last_mark):
-            one = parts[number - 1][1] if number else None
-            other = parts[number + 1][1] if number + 1 < len(parts) else None
-            places = one.place if one else begin, other.place if other else end
-            inner, place = _common(*places), here.place
-            if place.is_run and not is_space:
-                place = place.around or NO_TAG
-            is_between = any(_is_around(place, outer) for outer in places) and (
-                inner is None or _is_around(inner, place)
-            )
-            if here.place not in places if place.is_run else not is_between:
-                neighbour = one or other
-                assert neighbour is not None
-                here = neighbour if here.place.is_run or inner is None else _within(inner, here, here)
-        yield text, here
-
-
-def _joined(parts: Sequence[_Placed]) -> list[_Placed]:
+def _joined(parts: Sequence[Placed]) -> list[Placed]:
     """Returns parts of a translation, with one in place of several that follow each other in one place."""
     groups = groupby(parts, key=lambda part: part[1])
     return [
@@ -215,6 +51,7 @@ class _Flow:
         pieces: Its texts.
         kept: See `Segment`.
         end_number: The number of texts before its end in the document.
+        escape: Returns how a text is written.
         translated: Replaces the texts.
     """
 
@@ -224,6 +61,7 @@ class _Flow:
     pieces: Sequence[TextSpan]
     kept: Sequence[range]
     end_number: int
+    escape: Callable[[str], str]
     translated: Sequence[TextSpan] | None = None
 
     def translate(self, pieces: Sequence[TextSpan]) -> None:
@@ -244,10 +82,10 @@ class _Flow:
     def _with(self, pieces: Sequence[TextSpan], max_length: int | None = None) -> str | None:
         """Returns what is written with other texts; None if the tags take more than `max_length`."""
         runs = dict[tuple[Tag | None, frozenset[str]], Tag]()
-        heres = [_in_run(token, runs) for token in self.tokens if isinstance(token, Here)]
+        heres = [in_run(token, runs) for token in self.tokens if isinstance(token, Here)]
         texts = [here for here in heres if here.around is not None]
-        parts = _with_fixed([(text, texts[number]) for text, number in pieces if text], texts)
-        parts = _joined(close_gaps(list(_place_spaces(parts, self.begin, self.end))))
+        parts = with_fixed([(text, texts[number]) for text, number in pieces if text], texts)
+        parts = _joined(close_gaps(list(place_spaces(parts, self.begin, self.end))))
         events = self._events(parts, max_length)
         if events is None:
             return None
@@ -255,7 +93,7 @@ class _Flow:
         marks = [here for here in heres if here.around is None or (here.is_fixed and here not in fixed)]
         return _Writer(self, events).written(marks)
 
-    def _events(self, parts: Sequence[_Placed], max_length: int | None) -> list[_Event] | None:
+    def _events(self, parts: Sequence[Placed], max_length: int | None) -> list[_Event] | None:
         events, place, num_tagged = list[_Event](), self.begin, 0
         for text, here in [*parts, ("", None)]:
             its = self.end if here is None else here.place
@@ -270,15 +108,6 @@ class _Flow:
             if max_length is not None and num_tagged > max_length:
                 return None
         return events
-
-
-def _in_run(here: Here, runs: dict[tuple[Tag | None, frozenset[str]], Tag]) -> Here:
-    """Returns a text or markup in the first run with its formatting; `runs` has them by that."""
-    if not here.place.is_run or not here.markup:
-        return here
-    key = here.place.around, frozenset(_properties(here.place))
-    run = runs.get(key, here.place) if here.around is None else runs.setdefault(key, here.place)
-    return here if run is here.place else replace(here, place=run)
 
 
 class _Writer:
@@ -351,7 +180,7 @@ class _Writer:
             self._written.append(here.markup)
         else:
             before, after = here.around or ("", "")
-            self._written += [before, html.escape(_NOT_XML.sub("", text), quote=False), after]
+            self._written += [before, self._flow.escape(text), after]
 
     def _plan(self, marks: Sequence[Here]) -> None:
         """Finds the event after which each mark can be written, and the tag around it that is written."""
@@ -391,7 +220,7 @@ class _Writer:
     def _event_before(self, number: int, place: Tag) -> int:
         """Returns the event before that of a text at which a place around the text is reached."""
         at = self._events[number][1]
-        for kind, tag, _, _ in reversed(self._events[max(0, number - _FAR) : number]):
+        for kind, tag, _, _ in reversed(self._events[max(0, number - _NEAR) : number]):
             if at is place or kind != _OPEN:
                 break
             number, at = number - 1, tag.around or NO_TAG
@@ -429,89 +258,22 @@ class _Writer:
         return other
 
 
-def _with_fixed(parts: list[_Placed], texts: Sequence[Here]) -> list[_Placed]:
-    """Returns parts of a translation with fixed texts in place of their translations.
-
-    Each stands once, where the translation has the same text, or the longest part that belongs to it.
-    """
-    fixed = [here for here in texts if here.is_fixed]
-    if not fixed:
-        return parts
-    found = deque(_found("".join(text for text, _ in parts), fixed))
-    cut, place, num_before = list[_Placed](), 0, 0
-    placed: dict[Here, int] = {}  # where each is among the parts
-    for text, its in parts:
-        end = num_before + len(text)
-        while place < end:
-            begin, stop, here = found[0] if found else (end, end, its)
-            if begin > place:
-                cut.append((text[place - num_before : min(begin, end) - num_before], its))
-                place = min(begin, end)
-                continue
-            if here not in placed:
-                placed[here] = len(cut)
-                cut.append((here.text, here))
-            place = min(stop, end)
-            if stop <= end:
-                found.popleft()
-        num_before = end
-    is_found = set(placed)
-    for number, (text, its) in enumerate(cut):
-        is_longer = its not in placed or len(text) > len(cut[placed[its]][0])
-        if its.is_fixed and its not in is_found and is_longer and _CORE.search(text):
-            placed[its] = number
-    result = list[_Placed]()
-    for number, (text, its) in enumerate(cut):
-        if not its.is_fixed:
-            result.append((text, its))
-            continue
-        beside, core = Here("", its.place, ("", "")), _CORE.search(text)
-        if placed.get(its) != number:
-            result.append((text, beside))
-        elif its in is_found or core is None:
-            result.append((text, its))
-        else:  # marks around it stay
-            result += [(text[: core.start()], beside), (its.text, its), (text[core.end() :], beside)]
-    return [part for part in result if part[0]]
-
-
-def _found(whole: str, fixed: Sequence[Here]) -> list[tuple[int, int, Here]]:
-    """Returns where a text has fixed ones, in its order: from where, to where, and which."""
-    by_word: dict[str, dict[str, list[Here]]] = {}
-    for here in reversed(fixed):
-        text = here.text.strip()
-        if word := _WORD_CHARACTERS.search(text):
-            by_word.setdefault(word[0], {}).setdefault(text, []).append(here)
-    found, end = list[tuple[int, int, Here]](), 0
-    ordered = {word: sorted(texts, key=len, reverse=True)[:_NUM_COMPARED] for word, texts in by_word.items()}
-    for word in _WORD_CHARACTERS.finditer(whole):
-        for text in ordered.get(word[0], ()):
-            heres = by_word[word[0]][text]
-            first = _WORD_CHARACTERS.search(text)
-            begin = word.start() - (first.start() if first else 0)
-            stop = begin + len(text)
-            if (
-                heres
-                and begin >= end
-                and whole.startswith(text, begin)
-                and not whole[stop : stop + 1].isalnum()
-            ):
-                found.append((begin, stop, heres.pop()))
-                end = stop
-                break
-    return found
-
-
 def _written(part: str | Here | Tag | _Flow) -> str:
     if isinstance(part, _Flow | Here):
         return part.markup() if isinstance(part, _Flow) else part.markup
     return part.open if isinstance(part, Tag) else part
 
 
+def escaped_xml(text: str) -> str:
+    """Returns a text as XML and HTML have it."""
+    return html.escape(_NOT_XML.sub("", text), quote=False)
+
+
 class Flows:
     """Cuts markup into flows, and adds a segment for each that has letters. Owned by a document."""
 
-    def __init__(self) -> None:
+    def __init__(self, escape: Callable[[str], str] = escaped_xml) -> None:
+        self._escape = escape
         self.segments: list[Segment] = []
         self._parts: list[str | Here | Tag | _Flow] = []
         self._place = self._begin = NO_TAG
@@ -584,7 +346,7 @@ class Flows:
         """Ends a flow: what follows belongs to other texts."""
         if self._has_letters:
             tokens, pieces, kept = self._tokens, self._pieces, self._kept
-            flow = _Flow(self._begin, self._place, tokens, pieces, kept, self._num_texts)
+            flow = _Flow(self._begin, self._place, tokens, pieces, kept, self._num_texts, self._escape)
             self._parts.append(flow)
             self.segments.append(Segment(pieces, flow.translate, kept))
             self._tokens, self._pieces, self._kept = [], [], []

@@ -12,8 +12,9 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
-from seq2seq_serve.documents.markup import Flows, Tag, unescaped
+from seq2seq_serve.documents.markup import Flows, unescaped
 from seq2seq_serve.documents.segments import LETTER, Document, Segment, TextSpan
+from seq2seq_serve.documents.spans import Tag
 
 # What does not end goes on to the end of the file.
 _ATTRIBUTE_PATTERN = r"""([^\s/>][^\s/>=]*+)(?:\s*+=\s*+("[^"]*+"?|'[^']*+'?|[^\s>"'][^\s>]*+)?+)?+"""

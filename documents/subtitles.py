@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from seq2seq_serve.documents.alignment import formatted
-from seq2seq_serve.documents.markup import MAX_COPIES, NO_TAG, Here, Tag, between, close_gaps, unescaped
+from seq2seq_serve.documents.markup import MAX_COPIES, unescaped
 from seq2seq_serve.documents.segments import (
     COMPRESSED,
     LETTER,
@@ -19,6 +19,7 @@ from seq2seq_serve.documents.segments import (
     TextSpan,
     decoded,
 )
+from seq2seq_serve.documents.spans import NO_TAG, Here, Tag, between, close_gaps
 
 _TIMES = re.compile(r"^\s*(?:\d+:)?\d+:\d+[.,]\d+\s+-->\s")
 _SRT_TAG = re.compile(r"(</?[a-zA-Z][^<>]*>)")

@@ -1,0 +1,86 @@
+"""Texts within a sentence that are not translated, such as code: where they stand in a translation."""
+
+from __future__ import annotations
+
+import re
+from collections import deque
+from collections.abc import Sequence
+
+from seq2seq_serve.documents.spans import Here, Placed
+
+_NUM_COMPARED = 16  # texts with the same first word that are looked for in a translation
+_WORD_CHARACTERS = re.compile(r"\w+")
+_CORE = re.compile(r"\w(?:.*\w)?", re.DOTALL)
+
+
+def with_fixed(parts: list[Placed], texts: Sequence[Here]) -> list[Placed]:
+    """Returns parts of a translation with fixed texts in place of their translations.
+
+    Each stands once, where the translation has the same text, or the longest part that belongs to it.
+    """
+    fixed = [here for here in texts if here.is_fixed]
+    if not fixed:
+        return parts
+    found = deque(_found("".join(text for text, _ in parts), fixed))
+    cut, place, num_before = list[Placed](), 0, 0
+    placed: dict[Here, int] = {}  # where each is among the parts
+    for text, its in parts:
+        end = num_before + len(text)
+        while place < end:
+            begin, stop, here = found[0] if found else (end, end, its)
+            if begin > place:
+                cut.append((text[place - num_before : min(begin, end) - num_before], its))
+                place = min(begin, end)
+                continue
+            if here not in placed:
+                placed[here] = len(cut)
+                cut.append((here.text, here))
+            place = min(stop, end)
+            if stop <= end:
+                found.popleft()
+        num_before = end
+    is_found = set(placed)
+    for number, (text, its) in enumerate(cut):
+        is_longer = its not in placed or len(text) > len(cut[placed[its]][0])
+        if its.is_fixed and its not in is_found and is_longer and _CORE.search(text):
+            placed[its] = number
+    result = list[Placed]()
+    for number, (text, its) in enumerate(cut):
+        if not its.is_fixed:
+            result.append((text, its))
+            continue
+        beside, core = Here("", its.place, ("", "")), _CORE.search(text)
+        if placed.get(its) != number:
+            result.append((text, beside))
+        elif its in is_found or core is None:
+            result.append((text, its))
+        else:  # marks around it stay
+            result += [(text[: core.start()], beside), (its.text, its), (text[core.end() :], beside)]
+    return [part for part in result if part[0]]
+
+
+def _found(whole: str, fixed: Sequence[Here]) -> list[tuple[int, int, Here]]:
+    """Returns where a text has fixed ones, in its order: from where, to where, and which."""
+    by_word: dict[str, dict[str, list[Here]]] = {}
+    for here in reversed(fixed):
+        text = here.text.strip()
+        if word := _WORD_CHARACTERS.search(text):
+            by_word.setdefault(word[0], {}).setdefault(text, []).append(here)
+    found, end = list[tuple[int, int, Here]](), 0
+    ordered = {word: sorted(texts, key=len, reverse=True)[:_NUM_COMPARED] for word, texts in by_word.items()}
+    for word in _WORD_CHARACTERS.finditer(whole):
+        for text in ordered.get(word[0], ()):
+            heres = by_word[word[0]][text]
+            first = _WORD_CHARACTERS.search(text)
+            begin = word.start() - (first.start() if first else 0)
+            stop = begin + len(text)
+            if (
+                heres
+                and begin >= end
+                and whole.startswith(text, begin)
+                and not whole[stop : stop + 1].isalnum()
+            ):
+                found.append((begin, stop, heres.pop()))
+                end = stop
+                break
+    return found
