@@ -211,9 +211,12 @@ class _Writer:
             if is_last and mark.begins is not False:
                 event = self._ends.get(inner, len(self._events)) - 1
             elif mark.begins and place < len(numbers):
+                begin = max(begin, first[numbers[place]])
                 event = self._event_before(first[numbers[place]], inner)
-            if mark.begins is not None:
-                event = begin = max(event, begin)
+            elif mark.begins is False:
+                event = max(event, begin)
+            if mark.begins:
+                begin = max(begin, event)  # the end of the range is not before it
             self._after.setdefault(event, []).append(mark)
         self._around = around
 

@@ -98,6 +98,16 @@ NOTE = '<w:r><w:rPr><w:vertAlign/></w:rPr><w:footnoteReference w:id="2"/></w:r>'
             ("Anna he saw", "2 0 1"),
             '<w:bookmarkStart w:id="1"/>' + run("Anna") + '<w:bookmarkEnd w:id="1"/>' + run(" he saw"),
         ),
+        (  # also if the words of the bookmark change places
+            f'<w:bookmarkStart w:id="1"/>{run("a ")}{run("b", BOLD)}<w:bookmarkEnd w:id="1"/>{run(" c")}',
+            ("B C A", "1 2 0"),
+            f'{run("B", BOLD)}{run(" C ")}<w:bookmarkStart w:id="1"/>{run("A")}<w:bookmarkEnd w:id="1"/>',
+        ),
+        (  # and if there are none
+            f'{run("a ")}{run("b", BOLD)}<w:bookmarkStart w:id="1"/><w:bookmarkEnd w:id="1"/>',
+            ("B A", "1 0"),
+            f'{run("B", BOLD)}{run(" A")}<w:bookmarkStart w:id="1"/><w:bookmarkEnd w:id="1"/>',
+        ),
     ],
 )
 def test_links_stay_in_one_piece_and_notes_and_bookmarks_at_their_words(paragraph, answer, expected):
