@@ -18,6 +18,7 @@ _Place = tuple[int, int]  # where a word begins and ends in its text
 _UNSPACED = "\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"  # kana and Han
 _WORD = re.compile(r"\S+")
 _SHORT_WORD = re.compile(rf"[{_UNSPACED}][^\w\s]*|[^\s{_UNSPACED}]+")
+_NOTE_CHARACTERS = 16  # of the number of a note with the marks around it
 _IN_WORD = re.compile(r"\w")
 _LETTER_OR_DIGIT = re.compile(r"[^\W_]")
 
@@ -54,15 +55,15 @@ def formatted(
     if not words:
         return [(target, longest(pieces))]
     owners = [source.owners[link] for link in links]
-    is_same = [source.has(target[slice(*word)], link) for word, link in zip(words, links, strict=True)]
-    _keep(kept, source, links, owners, is_same)
+    targets = [target[begin:end] for begin, end in words]
+    cuts = _keep(kept, source, targets, links, owners)
     spaced = [text != text.strip() for text, _ in pieces]
     loose = next((number for number, is_spaced in enumerate(spaced) if is_spaced), None)
     blank = next((number for number, (text, _) in enumerate(pieces) if not text.strip()), loose)
     parts: list[tuple[str, int]] = []  # with the numbers of pieces
     end, marks = 0, ""  # where the last word ends, and the marks after it that its source word does not have
     for number, ((begin, stop), link) in enumerate(zip(words, links, strict=True)):
-        its, more = source.parts(target[begin:stop], link, owners[number])
+        its, more = source.parts(targets[number], link, owners[number], cuts.get(number))
         space = target[end:begin]
         if marks or space:
             one, other = (parts or its)[-1][1] if parts else its[0][1], its[0][1]
@@ -104,6 +105,11 @@ class _Source:
         """Returns the place where a piece begins."""
         return self._starts[piece]
 
+    def core(self, pieces: range) -> str:
+        """Returns the text of pieces without the marks around it; empty if it is longer than a short word."""
+        begin, end = self._starts[pieces.start], self._starts[pieces.stop]
+        return _core(self.text[begin:end].strip())[1] if end - begin <= _NOTE_CHARACTERS else ""
+
     def linked(self, target: str, alignments: Iterable[WordAlignment]) -> tuple[list[_Place], list[int]]:
         """Finds the words; returns those of a target, and for each the source word that it belongs to."""
         source_words, target_words, links = list[str](), list[str](), list[int]()
@@ -121,21 +127,36 @@ class _Source:
         self.owners = [self._owner(*word) for word in sources]
         return targets, links
 
-    def parts(self, word: str, link: int, owner: int) -> tuple[list[tuple[str, int]], str]:
+    def parts(
+        self, word: str, link: int, owner: int, cut: tuple[int, int] | None = None
+    ) -> tuple[list[tuple[str, int]], str]:
         """Returns the parts of a target word with the pieces whose formattings they have.
 
-        The marks after it that its source word does not have are apart.
+        The marks after it that its source word does not have are apart. `cut` is the number of characters at
+        its end that belong to another piece, and this piece.
         """
         begin, end = self.words[link]
         if owner == self.owners[link] and self.has(word, link):
             parts = [(word[one - begin : other - begin], p) for one, other, p in self._pieces(begin, end)]
             return parts, ""
         before, inside, after = _core(word)
-        marks = _core(self.text[begin:end])[2]
-        more = after.removeprefix(marks) if inside and after.startswith(marks) else ""
+        first, core, last = _core(self.text[begin:end])
+        more = after.removeprefix(last) if inside and after.startswith(last) else ""
         after = after.removesuffix(more)
-        parts = [(before, self.piece_at(begin)), (inside, owner), (after, self.piece_at(end - 1))]
+        num_cut, other = cut or (0, owner)
+        parts = [
+            *self._marks(before, range(begin, begin + len(first)), begin),
+            (inside[: len(inside) - num_cut], owner),
+            (inside[len(inside) - num_cut :], other),
+            *self._marks(after, range(begin + len(first + core), end), end - 1),
+        ]
         return [part for part in parts if part[0]], more
+
+    def _marks(self, marks: str, places: range, place: int) -> list[tuple[str, int]]:
+        """Returns the marks of a target word with the pieces of those of its source word, or of a place."""
+        if len(marks) == len(places):
+            return [(mark, self.piece_at(each)) for mark, each in zip(marks, places, strict=True)]
+        return [(marks, self.piece_at(place))]
 
     def has(self, word: str, link: int) -> bool:
         """Whether a word is the same as one of the source, but for capital letters."""
@@ -183,12 +204,16 @@ def _located(words: Sequence[str], text: str) -> list[_Place] | None:
 
 
 def _keep(
-    kept: Iterable[range], source: _Source, links: Sequence[int], owners: list[int], is_same: Sequence[bool]
-) -> None:
-    """Gives pieces that belong together a word of the target if they have none, from a neighbour."""
-    kept = list(kept)
+    kept: Iterable[range], source: _Source, targets: Sequence[str], links: Sequence[int], owners: list[int]
+) -> dict[int, tuple[int, int]]:
+    """Gives pieces that belong together a word of the target if they have none, from a neighbour.
+
+    Where their text is the end of a word, such as the number of a note, they get only that. Returns by the
+    number of such a word how many of its characters they get, and the piece.
+    """
+    kept, cuts = list(kept), dict[int, tuple[int, int]]()
     if not kept:
-        return
+        return cuts
     numbers = Counter(owners)
     present = sorted(numbers)
     guards = Counter[int]()
@@ -209,10 +234,16 @@ def _keep(
             first = bisect_right(source.words, (source.start(group.start), len(source.text))) - 1
             last = first = max(first, 0)
             number = nearest[0][first]
-            if links[number] == first and is_same[number]:
+            if links[number] == first and source.has(targets[number], first):
                 continue
         neighbours = [nearest[0][last], nearest[1][first]]
         neighbours.sort(key=lambda number: min(abs(links[number] - first), abs(links[number] - last)))
+        text = source.core(group)
+        ends = [number for number in neighbours if _core(targets[number])[1].endswith(text)]
+        if text and ends and _core(targets[ends[0]])[1] != text and ends[0] not in cuts:
+            cuts[ends[0]] = len(text), piece
+            insort(present, piece)
+            continue
         for number in neighbours:
             owner = owners[number]
             if numbers[owner] > 1 or not guarded[owner]:
@@ -221,6 +252,7 @@ def _keep(
                 owners[number] = piece
                 insort(present, piece)
                 break
+    return cuts
 
 
 def _nearest(num_words: int, links: Sequence[int]) -> tuple[list[int], list[int]]:

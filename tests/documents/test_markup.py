@@ -223,6 +223,21 @@ SENTENCES = [
         ("That is a test [1].", "0 1 3 4 2"),
         '<p>That is a <b>test</b> <sup><a href="#f1" id="r1">[1]</a></sup>.</p>',
     ),
+    (  # the number of a note at the end of a word, which has no word of its own
+        '<p>Ihr <em>Passwort</em><sup><a href="#n1" id="r1">1</a></sup>.</p>',
+        ("Your password1.", "0 1"),
+        '<p>Your <em>password</em><sup><a href="#n1" id="r1">1</a></sup>.</p>',
+    ),
+    (
+        '<p>Ihr <em>Passwort</em> stimmt<sup><a href="#n1" id="r1">1</a></sup>.</p>',
+        ("Your password1.", "0 1"),
+        '<p>Your <em>password</em><sup><a href="#n1" id="r1">1</a></sup>.</p>',
+    ),
+    (
+        "<p>Die <a href=x>App &bdquo;Konto&ldquo;</a>, <i>bitte</i>.</p>",
+        ('The "Account" app, please.', "0 2 1 3"),
+        '<p>The <a href=x>"Account" app</a>, <i>please</i>.</p>',
+    ),
     ("<p>un<b>glaub</b>lich gut</p>", ("incredibly good", "0 1"), "<p><b>incredibly</b> good</p>"),
     # Korean to English: particles at the ends of words, the verb at the end
     (
