@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
@@ -17,9 +18,11 @@ from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.live.turns import LiveSegment
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.sources import Reading
+from seq2seq_serve.server.service.seq2seq.generation import hold_attention
 from seq2seq_serve.server.service.seq2seq.windows import Decode, decode_in_a_row
 from seq2seq_serve.server.service.write.responses import (
     attention_bytes,
+    estimated_attention_bytes,
     generate_response,
     with_token_times,
 )
@@ -110,9 +113,14 @@ class PieceDecoder:
         )
         del samples
         pairs: list[tuple[Reading, Result]] = []
-        async for window, result in decode_in_a_row(reading, self._decoding, self._decode):
-            timed = partial(with_token_times, window, result, self._decoding)
-            pairs.append(await self._call.build(attention_bytes(result), timed))
+        with ExitStack() as held:
+            # Of an attempt, and of the best one before it
+            num_bytes = 2 * estimated_attention_bytes(reading.request, self._decoding)
+            await hold_attention(held, self._call, num_bytes)
+            async for window, result in decode_in_a_row(reading, self._decoding, self._decode):
+                timed = partial(with_token_times, window, result, self._decoding)
+                pairs.append(await self._call.build(attention_bytes(result), timed))
+                del result
         return await self._call.build(0, lambda _: generate_response(pairs, self._decoding))
 
     def _read(

@@ -31,6 +31,7 @@ from seq2seq_serve.server.telemetry.statistics import Statistics
 # Complete segments, and the sound since the beginning of one; beyond them the stream is not read
 _MOST_WAITING, _MOST_WAITING_SECONDS = 2, 60.0
 _KEPT_SECONDS = 1.0  # of sound in which nobody speaks, beside the padding before speech
+_MOST_WHOLE_BYTES = 3 * 2**20  # of the segments, and their tokens again: clients take a last message of 4 MiB
 _BYTES_PER_TEXT_BYTE = 2  # of samples, which take as long to hear as a byte of text to read
 _ENCODINGS = {
     pb.SOUND_ENCODING_UNSPECIFIED: Encoding.FILE,
@@ -127,6 +128,7 @@ class LiveStream:
             request_id=call.request_id, model=model.name, hypotheses=[pb.Hypothesis()]
         )
         self._texts = list[str]()  # of its segments
+        self._num_whole_bytes = 0
         decode = partial(decoded_in_turn, model.engine, call)
         self._live = LiveDecoder(self._decoding, self._sound, decode, call)
         begin = round(_begin_seconds(start) * SAMPLE_RATE)
@@ -358,8 +360,12 @@ class LiveStream:
     def _add(self, segment: pb.Segment) -> None:
         """Adds a segment to the whole answer."""
         [whole] = self._whole.hypotheses
-        whole.segments.append(segment)
-        whole.token_ids.extend(segment.token_ids)
+        self._num_whole_bytes += 2 * segment.ByteSize()  # at most: its tokens are there twice
+        if self._num_whole_bytes <= _MOST_WHOLE_BYTES:
+            whole.segments.append(segment)
+            whole.token_ids.extend(segment.token_ids)
+        else:
+            del whole.segments[:], whole.token_ids[:]
         if text := segment.text.strip():
             self._texts.append(text)  # each assignment to a field of a message takes memory until its end
         self._whole.usage.target_tokens += len(segment.token_ids)

@@ -12,6 +12,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
@@ -28,7 +29,9 @@ from seq2seq_serve.server.service.live.turns import LiveSegment
 from seq2seq_serve.server.service.read.inputs import max_seconds, position_seconds, short_window
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.windows import after_text, compression_ratio, split_start
+from seq2seq_serve.server.service.seq2seq.generation import hold_attention
 from seq2seq_serve.server.service.seq2seq.windows import Decode, decode_window
+from seq2seq_serve.server.service.write.responses import estimated_attention_bytes
 from seq2seq_serve.server.service.write.word_times import Times, token_times, words_of
 
 _TOKENS_PER_SECOND, _MORE_TOKENS = 20, 20  # the most of a sound; Whisper itself writes at most 15 a second
@@ -165,16 +168,20 @@ class LiveDecoder:
                 self._shorten_context(begin, end)
                 first = self.first_needed(begin)
                 request = self._request(first, end)
-        if known is not None:
-            following = known
-        elif is_last:
-            attempt = await decode_window(request, self._rules, model, self._decode)
-            result = attempt.result
-            following = [] if attempt.is_silent else await self._words(request, result, first, end)
-            self._keep_language(result)
-        else:
-            result = await self._decode(request, False)
-            following = await self._words(request, result, first, end)
+        with ExitStack() as held:
+            if known is not None:
+                following = known
+            else:
+                num_copies = 2 if is_last else 1  # of an attempt, and of the best one before it
+                num_bytes = num_copies * estimated_attention_bytes(request, self._decoding)
+                await hold_attention(held, self._call, num_bytes)
+                if is_last:
+                    attempt = await decode_window(request, self._rules, model, self._decode)
+                    result, is_silent = attempt.result, attempt.is_silent
+                    self._keep_language(result)
+                else:
+                    result, is_silent = await self._decode(request, False), False
+                following = [] if is_silent else await self._words(request, result, first, end)
         progress.num_heard = end
         if is_last:
             num_stable = len(following)

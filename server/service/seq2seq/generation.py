@@ -148,7 +148,7 @@ async def generate(
             num_bytes += sum(estimated_bytes(reading, decoding) for reading in readings)
             if decoding.options.word_timestamps:
                 num_attention_bytes += sum(
-                    estimated_attention_bytes(reading, decoding) for reading in readings
+                    estimated_attention_bytes(reading.request, decoding) for reading in readings
                 )
             num_tokens += sum(reading.request.queue_tokens for reading in readings)
             call.check_answer_bytes(num_bytes)  # after each item: a refused call is not read further
@@ -189,9 +189,6 @@ async def _generate_windows(
 
     decode = partial(decoded_in_turn, decoding.model.engine, call)
 
-    async def hold(num_attention_bytes: int) -> None:
-        held.enter_context(call.holding(0, num_attention_bytes))
-
     with ExitStack() as held:
         readings = await read(sources, decoding, call, held)
         del sources
@@ -200,9 +197,9 @@ async def _generate_windows(
         if decoding.options.word_timestamps:  # of an attempt, of the best one before it, of a piece's windows
             at_once = readings[:MOST_PIECES_AT_ONCE]
             num_attention_bytes = (2 + (len(readings) > 1)) * sum(
-                estimated_attention_bytes(one, decoding) for one in at_once
+                estimated_attention_bytes(one.request, decoding) for one in at_once
             )
-            await with_patience(call, partial(hold, num_attention_bytes))
+            await hold_attention(held, call, num_attention_bytes)
         async with aclosing(decode_windows(readings, decoding, decode)) as windows:
             async for window, result in windows:
                 pair = window, result
@@ -258,6 +255,19 @@ async def decoded_in_turn(engine: AsyncEngine, call: Call, request: Request, is_
             return await succeeded(stream, call, is_repeated=is_repeated)
 
     return await with_patience(call, attempt)
+
+
+async def hold_attention(held: ExitStack, call: Call, num_bytes: int) -> None:
+    """Counts memory of attention until `held` ends; an accepted call waits for room.
+
+    Raises:
+        Overloaded: Too much is held, and the call is not accepted yet.
+    """
+
+    async def hold() -> None:
+        held.enter_context(call.holding(0, num_bytes))
+
+    await with_patience(call, hold)
 
 
 async def with_patience(call: Call, attempt: Callable[[], Awaitable[_Attempted]]) -> _Attempted:

@@ -104,14 +104,14 @@ def estimated_bytes(reading: Reading, decoding: Decoding) -> int:
     return request.num_hypotheses * each
 
 
-def estimated_attention_bytes(reading: Reading, decoding: Decoding) -> int:
-    """Returns the size of the attention from which the words of a reading's targets get their times.
+def estimated_attention_bytes(request: Request, decoding: Decoding) -> int:
+    """Returns the size of the attention from which the words of a request's targets get their times.
 
     It is not in the answer, and as large as that of the longest targets.
     """
-    request, num_heads = reading.request, decoding.model.sizing.num_alignment_heads
     target_length = len(request.prefix_ids) + request.max_new_tokens + 1
-    return request.num_hypotheses * target_length * num_heads * request.memory_length * _WEIGHT_BYTES
+    num_weights = target_length * decoding.model.sizing.num_alignment_heads * request.memory_length
+    return request.num_hypotheses * num_weights * _WEIGHT_BYTES
 
 
 def checked(result: Result) -> Result:

@@ -341,3 +341,31 @@ async def test_stable_words_are_the_forced_prefix_and_the_rest_is_the_draft(whis
             places = range(len(whole) - len(prefix) + 1)
             assert any(whole[place : place + len(prefix)] == prefix for place in places)
         assert any(request.draft_ids for request in seen)
+
+
+@pytest.mark.parametrize("segments_only", [False, True])
+async def test_the_attention_that_words_get_their_times_from_is_counted(segments_only, whisper_path):
+    async with serving_bundles(whisper_path / "bundle") as served:
+        shares = served.app.calls.attention
+        shares.limit = 1000
+        messages = [start(segments_only=segments_only), sound(pcm(noise(1)))]
+        assert kinds(await answered(served.stub, messages))[-1] == "result"  # nobody else holds any
+        assert not shares.held
+        with shares.take("another caller", shares.limit):
+            with pytest.raises(AioRpcError, match="words get their times from attention") as refused:
+                await answered(served.stub, messages)
+            assert refused.value.code() is StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_last_message_that_would_be_too_long_has_the_text_only(whisper_path, monkeypatch):
+    content = pcm(noise(2))
+    async with serving_bundles(whisper_path / "bundle") as served:
+        expected = (await answered(served.stub, [start(), sound(content)]))[-1].result.hypotheses[0]
+        assert expected.segments
+        num_bytes = 2 * sum(segment.ByteSize() for segment in expected.segments)
+        for most, is_whole in ((num_bytes, True), (num_bytes - 1, False)):
+            monkeypatch.setattr(stream_module, "_MOST_WHOLE_BYTES", most)
+            [result] = (await answered(served.stub, [start(), sound(content)]))[-1].result.hypotheses
+            assert result.text == expected.text
+            assert list(result.segments) == list(expected.segments if is_whole else ())
+            assert list(result.token_ids) == list(expected.token_ids if is_whole else ())
