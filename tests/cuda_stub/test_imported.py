@@ -4,12 +4,23 @@ from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from grpc import insecure_channel
 
 from benchmarks.serving import serving
+from seq2seq_serve.bundle.audio import SAMPLE_RATE
 from seq2seq_serve.bundle.names import Precision
 from seq2seq_serve.client import Client
 from seq2seq_serve.export.huggingface.exporter import export_checkpoint
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, Model, Target, TokenIds
+from seq2seq_serve.protos.seq2seq_v1_pb2 import (
+    GenerateOptions,
+    Model,
+    Target,
+    TokenIds,
+    TranscribeRequest,
+    TranscribeStart,
+    TurnDetection,
+)
+from seq2seq_serve.protos.seq2seq_v1_pb2_grpc import Seq2SeqStub
 from seq2seq_serve.server.runner.runner import buckets_up_to
 from tests.cuda_stub.log import Log, read_log
 from tests.cuda_stub.run import Stub
@@ -36,10 +47,12 @@ class Life:
     Attributes:
         models: As the server lists them.
         answers: Number of hypotheses by case and option.
+        live_texts: Number of texts of a stream of speech, which Whisper encodes in short windows.
     """
 
     models: list[Model]
     answers: dict[tuple[str, str], int]
+    live_texts: int
     stderr: str
     log: Log
 
@@ -79,7 +92,31 @@ def life(stub: Stub, tmp_path_factory: pytest.TempPathFactory) -> Life:
                         setattr(options, option, choice.names[0])
                 answer = client.generate(source_of(model), model=model.name, options=options)
                 answers[model.name, name] = len(answer.hypotheses)
-    return Life(models, answers, stderr.read_text(), read_log(log.read_text()))
+        live_texts = num_live_texts(server.address)
+    return Life(models, answers, live_texts, stderr.read_text(), read_log(log.read_text()))
+
+
+def num_live_texts(address: str) -> int:
+    """Returns how many texts answer two seconds of noise."""
+    options = GenerateOptions(source_language="ko", no_speech_threshold=1)
+    start = TranscribeStart(
+        model="whisper",
+        options=options,
+        encoding="SOUND_ENCODING_PCM_F32",
+        turn_detection=TurnDetection(off=True),
+        interval_seconds=0.1,
+    )
+    content = np.random.default_rng(0).standard_normal(2 * SAMPLE_RATE).astype("<f4").tobytes()
+    messages = [TranscribeRequest(start=start)]
+    messages += [
+        TranscribeRequest(sound=content[place : place + 12800]) for place in range(0, len(content), 12800)
+    ]
+    with insecure_channel(address) as channel:
+        events = [
+            one.WhichOneof("event") for one in Seq2SeqStub(channel).Transcribe(iter(messages), timeout=60)
+        ]
+    assert events[-1] == "result"
+    return events.count("text")
 
 
 def test_every_model_runs_on_cuda_and_its_steps_are_captured(life):
@@ -95,6 +132,10 @@ def test_calls_of_every_kind_are_answered(life):
     for (case, name), num_hypotheses in life.answers.items():
         assert num_hypotheses == max(OPTIONS[name].num_hypotheses, 1), (case, name)
     assert len(life.answers) == len(CASES) * len(OPTIONS)
+
+
+def test_live_speech_is_encoded_in_short_windows(life):
+    assert life.live_texts > 1
 
 
 def test_nothing_that_cuda_refuses_is_asked_of_it(life):
