@@ -23,7 +23,7 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.service.call import Call
-from seq2seq_serve.server.service.live.agreement import Agreement
+from seq2seq_serve.server.service.live.agreement import Agreement, Heard
 from seq2seq_serve.server.service.live.short_windows import decode_short
 from seq2seq_serve.server.service.live.turns import LiveSegment
 from seq2seq_serve.server.service.read.inputs import max_seconds, position_seconds, short_window
@@ -42,6 +42,7 @@ _LEAST_PART_SECONDS = 2.0
 # What is complete is read before a segment, as far as it is not longer ago, and all of both is not longer
 _CONTEXT_SECONDS, _WINDOW_SECONDS, _MOST_PAUSE_SECONDS = 20.0, 28.0, 3.0
 _LIVE_BEFORE = 0.5  # of a step of priority
+_FOLLOWED_SECONDS = 1.0  # of sound after a word, with which its first decoding is as right as the next ones
 _SENTENCE_ENDS = (".", "?", "!", "。", "？", "！", "…")
 
 
@@ -189,7 +190,10 @@ class LiveDecoder:
             num_stable, progress.following = 0, None
             progress.agreement.doubt()
         else:
-            num_stable = progress.agreement.agreed([word.ids for word in following])
+            latest = end - round(_FOLLOWED_SECONDS * SAMPLE_RATE)
+            num_stable = progress.agreement.agreed(
+                [Heard(word.ids, word.text, word.end <= latest) for word in following]
+            )
             progress.following = following[num_stable:]
             if num_stable:
                 self._keep_language(result)
