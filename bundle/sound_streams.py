@@ -48,6 +48,9 @@ class Encoding(StrEnum):
 class SoundStream(Protocol):
     """A sound whose bytes come one after the other. Used by one thread at a time."""
 
+    def most_samples(self, num_bytes: int) -> int:
+        """Returns the most samples that a block has, before or after resampling, of a number of bytes."""
+
     def push(self, content: bytes) -> Iterator[Samples]:
         """Yields the samples at `SAMPLE_RATE` that are complete with these bytes, in blocks.
 
@@ -122,8 +125,13 @@ class _RawStream:
     ) -> None:
         self._dtype, self._values, self._num_channels = dtype, values, num_channels
         self._frame_bytes = dtype.itemsize * num_channels
+        self._rate = rate
         self._rest = b""
         self._resampler = _Resampler(rate)
+
+    def most_samples(self, num_bytes: int) -> int:
+        num_frames = min(num_bytes, _BLOCK_BYTES) // self._frame_bytes
+        return max(num_frames * self._num_channels, num_frames * SAMPLE_RATE // self._rate)
 
     def push(self, content: bytes) -> Iterator[Samples]:
         step = _BLOCK_BYTES - _BLOCK_BYTES % self._frame_bytes
@@ -166,6 +174,9 @@ class _FileStream:
         self._error: SoundError | None = None
         self._thread: threading.Thread | None = None
         self.before_hunger: Callable[[], None] = lambda: None  # the thread has decoded all that it was given
+
+    def most_samples(self, _num_bytes: int) -> int:
+        return _BLOCK_SAMPLES  # of few bytes, too, and FFmpeg's thread is waited for
 
     def push(self, content: bytes) -> Iterator[Samples]:
         with self._changed:

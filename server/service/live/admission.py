@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import math
 import time
 
 from seq2seq_serve.server.errors import Overloaded
@@ -11,8 +13,7 @@ _NEWS = 1 / 8  # the weight of a decoding in the average
 _MOST_SECONDS = 2.0  # of a decoding, its waiting included, beyond which text comes too late
 _FORGOTTEN_SECONDS = 10.0  # after the last decoding, its time says nothing about the next one
 _RETRY_SECONDS = 5.0
-# A stream without sound for this time does not count, as nothing has to be decoded for it.
-IDLE_SECONDS = 5.0
+_IDLE_SECONDS = 5.0  # without sound, after which a stream does not count: nothing is decoded for it
 
 
 class LiveStreams:
@@ -31,7 +32,7 @@ class LiveStreams:
         self.interval_seconds = interval_seconds
         self.open = Shares(most, "{} live streams are open")
         self._seconds = 0.0  # of a decoding, the average
-        self._decoded_at = 0.0
+        self._decoded_at = -math.inf
 
     def admit(self, caller: str) -> Room:
         """Counts a stream, from its first sound on.
@@ -40,8 +41,7 @@ class LiveStreams:
             Overloaded: There are too many, or with one more of them text would come too late.
         """
         num_open = self.open.held.total()
-        is_known = time.monotonic() - self._decoded_at < _FORGOTTEN_SECONDS
-        if num_open and is_known:
+        if num_open and self._is_known:
             expected = self._seconds * (num_open + 1) / num_open
             if expected > _MOST_SECONDS:
                 raise Overloaded(
@@ -52,6 +52,50 @@ class LiveStreams:
         return self.open.take(caller, 1, _RETRY_SECONDS)
 
     def record(self, seconds: float) -> None:
-        """Counts the time of a decoding of an open segment, from its request to its result."""
-        self._seconds += _NEWS * (seconds - self._seconds)
+        """Counts the time of a decoding, from its request to its result."""
+        self._seconds += (_NEWS if self._is_known else 1) * (seconds - self._seconds)
         self._decoded_at = time.monotonic()
+
+    @property
+    def _is_known(self) -> bool:
+        """Whether the average says something about the next decoding."""
+        return time.monotonic() - self._decoded_at < _FORGOTTEN_SECONDS
+
+
+class Presence:
+    """The place of a stream among those that sound comes from. Owned by the stream.
+
+    Args:
+        streams: All of them.
+        caller: The name of its caller.
+    """
+
+    def __init__(self, streams: LiveStreams, caller: str) -> None:
+        self._streams, self._caller = streams, caller
+        self._room: Room | None = None
+        self._idle: asyncio.TimerHandle | None = None  # gives that back
+
+    def come(self) -> None:
+        """Counts the stream for some seconds, as sound has come; raises Overloaded at the first sound."""
+        if self._idle is None:
+            self._room = self._streams.admit(self._caller)
+        elif self._room is None:
+            self._room = self._streams.open.add(self._caller, 1)
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._leave)
+
+    def record(self, seconds: float) -> None:
+        """As `LiveStreams.record`."""
+        self._streams.record(seconds)
+
+    def end(self) -> None:
+        """Gives the place back."""
+        if self._idle is not None:
+            self._idle.cancel()  # it would keep the stream in memory
+        self._leave()
+
+    def _leave(self) -> None:
+        if self._room is not None:
+            self._room.close()
+            self._room = None

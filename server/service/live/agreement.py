@@ -1,10 +1,10 @@
 """When text becomes stable: two decodings in a row agree about it, or enough sound follows it.
 
-LocalAgreement-2 (Macháček et al. 2023, arXiv:2307.14743, section 3.1), over whole words in any spelling. Where
-decodings are rare, as on a busy server, the next one would come late to confirm what was said long before the
-end of the sound: such words are stable at once, as words are whose attention is not on the last frames in
-AlignAtt (Papi et al. 2023, arXiv:2305.11408). Stable words are the forced prefix of the next decoding here, so
-that it cannot contradict them.
+LocalAgreement-2 (Macháček et al. 2023, arXiv:2307.14743, section 3.1), over whole words in any spelling.
+Where decodings are rare, as on a busy server, the next one would come late to confirm what was said long
+before the end of the sound: such words are stable at once, as words are whose attention is not on the last
+frames in AlignAtt (Papi et al. 2023, arXiv:2305.11408). Stable words are the forced prefix of the next
+decoding here, so that it cannot contradict them.
 """
 
 from __future__ import annotations

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 
-from seq2seq_serve.bundle.audio import SAMPLE_RATE, GrowingSound, Part, Samples, joined_spans, log_mel
+from seq2seq_serve.bundle.audio import SAMPLE_RATE, Part, Samples, joined_spans, log_mel
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.service.call import Call
 from seq2seq_serve.server.service.fair_thread import YieldPoint
+from seq2seq_serve.server.service.live.hearing import Hearing, SendEvent
 from seq2seq_serve.server.service.live.turns import LiveSegment
 from seq2seq_serve.server.service.read.options import Decoding
 from seq2seq_serve.server.service.read.sources import Reading
@@ -32,24 +32,21 @@ _TEXT_BYTES_PER_SECOND = 1000  # which take as long to read as the spectrogram o
 
 
 class PieceDecoder:
-    """Decodes the segments of one stream. Owned by the stream's call.
+    """Decodes the complete segments of one stream, some of them at once; a `Decoder`. Owned by the stream.
 
     Args:
         decoding: How each of them is decoded, in windows.
-        sound: What was heard.
+        hearing: What was heard.
         decode: Decodes a request.
         call: The stream's call.
         least_end: Segments that end before this sample are not decoded.
-
-    Attributes:
-        detected_language: That of the first segment with text; empty before, and if the caller names it.
     """
 
     def __init__(
-        self, decoding: Decoding, sound: GrowingSound, decode: Decode, call: Call, least_end: int
+        self, decoding: Decoding, hearing: Hearing, decode: Decode, call: Call, least_end: int
     ) -> None:
         self._least_end = least_end
-        self._decoding, self._sound, self._decode, self._call = decoding, sound, decode, call
+        self._decoding, self._hearing, self._decode, self._call = decoding, hearing, decode, call
         [(self._name, spec)] = decoding.model.sources.items()
         num_mels, num_frames = spec.axes
         assert isinstance(num_mels, int)
@@ -57,21 +54,14 @@ class PieceDecoder:
         self._num_mels, self._num_frames = num_mels, num_frames
         self.detected_language = ""
 
-    async def decode_all(
-        self,
-        following: Callable[[], Awaitable[LiveSegment | None]],
-        taken: Callable[[], Awaitable[None]],
-        hearing: asyncio.Lock,
-    ) -> AsyncGenerator[pb.GenerateResponse]:
-        """Yields the answer for each segment, in order.
+    def first_needed(self, begin: int) -> int:
+        """As `Decoder.first_needed`."""
+        return begin
 
-        Args:
-            following: Returns the next complete segment when there is one; None after the last.
-            taken: Is called when its sound is not needed any more.
-            hearing: Is held while the sound is read.
-        """
+    async def run(self, send: SendEvent) -> None:
+        """As `Decoder.run`."""
         answers = deque[asyncio.Task[pb.GenerateResponse]]()
-        next_one = asyncio.ensure_future(following())
+        next_one = asyncio.ensure_future(self._next_segment())
         has_ended = False
         try:
             while not has_ended or answers:
@@ -84,25 +74,35 @@ class PieceDecoder:
                         if segment is None:
                             has_ended = True
                         else:
-                            async with hearing:
-                                begin, end = segment.begin, segment.end
-                                spans = [(one - begin, its_end - begin) for one, its_end in segment.spans]
-                                whole = self._sound.samples(begin, end)
-                                samples, _, parts = joined_spans(whole, spans)  # a copy
-                            await taken()
-                            if len(samples) and end >= self._least_end:
-                                answers.append(asyncio.create_task(self._answer(samples, parts, begin, end)))
-                            del samples, whole
-                            next_one = asyncio.ensure_future(following())
+                            if (answer := await self._begun(segment)) is not None:
+                                answers.append(answer)
+                            next_one = asyncio.ensure_future(self._next_segment())
                 if answers and (answers[0].done() or has_ended or len(answers) == _MOST_AT_ONCE):
-                    answer = await answers.popleft()
-                    if answer.hypotheses[0].segments and not self.detected_language:
-                        self.detected_language = answer.detected_language
-                    yield answer
+                    response = await answers.popleft()
+                    segments = response.hypotheses[0].segments
+                    if segments and not self.detected_language:
+                        self.detected_language = response.detected_language
+                    for one in segments:
+                        await send(one)
         finally:
             for task in (next_one, *answers):
                 task.cancel()
             await asyncio.gather(next_one, *answers, return_exceptions=True)
+
+    async def _next_segment(self) -> LiveSegment | None:
+        return await self._hearing.next_segment(lambda segment: segment.is_complete)
+
+    async def _begun(self, segment: LiveSegment) -> asyncio.Task[pb.GenerateResponse] | None:
+        """Takes a segment, and begins to decode it if it has speech that is of interest."""
+        async with self._hearing.lock:
+            begin, end = segment.begin, segment.end
+            spans = [(one - begin, its_end - begin) for one, its_end in segment.spans]
+            samples, _, parts = joined_spans(self._hearing.sound.samples(begin, end), spans)  # a copy
+        self._hearing.segments.popleft()
+        await self._hearing.notify()
+        if not len(samples) or end < self._least_end:
+            return None
+        return asyncio.create_task(self._answer(samples, parts, begin, end))
 
     async def _answer(
         self, samples: Samples, parts: tuple[Part, ...], begin: int, end: int

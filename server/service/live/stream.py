@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from contextlib import ExitStack
 from enum import Enum, auto
 from functools import partial
 
@@ -18,21 +17,18 @@ from seq2seq_serve.server.errors import InvalidRequest, Unavailable
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.runner.voice_activity import MissingVoiceActivityError, SpeechRules
 from seq2seq_serve.server.service.call import Call
-from seq2seq_serve.server.service.live.admission import IDLE_SECONDS, LiveStreams
+from seq2seq_serve.server.service.live.admission import LiveStreams, Presence
+from seq2seq_serve.server.service.live.hearing import Decoder, Event, Hearing
 from seq2seq_serve.server.service.live.pieces import PieceDecoder
 from seq2seq_serve.server.service.live.transcription import LiveDecoder
-from seq2seq_serve.server.service.live.turns import LiveSegment, SpeechChange, TurnRules, Turns
+from seq2seq_serve.server.service.live.turns import SpeechChange, TurnRules, Turns
 from seq2seq_serve.server.service.read.inputs import max_seconds
 from seq2seq_serve.server.service.read.options import Decoding, read_options
 from seq2seq_serve.server.service.seq2seq.generation import decoded_in_turn
-from seq2seq_serve.server.service.shares import Room
 from seq2seq_serve.server.telemetry.statistics import Statistics
 
-# Complete segments, and the sound since the beginning of one; beyond them the stream is not read
-_MOST_WAITING, _MOST_WAITING_SECONDS = 2, 60.0
 _KEPT_SECONDS = 1.0  # of sound in which nobody speaks, beside the padding before speech
 _MOST_WHOLE_BYTES = 3 * 2**20  # of the segments, and their tokens again: clients take a last message of 4 MiB
-_BYTES_PER_TEXT_BYTE = 2  # of samples, which take as long to hear as a byte of text to read
 _ENCODINGS = {
     pb.SOUND_ENCODING_UNSPECIFIED: Encoding.FILE,
     pb.SOUND_ENCODING_PCM_S16: Encoding.PCM_S16,
@@ -92,12 +88,10 @@ class LiveStream:
         statistics: Statistics,
         send: Send,
     ) -> None:
-        self._call, self._send_event = call, send
-        self._lives, self._statistics = lives, statistics
-        self._place: Room | None = None  # among the live streams, while sound comes
-        self._idle: asyncio.TimerHandle | None = None  # gives that back
-        self._decoding = _read(start, model, call)
-        self._interval = round(_interval_seconds(start, lives.interval_seconds) * SAMPLE_RATE)
+        self._call, self._statistics, self._send_event = call, statistics, send
+        decoding = _read(start, model, call)
+        interval = round(_interval_seconds(start, lives.interval_seconds) * SAMPLE_RATE)
+        begin = round(_begin_seconds(start) * SAMPLE_RATE)
         try:
             self._stream: SoundStream = open_stream(
                 _encoding(start), start.sample_rate or SAMPLE_RATE, start.num_channels or 1
@@ -109,9 +103,8 @@ class LiveStream:
         assert isinstance(num_mels, int)
         self._sound = GrowingSound(num_mels)
         rules = _turn_rules(start)
-        longest = round(max_seconds(spec) * SAMPLE_RATE)
         try:
-            self._turns = Turns(self._sound, rules, longest)
+            self._turns = Turns(self._sound, rules, round(max_seconds(spec) * SAMPLE_RATE))
         except MissingVoiceActivityError:
             raise InvalidRequest(
                 "the server cannot detect speech: turn detection off, or on the server "
@@ -120,19 +113,22 @@ class LiveStream:
             ) from None
         padding = 0.0 if rules.speech is None else rules.speech.margin_seconds
         self._kept = round((padding + _KEPT_SECONDS) * SAMPLE_RATE)
-        self._hearing = asyncio.Lock()  # is held while the sound or its segments change
-        self._changed = asyncio.Condition()
-        self._is_complete = self._waits = False
-        self._segments_only = start.segments_only
+        self._hearing = Hearing(self._sound, self._turns)
         self._whole = pb.GenerateResponse(
             request_id=call.request_id, model=model.name, hypotheses=[pb.Hypothesis()]
         )
         self._texts = list[str]()  # of its segments
         self._num_whole_bytes = 0
         decode = partial(decoded_in_turn, model.engine, call)
-        self._live = LiveDecoder(self._decoding, self._sound, decode, call)
-        begin = round(_begin_seconds(start) * SAMPLE_RATE)
-        self._pieces = PieceDecoder(self._decoding, self._sound, decode, call, begin)
+        self._presence: Presence | None = None  # a file does not have to be decoded in time
+        self._decoder: Decoder
+        if start.segments_only:
+            self._num_bytes = _FILE_BYTES
+            self._decoder = PieceDecoder(decoding, self._hearing, decode, call, begin)
+        else:
+            self._num_bytes = _LIVE_BYTES
+            self._presence = Presence(lives, call.caller.name)
+            self._decoder = LiveDecoder(decoding, self._hearing, decode, call, interval, self._record)
 
     async def run(self, commands: AsyncIterator[bytes | Command]) -> pb.GenerateResponse:
         """Hears, decodes and sends until the sound has ended; returns the whole answer.
@@ -146,35 +142,28 @@ class LiveStream:
             Unavailable: The server drains; what came before has been transcribed and sent.
         """
         refusal: Exception | None = None
-        num_bytes = _FILE_BYTES if self._segments_only else _LIVE_BYTES
         try:
-            with self._call.holding(num_bytes):
+            with ExitStack() as held:
                 async with asyncio.TaskGroup() as tasks:
-                    decoding = tasks.create_task(
-                        self._decode_pieces() if self._segments_only else self._decode_live()
-                    )
+                    tasks.create_task(self._decoder.run(self._send))
                     try:
-                        await self._hear_all(commands)
+                        await self._hear_all(commands, held)
                     except Unavailable as error:
                         refusal = error
-                    async with self._hearing:
-                        changes = [*self._turns.finish()]
-                    await self._send_changes(changes)
-                    self._is_complete = True
-                    await self._notify()
-                    await decoding
+                    await self._change(self._turns.finish)
+                    self._hearing.is_complete = True
+                    await self._hearing.notify()
         except ExceptionGroup as group:
             raise group.with_traceback(None).exceptions[0] from None
         finally:
             self._stream.close()
-            if self._idle is not None:
-                self._idle.cancel()  # it would keep the sound
-            self._leave()
+            if self._presence is not None:
+                self._presence.end()
         if refusal is not None:
             raise refusal
         self._whole.hypotheses[0].text = " ".join(self._texts)
-        self._whole.usage.source_seconds = self._sound.num_samples / SAMPLE_RATE
-        self._whole.detected_language = self._live.detected_language or self._pieces.detected_language
+        self._whole.usage.source_seconds = self.heard_seconds
+        self._whole.detected_language = self._decoder.detected_language
         return self._whole
 
     @property
@@ -196,45 +185,30 @@ class LiveStream:
 
     async def wait_until_transcribed(self, seconds: float) -> None:
         """Waits until the sound before a place is transcribed, and its text was sent."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self.transcribed_seconds >= seconds)
+        await self._hearing.wait_for(lambda: self.transcribed_seconds >= seconds)
 
-    async def _hear_all(self, commands: AsyncIterator[bytes | Command]) -> None:
+    async def settled(self) -> None:
+        """As `Hearing.settled`."""
+        await self._hearing.settled()
+
+    async def _hear_all(self, commands: AsyncIterator[bytes | Command], held: ExitStack) -> None:
+        has_begun = False
         async for command in commands:
             if isinstance(command, bytes):
-                self._come()
+                if not command:
+                    continue
+                if not has_begun:
+                    held.enter_context(self._call.holding(self._num_bytes))
+                    has_begun = True
+                if self._presence is not None:
+                    self._presence.come()
                 await self._hear(self._stream.push(command), len(command))
                 continue
             await self._hear(self._stream.flush(), 0)
-            changes = list[SpeechChange]()
-            async with self._hearing:
-                if command is Command.FINISH_SEGMENT:
-                    changes += self._turns.finish_segment()
-                else:
-                    is_decoded = len(self._turns.segments) == 1 and self.is_in_segment
-                    self._turns.drop_segment()
-                    if is_decoded:
-                        self._live.drop()
-            await self._send_changes(changes)
-            await self._notify()
+            is_finish = command is Command.FINISH_SEGMENT
+            await self._change(self._turns.finish_segment if is_finish else self._turns.drop_segment)
+            await self._hearing.notify()
         await self._hear(self._stream.finish(), 0)
-
-    def _come(self) -> None:
-        """Counts the stream among those that sound comes from; raises Overloaded at the first sound."""
-        if self._segments_only:
-            return
-        if self._idle is None:
-            self._place = self._lives.admit(self._call.caller.name)
-        elif self._place is None:
-            self._place = self._lives.open.add(self._call.caller.name, 1)
-        if self._idle is not None:
-            self._idle.cancel()
-        self._idle = asyncio.get_running_loop().call_later(IDLE_SECONDS, self._leave)
-
-    def _leave(self) -> None:
-        if self._place is not None:
-            self._place.close()
-            self._place = None
 
     async def _hear(self, blocks: Iterator[Samples], num_bytes: int) -> None:
         """Hears blocks of samples, and sends the changes that they show; waits while too much waits."""
@@ -243,106 +217,31 @@ class LiveStream:
             samples = next(blocks, None)
             return None if samples is None else [*self._turns.hear(samples)]
 
+        cost = self._stream.most_samples(num_bytes)
         while True:
             num_before = self._sound.num_samples
-            async with self._hearing:
+            async with self._hearing.lock:
                 try:
-                    changes = await self._call.read(hear, num_bytes // _BYTES_PER_TEXT_BYTE)
+                    changes = await self._call.read(hear, cost)
                 except SoundError as error:
                     raise InvalidRequest(str(error), field="sound") from None
-                self._forget()
-            if changes is None:
-                return
-            if not self._segments_only:
-                num_new = self._sound.num_samples - num_before
-                self._statistics.live_sound_seconds += num_new / SAMPLE_RATE
-            await self._send_changes(changes)
-            await self._notify()
-            async with self._changed:
-                await self._changed.wait_for(self._has_room)
+                if changes is None:
+                    return
+                segments, now = self._turns.segments, self._sound.num_samples
+                begin = segments[0].begin if segments else max(now - self._kept, 0)
+                self._sound.drop(self._decoder.first_needed(begin))
+                await self._send_changes(changes)
+            if self._presence is not None:
+                self._statistics.live_sound_seconds += (now - num_before) / SAMPLE_RATE
+            await self._hearing.notify()
+            await self._hearing.wait_for(self._hearing.has_room)
 
-    def _has_room(self) -> bool:
-        segments = [segment for segment in self._turns.segments if segment.is_complete]
-        if not segments:
-            return True
-        seconds = (self._sound.num_samples - segments[0].begin) / SAMPLE_RATE
-        return len(segments) <= _MOST_WAITING and seconds <= _MOST_WAITING_SECONDS
+    async def _change(self, change: Callable[[], Iterable[SpeechChange]]) -> None:
+        async with self._hearing.lock:
+            await self._send_changes(change())
 
-    def _forget(self) -> None:
-        """Frees the sound before the oldest segment."""
-        segments, now = self._turns.segments, self._sound.num_samples
-        begin = segments[0].begin if segments else max(now - self._kept, 0)
-        self._sound.drop(min(self._live.first_needed(begin), begin))
-
-    async def _notify(self) -> None:
-        async with self._changed:
-            self._changed.notify_all()
-
-    async def settled(self) -> None:
-        """Waits until nothing has to be decoded before more of the sound comes, as on a simulated clock."""
-        async with self._changed:
-            await self._changed.wait_for(lambda: self._waits and not self._is_due())
-
-    def _is_due(self) -> bool:
-        """Whether the oldest segment has to be decoded, or none follows."""
-        segments = self._turns.segments
-        if not segments:
-            return self._is_complete
-        return segments[0].is_complete or self._live.is_due(segments[0], self._interval)
-
-    async def _decode_live(self) -> None:
-        segments = self._turns.segments
-        while True:
-            async with self._changed:
-                self._waits = True
-                self._changed.notify_all()
-                await self._changed.wait_for(self._is_due)
-                self._waits = False
-            if not segments:
-                return
-            segment = segments[0]
-            begin = time.monotonic()
-            async with aclosing(self._live.decode(segment, self._hearing)) as events:
-                async for event in events:
-                    if not segments or segments[0] is not segment:  # its caller has dropped it
-                        break
-                    if begin:
-                        seconds, begin = time.monotonic() - begin, 0.0
-                        self._record(seconds, event)
-                    await self._send(event)
-            if segment.is_decoded:
-                segments.popleft()
-            await self._notify()
-
-    def _record(self, seconds: float, event: pb.LiveText | pb.Segment) -> None:
-        self._lives.record(seconds)
-        self._statistics.num_live_decodings += 1
-        self._statistics.live_decode_seconds += seconds
-        if isinstance(event, pb.LiveText):
-            for word in event.stable:
-                self._statistics.lag.add(event.lag_seconds + event.stable[-1].end_seconds - word.end_seconds)
-
-    async def _decode_pieces(self) -> None:
-        segments = self._turns.segments
-
-        def is_ready() -> bool:
-            return segments[0].is_complete if segments else self._is_complete
-
-        async def following() -> LiveSegment | None:
-            async with self._changed:
-                await self._changed.wait_for(is_ready)
-            return segments[0] if segments else None
-
-        async def taken() -> None:
-            segments.popleft()
-            await self._notify()
-
-        async with aclosing(self._pieces.decode_all(following, taken, self._hearing)) as answers:
-            async for answer in answers:
-                for segment in answer.hypotheses[0].segments:
-                    await self._send(segment)
-
-    async def _send_changes(self, changes: list[SpeechChange]) -> None:
+    async def _send_changes(self, changes: Iterable[SpeechChange]) -> None:
+        """Sends changes before any text that follows them: segments are decoded when the lock is free."""
         for change in changes:
             seconds = round(change.place / SAMPLE_RATE, 3)
             if change.is_begin:
@@ -350,11 +249,21 @@ class LiveStream:
             else:
                 await self._send(pb.SpeechEnded(end_seconds=seconds))
 
-    async def _send(self, event: pb.SpeechBegan | pb.SpeechEnded | pb.LiveText | pb.Segment) -> None:
-        response = pb.TranscribeResponse(received_seconds=round(self._sound.num_samples / SAMPLE_RATE, 3))
+    def _record(self, seconds: float) -> None:
+        """Counts the time of a decoding."""
+        assert self._presence is not None
+        self._presence.record(seconds)
+        self._statistics.num_live_decodings += 1
+        self._statistics.live_decode_seconds += seconds
+
+    async def _send(self, event: Event) -> None:
+        response = pb.TranscribeResponse(received_seconds=round(self.heard_seconds, 3))
         getattr(response, _FIELDS[type(event)]).CopyFrom(event)
         if isinstance(event, pb.Segment):
             self._add(event)
+        elif isinstance(event, pb.LiveText):
+            for word in event.stable:
+                self._statistics.lag.add(event.lag_seconds + event.stable[-1].end_seconds - word.end_seconds)
         await self._send_event(response)
 
     def _add(self, segment: pb.Segment) -> None:

@@ -7,23 +7,23 @@ machine cannot keep up, decodings become rarer for all streams.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import ExitStack
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import NamedTuple
 
-from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE, GrowingSound
+from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE
 from seq2seq_serve.bundle.names import SOURCE_LANGUAGE
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.service.call import Call
 from seq2seq_serve.server.service.live.agreement import Agreement, Heard
+from seq2seq_serve.server.service.live.hearing import Hearing, SendEvent
 from seq2seq_serve.server.service.live.short_windows import decode_short
 from seq2seq_serve.server.service.live.turns import LiveSegment
 from seq2seq_serve.server.service.read.inputs import max_seconds, position_seconds, short_window
@@ -85,11 +85,13 @@ class Progress:
     """The words of the segment that is transcribed.
 
     Attributes:
+        segment: The segment; None before the first one.
         stable: Its stable words.
         following: What the last decoding wrote after them, if it was good.
         num_heard: The samples of the whole sound that its last decoding heard.
     """
 
+    segment: LiveSegment | None = None
     stable: list[SpokenWord] = field(default_factory=list)
     following: list[SpokenWord] | None = None
     agreement: Agreement = field(default_factory=Agreement)
@@ -102,22 +104,33 @@ class Progress:
 
 
 class LiveDecoder:
-    """Decodes the segments of one stream, one after the other.
+    """Decodes the segments of one stream, one after the other; a `Decoder`.
 
-    Owned by the stream's call.
+    Owned by the stream.
 
     Args:
         decoding: How each of them is decoded, without times in the target, and when its text is good.
-        sound: What was heard.
+        hearing: What was heard.
         decode: Decodes a request.
         call: The stream's call.
+        interval: The samples of new speech after which a segment is decoded again.
+        record: Is called with the seconds of each decoding, its waiting included.
     """
 
-    def __init__(self, decoding: Decoding, sound: GrowingSound, decode: Decode, call: Call) -> None:
+    def __init__(
+        self,
+        decoding: Decoding,
+        hearing: Hearing,
+        decode: Decode,
+        call: Call,
+        interval: int,
+        record: Callable[[float], None],
+    ) -> None:
         assert decoding.windows is not None
         self._decoding, self._rules = decoding, decoding.windows
-        self._sound, self._call = sound, call
+        self._hearing, self._sound, self._call = hearing, hearing.sound, call
         self._decode: Decode = partial(decode_short, decode, decoding.model, decoding.windows)
+        self._interval, self._record = interval, record
         [(self._name, spec)] = decoding.model.sources.items()
         self._longest_seconds = max_seconds(spec)
         self._said, self._given_start = split_start(decoding.request.start_ids, decoding.model)
@@ -128,17 +141,47 @@ class LiveDecoder:
         # Tokens of a forced prefix. As many may be before it, and a token has to follow.
         self._most_known = decoding.model.max_target_length // 2 - 2
 
-    def first_needed(self, begin: int) -> int:
-        """Returns the first sample that is needed for a segment that begins there or later."""
-        context = self._context
-        if context and begin - context[-1].words[-1].end <= _MOST_PAUSE_SECONDS * SAMPLE_RATE:
-            return context[0].begin
-        return begin
+    @property
+    def detected_language(self) -> str:
+        """As `Decoder.detected_language`."""
+        if not self._decoding.request.detected_ids or self._detected_ids:
+            return ""
+        choice = self._decoding.model.manifest.choices[SOURCE_LANGUAGE]
+        place = self._given_start.index(None)
+        return next(name for name, its_id in choice.ids.items() if its_id == self._start_ids[place])
 
-    def is_due(self, segment: LiveSegment, interval: int) -> bool:
-        """Whether an open segment has so much speech that no decoding heard, or a pause after any."""
-        num_new = segment.end - max(self._progress.num_heard, segment.begin)
-        return num_new >= interval or (segment.is_pausing and num_new > 0)
+    def first_needed(self, begin: int) -> int:
+        """As `Decoder.first_needed`."""
+        return self._context[0].begin if self._has_context(begin) else begin
+
+    def _has_context(self, begin: int) -> bool:
+        """Whether what is complete is read again: neither a long pause is between, nor a dropped sound."""
+        if not self._context:
+            return False
+        end = self._context[-1].words[-1].end
+        is_dropped = end < self._hearing.turns.num_dropped <= begin
+        return not is_dropped and begin - end <= _MOST_PAUSE_SECONDS * SAMPLE_RATE
+
+    async def run(self, send: SendEvent) -> None:
+        """As `Decoder.run`."""
+        segments = self._hearing.segments
+        while (segment := await self._hearing.next_segment(self._is_due)) is not None:
+            if segment is not self._progress.segment:
+                self._progress = Progress(segment)
+            async with aclosing(self._texts_of(segment)) as events:
+                async for event in events:
+                    if not segments or segments[0] is not segment:  # its caller has dropped it
+                        break
+                    await send(event)
+            if segment.is_decoded:
+                segments.popleft()
+            await self._hearing.notify()
+
+    def _is_due(self, segment: LiveSegment) -> bool:
+        """Whether a segment is complete, has so much speech that no decoding heard, or a pause after any."""
+        before = self._progress.num_heard if segment is self._progress.segment else 0
+        num_new = segment.end - max(before, segment.begin)
+        return segment.is_complete or num_new >= self._interval or (segment.is_pausing and num_new > 0)
 
     def _heard(self, segment: LiveSegment) -> int:
         """Returns the end of what is decoded of a segment: sound after its speech may belong to it."""
@@ -146,43 +189,26 @@ class LiveDecoder:
             return segment.end
         return min(self._sound.num_samples, segment.begin + round(self._longest_seconds * SAMPLE_RATE))
 
-    async def decode(
-        self, segment: LiveSegment, hearing: asyncio.Lock
-    ) -> AsyncGenerator[pb.LiveText | pb.Segment]:
-        """Decodes a segment as far as it has come; yields its new text, and what is complete of it.
-
-        Args:
-            segment: The oldest one.
-            hearing: Is held while the sound is read.
-        """
-        model, progress = self._decoding.model, self._progress
-        async with hearing:
+    async def _texts_of(self, segment: LiveSegment) -> AsyncGenerator[pb.LiveText | pb.Segment]:
+        """Decodes a segment as far as it has come; yields its new text, and what is complete of it."""
+        progress, request = self._progress, None
+        async with self._hearing.lock:
             begin, end, is_last = segment.begin, self._heard(segment), segment.is_complete
             segment.is_decoded = is_last
             if end <= begin:
-                self._progress = Progress()
                 return
             arrival = time.monotonic()
             # The pause after a segment was decoded already, if two decodings agreed about some of it.
-            known = progress.following if is_last and end <= progress.num_heard and progress.stable else None
-            if known is None:
+            is_known = is_last and end <= progress.num_heard and progress.stable
+            if progress.following is None or not is_known:
                 self._shorten_context(begin, end)
                 first = self.first_needed(begin)
                 request = self._request(first, end)
-        with ExitStack() as held:
-            if known is not None:
-                following = known
-            else:
-                num_copies = 2 if is_last else 1  # of an attempt, and of the best one before it
-                num_bytes = num_copies * estimated_attention_bytes(request, self._decoding)
-                await hold_attention(held, self._call, num_bytes)
-                if is_last:
-                    attempt = await decode_window(request, self._rules, model, self._decode)
-                    result, is_silent = attempt.result, attempt.is_silent
-                    self._keep_language(result)
-                else:
-                    result, is_silent = await self._decode(request, False), False
-                following = [] if is_silent else await self._words(request, result, first, end)
+        if request is None:
+            following, result = progress.following or [], None
+        else:
+            following, result = await self._decoded(request, first, end, is_last)
+            self._record(time.monotonic() - arrival)
         progress.num_heard = end
         if is_last:
             num_stable = len(following)
@@ -195,8 +221,9 @@ class LiveDecoder:
                 [Heard(word.ids, word.text, word.end <= latest) for word in following]
             )
             progress.following = following[num_stable:]
-            if num_stable:
-                self._keep_language(result)
+        if num_stable and result is not None and self._detected_ids:
+            self._start_ids = result.start_ids[len(result.start_ids) - len(self._start_ids) :]
+            self._detected_ids = ()
         new, rest = following[:num_stable], following[num_stable:]
         progress.stable += new
         now = end + round((time.monotonic() - arrival) * SAMPLE_RATE)
@@ -210,7 +237,6 @@ class LiveDecoder:
             if progress.stable:
                 self._context.append(FinishedPart(begin, progress.stable))
                 yield self._complete(progress.stable)
-            self._progress = Progress()
         elif (num_cut := self._place_of_cut(begin, end)) is not None:
             self._context.append(FinishedPart(begin, progress.stable[:num_cut]))
             yield self._complete(progress.stable[:num_cut])
@@ -220,21 +246,25 @@ class LiveDecoder:
                 cut = (cut + max(after[0].begin, cut)) // 2
             del progress.stable[:num_cut]
             cut = min(max(cut // HOP * HOP, begin), end)
-            async with hearing:
+            async with self._hearing.lock:
                 segment.spans[0] = cut, max(cut, segment.spans[0][1])
 
-    def drop(self) -> None:
-        """Forgets the segment that is transcribed."""
-        self._progress = Progress()
-
-    @property
-    def detected_language(self) -> str:
-        """The language that was detected; empty if none was, or the caller has named it."""
-        if not self._decoding.request.detected_ids or self._detected_ids:
-            return ""
-        choice = self._decoding.model.manifest.choices[SOURCE_LANGUAGE]
-        place = self._given_start.index(None)
-        return next(name for name, its_id in choice.ids.items() if its_id == self._start_ids[place])
+    async def _decoded(
+        self, request: Request, begin: int, end: int, is_last: bool
+    ) -> tuple[list[SpokenWord], Result]:
+        """Returns the words after the stable ones, none if nobody speaks, and the result they are from."""
+        with ExitStack() as held:
+            num_copies = 2 if is_last else 1  # of an attempt, and of the best one before it
+            num_bytes = num_copies * estimated_attention_bytes(request, self._decoding)
+            await hold_attention(held, self._call, num_bytes)
+            if not is_last:
+                result = await self._decode(request, False)
+            else:
+                attempt = await decode_window(request, self._rules, self._decoding.model, self._decode)
+                result = attempt.result
+                if attempt.is_silent:
+                    return [], result
+            return await self._words(request, result, begin, end), result
 
     def _request(self, begin: int, end: int) -> Request:
         model, template, progress = self._decoding.model, self._decoding.request, self._progress
@@ -299,11 +329,6 @@ class LiveDecoder:
         text = "".join(word.text for word in words)
         return compression_ratio(text) > self._rules.max_compression_ratio
 
-    def _keep_language(self, result: Result) -> None:
-        if self._detected_ids:
-            self._start_ids = result.start_ids[len(result.start_ids) - len(self._start_ids) :]
-            self._detected_ids = ()
-
     def _complete(self, words: list[SpokenWord]) -> pb.Segment:
         ids = [token_id for word in words for token_id in word.ids]
         messages = [word.message() for word in words]
@@ -318,7 +343,7 @@ class LiveDecoder:
     def _shorten_context(self, begin: int, end: int) -> None:
         """Leaves out the oldest finished parts that are too long ago for a segment."""
         context, longest = self._context, min(_WINDOW_SECONDS, self._longest_seconds)
-        if context and begin - context[-1].words[-1].end > _MOST_PAUSE_SECONDS * SAMPLE_RATE:
+        if not self._has_context(begin):
             while context:
                 self._leave_out()
         while context and (

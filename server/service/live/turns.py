@@ -84,7 +84,8 @@ class Turns:
         longest: The samples that the model reads at once.
 
     Attributes:
-        segments: Those that are not transcribed, the oldest first; whoever transcribes one removes it.
+        segments: Those that are not transcribed, the oldest first; the decoder removes them.
+        num_dropped: No text may be about what was heard before this sample after the last segment before it.
 
     Raises:
         MissingVoiceActivityError: The model of voice activity is not installed.
@@ -92,6 +93,7 @@ class Turns:
 
     def __init__(self, sound: GrowingSound, rules: TurnRules, longest: int) -> None:
         self.segments = deque[LiveSegment]()
+        self.num_dropped = 0
         self._sound, self._rules = sound, rules
         self._longest = longest - longest % HOP
         self._speech = None if rules.speech is None else SpeechStream(rules.speech)
@@ -129,12 +131,13 @@ class Turns:
             self._begin = None
         self._complete()
 
-    def drop_segment(self) -> None:
-        """Forgets the present segment, and what was heard of it."""
+    def drop_segment(self) -> tuple[()]:
+        """Forgets the present segment, and what was heard of it; there are no changes."""
         if self.segments and not self.segments[-1].is_complete:
             self.segments.pop()
         self._begin = None
-        self._least_begin = self._sound.num_samples // HOP * HOP
+        self._least_begin = self.num_dropped = self._sound.num_samples // HOP * HOP
+        return ()
 
     def finish(self) -> Iterator[SpeechChange]:
         """Yields the last change; the sound has ended."""

@@ -2,23 +2,34 @@
 
 import asyncio
 import random
+import threading
 from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from grpc import StatusCode
 from grpc.aio import AioRpcError
 
+from seq2seq_serve.bundle import sound_streams
+from seq2seq_serve.bundle.audio import SAMPLE_RATE
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.errors import Overloaded
 from seq2seq_serve.server.runner import voice_activity
+from seq2seq_serve.server.service.call import Call
+from seq2seq_serve.server.service.live import admission, transcription
 from seq2seq_serve.server.service.live import stream as stream_module
 from seq2seq_serve.server.service.live.admission import LiveStreams
+from seq2seq_serve.server.service.live.stream import Command, LiveStream, Send
+from seq2seq_serve.server.telemetry.record import Caller
+from seq2seq_serve.server.telemetry.statistics import Statistics
 from tests.bundle.test_audio import encoded
 from tests.server.fakes import sample_value
 from tests.server.service.harness import Served, serving_bundles
+from tests.server.service.live.test_turns import detect_by_loudness
 from tests.server.service.seq2seq.test_windows import ANYTHING_IS_GOOD, noise
 
 OFF = pb.TurnDetection(off=True)
@@ -220,7 +231,7 @@ async def test_a_caller_who_leaves_frees_everything(whisper_path):
 
 
 async def test_a_stream_counts_only_while_sound_comes(whisper_path, monkeypatch):
-    monkeypatch.setattr(stream_module, "IDLE_SECONDS", 0.05)
+    monkeypatch.setattr(admission, "_IDLE_SECONDS", 0.05)
     async with serving_bundles(whisper_path / "bundle") as served:
         held = served.app.calls.live.open.held
         counts = []
@@ -241,6 +252,27 @@ async def test_a_stream_counts_only_while_sound_comes(whisper_path, monkeypatch)
         assert counts == [0, 1, 1]
 
 
+async def test_a_caller_who_sends_no_sound_takes_no_place_and_no_memory(whisper_path):
+    async with serving_bundles(whisper_path / "bundle") as served:
+        calls, counts = served.app.calls, []
+
+        async def sent() -> AsyncIterator[pb.TranscribeRequest]:
+            yield start(segments_only=True)
+            for _ in range(3):
+                yield sound(b"")
+                await asyncio.sleep(0.05)
+                counts.append((calls.live.open.held.total(), calls.held.held.total()))
+            yield sound(pcm(noise(0.1)))
+            async with asyncio.timeout(20):
+                while not calls.held.held.total():
+                    await asyncio.sleep(0.001)
+
+        [*_] = [response async for response in served.stub.Transcribe(sent())]
+        [*_] = await answered(served.stub, [start(), sound(b""), sound(b"")])
+        assert counts == [(0, 0)] * 3
+        assert served.metric("seq2seq_live_decodings_total") == 0
+
+
 def test_a_stream_that_would_make_others_late_is_refused():
     streams = LiveStreams(9, 0.7)
     room = streams.admit("a")
@@ -249,6 +281,19 @@ def test_a_stream_that_would_make_others_late_is_refused():
     with pytest.raises(Overloaded, match=r"the 1 open live streams take .* would take 2.2 seconds"):
         streams.admit("b")
     room.close()
+    streams.admit("b")
+
+
+def test_decodings_of_long_ago_say_nothing_about_the_next_ones(monkeypatch):
+    """After a busy hour and a pause, the second stream was refused for what the first decodings took."""
+    now = 0.0
+    monkeypatch.setattr(admission, "time", SimpleNamespace(monotonic=lambda: now))
+    streams = LiveStreams(9, 0.7)
+    for _ in range(99):
+        streams.record(8)
+    now = 60
+    streams.admit("a")
+    streams.record(0.1)
     streams.admit("b")
 
 
@@ -341,6 +386,162 @@ async def test_stable_words_are_the_forced_prefix_and_the_rest_is_the_draft(whis
             places = range(len(whole) - len(prefix) + 1)
             assert any(whole[place : place + len(prefix)] == prefix for place in places)
         assert any(request.draft_ids for request in seen)
+
+
+@dataclass
+class Direct:
+    """A stream without a caller, whose events the test gets.
+
+    Attributes:
+        stream: It.
+        statistics: Those of its model.
+        num_bytes: The size of each work that was read.
+    """
+
+    stream: LiveStream
+    statistics: Statistics
+    num_bytes: list[int]
+
+
+def direct(served: Served, send: Send, **given) -> Direct:
+    num_bytes, statistics = list[int](), Statistics()
+
+    class Counting(Call):
+        async def read(self, work, num_bytes_, *, num_file_bytes=None):
+            num_bytes.append(num_bytes_)
+            return await super().read(work, num_bytes_, num_file_bytes=num_file_bytes)
+
+    [model] = served.app.models
+    call = Counting(request_id="live", caller=Caller(""))
+    stream = LiveStream(start(**given).start, model, call, LiveStreams(1, 0.7), statistics, send)
+    return Direct(stream, statistics, num_bytes)
+
+
+async def nobody(_response: pb.TranscribeResponse) -> None:
+    """Takes events."""
+
+
+async def test_what_is_dropped_is_not_read_again_before_the_next_segment(whisper_path, monkeypatch):
+    """It was in the window of the next segment, after whose words the model wrote those that were dropped."""
+    monkeypatch.setattr(transcription, "_MORE_TOKENS", 2)  # so that they fit before the next segment
+    async with serving_bundles(whisper_path / "bundle") as served:
+        for is_dropped in (False, True):
+            one = direct(served, nobody)
+
+            async def commands(one=one, is_dropped=is_dropped) -> AsyncIterator[bytes | Command]:
+                yield pcm(noise(0.2))
+                yield Command.FINISH_SEGMENT
+                await one.stream.wait_until_transcribed(0.2)
+                if is_dropped:
+                    yield pcm(noise(0.1, 1))
+                    yield Command.DROP_SEGMENT
+                yield pcm(noise(0.2, 2))
+
+            with requests_of(served, monkeypatch) as seen:
+                whole = await one.stream.run(commands())
+            assert whole.hypotheses[0].segments[0].words
+            assert bool(seen[-1].prefix_ids) == (not is_dropped)
+
+
+async def test_somebody_begins_to_speak_before_the_text_of_that_speech(whisper_path, monkeypatch):
+    """Events of speech waited for a slow reader, while the next segment was decoded."""
+    detect_by_loudness(monkeypatch)
+    kinds, is_told, is_late = list[str](), asyncio.Event(), asyncio.Event()
+
+    async def send(response: pb.TranscribeResponse) -> None:
+        kinds.append(response.WhichOneof("event"))
+        if kinds[-1] == "speech_ended" and not is_told.is_set():
+            is_told.set()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(1):
+                    await is_late.wait()
+        elif kinds[-1] == "text":
+            await is_told.wait()
+            if "segment" in kinds:
+                is_late.set()
+
+    async with serving_bundles(whisper_path / "bundle") as served:
+        options = pb.GenerateOptions(source_language="ko", no_speech_threshold=1, **ANYTHING_IS_GOOD)
+        turns = pb.TurnDetection(silence_seconds=0.1, prefix_padding_seconds=0.1)
+        one = direct(served, send, options=options, turn_detection=turns)
+        loud = np.random.default_rng(0).uniform(-0.5, 0.5, 8_000)
+
+        async def commands() -> AsyncIterator[bytes]:
+            yield pcm(loud)
+            async with asyncio.timeout(20):
+                while "text" not in kinds:
+                    await asyncio.sleep(0.01)
+            yield pcm(np.concatenate([np.zeros(8_000), loud]))
+
+        await one.stream.run(commands())
+    assert kinds.count("speech_began") == 2
+    second = len(kinds) - 1 - kinds[::-1].index("speech_began")
+    assert "text" not in kinds[kinds.index("segment") : second]
+    assert "text" in kinds[second:]
+
+
+async def test_silence_does_not_name_a_language(whisper_path):
+    """That of the first noise held for all that was said after it."""
+    options = pb.GenerateOptions(no_speech_threshold=0, log_probability_threshold=0)
+    content = pcm(noise(0.3))
+    async with serving_bundles(whisper_path / "bundle") as served:
+        finish = pb.TranscribeRequest(finish_segment=pb.FinishSegment())
+        messages = [start(options=options, interval_seconds=10), sound(content), finish]
+        result = (await answered(served.stub, messages))[-1].result
+        assert not result.hypotheses[0].text
+        assert result.detected_language == ""
+
+
+async def test_a_text_that_is_used_again_is_not_a_decoding(whisper_path, monkeypatch):
+    """The time of none was recorded, by which the server took more streams than it can decode."""
+    detect_by_loudness(monkeypatch)
+    for name, value in {"_FOLLOWED_SECONDS": 0, "_TOKENS_PER_SECOND": 0, "_MORE_TOKENS": 1}.items():
+        monkeypatch.setattr(transcription, name, value)  # all words are stable, and few
+    options = pb.GenerateOptions(source_language="ko", no_speech_threshold=1, **ANYTHING_IS_GOOD)
+    async with serving_bundles(whisper_path / "bundle") as served:
+        one = direct(served, nobody, options=options, turn_detection=None, interval_seconds=0.3)
+
+        async def commands() -> AsyncIterator[bytes]:
+            loud = np.random.default_rng(0).uniform(-0.5, 0.5, 4_000)
+            content = pcm(np.concatenate([loud, np.zeros(24_000)]))
+            for first in range(0, len(content), 1600):
+                yield content[first : first + 1600]
+                await one.stream.settled()
+
+        with requests_of(served, monkeypatch) as seen:
+            await one.stream.run(commands())
+        assert one.statistics.num_live_decodings == len(seen) > 1
+
+
+async def test_a_block_of_a_long_message_costs_what_it_takes(whisper_path):
+    """Each block counted as much as its whole message, so that few callers filled the queue."""
+    async with serving_bundles(whisper_path / "bundle") as served:
+        one = direct(served, nobody, segments_only=True)
+
+        async def commands() -> AsyncIterator[bytes]:
+            yield pcm(noise(1)) * 20
+
+        await one.stream.run(commands())
+        assert sum(one.num_bytes) < 3 * 20 * SAMPLE_RATE
+        assert max(one.num_bytes) <= 2**15
+
+
+async def test_a_file_in_small_pieces_is_not_decoded_on_the_event_loop(whisper_path, monkeypatch):
+    """Few bytes may be a long sound, and FFmpeg's thread was waited for."""
+    content, threads = encoded(noise(1)), set[int]()
+    blocks = sound_streams._FileStream._blocks
+
+    def watched(stream):
+        threads.add(threading.get_ident())
+        return blocks(stream)
+
+    monkeypatch.setattr(sound_streams._FileStream, "_blocks", watched)
+    async with serving_bundles(whisper_path / "bundle") as served:
+        pieces = [content[first : first + 500] for first in range(0, len(content), 500)]
+        first = start(encoding=pb.SOUND_ENCODING_UNSPECIFIED, segments_only=True)
+        await answered(served.stub, [first, *map(sound, pieces)])
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 @pytest.mark.parametrize("segments_only", [False, True])
