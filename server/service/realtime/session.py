@@ -30,8 +30,7 @@ _EMPTY = "input_audio_buffer_commit_empty"  # OpenAI's code of that error
 _MAX_EVENT_ID = 512  # characters, OpenAI's bound
 _APPEND, _COMMIT, _CLEAR = (f"input_audio_buffer.{name}" for name in ("append", "commit", "clear"))
 _UPDATE, _OLDER_UPDATE = "session.update", "transcription_session.update"
-# The field of each event, besides its type and id
-_FIELDS = {_UPDATE: "session", _OLDER_UPDATE: "session", _APPEND: "audio", _COMMIT: "", _CLEAR: ""}
+_KINDS = (_UPDATE, _OLDER_UPDATE, _APPEND, _COMMIT, _CLEAR)
 
 
 @dataclass
@@ -143,6 +142,8 @@ class Session:
                 stream.num_bytes += len(command)
             if command is not None:
                 yield command
+                if command is Command.DROP_SEGMENT:  # which is done now
+                    self._clear()
             if self._is_over(stream):
                 break
             command = await self._next()
@@ -184,13 +185,11 @@ class Session:
             )
         self._event_id = given_id or None
         kind = event.get("type")
-        if not isinstance(kind, str) or kind not in _FIELDS:
+        if not isinstance(kind, str) or kind not in _KINDS:
             raise InvalidRequest(
-                f"the type of the event is {str(kind)[:100]!r}, and must be one of {', '.join(_FIELDS)}",
+                f"the type of the event is {str(kind)[:100]!r}, and must be one of {', '.join(_KINDS)}",
                 field="type",
             )
-        for name in event.keys() - {"type", "event_id", _FIELDS[kind]}:
-            raise InvalidRequest(f"{kind} has no field {name[:100]!r}: leave it out", field=name[:100])
         if kind == _APPEND:
             audio = event.get("audio")
             try:
@@ -212,9 +211,10 @@ class Session:
         if kind == _COMMIT:
             return self._commit(stream)
         if kind == _CLEAR:
-            self._items.clear(self._received)
-            self._put("input_audio_buffer.cleared")
-            return Command.DROP_SEGMENT
+            if stream is not None:
+                return Command.DROP_SEGMENT
+            self._clear()
+            return None
         await self._update(event)
         return None
 
@@ -233,6 +233,10 @@ class Session:
         self._items.commit(self._received, 0.0)  # nobody speaks in it
         self._items.complete(0.0 if stream is None else stream.live.transcribed_seconds)
         return None
+
+    def _clear(self) -> None:
+        self._items.clear(self._received)
+        self._put("input_audio_buffer.cleared")
 
     async def _update(self, event: dict[str, Any]) -> None:
         self._is_older = event["type"] == _OLDER_UPDATE

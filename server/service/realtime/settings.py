@@ -15,7 +15,8 @@ from seq2seq_serve.protos.options import OPTIONS
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 
-_SERVER_VAD = "server_vad"
+# The second one, which looks at the text, is taken for the first.
+_SERVER_VAD, _SEMANTIC_VAD = "server_vad", "semantic_vad"
 _PCM = "audio/pcm"
 _RATE, _TELEPHONE_RATE = 24_000, 8_000
 _ENCODINGS = {
@@ -27,8 +28,12 @@ _OLDER_FORMATS = {"pcm16": _PCM, "g711_ulaw": "audio/pcmu", "g711_alaw": "audio/
 _MAX_TEXT = 2**16  # characters of a prompt, and fewer of others
 _MAX_SHORT_TEXT = 2**10
 _VAD_BOUNDS = {"threshold": (0, 1), "prefix_padding_ms": (0, 5_000), "silence_duration_ms": (100, 10_000)}
-# Settings of what follows a transcription in other sessions
-_NO_RESPONSES = ("create_response", "interrupt_response")
+# Fields of OpenAI's clients that change nothing: the server describes a session without them.
+_WITHOUT_EFFECT = {
+    *("include", "modalities", "client_secret", "noise_reduction", "input_audio_noise_reduction"),
+    *("delay", "keywords", "languages", "eagerness"),
+    *("create_response", "interrupt_response", "idle_timeout_ms"),
+}
 _DETECTED = "auto"  # the language, as for files
 # The fields of OpenAI's forms, by those of `TranscribeStart` that errors name
 _FIELDS = {
@@ -79,11 +84,10 @@ class Settings:
             session: The event's field `session`, in either form.
 
         Raises:
-            InvalidRequest: A field is unknown, not supported, or has a value that does not fit.
+            InvalidRequest: A field is unknown, or has a value that does not fit.
         """
         older = _Fields(session, "session")
         older.word("type", ["transcription"])
-        older.refuse("include", allowed=([], None))
         changed = self._with_sound(older, "input_audio_")
         if (audio := older.nested("audio")) is not None:
             if (newer := audio.nested("input")) is not None:
@@ -178,7 +182,6 @@ class Settings:
             changed = replace(changed, detects_turns=False)
         elif detection is not None:
             changed = changed._with_turns(detection)
-        fields.refuse(f"{prefix}noise_reduction", allowed=(None,))
         return changed
 
     def _with_encoding(self, encoding: str, rate: float | None) -> Settings:
@@ -192,11 +195,8 @@ class Settings:
         return replace(self, **{name: text for name, text in given.items() if text is not None})  # type: ignore[arg-type]
 
     def _with_turns(self, fields: _Fields) -> Settings:
-        fields.word("type", [_SERVER_VAD])
+        fields.word("type", [_SERVER_VAD, _SEMANTIC_VAD])
         numbers = {name: fields.number(name, *bounds) for name, bounds in _VAD_BOUNDS.items()}
-        for name in _NO_RESPONSES:
-            fields.refuse(name, allowed=(False, None))
-        fields.refuse("idle_timeout_ms", allowed=(None,))
         fields.end()
         given = {name: number for name, number in numbers.items() if number is not None}
         return replace(self, detects_turns=True, **given)  # type: ignore[arg-type]
@@ -228,7 +228,8 @@ class _Fields:
     def __init__(self, content: object, path: str) -> None:
         if not isinstance(content, dict):
             raise InvalidRequest(f"{path} must be an object", field=path)
-        self._content, self._path = dict(content), path
+        self._content = {name: value for name, value in content.items() if name not in _WITHOUT_EFFECT}
+        self._path = path
 
     def nested(self, name: str, null: _Fields | None = None) -> _Fields | None:
         """Returns the fields of a field; None if it is not given, and `null` if it is null."""
@@ -265,12 +266,6 @@ class _Fields:
         if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
             self._refuse(name, f"is {str(value)[:100]!r}, and must be a number from {least} to {most}")
         return value
-
-    def refuse(self, name: str, allowed: tuple[object, ...]) -> None:
-        """Refuses a field that is not supported, unless its value does nothing."""
-        value = self._content.pop(name, None)
-        if value not in allowed:
-            self._refuse(name, "is not supported: leave it out")
 
     def end(self) -> None:
         """Refuses the fields that nobody has read."""

@@ -11,10 +11,12 @@ import websockets
 from websockets.asyncio.client import connect
 
 from seq2seq_serve.bundle.audio import SAMPLE_RATE
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server import http as server_http
 from seq2seq_serve.server.config import OpenAINames
 from seq2seq_serve.server.engine.async_engine import AsyncEngine
 from seq2seq_serve.server.errors import EngineFailed
+from seq2seq_serve.server.service.live.stream import LiveStream
 from seq2seq_serve.server.service.realtime import page
 from tests.server.runner.test_voice_activity import needs_model, quiet, vowels
 from tests.server.service.harness import access_file, serving, serving_bundles
@@ -261,6 +263,59 @@ async def test_what_is_cleared_is_not_transcribed(whisper_path):
         assert talk.kinds().count(COMPLETED) == 1
 
 
+async def test_text_that_comes_before_a_segment_is_dropped_is_not_that_of_the_next_item(
+    whisper_path, monkeypatch
+):
+    """It began an item of its own, which had the next sound, too."""
+    hear = LiveStream._hear
+
+    async def hear_slowly(stream, blocks, num_bytes):
+        await hear(stream, blocks, num_bytes)
+        if not num_bytes and stream.heard_seconds == 0.5:
+            await stream._send(pb.LiveText(stable=[pb.Word(text=" dropped")]))
+
+    monkeypatch.setattr(LiveStream, "_hear", hear_slowly)
+    async with session(whisper_path) as (_, talk):
+        await talk.append(pcm(noise(0.5)), 10**6)
+        await talk.send("input_audio_buffer.clear")
+        await talk.next("input_audio_buffer.cleared")
+        await talk.append(pcm(noise(0.4)))
+        await talk.send("input_audio_buffer.commit")
+        assert "dropped" not in (await talk.next(COMPLETED))["transcript"]
+
+
+async def test_what_openai_s_clients_send_and_the_server_lacks_does_not_refuse_the_rest(whisper_path):
+    async with session(whisper_path) as (_, talk):
+        await talk.send(
+            "session.update",
+            session={
+                "type": "transcription",
+                "include": ["item.input_audio_transcription.logprobs"],
+                "audio": {
+                    "input": {
+                        "noise_reduction": {"type": "near_field"},
+                        "transcription": {"language": "en", "delay": "low", "keywords": ["a"]},
+                        "turn_detection": {
+                            "type": "semantic_vad",
+                            "eagerness": "low",
+                            "create_response": True,
+                        },
+                    }
+                },
+            },
+        )
+        session_ = (await talk.next("session.updated"))["session"]
+        assert session_["include"] is None
+        sound = session_["audio"]["input"]
+        assert sound["noise_reduction"] is None
+        assert sound["transcription"] == {"model": "bundle", "language": "en", "prompt": ""}
+        assert sound["turn_detection"]["type"] == "server_vad"
+        await talk.update({"turn_detection": None})
+        await talk.append(pcm(noise(0.4)))
+        await talk.send("input_audio_buffer.commit", last=True)
+        await talk.next(COMPLETED)
+
+
 async def test_the_older_form_of_the_api_is_answered_in_that_form(whisper_path):
     async with serving_bundles(whisper_path / "bundle") as served:
         protocols = ["realtime", "openai-insecure-api-key.any", "openai-beta.realtime-v1"]
@@ -272,8 +327,8 @@ async def test_the_older_form_of_the_api_is_answered_in_that_form(whisper_path):
                 "input_audio_format": "g711_ulaw",
                 "input_audio_transcription": {"model": "whisper-1", "language": "ko", "prompt": ""},
                 "turn_detection": None,
-                "input_audio_noise_reduction": None,
-                "include": None,
+                "input_audio_noise_reduction": {"type": "near_field"},
+                "include": ["item.input_audio_transcription.logprobs"],
             }
             await talk.send("transcription_session.update", session=older)
             session = (await talk.next("transcription_session.updated"))["session"]
@@ -305,7 +360,6 @@ def in_input(**fields):
         ({"type": "input_audio_buffer.append", "audio": "%"}, "audio", "audio must be base64"),
         ({"type": "input_audio_buffer.append", "audio": "ä"}, "audio", "audio must be base64"),
         ({"type": "input_audio_buffer.append"}, "audio", "audio must be base64: it is not a text"),
-        ({"type": "input_audio_buffer.commit", "last": True}, "last", "has no field 'last'"),
         ({"type": "input_audio_buffer.clear", "event_id": 3}, "event_id", "event_id must be a text"),
         ({"type": "session.update"}, "session", "session must be an object"),
         (in_input(format=3), "session.audio.input.format", "must be an object"),
@@ -316,19 +370,9 @@ def in_input(**fields):
         ),
         ({"session": {"voice": "alloy"}}, "session.voice", "is not a field that this server knows"),
         (
-            {"session": {"include": ["item.input_audio_transcription.logprobs"]}},
-            "session.include",
-            "is not supported",
-        ),
-        (
-            in_input(noise_reduction={"type": "near_field"}),
-            "session.audio.input.noise_reduction",
-            "not supported",
-        ),
-        (
-            in_input(turn_detection={"type": "semantic_vad"}),
+            in_input(turn_detection={"type": "loud"}),
             "session.audio.input.turn_detection.type",
-            "is 'semantic_vad', and must be server_vad",
+            "is 'loud', and must be server_vad or semantic_vad",
         ),
         (
             in_input(turn_detection={"type": "server_vad", "silence_duration_ms": 5}),
@@ -342,7 +386,7 @@ def in_input(**fields):
         ),
         (in_input(format={"type": "audio/mp3"}), "session.audio.input.format.type", "must be audio/pcm or"),
         (in_input(format={"type": "audio/pcm", "rate": 1}), "rate", "the sound has 1 channels of 1 samples"),
-        (in_input(transcription={"delay": "low"}), "session.audio.input.transcription.delay", "leave it out"),
+        (in_input(transcription={"hurry": 1}), "session.audio.input.transcription.hurry", "leave it out"),
         (in_input(transcription={"language": "fr"}), "language", "language is 'fr'"),
         (in_input(transcription={"model": "other"}), None, "no model is named 'other'"),
         (
