@@ -193,21 +193,26 @@ def heard_sound() -> Sound:
 
 async def _heard(sounddevice: Any, rate: int) -> AsyncGenerator[bytes]:
     loop = asyncio.get_running_loop()
-    blocks = asyncio.Queue[bytes]()
+    blocks = asyncio.Queue[bytes](_MOST_WAITING)
+    is_late = False
+
+    def put(block: bytes) -> None:
+        nonlocal is_late
+        if not is_late and not (is_late := blocks.full()):
+            blocks.put_nowait(block)
 
     def take(content: Any, *_: object) -> None:
         with suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(blocks.put_nowait, bytes(content))
+            loop.call_soon_threadsafe(put, bytes(content))
 
     with sounddevice.RawInputStream(
         samplerate=rate, channels=1, dtype="int16", blocksize=int(rate * _PACE_SECONDS), callback=take
     ):
         while True:
-            block = await blocks.get()
-            if blocks.qsize() > _MOST_WAITING:
+            if is_late:
                 seconds = _MOST_WAITING * _PACE_SECONDS
                 raise OSError(None, f"the server is {seconds:.0f} seconds behind, and too slow", "microphone")
-            yield block
+            yield await blocks.get()
 
 
 async def _read_ahead(stream: BinaryIO, begun: bytes) -> AsyncGenerator[bytes]:

@@ -206,9 +206,9 @@ class FakeSoundDevice(ModuleType):
     class PortAudioError(Exception):
         pass
 
-    def __init__(self, *rates: int) -> None:
+    def __init__(self, *rates: int, num_blocks: int = 3) -> None:
         super().__init__("sounddevice")
-        self._rates = rates
+        self._rates, self._num_blocks = rates, num_blocks
         self.opened = None
 
     def check_input_settings(self, samplerate: int, **_) -> None:
@@ -227,7 +227,7 @@ class FakeSoundDevice(ModuleType):
         return self
 
     def __enter__(self):
-        for number in range(3):
+        for number in range(self._num_blocks):
             self.opened["callback"](memoryview(bytes([number] * 4)), 2, None, None)
         return self
 
@@ -248,11 +248,22 @@ async def test_a_microphone_has_the_rate_of_the_model_or_its_own(monkeypatch, ra
 
 
 async def test_a_server_that_is_too_slow_for_a_microphone_ends_it(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sounddevice", FakeSoundDevice(16_000))
-    monkeypatch.setattr(sounds, "_MOST_WAITING", 1)
+    """While the client waited for the server, what the microphone heard was kept without a bound."""
+    lengths = []
+
+    class Watched(asyncio.Queue):
+        def _put(self, item):
+            super()._put(item)
+            lengths.append(self.qsize())
+
+    monkeypatch.setattr(asyncio, "Queue", Watched)
+    monkeypatch.setitem(sys.modules, "sounddevice", FakeSoundDevice(16_000, num_blocks=9))
+    monkeypatch.setattr(sounds, "_MOST_WAITING", 2)
     sound = heard_sound()
+    await anext(sound.chunks)
     with pytest.raises(OSError, match="too slow"):
         await all_of(sound.chunks)
+    assert max(lengths) == 2
 
 
 def test_without_a_microphone_or_its_library_there_is_one_line(monkeypatch):
