@@ -10,10 +10,11 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import NamedTuple
 
 from seq2seq_serve.bundle.audio import HOP, SAMPLE_RATE
@@ -68,6 +69,11 @@ class SpokenWord:
         return pb.Word(begin_seconds=begin, end_seconds=end, text=self.text)
 
 
+def ids_of(words: Iterable[SpokenWord]) -> list[int]:
+    """Returns the tokens of words."""
+    return [token_id for word in words for token_id in word.ids]
+
+
 class FinishedPart(NamedTuple):
     """A part of the sound that is complete, and is still read before what follows it.
 
@@ -96,11 +102,6 @@ class Progress:
     following: list[SpokenWord] | None = None
     agreement: Agreement = field(default_factory=Agreement)
     num_heard: int = 0
-
-    @property
-    def stable_ids(self) -> tuple[int, ...]:
-        """The tokens of the stable words."""
-        return tuple(token_id for word in self.stable for token_id in word.ids)
 
 
 class LiveDecoder:
@@ -270,7 +271,7 @@ class LiveDecoder:
         model, template, progress = self._decoding.model, self._decoding.request, self._progress
         said = self._said[-_MOST_BEFORE:]
         before = after_text(said, model, self._rules.hot_ids) if said or self._rules.hot_ids else ()
-        known_ids = self._known_ids
+        known_ids = ids_of(self._known)
         prefix_ids = (*template.prefix_ids, *known_ids)
         seconds = (end - begin) / SAMPLE_RATE
         most = model.max_target_length - len(before) - len(prefix_ids)
@@ -296,7 +297,7 @@ class LiveDecoder:
 
     async def _words(self, request: Request, result: Result, begin: int, end: int) -> list[SpokenWord]:
         """Returns the words of a target after the stable ones."""
-        best, model, stable = result.best, self._decoding.model, self._progress.stable
+        best, model = result.best, self._decoding.model
         num_forced = len(self._decoding.request.prefix_ids)
         times = model.manifest.timestamps
         assert times is not None
@@ -310,8 +311,7 @@ class LiveDecoder:
         places = [n for n, i in enumerate(best.token_ids) if n >= num_forced and not times.has(i)]
         token_ids = [best.token_ids[place] for place in places]
         words, first = list[SpokenWord](), 0
-        before = stable or (self._context[-1].words if self._context else ())
-        latest = before[-1].end if before else begin
+        latest = self._known[-1].end if self._known else begin
         num_stable_ids = len(request.prefix_ids) - num_forced
         for word in words_of(token_ids, model.target_tokenizer):
             ids, first = tuple(token_ids[first : word.end]), word.end
@@ -330,7 +330,7 @@ class LiveDecoder:
         return compression_ratio(text) > self._rules.max_compression_ratio
 
     def _complete(self, words: list[SpokenWord]) -> pb.Segment:
-        ids = [token_id for word in words for token_id in word.ids]
+        ids = ids_of(words)
         messages = [word.message() for word in words]
         return pb.Segment(
             begin_seconds=messages[0].begin_seconds,
@@ -347,27 +347,25 @@ class LiveDecoder:
             while context:
                 self._leave_out()
         while context and (
-            len(self._known_ids) > self._most_known
+            len(ids_of(self._known)) > self._most_known
             or begin - context[0].begin > _CONTEXT_SECONDS * SAMPLE_RATE
             or end - context[0].begin > longest * SAMPLE_RATE
         ):
             self._leave_out()
 
     @property
-    def _known_ids(self) -> tuple[int, ...]:
-        """The tokens of all words that are read again: of what is complete, then the stable ones."""
-        before = (token_id for part in self._context for word in part.words for token_id in word.ids)
-        return (*before, *self._progress.stable_ids)
+    def _known(self) -> list[SpokenWord]:
+        """All words that are read again: those of what is complete, then the stable ones."""
+        return [*chain.from_iterable(part.words for part in self._context), *self._progress.stable]
 
     def _leave_out(self) -> None:
         part = self._context.popleft()
         if self._rules.is_conditioned:
-            ids = [token_id for word in part.words for token_id in word.ids]
-            self._said = [*self._said, *ids][-_MOST_BEFORE:]
+            self._said = [*self._said, *ids_of(part.words)][-_MOST_BEFORE:]
 
     def _place_of_cut(self, begin: int, end: int) -> int | None:
         """Returns how many stable words of an open segment are complete; None if it need not be cut."""
-        if len(self._progress.stable_ids) > self._most_known // 2:
+        if len(ids_of(self._progress.stable)) > self._most_known // 2:
             return len(self._progress.stable)
         seconds = (end - begin) / SAMPLE_RATE
         if seconds < _LONG_SECONDS:

@@ -68,17 +68,14 @@ class Outbox:
 
     def __init__(self, send: Send) -> None:
         self._send = send
-        self._events = deque[dict[str, Any]]()
-        self._has_events, self._has_room, self._is_empty = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._events = asyncio.Queue[dict[str, Any]]()
+        self._has_room = asyncio.Event()
         self._has_room.set()
-        self._is_empty.set()
 
     def put(self, event: dict[str, Any]) -> None:
         """Adds an event, however many wait."""
-        self._events.append(event)
-        self._has_events.set()
-        self._is_empty.clear()
-        if len(self._events) > _MOST_EVENTS:
+        self._events.put_nowait(event)
+        if self._events.qsize() > _MOST_EVENTS:
             self._has_room.clear()
 
     async def room(self) -> None:
@@ -87,17 +84,13 @@ class Outbox:
 
     async def flush(self) -> None:
         """Waits until all events are sent."""
-        await self._is_empty.wait()
+        await self._events.join()
 
     async def empty(self) -> None:
         """Sends the events, for ever; raises OSError once the caller has left."""
         while True:
-            await self._has_events.wait()
-            text = json.dumps(self._events[0], ensure_ascii=False)
+            text = json.dumps(await self._events.get(), ensure_ascii=False)
             await self._send({"type": "websocket.send", "text": text})
-            self._events.popleft()
-            if len(self._events) <= _MOST_EVENTS:
+            self._events.task_done()
+            if self._events.qsize() <= _MOST_EVENTS:
                 self._has_room.set()
-            if not self._events:
-                self._has_events.clear()
-                self._is_empty.set()
