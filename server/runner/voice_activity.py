@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -65,7 +66,7 @@ def speech(
     spans: list[Span] = []
     before = 0  # the end of the speech before, without its margin
     margin = int(rules.margin_seconds * SAMPLE_RATE)
-    for begin, end in _speech(_probabilities(samples, after_block), rules):
+    for begin, end in _speech(samples, rules, after_block):
         first = max(begin - margin, 0)
         if spans and first < spans[-1][1]:  # both margins are in one pause: each gets half of it
             first = (before + begin) // 2
@@ -118,14 +119,14 @@ class _Pauses:
         return span
 
 
-def _speech(probabilities: Array, rules: SpeechRules) -> Iterator[Span]:
-    """Yields the spans of speech without a margin, in samples, after each of which is a pause."""
-    pauses = _Pauses(rules)
-    for probability in probabilities.tolist():
-        if (span := pauses.read(probability)) is not None:
-            yield span
-    if (span := pauses.finish()) is not None:
-        yield span
+def _speech(samples: Samples, rules: SpeechRules, after_block: Callable[[], None]) -> Iterator[Span]:
+    """Yields the spans of speech without a margin, in samples; silence follows the last chunk."""
+    stream, block = SpeechStream(rules), _BLOCK * _CHUNK
+    for first in range(0, len(samples), block):
+        yield from (ended for ended, _ in stream.push(samples[first : first + block]) if ended is not None)
+        after_block()
+    changes = chain(stream.push(np.zeros(-len(samples) % _CHUNK, np.float32)), stream.finish())
+    yield from (ended for ended, _ in changes if ended is not None)
 
 
 class SpeechStream:
@@ -197,19 +198,6 @@ class SpeechStream:
         yield from self.flush()
         if (span := self._pauses.finish()) is not None:
             yield span, None
-
-
-def _probabilities(samples: Samples, after_block: Callable[[], None]) -> Array:
-    """Returns the probability of speech in each chunk; silence follows the last one."""
-    num_chunks = -(-len(samples) // _CHUNK)
-    padded = np.zeros(_CONTEXT + num_chunks * _CHUNK, np.float32)
-    padded[_CONTEXT : _CONTEXT + len(samples)] = samples
-    chunks = np.lib.stride_tricks.sliding_window_view(padded, _CONTEXT + _CHUNK)[::_CHUNK]
-    state, pieces = _first_state(), [np.zeros(0, np.float32)]
-    for first in range(0, num_chunks, _BLOCK):
-        pieces.append(_run(chunks[first : first + _BLOCK], state))
-        after_block()
-    return np.concatenate(pieces)
 
 
 def _first_state() -> dict[str, Array]:

@@ -14,7 +14,6 @@ from seq2seq_serve.server.runner.voice_activity import (
     MissingVoiceActivityError,
     SpeechRules,
     SpeechStream,
-    _speech,
     speech,
 )
 from seq2seq_serve.training.huggingface.sounds import Sounds
@@ -34,6 +33,23 @@ def quiet(seconds: float) -> np.ndarray:
     return noise.astype(np.float32)
 
 
+@pytest.fixture
+def found(monkeypatch):
+    """Finds speech by the given probabilities of chunks, without the model."""
+
+    def found(probabilities, rules, find=voice_activity._speech) -> list:
+        following = iter(probabilities)
+
+        def run(chunks, _state):
+            return np.array([next(following) for _ in chunks], np.float32)
+
+        monkeypatch.setattr(voice_activity, "_session", lambda: None)
+        monkeypatch.setattr(voice_activity, "_run", run)
+        return list(find(np.zeros(512 * len(probabilities), np.float32), rules, lambda: None))
+
+    return found
+
+
 @pytest.mark.parametrize(
     ("probabilities", "spans"),
     [
@@ -46,30 +62,28 @@ def quiet(seconds: float) -> np.ndarray:
         ([0.9, 0.9, 0.1, 0.1], [(0, 2)]),  # it ends before the last silence
     ],
 )
-def test_speech_begins_and_ends_at_two_probabilities(probabilities, spans):
-    found = list(_speech(np.array(probabilities, np.float32), SpeechRules(0.16)))
-    assert found == [(512 * begin, 512 * end) for begin, end in spans]
+def test_speech_begins_and_ends_at_two_probabilities(found, probabilities, spans):
+    assert found(probabilities, SpeechRules(0.16)) == [(512 * begin, 512 * end) for begin, end in spans]
 
 
 @pytest.mark.parametrize(("num_silent", "spans"), [(63, [(0, 65)]), (64, [(0, 1), (65, 66)])])
-def test_speech_goes_on_after_a_pause_that_is_too_short(num_silent, spans):
-    found = list(_speech(np.array([0.9, *[0.1] * num_silent, 0.9], np.float32), SpeechRules(2.0)))
-    assert found == [(512 * begin, 512 * end) for begin, end in spans]
+def test_speech_goes_on_after_a_pause_that_is_too_short(found, num_silent, spans):
+    assert found([0.9, *[0.1] * num_silent, 0.9], SpeechRules(2.0)) == [
+        (512 * begin, 512 * end) for begin, end in spans
+    ]
 
 
-def test_speech_begins_at_the_given_probability_and_ends_below_it():
-    probabilities = np.array([0.6, *[0.5] * 6, 0.8, 0.7, *[0.5] * 6, 0.9], np.float32)
-    assert list(_speech(probabilities, SpeechRules(0.16))) == [(0, 16 * 512)]
-    found = list(_speech(probabilities, SpeechRules(0.16, 0.7)))
-    assert found == [(512 * 7, 512 * 9), (512 * 15, 512 * 16)]
-    assert list(_speech(probabilities, SpeechRules(0.16, 0.0))) == [(0, 16 * 512)]
+def test_speech_begins_at_the_given_probability_and_ends_below_it(found):
+    probabilities = [0.6, *[0.5] * 6, 0.8, 0.7, *[0.5] * 6, 0.9]
+    assert found(probabilities, SpeechRules(0.16)) == [(0, 16 * 512)]
+    assert found(probabilities, SpeechRules(0.16, 0.7)) == [(512 * 7, 512 * 9), (512 * 15, 512 * 16)]
+    assert found(probabilities, SpeechRules(0.16, 0.0)) == [(0, 16 * 512)]
 
 
 @pytest.mark.parametrize("margin", [0.0, 0.1])
-def test_speech_has_the_given_margin_before_it(monkeypatch, margin):
-    probabilities = np.array([*[0.0] * 40, 0.9, *[0.0] * 40], np.float32)
-    monkeypatch.setattr(voice_activity, "_probabilities", lambda *_: probabilities)
-    [(begin, end)] = speech(np.zeros(81 * 512, np.float32), SpeechRules(0.16, margin_seconds=margin))
+def test_speech_has_the_given_margin_before_it(found, margin):
+    probabilities = [*[0.0] * 40, 0.9, *[0.0] * 40]
+    [(begin, end)] = found(probabilities, SpeechRules(0.16, margin_seconds=margin), speech)
     assert (begin, end) == (40 * 512 - int(margin * SAMPLE_RATE), 41 * 512 + voice_activity.SPEECH_MARGIN)
 
 
@@ -136,4 +150,4 @@ def test_speech_of_a_stream_is_that_of_the_whole_sound(sizes):
             spans += [] if ended is None else [ended]
         place, number = place + size, number + 1
     spans += [ended for ended, _ in stream.finish() if ended is not None]
-    assert spans == list(_speech(voice_activity._probabilities(samples, lambda: None), rules)) != []
+    assert spans == list(voice_activity._speech(samples, rules, lambda: None)) != []
