@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import io
 import math
 import sys
@@ -134,7 +135,7 @@ def transcribe(
     model = find_model(client, options.model, "transcribe")
     if options.live:
         then = find_model(client, options.then, "translate") if options.then else None
-        listen(connect, model.name, then, options, generate_options)
+        asyncio.run(listen(connect, model.name, then, options, generate_options))
         return
     with opened(options.file) as stream:
         in_parts = partial(transcribe_parts, connect, model.name, options, generate_options, stream)

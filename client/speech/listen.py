@@ -11,9 +11,8 @@ import asyncio
 import signal
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import aclosing, contextmanager, nullcontext, suppress
-from typing import BinaryIO
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, aclosing, contextmanager, suppress
 
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.errors import ClientError
@@ -21,7 +20,6 @@ from seq2seq_serve.client.live import LiveEvent, LiveSegment, LiveText
 from seq2seq_serve.client.output import event_dict, in_flags, to_json
 from seq2seq_serve.client.speech.screen import Screen
 from seq2seq_serve.client.speech.sounds import (
-    SoundForm,
     heard_sound,
     opened,
     played_sound,
@@ -40,10 +38,10 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
 _TRANSLATION_SECONDS = 10.0  # after which a segment is written without one
 
 Connect = Callable[[], AsyncClient]
-Translate = Callable[[str], asyncio.Task[str | None]]
+Translate = Callable[[str], Coroutine[None, None, str | None]]
 
 
-def listen(
+async def listen(
     connect: Connect,
     model: str,
     then: Model | None,
@@ -63,26 +61,6 @@ def listen(
         ClientError: The server refuses the sound, or the connection breaks.
         OSError: The sound cannot be read.
     """
-    with nullcontext() if options.file is None else opened(options.file) as stream:
-        asyncio.run(_listen(connect, model, then, options, generate_options, stream))
-
-
-async def _listen(
-    connect: Connect,
-    model: str,
-    then: Model | None,
-    options: argparse.Namespace,
-    generate_options: GenerateOptions,
-    stream: BinaryIO | None,
-) -> None:
-    form: SoundForm = options.form
-    if stream is None:
-        sound = heard_sound()
-        sys.stderr.write("speak; Ctrl-C ends it\n")
-    elif options.file.is_file():
-        sound = played_sound(options.file, stream, form)
-    else:
-        sound = await streamed_sound(stream, form)
     generate_options.ClearField("voice_activity")  # is always on, for turns
     then_options = GenerateOptions(source_language=options.then_source_language)
     if then is not None:
@@ -90,9 +68,19 @@ async def _listen(
         generate_options.ClearField("target_language")
         if not then.splits_sentences:  # which is its own way for long texts
             then_options.long_source = LONG_SOURCE_SPLIT
-    async with connect() as client:
+    async with AsyncExitStack() as stack:
+        if options.file is None:
+            sound = heard_sound()
+            sys.stderr.write("speak; Ctrl-C ends it\n")
+        else:
+            stream = stack.enter_context(opened(options.file))
+            if options.file.is_file():
+                sound = played_sound(options.file, stream, options.form)
+            else:
+                sound = await streamed_sound(stream, options.form)
+        client = await stack.enter_async_context(connect())
 
-        async def translation(text: str) -> str | None:
+        async def translate(text: str) -> str | None:
             assert then is not None
             try:
                 return await client.translate(
@@ -104,9 +92,6 @@ async def _listen(
             except ClientError as error:
                 output.warn(f"warning: not translated: {in_flags(error)}\n")
                 return None
-
-        def translate(text: str) -> asyncio.Task[str | None]:
-            return asyncio.create_task(translation(text))
 
         output = Output(
             Transcript(options.format, generate_options),
@@ -160,7 +145,7 @@ class Output:
 
     Args:
         transcript: Forms segments.
-        translate: Begins to translate a text; None if there is no second model.
+        translate: Translates a text; None if there is no second model.
         as_json: Whether each event is a line of JSON.
         is_drawn: Whether standard output is a terminal where the present text grows.
     """
@@ -213,7 +198,7 @@ class Output:
             return
         if not segment.text.strip():
             return
-        self._waiting.append((segment, self._translate(segment.text.strip())))
+        self._waiting.append((segment, asyncio.create_task(self._translate(segment.text.strip()))))
         if self._writer is None or self._writer.done():
             self._writer = asyncio.create_task(self._write_translations())
 

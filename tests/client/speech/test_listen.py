@@ -177,11 +177,8 @@ def output(monkeypatch):
     translations: dict[str, asyncio.Future] = {}
 
     def make(*, translates: bool = False, options=None, form=None) -> tuple[Output, Drawn, dict]:
-        def translate(text: str):
-            async def wait():
-                return await translations.setdefault(text, asyncio.get_running_loop().create_future())
-
-            return asyncio.create_task(wait())
+        async def translate(text: str):
+            return await translations.setdefault(text, asyncio.get_running_loop().create_future())
 
         made = Output(
             Transcript(form, options or GenerateOptions()),
