@@ -85,10 +85,6 @@ class Presence:
             self._idle.cancel()
         self._idle = asyncio.get_running_loop().call_later(_IDLE_SECONDS, self._leave)
 
-    def record(self, seconds: float) -> None:
-        """As `LiveStreams.record`."""
-        self._streams.record(seconds)
-
     def end(self) -> None:
         """Gives the place back."""
         if self._idle is not None:

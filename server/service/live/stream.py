@@ -88,9 +88,11 @@ class LiveStream:
         statistics: Statistics,
         send: Send,
     ) -> None:
-        self._call, self._statistics, self._send_event = call, statistics, send
+        self._call, self._lives, self._statistics, self._send_event = call, lives, statistics, send
         decoding = _read(start, model, call)
-        interval = round(_interval_seconds(start, lives.interval_seconds) * SAMPLE_RATE)
+        interval_seconds = lives.interval_seconds
+        if start.HasField("interval_seconds"):
+            interval_seconds = _in_range("interval_seconds", start.interval_seconds, *_INTERVAL_BOUNDS)
         begin = round(_begin_seconds(start) * SAMPLE_RATE)
         try:
             self._stream: SoundStream = open_stream(
@@ -128,7 +130,9 @@ class LiveStream:
         else:
             self._num_bytes = _LIVE_BYTES
             self._presence = Presence(lives, call.caller.name)
-            self._decoder = LiveDecoder(decoding, self._hearing, decode, call, interval, self._record)
+            self._decoder = LiveDecoder(
+                decoding, self._hearing, decode, call, round(interval_seconds * SAMPLE_RATE), self._record
+            )
 
     async def run(self, commands: AsyncIterator[bytes | Command]) -> pb.GenerateResponse:
         """Hears, decodes and sends until the sound has ended; returns the whole answer.
@@ -250,9 +254,8 @@ class LiveStream:
                 await self._send(pb.SpeechEnded(end_seconds=seconds))
 
     def _record(self, seconds: float) -> None:
-        """Counts the time of a decoding."""
-        assert self._presence is not None
-        self._presence.record(seconds)
+        """Counts the time of a decoding of a live stream."""
+        self._lives.record(seconds)
         self._statistics.num_live_decodings += 1
         self._statistics.live_decode_seconds += seconds
 
@@ -307,12 +310,6 @@ def _read(start: pb.TranscribeStart, model: ServedModel, call: Call) -> Decoding
     options.long_source = pb.LONG_SOURCE_SPLIT  # has the rules by which a text is good
     options.timestamps = options.word_timestamps = start.segments_only
     return read_options(options, model, call.caller, stream=False)
-
-
-def _interval_seconds(start: pb.TranscribeStart, default: float) -> float:
-    if not start.HasField("interval_seconds"):
-        return default
-    return _in_range("interval_seconds", start.interval_seconds, *_INTERVAL_BOUNDS)
 
 
 def _begin_seconds(start: pb.TranscribeStart) -> float:
