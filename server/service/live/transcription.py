@@ -43,7 +43,8 @@ _LEAST_PART_SECONDS = 2.0
 # What is complete is read before a segment, as far as it is not longer ago, and all of both is not longer
 _CONTEXT_SECONDS, _WINDOW_SECONDS, _MOST_PAUSE_SECONDS = 20.0, 28.0, 3.0
 _LIVE_BEFORE = 0.5  # of a step of priority
-_FOLLOWED_SECONDS = 1.0  # of sound after a word, with which its first decoding is as right as the next ones
+# Sound after a word, with which a decoding is taken for right; and new sound, of which decodings are rare
+_FOLLOWED_SECONDS = 1.0
 _SENTENCE_ENDS = (".", "?", "!", "。", "？", "！", "…")
 
 
@@ -210,14 +211,16 @@ class LiveDecoder:
         else:
             following, result = await self._decoded(request, first, end, is_last)
             self._record(time.monotonic() - arrival)
-        progress.num_heard = end
+        num_new, progress.num_heard = end - max(progress.num_heard, begin), end
         if is_last:
             num_stable = len(following)
         elif self._repeats([*progress.stable, *following]):
             num_stable, progress.following = 0, None
             progress.agreement.doubt()
         else:
-            latest = end - round(_FOLLOWED_SECONDS * SAMPLE_RATE)
+            after = round(_FOLLOWED_SECONDS * SAMPLE_RATE)
+            # Of frequent decodings, the next one confirms a word soon, and is more often right.
+            latest = end - after if num_new >= after else -1
             num_stable = progress.agreement.agreed(
                 [Heard(word.ids, word.text, word.end <= latest) for word in following]
             )

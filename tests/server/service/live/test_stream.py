@@ -570,3 +570,24 @@ async def test_a_last_message_that_would_be_too_long_has_the_text_only(whisper_p
             assert result.text == expected.text
             assert list(result.segments) == list(expected.segments if is_whole else ())
             assert list(result.token_ids) == list(expected.token_ids if is_whole else ())
+
+
+@pytest.mark.parametrize(("seconds", "is_stable"), [(0.19, False), (0.5, True)])
+async def test_words_that_sound_follows_are_stable_at_once_where_decodings_are_rare(
+    seconds, is_stable, whisper_path, monkeypatch
+):
+    monkeypatch.setattr(transcription, "_FOLLOWED_SECONDS", 0.2)  # the model reads 0.64 seconds
+    has_text, texts = asyncio.Event(), list[pb.LiveText]()
+
+    async def sent() -> AsyncIterator[pb.TranscribeRequest]:
+        yield start()
+        yield sound(pcm(noise(seconds, 1)))
+        await has_text.wait()
+
+    async with serving_bundles(whisper_path / "bundle") as served:
+        async for response in served.stub.Transcribe(sent()):
+            if response.WhichOneof("event") == "text":
+                texts.append(response.text)
+                has_text.set()
+    assert bool(texts[0].stable) == is_stable
+    assert all(word.end_seconds <= seconds - 0.2 for word in texts[0].stable)
