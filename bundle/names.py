@@ -142,6 +142,8 @@ MOST_TEXTS = "most_texts"  # (m, 1) int64: tokens above it that are not times ar
 LEAST_TIMES = "least_times"  # (m, 1) int64: times below it are forbidden
 MOST_TIMES = "most_times"  # (m, 1) int64: times above it are forbidden
 TIME_COLUMNS = FIRST_TIMES, LAST_TIMES, LEAST_TEXTS, MOST_TEXTS, LEAST_TIMES, MOST_TIMES
+PLACES = "places"  # (p, 2) int64: rows and token ids
+FOUND = "found_logits"  # (p,) float32: the logits there
 IS_COVERED = "is_covered"  # (m, 1) bool: whether all tokens that might be drawn were candidates
 
 

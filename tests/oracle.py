@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from seq2seq_serve.server.engine.terms import Term
 from seq2seq_serve.training.config import TransformerConfig
 from seq2seq_serve.training.evaluation import search
 from seq2seq_serve.training.evaluation.search import (
@@ -232,6 +233,172 @@ def _search_one(
         if not is_finished:
             target.append(token_id)
     return Hypothesis(target, log_probabilities, sum(log_probabilities), is_finished)
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Phrases that a target must have, found by reading the whole target again.
+
+    It is read from left to right. At each place the longest spelling of a term that is still missing counts,
+    and the reading goes on behind it; where there is none, it goes on with the next token. If the rest of a
+    target that goes on is a spelling, or the beginning of one, nothing is decided there yet.
+
+    Attributes:
+        terms: The terms.
+        begins_inside: The tokens that continue a word.
+        ends_inside: The tokens after which a word goes on.
+    """
+
+    terms: tuple[Term, ...]
+    begins_inside: frozenset[int] = frozenset()
+    ends_inside: frozenset[int] = frozenset()
+
+    def read(self, target: Sequence[int], *, has_ended: bool) -> tuple[list[int], list[int]]:
+        """How often each term is missing, and the undecided rest of the target."""
+        missing, place = [term.number for term in self.terms], 0
+        while place < len(target):
+            rest, found = list(target[place:]), (0, 0)
+            for number, ids, stands_before_break in self._open(missing, target[:place]):
+                if not has_ended and rest == ids[: len(rest)]:
+                    return missing, rest
+                behind = rest[len(ids) : len(ids) + 1]
+                is_whole = rest[: len(ids)] == ids and (has_ended or behind)
+                if is_whole and not (stands_before_break and self.begins_inside.intersection(behind)):
+                    found = max(found, (len(ids), -number))
+            if found[0]:
+                missing[-found[1]] -= 1
+            place += max(found[0], 1)
+        return missing, []
+
+    def _open(self, missing: list[int], before: Sequence[int]) -> Iterator[tuple[int, list[int], bool]]:
+        """The spellings of missing terms that may stand after a target."""
+        for number, term in enumerate(self.terms):
+            for ids, begins_after_break, ends_before_break in term.spellings:
+                is_allowed = not (begins_after_break and self.ends_inside.intersection(before[-1:]))
+                if missing[number] and is_allowed:
+                    yield number, list(ids), ends_before_break
+
+    def num_left(self, target: Sequence[int]) -> int:
+        """The fewest tokens that are needed after a target that goes on."""
+        missing, rest = self.read(target, has_ended=False)
+        costs = []
+        for term in self.terms:
+            anywhere = [len(each[0]) for each in term.spellings if not each.begins_after_break]
+            costs.append(min(anywhere or [len(each[0]) for each in term.spellings]))
+        gains = [0]
+        for number, ids, _ in self._open(missing, target[: len(target) - len(rest)]):
+            if rest and ids[: len(rest)] == rest:
+                gains.append(costs[number] + len(rest) - len(ids))
+        at_end, _ = self.read(target, has_ended=True)
+        going_on, ending = (
+            sum(cost * number for cost, number in zip(costs, each, strict=True)) for each in (missing, at_end)
+        )
+        return min(going_on - max(gains), ending)
+
+    def wanted(self, target: Sequence[int]) -> set[int]:
+        """The tokens that continue the rest of a target, or begin a missing term after it."""
+        missing, rest = self.read(target, has_ended=False)
+        before = target[: len(target) - len(rest)]
+        wanted = {ids[0] for _, ids, _ in self._open(missing, target)}
+        for _, ids, _ in self._open(missing, before):
+            if rest and rest == ids[: len(rest)]:
+                wanted.update(ids[len(rest) : len(rest) + 1])
+        return wanted
+
+    def repeats(self, target: list[int]) -> bool:
+        """Whether the end of a target is a spelling of a term that it must not have again."""
+        missing, _ = self.read(target, has_ended=False)
+        return any(
+            target[-len(ids) :] == list(ids)
+            for term, number in zip(self.terms, missing, strict=True)
+            for ids, *_ in term.spellings
+            if term.is_exact and not number
+        )
+
+
+@torch.inference_mode()
+def term_search(
+    model: EncoderDecoder,
+    source_ids: Sequence[int],
+    terms: Terms,
+    *,
+    bos_id: int,
+    eos_id: int,
+    beam_size: int,
+    alpha: float,
+    max_new_tokens: int,
+    constraints: Constraints = NO_CONSTRAINTS,
+    early_stopping: Any = True,
+    formula: Any = "wu",
+) -> list[tuple[Hypothesis, list[int]]]:
+    """`beam_search` for targets that must have terms; with each, how often each term is missing.
+
+    Every hypothesis is extended by its 2 * beam_size best tokens, and by those that the terms want. Those
+    that need the same number of further tokens are in one bank. The banks take turns to choose their best,
+    beginning with that which needs the fewest, until beam_size are chosen among all extensions: of these,
+    the ends are finished. In the same way beam_size extensions that go on are chosen. An extension that ends
+    without all terms, before the limit, or one that has an exact term too often, is chosen only if there is
+    no other; one that needs more tokens than there is room for, only if all do.
+    """
+    memory, source_mask = encode(model, [source_ids])
+    running: list[tuple[list[int], list[float]]] = [(list(constraints.prefix_ids), [])]
+    finished: list[tuple[int, float, Hypothesis, list[int]]] = []
+    for num_tokens in range(1, max_new_tokens + 1):
+        room = max_new_tokens - num_tokens
+        divisor = search.length_penalty(num_tokens, alpha, formula)
+        extensions = []
+        for parent, (ids, scores) in enumerate(running):
+            logits = next_logits(model, [[bos_id, *ids]], memory, source_mask)[0]
+            each = constraints.adjust(logits, ids, eos_id).log_softmax(dim=-1)
+            best = each.sort(descending=True, stable=True).indices[: 2 * beam_size].tolist()
+            for token_id in {*best, *terms.wanted(ids)}:
+                score = float(each[token_id])
+                if score > -math.inf:
+                    extensions.append((-sum([*scores, score]), parent, token_id, score))
+        grades: dict[int, list[tuple[int, bool, list[int], list[float]]]] = {0: [], 1: [], 2: []}
+        for _, parent, token_id, score in sorted(extensions):
+            ids, scores = running[parent]
+            ends = token_id == eos_id
+            target = ids if ends else [*ids, token_id]
+            left = terms.num_left(target)
+            grade = 2 if not ends and terms.repeats(target) else int(ends and left > 0 and room > 0)
+            grades[grade].append((left, ends, target, [*scores, score]))
+        chosen = grades[0]
+        if not chosen and not finished:
+            chosen = grades[1] or grades[2]
+        chosen = [each for each in chosen if each[0] <= room] or chosen
+        for left, ends, target, scores in _by_turns(chosen, beam_size):
+            del left
+            if ends:
+                finished.append(_finished(terms, target, scores, divisor, is_finished=True))
+        going = _by_turns([each for each in chosen if not each[1]], beam_size)
+        running = [(target, scores) for _, _, target, scores in going]
+        finished = sorted(finished, key=lambda each: each[:2])[:beam_size]
+        if running and len(finished) == beam_size:
+            at = search.length_penalty(max_new_tokens, alpha, formula)
+            bound = sum(running[0][1]) / (at if early_stopping == "never" and alpha > 0 else divisor)
+            if early_stopping is True or bound <= -finished[-1][1]:
+                running = []
+        if not running:
+            break
+    finished += [_finished(terms, target, scores, divisor, is_finished=False) for target, scores in running]
+    return [each[2:] for each in sorted(finished, key=lambda each: each[:2])[:beam_size]]
+
+
+def _by_turns(extensions: list[Any], number: int) -> list[Any]:
+    """The first ones, by turns from the banks that need the fewest tokens; in the order of all."""
+    turns, seen = [], dict[int, int]()
+    for place, each in enumerate(extensions):
+        seen[each[0]] = seen.get(each[0], 0) + 1
+        turns.append((seen[each[0]], each[0], place))
+    return [extensions[place] for place in sorted(place for *_, place in sorted(turns)[:number])]
+
+
+def _finished(
+    terms: Terms, target: list[int], scores: list[float], divisor: float, *, is_finished: bool
+) -> tuple[int, float, Hypothesis, list[int]]:
+    score, (missing, _) = sum(scores) / divisor, terms.read(target, has_ended=True)
+    return sum(missing), -score, Hypothesis(target, scores, score, is_finished), missing
 
 
 class PrescribedModel(Transformer):

@@ -221,8 +221,9 @@ class _TimedRunner:
         if not beams:
             return Selected(token_ids)
         places = {number: place for place, number in enumerate(beams)}
-        tables = (table[: len(beams)] for table in (self._token_ids, self._log_probabilities))
-        return Selected(token_ids, candidates=(Candidates(places, *tables),))
+        number = len(beams)
+        table = Candidates(places, self._token_ids[:number], self._log_probabilities[:number])
+        return Selected(token_ids, candidates=(table,))
 
     def move(self, moves: Iterable[Move]) -> int:  # noqa: ARG002
         return 0  # the fitted times of turns contain it

@@ -205,6 +205,13 @@ def best() -> onnx.ModelProto:
     return _selection("best", nodes, inputs, _tokens("num_candidates"))
 
 
+def look_up() -> onnx.ModelProto:
+    """Some logits, by their rows and tokens: `(m, V)` to `(p,)`."""
+    nodes = [_node("GatherND", [names.LOGITS, names.PLACES], names.FOUND)]
+    inputs = [_logits(), _tensor(names.PLACES, TensorProto.INT64, "places", 2)]
+    return _selection("look_up", nodes, inputs, [_tensor(names.FOUND, TensorProto.FLOAT, "places")])
+
+
 def score() -> onnx.ModelProto:
     """The log-probability of a given token of each row: `(m, V)` to `(m, 1)`; the labels are token ids."""
     nodes = [_node("Identity", [names.LABEL_IDS], names.TOKEN_IDS), *_log_probabilities()]
@@ -313,6 +320,7 @@ def all_graphs() -> dict[str, onnx.ModelProto]:
         "normalize.onnx": normalize(),
         "candidates.onnx": candidates(),
         "best.onnx": best(),
+        "look_up.onnx": look_up(),
         "score.onnx": score(),
         "detect.onnx": detect(),
         "times.onnx": times(),

@@ -33,11 +33,13 @@ class Candidates:
         places: By row, its index in the arrays.
         token_ids: `(m, K)`.
         log_probabilities: `(m, K)`; minus infinity for a forbidden token.
+        wanted: By row, the log-probabilities of the tokens that its request's terms want there.
     """
 
     places: Mapping[int, int]
     token_ids: Array
     log_probabilities: Array
+    wanted: Mapping[int, Mapping[int, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

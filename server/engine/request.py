@@ -9,13 +9,14 @@ import functools
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from seq2seq_serve.bundle.manifest import EarlyStopping, LengthPenalty, Timestamps
 from seq2seq_serve.server.engine.stops import StopSequences
+from seq2seq_serve.server.engine.terms import RequiredTerms
 
 Array = npt.NDArray[Any]
 
@@ -167,6 +168,7 @@ class Request:
         begin_suppressed_ids: Tokens that are not selected directly after the prefix.
         ends_forced: Whether the last token of a target at its limit is the end of sequence, at no cost.
         stops: Ends a target early, after the prefix; None ends none.
+        terms: The phrases that the target must have, only with a beam; None for none.
         is_score: Whether the prefix is a whole target, of which only the log-probabilities are computed.
         log_probabilities: Whether the result contains the log-probability of every generated token.
         num_alternatives: Number of most probable tokens that the result contains for each position.
@@ -177,7 +179,8 @@ class Request:
         num_slots: The number of rows that it may take at once.
         is_detailed: Whether the result contains more than the id of every token.
         is_plain: Whether a step only has to select its most probable token.
-        is_free_beam: Whether it is a beam that is ranked by the step's own logits.
+        free_beam: Whether it is a beam that is ranked by the step's own logits: the most probable ones alone,
+            or also those of the tokens that its terms need.
         encode_tokens: The cost of encoding it, as the number of a text's tokens that take about as long. Long
             sentences of a story cost more than short ones, and a clip more than its number of frames.
         queue_tokens: Its size in the queue: its positions of memory, or the KiB of its arrays if these are
@@ -206,6 +209,7 @@ class Request:
     begin_suppressed_ids: frozenset[int] = frozenset()
     ends_forced: bool = False
     stops: StopSequences | None = None
+    terms: RequiredTerms | None = None
     is_score: bool = False
     log_probabilities: bool = False
     num_alternatives: int = 0
@@ -224,9 +228,11 @@ class Request:
         self.is_detailed = self.log_probabilities or self.num_alternatives > 0
         is_alone = self.mode in ("greedy", "score") and self.num_hypotheses == 1
         self.is_plain = is_alone and not self.constraints.change_logits and not self.is_detailed
-        self.is_free_beam = (
-            self.mode == "beam" and not self.begin_suppressed_ids and self.constraints == NO_CONSTRAINTS
-        )
+        assert self.terms is None or self.beam is not None
+        is_free = self.mode == "beam" and not self.begin_suppressed_ids and self.constraints == NO_CONSTRAINTS
+        self.free_beam: Literal["", "alone", "with terms"] = ""
+        if is_free:
+            self.free_beam = "alone" if self.terms is None else "with terms"
         num_looked_up = num_bytes = 0
         for array in self.sources.values():
             num_bytes += array.nbytes

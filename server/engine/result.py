@@ -44,6 +44,7 @@ class Hypothesis(NamedTuple):
         attended: The attention in pieces of consecutive positions; empty if not requested.
         score: The sum of its log-probabilities, in a beam divided by the length penalty; 0 if plain.
         token_scores: One per generated or scored token, the end of sequence included; empty if not requested.
+        missing: How often each of the required terms is missing; empty if none is.
     """
 
     token_ids: tuple[int, ...]
@@ -51,6 +52,7 @@ class Hypothesis(NamedTuple):
     attended: list[Array]
     score: float = 0.0
     token_scores: tuple[TokenScore, ...] = ()
+    missing: tuple[int, ...] = ()
 
     @property
     def attention(self) -> Array | None:

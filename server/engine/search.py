@@ -16,6 +16,7 @@ from seq2seq_serve.server.engine.plan import Branches, Candidates
 from seq2seq_serve.server.engine.request import Beam, Request
 from seq2seq_serve.server.engine.result import Alternatives, FinishReason, Hypothesis, TokenScore
 from seq2seq_serve.server.engine.state import Search, Sequence
+from seq2seq_serve.server.engine.terms import RequiredTerms, shares
 from seq2seq_serve.server.errors import NO_NUMBERS, EngineFailed
 
 
@@ -96,6 +97,7 @@ def _prepare(root: Sequence, eos_ids: Collection[int], *, scores: bool = False) 
         beam = request.beam
         root.num_branches = request.num_hypotheses if beam is None else num_candidates(beam, eos_ids)
         root.is_plain = request.is_plain and not request.begin_suppressed_ids
+        root.progress = None if request.terms is None else request.terms.after(root.token_ids)
 
 
 def add_choice(sequence: Sequence, branches: Branches) -> None:
@@ -171,8 +173,12 @@ def rank(searches: Iterable[Search], tables: Iterable[Candidates]) -> dict[Searc
         alike: dict[tuple[int, int], list[Search]] = {}
         for search in beams:
             first = search.rows[0]
-            if first.row in table.places:
-                alike.setdefault((len(search.rows), first.num_branches), []).append(search)
+            if first.row not in table.places:
+                continue
+            if first.progress is not None:
+                ranked[search] = _rank_with_terms(search, table)
+                continue
+            alike.setdefault((len(search.rows), first.num_branches), []).append(search)
         for (_, number), group in alike.items():
             rows = [row for search in group for row in search.rows]
             at = [table.places[row.row] for row in rows if row.row is not None]
@@ -185,10 +191,29 @@ def rank(searches: Iterable[Search], tables: Iterable[Candidates]) -> dict[Searc
             columns = order // width, token_ids.take(best), log_probabilities.take(best), sums.take(best)
             parents, tokens, scores, totals = (column.tolist() for column in columns)
             for i, search in enumerate(group):
-                wanted = search.request.num_alternatives
-                alternatives = [_alternatives(row, table, wanted) for row in search.rows] if wanted else []
-                ranked[search] = Ranked(parents[i], tokens[i], scores[i], totals[i], alternatives)
+                ranked[search] = Ranked(
+                    parents[i], tokens[i], scores[i], totals[i], _alternatives_of(search, table)
+                )
     return ranked
+
+
+def _rank_with_terms(search: Search, table: Candidates) -> Ranked:
+    """Rank all candidates of each row of a beam, and the tokens that its terms want there."""
+    found: list[tuple[float, int, int, float]] = []
+    for parent, row in enumerate(search.rows):
+        assert row.row is not None
+        place, before = table.places[row.row], row.log_probability
+        token_ids, log_probabilities = (
+            values[place, : row.num_branches].tolist()
+            for values in (table.token_ids, table.log_probabilities)
+        )
+        candidates = dict(zip(token_ids, log_probabilities, strict=True))
+        for token_id, log_probability in (dict(table.wanted[row.row]) | candidates).items():
+            found.append((before + log_probability, parent, token_id, log_probability))
+    found = [each for each in found if each[0] > -math.inf]  # NaN is not
+    found.sort(key=lambda each: (-each[0], each[1], each[2]))
+    totals, parents, tokens, scores = map(list, zip(*found, strict=True)) if found else ([], [], [], [])
+    return Ranked(parents, tokens, scores, totals, _alternatives_of(search, table))
 
 
 def branch(search: Search, branches: Branches, eos_ids: Collection[int]) -> list[Fork]:
@@ -283,17 +308,21 @@ def extend_beam(search: Search, ranked: Ranked, eos_ids: Collection[int]) -> lis
         return length_penalty(number + request.num_counted, beam.alpha, beam.formula)
 
     ended, going = list(search.ended.values()), list[int]()  # the best first
-    for place, token_id in enumerate(ranked.token_ids):
-        if not ranked.totals[place] > -math.inf:
-            break
-        may_end = token_id in eos_ids or request.stops is not None
-        reason = _end(rows[ranked.parents[place]], token_id, eos_ids) if may_end else None
-        if reason is None:
-            going.append(place)
-            if len(going) == beam.size:  # later ones are not among the first `size` extensions
+    if request.terms is None:
+        for place, token_id in enumerate(ranked.token_ids):
+            if not ranked.totals[place] > -math.inf:
                 break
-        elif place < beam.size:
-            ended.append(_ended(search, ranked, place, reason, penalty(num_tokens)))
+            may_end = token_id in eos_ids or request.stops is not None
+            reason = _end(rows[ranked.parents[place]], token_id, eos_ids) if may_end else None
+            if reason is None:
+                going.append(place)
+                if len(going) == beam.size:  # later ones are not among the first `size` extensions
+                    break
+            elif place < beam.size:
+                ended.append(_ended(search, ranked, place, reason, penalty(num_tokens)))
+    else:
+        ends, going = _divided(search, ranked, eos_ids, request.terms)
+        ended += [_ended(search, ranked, place, reason, penalty(num_tokens)) for place, reason in ends]
     if len(ended) > len(search.ended):
         ended = _best(ended, beam.size)
     if going and len(ended) == beam.size:
@@ -313,6 +342,56 @@ def extend_beam(search: Search, ranked: Ranked, eos_ids: Collection[int]) -> lis
     return _place(search, ranked, going)
 
 
+def _divided(
+    search: Search, ranked: Ranked, eos_ids: Collection[int], terms: RequiredTerms
+) -> tuple[list[tuple[int, FinishReason]], list[int]]:
+    """Divides the places of a beam among extensions by what they have of the required terms.
+
+    An extension is in the bank of the number of tokens that it still needs, and each bank has a share of the
+    places. An extension that ends is kept if its bank's share has it, and if it has all terms or is at the
+    limit. One that could not have all terms at the limit is dropped, unless all would be.
+
+    Returns:
+        The extensions that end, and why, and those that go on, the best first.
+    """
+    request, rows = search.request, search.rows
+    assert request.beam is not None
+    num_after = request.max_new_tokens - rows[0].num_generated - 1
+    num_left: list[int] = []
+    ends: dict[int, FinishReason] = {}
+    complete, incomplete, repeating = list[int](), list[int](), list[int]()
+    for place, token_id in enumerate(ranked.token_ids):
+        row = rows[ranked.parents[place]]
+        progress = row.progress
+        assert progress is not None
+        reason = _end(row, token_id, eos_ids)
+        if reason is not FinishReason.EOS:
+            progress = terms.advance(progress, row.token_ids, token_id)
+        num_left.append(progress.num_left)
+        if reason is not None:
+            ends[place] = reason
+        if reason is not FinishReason.EOS and terms.repeats(progress, row.token_ids, token_id):
+            repeating.append(place)
+        elif reason is not None and num_after and progress.num_left:
+            incomplete.append(place)
+        else:
+            complete.append(place)
+    if not complete:
+        if search.ended:
+            return [], []
+        complete = incomplete or repeating
+    places = [place for place in complete if num_left[place] <= num_after] or complete
+    banks: dict[int, list[int]] = {}
+    for place in places:
+        banks.setdefault(num_left[place], []).append(place)
+    share = shares({bank: len(its) for bank, its in banks.items()}, request.beam.size)
+    ended = [(place, ends[place]) for bank in banks for place in banks[bank][: share[bank]] if place in ends]
+    running = {bank: [place for place in its if place not in ends] for bank, its in banks.items()}
+    share = shares({bank: len(its) for bank, its in running.items()}, request.beam.size)
+    going = sorted(place for bank, its in running.items() for place in its[: share[bank]])
+    return sorted(ended), going
+
+
 def num_candidates(beam: Beam, eos_ids: Collection[int]) -> int:
     """Returns the number of extensions that are ranked: enough that `size` of them do not end."""
     return max(2, 1 + len(eos_ids)) * beam.size
@@ -325,7 +404,13 @@ def _is_end_forced(sequence: Sequence) -> bool:
 
 
 def _best(hypotheses: list[Hypothesis], number: int) -> list[Hypothesis]:
-    return sorted(hypotheses, key=lambda hypothesis: -hypothesis.score)[:number]
+    return sorted(hypotheses, key=lambda hypothesis: (sum(hypothesis.missing), -hypothesis.score))[:number]
+
+
+def _alternatives_of(search: Search, table: Candidates) -> list[Alternatives]:
+    """Returns the most probable tokens of each row, if the request wants them."""
+    wanted = search.request.num_alternatives
+    return [_alternatives(row, table, wanted) for row in search.rows] if wanted else []
 
 
 def _alternatives(row: Sequence, table: Candidates, number: int) -> Alternatives:
@@ -373,7 +458,7 @@ def _place(search: Search, ranked: Ranked, going: list[int]) -> list[Fork]:
             row = spare.pop()
             num_shared = len(search.start_ids) + _num_shared(row.token_ids, parent.token_ids)
         row.token_ids = parent.token_ids.copy()
-        row.tail = parent.tail
+        row.tail, row.progress = parent.tail, parent.progress
         if parent.token_scores:
             row.token_scores = parent.token_scores.copy()
         if parent.attended:
@@ -382,6 +467,9 @@ def _place(search: Search, ranked: Ranked, going: list[int]) -> list[Fork]:
         forks.append(Fork(parent, row, num_shared))
     for row, place in zip(rows, going, strict=True):
         token_id = token_ids[place]
+        if request.terms is not None:
+            assert row.progress is not None
+            row.progress = request.terms.advance(row.progress, row.token_ids, token_id)
         row.token_ids.append(token_id)
         row.next_token_id = token_id
         row.log_probability = totals[place]
@@ -409,13 +497,26 @@ def _ended(
 ) -> Hypothesis:
     """Returns the hypothesis of an extension whose token completed it."""
     parent, token_id = search.rows[ranked.parents[place]], ranked.token_ids[place]
+    last_ids = () if reason is FinishReason.EOS else (token_id,)
     return Hypothesis(
-        token_ids=(*parent.token_ids, *(() if reason is FinishReason.EOS else (token_id,))),
+        token_ids=(*parent.token_ids, *last_ids),
         finish_reason=reason,
         attended=parent.attended.copy(),
         score=ranked.totals[place] / penalty,
         token_scores=(*parent.token_scores, ranked.token_score(place)) if search.request.is_detailed else (),
+        missing=() if parent.progress is None else _missing(parent, last_ids),
     )
+
+
+def _missing(row: Sequence, last_ids: tuple[int, ...]) -> tuple[int, ...]:
+    """Returns how often a row that ends with some tokens lacks each required term; nothing if it has all."""
+    terms, progress, token_ids = row.request.terms, row.progress, row.token_ids
+    assert terms is not None
+    assert progress is not None
+    for token_id in last_ids:
+        progress = terms.advance(progress, token_ids, token_id)
+    missing = terms.missing_at_end(progress, [*token_ids, *last_ids])
+    return missing if any(missing) else ()
 
 
 def _as_it_is(sequence: Sequence, reason: FinishReason) -> Hypothesis:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from seq2seq_serve.server.engine.ngrams import Lookup
 from seq2seq_serve.server.engine.request import Array, Request
 from seq2seq_serve.server.engine.result import FinishReason, Hypothesis, TokenScore
+from seq2seq_serve.server.engine.terms import Progress
 
 
 @dataclass(eq=False, slots=True)
@@ -62,6 +63,8 @@ class Sequence:
         log_probability: The sum over its generated tokens; 0 for a plain request.
         token_scores: The requested details of each token, the end of sequence included.
         tail: The state of its request's stop rule.
+        progress: What its target has of the required terms; None without any, and before its first generated
+            token.
         is_plain: Whether its next step only has to select the most probable token.
         num_forced: Number of start and prefix tokens that its steps still have to read.
         detects: Whether its next step detects a start token.
@@ -82,6 +85,7 @@ class Sequence:
     log_probability: float = 0.0
     token_scores: list[TokenScore] = field(default_factory=list)
     tail: bytes = b""
+    progress: Progress | None = None
     is_plain: bool = True
     num_forced: int = 0
     detects: bool = False

@@ -295,6 +295,8 @@ class _Process:
                     self._by_number[request.number] = request
                     if request.stops is not None:
                         request.stops.token_bytes = token_bytes
+                    if request.terms is not None:
+                        request.terms.token_bytes = token_bytes
                 core.send(command)
         except (EOFError, OSError):
             os._exit(1)  # the server has ended

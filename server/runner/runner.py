@@ -28,6 +28,7 @@ from seq2seq_serve.server.engine.drafts import MAX_DRAFTED
 from seq2seq_serve.server.engine.plan import Move, Selected
 from seq2seq_serve.server.engine.request import NO_ADAPTER, Array, Beam, Constraints, Request, Sampling
 from seq2seq_serve.server.engine.state import Search, Sequence
+from seq2seq_serve.server.engine.terms import RequiredTerms, Spelling, Term
 from seq2seq_serve.server.errors import NO_NUMBERS, EngineFailed
 from seq2seq_serve.server.runner import selection
 from seq2seq_serve.server.runner.adapters import Adapters
@@ -234,7 +235,11 @@ class OnnxRunner:
         start_id = self.start_ids[-1]
         rows = [
             Sequence(
-                Search(one, (start_id,)), start_id, is_plain=one is request, detects=bool(one.detected_ids)
+                Search(one, (start_id,)),
+                start_id,
+                is_plain=one is request,
+                detects=bool(one.detected_ids),
+                progress=None if one.terms is None else one.terms.start,
             )
             for one in (
                 [request]  # a draft model selects no token in another way
@@ -709,6 +714,7 @@ def _requests_of_every_selection(
         request,
         replace(request, constraints=constraints, log_probabilities=True),
         replace(request, constraints=replace(constraints, is_renormalized=False), beam=Beam(1)),
+        replace(request, beam=Beam(1), terms=RequiredTerms([Term((Spelling((0,)),))], ())),
         *(replace(request, sampling=sampling) for sampling in samplings),
         replace(request, is_score=True),
         *([replace(request, detected_ids=(0,))] if detects else []),

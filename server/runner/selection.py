@@ -33,6 +33,7 @@ _GRAPHS = (
     "normalize",
     "candidates",
     "best",
+    "look_up",
     "sample",
     "sample_sorted",
     "sample_top_p",
@@ -74,8 +75,9 @@ class _Kind(NamedTuple):
 
 _NUM_WANTED = attrgetter("request.num_alternatives", "num_branches")
 # What decides how a row's tokens are selected
-_WAY = attrgetter("request.is_free_beam", "is_plain", "detects")
-_FREE_BEAMS = {(True, False, False)}
+_WAY = attrgetter("request.free_beam", "is_plain", "detects")
+_FREE_BEAMS = {("alone", False, False)}
+_FREE_BEAMS_WITH_TERMS = _FREE_BEAMS | {("with terms", False, False)}
 _CANDIDATES, _BEAM = _Kind("candidates"), _Kind("candidates", is_beam=True)
 
 
@@ -107,9 +109,15 @@ def _num_wanted(rows: Collection[Sequence], vocab_size: int) -> int:
     return min(wanted, vocab_size)
 
 
-def table_of(rows: Collection[Sequence], token_ids: Array, log_probabilities: Array) -> tuple[Candidates]:
+def table_of(
+    rows: Collection[Sequence],
+    token_ids: Array,
+    log_probabilities: Array,
+    wanted: Mapping[int, Mapping[int, float]] | None = None,
+) -> tuple[Candidates]:
     """Returns the candidates `(B, K)` of all rows of a step, which are those of beams."""
-    return (Candidates({row: row for row in range(len(rows))}, token_ids, log_probabilities),)
+    places = {row: row for row in range(len(rows))}
+    return (Candidates(places, token_ids, log_probabilities, wanted or {}),)
 
 
 class Selector:
@@ -155,7 +163,7 @@ class Selector:
             rows: The rows of the step.
             token_ids: The most probable id of each row.
         """
-        if set(map(_WAY, rows)) == _FREE_BEAMS:
+        if set(map(_WAY, rows)) <= _FREE_BEAMS_WITH_TERMS:
             return self._select_beams(rows, token_ids)
         groups: dict[_Kind, list[_Ask]] = defaultdict(list)
         failures: dict[int, Exception] = {}
@@ -174,9 +182,11 @@ class Selector:
         for kind, asks in groups.items():
             logits = self._constrained(kind, asks, len(rows))
             if kind.is_beam:
-                best = self._best(kind.graph, [ask.sequence for ask in asks], logits)
+                sequences = [ask.sequence for ask in asks]
+                best_ids, log_probabilities = self._best(kind.graph, sequences, logits)
+                wanted = self._wanted(sequences, logits, best_ids, log_probabilities)
                 places = {ask.row: place for place, ask in enumerate(asks)}
-                candidates.append(Candidates(places, *best))
+                candidates.append(Candidates(places, best_ids, log_probabilities, wanted))
             else:
                 self._branch(kind, asks, logits, token_ids, branches)
         self._columns.write_token_ids(token_ids)
@@ -187,7 +197,42 @@ class Selector:
         logits = self._rows(0, len(rows))
         if self._never_ids:
             self._suppress(logits, len(rows))
-        return Selected(token_ids, candidates=table_of(rows, *self._best(_BEAM.graph, rows, logits)))
+        best_ids, log_probabilities = self._best(_BEAM.graph, rows, logits)
+        wanted = self._wanted(rows, logits, best_ids, log_probabilities)
+        return Selected(token_ids, candidates=table_of(rows, best_ids, log_probabilities, wanted))
+
+    def _wanted(
+        self, sequences: Collection[Sequence], logits: _Logits, token_ids: Array, log_probabilities: Array
+    ) -> dict[int, dict[int, float]]:
+        """Returns the log-probabilities of the tokens that terms want, by row.
+
+        Args:
+            sequences: The rows of the logits.
+            logits: Those from which the candidates come.
+            token_ids: The candidates `(m, K)`, best first.
+            log_probabilities: Theirs.
+        """
+        wanted: dict[int, list[int]] = {}  # by place
+        for place, sequence in enumerate(sequences):
+            terms, progress = sequence.request.terms, sequence.progress
+            if terms is not None and progress is not None:
+                wanted[place] = terms.wanted(progress, sequence.token_ids)
+        if not wanted:
+            return {}
+        best_ids = token_ids[:, 0].tolist()
+        places = [(place, each) for place, ids in wanted.items() for each in (best_ids[place], *ids)]
+        binding = self._bound("look_up", logits.bind_input, {names.PLACES: np.array(places, np.int64)})
+        binding.bind_output(names.FOUND, CPU)
+        self._sessions["look_up"].run_with_iobinding(binding)
+        found = iter(binding.get_outputs()[0].numpy().tolist())
+        rows = [sequence.row for sequence in sequences]
+        result: dict[int, dict[int, float]] = {}
+        for place, ids in wanted.items():
+            row, best = rows[place], next(found)
+            assert row is not None
+            shift = float(log_probabilities[place, 0]) - best
+            result[row] = {token_id: next(found) + shift for token_id in ids}
+        return result
 
     def _branch(
         self,

@@ -98,13 +98,17 @@ def selected(
     tokens: list[int],
     branches: Mapping[int, Branches],
     attention: Mapping[int, Array] | None = None,
+    wanted: Mapping[int, Mapping[int, float]] | None = None,
 ) -> Selected:
     """The tokens of a step; the branches of beams become candidates."""
     beams = [row for row in branches if rows[row].request.beam is not None and rows[row].num_branches > 1]
     width = max((len(branches[row].token_ids) for row in beams), default=0)
     shape = (len(beams), width)
     candidates = Candidates(
-        {row: place for place, row in enumerate(beams)}, np.zeros(shape, np.int64), np.full(shape, -math.inf)
+        {row: place for place, row in enumerate(beams)},
+        np.zeros(shape, np.int64),
+        np.full(shape, -math.inf),
+        wanted or {},
     )
     for place, row in enumerate(beams):
         number = len(branches[row].token_ids)
@@ -209,7 +213,7 @@ class FakeRunner:
         if self.num_steps - 1 in self._fail_steps:
             raise RuntimeError("this step was told to fail")
         self.batch_sizes.append(len(rows))
-        tokens, branches, attention = [], {}, {}
+        tokens, branches, attention, wanted = [], {}, {}, {}
         if self.shares_memory:
             keeping = {sequence.search.memory_owner.row for sequence in rows if sequence.search.memory_owner}
             self.memory = [memory if row in keeping else None for row, memory in enumerate(self.memory)]
@@ -237,8 +241,11 @@ class FakeRunner:
                 ways = ways_to_go_on(memory, fed, None if is_beam else sequence.index)
                 tokens[-1] = ways.token_ids[0]
                 alternatives = tuple(zip(ways.token_ids, ways.log_probabilities, strict=True))
-                wanted = alternatives[: sequence.request.num_alternatives]
-                branches[row] = Branches(ways.token_ids[:count], ways.log_probabilities[:count], wanted)
+                listed = alternatives[: sequence.request.num_alternatives]
+                branches[row] = Branches(ways.token_ids[:count], ways.log_probabilities[:count], listed)
+                if sequence.progress is not None:
+                    ids = sequence.request.terms.wanted(sequence.progress, sequence.token_ids)
+                    wanted[row] = {token_id: dict(alternatives)[token_id] for token_id in ids}
         further = list[list[int]]()
         for _ in range(num_steps - 1):
             assert not branches
@@ -246,7 +253,7 @@ class FakeRunner:
             for row, token in enumerate(further[-1] if further else tokens):
                 self.cache[row] = [*self.cache[row], token]
             further.append([next_token(self._memory_of(row), self.cache[row.row]) for row in rows])
-        return replace(selected(rows, tokens, branches, attention), further=tuple(further))
+        return replace(selected(rows, tokens, branches, attention, wanted), further=tuple(further))
 
     def _memory_of(self, sequence: Sequence) -> tuple[int, ...]:
         owner = sequence.search.memory_owner if self.shares_memory else sequence

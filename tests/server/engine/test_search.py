@@ -67,14 +67,18 @@ class TableRunner(FakeRunner):
         self.model = model
 
     def step(self, rows, num_steps=1):
-        branches = {}
+        branches, wanted = {}, {}
         for row, sequence in enumerate(rows):
             self.cache[row] = [*self.cache[row][: sequence.cache_length], sequence.next_token_id]
             logits = torch.tensor(self.model.logits(tuple(self.cache[row][1:])), dtype=torch.float64)
-            best = logits.log_softmax(0).sort(descending=True, stable=True)
+            log_probabilities = logits.log_softmax(0)
+            best = log_probabilities.sort(descending=True, stable=True)
             count = sequence.num_branches
             branches[row] = Branches(best.indices[:count].tolist(), best.values[:count].tolist())
-        return selected(rows, [EOS_ID] * len(rows), branches)
+            if sequence.progress is not None:
+                ids = sequence.request.terms.wanted(sequence.progress, sequence.token_ids)
+                wanted[row] = {token_id: float(log_probabilities[token_id]) for token_id in ids}
+        return selected(rows, [EOS_ID] * len(rows), branches, wanted=wanted)
 
 
 @given(

@@ -1,0 +1,33 @@
+"""Tells where words begin and end in texts and in tokens, in scripts that have white space between words."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+# Scripts without white space between words, and Korean's, whose particles follow a noun without any
+_UNSPACED = re.compile(
+    "[\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u30ff\u3130-\u318f\u31f0-\u31ff\u3400-\u9fff"
+    "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
+)
+
+
+def is_inside(character: str) -> bool:
+    """Returns whether a character is one of a word, so that the word goes on beside it; "" is not."""
+    if not character or _UNSPACED.match(character):
+        return False
+    return character.isalnum() or unicodedata.category(character).startswith("M")
+
+
+def begins_inside(token: bytes) -> bool:
+    """Returns whether a token continues a word that ends directly before it.
+
+    Args:
+        token: Its bytes; a part of a character belongs to no word.
+    """
+    return is_inside(token.decode(errors="replace")[:1])
+
+
+def ends_inside(token: bytes) -> bool:
+    """Returns whether a word that begins directly after a token continues the token's last one."""
+    return is_inside(token.decode(errors="replace")[-1:])

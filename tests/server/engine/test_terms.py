@@ -1,0 +1,204 @@
+"""Beams whose targets must have terms, under the real engine against the oracle."""
+
+import pickle
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from seq2seq_serve.bundle.words import begins_inside, ends_inside
+from seq2seq_serve.server.engine.request import Beam
+from seq2seq_serve.server.engine.result import FinishReason
+from seq2seq_serve.server.engine.stops import StopSequences
+from seq2seq_serve.server.engine.terms import RequiredTerms, Spelling, Term, shares
+from seq2seq_serve.training.config import BOS_ID, EOS_ID
+from tests import oracle
+from tests.oracle import random_model
+from tests.server.driver import Driver
+from tests.server.engine.test_search import LETTERS, TableRunner
+from tests.server.fakes import FakeRunner, make_request
+
+A, B, C = 3, 4, 5
+# Token 4 continues a word, and 5 ends inside one: the bytes of tokens by their ids.
+TOKENS = (b"", b"", b"", b" . ", b"a.", b".a")
+
+
+def term(*spellings: tuple[int, ...], **options) -> Term:
+    return Term(tuple(map(Spelling, spellings)), **options)
+
+
+spelling = st.builds(
+    Spelling,
+    st.lists(st.sampled_from([A, B, C]), min_size=1, max_size=3).map(tuple),
+    st.booleans(),
+    st.booleans(),
+)
+some_terms = st.lists(
+    st.builds(
+        Term, st.lists(spelling, min_size=1, max_size=2).map(tuple), st.sampled_from([1, 1, 2]), st.booleans()
+    ),
+    min_size=1,
+    max_size=3,
+).map(tuple)
+
+
+def oracles(terms: tuple[Term, ...]) -> oracle.Terms:
+    inside = (filter(lambda i, edge=edge: edge(TOKENS[i]), range(6)) for edge in (begins_inside, ends_inside))
+    return oracle.Terms(terms, *map(frozenset, inside))
+
+
+@settings(max_examples=200)
+@given(some_terms, st.lists(st.sampled_from([0, A, B, C]), max_size=9))
+def test_the_progress_of_a_target_is_that_of_reading_all_of_it(terms, target):
+    required, definition = RequiredTerms(terms, TOKENS), oracles(terms)
+    progress = required.start
+    for place, token_id in enumerate(target):
+        progress = required.advance(progress, target[:place], token_id)
+        so_far = target[: place + 1]
+        missing, rest = definition.read(so_far, has_ended=False)
+        assert (list(progress.missing), list(progress.tail)) == (missing, rest)
+        assert progress.num_left == definition.num_left(so_far)
+        assert set(required.wanted(progress, so_far)) == definition.wanted(so_far)
+        assert required.repeats(progress, target[:place], token_id) == definition.repeats(so_far)
+        at_end = required.missing_at_end(progress, so_far)
+        assert list(at_end) == definition.read(so_far, has_ended=True)[0]
+        assert any(at_end) == (progress.num_left > 0)
+    assert required.after(target) == progress
+
+
+@settings(max_examples=150)
+@given(
+    st.integers(0, 10**6),
+    some_terms,
+    st.integers(1, 5),
+    st.integers(1, 8),
+    st.sampled_from([0.0, 0.6, 1.0, -0.5]),
+    st.sampled_from([True, False, "never"]),
+    st.sampled_from(["wu", "power"]),
+    st.lists(st.sampled_from([A, B, C]), max_size=3).map(tuple),
+)
+@example(1, (term((A,), is_exact=True), term((A, B)), term((B, C, A), (C,))), 4, 8, 0.6, False, "wu", ())
+def test_the_search_is_the_oracles(seed, terms, size, limit, alpha, early_stopping, formula, prefix_ids):
+    model = random_model(seed, parts=2**20)  # so fine that no two are equal
+    expected = oracle.term_search(
+        model,
+        [5],
+        oracles(terms),
+        bos_id=BOS_ID,
+        eos_id=EOS_ID,
+        beam_size=size,
+        alpha=alpha,
+        max_new_tokens=limit,
+        early_stopping=early_stopping,
+        formula=formula,
+        constraints=oracle.Constraints(prefix_ids=prefix_ids),
+    )
+    driver = Driver(TableRunner(model, size))
+    request = make_request(
+        (5,),
+        beam=Beam(size, alpha, formula, early_stopping),
+        num_hypotheses=size,
+        max_new_tokens=limit,
+        prefix_ids=prefix_ids,
+        stream=True,
+        terms=RequiredTerms(terms, TOKENS),
+    )
+    driver.submit(request)
+    driver.finish()
+    found = driver.results[request].hypotheses
+    assert [list(one.token_ids) for one in found] == [one.token_ids for one, _ in expected]
+    assert [one.score for one in found] == pytest.approx([one.score for one, _ in expected], abs=1e-4)
+    assert [sum(one.missing) for one in found] == [sum(missing) for _, missing in expected]
+    assert tuple(driver.told(request)) == found[0].token_ids
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_every_target_with_room_has_every_term_and_others_have_the_tokens_that_they_have_alone(seed):
+    terms = RequiredTerms([term((7, 8, 9)), term((7, 8), (10,), number=2), term((90,))], ())
+    least = terms.num_tokens
+
+    def requests():
+        plain = [make_request((20, seed, i), beam=Beam(3), max_new_tokens=9) for i in range(2)]
+        plain.append(make_request((20, seed), max_new_tokens=9, stream=True))
+        return plain, [
+            make_request((30, seed, i), beam=Beam(4), max_new_tokens=least + i, terms=terms, num_hypotheses=4)
+            for i in range(3)
+        ]
+
+    plain, required = requests()
+    driver = Driver(FakeRunner(18))
+    driver.submit(*plain, *required)
+    driver.finish()
+    for request in required:
+        for hypothesis in driver.results[request].hypotheses:
+            assert not hypothesis.missing
+            assert terms.missing_at_end(terms.after(hypothesis.token_ids), hypothesis.token_ids) == (0, 0, 0)
+    alone, _ = requests()
+    other = Driver(FakeRunner(18))
+    other.submit(*alone)
+    other.finish()
+    for one, together in zip(alone, plain, strict=True):
+        assert driver.results[together].hypotheses == other.results[one].hypotheses
+
+
+def test_a_target_at_its_limit_has_as_many_terms_as_fit_and_names_the_others():
+    terms = RequiredTerms([term((7, 8, 9)), term((10,))], ())
+    request = make_request((20, 1), beam=Beam(3), max_new_tokens=2, terms=terms, num_hypotheses=2)
+    driver = Driver(FakeRunner(3))
+    driver.submit(request)
+    driver.finish()
+    best = driver.results[request].best
+    assert best.missing == (1, 0)
+    assert 10 in best.token_ids
+
+
+def test_an_exact_term_is_written_once_where_the_model_would_repeat_it():
+    model = oracle.PrescribedModel(lambda target: [0.0, 0.0, len(target) - 4.0, 5.0, 0.0, 4.0])
+    for is_exact in (False, True):
+        required = RequiredTerms([term((A,), is_exact=is_exact)], ())
+        request = make_request((5,), beam=Beam(2), max_new_tokens=6, terms=required)
+        driver = Driver(TableRunner(model, 2))
+        driver.submit(request)
+        driver.finish()
+        count = driver.results[request].best.token_ids.count(A)
+        assert count == 1 if is_exact else count > 1
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_stop_sequence_ends_a_target_only_when_it_has_all_terms(seed):
+    required = RequiredTerms([term((4, 6)), term((7,))], ())
+    request = make_request(
+        (20, seed),
+        beam=Beam(4),
+        max_new_tokens=12,
+        stops=StopSequences(["ab", "cc"], LETTERS),
+        terms=required,
+        num_hypotheses=4,
+    )
+    driver = Driver(FakeRunner(4))
+    driver.submit(request)
+    driver.finish()
+    for hypothesis in driver.results[request].hypotheses:
+        text = b"".join(LETTERS[token_id] for token_id in hypothesis.token_ids).decode()
+        assert text.endswith(("ab", "cc")) == (hypothesis.finish_reason is FinishReason.STOP)
+        assert not hypothesis.missing
+
+
+@given(st.dictionaries(st.integers(0, 9), st.integers(0, 6)), st.integers(0, 12))
+def test_the_shares_fill_the_beam_and_differ_only_for_banks_that_have_no_more(counts, size):
+    taken = shares(counts, size)
+    assert sum(taken.values()) == min(size, sum(counts.values()))
+    assert all(taken[bank] <= count for bank, count in counts.items())
+    most = max((taken[bank] for bank in counts), default=0)
+    for bank, count in counts.items():
+        assert taken[bank] in (count, most, most - 1)
+        if taken[bank] < min(count, most):  # those that need fewer tokens come first
+            assert all(taken[other] < most for other in counts if other > bank)
+
+
+def test_a_pickled_request_leaves_the_table_of_tokens_behind():
+    required = RequiredTerms([term((A, B), (C,), number=2)], TOKENS)
+    copied = pickle.loads(pickle.dumps(required))
+    assert copied.token_bytes == ()
+    copied.token_bytes = TOKENS
+    assert copied.after([A, B, C]) == required.after([A, B, C])
