@@ -31,6 +31,7 @@ UNSPACED = re.compile(
 )
 _WHITE_SPACE = re.compile(r"(?<=\S)\s")  # the first of several
 _WORD = "a"  # before a piece, so that its first word has the tokens of one inside a text
+_OPENING = "("  # before a word, so that it has the tokens of one without a space before it
 
 
 class Tokenizer:
@@ -220,6 +221,28 @@ class Tokenizer:
         # Only this call keeps the characters of unknown pieces.
         (encoding,) = self._inner.encode_batch([text])
         return [known_id(*pair) for pair in zip(encoding.tokens, encoding.ids, strict=True)]
+
+    def spellings(self, texts: Sequence[str]) -> list[list[tuple[int, ...]]]:
+        """The ways to write each of some texts inside a longer one: after a space, after a mark, or first.
+
+        There are none for a text that is not what its tokens say.
+        """
+        starts = [_WORD, f"{_WORD} ", _OPENING, ""]
+        begun = self.encode_batch(starts)
+        before = dict(zip(starts, [begun[0], begun[0], begun[2], []], strict=True))
+        forms = starts[1:]
+        rows = iter(self.encode_batch([start + text for text in texts for start in forms]))
+        result: list[list[tuple[int, ...]]] = []
+        for text in texts:
+            wanted, ways = self.normalize_inside(text).strip(), dict[tuple[int, ...], None]()
+            for start in forms:
+                row, first = next(rows), before[start]
+                ids = tuple(row[len(first) :])
+                is_whole = row[: len(first)] == first and self.special_tokens.keys().isdisjoint(ids)
+                if is_whole and wanted and self.decode(ids).strip() == wanted:
+                    ways[ids] = None
+            result.append(list(ways))
+        return result
 
     def unknown_words(self, text: str) -> list[str]:
         """The words of a text that a vocabulary of words lacks, each once; none for one of pieces."""

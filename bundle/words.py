@@ -6,17 +6,36 @@ import re
 import unicodedata
 
 # Scripts without white space between words, and Korean's, whose particles follow a noun without any
-_UNSPACED = re.compile(
-    "[\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u30ff\u3130-\u318f\u31f0-\u31ff\u3400-\u9fff"
-    "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
+_UNSPACED = (
+    "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u30ff\u3130-\u318f\u31f0-\u31ff\u3400-\u9fff"
+    "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
+_IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
+
+
+def _is_mark(character: str) -> bool:
+    return unicodedata.category(character).startswith("M")
+
+
+_MARKS = "".join(
+    filter(_is_mark, map(chr, range(0x300, 0x10000)))
+)  # accents, and vowel signs of Indic scripts
+_WORD = re.compile(rf"(?:(?![{_UNSPACED}])[^\W_]|[{_MARKS}])+|\S")
+
+
+def words(text: str) -> list[str]:
+    """Returns the words and the other visible characters of a text, in their order.
+
+    In scripts without white space between words, each character is one.
+    """
+    return _WORD.findall(unicodedata.normalize("NFC", text))
 
 
 def is_inside(character: str) -> bool:
     """Returns whether a character is one of a word, so that the word goes on beside it; "" is not."""
-    if not character or _UNSPACED.match(character):
+    if not character or _IS_UNSPACED.match(character):
         return False
-    return character.isalnum() or unicodedata.category(character).startswith("M")
+    return character.isalnum() or _is_mark(character)
 
 
 def begins_inside(token: bytes) -> bool:

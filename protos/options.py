@@ -66,6 +66,22 @@ def _texts(text: str) -> Any:
     return json.loads(text) if text.lstrip().startswith("[") else text.split("\n")
 
 
+def _terms(text: str) -> Any:
+    if text.lstrip().startswith("["):
+        return json.loads(text)
+    if text.lstrip().startswith("{"):
+        return terms_of(json.loads(text))
+    pairs = [line.partition("=") for line in text.split("\n")]
+    if not all(sign for _, sign, _ in pairs):
+        raise ValueError
+    return [{"source": source.strip(), "target": target.strip()} for source, _, target in pairs]
+
+
+def terms_of(targets: Mapping[str, str]) -> list[dict[str, str]]:
+    """Returns the terms that are translated by the same words everywhere, from targets by their sources."""
+    return [{"source": source, "target": target} for source, target in targets.items()]
+
+
 def _word(words: dict[str, int]) -> _Form:
     return _Form("WHAT", " or ".join(", ".join(words).rsplit(", ", 1)), words.__getitem__)
 
@@ -87,6 +103,12 @@ _WRITTEN = {
         "ID=X,ID=X", 'a string of biases by token id, such as 5=-1.5,17=2 or {"5": -1.5}', _biases
     ),
     "stop_sequences": _Form("TEXT", "a text, texts on lines of their own, or a JSON list of texts", _texts),
+    "terms": _Form(
+        "SOURCE=TARGET",
+        "a term such as machine=Maschine, terms on lines of their own, or JSON such as "
+        '{"machine": "Maschine"} or [{"source": "US", "target": "USA", "case_sensitive": true}]',
+        _terms,
+    ),
     "target_prefix": _Form("TEXT", "a text", lambda text: Target(text=text)),
     "long_source": _word(_LONG_SOURCES),
     "length_penalty_formula": _word(_FORMULAS),
@@ -212,6 +234,15 @@ _ALL = (
     Option("logit_bias", "add X to the logit of token ID", "", (-1000, 1000), max_items=1024),
     Option("stop_sequences", "end the target before TEXT; several on separate lines", max_items=16),
     Option("target_prefix", "start the target with TEXT"),
+    Option(
+        "terms",
+        "translate SOURCE by TARGET, wherever it occurs in the source as whole words",
+        max_items=1000,
+    ),
+    Option(
+        "keep_placeholders",
+        "keep URLs, e-mail addresses, tags, and variables such as {name}, ${name}, %s and %(name)s",
+    ),
     Option(
         "beam_size",
         "search with N hypotheses at once; 1: take the most probable token",
@@ -348,7 +379,10 @@ def options_of(given: Options | None) -> GenerateOptions:
         return given or GenerateOptions()
     if unknown := given.keys() - OPTIONS.keys():
         raise TypeError(f"there is no option {min(unknown)}")
-    options = GenerateOptions(**{name: value for name, value in given.items() if not isinstance(value, str)})
+    values = {name: value for name, value in given.items() if not isinstance(value, str)}
+    if isinstance(values.get("terms"), Mapping):
+        values["terms"] = terms_of(values["terms"])
+    options = GenerateOptions(**values)
     for name, value in given.items():
         if isinstance(value, str) or (value == 0 and OPTIONS[name].bounds is not None):
             try:

@@ -111,7 +111,7 @@ class GenerateRequest(_message.Message):
     def __init__(self, model: _Optional[str] = ..., sources: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., options: _Optional[_Union[GenerateOptions, _Mapping]] = ...) -> None: ...
 
 class GenerateOptions(_message.Message):
-    __slots__ = ("max_new_tokens", "attention", "priority", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_token_ids", "logit_bias", "temperature", "top_k", "top_p", "min_p", "seed", "log_probabilities", "num_alternatives", "target_prefix", "stop_sequences", "beam_size", "length_penalty", "early_stopping", "num_hypotheses", "word_alignment", "long_source", "max_length_ratio", "source_language", "target_language", "task", "length_penalty_formula", "encoder_no_repeat_ngram_size", "exhaustive_search", "timestamps", "prompt", "condition_on_previous", "compression_ratio_threshold", "log_probability_threshold", "no_speech_threshold", "word_timestamps", "voice_activity")
+    __slots__ = ("max_new_tokens", "attention", "priority", "min_new_tokens", "repetition_penalty", "no_repeat_ngram_size", "suppressed_token_ids", "logit_bias", "temperature", "top_k", "top_p", "min_p", "seed", "log_probabilities", "num_alternatives", "target_prefix", "stop_sequences", "beam_size", "length_penalty", "early_stopping", "num_hypotheses", "word_alignment", "long_source", "max_length_ratio", "source_language", "target_language", "task", "length_penalty_formula", "encoder_no_repeat_ngram_size", "exhaustive_search", "timestamps", "prompt", "condition_on_previous", "compression_ratio_threshold", "log_probability_threshold", "no_speech_threshold", "word_timestamps", "voice_activity", "terms", "keep_placeholders")
     class LogitBiasEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -157,6 +157,8 @@ class GenerateOptions(_message.Message):
     NO_SPEECH_THRESHOLD_FIELD_NUMBER: _ClassVar[int]
     WORD_TIMESTAMPS_FIELD_NUMBER: _ClassVar[int]
     VOICE_ACTIVITY_FIELD_NUMBER: _ClassVar[int]
+    TERMS_FIELD_NUMBER: _ClassVar[int]
+    KEEP_PLACEHOLDERS_FIELD_NUMBER: _ClassVar[int]
     max_new_tokens: int
     attention: bool
     priority: int
@@ -195,7 +197,19 @@ class GenerateOptions(_message.Message):
     no_speech_threshold: float
     word_timestamps: bool
     voice_activity: bool
-    def __init__(self, max_new_tokens: _Optional[int] = ..., attention: _Optional[bool] = ..., priority: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., log_probabilities: _Optional[bool] = ..., num_alternatives: _Optional[int] = ..., target_prefix: _Optional[_Union[Target, _Mapping]] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., num_hypotheses: _Optional[int] = ..., word_alignment: _Optional[bool] = ..., long_source: _Optional[_Union[LongSource, str]] = ..., max_length_ratio: _Optional[float] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., task: _Optional[str] = ..., length_penalty_formula: _Optional[_Union[LengthPenaltyFormula, str]] = ..., encoder_no_repeat_ngram_size: _Optional[int] = ..., exhaustive_search: _Optional[bool] = ..., timestamps: _Optional[bool] = ..., prompt: _Optional[str] = ..., condition_on_previous: _Optional[bool] = ..., compression_ratio_threshold: _Optional[float] = ..., log_probability_threshold: _Optional[float] = ..., no_speech_threshold: _Optional[float] = ..., word_timestamps: _Optional[bool] = ..., voice_activity: _Optional[bool] = ...) -> None: ...
+    terms: _containers.RepeatedCompositeFieldContainer[Term]
+    keep_placeholders: bool
+    def __init__(self, max_new_tokens: _Optional[int] = ..., attention: _Optional[bool] = ..., priority: _Optional[int] = ..., min_new_tokens: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., no_repeat_ngram_size: _Optional[int] = ..., suppressed_token_ids: _Optional[_Iterable[int]] = ..., logit_bias: _Optional[_Mapping[int, float]] = ..., temperature: _Optional[float] = ..., top_k: _Optional[int] = ..., top_p: _Optional[float] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., log_probabilities: _Optional[bool] = ..., num_alternatives: _Optional[int] = ..., target_prefix: _Optional[_Union[Target, _Mapping]] = ..., stop_sequences: _Optional[_Iterable[str]] = ..., beam_size: _Optional[int] = ..., length_penalty: _Optional[float] = ..., early_stopping: _Optional[bool] = ..., num_hypotheses: _Optional[int] = ..., word_alignment: _Optional[bool] = ..., long_source: _Optional[_Union[LongSource, str]] = ..., max_length_ratio: _Optional[float] = ..., source_language: _Optional[str] = ..., target_language: _Optional[str] = ..., task: _Optional[str] = ..., length_penalty_formula: _Optional[_Union[LengthPenaltyFormula, str]] = ..., encoder_no_repeat_ngram_size: _Optional[int] = ..., exhaustive_search: _Optional[bool] = ..., timestamps: _Optional[bool] = ..., prompt: _Optional[str] = ..., condition_on_previous: _Optional[bool] = ..., compression_ratio_threshold: _Optional[float] = ..., log_probability_threshold: _Optional[float] = ..., no_speech_threshold: _Optional[float] = ..., word_timestamps: _Optional[bool] = ..., voice_activity: _Optional[bool] = ..., terms: _Optional[_Iterable[_Union[Term, _Mapping]]] = ..., keep_placeholders: _Optional[bool] = ...) -> None: ...
+
+class Term(_message.Message):
+    __slots__ = ("source", "target", "case_sensitive")
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    CASE_SENSITIVE_FIELD_NUMBER: _ClassVar[int]
+    source: str
+    target: str
+    case_sensitive: bool
+    def __init__(self, source: _Optional[str] = ..., target: _Optional[str] = ..., case_sensitive: _Optional[bool] = ...) -> None: ...
 
 class Target(_message.Message):
     __slots__ = ("text", "token_ids")
@@ -244,7 +258,7 @@ class WordLink(_message.Message):
     def __init__(self, source_word: _Optional[int] = ..., target_word: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
 
 class Hypothesis(_message.Message):
-    __slots__ = ("text", "token_ids", "finish_reason", "attention", "score", "log_probabilities", "alternatives", "word_alignment", "segments")
+    __slots__ = ("text", "token_ids", "finish_reason", "attention", "score", "log_probabilities", "alternatives", "word_alignment", "segments", "missing_terms")
     TEXT_FIELD_NUMBER: _ClassVar[int]
     TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     FINISH_REASON_FIELD_NUMBER: _ClassVar[int]
@@ -254,6 +268,7 @@ class Hypothesis(_message.Message):
     ALTERNATIVES_FIELD_NUMBER: _ClassVar[int]
     WORD_ALIGNMENT_FIELD_NUMBER: _ClassVar[int]
     SEGMENTS_FIELD_NUMBER: _ClassVar[int]
+    MISSING_TERMS_FIELD_NUMBER: _ClassVar[int]
     text: str
     token_ids: _containers.RepeatedScalarFieldContainer[int]
     finish_reason: FinishReason
@@ -263,7 +278,8 @@ class Hypothesis(_message.Message):
     alternatives: _containers.RepeatedCompositeFieldContainer[Alternatives]
     word_alignment: WordAlignment
     segments: _containers.RepeatedCompositeFieldContainer[Segment]
-    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., attention: _Optional[_Union[Attention, _Mapping]] = ..., score: _Optional[float] = ..., log_probabilities: _Optional[_Iterable[float]] = ..., alternatives: _Optional[_Iterable[_Union[Alternatives, _Mapping]]] = ..., word_alignment: _Optional[_Union[WordAlignment, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ...) -> None: ...
+    missing_terms: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, text: _Optional[str] = ..., token_ids: _Optional[_Iterable[int]] = ..., finish_reason: _Optional[_Union[FinishReason, str]] = ..., attention: _Optional[_Union[Attention, _Mapping]] = ..., score: _Optional[float] = ..., log_probabilities: _Optional[_Iterable[float]] = ..., alternatives: _Optional[_Iterable[_Union[Alternatives, _Mapping]]] = ..., word_alignment: _Optional[_Union[WordAlignment, _Mapping]] = ..., segments: _Optional[_Iterable[_Union[Segment, _Mapping]]] = ..., missing_terms: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Segment(_message.Message):
     __slots__ = ("begin_seconds", "end_seconds", "text", "token_ids", "window", "words")

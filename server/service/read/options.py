@@ -29,6 +29,7 @@ from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.runner.voice_activity import SpeechRules
 from seq2seq_serve.server.service.read.inputs import check_bytes, check_ids
 from seq2seq_serve.server.service.read.sentences import DEFAULT_LANGUAGE, known_language
+from seq2seq_serve.server.service.read.terms import Glossary
 from seq2seq_serve.server.service.read.windows import (
     WindowRules,
     after_text,
@@ -60,6 +61,8 @@ _OF_THE_MODEL = {
 _Case = Callable[[GenerateOptions, ServedModel], bool]
 _NO_ATTENTION = "{model.name} is a model without attention: leave {name} out"
 _SEVERAL_TARGETS = "{name} applies to one target, and a source that is split has several: leave it out"
+_FOR_TEXTS = "{name} applies to a text, and {model.name} reads {sources}: leave it out"
+_NEEDS_SEARCH = "{name} needs a beam search, and a temperature samples tokens: leave one of them out"
 _SEVERAL_WINDOWS = (
     "{name} applies to one target, and a sound that is decoded in windows has several: leave it out"
 )
@@ -117,6 +120,14 @@ _REFUSALS: tuple[tuple[str, _Case, str], ...] = (
         "the {name} sequential is for sounds and a model that writes times, and {model.name} does not: "
         "choose another one",
     ),
+    *(
+        refusal
+        for name in ("terms", "keep_placeholders")
+        for refusal in (
+            (name, lambda _, model: not model.reads_text, _FOR_TEXTS),
+            (name, lambda options, _: options.temperature > 0, _NEEDS_SEARCH),
+        )
+    ),
     ("attention", lambda options, _: _has_windows(options), _SEVERAL_WINDOWS),
     ("target_prefix", lambda options, _: _has_windows(options), _SEVERAL_WINDOWS),
     ("stop_sequences", lambda options, _: _has_windows(options), _SEVERAL_WINDOWS),
@@ -164,6 +175,7 @@ class Decoding:
         windows: How the windows of a sound are decoded; None decodes sources at once.
         speech: Where speech begins and ends in a sound; None for all of the sound.
         num_prompt: The number of the prompt's tokens; the model may have room for the last ones only.
+        glossary: The terms and placeholders that targets must have; None for none.
     """
 
     model: ServedModel
@@ -176,6 +188,7 @@ class Decoding:
     windows: WindowRules | None = None
     speech: SpeechRules | None = None
     num_prompt: int = 0
+    glossary: Glossary | None = None
 
 
 def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, stream: bool) -> Decoding:
@@ -255,6 +268,7 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         windows=window_rules(options) if is_sequential or is_split else None,
         speech=speech_rules(options) if options.voice_activity else None,
         num_prompt=len(prompt),
+        glossary=Glossary(options, model) if options.terms or options.keep_placeholders else None,
     )
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count, islice
+from typing import Protocol
 
 import numpy as np
 
@@ -45,6 +46,7 @@ from seq2seq_serve.server.service.read.inputs import (
 )
 from seq2seq_serve.server.service.read.options import SPLITTING, Decoding, with_mark, without_ngrams
 from seq2seq_serve.server.service.read.sentences import lines, sentences
+from seq2seq_serve.server.service.read.terms import Required
 from seq2seq_serve.server.telemetry.record import CallRecord
 
 MAX_UNKNOWN = 32  # words that an answer lists
@@ -54,7 +56,12 @@ _FITTING = (LONG_SOURCE_TRUNCATE, *SPLITTING)
 _FLOAT_BYTES = 4
 _COPIES_WITH_VOICE_ACTIVITY = 3  # of samples: the whole sound, the detector's, and its parts
 
-_RequestOf = Callable[[dict[str, Array]], Request]
+
+class _RequestOf(Protocol):
+    """`_request` for one call."""
+
+    def __call__(self, sources: dict[str, Array], required: Required | None = None) -> Request:
+        """Returns the engine's request for the sources of one target."""
 
 
 @dataclass(frozen=True)
@@ -77,6 +84,7 @@ class Reading:
         window: Describes the target of a window.
         token_times: When the tokens of each of its targets begin and end, by their places; empty unless the
             request asks for the times of words.
+        required: The terms and placeholders that its target must have; None for none.
     """
 
     request: Request
@@ -91,6 +99,7 @@ class Reading:
     parts: tuple[audio.Part, ...] = ()
     window: Window | None = None
     token_times: tuple[Mapping[int, tuple[float, float]], ...] = ()
+    required: Required | None = None
 
     def times_in_sound(self, begin: float, end: float, margin: float = 0.0) -> tuple[float, float]:
         """Returns the times of a piece or window as those of the sound; `margin` as for `times_in_sound`."""
@@ -170,11 +179,30 @@ def _longest_sound(given: Input, decoding: Decoding) -> tuple[float, str]:
 
 
 def _request(
-    decoding: Decoding, call: CallRecord, sampling: Sampling | None, sources: dict[str, Array]
+    decoding: Decoding,
+    call: CallRecord,
+    sampling: Sampling | None,
+    sources: dict[str, Array],
+    required: Required | None = None,
 ) -> Request:
-    """Returns the engine's request for the sources of one target."""
+    """Returns the engine's request for the sources of one target.
+
+    Raises:
+        InvalidRequest: The target has no room for what it must have.
+    """
     shared, model, bound = decoding.request, decoding.model, decoding.bound
     limit, is_bounded, constraints = shared.max_new_tokens, False, shared.constraints
+    beam, terms, num_required = shared.beam, None, 0
+    if required is not None and required.terms is not None:
+        assert decoding.glossary is not None
+        beam, terms = beam or decoding.glossary.beam, required.terms
+        num_required = terms.num_tokens
+        if num_required > limit:
+            raise InvalidRequest(
+                f"the terms and placeholders of a target have {num_required} tokens, and at most {limit} "
+                "fit: send fewer, or a shorter text",
+                field="options.terms" if decoding.options.terms else "options.keep_placeholders",
+            )
     if model.reads_sound:
         memory_length = model.max_memory_length  # also if the sound is cut into whole windows later
     else:
@@ -182,8 +210,8 @@ def _request(
     if ngram_size := decoding.options.encoder_no_repeat_ngram_size:
         constraints = without_ngrams(constraints, ngram_size, sources[model.manifest.memory.source])
     if bound is not None:
-        # A caller who sets min_new_tokens gets the usual room after that number of tokens.
-        longest = constraints.min_new_tokens + bound.max_new_tokens(memory_length)
+        # A caller who sets min_new_tokens or terms gets the usual room after that number of tokens.
+        longest = max(constraints.min_new_tokens, num_required) + bound.max_new_tokens(memory_length)
         is_bounded = longest < limit and bound is model.manifest.length_bound
         limit = min(limit, longest)
     return replace(
@@ -196,6 +224,8 @@ def _request(
         max_new_tokens=limit,
         sampling=sampling,
         constraints=constraints,
+        beam=beam,
+        terms=terms,
         is_bounded=is_bounded,
     )
 
@@ -277,6 +307,8 @@ def _read_text(
     check_visible(text, given.field)
     max_tokens = limit * (MAX_TIMES_TOO_LONG if decoding.options.long_source in _FITTING else 1)
     check_bytes(text, max_tokens, model, given.field)
+    if decoding.glossary is not None:
+        decoding.glossary.check_number(text, checkpoint)
     if decoding.options.long_source in SPLITTING:
         readings = list(islice(_passages(text, given, decoding, request_of, checkpoint), MAX_PARTS + 1))
         if len(readings) > MAX_PARTS:
@@ -289,7 +321,16 @@ def _read_text(
     token_ids, num_over = model.source_tokenizer.encode_truncated(text, limit, *decoding.frame, checkpoint)
     if num_over and decoding.options.long_source != LONG_SOURCE_TRUNCATE:
         raise _too_long("the source", limit + num_over, given, hint=_hint(decoding))
-    return [Reading(request_of({given.name: np.asarray(token_ids, np.int64)}), num_truncated=num_over)]
+    if num_over and decoding.glossary is not None:
+        text = model.source_tokenizer.decode(token_ids)
+    required = _required(text, decoding, checkpoint)
+    request = request_of({given.name: np.asarray(token_ids, np.int64)}, required)
+    return [Reading(request, num_truncated=num_over, required=required)]
+
+
+def _required(text: str, decoding: Decoding, checkpoint: YieldPoint) -> Required | None:
+    """Returns what the target of a text must have."""
+    return None if decoding.glossary is None else decoding.glossary.required(text, checkpoint)
 
 
 def _passages(
@@ -312,14 +353,18 @@ def _passages(
                 field=given.field,
             )
 
+    def reading_of(part: str, token_ids: list[int], separator: str | None) -> Reading:
+        required = _required(part, decoding, checkpoint)
+        request = request_of({given.name: np.asarray(token_ids, np.int64)}, required)
+        return Reading(request, text=part, separator=separator, required=required)
+
     for line, after_line in lines(text):
         checkpoint()
         if decoding.options.long_source == LONG_SOURCE_SPLIT and len(line.encode()) <= max_bytes:
             token_ids, num_over = encode(line, limit, *decoding.frame, checkpoint)
             if not num_over:
                 next(number)
-                ids = np.asarray(token_ids, np.int64)
-                yield Reading(request_of({given.name: ids}), text=line, separator=after_line)
+                yield reading_of(line, token_ids, after_line)
                 continue
         for sentence, separator in sentences(line, decoding.language, before_window):
             which = f"sentence {next(number)} of the source"
@@ -327,12 +372,15 @@ def _passages(
             token_ids, num_over = encode(sentence, limit, *decoding.frame, checkpoint)
             if num_over:
                 raise _too_long(which, limit + num_over, given)
-            ids = np.asarray(token_ids, np.int64)
-            separator = after_line if separator == "" else separator
-            yield Reading(request_of({given.name: ids}), text=sentence, separator=separator)
+            yield reading_of(sentence, token_ids, after_line if separator == "" else separator)
 
 
 def _read_ids(given: Input, decoding: Decoding, request_of: _RequestOf) -> Reading:
+    if decoding.glossary is not None:
+        raise InvalidRequest(
+            "terms and placeholders are found in a text, and the source has token ids: send the text",
+            field="options.terms" if decoding.options.terms else "options.keep_placeholders",
+        )
     token_ids: Sequence[int] = given.source.token_ids.values
     limit = given.model.sizing.max_source_length
     if not token_ids:

@@ -225,6 +225,7 @@ def _joined(readings: Sequence[Reading], answers: Sequence[pb.Sentence]) -> pb.H
         score=sum(one.score for one in best) if best[0].HasField("score") else None,
         log_probabilities=[one for each in best for one in each.log_probabilities],
         segments=[segment for one in best for segment in one.segments],
+        missing_terms=dict.fromkeys(term for one in best for term in one.missing_terms),
     )
 
 
@@ -257,6 +258,8 @@ def _hypothesis(
         if reading.window is not None:
             for segment in message.segments:
                 segment.window.CopyFrom(reading.window)
+    if reading.required is not None:
+        message.missing_terms.extend(reading.required.missing(hypothesis.missing))
     if decoding.options.word_alignment:
         message.word_alignment.CopyFrom(_word_alignment(request, hypothesis, decoding.model))
     return message

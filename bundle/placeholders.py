@@ -1,0 +1,34 @@
+"""Finds what stays as it is when a text is translated: addresses, tags, and the variables of programs."""
+
+from __future__ import annotations
+
+import re
+
+# The lengths are bounded, so that the time is linear in the length of any text.
+_PLACEHOLDER = re.compile(
+    r"""
+      (?<![^\W_]) (?P<url> (?:https?://|www\.) [^\s<>"]{1,2000})
+    | (?<![\w.+-]) [\w.+-]{1,64} @ [\w-]{1,64} (?:\.[\w-]{1,64}){1,8}  # an e-mail address
+    | </?[A-Za-z][^<>]{0,500}>                                         # a tag
+    | \{\{ [^{}\n]{1,64} \}\}                                          # {{name}}
+    | \$\{ [^{}\n]{1,64} \}                                            # ${name}
+    | \{ [\w.:!,\[\]-]{0,64} \}                                        # {name}, {0:d}, {}
+    | % \( \w{1,64} \) [a-zA-Z]                                        # %(name)s
+    | % (?:\d{1,2}\$)? [-+\#0]? \d{0,3} (?:\.\d{1,2})? (?:hh?|ll?|[jztL])? [@diouxXeEfgGcsp] (?![^\W_])  # %s
+    """,
+    re.VERBOSE,
+)
+_AFTER_URL = ".,;:!?)]}'’”»"  # marks at the end of a URL, which belong to the sentence
+
+
+def placeholders(text: str) -> list[tuple[int, int]]:
+    """Returns where a text has placeholders, each by its begin and end, in their order.
+
+    They are URLs, e-mail addresses, tags (`<b>`, `<br/>`, `</a>`), and variables: `{name}`, `{{name}}`,
+    `${name}`, `%s`, `%1$s`, `%(name)s`.
+    """
+    spans = []
+    for found in _PLACEHOLDER.finditer(text):
+        whole = found[0].rstrip(_AFTER_URL) if found["url"] else found[0]
+        spans.append((found.start(), found.start() + len(whole)))
+    return spans
