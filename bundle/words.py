@@ -10,6 +10,8 @@ _UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u30ff\u3130-\u318f\u31f0-\u31ff\u3400-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
+_OPENING = ("Ps", "Pi", "Pd")  # categories of brackets, quotation marks and dashes
+_BEFORE_WORDS = "\"'/=>@#&"
 _IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
 
 
@@ -38,6 +40,12 @@ def is_inside(character: str) -> bool:
     return character.isalnum() or _is_mark(character)
 
 
+def needs_space(text: str) -> bool:
+    """Returns whether white space stands before a text inside a sentence: not before a tag, for example."""
+    first = text.lstrip()[:1]
+    return bool(first) and first != "<" and not _IS_UNSPACED.match(first)
+
+
 def begins_inside(token: bytes) -> bool:
     """Returns whether a token continues a word that ends directly before it.
 
@@ -47,6 +55,12 @@ def begins_inside(token: bytes) -> bool:
     return is_inside(token.decode(errors="replace")[:1])
 
 
-def ends_inside(token: bytes) -> bool:
-    """Returns whether a word that begins directly after a token continues the token's last one."""
-    return is_inside(token.decode(errors="replace")[-1:])
+def opens(token: bytes) -> bool:
+    """Returns whether a word may stand directly after a token: white space, an opening mark, a hyphen.
+
+    It may also stand after a token without bytes, and after a script without white space between words.
+    """
+    last = token.decode(errors="replace")[-1:]
+    if not last or last.isspace() or last in _BEFORE_WORDS or _IS_UNSPACED.match(last):
+        return True
+    return unicodedata.category(last) in _OPENING

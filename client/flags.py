@@ -37,7 +37,8 @@ _TEXT_SECONDS = 10.0  # a person waits for the answer to a TEXT: long enough to 
 # The flag of each generation option. `--attention` is not here, because its value is a file.
 _FLAGS = {name: option.flag for name, option in OPTIONS.items() if name != "attention"}
 _ONLY_IN_JSON = ("log_probabilities", "num_alternatives", "word_alignment")
-_ONLY_FOR_TEXTS = ("long_source", "source_language", "word_alignment")
+_FOR_WORDS = ("word_alignment", "terms", "keep_placeholders")  # of a text
+_ONLY_FOR_TEXTS = ("long_source", "source_language", *_FOR_WORDS)
 _ONLY_FOR_SOUNDS = (
     "timestamps",
     "word_timestamps",
@@ -394,7 +395,7 @@ def _add_transcribe(command: Callable[..., argparse.ArgumentParser]) -> None:
     _add_common_flags(sound, "first that reads sounds")
     add("--format", choices=FORMATS, help="print subtitles: SubRip or WebVTT")
     sound.set_defaults(attention=None)
-    add_generation_flags(sound, [name for name in _FLAGS if name != "word_alignment"])
+    add_generation_flags(sound, [name for name in _FLAGS if name not in _FOR_WORDS])
 
 
 def _add_web(command: Callable[..., argparse.ArgumentParser]) -> None:

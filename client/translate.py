@@ -56,6 +56,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOp
 _SHARD_LINES = 1000  # the most that a kill costs
 _PIPE_FOLDER = "_pipe"  # has the text of a pipe, which can be read only once
 _SHOWN_CHARACTERS = 60  # of a text that failed
+_SHOWN_TERMS = 10  # that targets lack
 
 
 @dataclass(frozen=True)
@@ -361,6 +362,8 @@ class _Report:
         self.num_failed = 0
         self._at_limit: list[int] = []  # the numbers of the texts
         self._truncated: list[int] = []
+        self._incomplete: list[int] = []
+        self._missing: dict[str, None] = {}  # terms of incomplete targets
         self._num_left_out = 0  # tokens of truncated sources
 
     def add(self, number: int, result: Translated) -> None:
@@ -376,9 +379,12 @@ class _Report:
         self._progress.show(number, self.num_failed)
 
     def note_limits(self, number: int, answer: GenerateResponse) -> None:
-        """Counts a target that ended at its length limit, and a source that was truncated."""
+        """Counts a target that ended at its length limit or lacks terms, and a source that was truncated."""
         if any(hypothesis.finish_reason == FINISH_REASON_LENGTH for hypothesis in answer.hypotheses):
             self._at_limit.append(number)
+        if missing := [term for one in answer.hypotheses[:1] for term in one.missing_terms]:
+            self._incomplete.append(number)
+            self._missing |= dict.fromkeys(missing)
         if num_tokens := answer.usage.truncated_source_tokens:
             self._truncated.append(number)
             self._num_left_out += num_tokens
@@ -391,6 +397,8 @@ class _Report:
             "the target ended at its length limit: it may repeat itself or lack its end "
             f"({length_advice(self._plan.options)})",
         )
+        shown = ", ".join(map(one_line, list(self._missing)[:_SHOWN_TERMS]))
+        self._warn(self._incomplete, f"the target lacks terms that it has to have: {shown}")
         self._warn(
             self._truncated,
             f"the source is too long, and {self._num_left_out} tokens at its end were left out "

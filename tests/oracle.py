@@ -246,12 +246,12 @@ class Terms:
     Attributes:
         terms: The terms.
         begins_inside: The tokens that continue a word.
-        ends_inside: The tokens after which a word goes on.
+        closing: The tokens after which no word may stand.
     """
 
     terms: tuple[Term, ...]
     begins_inside: frozenset[int] = frozenset()
-    ends_inside: frozenset[int] = frozenset()
+    closing: frozenset[int] = frozenset()
 
     def read(self, target: Sequence[int], *, has_ended: bool) -> tuple[list[int], list[int]]:
         """How often each term is missing, and the undecided rest of the target."""
@@ -274,7 +274,7 @@ class Terms:
         """The spellings of missing terms that may stand after a target."""
         for number, term in enumerate(self.terms):
             for ids, begins_after_break, ends_before_break in term.spellings:
-                is_allowed = not (begins_after_break and self.ends_inside.intersection(before[-1:]))
+                is_allowed = not (begins_after_break and self.closing.intersection(before[-1:]))
                 if missing[number] and is_allowed:
                     yield number, list(ids), ends_before_break
 

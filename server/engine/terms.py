@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from seq2seq_serve.bundle.words import begins_inside, ends_inside
+from seq2seq_serve.bundle.words import begins_inside, opens
 
 
 class Spelling(NamedTuple):
@@ -18,8 +18,8 @@ class Spelling(NamedTuple):
 
     Attributes:
         token_ids: At least one.
-        begins_after_break: Whether they write it only at the beginning of a target, or after a token that
-            does not end inside a word.
+        begins_after_break: Whether they write it only at the beginning of a target, or after a token after
+            which a word may stand, because they begin without a space.
         ends_before_break: Whether they write it only if the next token does not continue the word.
     """
 
@@ -125,7 +125,7 @@ class RequiredTerms:
             if length:
                 missing = _without(missing, number)
             last, ids = ids[max(length, 1) - 1], ids[max(length, 1) :]
-            is_after_break = not ends_inside(self._bytes_of(last))
+            is_after_break = opens(self._bytes_of(last))
         return Progress(missing, ids, self._num_left(missing, ids, is_after_break=is_after_break))
 
     def missing_at_end(self, progress: Progress, token_ids: Sequence[int]) -> tuple[int, ...]:
@@ -142,7 +142,7 @@ class RequiredTerms:
             if length:
                 missing = _without(missing, number)
             last, ids = ids[max(length, 1) - 1], ids[max(length, 1) :]
-            is_after_break = not ends_inside(self._bytes_of(last))
+            is_after_break = opens(self._bytes_of(last))
         return missing
 
     def wanted(self, progress: Progress, token_ids: Sequence[int]) -> list[int]:
@@ -184,7 +184,7 @@ class RequiredTerms:
         )
 
     def _is_after_break(self, token_ids: Sequence[int], place: int) -> bool:
-        return not place or not ends_inside(self._bytes_of(token_ids[place - 1]))
+        return not place or opens(self._bytes_of(token_ids[place - 1]))
 
     def _bytes_of(self, token_id: int) -> bytes:
         return self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""

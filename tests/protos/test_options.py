@@ -6,6 +6,9 @@ import pytest
 from seq2seq_serve.protos.options import OPTIONS, options_of
 from seq2seq_serve.protos.seq2seq_v1_pb2 import LONG_SOURCE_SPLIT_ALWAYS, GenerateOptions, Target
 
+AB = {"source": "a", "target": "b c"}
+CASED = AB | {"case_sensitive": True}
+
 
 def test_every_field_is_described_once():
     assert sorted(OPTIONS) == sorted(field.name for field in GenerateOptions.DESCRIPTOR.fields)
@@ -24,6 +27,9 @@ def test_every_field_is_described_once():
         ("logit_bias", '{"5": -1.5, "17": 2}', {"logit_bias": {5: -1.5, 17: 2.0}}),
         ("stop_sequences", "a, b\nc", {"stop_sequences": ["a, b", "c"]}),
         ("stop_sequences", '["a", "b"]', {"stop_sequences": ["a", "b"]}),
+        ("terms", "a = b c\nd=e=f", {"terms": [AB, {"source": "d", "target": "e=f"}]}),
+        ("terms", '{"a": "b c"}', {"terms": [AB]}),
+        ("terms", '[{"source": "a", "target": "b c", "case_sensitive": true}]', {"terms": [CASED]}),
         ("target_prefix", "a b", {"target_prefix": Target(text="a b")}),
         ("long_source", "split_always", {"long_source": LONG_SOURCE_SPLIT_ALWAYS}),
     ],
@@ -48,6 +54,12 @@ def test_a_text_gives_the_option(name, text, expected):
         ("suppressed_token_ids", "5;17"),
         ("suppressed_token_ids", ""),
         ("suppressed_token_ids", '{"5": 1}'),
+        ("terms", "a"),
+        ("terms", "a\nb=c"),
+        ("terms", '{"a": 1}'),
+        ("terms", '[{"a": "b"}]'),
+        ("terms", '["a"]'),
+        ("terms", "[1"),
         ("suppressed_token_ids", "[" * 60_000),
         ("logit_bias", "5"),
         ("logit_bias", json.dumps({"a": 1})),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,6 +11,8 @@ from typing import Any
 from starlette.requests import Request
 
 from seq2seq_serve.protos.languages import tag_of
+from seq2seq_serve.protos.options import OPTIONS
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 from seq2seq_serve.server.errors import InvalidRequest, TooLarge
 from seq2seq_serve.server.service.call import BYTES_PER_TEXT_BYTE
 from seq2seq_serve.server.service.calls import RemoteCall
@@ -22,8 +25,9 @@ KEY = "api_key"
 FILE = "file"
 
 _TEXT, _HTML = "text", "html"
+_TERMS = "terms"  # not a field of LibreTranslate's
 # `secret` is of LibreTranslate's own page.
-_FIELDS = ("q", "source", "target", "format", "alternatives", KEY, "secret", FILE)
+_FIELDS = ("q", "source", "target", "format", "alternatives", _TERMS, KEY, "secret", FILE)
 _MAX_TEXTS = 256
 _MOST_ALTERNATIVES = 10
 _MAX_DIGITS = 6
@@ -43,6 +47,7 @@ class Fields:
         target: The tag of the language into which they are translated; empty if it is missing.
         is_html: Whether the texts are HTML.
         num_alternatives: The number of further translations of each text.
+        terms: How terms are translated, alone in the options of a generation.
         key: The caller's token.
         file: The content of a file.
         file_name: Its name.
@@ -54,6 +59,7 @@ class Fields:
     target: str
     is_html: bool
     num_alternatives: int
+    terms: GenerateOptions
     key: str
     file: bytes
     file_name: str
@@ -128,6 +134,7 @@ def _fields(values: Mapping[str, Any], file_name: str) -> Fields:
         target=tag_of(_text(values, "target")),
         is_html=form == _HTML,
         num_alternatives=_num_alternatives(values.get("alternatives", 0)),
+        terms=_terms(values.get(_TERMS)),
         key=_text(values, KEY),
         file=file,
         file_name=file_name,
@@ -139,6 +146,15 @@ def _text(values: Mapping[str, Any], name: str) -> str:
     if not isinstance(text, str) or len(text) > _MAX_SHORT:
         raise InvalidRequest(f"{name} must be a text of at most {_MAX_SHORT} characters", field=name)
     return text
+
+
+def _terms(given: Any) -> GenerateOptions:
+    """Returns the terms of a JSON value, or of its text in a form."""
+    text = given if isinstance(given, str) else json.dumps(given)
+    try:
+        return OPTIONS[_TERMS].read(text) if given else GenerateOptions()
+    except ValueError as error:
+        raise InvalidRequest(f"{_TERMS} {error}", field=_TERMS) from None
 
 
 def _num_alternatives(given: Any) -> int:

@@ -46,6 +46,7 @@ async def run(
     call: RemoteCall,
     *,
     num_alternatives: int = 0,
+    terms: pb.GenerateOptions | None = None,
     refused: list[InvalidRequest] | None = None,
 ) -> None:
     """Translates texts, some of them at once. After the first ones, the others wait while the queue is full.
@@ -55,6 +56,7 @@ async def run(
         route: What translates them.
         call: The call that brought them.
         num_alternatives: The number of further translations of each.
+        terms: How terms are translated, alone in the options of a generation.
         refused: Gets the errors of texts that the model refuses, which end the request otherwise.
 
     Raises:
@@ -63,6 +65,8 @@ async def run(
     """
     async with call.calls.models.use(call, route.model) as model:
         options = _options(route, num_alternatives, model)
+        if terms is not None:
+            options.MergeFrom(terms)
         for is_formatted in (False, True):
             waiting = [job for job in jobs if isinstance(job.text, FormattedText) == is_formatted]
             if not waiting:

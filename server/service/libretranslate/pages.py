@@ -73,7 +73,7 @@ async def translate(fields: Fields, _request: Request, call: RemoteCall) -> Resp
                 jobs.setdefault(text.route, []).extend(text.jobs)
         try:
             for route, its in jobs.items():
-                await run(its, route, call, num_alternatives=fields.num_alternatives)
+                await run(its, route, call, num_alternatives=fields.num_alternatives, terms=fields.terms)
         except InvalidRequest as error:
             if error.row is not None:
                 error.field = "q"
@@ -108,7 +108,7 @@ async def translate_file(
         content = file.content
         if file.text.route is not None:
             refused: list[InvalidRequest] = []
-            await run(file.text.jobs, file.text.route, call, refused=refused)
+            await run(file.text.jobs, file.text.route, call, terms=fields.terms, refused=refused)
             if len(refused) == len(file.text.jobs):
                 refused[0].field = FILE
                 raise refused[0]

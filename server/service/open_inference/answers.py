@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.open_inference.requests import (
     FINISH_REASON,
     LOG_PROBABILITIES,
+    MISSING_TERMS,
     OUTPUT_IDS,
     OUTPUT_LENGTHS,
     SCORE,
@@ -46,21 +47,22 @@ class Answer:
         model: Decoded it.
         inference: The request.
         tensors: Its outputs.
-        unknown_words: The words of the sources that the model does not have, with a space between two.
+        parameters: The words of the sources that the model does not have, with a space between two, and the
+            terms that targets lack, each on a line.
         is_final: In a stream, whether it is the last one; otherwise None.
     """
 
     model: ServedModel
     inference: Inference
     tensors: list[Tensor] = field(default_factory=list)
-    unknown_words: str = ""
+    parameters: Mapping[str, str] = field(default_factory=dict)
     is_final: bool | None = None
 
 
 def whole_answer(inference: Inference, answers: Sequence[GenerateResponse], model: ServedModel) -> Answer:
     """Returns the answer to all rows of a request."""
     tensors = _tensors([answer.hypotheses for answer in answers], inference.outputs)
-    return Answer(model, inference, tensors, _unknown_words(answers))
+    return Answer(model, inference, tensors, _parameters(answers))
 
 
 def piece_answer(inference: Inference, piece: Piece, model: ServedModel) -> Answer:
@@ -77,7 +79,7 @@ def last_answer(inference: Inference, answer: GenerateResponse, model: ServedMod
     rest.ClearField("token_ids")
     tensors = _tensors([[rest]], inference.outputs)
     is_final = not inference.has_empty_final
-    return Answer(model, inference, tensors, _unknown_words([answer]), is_final=is_final)
+    return Answer(model, inference, tensors, _parameters([answer]), is_final=is_final)
 
 
 def answer_message(answer: Answer) -> pb.ModelInferResponse:
@@ -86,8 +88,8 @@ def answer_message(answer: Answer) -> pb.ModelInferResponse:
     response = pb.ModelInferResponse(model_name=name, model_version=version, id=answer.inference.id)
     if answer.is_final is not None:
         response.parameters[_FINAL].bool_param = answer.is_final
-    if answer.unknown_words:
-        response.parameters[UNKNOWN_WORDS].string_param = answer.unknown_words
+    for key, value in answer.parameters.items():
+        response.parameters[key].string_param = value
     for tensor in answer.tensors:
         output = response.outputs.add(name=tensor.name, datatype=tensor.datatype, shape=tensor.array.shape)
         if answer.inference.is_raw:
@@ -97,8 +99,12 @@ def answer_message(answer: Answer) -> pb.ModelInferResponse:
     return response
 
 
-def _unknown_words(answers: Sequence[GenerateResponse]) -> str:
-    return " ".join(dict.fromkeys(word for answer in answers for word in answer.unknown_words))
+def _parameters(answers: Sequence[GenerateResponse]) -> dict[str, str]:
+    words = dict.fromkeys(word for answer in answers for word in answer.unknown_words)
+    hypotheses = [hypothesis for answer in answers for hypothesis in answer.hypotheses]
+    terms = dict.fromkeys(term for hypothesis in hypotheses for term in hypothesis.missing_terms)
+    parameters = {UNKNOWN_WORDS: " ".join(words), MISSING_TERMS: "\n".join(terms)}
+    return {name: value for name, value in parameters.items() if value}
 
 
 def _reason(hypothesis: Hypothesis) -> str:

@@ -25,7 +25,6 @@ from seq2seq_serve.server.service.open_inference.requests import (
     BINARY_SIZE,
     INPUT_IDS,
     TEXT_INPUT,
-    UNKNOWN_WORDS,
 )
 from seq2seq_serve.server.service.open_inference.tensors import (
     BYTES,
@@ -228,8 +227,8 @@ def generate_answer(answer: Answer) -> dict[str, Any]:
 
 def _head(answer: Answer) -> dict[str, Any]:
     head: dict[str, Any] = {"model_name": answer.model.name, "model_version": answer.model.version}
-    if answer.unknown_words:
-        head["parameters"] = {UNKNOWN_WORDS: answer.unknown_words}
+    if answer.parameters:
+        head["parameters"] = dict(answer.parameters)
     return head | ({"id": answer.inference.id} if answer.inference.id else {})
 
 

@@ -32,7 +32,7 @@ from seq2seq_serve.server.service.read.inputs import TENSOR_DATATYPES, VALUES
 TEXT_INPUT, INPUT_IDS, INPUT_LENGTHS = "text_input", "input_ids", "input_lengths"
 TEXT_OUTPUT, OUTPUT_IDS, OUTPUT_LENGTHS = "text_output", "output_ids", "output_lengths"
 FINISH_REASON, SCORE, LOG_PROBABILITIES = "finish_reason", "score", "log_probabilities"
-UNKNOWN_WORDS = "unknown_words"  # a parameter of answers
+UNKNOWN_WORDS, MISSING_TERMS = "unknown_words", "missing_terms"  # parameters of answers
 
 # The datatypes of a source that the model names, with a row for each request; the metadata has the first one.
 # BYTES are texts or files. Token ids are padded at the end; the rows of other tensors have equal shapes.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from seq2seq_serve.bundle.normalization import is_blank
 from seq2seq_serve.bundle.placeholders import placeholders
-from seq2seq_serve.bundle.words import begins_inside, is_inside, words
+from seq2seq_serve.bundle.words import is_inside, needs_space, words
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 from seq2seq_serve.server.engine.request import Beam
 from seq2seq_serve.server.engine.terms import RequiredTerms, Spelling, Term
@@ -140,7 +140,14 @@ class Glossary:
         """Returns how each of some texts is written; in no way if the tokenizer cannot."""
         table = self._tokenizer.token_bytes
         return [
-            tuple(Spelling(ids, begins_inside(table[ids[0]]), is_inside(text.rstrip()[-1:])) for ids in ways)
+            tuple(
+                Spelling(
+                    ids,
+                    begins_after_break=needs_space(text) and not table[ids[0]].startswith(b" "),
+                    ends_before_break=is_inside(text.rstrip()[-1:]),
+                )
+                for ids in ways
+            )
             for text, ways in zip(texts, self._tokenizer.spellings(texts) if texts else [], strict=True)
         ]
 

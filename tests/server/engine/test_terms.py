@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from seq2seq_serve.bundle.words import begins_inside, ends_inside
+from seq2seq_serve.bundle.words import begins_inside, opens
 from seq2seq_serve.server.engine.request import Beam
 from seq2seq_serve.server.engine.result import FinishReason
 from seq2seq_serve.server.engine.stops import StopSequences
@@ -19,7 +19,7 @@ from tests.server.engine.test_search import LETTERS, TableRunner
 from tests.server.fakes import FakeRunner, make_request
 
 A, B, C = 3, 4, 5
-# Token 4 continues a word, and 5 ends inside one: the bytes of tokens by their ids.
+# Token 4 continues a word, and no word may stand after 4 and 5: the bytes of tokens by their ids.
 TOKENS = (b"", b"", b"", b" . ", b"a.", b".a")
 
 
@@ -43,8 +43,8 @@ some_terms = st.lists(
 
 
 def oracles(terms: tuple[Term, ...]) -> oracle.Terms:
-    inside = (filter(lambda i, edge=edge: edge(TOKENS[i]), range(6)) for edge in (begins_inside, ends_inside))
-    return oracle.Terms(terms, *map(frozenset, inside))
+    inside = frozenset(i for i in range(6) if begins_inside(TOKENS[i]))
+    return oracle.Terms(terms, inside, frozenset(i for i in range(6) if not opens(TOKENS[i])))
 
 
 @settings(max_examples=200)

@@ -128,14 +128,16 @@ class EchoRunner:
         if self.error is not None:
             raise self.error
         tokens = [self._next(row.request.sources[SOURCE_IDS], len(row.token_ids)) for row in rows]
-        branches = {}
+        branches, wanted = {}, {}
         for i, row in enumerate(rows):
             ways = ((tokens[i], -0.5), (EOS, -1.5), (BOS, -2.5))
             if not row.is_plain:
                 ids, log_probabilities = zip(*ways[: row.num_branches], strict=True)
                 alternatives = ways[: row.request.num_alternatives]
                 branches[i] = Branches(list(ids), list(log_probabilities), alternatives)
-        return selected(rows, tokens, branches)
+            if row.progress is not None and row.request.terms is not None:
+                wanted[i] = dict.fromkeys(row.request.terms.wanted(row.progress, row.token_ids), -3.5)
+        return selected(rows, tokens, branches, wanted=wanted)
 
     def move(self, moves: Iterable[Move]) -> int:
         return 100 * len(list(moves))

@@ -608,3 +608,19 @@ def test_callers_whose_keys_have_not_come_share_a_bound(tmp_path):
         while (status := post(url, "/translate", api_key="secret", **long)[0]) == 429:
             time.sleep(0.05)
         assert status == 200
+
+
+@pytest.mark.parametrize("terms", [{"cat": "Katze"}, "cat=Katze", [{"source": "Cat", "target": "Katze"}]])
+def test_it_translates_terms_as_a_request_says(url, terms):
+    status, answer = post(url, "/translate", q=["a cat", "a dog"], source="ko", target="en", terms=terms)
+    assert status == 200
+    first, second = answer["translatedText"]
+    assert "Katze" in first
+    assert second == "a dog"
+
+
+@pytest.mark.parametrize("terms", ["cat", {"cat": 5}, 7, [{"from": "cat"}]])
+def test_it_refuses_what_are_not_terms(url, terms):
+    status, answer = post(url, "/translate", q="a cat", source="ko", target="en", terms=terms)
+    assert status == 400
+    assert answer["error"].startswith("terms must be a term such as machine=Maschine")

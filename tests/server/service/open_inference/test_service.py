@@ -99,6 +99,9 @@ async def test_parameters_are_the_options_of_generation():
         assert scored["score"] == ([1, 1], [-1.5])
         asked = typed(await stub.ModelInfer(infer_request("ab", outputs=["score"])))
         assert asked == {"score": ([1, 1], [-1.5])}
+        for terms in ("c d=Katze", '{"c d": "Katze"}'):
+            required = typed(await stub.ModelInfer(infer_request("ab c d", terms=terms)))
+            assert b"Katze" in required["text_output"][1][0]
         prefixed = typed(await stub.ModelInfer(infer_request("abc", target_prefix="a")))
         assert prefixed["text_output"][1] == [b"abc"]
 

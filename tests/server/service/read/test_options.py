@@ -43,6 +43,10 @@ def ids(*values):
     return pb.TokenIds(values=values)
 
 
+def term(source, target):
+    return pb.Term(source=source, target=target)
+
+
 BAD_OPTIONS = [  # of each rule one value, and of bounds the nearest beyond
     ({"max_new_tokens": 0}, "max_new_tokens", "max_new_tokens is 0, and echo takes 1 to 64"),
     ({"max_new_tokens": 65}, "max_new_tokens", "max_new_tokens is 65"),
@@ -54,6 +58,31 @@ BAD_OPTIONS = [  # of each rule one value, and of bounds the nearest beyond
     ({"seed": 0}, "seed", "seed needs a temperature above 0"),
     ({"temperature": 1.0, "top_p": 1.5}, "top_p", "top_p is 1.5, and must be from 1e-06 to 1"),
     ({"num_alternatives": 33}, "num_alternatives", "num_alternatives is 33, and must be from 0 to 32"),
+    (
+        {"terms": [term("a", "b")], "temperature": 1.0},
+        "terms",
+        "terms needs a beam search, and a temperature",
+    ),
+    (
+        {"keep_placeholders": True, "temperature": 1.0},
+        "keep_placeholders",
+        "keep_placeholders needs a beam search",
+    ),
+    ({"terms": [term("a", "b")] * 1001}, "terms", "the number of terms is 1001, and must be from 0 to 1000"),
+    ({"terms": [term("b", "b"), term("a", " ")]}, "terms[1].target", "the target of a term has 1 characters"),
+    ({"terms": [term("", "b")]}, "terms[0].source", "the source of a term has 0 characters: send 1 to 256"),
+    ({"terms": [term("a", "b" * 257)]}, "terms[0].target", "the target of a term has 257 characters"),
+    (
+        {"terms": [term("a", "b"), term("A", "c")]},
+        "terms[1].target",
+        "the term 'A' has two translations, 'b'",
+    ),
+    ({"terms": [term("a", "b" * 65)]}, "terms", "the terms and placeholders of a target have 66 tokens"),
+    (
+        {"terms": [term("a", "bcd")], "max_new_tokens": 2},
+        "terms",
+        "the terms and placeholders of a target ha",
+    ),
     ({"stop_sequences": ["a"] * 17}, "stop_sequences", "the number of stop_sequences is 17, and must be"),
     ({"stop_sequences": ["b", ""]}, "stop_sequences[1]", "the length of stop_sequences[1] is 0, and must"),
     ({"suppressed_token_ids": range(260)}, "suppressed_token_ids", "every token is suppressed: leave"),
@@ -306,6 +335,8 @@ REFUSED = {
     "word_alignment": ({}, True, "pictures is a model without attention"),
     "long_source": ({}, pb.LONG_SOURCE_TRUNCATE, "a text or a sound, and pictures reads picture"),
     "encoder_no_repeat_ngram_size": ({}, 2, "applies to a text, which pictures does not read"),
+    "terms": ({}, [term("a", "b")], "terms applies to a text, and pictures reads picture"),
+    "keep_placeholders": ({}, True, "keep_placeholders applies to a text"),
     "prompt": ({}, "a", "a prompt is for sounds"),
     "compression_ratio_threshold": (SPLIT, 2.0, "a compression_ratio_threshold is for sounds"),
     "log_probability_threshold": (SPLIT, -2.0, "a log_probability_threshold is for sounds"),

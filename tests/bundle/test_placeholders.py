@@ -1,0 +1,31 @@
+import pytest
+
+from seq2seq_serve.bundle.placeholders import placeholders
+
+
+def found(text: str) -> list[str]:
+    return [text[begin:end] for begin, end in placeholders(text)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (
+            "See https://a.com/b?c=1. Or (http://x.y/z), www.a.de!",
+            "https://a.com/b?c=1 http://x.y/z www.a.de",
+        ),
+        ("Mail me.you+1@mail.co.uk, or a@b.", "me.you+1@mail.co.uk"),
+        ('<b>Hi</b><br/> <a href="/">x</a>', '<b> </b> <br/> <a href="/"> </a>'.replace("<a ", "<a_")),
+        ("{name} {{x}} ${y} {0:d} {} {a.b[0]}", "{name} {{x}} ${y} {0:d} {} {a.b[0]}"),
+        ("%s, %1$s; %(n)d %.2f %5d %lu", "%s %1$s %(n)d %.2f %5d %lu"),
+        ("100 % der {beiden Kinder} 5 < 6 > 4, 20%ige, 100%.", ""),
+    ],
+)
+def test_addresses_tags_and_variables_are_placeholders(text, expected):
+    assert found(text) == [each.replace("<a_", "<a ") for each in expected.split()]
+
+
+@pytest.mark.parametrize("part", ["www.", "http://a)", "<a", "a.@", "{", "%0", "a@b.", "${a"])
+def test_the_time_is_linear_in_the_length_of_any_text(part):
+    """Quadratic time would be minutes."""
+    assert len(found(part * 200_000)) < 200_000

@@ -1,0 +1,38 @@
+import pytest
+
+from seq2seq_serve.bundle.words import begins_inside, is_inside, needs_space, opens, words
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Die Maschinen-Teile, 12.5 %", ["Die", "Maschinen", "-", "Teile", ",", "12", ".", "5", "%"]),
+        ("e\u0301te\u0301 a_b {x}", ["\u00e9t\u00e9", "a", "_", "b", "{", "x", "}"]),
+        ("कि की", ["कि", "की"]),
+        ("GPU模型 모델은 ไทย", ["GPU", "模", "型", "모", "델", "은", "ไ", "ท", "ย"]),
+        (" \n", []),
+    ],
+)
+def test_a_text_has_words_and_marks_and_the_characters_of_other_scripts(text, expected):
+    assert words(text) == expected
+
+
+def test_a_token_continues_a_word_if_it_begins_with_a_letter_of_a_script_with_spaces():
+    assert begins_inside(b"en")
+    assert begins_inside("é".encode())
+    for token in (b" en", b"-", b"", "은".encode(), "模".encode(), "é".encode()[1:]):
+        assert not begins_inside(token)
+    assert is_inside("a")
+    assert not is_inside("")
+
+
+def test_a_word_stands_directly_after_spaces_opening_marks_and_other_scripts():
+    for token in (b"en ", b"(", b"", b'"', b"a-", "„".encode(), "模".encode(), b"<b>"):
+        assert opens(token)
+    for token in (b" Maschine", b".", b",", b")", "é".encode()[:1]):
+        assert not opens(token)
+
+
+def test_a_word_and_a_variable_need_a_space_before_them_and_a_tag_does_not():
+    assert all(map(needs_space, ["Auto", "{name}", "%s", " a"]))
+    assert not any(map(needs_space, ["<b>", "模型", "은", ""]))

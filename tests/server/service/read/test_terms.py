@@ -1,0 +1,191 @@
+"""The terms and placeholders of texts, over an engine whose model echoes."""
+
+import math
+from collections import Counter
+from types import SimpleNamespace
+
+import pytest
+import tokenizers
+from grpc.aio import AioRpcError
+from tokenizers import decoders, models, pre_tokenizers
+
+from seq2seq_serve.bundle.tokenizer import Tokenizer
+from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
+from seq2seq_serve.server.engine.request import Beam
+from seq2seq_serve.server.engine.terms import Spelling
+from seq2seq_serve.server.errors import InvalidRequest
+from seq2seq_serve.server.service.read.terms import Glossary
+from tests.server.service.harness import EchoRunner, byte_tokenizer, serving
+
+
+def term(source: str, target: str, **options) -> pb.Term:
+    return pb.Term(source=source, target=target, **options)
+
+
+def glossary(*terms: pb.Term, tokenizer=None, **options) -> Glossary:
+    generation = SimpleNamespace(length_penalty=1.0, length_penalty_formula="wu", early_stopping=False)
+    model = SimpleNamespace(
+        name="echo",
+        target_tokenizer=tokenizer or byte_tokenizer(),
+        manifest=SimpleNamespace(generation=generation),
+        sizing=SimpleNamespace(num_slots=4),
+    )
+    return Glossary(pb.GenerateOptions(terms=terms, **options), model)
+
+
+def required(known: Glossary, text: str) -> Counter[str]:
+    found = known.required(text, lambda: None)
+    if found is None:
+        return Counter()
+    return Counter({text: each.number for text, each in zip(found.texts, found.terms.terms, strict=True)})
+
+
+def test_terms_are_whole_words_and_the_longest_come_first():
+    known = glossary(
+        term("machine", "A"),
+        term("Machine learning model", "B"),
+        term("deep machine", "C"),
+        term("state-of-the-art", "D"),
+        term("模型", "E"),
+    )
+    assert required(known, "A MACHINE. Machines, machine-made") == Counter({"A": 2})
+    assert required(known, "deep machine  learning model; deep machine") == Counter({"B": 1, "C": 1})
+    assert required(known, "state-of-the-art, state of the art") == Counter({"D": 1})
+    assert required(known, "新模型 machine learning") == Counter({"E": 1, "A": 1})
+    assert required(known, "learning model") == Counter()
+
+
+def test_where_a_long_term_does_not_fit_the_shorter_one_counts():
+    known = glossary(term("a", "1"), term("a b", "2"), term("b c d", "3"))
+    assert required(known, "a b c d") == Counter({"1": 1, "3": 1})
+
+
+def test_case_matters_for_a_term_that_says_so_and_its_translation_comes_first():
+    known = glossary(term("US", "USA", case_sensitive=True), term("us", "uns"))
+    assert required(known, "us, Us and US") == Counter({"uns": 2, "USA": 1})
+    assert required(glossary(term("Turkey", "T", case_sensitive=True)), "a turkey") == Counter()
+
+
+def test_the_same_term_twice_is_one_and_equal_targets_add_up():
+    known = glossary(term("car", "Auto"), term("Car", "Auto"), term("automobile", "Auto"))
+    assert required(known, "The car is an automobile.") == Counter({"Auto": 2})
+
+
+def test_placeholders_stand_as_often_as_in_the_source_and_have_no_terms_inside():
+    known = glossary(term("name", "N"), keep_placeholders=True)
+    assert required(known, "name: {name}, {name} and %s") == Counter({"N": 1, "{name}": 2, "%s": 1})
+    found = known.required("{name} <b>", lambda: None)
+    assert all(each.is_exact for each in found.terms.terms)
+    assert required(glossary(term("name", "N")), "{name}") == Counter({"N": 1})
+
+
+def test_a_term_is_spelled_after_a_space_after_a_mark_and_at_the_beginning():
+    tokenizer = byte_tokenizer()
+    found = glossary(term("car", "Auto"), tokenizer=tokenizer).required("car", lambda: None)
+    inside, first = tokenizer.encode(" Auto"), tokenizer.encode("Auto")
+    [each] = found.terms.terms
+    assert each.spellings == (
+        Spelling(tuple(inside), begins_after_break=False, ends_before_break=True),
+        Spelling(tuple(first), begins_after_break=True, ends_before_break=True),
+    )
+    kept = glossary(keep_placeholders=True, tokenizer=tokenizer).required("<b>", lambda: None)
+    assert not any(spelling[1] or spelling[2] for spelling in kept.terms.terms[0].spellings)
+
+
+def test_what_a_tokenizer_cannot_write_is_refused_or_named(word_tokenizer):
+    with pytest.raises(
+        InvalidRequest, match="echo cannot write the target 'dog cat' of a term with its tokens"
+    ):
+        glossary(term("x", "dog"), term("y", "dog cat"), tokenizer=word_tokenizer)
+    known = glossary(term("x", "dog"), tokenizer=word_tokenizer, keep_placeholders=True)
+    found = known.required("x {name}", lambda: None)
+    assert found.missing((0,)) == ["{name}"]
+    assert found.missing(()) == ["{name}"]
+    assert found.missing((1,)) == ["dog", "{name}"]
+
+
+@pytest.fixture
+def word_tokenizer():
+    vocab = {"<pad>": 0, "<s>": 1, "</s>": 2, "<unk>": 3, "▁dog": 4, "▁a": 5}
+    inner = tokenizers.Tokenizer(models.WordLevel(vocab=vocab, unk_token="<unk>"))
+    inner.add_special_tokens(["<pad>", "<s>", "</s>", "<unk>"])
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    inner.decoder = decoders.Metaspace()
+    return Tokenizer(inner)
+
+
+def request(text: str, **options) -> pb.GenerateRequest:
+    return pb.GenerateRequest(sources=[pb.Source(text=text)], options=pb.GenerateOptions(**options))
+
+
+async def test_targets_have_their_terms_and_greedy_requests_get_a_beam():
+    async with serving() as served:
+        answer = await served.stub.Generate(request("a cat", terms=[term("cat", "Katze")]))
+        [hypothesis] = answer.hypotheses
+        assert "Katze" in hypothesis.text.split()
+        assert not hypothesis.missing_terms
+        [required] = served.turns.requests
+        assert required.beam == Beam(4, 0.6, "wu", True)  # 5, or the slots that there are
+        other = await served.stub.Generate(request("a cat", terms=[term("dog", "Hund")]))
+        assert other.hypotheses[0].text == "a cat"
+        assert served.turns.requests[-1].beam is None
+        wide = await served.stub.Generate(request("cat", terms=[term("cat", "K")], beam_size=2))
+        assert "K" in wide.hypotheses[0].text
+        assert served.turns.requests[-1].beam.size == 2
+
+
+async def test_each_sentence_has_its_own_terms_and_a_stream_is_the_answer():
+    text, terms = "A cat. A dog. A cow.", [term("cat", "Katze"), term("dog", "Hund")]
+    message = request(text, terms=terms, long_source=pb.LONG_SOURCE_SPLIT_ALWAYS)
+    async with serving() as served:
+        answer = await served.stub.Generate(message)
+        first, second, third = (sentence.hypotheses[0].text for sentence in answer.sentences)
+        assert "Katze" in first
+        assert "Hund" in second
+        assert third == "A cow."
+        assert [one.terms is None for one in served.turns.requests] == [False, False, True]
+        pieces = [event async for event in served.stub.GenerateStream(message)]
+        assert "".join(event.piece.text for event in pieces) == answer.hypotheses[0].text
+
+
+async def test_a_length_bound_leaves_room_for_the_terms():
+    async with serving() as served:
+        message = request("a b", terms=[term("b", "a long translation")], max_length_ratio=0.5)
+        [hypothesis] = (await served.stub.Generate(message)).hypotheses
+        assert "a long translation" in hypothesis.text
+
+
+class Forbidding(EchoRunner):
+    """Its model never writes a token that a term wants."""
+
+    def step(self, rows, num_steps=1):
+        selected = super().step(rows, num_steps)
+        for table in selected.candidates:
+            for ids in table.wanted.values():
+                ids.update(dict.fromkeys(ids, -math.inf))
+        return selected
+
+
+@pytest.mark.parametrize("is_split", [False, True])
+async def test_an_answer_names_the_terms_that_its_target_lacks(is_split):
+    terms = [term("cat", "K"), term("a", "a"), term("dog", "H")]
+    how = pb.LONG_SOURCE_SPLIT_ALWAYS if is_split else pb.LONG_SOURCE_REFUSE
+    async with serving(Forbidding()) as served:
+        message = request("a cat.\na dog {x}.", terms=terms, max_new_tokens=12, long_source=how)
+        [hypothesis] = (await served.stub.Generate(message)).hypotheses
+        assert sorted(hypothesis.missing_terms) == ["H", "K"]
+
+
+async def test_more_terms_than_can_be_required_are_refused_and_token_ids_too():
+    terms = [term(f"w{number}", "b") for number in range(65)]
+    async with serving(EchoRunner(max_source_length=1000, max_target_length=1000)) as served:
+        text = " ".join(each.source for each in terms)
+        await served.stub.Generate(request(text, terms=terms))  # they have one target
+        for number, each in enumerate(terms):
+            each.target = f"t{number}"
+        with pytest.raises(AioRpcError, match="the source has 65 terms, and at most 64 can be required"):
+            await served.stub.Generate(request(text, terms=terms))
+        message = pb.GenerateRequest(sources=[pb.Source(token_ids=pb.TokenIds(values=[5]))])
+        message.options.keep_placeholders = True
+        with pytest.raises(AioRpcError, match="the source has token ids: send the text"):
+            await served.stub.Generate(message)
