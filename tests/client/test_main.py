@@ -215,6 +215,28 @@ def test_sources_that_were_truncated_are_a_warning(run, flags):
     )
 
 
+def test_terms_are_given_by_flags_and_targets_that_lack_some_are_a_warning(run, server, monkeypatch):
+    flags = "--terms", "cat=Katze", "--terms", '{"dog": "Hund"}', "--keep-placeholders"
+    code, out, err = run("translate", *flags, stdin=b"a cat {x}\nb dog\nc cow\n")
+    assert (code, out[2], err) == (0, "c cow", [])
+    assert "Katze" in out[0]
+    assert "{x}" in out[0]
+    assert "Hund" in out[1]
+    step = server.runner.step
+
+    def without_wanted(rows, num_steps=1):
+        selected = step(rows, num_steps)
+        for table in selected.candidates:
+            for ids in table.wanted.values():
+                ids.update(dict.fromkeys(ids, -math.inf))
+        return selected
+
+    monkeypatch.setattr(server.runner, "step", without_wanted)
+    code, _, err = run("translate", *flags, stdin=b"a cat\nb dog\nc cow\n")
+    assert code == 0
+    assert err[-1] == "warning: line 1 and 1 more: the target lacks terms that it has to have: Katze, Hund"
+
+
 def test_json_of_a_failed_line_is_its_error(run):
     code, lines, _ = run("translate", "--json", stdin=b"abc\n\n" + b"x" * 100 + b"\n\xffb")
     assert code == 1

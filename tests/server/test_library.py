@@ -85,6 +85,16 @@ def test_the_pieces_of_a_stream_join_to_the_translation(model):
     assert model.translate(TEXTS) == model.translate(TEXTS)
 
 
+def test_targets_have_the_terms_that_a_program_gives(model, client):
+    terms = {TEXTS[0][:2]: "aw"}
+    translated = model.translate(TEXTS, terms=terms)
+    assert "aw" in translated[0]
+    assert translated[1:] == model.translate(TEXTS[1:])
+    assert [each.text for each in client.translate_many(TEXTS, options={"terms": terms})] == translated
+    with pytest.raises(InvalidRequest, match="the source of a term has 0 characters"):
+        model.translate(TEXTS, terms={"": "a"})
+
+
 def test_scores_are_those_of_a_server(model, client):
     assert model.score(TEXTS[0], TEXTS[1]).log_probabilities == list(
         client.score(TEXTS[0], TEXTS[1]).log_probabilities

@@ -128,7 +128,7 @@ OPTIONS = {
     "details": {"log_probabilities": True, "num_alternatives": 3, "word_alignment": True, "attention": True},
     "beam": {"beam_size": 3, "num_hypotheses": 2, "attention": True},
     "sampling": {"temperature": 1.0, "top_k": 20, "seed": 7, "num_hypotheses": 2},
-    "terms": {"terms": [{"source": text[:2], "target": "aw e"} for text in TEXTS], "num_hypotheses": 2},
+    "terms": {"terms": [{"source": text[:2], "target": "aw e"} for text in TEXTS], "beam_size": 3},
     "constraints": {"min_new_tokens": 4, "no_repeat_ngram_size": 2, "logit_bias": {7: 1.5}},
 }
 
