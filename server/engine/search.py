@@ -171,14 +171,16 @@ def rank(searches: Iterable[Search], tables: Iterable[Candidates]) -> dict[Searc
     ranked: dict[Search, Ranked] = {}
     for table in tables:
         alike: dict[tuple[int, int], list[Search]] = {}
+        with_terms: list[Search] = []
         for search in beams:
             first = search.rows[0]
-            if first.row not in table.places:
-                continue
-            if first.progress is not None:
-                ranked[search] = _rank_with_terms(search, table)
-                continue
-            alike.setdefault((len(search.rows), first.num_branches), []).append(search)
+            if first.row in table.places:
+                if first.progress is None:
+                    alike.setdefault((len(search.rows), first.num_branches), []).append(search)
+                else:
+                    with_terms.append(search)
+        if with_terms:
+            ranked |= _rank_with_terms(with_terms, table)
         for (_, number), group in alike.items():
             rows = [row for search in group for row in search.rows]
             at = [table.places[row.row] for row in rows if row.row is not None]
@@ -197,23 +199,35 @@ def rank(searches: Iterable[Search], tables: Iterable[Candidates]) -> dict[Searc
     return ranked
 
 
-def _rank_with_terms(search: Search, table: Candidates) -> Ranked:
-    """Rank all candidates of each row of a beam, and the tokens that its terms want there."""
-    found: list[tuple[float, int, int, float]] = []
-    for parent, row in enumerate(search.rows):
-        assert row.row is not None
-        place, before = table.places[row.row], row.log_probability
-        token_ids, log_probabilities = (
-            values[place, : row.num_branches].tolist()
-            for values in (table.token_ids, table.log_probabilities)
+def _rank_with_terms(searches: list[Search], table: Candidates) -> dict[Search, Ranked]:
+    """Rank the candidates of beams with terms, and the tokens that the terms want, for each beam alone."""
+    rows = [row for search in searches for row in search.rows]
+    at = [table.places[row.row] for row in rows if row.row is not None]
+    tokens, scores = table.token_ids[at].tolist(), table.log_probabilities[at].tolist()
+    ranked: dict[Search, Ranked] = {}
+    first = 0
+    for search in searches:
+        number = search.rows[0].num_branches
+        found: list[tuple[float, int, int, float]] = []
+        for parent, row in enumerate(search.rows):
+            place, before = first + parent, row.log_probability
+            assert row.row is not None
+            best = dict(zip(tokens[place][:number], scores[place][:number], strict=True))
+            for token_id, log_probability in table.wanted[row.row].items():
+                if token_id not in best:
+                    best[token_id] = log_probability
+            found += [(-before - score, parent, token_id, score) for token_id, score in best.items()]
+        first += len(search.rows)
+        found = sorted(each for each in found if each[0] < math.inf)  # NaN is not
+        totals, parents, token_ids, log_probabilities = zip(*found, strict=True) if found else ([],) * 4
+        ranked[search] = Ranked(
+            list(parents),
+            list(token_ids),
+            list(log_probabilities),
+            [-total for total in totals],
+            _alternatives_of(search, table),
         )
-        candidates = dict(zip(token_ids, log_probabilities, strict=True))
-        for token_id, log_probability in (dict(table.wanted[row.row]) | candidates).items():
-            found.append((before + log_probability, parent, token_id, log_probability))
-    found = [each for each in found if each[0] > -math.inf]  # NaN is not
-    found.sort(key=lambda each: (-each[0], each[1], each[2]))
-    totals, parents, tokens, scores = map(list, zip(*found, strict=True)) if found else ([], [], [], [])
-    return Ranked(parents, tokens, scores, totals, _alternatives_of(search, table))
+    return ranked
 
 
 def branch(search: Search, branches: Branches, eos_ids: Collection[int]) -> list[Fork]:
@@ -364,13 +378,14 @@ def _divided(
         row = rows[ranked.parents[place]]
         progress = row.progress
         assert progress is not None
-        reason = _end(row, token_id, eos_ids)
-        if reason is not FinishReason.EOS:
-            progress = terms.advance(progress, row.token_ids, token_id)
+        is_eos = token_id in eos_ids
+        reason = _end(row, token_id, eos_ids) if is_eos or request.stops is not None else None
+        if not is_eos:
+            progress = terms.advance(progress, token_id)
         num_left.append(progress.num_left)
         if reason is not None:
             ends[place] = reason
-        if reason is not FinishReason.EOS and terms.repeats(progress, row.token_ids, token_id):
+        if not is_eos and terms.has_exact and terms.repeats(progress, row.token_ids, token_id):
             repeating.append(place)
         elif reason is not None and num_after and progress.num_left:
             incomplete.append(place)
@@ -469,7 +484,7 @@ def _place(search: Search, ranked: Ranked, going: list[int]) -> list[Fork]:
         token_id = token_ids[place]
         if request.terms is not None:
             assert row.progress is not None
-            row.progress = request.terms.advance(row.progress, row.token_ids, token_id)
+            row.progress = request.terms.advance(row.progress, token_id)
         row.token_ids.append(token_id)
         row.next_token_id = token_id
         row.log_probability = totals[place]
@@ -510,12 +525,12 @@ def _ended(
 
 def _missing(row: Sequence, last_ids: tuple[int, ...]) -> tuple[int, ...]:
     """Returns how often a row that ends with some tokens lacks each required term; nothing if it has all."""
-    terms, progress, token_ids = row.request.terms, row.progress, row.token_ids
+    terms, progress = row.request.terms, row.progress
     assert terms is not None
     assert progress is not None
     for token_id in last_ids:
-        progress = terms.advance(progress, token_ids, token_id)
-    missing = terms.missing_at_end(progress, [*token_ids, *last_ids])
+        progress = terms.advance(progress, token_id)
+    missing = terms.missing_at_end(progress)
     return missing if any(missing) else ()
 
 

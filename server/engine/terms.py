@@ -8,6 +8,8 @@ and tests compare the two.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from seq2seq_serve.bundle.words import begins_inside, opens
@@ -42,19 +44,29 @@ class Term(NamedTuple):
     is_exact: bool = False
 
 
-class Progress(NamedTuple):
-    """What a target so far has of the required terms.
+@dataclass(eq=False, slots=True)
+class Progress:
+    """What a target so far has of the required terms. Owned by `RequiredTerms`: equal ones are one object.
 
     Attributes:
         missing: How often each term is still required.
         tail: The last tokens of the target, if they are a spelling of a missing term or begin one. A whole
             spelling counts when the next token shows that it is not the beginning of a longer one.
+        is_after_break: Whether a spelling that begins without a space may stand where the tail begins.
         num_left: The fewest tokens that complete all terms.
+        wanted: The tokens that begin a missing term, or continue the one that the target has begun.
+        depends_on_next: Whether it matters where words begin and end in a next token that is not in any term.
+        after: What was found of the progress with one more token: by a token of terms, or by what matters of
+            others.
     """
 
     missing: tuple[int, ...]
     tail: tuple[int, ...]
+    is_after_break: bool
     num_left: int
+    wanted: tuple[int, ...]
+    depends_on_next: bool
+    after: dict[int, Progress] = field(default_factory=dict)
 
 
 class RequiredTerms:
@@ -69,7 +81,7 @@ class RequiredTerms:
     Attributes:
         terms: The terms.
         token_bytes: The same; whoever unpickles terms sets it, because each process has the table.
-        start: The progress of an empty target.
+        has_exact: Whether some term must not stand in a target too often.
     """
 
     def __init__(self, terms: Iterable[Term], token_bytes: Sequence[bytes]) -> None:
@@ -83,55 +95,76 @@ class RequiredTerms:
                     beginning = spelling.token_ids[:length]
                     self._by_beginning.setdefault(beginning, []).append((number, spelling))
         self._firsts = {ids[0]: found for ids, found in self._by_beginning.items() if len(ids) == 1}
+        spellings = [spelling for term in self.terms for spelling in term.spellings]
+        self._ids = frozenset(token_id for spelling in spellings for token_id in spelling.token_ids)
+        self._has_breaks = any(spelling.begins_after_break for spelling in spellings)
+        self._has_word_ends = any(spelling.ends_before_break for spelling in spellings)
         self._costs = [_cost(term) for term in self.terms]
         self._exact: dict[int, list[tuple[int, list[int]]]] = {}  # by the last token
         for number, term in enumerate(self.terms):
             for spelling in term.spellings if term.is_exact else ():
                 *before, last = spelling.token_ids
                 self._exact.setdefault(last, []).append((number, before))
-        missing = tuple(term.number for term in self.terms)
-        self.start = Progress(missing, (), self._num_left(missing, (), is_after_break=True))
+        self.has_exact = bool(self._exact)
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...], bool], Progress] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"token_bytes": ()}
+        return self.__dict__ | {"token_bytes": (), "_known": {}}
+
+    @property
+    def start(self) -> Progress:
+        """The progress of an empty target."""
+        return self._progress(tuple(term.number for term in self.terms), (), is_after_break=True)
 
     @property
     def num_tokens(self) -> int:
         """The fewest tokens that write all terms."""
         return self.start.num_left
 
-    def after(self, token_ids: Sequence[int]) -> Progress:
+    def after(self, token_ids: Iterable[int]) -> Progress:
         """Returns the progress of a target."""
         progress = self.start
-        for place, token_id in enumerate(token_ids):
-            progress = self.advance(progress, token_ids[:place], token_id)
+        for token_id in token_ids:
+            progress = self.advance(progress, token_id)
         return progress
 
-    def advance(self, progress: Progress, token_ids: Sequence[int], token_id: int) -> Progress:
-        """Returns the progress of a target with one more token.
+    def advance(self, progress: Progress, token_id: int) -> Progress:
+        """Returns the progress of a target with one more token."""
+        found = progress.after.get(token_id)
+        if found is not None:
+            return found
+        key = token_id
+        if token_id not in self._ids:
+            key = -1 - _edges(self._bytes_of(token_id)) if progress.depends_on_next else -1
+            if (found := progress.after.get(key)) is not None:
+                return found
+        progress.after[key] = found = self._advanced(progress, token_id)
+        return found
 
-        Args:
-            progress: That of the target so far.
-            token_ids: The target so far.
-            token_id: The token.
-        """
-        missing, tail, _ = progress
-        if not tail and token_id not in self._firsts:
-            return progress
-        ids = (*tail, token_id)
-        is_after_break = self._is_after_break(token_ids, len(token_ids) - len(tail))
+    def _advanced(self, progress: Progress, token_id: int) -> Progress:
+        missing, ids, is_after_break = progress.missing, (*progress.tail, token_id), progress.is_after_break
         while ids and not self._begins(ids, missing, is_after_break=is_after_break):
             length, number = self._longest(ids, missing, is_after_break=is_after_break)
             if length:
                 missing = _without(missing, number)
             last, ids = ids[max(length, 1) - 1], ids[max(length, 1) :]
-            is_after_break = opens(self._bytes_of(last))
-        return Progress(missing, ids, self._num_left(missing, ids, is_after_break=is_after_break))
+            is_after_break = not self._has_breaks or opens(self._bytes_of(last))
+        return self._progress(missing, ids, is_after_break=is_after_break)
 
-    def missing_at_end(self, progress: Progress, token_ids: Sequence[int]) -> tuple[int, ...]:
+    def _progress(self, missing: tuple[int, ...], tail: tuple[int, ...], *, is_after_break: bool) -> Progress:
+        key = missing, tail, is_after_break
+        if key not in self._known:
+            self._known[key] = Progress(
+                *key,
+                self._num_left(missing, tail, is_after_break=is_after_break),
+                tuple(self._wanted(missing, tail, is_after_break=is_after_break)),
+                self._has_breaks or (self._has_word_ends and bool(tail)),
+            )
+        return self._known[key]
+
+    def missing_at_end(self, progress: Progress) -> tuple[int, ...]:
         """Returns how often each term is missing in a target that has ended."""
-        is_after_break = self._is_after_break(token_ids, len(token_ids) - len(progress.tail))
-        return self._without_tail(progress.missing, progress.tail, is_after_break=is_after_break)
+        return self._without_tail(progress.missing, progress.tail, is_after_break=progress.is_after_break)
 
     def _without_tail(
         self, missing: tuple[int, ...], ids: tuple[int, ...], *, is_after_break: bool
@@ -145,30 +178,24 @@ class RequiredTerms:
             is_after_break = opens(self._bytes_of(last))
         return missing
 
-    def wanted(self, progress: Progress, token_ids: Sequence[int]) -> list[int]:
-        """Returns the tokens that begin a missing term, or continue the one that a target has begun.
-
-        Args:
-            progress: That of the target so far.
-            token_ids: The target so far.
-        """
-        missing, tail, _ = progress
+    def _wanted(
+        self, missing: tuple[int, ...], tail: tuple[int, ...], *, is_after_break: bool
+    ) -> dict[int, None]:
         wanted: dict[int, None] = {}
+        for number, spelling in self._by_beginning.get(tail, ()):
+            if len(spelling.token_ids) > len(tail) and _is_open(
+                missing, number, spelling, is_after_break=is_after_break
+            ):
+                wanted[spelling.token_ids[len(tail)]] = None
         if tail:
-            is_after_break = self._is_after_break(token_ids, len(token_ids) - len(tail))
-            for number, spelling in self._by_beginning[tail]:
-                if len(spelling.token_ids) > len(tail) and _is_open(
-                    missing, number, spelling, is_after_break=is_after_break
-                ):
-                    wanted[spelling.token_ids[len(tail)]] = None
-        is_after_break = self._is_after_break(token_ids, len(token_ids))
+            is_after_break = opens(self._bytes_of(tail[-1]))
         for first_id, spellings in self._firsts.items():
             if any(
                 _is_open(missing, number, spelling, is_after_break=is_after_break)
                 for number, spelling in spellings
             ):
                 wanted[first_id] = None
-        return list(wanted)
+        return wanted
 
     def repeats(self, progress: Progress, token_ids: list[int], token_id: int) -> bool:
         """Returns whether a token completes a term that its target must not have again.
@@ -182,9 +209,6 @@ class RequiredTerms:
             not progress.missing[number] and token_ids[len(token_ids) - len(before) :] == before
             for number, before in self._exact.get(token_id, ())
         )
-
-    def _is_after_break(self, token_ids: Sequence[int], place: int) -> bool:
-        return not place or opens(self._bytes_of(token_ids[place - 1]))
 
     def _bytes_of(self, token_id: int) -> bytes:
         return self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""
@@ -249,6 +273,12 @@ def shares(counts: Mapping[int, int], size: int) -> dict[int, int]:
         size -= len(open_banks[:size])
         open_banks = [bank for bank in open_banks if taken[bank] < counts[bank]]
     return taken
+
+
+@lru_cache(maxsize=2**16)
+def _edges(token: bytes) -> int:
+    """Returns whether a token continues a word, and whether one may stand after it, as a number."""
+    return 2 * begins_inside(token) + opens(token)
 
 
 def _is_open(missing: tuple[int, ...], number: int, spelling: Spelling, *, is_after_break: bool) -> bool:

@@ -212,16 +212,18 @@ class Selector:
             token_ids: The candidates `(m, K)`, best first.
             log_probabilities: Theirs.
         """
-        wanted: dict[int, list[int]] = {}  # by place
-        for place, sequence in enumerate(sequences):
-            terms, progress = sequence.request.terms, sequence.progress
-            if terms is not None and progress is not None:
-                wanted[place] = terms.wanted(progress, sequence.token_ids)
+        wanted = {
+            place: sequence.progress.wanted
+            for place, sequence in enumerate(sequences)
+            if sequence.progress is not None
+        }
         if not wanted:
             return {}
         best_ids = token_ids[:, 0].tolist()
-        places = [(place, each) for place, ids in wanted.items() for each in (best_ids[place], *ids)]
-        binding = self._bound("look_up", logits.bind_input, {names.PLACES: np.array(places, np.int64)})
+        places = [each for place, ids in wanted.items() for each in (best_ids[place], *ids)]
+        counts = [1 + len(ids) for ids in wanted.values()]
+        pairs = np.stack([np.repeat([*wanted], counts), np.array(places)], axis=1)
+        binding = self._bound("look_up", logits.bind_input, {names.PLACES: pairs})
         binding.bind_output(names.FOUND, CPU)
         self._sessions["look_up"].run_with_iobinding(binding)
         found = iter(binding.get_outputs()[0].numpy().tolist())

@@ -135,8 +135,8 @@ class EchoRunner:
                 ids, log_probabilities = zip(*ways[: row.num_branches], strict=True)
                 alternatives = ways[: row.request.num_alternatives]
                 branches[i] = Branches(list(ids), list(log_probabilities), alternatives)
-            if row.progress is not None and row.request.terms is not None:
-                wanted[i] = dict.fromkeys(row.request.terms.wanted(row.progress, row.token_ids), -3.5)
+            if row.progress is not None:
+                wanted[i] = dict.fromkeys(row.progress.wanted, -3.5)
         return selected(rows, tokens, branches, wanted=wanted)
 
     def move(self, moves: Iterable[Move]) -> int:
