@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Iterable
+from itertools import islice
 from typing import NamedTuple, cast
 
 import numpy as np
@@ -44,6 +46,7 @@ class Ranked(NamedTuple):
         log_probabilities: The log-probability of each token.
         totals: The log-probability of each extended hypothesis; minus infinity or NaN if it is impossible.
         alternatives: By row, the most probable tokens, if the request wants them.
+        num_left: The fewest tokens that each one needs after its token to have all terms; empty without terms.
     """
 
     parents: list[int]
@@ -51,6 +54,7 @@ class Ranked(NamedTuple):
     log_probabilities: list[float]
     totals: list[float]
     alternatives: list[Alternatives]
+    num_left: list[int] = []  # noqa: RUF012 - of a named tuple, and never changed
 
     def token_score(self, place: int) -> TokenScore:
         """Returns the details of the token of one of them."""
@@ -200,32 +204,54 @@ def rank(searches: Iterable[Search], tables: Iterable[Candidates]) -> dict[Searc
 
 
 def _rank_with_terms(searches: list[Search], table: Candidates) -> dict[Search, Ranked]:
-    """Rank the candidates of beams with terms, and the tokens that the terms want, for each beam alone."""
+    """Rank the candidates of beams with terms, and the tokens that the terms want, for each beam alone.
+
+    After a row without a begun term, only tokens of terms change what is missing. So its candidates that are
+    in no term are all in one bank, which never takes more of them than the size of the beam.
+    """
     rows = [row for search in searches for row in search.rows]
     at = [table.places[row.row] for row in rows if row.row is not None]
-    tokens, scores = table.token_ids[at].tolist(), table.log_probabilities[at].tolist()
+    candidates = zip(table.token_ids[at].tolist(), table.log_probabilities[at].tolist(), strict=True)
     ranked: dict[Search, Ranked] = {}
-    first = 0
     for search in searches:
-        number = search.rows[0].num_branches
-        found: list[tuple[float, int, int, float]] = []
+        terms, beam, number = search.request.terms, search.request.beam, search.rows[0].num_branches
+        assert terms is not None
+        assert beam is not None
+        advance = terms.advance
+        num_kept = number if terms.has_exact else beam.size + number // beam.size - 1
+        found: list[tuple[float, int, int, float, int]] = []
         for parent, row in enumerate(search.rows):
-            place, before = first + parent, row.log_probability
+            progress, before = row.progress, row.log_probability
             assert row.row is not None
-            best = dict(zip(tokens[place][:number], scores[place][:number], strict=True))
-            for token_id, log_probability in table.wanted[row.row].items():
-                if token_id not in best:
-                    best[token_id] = log_probability
-            found += [(-before - score, parent, token_id, score) for token_id, score in best.items()]
-        first += len(search.rows)
+            assert progress is not None
+            token_ids, scores = next(candidates)
+            best = dict(zip(token_ids[:number], scores, strict=False))
+            left = progress.num_left
+            for token_id, score in table.wanted[row.row].items():
+                score = best.pop(token_id, score)
+                found.append((-before - score, parent, token_id, score, advance(progress, token_id).num_left))
+            if progress.tail:
+                found += [
+                    (-before - score, parent, token_id, score, advance(progress, token_id).num_left)
+                    for token_id, score in best.items()
+                ]
+            else:
+                found += [
+                    (-before - score, parent, token_id, score, left)
+                    for token_id, score in islice(best.items(), num_kept)
+                ]
         found = sorted(each for each in found if each[0] < math.inf)  # NaN is not
-        totals, parents, token_ids, log_probabilities = zip(*found, strict=True) if found else ([],) * 4
+        totals, parents, tokens, log_probabilities, num_left = (
+            zip(*found, strict=True) if found else ([],) * 5
+        )
+        alternatives = _alternatives_of(search, table)
         ranked[search] = Ranked(
             list(parents),
-            list(token_ids),
+            list(tokens),
             list(log_probabilities),
             [-total for total in totals],
-            _alternatives_of(search, table),
+            alternatives,
+            list(num_left),
         )
     return ranked
 
@@ -316,7 +342,8 @@ def extend_beam(search: Search, ranked: Ranked, eos_ids: Collection[int]) -> lis
     assert beam is not None
     if _is_end_forced(rows[0]):
         eos_id, totals = next(iter(eos_ids)), [row.log_probability for row in rows]
-        ranked = Ranked(list(range(len(rows))), [eos_id] * len(rows), [0.0] * len(rows), totals, [])
+        num_left = [row.progress.num_left for row in rows if row.progress is not None]
+        ranked = Ranked(list(range(len(rows))), [eos_id] * len(rows), [0.0] * len(rows), totals, [], num_left)
 
     def penalty(number: int) -> float:
         return length_penalty(number + request.num_counted, beam.alpha, beam.formula)
@@ -370,25 +397,23 @@ def _divided(
     """
     request, rows = search.request, search.rows
     assert request.beam is not None
-    num_after = request.max_new_tokens - rows[0].num_generated - 1
-    num_left: list[int] = []
-    ends: dict[int, FinishReason] = {}
+    size, num_after = request.beam.size, request.max_new_tokens - rows[0].num_generated - 1
+    may_stop, has_exact = request.stops is not None, terms.has_exact
+    num_left, ends = ranked.num_left, dict[int, FinishReason]()
     complete, incomplete, repeating = list[int](), list[int](), list[int]()
-    for place, token_id in enumerate(ranked.token_ids):
-        row = rows[ranked.parents[place]]
-        progress = row.progress
-        assert progress is not None
-        is_eos = token_id in eos_ids
-        reason = _end(row, token_id, eos_ids) if is_eos or request.stops is not None else None
-        if not is_eos:
-            progress = terms.advance(progress, token_id)
-        num_left.append(progress.num_left)
-        if reason is not None:
-            ends[place] = reason
-        if not is_eos and terms.has_exact and terms.repeats(progress, row.token_ids, token_id):
+    for place, (parent, token_id) in enumerate(zip(ranked.parents, ranked.token_ids, strict=True)):
+        row, is_eos = rows[parent], token_id in eos_ids
+        assert row.progress is not None
+        if is_eos:
+            num_left[place] = row.progress.num_left
+        if has_exact and not is_eos and terms.repeats(row.progress, row.token_ids, token_id):
             repeating.append(place)
-        elif reason is not None and num_after and progress.num_left:
-            incomplete.append(place)
+        elif (is_eos or may_stop) and (reason := _end(row, token_id, eos_ids)) is not None:
+            ends[place] = reason
+            if num_after and num_left[place]:
+                incomplete.append(place)
+            else:
+                complete.append(place)
         else:
             complete.append(place)
     if not complete:
@@ -396,15 +421,23 @@ def _divided(
             return [], []
         complete = incomplete or repeating
     places = [place for place in complete if num_left[place] <= num_after] or complete
-    banks: dict[int, list[int]] = {}
+    kept = _shared(places, num_left, size)
+    going = [place for place in places if place not in ends]
+    return [(place, ends[place]) for place in kept if place in ends], _shared(going, num_left, size)
+
+
+def _shared(places: list[int], num_left: list[int], size: int) -> list[int]:
+    """Returns the extensions, of some in their order, that are in the shares of their banks."""
+    if len(places) <= size:
+        return places
+    share = shares(Counter(num_left[place] for place in places), size)
+    kept = []
     for place in places:
-        banks.setdefault(num_left[place], []).append(place)
-    share = shares({bank: len(its) for bank, its in banks.items()}, request.beam.size)
-    ended = [(place, ends[place]) for bank in banks for place in banks[bank][: share[bank]] if place in ends]
-    running = {bank: [place for place in its if place not in ends] for bank, its in banks.items()}
-    share = shares({bank: len(its) for bank, its in running.items()}, request.beam.size)
-    going = sorted(place for bank, its in running.items() for place in its[: share[bank]])
-    return sorted(ended), going
+        bank = num_left[place]
+        if share[bank]:
+            share[bank] -= 1
+            kept.append(place)
+    return kept
 
 
 def num_candidates(beam: Beam, eos_ids: Collection[int]) -> int:

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 from seq2seq_serve.bundle.words import begins_inside, opens
 
+_MOST_KNOWN = 1024  # tokens after a progress
+
 
 class Spelling(NamedTuple):
     """Token ids that write a term.
@@ -135,10 +137,13 @@ class RequiredTerms:
             return found
         key = token_id
         if token_id not in self._ids:
+            # All tokens that are in no term lead to few places.
             key = -1 - _edges(self._bytes_of(token_id)) if progress.depends_on_next else -1
-            if (found := progress.after.get(key)) is not None:
-                return found
-        progress.after[key] = found = self._advanced(progress, token_id)
+            found = progress.after.get(key)
+        if found is None:
+            found = progress.after[key] = self._advanced(progress, token_id)
+        if len(progress.after) < _MOST_KNOWN:
+            progress.after[token_id] = found
         return found
 
     def _advanced(self, progress: Progress, token_id: int) -> Progress:
@@ -201,13 +206,16 @@ class RequiredTerms:
         """Returns whether a token completes a term that its target must not have again.
 
         Args:
-            progress: That of the target with the token.
-            token_ids: The target before it.
+            progress: That of the target before it.
+            token_ids: The same target.
             token_id: The token.
         """
+        if token_id not in self._exact:
+            return False
+        missing = self.advance(progress, token_id).missing
         return any(
-            not progress.missing[number] and token_ids[len(token_ids) - len(before) :] == before
-            for number, before in self._exact.get(token_id, ())
+            not missing[number] and token_ids[len(token_ids) - len(before) :] == before
+            for number, before in self._exact[token_id]
         )
 
     def _bytes_of(self, token_id: int) -> bytes:

@@ -53,13 +53,14 @@ def test_the_progress_of_a_target_is_that_of_reading_all_of_it(terms, target):
     required, definition = RequiredTerms(terms, TOKENS), oracles(terms)
     progress = required.start
     for place, token_id in enumerate(target):
+        repeats = required.repeats(progress, target[:place], token_id)
         progress = required.advance(progress, token_id)
         so_far = target[: place + 1]
         missing, rest = definition.read(so_far, has_ended=False)
         assert (list(progress.missing), list(progress.tail)) == (missing, rest)
         assert progress.num_left == definition.num_left(so_far)
         assert set(progress.wanted) == definition.wanted(so_far)
-        assert required.repeats(progress, target[:place], token_id) == definition.repeats(so_far)
+        assert repeats == definition.repeats(so_far)
         at_end = required.missing_at_end(progress)
         assert list(at_end) == definition.read(so_far, has_ended=True)[0]
         assert any(at_end) == (progress.num_left > 0)
