@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from functools import lru_cache
 
 # Scripts without white space between words, and Korean's, whose particles follow a noun without any
 _UNSPACED = (
@@ -46,6 +47,7 @@ def needs_space(text: str) -> bool:
     return bool(first) and first != "<" and not _IS_UNSPACED.match(first)
 
 
+@lru_cache(maxsize=2**16)
 def begins_inside(token: bytes) -> bool:
     """Returns whether a token continues a word that ends directly before it.
 
@@ -55,6 +57,7 @@ def begins_inside(token: bytes) -> bool:
     return is_inside(token.decode(errors="replace")[:1])
 
 
+@lru_cache(maxsize=2**16)
 def opens(token: bytes) -> bool:
     """Returns whether a word may stand directly after a token: white space, an opening mark, a hyphen.
 

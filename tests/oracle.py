@@ -330,6 +330,7 @@ def term_search(
     constraints: Constraints = NO_CONSTRAINTS,
     early_stopping: Any = True,
     formula: Any = "wu",
+    num_hypotheses: int,
 ) -> list[tuple[Hypothesis, list[int]]]:
     """`beam_search` for targets that must have terms; with each, how often each term is missing.
 
@@ -339,6 +340,9 @@ def term_search(
     the ends are finished. In the same way beam_size extensions that go on are chosen. An extension that ends
     without all terms, before the limit, or one that has an exact term too often, is chosen only if there is
     no other; one that needs more tokens than there is room for, only if all do.
+
+    The search stops when num_hypotheses are finished and none that runs has a better score, as in
+    `beam_search`; with `early_stopping`, also when beam_size are finished.
     """
     memory, source_mask = encode(model, [source_ids])
     running: list[tuple[list[int], list[float]]] = [(list(constraints.prefix_ids), [])]
@@ -374,15 +378,16 @@ def term_search(
         going = _by_turns([each for each in chosen if not each[1]], beam_size)
         running = [(target, scores) for _, _, target, scores in going]
         finished = sorted(finished, key=lambda each: each[:2])[:beam_size]
-        if running and len(finished) == beam_size:
+        if running and len(finished) >= num_hypotheses:
             at = search.length_penalty(max_new_tokens, alpha, formula)
             bound = sum(running[0][1]) / (at if early_stopping == "never" and alpha > 0 else divisor)
-            if early_stopping is True or bound <= -finished[-1][1]:
+            is_full = len(finished) == beam_size
+            if (early_stopping is True and is_full) or bound <= -finished[num_hypotheses - 1][1]:
                 running = []
         if not running:
             break
     finished += [_finished(terms, target, scores, divisor, is_finished=False) for target, scores in running]
-    return [each[2:] for each in sorted(finished, key=lambda each: each[:2])[:beam_size]]
+    return [each[2:] for each in sorted(finished, key=lambda each: each[:2])[:num_hypotheses]]
 
 
 def _by_turns(extensions: list[Any], number: int) -> list[Any]:

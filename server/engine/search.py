@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Collection, Iterable
 from itertools import islice
 from typing import NamedTuple, cast
@@ -46,7 +45,7 @@ class Ranked(NamedTuple):
         log_probabilities: The log-probability of each token.
         totals: The log-probability of each extended hypothesis; minus infinity or NaN if it is impossible.
         alternatives: By row, the most probable tokens, if the request wants them.
-        num_left: The fewest tokens that each one needs after its token to have all terms; empty without terms.
+        num_left: The fewest tokens that each one needs after its own for all terms; empty without terms.
     """
 
     parents: list[int]
@@ -366,12 +365,15 @@ def extend_beam(search: Search, ranked: Ranked, eos_ids: Collection[int]) -> lis
         ended += [_ended(search, ranked, place, reason, penalty(num_tokens)) for place, reason in ends]
     if len(ended) > len(search.ended):
         ended = _best(ended, beam.size)
-    if going and len(ended) == beam.size:
+    # The banks of a beam with terms complete hypotheses one after the other: those of the result are enough.
+    num_needed = beam.size if request.terms is None else request.num_hypotheses
+    if going and len(ended) >= num_needed:
         # Further tokens have log-probabilities of at most 0, so only the penalty can raise a score: with a
         # positive alpha most at the limit. At the limit all hypotheses end.
         is_exact = beam.early_stopping == "never" and beam.alpha > 0
         bound = ranked.totals[going[0]] / penalty(request.max_new_tokens if is_exact else num_tokens)
-        if beam.early_stopping is True or bound <= ended[-1].score:
+        is_full = len(ended) == beam.size
+        if (is_full and beam.early_stopping is True) or bound <= ended[num_needed - 1].score:
             going = []
     if num_tokens == request.max_new_tokens:
         length, divisor = FinishReason.LENGTH, penalty(num_tokens)
@@ -430,8 +432,10 @@ def _shared(places: list[int], num_left: list[int], size: int) -> list[int]:
     """Returns the extensions, of some in their order, that are in the shares of their banks."""
     if len(places) <= size:
         return places
-    share = shares(Counter(num_left[place] for place in places), size)
-    kept = []
+    counts: dict[int, int] = {}
+    for place in places:
+        counts[num_left[place]] = counts.get(num_left[place], 0) + 1
+    share, kept = shares(counts, size), list[int]()
     for place in places:
         bank = num_left[place]
         if share[bank]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 from seq2seq_serve.bundle.words import begins_inside, opens
@@ -138,7 +137,8 @@ class RequiredTerms:
         key = token_id
         if token_id not in self._ids:
             # All tokens that are in no term lead to few places.
-            key = -1 - _edges(self._bytes_of(token_id)) if progress.depends_on_next else -1
+            token = self._bytes_of(token_id)
+            key = -1 - 2 * begins_inside(token) - opens(token) if progress.depends_on_next else -1
             found = progress.after.get(key)
         if found is None:
             found = progress.after[key] = self._advanced(progress, token_id)
@@ -148,6 +148,9 @@ class RequiredTerms:
 
     def _advanced(self, progress: Progress, token_id: int) -> Progress:
         missing, ids, is_after_break = progress.missing, (*progress.tail, token_id), progress.is_after_break
+        if not progress.tail and token_id not in self._ids:
+            is_after_break = not self._has_breaks or opens(self._bytes_of(token_id))
+            return self._progress(missing, (), is_after_break=is_after_break)
         while ids and not self._begins(ids, missing, is_after_break=is_after_break):
             length, number = self._longest(ids, missing, is_after_break=is_after_break)
             if length:
@@ -281,12 +284,6 @@ def shares(counts: Mapping[int, int], size: int) -> dict[int, int]:
         size -= len(open_banks[:size])
         open_banks = [bank for bank in open_banks if taken[bank] < counts[bank]]
     return taken
-
-
-@lru_cache(maxsize=2**16)
-def _edges(token: bytes) -> int:
-    """Returns whether a token continues a word, and whether one may stand after it, as a number."""
-    return 2 * begins_inside(token) + opens(token)
 
 
 def _is_open(missing: tuple[int, ...], number: int, spelling: Spelling, *, is_after_break: bool) -> bool:

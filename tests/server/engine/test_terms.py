@@ -77,9 +77,13 @@ def test_the_progress_of_a_target_is_that_of_reading_all_of_it(terms, target):
     st.sampled_from([True, False, "never"]),
     st.sampled_from(["wu", "power"]),
     st.lists(st.sampled_from([A, B, C]), max_size=3).map(tuple),
+    st.integers(1, 5),
 )
-@example(1, (term((A,), is_exact=True), term((A, B)), term((B, C, A), (C,))), 4, 8, 0.6, False, "wu", ())
-def test_the_search_is_the_oracles(seed, terms, size, limit, alpha, early_stopping, formula, prefix_ids):
+@example(1, (term((A,), is_exact=True), term((A, B)), term((B, C, A), (C,))), 4, 8, 0.6, False, "wu", (), 2)
+def test_the_search_is_the_oracles(
+    seed, terms, size, limit, alpha, early_stopping, formula, prefix_ids, num_hypotheses
+):
+    num_hypotheses = min(num_hypotheses, size)
     model = random_model(seed, parts=2**20)  # so fine that no two are equal
     expected = oracle.term_search(
         model,
@@ -93,12 +97,13 @@ def test_the_search_is_the_oracles(seed, terms, size, limit, alpha, early_stoppi
         early_stopping=early_stopping,
         formula=formula,
         constraints=oracle.Constraints(prefix_ids=prefix_ids),
+        num_hypotheses=num_hypotheses,
     )
     driver = Driver(TableRunner(model, size))
     request = make_request(
         (5,),
         beam=Beam(size, alpha, formula, early_stopping),
-        num_hypotheses=size,
+        num_hypotheses=num_hypotheses,
         max_new_tokens=limit,
         prefix_ids=prefix_ids,
         stream=True,

@@ -84,7 +84,8 @@ def test_the_search_is_the_oracles(random_trained, random_bundle, required):
             max_new_tokens=request.max_new_tokens,
             early_stopping=request.beam.early_stopping,
             constraints=oracles_constraints(request),
-        )[: request.num_hypotheses]
+            num_hypotheses=request.num_hypotheses,
+        )
         assert [list(one.token_ids) for one in result.hypotheses] == [one.token_ids for one, _ in expected]
         assert [sum(one.missing) for one in result.hypotheses] == [sum(missing) for _, missing in expected]
         for one, (hypothesis, _) in zip(result.hypotheses, expected, strict=True):
