@@ -199,8 +199,8 @@ def _request(
         num_required = terms.num_tokens
         if num_required > limit:
             raise InvalidRequest(
-                f"the terms and placeholders of a target have {num_required} tokens, and at most {limit} "
-                "fit: send fewer, or a shorter text",
+                f"what the target has to have takes {num_required} tokens, and at most {limit} fit: send "
+                "fewer terms and placeholders, or a shorter text",
                 field="options.terms" if decoding.options.terms else "options.keep_placeholders",
             )
     if model.reads_sound:
@@ -323,14 +323,9 @@ def _read_text(
         raise _too_long("the source", limit + num_over, given, hint=_hint(decoding))
     if num_over and decoding.glossary is not None:
         text = model.source_tokenizer.decode(token_ids)
-    required = _required(text, decoding, checkpoint)
+    required = None if decoding.glossary is None else decoding.glossary.required(text, checkpoint)
     request = request_of({given.name: np.asarray(token_ids, np.int64)}, required)
     return [Reading(request, num_truncated=num_over, required=required)]
-
-
-def _required(text: str, decoding: Decoding, checkpoint: YieldPoint) -> Required | None:
-    """Returns what the target of a text must have."""
-    return None if decoding.glossary is None else decoding.glossary.required(text, checkpoint)
 
 
 def _passages(
@@ -354,7 +349,7 @@ def _passages(
             )
 
     def reading_of(part: str, token_ids: list[int], separator: str | None) -> Reading:
-        required = _required(part, decoding, checkpoint)
+        required = None if decoding.glossary is None else decoding.glossary.required(part, checkpoint)
         request = request_of({given.name: np.asarray(token_ids, np.int64)}, required)
         return Reading(request, text=part, separator=separator, required=required)
 

@@ -77,11 +77,11 @@ BAD_OPTIONS = [  # of each rule one value, and of bounds the nearest beyond
         "terms[1].target",
         "the term 'A' has two translations, 'b'",
     ),
-    ({"terms": [term("a", "b" * 65)]}, "terms", "the terms and placeholders of a target have 66 tokens"),
+    ({"terms": [term("a", "b" * 65)]}, "terms", "what the target has to have takes 66 tokens"),
     (
         {"terms": [term("a", "bcd")], "max_new_tokens": 2},
         "terms",
-        "the terms and placeholders of a target ha",
+        "what the target has to have takes 4 tokens",
     ),
     ({"stop_sequences": ["a"] * 17}, "stop_sequences", "the number of stop_sequences is 17, and must be"),
     ({"stop_sequences": ["b", ""]}, "stop_sequences[1]", "the length of stop_sequences[1] is 0, and must"),
