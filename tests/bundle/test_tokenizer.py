@@ -4,7 +4,7 @@ import pytest
 import tokenizers
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tokenizers import decoders, models
+from tokenizers import decoders, models, pre_tokenizers
 
 from seq2seq_serve.bundle.tokenizer import UNSPACED, Tokenizer
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
@@ -242,3 +242,11 @@ def test_a_very_long_text_is_cut_so_that_the_work_can_end(tokenizer):
     ids, num_over = tokenizer.encode_truncated("x" * 10_000, 16)  # without white space
     assert ids == tokenizer.encode("x" * 10_000)[:16]
     assert num_over > 0
+
+
+def test_a_text_inside_a_longer_one_is_written_after_a_space_after_a_mark_and_first():
+    inner = tokenizers.Tokenizer(models.BPE({"▁": 0, "a": 1, "b": 2, "(": 3, "▁a": 4}, [("▁", "a")]))
+    inner.pre_tokenizer = pre_tokenizers.Metaspace()
+    inner.decoder = decoders.Metaspace()
+    tokenizer = Tokenizer(inner)
+    assert tokenizer.spellings(["ab", "x", " "]) == [[(4, 2), (1, 2)], [], []]
