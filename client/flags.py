@@ -14,7 +14,7 @@ from typing import Any
 
 from seq2seq_serve.client.attention import DATA, IMAGE
 from seq2seq_serve.client.files.documents import document_suffix
-from seq2seq_serve.client.files.formats import format_of
+from seq2seq_serve.client.files.formats import check_kind, format_of
 from seq2seq_serve.client.files.lines import STANDARD, is_compressed
 from seq2seq_serve.client.files.plan import DOCUMENT, PARQUET, TEXT, JobError
 from seq2seq_serve.client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT
@@ -441,7 +441,14 @@ def _add_attention(parser: argparse.ArgumentParser, shown: str) -> None:
 
 
 def add_record_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of inputs with several fields."""
+    """Adds the flags of inputs: what they are, and the fields of records."""
+    parser.add_argument(
+        "--as",
+        dest="kind",
+        choices=(TEXT,),
+        help="what an input of an unknown kind is: a text on each line (a name without a suffix, in .txt, or "
+        "with that of a language such as .ko is text anyway)",
+    )
     parser.add_argument(
         "--field",
         default="text",
@@ -623,6 +630,7 @@ def _check_input(options: argparse.Namespace) -> None:
     """Refuses an input of another kind than lines where its kind and the other flags do not fit."""
     path, output, parser = options.input, options.output, options.parser
     try:
+        check_kind(path, is_text=options.kind == TEXT)
         kind = format_of(path)
     except JobError as error:
         parser.error(str(error))
