@@ -38,9 +38,7 @@ _OF_OUTPUT = {TEXT: ".txt", JSONL: ".jsonl", PARQUET: ".parquet", ANSWERS: ".jso
 _REFUSED = {
     **dict.fromkeys((".zst", ".xz", ".bz2", ".zip"), "decompress it, or compress it with gzip"),
     **dict.fromkeys((".tar", ".tgz", ".7z"), "unpack it"),
-    **dict.fromkeys((".xlf", ".xliff"), "convert it to gettext (.po), such as with `xliff2po`"),
     **dict.fromkeys((".csv", ".tsv"), "write the column to a file of its own, such as with `cut -f 1`"),
-    ".json": "write JSON lines, one object on each line (.jsonl)",
 }
 # Corpora are named by their languages: corpus.ko, news.pt_BR, test.zho_Hans (not .ts, which is a file of Qt)
 _LANGUAGES = """

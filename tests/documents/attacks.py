@@ -14,6 +14,11 @@ _PO = 'msgid ""\nmsgstr ""\n"Plural-Forms: nplurals={};\\n"\n\n'
 _MESSAGE = 'msgid ""\n{}msgstr ""\n'
 _PLURAL = 'msgid "%d file"\nmsgid_plural "%d files"\nmsgstr[0] ""\n'
 _NAMESPACE = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+_UNIT = "<xliff><trans-unit><source>"
+_MEMORY = (
+    "<tmx><header srclang='a'/><body><tu><tuv lang='a'><seg>x</seg></tuv>"
+    "<tuv lang='b'><seg>y</seg></tuv></tu>"
+)
 _ENTITIES = '<!DOCTYPE w [<!ENTITY a "{}">{}]>'.format(
     "ha " * 100,
     "".join(f'<!ENTITY {name} "{f"&{of};" * 100}">' for of, name in zip("abcd", "bcde", strict=True)),
@@ -54,6 +59,16 @@ def word_file(paragraphs: str, *, before: str = "", others: Sequence[tuple[str, 
 
 def _repeated(suffix: str, unit: str, before: str = "", after: str = "") -> Attack:
     return Attack(suffix, lambda size: f"{before}{unit * (size // len(unit))}{after}".encode())
+
+
+def _nested(
+    suffix: str, begin: str, end: str, before: str = "", after: str = "", inside: str = "x"
+) -> Attack:
+    def make(size: int) -> bytes:
+        number = size // len(begin + end)
+        return f"{before}{begin * number}{inside}{end * number}{after}".encode()
+
+    return Attack(suffix, make)
 
 
 def _word(unit: str, before: str = "", after: str = "", end: str = "") -> Attack:
@@ -108,6 +123,67 @@ ATTACKS = {
     "paragraphs in paragraphs": _word("<w:p>", end="</w:p>"),
     "a paragraph of many runs": _word("<w:r><w:t>x </w:t></w:r>", "<w:p>", "</w:p>"),
     "a run of many properties": _word("<w:rPr/>", "<w:p><w:r>", "<w:t>x</w:t></w:r></w:p>"),
+    "a list of many texts": _repeated(".json", '"a",', "[", '"a"]'),
+    "lists in lists": _nested(".json", "[", "]", inside='"x"'),
+    "a string of escapes": _repeated(".json", r"\\", '["a', '"]'),
+    "a string of many lines": _repeated(".json", r"a\n", '["', '"]'),
+    "half a string": Attack(".json", lambda size: b'["' + b"a" * size, is_refused=True),
+    "choices within strings": _repeated(".json", "{a, ", '["', '"]'),
+    "lines that go on": _repeated(".properties", "a\\\n", "a="),
+    "keys without values": _repeated(".properties", "a\\ "),
+    "comments that do not end": _repeated(".strings", "/* x"),
+    "names without values": _repeated(".strings", '"a"'),
+    "aliases of aliases": Attack(
+        ".yaml",
+        lambda size: "".join(
+            f"a{number}: &a{number} [x{f', *a{number - 1}' * 9 * (number > 0)}]\n"
+            for number in range(size // 70)
+        ).encode(),
+    ),
+    "many anchors": Attack(
+        ".yaml", lambda size: "".join(f"a{number}: &a{number} x\n" for number in range(size // 15)).encode()
+    ),
+    "a list in brackets": _repeated(".yaml", "a, ", "[", "b]"),
+    "brackets in brackets": Attack(".yaml", lambda size: b"[" * size + b"]" * size, is_refused=True),
+    "a block of many lines": _repeated(".yaml", " a\n\n", "a: >\n"),
+    "a literal of many lines": _repeated(".yaml", " a\n", "a: |\n"),
+    "spaces in quotes": _repeated(".yaml", " \n", "a: 'x", "y'"),
+    "questions": _repeated(".yaml", "? a\n"),
+    "elements of XLIFF in elements": _nested(
+        ".xliff", "<g>x ", "</g>", _UNIT, "</source></trans-unit></xliff>"
+    ),
+    "groups in groups": _nested(".xliff", "<group>", "</group>", "<xliff>", "</xliff>", inside=""),
+    "a unit of many elements": _repeated(".xliff", "x <g>y</g> ", _UNIT, "</source></trans-unit></xliff>"),
+    "spaces before a state": _repeated(".xliff", " ", _UNIT + "x</source><target", "/></trans-unit></xliff>"),
+    "a text of XLIFF in CDATA": _repeated(".xliff", "<![CDATA[x]]>", _UNIT, "</source></trans-unit></xliff>"),
+    "a source for many forms": Attack(
+        ".ts",
+        lambda size: (
+            f"<TS><message><source>{'x ' * (size // 4)}</source><translation>"
+            f"{'<numerusform/>' * (size // 28)}</translation></message></TS>"
+        ).encode(),
+        is_refused=True,
+    ),
+    "units of a memory": _repeated(
+        ".tmx", "<tu><tuv lang='a'><seg>x</seg></tuv></tu>", _MEMORY, "</body></tmx>"
+    ),
+    "strings in strings": _nested(".xml", "<string>x", "</string>", "<resources>", "</resources>"),
+    "backslashes of a string": _repeated(".xml", "\\", "<resources><string>x", "</string></resources>"),
+    "breaks of a string": _repeated(".xml", r"\nx", "<resources><string>", "</string></resources>"),
+    "values in values": _nested(".resx", "<data><value>", "</value></data>", "<root>", "</root>"),
+    **{
+        f"entities of a billion in {suffix}": Attack(
+            suffix, lambda _, root=root: f"{_ENTITIES}<{root}>&e;</{root}>".encode(), is_refused=True
+        )
+        for suffix, root in {
+            ".xliff": "xliff",
+            ".ts": "TS",
+            ".tmx": "tmx",
+            ".xml": "resources",
+            ".resx": "root",
+            ".stringsdict": "plist",
+        }.items()
+    },
     "a media bomb": Attack(
         ".docx",
         lambda size: word_file("<w:p/>", others=[("word/media/a.png", bytes(2000 * size))]),

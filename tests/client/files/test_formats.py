@@ -130,15 +130,13 @@ def test_files_that_are_not_what_their_name_says_are_reported(tmp_path):
         split_into_shards(tmp_path / "a.txt.gz", "x", 10)
 
 
-@pytest.mark.parametrize(
-    "name", ["a.zst", "a.txt.xz", "a.tsv.gz", "a.CSV", "a.json", "a.tar.gz", "a.tgz", "a.xliff"]
-)
+@pytest.mark.parametrize("name", ["a.zst", "a.txt.xz", "a.tsv.gz", "a.CSV", "a.tar.gz", "a.tgz"])
 def test_files_that_cannot_be_read_are_refused_by_their_names(tmp_path, name):
-    with pytest.raises(JobError, match=r"cannot be read: (write|decompress|unpack|convert)"):
+    with pytest.raises(JobError, match=r"cannot be read: (write|decompress|unpack)"):
         format_of(tmp_path / name)
 
 
-@pytest.mark.parametrize("name", ["a.xml", "a.md2.gz", "a.tex", "a.2"])
+@pytest.mark.parametrize("name", ["a.xul", "a.md2.gz", "a.tex", "a.2"])
 def test_a_file_of_an_unknown_kind_is_refused_with_those_that_are_known(tmp_path, name):
     """Its markup was translated as if it were text."""
     with pytest.raises(JobError, match=r"is not known: give --as text .* Known are .txt, .*\.docx"):
