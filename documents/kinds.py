@@ -7,6 +7,7 @@ from pathlib import Path
 
 from seq2seq_serve.documents.bilingual import QtTranslations, TranslationMemory, Xliff
 from seq2seq_serve.documents.catalogs import AppleStrings, JsonCatalog, Properties, YamlCatalog
+from seq2seq_serve.documents.markdown import MarkdownDocument
 from seq2seq_serve.documents.messages import Messages
 from seq2seq_serve.documents.page import HtmlDocument
 from seq2seq_serve.documents.plain import Plain
@@ -25,6 +26,8 @@ DOCUMENTS: dict[str, Kind] = {
     ".html": HtmlDocument,
     ".htm": HtmlDocument,
     **ARCHIVES,
+    ".md": MarkdownDocument,
+    ".markdown": MarkdownDocument,
     ".po": Messages,
     ".xliff": Xliff,
     ".xlf": Xliff,
@@ -44,6 +47,7 @@ DOCUMENTS: dict[str, Kind] = {
 FILES: dict[str, Kind] = {".txt": Plain} | DOCUMENTS
 # What separates texts there, besides tags and lines
 _MARKS = {
+    **dict.fromkeys((".md", ".markdown"), (b"[", b"*", b"_", b"`", b"|", b"~", b"&", b"\\", b">")),
     **dict.fromkeys((".json", ".arb", ".strings"), (b'"', b"[", b"{")),
     **dict.fromkeys((".yaml", ".yml"), (b",", b"[", b"{")),
 }

@@ -184,6 +184,24 @@ ATTACKS = {
             ".stringsdict": "plist",
         }.items()
     },
+    "brackets of Markdown": _repeated(".md", "["),
+    "pictures that do not end": _repeated(".md", "!["),
+    "links in links": _repeated(".md", "[a]("),
+    "quotations in quotations": _repeated(".md", "> "),
+    "items of a list": _repeated(".md", "- a\n"),
+    "emphasis that does not end": _repeated(".md", "*a "),
+    "emphasis of two kinds": _repeated(".md", "*_"),
+    "code that does not end": _repeated(".md", "`a``b```"),
+    "lines of a paragraph": _repeated(".md", "a\n"),
+    "cells of a table": _repeated(".md", "|"),
+    "targets of links": _repeated(".md", "[a]: b\n"),
+    "titles under lines": _repeated(".md", "a\n=\n"),
+    "half a front matter": _repeated(".md", "---\na\n"),
+    "text that is struck out": _repeated(".md", "~~a~"),
+    "rows of a table": _repeated(".md", "|c|d|\n", "|a|b|\n|-|-|\n"),
+    "lists in lists of Markdown": Attack(
+        ".md", lambda size: "".join("  " * level + "- a\n" for level in range(int(size**0.5))).encode()
+    ),
     "a media bomb": Attack(
         ".docx",
         lambda size: word_file("<w:p/>", others=[("word/media/a.png", bytes(2000 * size))]),
