@@ -13,6 +13,7 @@ from seq2seq_serve.documents.page import HtmlDocument
 from seq2seq_serve.documents.plain import Plain
 from seq2seq_serve.documents.resources import AndroidStrings, AppleStringsDict, NetResources
 from seq2seq_serve.documents.segments import MAX_BYTES, MAX_MARKS, Document, check_marks
+from seq2seq_serve.documents.styled import StyledSubtitles
 from seq2seq_serve.documents.subtitles import Subtitles
 from seq2seq_serve.documents.word import WordDocument
 
@@ -23,6 +24,8 @@ ARCHIVES: dict[str, type[WordDocument]] = {".docx": WordDocument}
 DOCUMENTS: dict[str, Kind] = {
     ".srt": Subtitles,
     ".vtt": Subtitles,
+    ".ass": StyledSubtitles,
+    ".ssa": StyledSubtitles,
     ".html": HtmlDocument,
     ".htm": HtmlDocument,
     **ARCHIVES,
@@ -47,6 +50,7 @@ DOCUMENTS: dict[str, Kind] = {
 FILES: dict[str, Kind] = {".txt": Plain} | DOCUMENTS
 # What separates texts there, besides tags and lines
 _MARKS = {
+    **dict.fromkeys((".ass", ".ssa"), (b"{", b"\\")),
     **dict.fromkeys((".md", ".markdown"), (b"[", b"*", b"_", b"`", b"|", b"~", b"&", b"\\", b">")),
     **dict.fromkeys((".json", ".arb", ".strings"), (b'"', b"[", b"{")),
     **dict.fromkeys((".yaml", ".yml"), (b",", b"[", b"{")),

@@ -14,6 +14,7 @@ _PO = 'msgid ""\nmsgstr ""\n"Plural-Forms: nplurals={};\\n"\n\n'
 _MESSAGE = 'msgid ""\n{}msgstr ""\n'
 _PLURAL = 'msgid "%d file"\nmsgid_plural "%d files"\nmsgstr[0] ""\n'
 _NAMESPACE = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+_EVENT = "[Events]\nDialogue: 0,0:00:01.00,0:00:02.00,Default,,0,0,0,,"
 _UNIT = "<xliff><trans-unit><source>"
 _MEMORY = (
     "<tmx><header srclang='a'/><body><tu><tuv lang='a'><seg>x</seg></tuv>"
@@ -184,6 +185,11 @@ ATTACKS = {
             ".stringsdict": "plist",
         }.items()
     },
+    "codes that do not end": _repeated(".ass", "{", f"{_EVENT}x"),
+    "styles that do not end": _repeated(".ass", "{\\i1}x", _EVENT),
+    "styles that end": _repeated(".ass", "{\\i1}x{\\i0} ", _EVENT),
+    "breaks of an event": _repeated(".ass", "x \\N", _EVENT),
+    "speakers of an event": _repeated(".ass", "- x\\N", _EVENT, "- x"),
     "brackets of Markdown": _repeated(".md", "["),
     "pictures that do not end": _repeated(".md", "!["),
     "links in links": _repeated(".md", "[a]("),
