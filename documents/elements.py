@@ -23,6 +23,7 @@ BEGIN, END, TEXT, OTHER = range(4)
 _CHUNK_BYTES = 2**18
 _NONE = frozenset[str]()
 _DECLARED = re.compile(rb"""<\?xml[^>]{1,100}?encoding\s*=\s*["']([\w.-]{1,40})["']""")
+_TAG_NAME = re.compile(r"<[^\s/>]+")
 _CHARSETS = re.compile(r"utf-8|ascii|cp\d+|iso8859-\d+|koi8-[ru]|gb\w*|shift_jis|euc_\w+|big5")
 
 
@@ -153,6 +154,7 @@ class Names:
         left_out: They end a text, and stay with all that they have inside.
         texts: Only they have texts; without any, all elements have.
         properties: They belong to the element that begins before them.
+        keeps_space: Whether elements of texts need an attribute to keep the white space at their ends.
     """
 
     around: frozenset[str] = _NONE
@@ -160,6 +162,7 @@ class Names:
     left_out: frozenset[str] = _NONE
     texts: frozenset[str] = _NONE
     properties: frozenset[str] = _NONE
+    keeps_space: bool = False
 
 
 class Content:
@@ -224,7 +227,10 @@ class Content:
         markup = "".join(one.markup for one in (begin, *texts, last))
         if event.kind == END and name in self._names.texts and texts:
             text = "".join(one.text for one in texts)
-            self.flows.add_text(markup, text, (begin.markup, last.markup))
+            tag = begin.markup
+            if self._names.keeps_space and "xml:space" not in tag:
+                tag = _TAG_NAME.sub(r'\g<0> xml:space="preserve"', tag, count=1)
+            self.flows.add_text(markup, text, (tag, last.markup))
         else:
             self.flows.add_markup(markup)
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from seq2seq_serve.documents.archive import Archive
 from seq2seq_serve.documents.bilingual import QtTranslations, TranslationMemory, Xliff
 from seq2seq_serve.documents.catalogs import AppleStrings, JsonCatalog, Properties, YamlCatalog
 from seq2seq_serve.documents.markdown import MarkdownDocument
 from seq2seq_serve.documents.messages import Messages
+from seq2seq_serve.documents.office import Book, OpenDocument, Slides, Spreadsheet
 from seq2seq_serve.documents.page import HtmlDocument
 from seq2seq_serve.documents.plain import Plain
 from seq2seq_serve.documents.resources import AndroidStrings, AppleStringsDict, NetResources
@@ -20,7 +22,15 @@ from seq2seq_serve.documents.word import WordDocument
 Kind = Callable[[bytes, Path], Document]
 
 # They are read with two limits: of their tags and lines, and of the bytes of their texts, unpacked.
-ARCHIVES: dict[str, type[WordDocument]] = {".docx": WordDocument}
+ARCHIVES: dict[str, type[WordDocument | Archive]] = {
+    ".docx": WordDocument,
+    ".pptx": Slides,
+    ".xlsx": Spreadsheet,
+    ".odt": OpenDocument,
+    ".ods": OpenDocument,
+    ".odp": OpenDocument,
+    ".epub": Book,
+}
 DOCUMENTS: dict[str, Kind] = {
     ".srt": Subtitles,
     ".vtt": Subtitles,

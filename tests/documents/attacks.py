@@ -58,6 +58,57 @@ def word_file(paragraphs: str, *, before: str = "", others: Sequence[tuple[str, 
     return stream.getvalue()
 
 
+def archive_of(parts: dict[str, str | bytes]) -> bytes:
+    """Returns an archive of parts."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+def _slides(inside: str, before: str = "", others: dict[str, str | bytes] | None = None) -> bytes:
+    drawing = "http://schemas.openxmlformats.org/drawingml/2006/main"
+    kinds = '<Types><Override PartName="/ppt/slides/slide1.xml" ContentType="a.slide+xml"/></Types>'
+    return archive_of(
+        {
+            "[Content_Types].xml": kinds,
+            "ppt/presentation.xml": "<p/>",
+            "ppt/slides/slide1.xml": f'{before}<p xmlns:a="{drawing}">{inside}</p>',
+        }
+        | (others or {})
+    )
+
+
+def _tables(strings: str, num_columns: int = 0) -> bytes:
+    sheet = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    overrides = '<Override PartName="/xl/sharedStrings.xml" ContentType="a.sharedStrings+xml"/>'
+    overrides += '<Override PartName="/xl/table1.xml" ContentType="a.table+xml"/>' * (1 + num_columns)
+    return archive_of(
+        {
+            "[Content_Types].xml": f"<Types>{overrides}</Types>",
+            "xl/workbook.xml": "<w/>",
+            "xl/sharedStrings.xml": f'<sst xmlns="{sheet}">{strings}</sst>',
+            "xl/table1.xml": "<table>" + '<tableColumn name="a"/>' * num_columns + "</table>",
+        }
+    )
+
+
+def _book(package: str, page: str = "", num_packages: int = 1) -> bytes:
+    return archive_of(
+        {
+            "META-INF/container.xml": "<c>" + '<rootfile full-path="a.opf"/>' * num_packages + "</c>",
+            "a.opf": f'<p><item href="a.xhtml" media-type="application/xhtml+xml"/>{package}</p>',
+            "a.xhtml": f'<html xmlns="http://www.w3.org/1999/xhtml"><body>{page}</body></html>',
+        }
+    )
+
+
+def _open_text(inside: str, before: str = "") -> bytes:
+    namespace = "urn:oasis:names:tc:opendocument:xmlns:text:1.0"
+    return archive_of({"content.xml": f'{before}<o xmlns:text="{namespace}">{inside}</o>'})
+
+
 def _repeated(suffix: str, unit: str, before: str = "", after: str = "") -> Attack:
     return Attack(suffix, lambda size: f"{before}{unit * (size // len(unit))}{after}".encode())
 
@@ -207,6 +258,54 @@ ATTACKS = {
     "rows of a table": _repeated(".md", "|c|d|\n", "|a|b|\n|-|-|\n"),
     "lists in lists of Markdown": Attack(
         ".md", lambda size: "".join("  " * level + "- a\n" for level in range(int(size**0.5))).encode()
+    ),
+    "runs of a slide": Attack(
+        ".pptx", lambda size: _slides(f"<a:p>{'<a:r><a:t>x </a:t></a:r>' * (size // 24)}</a:p>")
+    ),
+    "paragraphs in paragraphs of a slide": Attack(
+        ".pptx", lambda size: _slides("<a:p>" * (size // 11) + "</a:p>" * (size // 11))
+    ),
+    "a slide of entities": Attack(
+        ".pptx", lambda _: _slides("<a:p><a:r><a:t>&e;</a:t></a:r></a:p>", _ENTITIES), is_refused=True
+    ),
+    "a slide bomb": Attack(".pptx", lambda size: _slides("<a:p></a:p>" * (100 * size)), is_refused=True),
+    "a picture bomb": Attack(
+        ".pptx", lambda size: _slides("", others={"a.png": bytes(2000 * size)}), is_refused=True
+    ),
+    "strings of a table": Attack(".xlsx", lambda size: _tables("<si><t>x</t></si>" * (size // 17))),
+    "runs of a string": Attack(
+        ".xlsx", lambda size: _tables(f"<si>{'<r><t>x </t></r>' * (size // 16)}</si>")
+    ),
+    "columns that are listed often": Attack(".xlsx", lambda size: _tables("<si><t>x</t></si>", size // 80)),
+    "a string bomb": Attack(
+        ".xlsx", lambda size: _tables("<si><t>x</t></si>" * (60 * size)), is_refused=True
+    ),
+    "packages that are listed often": Attack(
+        ".epub", lambda size: _book("<x/>" * (size // 8), num_packages=size // 60)
+    ),
+    "a page of many elements": Attack(".epub", lambda size: _book("", "x <b>y</b> " * (size // 11))),
+    "elements of a page in elements": Attack(
+        ".epub", lambda size: _book("", "<i>x" * (size // 8) + "</i>" * (size // 8))
+    ),
+    "a page bomb": Attack(".epub", lambda size: _book("", "<p>x</p>" * (120 * size)), is_refused=True),
+    "spans of OpenDocument": Attack(
+        ".odt", lambda size: _open_text(f"<text:p>{'<text:span>x </text:span>' * (size // 25)}</text:p>")
+    ),
+    "spans in spans": Attack(
+        ".odp",
+        lambda size: _open_text(
+            f"<text:p>{'<text:span>x ' * (size // 25)}{'</text:span>' * (size // 25)}</text:p>"
+        ),
+    ),
+    "cells of OpenDocument in cells": Attack(
+        ".ods",
+        lambda size: _open_text("<text:c><text:p>x" * (size // 36) + "</text:p></text:c>" * (size // 36)),
+    ),
+    "entities of OpenDocument": Attack(
+        ".odt", lambda _: _open_text("<text:p>&e;</text:p>", _ENTITIES), is_refused=True
+    ),
+    "a bomb of OpenDocument": Attack(
+        ".odt", lambda size: _open_text("<text:p/>" * (100 * size)), is_refused=True
     ),
     "a media bomb": Attack(
         ".docx",

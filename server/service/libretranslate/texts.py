@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
+from seq2seq_serve.documents.archive import Archive
 from seq2seq_serve.documents.kinds import ARCHIVES, FILES
 from seq2seq_serve.documents.kinds import read_file as parse_file
 from seq2seq_serve.documents.page import HtmlDocument
@@ -152,7 +153,7 @@ async def read_file(fields: Fields, call: RemoteCall, held: ExitStack) -> File:
     num_memory_bytes = _UNPACKED_BYTES if suffix in ARCHIVES else num_bytes
     room = held.enter_context(await call.room(num_bytes))
     file = await call.read(read, len(content), num_file_bytes=num_memory_bytes)
-    if isinstance(file.document, WordDocument):
+    if isinstance(file.document, WordDocument | Archive):
         room.grow(_memory_of(file.document.num_bytes, _MAX_MARKS))
     return file
 
