@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -230,12 +232,14 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
     add("texts", nargs="*", metavar="TEXT", help="a text to translate (default: the lines of --input)")
     add(
         "--input",
+        dest="inputs",
+        nargs="+",
         type=Path,
-        default=STANDARD,
+        default=[STANDARD],
         metavar="FILE",
         help="file of texts, one on each line; .gz is decompressed (default: -, standard input). JSON lines "
         f"(.jsonl) get the target as a new field; a document ({', '.join(DOCUMENTS)}) keeps its times and "
-        "formatting",
+        "formatting. Several files need --to",
     )
     add(
         "--output",
@@ -244,6 +248,13 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         metavar="FILE",
         help="file for the answers, which appears when it is complete; if it exists, --resume or --overwrite "
         "is needed (default: -, standard output)",
+    )
+    add(
+        "--to",
+        type=Path,
+        metavar="FOLDER",
+        help="folder for the answers to several files, in place of --output: each has the name of its input, "
+        "also with the folders below the one that all inputs share",
     )
     existing = translation.add_mutually_exclusive_group()
     existing.add_argument(
@@ -528,8 +539,43 @@ def _count(text: str, most: float = math.inf) -> int:
     return int(text)
 
 
-def translation(options: argparse.Namespace) -> Translation:
-    """Returns the settings of the command `translate`; wrong usage ends the program."""
+def translations(options: argparse.Namespace) -> list[Translation]:
+    """Returns the settings of the command `translate`, by input; wrong usage ends the program."""
+    parser: argparse.ArgumentParser = options.parser
+    inputs: list[Path] = options.inputs
+    if options.to is None:
+        if len(inputs) > 1:
+            parser.error(f"{len(inputs)} files are given as --input: give --to FOLDER for the answers")
+        return [_translation(argparse.Namespace(**vars(options), input=inputs[0]))]
+    if options.texts or STANDARD in inputs or options.output != STANDARD:
+        parser.error("--to FOLDER is for the files of --input: leave out --output and TEXT")
+    if options.to.exists() and not options.to.is_dir():
+        parser.error(f"--to {options.to} is not a folder, and must be one: give another name")
+    names = _names_of_outputs(inputs, ".jsonl" if options.json else "")
+    for name, number in Counter(names).items():
+        if number > 1:
+            parser.error(f"{number} inputs would have the output {options.to / name}: rename all but one")
+    outputs = [options.to / name for name in names]
+    for output in outputs:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    pairs = zip(inputs, outputs, strict=True)
+    return [
+        _translation(argparse.Namespace(**(vars(options) | {"input": input_, "output": output})))
+        for input_, output in pairs
+    ]
+
+
+def _names_of_outputs(inputs: Sequence[Path], suffix: str) -> list[Path]:
+    """Returns the name of each input below the folder that all share, decompressed, and with another end."""
+    paths = [Path(os.path.abspath(path)) for path in inputs]  # noqa: PTH100  # the name of a link is its kind
+    root = os.path.commonpath([path.parent for path in paths])
+    names = [path.relative_to(root) for path in paths]
+    plain = [name.with_suffix("") if is_compressed(name) else name for name in names]
+    return [name.with_name(name.name.removesuffix(suffix) + suffix) for name in plain]
+
+
+def _translation(options: argparse.Namespace) -> Translation:
+    """Returns the settings of the command for one input."""
     parser: argparse.ArgumentParser = options.parser
     _check_files(options)
     generate_options = generation(options)

@@ -16,7 +16,7 @@ import filecmp
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -122,6 +122,33 @@ def _remove(folder: Path) -> None:
 def _removed(folder: Path) -> Path:
     """Returns the name of a folder while it is removed."""
     return folder.with_name(f".{folder.name}{TEMPORARY}")
+
+
+def translate_all(client: Client, connect: Callable[[], AsyncClient], plans: Sequence[Translation]) -> int:
+    """Translates the inputs of several commands one after the other; see `translate`.
+
+    An input that cannot be read or translated as what its name says is reported, and the others go on.
+
+    Raises:
+        ClientError: No server answers, or the command stopped before the last text.
+        OSError: An output cannot be written, or the only input cannot be read.
+        JobError: The only output belongs to another command or input.
+    """
+    codes = list[int]()
+    for number, plan in enumerate(plans, 1):
+        if len(plans) > 1 and sys.stderr.isatty():
+            sys.stderr.write(f"{number} of {len(plans)}: {plan.input}\n")
+        try:
+            codes.append(translate(client, connect, plan))
+        except (JobError, WrongFile) as error:
+            if len(plans) == 1:
+                raise
+            text = f"{error.filename}: {error.strerror}" if isinstance(error, WrongFile) else str(error)
+            sys.stderr.writelines(
+                f"{line}\n" for line in (f"error: {text}", *getattr(error, "__notes__", ()))
+            )
+            codes.append(1)
+    return max(codes)
 
 
 def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translation) -> int:
