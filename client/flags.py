@@ -602,6 +602,7 @@ def _translation(options: argparse.Namespace) -> Translation:
         stream=options.stream,
         as_json=options.json,
         attention_file=options.attention,
+        is_one_of_many=len(options.inputs) > 1,
     )
 
 

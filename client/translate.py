@@ -68,6 +68,7 @@ class Translation:
         target_field: The field of a record that gets the target.
         resume: Whether to continue an unfinished `output`.
         overwrite: Whether to replace an existing `output`.
+        is_one_of_many: Whether messages have to name the input, because the command has others.
     """
 
     texts: tuple[str, ...]
@@ -84,6 +85,7 @@ class Translation:
     stream: bool
     as_json: bool
     attention_file: Path | None
+    is_one_of_many: bool = False
 
     @property
     def num_hypotheses(self) -> int:
@@ -395,7 +397,7 @@ class _Report:
         if result.error is not None:
             place = self._place(number)
             if self._plan.format == DOCUMENT:
-                place = f"text {number} ({one_line(str(result.source))[:_SHOWN_CHARACTERS]}): "
+                place = place.removesuffix(": ") + f" ({one_line(str(result.source))[:_SHOWN_CHARACTERS]}): "
             self._progress.write(f"error: {place}{in_flags(result.error)}\n")
             self.num_failed += 1
         self.note_limits(number, result.answer)
@@ -433,7 +435,8 @@ class _Report:
         if self._plan.has_one_text:
             return ""
         kind = "text" if self._plan.texts or self._plan.format == DOCUMENT else "line"
-        return f"{kind} {number}" + (f" and {num_more} more: " if num_more else ": ")
+        file = f"{self._plan.input}: " if self._plan.is_one_of_many else ""
+        return f"{file}{kind} {number}" + (f" and {num_more} more: " if num_more else ": ")
 
 
 class _Answers:

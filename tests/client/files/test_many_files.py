@@ -69,6 +69,18 @@ def test_a_file_that_cannot_be_read_is_reported_and_the_others_go_on(run, tmp_pa
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.txt"]
 
 
+def test_a_text_that_fails_is_named_with_its_file(run, tmp_path, files):
+    (tmp_path / "in" / "a.txt").write_text("x" * 99)
+    (tmp_path / "in" / "a.json").write_text('["one", "{}"]'.format("x" * 99))
+    code, _, lines = run("translate", "--input", "in/a.txt", "in/a.json", "--to", "out")
+    assert code == 1
+    assert [line.partition("INVALID")[0] for line in lines] == [
+        "error: in/a.txt: line 1: ",
+        f"error: in/a.json: text 2 ({'x' * 60}): ",
+    ]
+    assert json.loads((tmp_path / "out" / "a.json").read_text()) == ["one", "x" * 99]
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
