@@ -15,9 +15,9 @@ from html import escape
 from pathlib import Path
 
 from seq2seq_serve.documents.elements import BEGIN, END, TEXT, Content, Event, Names, decoded_xml, events
-from seq2seq_serve.documents.markup import Flows
+from seq2seq_serve.documents.markup import Flows, escaped_xml
 from seq2seq_serve.documents.messages import has_placeholders
-from seq2seq_serve.documents.segments import Document, Segment, TextSpan, wrong_file
+from seq2seq_serve.documents.segments import LETTER, Document, Segment, TextSpan, wrong_file
 
 _LANGUAGES = ("http://www.w3.org/XML/1998/namespace lang", "lang")  # attributes of TMX
 _UNTRANSLATED = ("new", "needs-translation")  # states of XLIFF 1.2
@@ -53,44 +53,79 @@ class _Element:
 
 @dataclass(slots=True)
 class _Unit:
-    """A text, its translations, and where a new one stands. Owned by its document.
+    """A text and its translations, as they are read. Owned by its document.
 
     Attributes:
-        tag: The place of its first tag among the parts of the file.
+        begin: The place of its first tag among the parts of the file.
         source: The text.
         targets: The translations that the file has.
         place: The place for a new one among the parts of the file.
         indentation: The white space before the text.
-        flows: The text, with new translations.
-        num_translated: The number of its segments that are translated.
     """
 
-    tag: int
+    begin: int
     source: _Element | None = None
     targets: list[_Element] = field(default_factory=list)
     place: int = 0
     indentation: str = ""
-    flows: Flows = field(default_factory=Flows)
-    num_translated: int = 0
 
-    def segments(self, names: Names) -> list[Segment]:
-        """Returns the segments of its text."""
-        content = Content(self.flows, names)
-        for event in self.source.inside if self.source else ():
+
+class _Entry:
+    """A text without a translation. Owned by its document.
+
+    Attributes:
+        begin: The place of its first tag among the parts of the file.
+        place: The place of the translation there.
+        indentation: The white space before the translation, if there was no element for it.
+        source_tag: What the element of the text begins with.
+        target_tag: What that of the translation begins with; empty if there was none.
+        forms: What was inside that.
+        segments: The segments of the text.
+        is_translated: Whether one of them is.
+    """
+
+    __slots__ = (
+        *("_flows", "_num_translated", "_source", "_target", "begin", "forms", "indentation", "place"),
+        *("segments", "source_tag", "target_tag"),
+    )
+
+    def __init__(self, unit: _Unit, source: _Element, names: Names) -> None:
+        self.begin, self.place, self.indentation = unit.begin, unit.place, unit.indentation
+        self.source_tag = source.tag.markup
+        target = unit.targets[0] if unit.targets else None
+        self.target_tag = target.tag.markup if target else ""
+        self.forms = "".join(event.markup for event in target.inside) if target else ""
+        self._source = self._target = "".join(event.markup for event in source.inside)
+        self._flows: Flows | None = None
+        self._num_translated = 0
+        if len(source.inside) == 1 and "<" not in self._source:  # most are, and take less memory so
+            text = source.inside[0].text
+            self.segments = [Segment(((text, 0),), self._write)] if LETTER.search(text) else []
+            return
+        flows = self._flows = Flows()
+        content = Content(flows, names)
+        for event in source.inside:
             content.add(event, event.local)
-        self.flows.end()
-        return [Segment(one.pieces, partial(self._translate, one)) for one in self.flows.segments]
+        flows.end()
+        self.segments = [Segment(one.pieces, partial(self._translate, one)) for one in flows.segments]
+
+    def _write(self, pieces: Sequence[TextSpan]) -> None:
+        self._target = escaped_xml("".join(text for text, _ in pieces))
+        self._num_translated = 1
 
     def _translate(self, segment: Segment, pieces: Sequence[TextSpan]) -> None:
         segment.write(pieces)
-        self.num_translated += 1
+        self._num_translated += 1
+
+    @property
+    def is_translated(self) -> bool:
+        return self._num_translated > 0
 
     def written(self) -> tuple[str, bool]:
         """Returns the markup of the translation, and whether it is one to review."""
-        written = self.flows.written()
-        source = "".join(event.markup for event in self.source.inside) if self.source else ""
-        is_whole = self.num_translated == len(self.flows.segments)
-        return written, not (is_whole and has_placeholders(written, source))
+        written = self._target if self._flows is None else self._flows.written()
+        is_whole = self._num_translated == len(self.segments)
+        return written, not (is_whole and has_placeholders(written, self._source))
 
 
 class _Bilingual(Document):
@@ -104,7 +139,7 @@ class _Bilingual(Document):
         self._encoding, text = decoded_xml(content, path)
         self._path = path
         self._parts: list[str] = []
-        self._units: list[_Unit] = []
+        self._entries: list[_Entry] = []
         self._around: list[tuple[Event, bool]] = []  # elements, and whether their texts are to be translated
         unit: _Unit | None = None
         inside: _Element | None = None
@@ -133,10 +168,22 @@ class _Bilingual(Document):
                 if unit is not None:
                     self._end(unit, event.local)
                 if event.local in self.unit_names and unit is not None:
-                    if unit.source is not None and self._is_missing(unit):
-                        self._units.append(unit)
+                    self._add(unit)
                     unit = None
-        self.segments = [segment for one in self._units for segment in one.segments(self.names)]
+        self.segments = [segment for entry in self._entries for segment in entry.segments]
+
+    def _add(self, unit: _Unit) -> None:
+        """Adds a unit, whose parts become one, or those around the place for a translation."""
+        begin, parts = unit.begin, self._parts
+        if unit.source is None or not self._is_missing(unit):
+            parts[begin:] = ["".join(parts[begin:])]
+            return
+        target = unit.targets[0] if unit.targets else None
+        place, end = (target.begin, target.end) if target else (unit.place, unit.place)
+        middle = ["".join(parts[begin + 1 : place]), "".join(parts[place:end]), "".join(parts[end:])]
+        parts[begin + 1 :] = middle
+        unit.place = begin + 2
+        self._entries.append(_Entry(unit, unit.source, self.names))
 
     def _element(self, unit: _Unit, event: Event) -> _Element | None:
         """Returns the element of a text that begins here; None if none does."""
@@ -160,26 +207,21 @@ class _Bilingual(Document):
         """Ends an element inside a unit: a translation may come after the text."""
         if name in ("source", "seg-source"):
             unit.place = len(self._parts)
-            self._parts.append("")
 
     @abstractmethod
     def _is_missing(self, unit: _Unit) -> bool:
         """Whether a unit has no translation."""
 
     @abstractmethod
-    def _write(self, unit: _Unit, parts: list[str]) -> str:
+    def _write(self, entry: _Entry, parts: list[str]) -> str:
         """Returns the element of a new translation; may change the tag of its unit."""
 
     def content(self) -> bytes:
         parts = [*self._parts]
-        for unit in self._units:
-            if unit.num_translated:
-                written = self._write(unit, parts)
-                if unit.targets:
-                    target = unit.targets[0]
-                    parts[target.begin : target.end] = [written] + [""] * (target.end - target.begin - 1)
-                else:
-                    parts[unit.place] = unit.indentation + written
+        for entry in self._entries:
+            if entry.is_translated:
+                written = self._write(entry, parts)
+                parts[entry.place] = written if entry.target_tag else entry.indentation + written
         return "".join(parts).encode(self._encoding, "xmlcharrefreplace")
 
 
@@ -200,25 +242,19 @@ class Xliff(_Bilingual):
             not any(event.kind == BEGIN for event in unit.targets[0].inside) and not unit.targets[0].has_text
         )
 
-    def _write(self, unit: _Unit, parts: list[str]) -> str:
-        written, is_to_review = unit.written()
-        assert unit.source is not None
-        begin = unit.targets[0].tag.markup if unit.targets else f"<{_target_name(unit.source)}>"
+    def _write(self, entry: _Entry, parts: list[str]) -> str:
+        written, is_to_review = entry.written()
+        found = _TAG_NAME.match(entry.source_tag)
+        name = f"{found[1].removesuffix('source') if found else ''}target"  # with the same prefix
         state = ""
-        if "segment" in parts[unit.tag].partition(" ")[0]:  # XLIFF 2
+        if "segment" in parts[entry.begin].partition(" ")[0]:  # XLIFF 2
             if not is_to_review:
-                parts[unit.tag] = _with(parts[unit.tag], _STATE, ' state="translated"')
+                parts[entry.begin] = _with(parts[entry.begin], _STATE, ' state="translated"')
         elif is_to_review:
             state = ' state="needs-review-translation"'
-        elif unit.targets:
+        elif entry.target_tag:
             state = ' state="translated"'
-        return f"{_with(begin, _STATE, state)}{written}</{_target_name(unit.source)}>"
-
-
-def _target_name(source: _Element) -> str:
-    """Returns the name of a translation's element, with the prefix that the text's element has."""
-    found = _TAG_NAME.match(source.tag.markup)
-    return f"{found[1] if found else 'source'}".removesuffix("source") + "target"
+        return f"{_with(entry.target_tag or f'<{name}>', _STATE, state)}{written}</{name}>"
 
 
 def _with(tag: str, attribute: re.Pattern[str], value: str) -> str:
@@ -242,14 +278,15 @@ class QtTranslations(_Bilingual):
         is_old = unit.targets[0].tag.attributes.get("type") in ("vanished", "obsolete")
         return not (is_old or unit.targets[0].has_text)
 
-    def _write(self, unit: _Unit, parts: list[str]) -> str:  # noqa: ARG002
-        written, is_to_review = unit.written()
-        begin = unit.targets[0].tag.markup if unit.targets else "<translation>"
-        forms = "".join(event.markup for event in unit.targets[0].inside) if unit.targets else ""
-        if _FORM.search(forms):
+    def _write(self, entry: _Entry, parts: list[str]) -> str:  # noqa: ARG002
+        written, is_to_review = entry.written()
+        if _FORM.search(entry.forms):
             form = f"<numerusform>{written}</numerusform>"
-            written = _FORM.sub(lambda _: form, forms)
-        return _with(begin, _TYPE, ' type="unfinished"' * is_to_review) + f"{written}</translation>"
+            written = _FORM.sub(lambda _: form, entry.forms)
+        return (
+            _with(entry.target_tag or "<translation>", _TYPE, ' type="unfinished"' * is_to_review)
+            + f"{written}</translation>"
+        )
 
 
 class TranslationMemory(_Bilingual):
@@ -263,7 +300,7 @@ class TranslationMemory(_Bilingual):
         self._source_language = ""
         self._others: dict[str, None] = {}
         super().__init__(content, path)
-        if self._units and len(self._others) != 1:
+        if self._entries and len(self._others) != 1:
             known = ", ".join(self._others) or "no language"
             text = f"the file has translations into {known}, and must have them into one"
             raise wrong_file(path, f'{text}: add a <tuv xml:lang="…"> to the first <tu>, or remove others')
@@ -291,12 +328,11 @@ class TranslationMemory(_Bilingual):
     def _end(self, unit: _Unit, name: str) -> None:
         if name == "tuv":
             unit.place = len(self._parts)
-            self._parts.append("")
 
     def _is_missing(self, unit: _Unit) -> bool:
         return not any(one.has_text for one in unit.targets)
 
-    def _write(self, unit: _Unit, parts: list[str]) -> str:  # noqa: ARG002
-        written = f"<seg>{unit.written()[0]}</seg>"
+    def _write(self, entry: _Entry, parts: list[str]) -> str:  # noqa: ARG002
+        written = f"<seg>{entry.written()[0]}</seg>"
         [language] = self._others
-        return written if unit.targets else f'<tuv xml:lang="{escape(language)}">{written}</tuv>'
+        return written if entry.target_tag else f'<tuv xml:lang="{escape(language)}">{written}</tuv>'

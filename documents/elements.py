@@ -22,6 +22,7 @@ BEGIN, END, TEXT, OTHER = range(4)
 
 _CHUNK_BYTES = 2**18
 _NONE = frozenset[str]()
+_NO_ATTRIBUTES: dict[str, str] = {}
 _DECLARED = re.compile(rb"""<\?xml[^>]{1,100}?encoding\s*=\s*["']([\w.-]{1,40})["']""")
 _TAG_NAME = re.compile(r"<[^\s/>]+")
 _CHARSETS = re.compile(r"utf-8|ascii|cp\d+|iso8859-\d+|koi8-[ru]|gb\w*|shift_jis|euc_\w+|big5")
@@ -41,7 +42,7 @@ class Event:
 
     kind: int
     name: str = ""
-    attributes: dict[str, str] = field(default_factory=dict)
+    attributes: dict[str, str] = field(default_factory=lambda: _NO_ATTRIBUTES)
     markup: str = ""
     text: str = ""
 

@@ -6,10 +6,11 @@ pysubs2 writes the whole file anew, and does not say where the codes of a text s
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from seq2seq_serve.documents.markup import Flows
-from seq2seq_serve.documents.segments import LINE_BREAK, Document, Segment, decoded
+from seq2seq_serve.documents.segments import LETTER, LINE_BREAK, Document, Segment, TextSpan, decoded
 
 _FIELDS = 10  # of an event, where the file does not say it
 _PART = re.compile(r"(\{[^{}]*\})|((?:[^{]|\{(?![^{}]*\}))++)")
@@ -24,9 +25,17 @@ _SPEAKER = re.compile(r"(\s*+[-–—]\s*+)(.*+)", re.DOTALL)  # begins a line o
 class _Line:
     """A line of an event, or several that one speaker has. Owned by its document."""
 
+    __slots__ = ("_flows", "_num_lines", "_text", "segments")
+
     def __init__(self, text: str) -> None:
-        self._num_lines = 1
-        self._flows = Flows(_escaped)
+        self._text = text
+        self._num_lines = 1 + len(_BREAK.findall(text))
+        self._flows: Flows | None = None
+        if not _CODE.search(text):  # most have none, and take less memory so
+            shown = _SPACE.sub(" ", text)
+            self.segments = [Segment(((shown, 0),), self._write)] if LETTER.search(shown) else []
+            return
+        flows = self._flows = Flows(_escaped)
         ends = {found[1]: found.start() for found in _STYLE.finditer(text) if found[2] == "0"}
         opened = set[str]()
         has_text = False
@@ -35,28 +44,33 @@ class _Line:
             style = _STYLE.fullmatch(part[0])
             if shown:
                 has_text = True
-                self._num_lines += len(_BREAK.findall(shown))
-                self._flows.add_text(shown, _SPACE.sub(" ", shown))
+                flows.add_text(shown, _SPACE.sub(" ", shown))
             elif (
                 style and style[2] == "1" and style[1] not in opened and part.end() <= ends.get(style[1], -1)
             ):
                 opened.add(style[1])
-                self._flows.open(code, style[1])
+                flows.open(code, style[1])
             elif style and style[2] == "0" and style[1] in opened:
                 opened.remove(style[1])
-                self._flows.close(code, style[1])
+                flows.close(code, style[1])
             elif has_text:
-                self._flows.add_markup(code)
+                flows.add_markup(code)
             else:
-                self._flows.end(code)
-        self._flows.end()
-        self._source = self._flows.written()
-        self.segments = self._flows.segments
+                flows.end(code)
+        flows.end()
+        self.segments = flows.segments
+
+    def _write(self, pieces: Sequence[TextSpan]) -> None:
+        self._text = self._wrapped(_escaped("".join(text for text, _ in pieces)))
 
     def written(self) -> str:
-        """Returns it as it is written now, in as many lines of about the same length as it had."""
-        written = self._flows.written()
-        if written == self._source or self._num_lines == 1:
+        """Returns it as it is written now."""
+        written = self._text if self._flows is None else self._flows.written()
+        return written if self._flows is None or written == self._text else self._wrapped(written)
+
+    def _wrapped(self, written: str) -> str:
+        """Returns a text in as many lines as it had, of about the same length."""
+        if self._num_lines == 1:
             return written
         total, length, number = len(_CODE.sub("", written)), 0, 1
         parts = list[str]()

@@ -20,17 +20,22 @@ _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
 
 
 class _Value:
-    """A string of a file. Owned by its document."""
+    """A string of a file. Owned by its document.
 
-    __slots__ = ("_encode", "_lines", "_target", "_written")
+    Attributes:
+        begin: Where it begins.
+        end: Where it ends.
+    """
 
-    def __init__(self, written: str, encode: Callable[[str], str]) -> None:
-        self._written = written
+    __slots__ = ("_encode", "_lines", "_target", "begin", "end")
+
+    def __init__(self, begin: int, end: int, encode: Callable[[str], str]) -> None:
+        self.begin, self.end = begin, end
         self._encode = encode
-        self._lines: list[str] = []  # if it has several
+        self._lines: list[str] | None = None  # if it has several
         self._target: str | None = None
 
-    def lines(self, text: str) -> list[Segment]:
+    def segments(self, text: str) -> list[Segment]:
         """Returns the segments of its text."""
         if "\n" not in text:
             return [Segment(((text, 0),), self._translate)]
@@ -45,13 +50,15 @@ class _Value:
         self._target = "".join(text for text, _ in pieces)
 
     def _translate_line(self, number: int, pieces: Sequence[TextSpan]) -> None:
-        self._lines[number] = self._target = "".join(text for text, _ in pieces)
+        self._translate(pieces)
+        if self._lines is not None and self._target is not None:
+            self._lines[number] = self._target
 
-    def written(self) -> str:
-        """Returns the string as it is written now."""
+    def written(self) -> str | None:
+        """Returns the string as it is written now; None if it stays."""
         if self._target is None:
-            return self._written
-        return self._encode("\n".join(self._lines) or self._target)
+            return None
+        return self._encode(self._target if self._lines is None else "\n".join(self._lines))
 
 
 class Spliced(Document):
@@ -59,8 +66,7 @@ class Spliced(Document):
 
     def __init__(self, encoding: str, text: str) -> None:
         self._encoding, self._text = encoding, text
-        self._parts: list[str | _Value] = []
-        self._end = 0  # of the last part
+        self._values: list[_Value] = []
         self.segments = []
 
     def add(self, begin: int, end: int, text: str, encode: Callable[[str], str]) -> None:
@@ -72,16 +78,18 @@ class Spliced(Document):
             text: What it says.
             encode: Returns how another text is written there.
         """
-        if not LETTER.search(text) or _NOT_TEXT.search(text):
-            return
-        value = _Value(self._text[begin:end], encode)
-        self._parts += [self._text[self._end : begin], value]
-        self._end = end
-        self.segments += value.lines(text)
+        if LETTER.search(text) and not _NOT_TEXT.search(text):
+            self._values.append(_Value(begin, end, encode))
+            self.segments += self._values[-1].segments(text)
 
     def content(self) -> bytes:
-        written = [part if isinstance(part, str) else part.written() for part in self._parts]
-        return "".join([*written, self._text[self._end :]]).encode(self._encoding)
+        parts, end = list[str](), 0
+        for value in self._values:
+            written = value.written()
+            if written is not None:
+                parts += [self._text[end : value.begin], written]
+                end = value.end
+        return "".join([*parts, self._text[end:]]).encode(self._encoding)
 
 
 def imported(name: str, path: Path) -> Any:
