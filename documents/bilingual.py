@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from html import escape
 from pathlib import Path
@@ -107,7 +107,7 @@ class _Entry:
         for event in source.inside:
             content.add(event, event.local)
         flows.end()
-        self.segments = [Segment(one.pieces, partial(self._translate, one)) for one in flows.segments]
+        self.segments = [replace(one, write=partial(self._translate, one)) for one in flows.segments]
 
     def _write(self, pieces: Sequence[TextSpan]) -> None:
         self._target = escaped_xml("".join(text for text, _ in pieces))
@@ -230,7 +230,9 @@ class Xliff(_Bilingual):
 
     names = Names(
         around=frozenset(["g", "pc", "mrk", "sub"]),
-        beside=frozenset(["x", "bx", "ex", "ph", "bpt", "ept", "it", "sc", "ec", "sm", "em", "cp"]),
+        single=frozenset(["g", "pc", "mrk"]),
+        fixed=frozenset(["ph"]),
+        beside=frozenset(["x", "bx", "ex", "bpt", "ept", "it", "sc", "ec", "sm", "em", "cp"]),
     )
     root = "xliff"
     unit_names = ("trans-unit", "segment")
@@ -292,7 +294,9 @@ class QtTranslations(_Bilingual):
 class TranslationMemory(_Bilingual):
     """TMX: units with a text in its language only. The other language is that of the other units."""
 
-    names = Names(around=frozenset(["hi"]), beside=frozenset(["bpt", "ept", "it", "ph", "ut"]))
+    names = Names(
+        around=frozenset(["hi"]), fixed=frozenset(["ph"]), beside=frozenset(["bpt", "ept", "it", "ut"])
+    )
     root = "tmx"
     unit_names = ("tu",)
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from xml.parsers import expat
 
-from seq2seq_serve.documents.markup import Flows
+from seq2seq_serve.documents.markup import Flows, escaped_xml
 from seq2seq_serve.documents.segments import Document, wrong_file
 
 BEGIN, END, TEXT, OTHER = range(4)
@@ -151,7 +151,10 @@ class Names:
 
     Attributes:
         around: They format the texts inside.
+        single: Those of them that must not become two.
+        runs: Those of them that have nothing but properties and texts.
         beside: They stay where they are within a text, with all that they have inside.
+        fixed: The same; what they have inside is a part of the text, but is not translated.
         left_out: They end a text, and stay with all that they have inside.
         texts: Only they have texts; without any, all elements have.
         properties: They belong to the element that begins before them.
@@ -159,7 +162,10 @@ class Names:
     """
 
     around: frozenset[str] = _NONE
+    single: frozenset[str] = _NONE
+    runs: frozenset[str] = _NONE
     beside: frozenset[str] = _NONE
+    fixed: frozenset[str] = _NONE
     left_out: frozenset[str] = _NONE
     texts: frozenset[str] = _NONE
     properties: frozenset[str] = _NONE
@@ -173,6 +179,7 @@ class Content:
         self.flows = flows
         self._names = names
         self._kept: list[str] = []  # the markup of an element that stays, and of those inside
+        self._kept_texts: list[str] = []
         self._depth = 0  # within it
         self._keep: Callable[[str], None] = flows.add_markup
         self._held: list[Event] = []  # a text element and its text
@@ -182,10 +189,12 @@ class Content:
         flows, names = self.flows, self._names
         if self._depth:
             self._kept.append(event.markup)
+            self._kept_texts.append(event.text)
             self._depth += (event.kind == BEGIN) - (event.kind == END)
             if not self._depth:
                 self._keep("".join(self._kept))
                 self._kept.clear()
+                self._kept_texts.clear()
         elif self._held:
             self._hold(event, name)
         elif event.kind == TEXT:
@@ -197,8 +206,11 @@ class Content:
         elif event.kind == BEGIN and (keep := self._kept_by(event, name)):
             self._keep, self._depth = keep, 1
             self._kept.append(event.markup)
+        elif name in names.around and event.kind == BEGIN:
+            is_single = name in names.single or "id" in event.attributes
+            flows.open(event.markup, name, is_single=is_single, is_run=name in names.runs)
         elif name in names.around:
-            (flows.open if event.kind == BEGIN else flows.close)(event.markup, name)
+            flows.close(event.markup, name)
         else:
             flows.end(event.markup)
 
@@ -206,10 +218,19 @@ class Content:
         """Returns what keeps an element with all that it has inside; None if it does not stay."""
         if name in self._names.properties:
             return self.flows.extend
-        is_code = "no" in (event.attributes.get("translate"), event.attributes.get("translatable"))
-        if name in self._names.beside or is_code or event.attributes.get("mtype") == "protected":
+        is_no = event.attributes.get("translate") == "no" or event.attributes.get("mtype") == "protected"
+        if name in self._names.fixed or is_no:
+            return self._add_fixed
+        if name in self._names.beside:
             return self.flows.add_markup
         return self.flows.end if name in self._names.left_out else None
+
+    def _add_fixed(self, markup: str) -> None:
+        text = "".join(self._kept_texts)
+        if text.strip():
+            self.flows.add_fixed(markup, text)
+        else:
+            self.flows.add_markup(markup)
 
     def add_text(self, event: Event) -> None:
         """Adds a text. One of markup within CDATA stays."""
@@ -242,7 +263,8 @@ class XmlTexts(Document):
     Attributes:
         root: The name of the outermost element; empty if there may be any.
         names: What the elements inside a text mean.
-        content: Puts what is inside a text into its flow.
+        escape: Returns how a text is written.
+        content_of: Puts what is inside a text into its flow.
         around: The elements around the place, outside of texts.
         before: The last text outside of those elements.
     """
@@ -250,10 +272,11 @@ class XmlTexts(Document):
     root = ""
     names = Names()
     content_of: type[Content] = Content
+    escape = staticmethod(escaped_xml)
 
     def __init__(self, content: bytes, path: Path, part: str = "") -> None:
         self._encoding, text = decoded_xml(content, path)
-        self._flows = Flows()
+        self._flows = Flows(self.escape)
         self.around: list[Event] = []
         self.before = ""
         inside = self.content_of(self._flows, self.names)

@@ -31,7 +31,7 @@ class _Part:
     """A part of the text of a block.
 
     Attributes:
-        kind: The rule of the parser that found it, or "code" for what stays.
+        kind: The rule of the parser that found it, or "code" and "markup" for what stays.
         begin: Where it begins in the text.
         end: Where it ends.
         label_end: Where the text of a link or picture ends.
@@ -107,7 +107,7 @@ class _Parser:
         elif name in ("newline", "escape", "entity"):
             self._found.append(_Part(name, begin, end, token=token))
         elif name != "backticks" or not state.pending:  # a pair of them, and not just one
-            self._found.append(_Part("code", begin, end))
+            self._found.append(_Part("markup" if name == "html_inline" else "code", begin, end))
         return True
 
 
@@ -116,7 +116,7 @@ class MarkdownDocument(Document):
 
     def __init__(self, content: bytes, path: Path) -> None:
         self._encoding, text = decoded(content, path)
-        self._flows = Flows(_escaped)
+        self._flows = Flows(_escaped, is_tight=True)
         parser = _Parser(path)
         begins = [0, *(found.end() for found in LINE_BREAK.finditer(text))]
         lines = LINE_BREAK.split(text)
@@ -198,13 +198,16 @@ class _Adder:
     def _add_part(self, part: _Part, end: int) -> None:
         flows = self._flows
         if part.kind == "link":
-            flows.open(self._marked(part.begin + 1), "a")
+            flows.open(self._marked(part.begin + 1), "a", is_single=True)
         elif part.kind == "image":
             flows.end(self._marked(part.begin + 2))
             self._add_text(part.label_end)
             spaces = _SPACES.match(self._text, end)
             flows.end(self._marked(spaces.end() if spaces else end))
         elif part.kind == "code":
+            shown = self._text[part.begin : end].strip("`<>[] ")
+            flows.add_fixed(self._marked(end), shown)
+        elif part.kind == "markup":
             flows.add_markup(self._marked(end))
         elif part.kind == "newline" or (part.kind == "escape" and part.token.type == "hardbreak"):
             if part.token.type == "hardbreak":
@@ -236,7 +239,7 @@ class _Adder:
     def _add_text(self, end: int) -> None:
         for number, part in enumerate(_FOOTNOTE.split(self._text[self._place : end])):
             if number % 2:
-                self._flows.add_markup(self._marked(self._place + len(part)))
+                self._flows.add_fixed(self._marked(self._place + len(part)), part)
             else:
                 self._add_shown(self._place + len(part), part)
 

@@ -48,6 +48,7 @@ class _Drawing(_Part):
     begin = _named(_DRAWING, "p")
     names = Names(
         around=_named(_DRAWING, "r"),
+        runs=_named(_DRAWING, "r"),
         left_out=_named(_DRAWING, "pPr br fld endParaRPr"),
         texts=_named(_DRAWING, "t"),
         properties=_named(_DRAWING, "rPr"),
@@ -95,6 +96,7 @@ class _Strings(_Part):
     begin = _named(_SHEET, "si is text")
     names = Names(
         around=_named(_SHEET, "r"),
+        runs=_named(_SHEET, "r"),
         left_out=_named(_SHEET, "rPh phoneticPr"),
         texts=_named(_SHEET, "t"),
         properties=_named(_SHEET, "rPr"),
@@ -148,6 +150,7 @@ class _OpenText(_Part):
     begin = _named(_TEXT, "p h")
     names = Names(
         around=_named(_TEXT, "a meta span"),
+        single=_named(_TEXT, "a meta"),
         beside=_named(
             _TEXT,
             "s soft-page-break bookmark bookmark-start bookmark-end reference-mark reference-mark-start "
@@ -187,10 +190,11 @@ class _Page(_Part):
     names = Names(
         around=_named(
             _XHTML,
-            "a abbr acronym b bdi bdo big cite data del dfn em font i ins label mark q s small span strike "
-            "strong sub sup time tt u",
+            "a abbr acronym b bdi bdo big cite data del dfn em font i ins label mark q s samp small span "
+            "strike strong sub sup time tt u var",
         ),
-        beside=_named(_XHTML, "code kbd samp var"),
+        single=_named(_XHTML, "a abbr acronym data label q time"),
+        fixed=_named(_XHTML, "code kbd"),
         left_out=_named(_XHTML, "pre script style svg template textarea rt rp")
         | _named("http://www.w3.org/2000/svg ", "svg")
         | _named("http://www.w3.org/1998/Math/MathML ", "math"),

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
-from functools import partial
-from pathlib import Path
 
 from seq2seq_serve.documents.elements import Content, Event, Names, XmlTexts
-from seq2seq_serve.documents.markup import unescaped
-from seq2seq_serve.documents.segments import Segment, TextSpan
+from seq2seq_serve.documents.markup import escaped_xml, unescaped
 from seq2seq_serve.documents.values import without_escapes
 
 _ANDROID_MARK = re.compile(r"""((?<!\\)(?:\\\\)*+\\n|(?<!\\)"|&quot;)""")
@@ -34,25 +30,22 @@ class _AndroidContent(Content):
                 self.flows.add_text(part, without_escapes(unescaped(part)))
 
 
+def _escaped(text: str) -> str:
+    return escaped_xml(text.translate(_ANDROID_ESCAPES))
+
+
 class AndroidStrings(XmlTexts):
     """Android's strings.xml: strings, plurals and lists, but those with translatable="false"."""
 
     root = "resources"
-    names = Names(around=frozenset(_ANDROID_STYLES.split()), beside=frozenset(["g"]))
+    names = Names(around=frozenset(_ANDROID_STYLES.split()), fixed=frozenset(["g"]))
     content_of = _AndroidContent
-
-    def __init__(self, content: bytes, path: Path) -> None:
-        super().__init__(content, path)
-        self.segments = [Segment(one.pieces, partial(_escaped, one.write)) for one in self.segments]
+    escape = staticmethod(_escaped)
 
     def has_text(self, event: Event) -> bool:
         parent = self.around[-1] if self.around else event
         is_kept = "false" in (one.attributes.get("translatable") for one in (parent, event))
         return not is_kept and (parent.local, event.local) in _ANDROID_TEXTS
-
-
-def _escaped(write: Callable[[Sequence[TextSpan]], None], pieces: Sequence[TextSpan]) -> None:
-    write([(text.translate(_ANDROID_ESCAPES), formatting) for text, formatting in pieces])
 
 
 class NetResources(XmlTexts):

@@ -17,7 +17,7 @@ ANDROID = r"""<?xml version="1.0" encoding="utf-8"?>
     <string name="a">Don\'t <b>stop</b> &amp; go\nnow</string>
     <string name="b" translatable="false">Brand</string>
     <string name="c">@string/a</string>
-    <string name="d">Hi <xliff:g id="n" example="Bob">%1$s</xliff:g></string>
+    <string name="d">Hi <xliff:g id="n" example="Bob">42</xliff:g></string>
     <plurals name="e">
         <item quantity="one">one song</item>
         <item quantity="other">many songs</item>
@@ -58,7 +58,7 @@ def test_strings_without_translations_are_as_they_were(name, content, encoding, 
 
 def test_android_keeps_styles_escapes_and_what_is_not_to_be_translated():
     texts, written = translated("a.xml", ANDROID, capitals)
-    assert texts == ["Don't stop & go", "now", "Hi", "one song", "many songs", "quoted", "café"]
+    assert texts == ["Don't stop & go", "now", "Hi 42", "one song", "many songs", "quoted", "café"]
     expected = ANDROID.replace(r"Don\'t <b>stop</b> &amp; go\nnow", r"DON\'T <b>STOP</b> &amp; GO\nNOW")
     expected = (
         expected.replace("Hi ", "HI ").replace("one song", "ONE SONG").replace("many songs", "MANY SONGS")
