@@ -90,6 +90,7 @@ class Archive(Document):
                 copied = copy.copy(member)
                 copied.extra = b""  # such as sizes, which are written anew
                 if part := self._parts.get(member.filename):
+                    part.target_language = self.target_language
                     content = part.content()
                     copied.file_size = len(content)
                     written.writestr(copied, content)

@@ -140,6 +140,7 @@ class _Bilingual(Document):
         self._path = path
         self._parts: list[str] = []
         self._entries: list[_Entry] = []
+        self._without_language: list[tuple[int, str]] = []  # tags that lack it, and the name of the attribute
         self._around: list[tuple[Event, bool]] = []  # elements, and whether their texts are to be translated
         unit: _Unit | None = None
         inside: _Element | None = None
@@ -218,6 +219,8 @@ class _Bilingual(Document):
 
     def content(self) -> bytes:
         parts = [*self._parts]
+        for place, name in self._without_language if self.target_language else ():
+            parts[place] = _with(parts[place], None, f' {name}="{escape(self.target_language)}"')
         for entry in self._entries:
             if entry.is_translated:
                 written = self._write(entry, parts)
@@ -236,6 +239,12 @@ class Xliff(_Bilingual):
     )
     root = "xliff"
     unit_names = ("trans-unit", "segment")
+
+    def _add_outside(self, event: Event) -> None:
+        version = (self._around[0][0] if self._around else event).attributes.get("version", "")
+        element, name = ("file", "target-language") if version.startswith("1") else ("xliff", "trgLang")
+        if event.local == element and name not in event.attributes:
+            self._without_language.append((len(self._parts), name))
 
     def _is_missing(self, unit: _Unit) -> bool:
         if not unit.targets or unit.targets[0].tag.attributes.get("state") in _UNTRANSLATED:
@@ -259,9 +268,9 @@ class Xliff(_Bilingual):
         return f"{_with(entry.target_tag or f'<{name}>', _STATE, state)}{written}</{name}>"
 
 
-def _with(tag: str, attribute: re.Pattern[str], value: str) -> str:
+def _with(tag: str, attribute: re.Pattern[str] | None, value: str) -> str:
     """Returns a tag that is not empty, with an attribute in place of the one that it had."""
-    return attribute.sub("", tag).rstrip(">").rstrip("/").rstrip() + value + ">"
+    return (attribute.sub("", tag) if attribute else tag).rstrip(">").rstrip("/").rstrip() + value + ">"
 
 
 class QtTranslations(_Bilingual):

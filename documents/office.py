@@ -7,7 +7,9 @@ not know. Here only the parts with texts change, and in these only the texts.
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Iterable
+from html import escape
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import unquote
@@ -34,12 +36,20 @@ class _Part(XmlTexts):
     """A part of an archive, whose elements are known by their names with namespaces."""
 
     begin: ClassVar[frozenset[str]]  # the elements that have texts
+    languages: ClassVar[tuple[re.Pattern[str], ...]] = ()  # of the texts, after the markup before them
 
     def name_of(self, event: Event) -> str:
         return event.name
 
     def has_text(self, event: Event) -> bool:
         return event.name in self.begin
+
+    def content(self) -> bytes:
+        written = self._flows.written()
+        if self.target_language:
+            for pattern in self.languages:
+                written = pattern.sub(rf"\g<1>{escape(self.target_language)}", written)
+        return written.encode(self._encoding, "xmlcharrefreplace")
 
 
 class _Drawing(_Part):
@@ -53,6 +63,7 @@ class _Drawing(_Part):
         texts=_named(_DRAWING, "t"),
         properties=_named(_DRAWING, "rPr"),
     )
+    languages = (re.compile(r"""(<(?:\w+:)?(?:rPr|defRPr|endParaRPr)\b[^<>]*?\slang=["'])[^"']*"""),)
 
 
 class _OfficeFile(Archive):
@@ -199,12 +210,16 @@ class _Page(_Part):
         | _named("http://www.w3.org/2000/svg ", "svg")
         | _named("http://www.w3.org/1998/Math/MathML ", "math"),
     )
+    languages = tuple(
+        re.compile(rf"""(<html\b[^<>]*?\s{name}=["'])[^"']*""") for name in ("lang", "xml:lang")
+    )
 
 
 class _Contents(_Part):
     """The table of contents of a book, and its title."""
 
     begin = frozenset(["http://www.daisy.org/z3986/2005/ncx/ text", "http://purl.org/dc/elements/1.1/ title"])
+    languages = (re.compile(r"(<(?:\w+:)?language(?:\s[^<>]*)?>)[^<]*"),)
 
 
 class Book(Archive):

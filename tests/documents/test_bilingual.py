@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 from translate.storage import tmx, ts2, xliff
 
+from seq2seq_serve.documents.bilingual import Xliff
 from seq2seq_serve.documents.kinds import FILES
 from seq2seq_serve.documents.segments import WrongFile
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
@@ -132,6 +133,18 @@ def test_qt_gets_translations_and_forms_and_one_without_its_placeholder_stays_un
         ("%N FILE(S)", True),
     ]
     assert "unfinished" not in translated("a.ts", QT, same)[1]
+
+
+@pytest.mark.parametrize(("content", "before"), [(XLIFF, ' target-language="de"'), (XLIFF2, ' trgLang="de"')])
+def test_xliff_without_a_target_language_gets_it(content, before):
+    assert before in content
+    document = Xliff(content.replace(before, "").encode(), Path("a.xliff"))
+    assert before not in document.content().decode()
+    document.target_language = "de"
+    assert before in document.content().decode()
+    document = Xliff(content.encode(), Path("a.xliff"))
+    document.target_language = "fr"
+    assert document.content().decode() == content
 
 
 def test_a_text_of_which_a_part_failed_is_to_be_reviewed():

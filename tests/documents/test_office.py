@@ -212,6 +212,30 @@ def test_open_document_keeps_spans_and_values():
     ]
 
 
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("a.pptx", b'lang="en-US"', b'lang="de"'),
+        ("a.epub", b"<dc:language>en<", b"<dc:language>de<"),
+        ("a.epub", b'lang="en" xml:lang="en"', b'lang="de" xml:lang="de"'),
+    ],
+)
+def test_a_file_says_in_which_language_it_is_now(name, before, after):
+    content = FILES_OF_OFFICES[name]()
+    if name == "a.pptx":
+        stream = io.BytesIO()
+        with zipfile.ZipFile(stream, "w") as written:
+            for part, its in parts(content).items():
+                written.writestr(part, its.replace(b"<a:rPr b=", b'<a:rPr lang="en-US" b='))
+        content = stream.getvalue()
+    document = FILES[Path(name).suffix](content, Path(name))
+    assert any(before in part for part in parts(document.content()).values())
+    document.target_language = "de"
+    changed = parts(document.content())
+    assert any(after in part for part in changed.values())
+    assert not any(before in part for name, part in changed.items() if "slides/" in name)
+
+
 def archive(*names: str) -> bytes:
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w") as written:
