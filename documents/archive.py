@@ -72,7 +72,7 @@ class Archive(Document):
     def _elements(self, name: str) -> Iterator[Event]:
         """Yields the elements of a part."""
         self._check_size(self._sizes[name], self._max_bytes)
-        _, text = decoded_xml(self._archive.read(name), self._path)
+        _, text = decoded_xml(self._archive.read(name), self._path, name)
         return (event for event in events(text, self._path, name) if event.kind == BEGIN)
 
     @abstractmethod
@@ -89,12 +89,19 @@ class Archive(Document):
             for member in self._archive.infolist():
                 copied = copy.copy(member)
                 copied.extra = b""  # such as sizes, which are written anew
-                if part := self._parts.get(member.filename):
-                    part.target_language = self.target_language
-                    content = part.content()
+                content = self._changed(member.filename)
+                if content is not None:
                     copied.file_size = len(content)
                     written.writestr(copied, content)
                 else:
                     with self._archive.open(member) as source, written.open(copied, "w") as target:
                         shutil.copyfileobj(source, target)
         return stream.getvalue()
+
+    def _changed(self, name: str) -> bytes | None:
+        """Returns what a part is now; None if it stays."""
+        part = self._parts.get(name)
+        if part is None:
+            return None
+        part.target_language = self.target_language
+        return part.content()

@@ -12,11 +12,13 @@ from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from xml.parsers import expat
 
 from seq2seq_serve.documents.markup import Flows, escaped_xml
 from seq2seq_serve.documents.segments import Document, wrong_file
+from seq2seq_serve.documents.spans import Tag
 
 BEGIN, END, TEXT, OTHER = range(4)
 
@@ -52,8 +54,8 @@ class Event:
         return self.name.rpartition(" ")[2]
 
 
-def decoded_xml(content: bytes, path: Path) -> tuple[str, str]:
-    """Returns the encoding of XML, as its mark or its declaration says, and its text.
+def decoded_xml(content: bytes, path: Path, part: str = "") -> tuple[str, str]:
+    """Returns the encoding of XML, as its mark or its declaration says, and its text; see `events`.
 
     Raises:
         WrongFile: It is not in that encoding.
@@ -70,7 +72,8 @@ def decoded_xml(content: bytes, path: Path) -> tuple[str, str]:
     try:
         return encoding, content.decode(encoding)
     except UnicodeDecodeError as error:
-        raise wrong_file(path, f"the file is not {encoding}: byte {error.start + 1} is wrong") from error
+        text = f"is not {encoding.upper()}: byte {error.start + 1} is wrong"
+        raise wrong_file(path, f"{_where(part)} {text}") from error
 
 
 def events(text: str, path: Path, part: str = "", root: str = "") -> Iterator[Event]:
@@ -86,7 +89,7 @@ def events(text: str, path: Path, part: str = "", root: str = "") -> Iterator[Ev
         WrongFile: It is not XML, has another root, or declares entities.
     """
     content = text.encode("utf-8", "surrogatepass")
-    where = f"its part {part}" if part else "the file"
+    where = _where(part)
     reader = _Reader(path, where)
     begin, step = 0, max(_CHUNK_BYTES, len(content) // 16)  # a tag that does not end is read 16 times at most
     try:
@@ -107,6 +110,10 @@ def events(text: str, path: Path, part: str = "", root: str = "") -> Iterator[Ev
     event, _ = reader.found.popleft()
     event.markup = content[begin:].decode()
     yield event
+
+
+def _where(part: str) -> str:
+    return f"its part {part}" if part else "the file"
 
 
 class _Reader:
@@ -155,6 +162,8 @@ class Names:
         runs: Those of them that have nothing but properties and texts.
         beside: They stay where they are within a text, with all that they have inside.
         fixed: The same; what they have inside is a part of the text, but is not translated.
+        begins: Those of them where a range of texts, such as a bookmark, begins.
+        ends: Those where one ends.
         left_out: They end a text, and stay with all that they have inside.
         texts: Only they have texts; without any, all elements have.
         properties: They belong to the element that begins before them.
@@ -166,6 +175,8 @@ class Names:
     runs: frozenset[str] = _NONE
     beside: frozenset[str] = _NONE
     fixed: frozenset[str] = _NONE
+    begins: frozenset[str] = _NONE
+    ends: frozenset[str] = _NONE
     left_out: frozenset[str] = _NONE
     texts: frozenset[str] = _NONE
     properties: frozenset[str] = _NONE
@@ -182,11 +193,13 @@ class Content:
         self._kept_texts: list[str] = []
         self._depth = 0  # within it
         self._keep: Callable[[str], None] = flows.add_markup
+        self._opened: Tag | None = None  # by the last event
         self._held: list[Event] = []  # a text element and its text
 
     def add(self, event: Event, name: str) -> None:
         """Adds the next event; `name` is that of its element, as the names have it."""
-        flows, names = self.flows, self._names
+        flows, names, opened = self.flows, self._names, self._opened
+        self._opened = None
         if self._depth:
             self._kept.append(event.markup)
             self._kept_texts.append(event.text)
@@ -198,7 +211,12 @@ class Content:
         elif self._held:
             self._hold(event, name)
         elif event.kind == TEXT:
-            self.add_text(event) if not names.texts else flows.add_markup(event.markup)
+            if not names.texts:
+                self.add_text(event)
+            elif opened is not None:  # before its properties
+                opened.open += event.markup
+            else:
+                flows.add_markup(event.markup)
         elif event.kind == OTHER:
             flows.add_markup(event.markup)
         elif event.kind == BEGIN and name in names.texts:
@@ -208,7 +226,8 @@ class Content:
             self._kept.append(event.markup)
         elif name in names.around and event.kind == BEGIN:
             is_single = name in names.single or "id" in event.attributes
-            flows.open(event.markup, name, is_single=is_single, is_run=name in names.runs)
+            is_run = name in names.runs
+            self._opened = flows.open(event.markup, name, is_single=is_single, is_run=is_run)
         elif name in names.around:
             flows.close(event.markup, name)
         else:
@@ -222,7 +241,8 @@ class Content:
         if name in self._names.fixed or is_no:
             return self._add_fixed
         if name in self._names.beside:
-            return self.flows.add_markup
+            is_range = name in self._names.begins or name in self._names.ends
+            return partial(self.flows.add_markup, begins=name in self._names.begins if is_range else None)
         return self.flows.end if name in self._names.left_out else None
 
     def _add_fixed(self, markup: str) -> None:
@@ -275,7 +295,7 @@ class XmlTexts(Document):
     escape = staticmethod(escaped_xml)
 
     def __init__(self, content: bytes, path: Path, part: str = "") -> None:
-        self._encoding, text = decoded_xml(content, path)
+        self._encoding, text = decoded_xml(content, path, part)
         self._flows = Flows(self.escape)
         self.around: list[Event] = []
         self.before = ""

@@ -22,7 +22,7 @@ from seq2seq_serve.documents.word import WordDocument
 Kind = Callable[[bytes, Path], Document]
 
 # They are read with two limits: of their tags and lines, and of the bytes of their texts, unpacked.
-ARCHIVES: dict[str, type[WordDocument | Archive]] = {
+ARCHIVES: dict[str, type[Archive]] = {
     ".docx": WordDocument,
     ".pptx": Slides,
     ".xlsx": Spreadsheet,

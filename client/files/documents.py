@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from seq2seq_serve.client.files.lines import read_whole
+from seq2seq_serve.documents.archive import MAX_UNPACKED_BYTES
 from seq2seq_serve.documents.kinds import ARCHIVES, DOCUMENTS, read_file
 from seq2seq_serve.documents.segments import COMPRESSED, MAX_BYTES, Document, wrong_file
-from seq2seq_serve.documents.word import MAX_UNPACKED_BYTES
 
 
 def document_suffix(path: Path) -> str:

@@ -208,7 +208,7 @@ def archive(*names: str, content: bytes = b"<x/>", **settings) -> bytes:
             archive("word/document.xml", content=b"<a>"),
             "its part word/document.xml is not XML: no element found",
         ),
-        (archive("word/document.xml", content=b"\xff"), "its part word/document.xml is not XML"),
+        (archive("word/document.xml", content=b"\xff"), "its part word/document.xml is not UTF-8: byte 1 is"),
         (
             archive("word/document.xml").replace(b"<x/>", b"<y/>"),
             "the part word/document.xml of the file is damaged",

@@ -13,7 +13,6 @@ from seq2seq_serve.documents.kinds import ARCHIVES, FILES
 from seq2seq_serve.documents.kinds import read_file as parse_file
 from seq2seq_serve.documents.page import HtmlDocument
 from seq2seq_serve.documents.segments import LETTER, Document, WrongFile, check_marks
-from seq2seq_serve.documents.word import WordDocument
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.languages import standard_tag
 from seq2seq_serve.server.errors import InvalidRequest
@@ -153,7 +152,7 @@ async def read_file(fields: Fields, call: RemoteCall, held: ExitStack) -> File:
     num_memory_bytes = _UNPACKED_BYTES if suffix in ARCHIVES else num_bytes
     room = held.enter_context(await call.room(num_bytes))
     file = await call.read(read, len(content), num_file_bytes=num_memory_bytes)
-    if isinstance(file.document, WordDocument | Archive):
+    if isinstance(file.document, Archive):
         room.grow(_memory_of(file.document.num_bytes, _MAX_MARKS))
     return file
 
