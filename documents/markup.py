@@ -187,7 +187,7 @@ class _Writer:
         return "".join([*self._written, *(mark.markup for marks in self._waiting.values() for mark in marks)])
 
     def _write_text(self, text: str, here: Here) -> None:
-        if self._is_after_fixed and text[0].isalnum():
+        if self._is_after_fixed and (text[0].isalnum() or (here.is_fixed and self._flow.is_tight)):
             self._written.append(" ")
         self._is_after_fixed, self._is_after_word = False, not text[-1].isspace()
         if here.is_fixed or text == here.text:

@@ -176,7 +176,8 @@ def with_spaces_outside(parts: Sequence[Placed], begin: Tag, end: Tag) -> Iterat
             continue
         common = _common(last, end if here is None else here.place) or last
         if space and spaced is not None:
-            yield space, spaced if spaced.place is common else Here("", common, ("", ""))
+            is_there = spaced.place is common and not spaced.is_fixed
+            yield space, spaced if is_there else Here("", common, ("", ""))
         if here is not None:
             word = text if here.is_fixed else shown.rstrip()
             yield word, here

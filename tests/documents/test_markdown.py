@@ -97,6 +97,19 @@ def test_markup_follows_its_words():
 
 
 @pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("Run `a b` (then), `c d` here.", "HERE. `c d` (THEN), `a b` RUN"),
+        ("With `x`, `y` and (`z`) go!", "GO! (`z`) AND `y` `x`, WITH"),
+        ("**Go** *there* [now](a) ~~or~~ never", "NEVER ~~OR~~ [NOW](a) *THERE* **GO**"),
+        ("Go to **the big** house", "HOUSE **BIG THE** TO GO"),
+    ],
+)
+def test_code_and_styles_stand_apart_from_the_words_beside_them(content, expected):
+    assert translated("a.md", content, backwards)[1] == expected
+
+
+@pytest.mark.parametrize(
     "target",
     [
         "# a",
