@@ -85,7 +85,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
     if os.path.lexists(folder) and not folder.is_dir():
         raise JobError(f"--output {folder} is not a folder, and must be one: give another name")
     inputs = _inputs(options.input, folder)
-    output_format = check_formats(inputs, options.format)
+    output_format = check_formats(inputs, options.format, is_text=options.kind is not None)
     num_hypotheses = max(1, options.generation.num_hypotheses)
     if num_hypotheses > 1 and output_format not in (JSONL, PARQUET):
         raise JobError("--num-hypotheses needs --format jsonl: a line of text has only the best one")

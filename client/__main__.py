@@ -22,12 +22,12 @@ from google.protobuf.message import Message
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.plan import JobError
-from seq2seq_serve.client.flags import generation, make_parser, transcription, translation
+from seq2seq_serve.client.flags import generation, make_parser, transcription, translations
 from seq2seq_serve.client.forms import CLIP, FEATURES, PICTURE, SENTENCES, SOUND, find_model
 from seq2seq_serve.client.output import in_flags, one_line, to_json
 from seq2seq_serve.client.questions import answer, caption, transcribe
 from seq2seq_serve.client.sync import Client
-from seq2seq_serve.client.translate import translate
+from seq2seq_serve.client.translate import translate_all
 from seq2seq_serve.client.wire import Tls
 from seq2seq_serve.commands import needs_extra, write_any_text
 from seq2seq_serve.doctor import report
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.command == "doctor":
             return report(options.bundle)
         if options.command == "translate":
-            plan = translation(options)
+            plans = translations(options)
         elif options.command == "caption":
             generate_options = generation(options)
         elif options.command == "transcribe":
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _web(options, connect)
         with Client(options.address, **connection) as client:
             if options.command == "translate":
-                return translate(client, connect, plan)
+                return translate_all(client, connect, plans)
             if options.command == "score":
                 return _score(client, options)
             if options.command == "answer":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from importlib.util import find_spec
@@ -14,7 +16,7 @@ from typing import Any
 
 from seq2seq_serve.client.attention import DATA, IMAGE
 from seq2seq_serve.client.files.documents import document_suffix
-from seq2seq_serve.client.files.formats import format_of
+from seq2seq_serve.client.files.formats import check_kind, format_of
 from seq2seq_serve.client.files.lines import STANDARD, is_compressed
 from seq2seq_serve.client.files.plan import DOCUMENT, PARQUET, TEXT, JobError
 from seq2seq_serve.client.many import DEFAULT_GIVE_UP_SECONDS, DEFAULT_IN_FLIGHT
@@ -231,12 +233,14 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
     add("texts", nargs="*", metavar="TEXT", help="a text to translate (default: the lines of --input)")
     add(
         "--input",
+        dest="inputs",
+        nargs="+",
         type=Path,
-        default=STANDARD,
+        default=[STANDARD],
         metavar="FILE",
         help="file of texts, one on each line; .gz is decompressed (default: -, standard input). JSON lines "
         f"(.jsonl) get the target as a new field; a document ({', '.join(DOCUMENTS)}) keeps its times and "
-        "formatting",
+        "formatting. Several files need --to",
     )
     add(
         "--output",
@@ -245,6 +249,13 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         metavar="FILE",
         help="file for the answers, which appears when it is complete; if it exists, --resume or --overwrite "
         "is needed (default: -, standard output)",
+    )
+    add(
+        "--to",
+        type=Path,
+        metavar="FOLDER",
+        help="folder for the answers to several files, in place of --output: each has the name of its input, "
+        "also with the folders below the one that all inputs share",
     )
     existing = translation.add_mutually_exclusive_group()
     existing.add_argument(
@@ -442,7 +453,14 @@ def _add_attention(parser: argparse.ArgumentParser, shown: str) -> None:
 
 
 def add_record_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of inputs with several fields."""
+    """Adds the flags of inputs: what they are, and the fields of records."""
+    parser.add_argument(
+        "--as",
+        dest="kind",
+        choices=(TEXT,),
+        help="what an input of an unknown kind is: a text on each line (a name without a suffix, in .txt, or "
+        "with that of a language such as .ko is text anyway)",
+    )
     parser.add_argument(
         "--field",
         default="text",
@@ -522,8 +540,43 @@ def _count(text: str, most: float = math.inf) -> int:
     return int(text)
 
 
-def translation(options: argparse.Namespace) -> Translation:
-    """Returns the settings of the command `translate`; wrong usage ends the program."""
+def translations(options: argparse.Namespace) -> list[Translation]:
+    """Returns the settings of the command `translate`, by input; wrong usage ends the program."""
+    parser: argparse.ArgumentParser = options.parser
+    inputs: list[Path] = options.inputs
+    if options.to is None:
+        if len(inputs) > 1:
+            parser.error(f"{len(inputs)} files are given as --input: give --to FOLDER for the answers")
+        return [_translation(argparse.Namespace(**vars(options), input=inputs[0]))]
+    if options.texts or STANDARD in inputs or options.output != STANDARD:
+        parser.error("--to FOLDER is for the files of --input: leave out --output and TEXT")
+    if options.to.exists() and not options.to.is_dir():
+        parser.error(f"--to {options.to} is not a folder, and must be one: give another name")
+    names = _names_of_outputs(inputs, ".jsonl" if options.json else "")
+    for name, number in Counter(names).items():
+        if number > 1:
+            parser.error(f"{number} inputs would have the output {options.to / name}: rename all but one")
+    outputs = [options.to / name for name in names]
+    for output in outputs:
+        output.parent.mkdir(parents=True, exist_ok=True)
+    pairs = zip(inputs, outputs, strict=True)
+    return [
+        _translation(argparse.Namespace(**(vars(options) | {"input": input_, "output": output})))
+        for input_, output in pairs
+    ]
+
+
+def _names_of_outputs(inputs: Sequence[Path], suffix: str) -> list[Path]:
+    """Returns the name of each input below the folder that all share, decompressed, and with another end."""
+    paths = [Path(os.path.abspath(path)) for path in inputs]  # noqa: PTH100  # the name of a link is its kind
+    root = os.path.commonpath([path.parent for path in paths])
+    names = [path.relative_to(root) for path in paths]
+    plain = [name.with_suffix("") if is_compressed(name) else name for name in names]
+    return [name.with_name(name.name.removesuffix(suffix) + suffix) for name in plain]
+
+
+def _translation(options: argparse.Namespace) -> Translation:
+    """Returns the settings of the command for one input."""
     parser: argparse.ArgumentParser = options.parser
     _check_files(options)
     generate_options = generation(options)
@@ -550,6 +603,7 @@ def translation(options: argparse.Namespace) -> Translation:
         stream=options.stream,
         as_json=options.json,
         attention_file=options.attention,
+        is_one_of_many=len(options.inputs) > 1,
     )
 
 
@@ -624,6 +678,7 @@ def _check_input(options: argparse.Namespace) -> None:
     """Refuses an input of another kind than lines where its kind and the other flags do not fit."""
     path, output, parser = options.input, options.output, options.parser
     try:
+        check_kind(path, is_text=options.kind == TEXT)
         kind = format_of(path)
     except JobError as error:
         parser.error(str(error))

@@ -16,7 +16,7 @@ import filecmp
 import logging
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
@@ -69,6 +69,7 @@ class Translation:
         target_field: The field of a record that gets the target.
         resume: Whether to continue an unfinished `output`.
         overwrite: Whether to replace an existing `output`.
+        is_one_of_many: Whether messages have to name the input, because the command has others.
     """
 
     texts: tuple[str, ...]
@@ -85,6 +86,7 @@ class Translation:
     stream: bool
     as_json: bool
     attention_file: Path | None
+    is_one_of_many: bool = False
 
     @property
     def num_hypotheses(self) -> int:
@@ -123,6 +125,33 @@ def _remove(folder: Path) -> None:
 def _removed(folder: Path) -> Path:
     """Returns the name of a folder while it is removed."""
     return folder.with_name(f".{folder.name}{TEMPORARY}")
+
+
+def translate_all(client: Client, connect: Callable[[], AsyncClient], plans: Sequence[Translation]) -> int:
+    """Translates the inputs of several commands one after the other; see `translate`.
+
+    An input that cannot be read or translated as what its name says is reported, and the others go on.
+
+    Raises:
+        ClientError: No server answers, or the command stopped before the last text.
+        OSError: An output cannot be written, or the only input cannot be read.
+        JobError: The only output belongs to another command or input.
+    """
+    codes = list[int]()
+    for number, plan in enumerate(plans, 1):
+        if len(plans) > 1 and sys.stderr.isatty():
+            sys.stderr.write(f"{number} of {len(plans)}: {plan.input}\n")
+        try:
+            codes.append(translate(client, connect, plan))
+        except (JobError, WrongFile) as error:
+            if len(plans) == 1:
+                raise
+            text = f"{error.filename}: {error.strerror}" if isinstance(error, WrongFile) else str(error)
+            sys.stderr.writelines(
+                f"{line}\n" for line in (f"error: {text}", *getattr(error, "__notes__", ()))
+            )
+            codes.append(1)
+    return max(codes)
 
 
 def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translation) -> int:
@@ -371,7 +400,7 @@ class _Report:
         if result.error is not None:
             place = self._place(number)
             if self._plan.format == DOCUMENT:
-                place = f"text {number} ({one_line(str(result.source))[:_SHOWN_CHARACTERS]}): "
+                place = place.removesuffix(": ") + f" ({one_line(str(result.source))[:_SHOWN_CHARACTERS]}): "
             self._progress.write(f"error: {place}{in_flags(result.error)}\n")
             self.num_failed += 1
         self.note_limits(number, result.answer)
@@ -414,7 +443,8 @@ class _Report:
         if self._plan.has_one_text:
             return ""
         kind = "text" if self._plan.texts or self._plan.format == DOCUMENT else "line"
-        return f"{kind} {number}" + (f" and {num_more} more: " if num_more else ": ")
+        file = f"{self._plan.input}: " if self._plan.is_one_of_many else ""
+        return f"{file}{kind} {number}" + (f" and {num_more} more: " if num_more else ": ")
 
 
 class _Answers:

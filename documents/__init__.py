@@ -1,4 +1,4 @@
-"""Reads documents, and writes them anew with translated texts: subtitles, HTML, Word and gettext files.
+"""Reads documents, and writes them anew with translated texts: those of offices, programs and films.
 
 A `Document` has segments, the texts that are translated by themselves: a subtitle, the text of a paragraph, a
 message. A segment has pieces, one for each part of it with a formatting of its own, such as a link or bold

@@ -17,7 +17,17 @@ from itertools import groupby
 from seq2seq_serve.documents.alignment import formatted
 from seq2seq_serve.documents.fixed import with_fixed
 from seq2seq_serve.documents.segments import LETTER, Segment, TextSpan
-from seq2seq_serve.documents.spans import NO_TAG, Here, Placed, Tag, between, close_gaps, in_run, place_spaces
+from seq2seq_serve.documents.spans import (
+    NO_TAG,
+    Here,
+    Placed,
+    Tag,
+    between,
+    close_gaps,
+    in_run,
+    place_spaces,
+    with_spaces_outside,
+)
 
 MAX_COPIES = 4  # how often the markup of a text may be written around parts of its translation
 
@@ -52,6 +62,7 @@ class _Flow:
         kept: See `Segment`.
         end_number: The number of texts before its end in the document.
         escape: Returns how a text is written.
+        is_tight: Whether tags stand next to their words, and white space outside of them.
         translated: Replaces the texts.
     """
 
@@ -62,6 +73,7 @@ class _Flow:
     kept: Sequence[range]
     end_number: int
     escape: Callable[[str], str]
+    is_tight: bool
     translated: Sequence[TextSpan] | None = None
 
     def translate(self, pieces: Sequence[TextSpan]) -> None:
@@ -86,6 +98,8 @@ class _Flow:
         texts = [here for here in heres if here.around is not None]
         parts = with_fixed([(text, texts[number]) for text, number in pieces if text], texts)
         parts = _joined(close_gaps(list(place_spaces(parts, self.begin, self.end))))
+        if self.is_tight:
+            parts = _joined(list(with_spaces_outside(parts, self.begin, self.end)))
         events = self._events(parts, max_length)
         if events is None:
             return None
@@ -173,7 +187,7 @@ class _Writer:
         return "".join([*self._written, *(mark.markup for marks in self._waiting.values() for mark in marks)])
 
     def _write_text(self, text: str, here: Here) -> None:
-        if self._is_after_fixed and text[0].isalnum():
+        if self._is_after_fixed and (text[0].isalnum() or (here.is_fixed and self._flow.is_tight)):
             self._written.append(" ")
         self._is_after_fixed, self._is_after_word = False, not text[-1].isspace()
         if here.is_fixed or text == here.text:
@@ -275,8 +289,8 @@ def escaped_xml(text: str) -> str:
 class Flows:
     """Cuts markup into flows, and adds a segment for each that has letters. Owned by a document."""
 
-    def __init__(self, escape: Callable[[str], str] = escaped_xml) -> None:
-        self._escape = escape
+    def __init__(self, escape: Callable[[str], str] = escaped_xml, *, is_tight: bool = False) -> None:
+        self._escape, self._is_tight = escape, is_tight
         self.segments: list[Segment] = []
         self._parts: list[str | Here | Tag | _Flow] = []
         self._place = self._begin = NO_TAG
@@ -349,7 +363,8 @@ class Flows:
         """Ends a flow: what follows belongs to other texts."""
         if self._has_letters:
             tokens, pieces, kept = self._tokens, self._pieces, self._kept
-            flow = _Flow(self._begin, self._place, tokens, pieces, kept, self._num_texts, self._escape)
+            how = self._escape, self._is_tight
+            flow = _Flow(self._begin, self._place, tokens, pieces, kept, self._num_texts, *how)
             self._parts.append(flow)
             self.segments.append(Segment(pieces, flow.translate, kept))
             self._tokens, self._pieces, self._kept = [], [], []

@@ -72,7 +72,7 @@ class _Message:
             keyword = f"msgstr[{form}]" if "msgid_plural" in self.values else "msgstr"
             written += [f"{keyword} {parts[0]}"] if len(parts) == 1 else [f'{keyword} ""', *parts]
         lines[first] = newline.join(written)
-        if not all(map(_has_placeholders, targets, self.sources)):
+        if not all(map(has_placeholders, targets, self.sources)):
             if self.flags is None:
                 lines[self.begin or 0] = f"#, fuzzy{newline}{lines[self.begin or 0]}"
             elif "fuzzy" not in (flags := lines[self.flags] or ""):
@@ -145,5 +145,6 @@ class Messages(Document):
                     self.segments.append(Segment([(line, 0)], partial(message.translate, form, place)))
 
 
-def _has_placeholders(target: str, message: str) -> bool:
+def has_placeholders(target: str, message: str) -> bool:
+    """Whether a translation has each placeholder and tag of its message as often."""
     return sorted(_PLACEHOLDER.findall(target)) == sorted(_PLACEHOLDER.findall(message))

@@ -111,9 +111,12 @@ class Document(ABC):
         """Returns the content of the file with the texts as they are now."""
 
 
-def check_marks(contents: Iterable[bytes], path: Path, most: int = MAX_MARKS) -> None:
-    """Raises WrongFile if a document has more tags and lines than are read."""
-    number = sum(content.count(mark) for content in contents for mark in (b"<", b"\n", b"\r"))
+def check_marks(
+    contents: Iterable[bytes], path: Path, most: int = MAX_MARKS, marks: Sequence[bytes] = ()
+) -> None:
+    """Raises WrongFile if a document has more tags, lines and other marks than are read."""
+    every = (b"<", b"\n", b"\r", *marks)
+    number = sum(content.count(mark) for content in contents for mark in every)
     if number > most:
         raise wrong_file(path, f"the file has {number} tags and lines, and at most {most} are read: split it")
 

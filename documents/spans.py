@@ -166,6 +166,24 @@ def place_spaces(parts: Sequence[Placed], begin: Tag, end: Tag) -> Iterator[Plac
         yield text, here
 
 
+def with_spaces_outside(parts: Sequence[Placed], begin: Tag, end: Tag) -> Iterator[Placed]:
+    """Yields parts of a translation, with the white space between two words in the tags around both."""
+    last, space, spaced = begin, "", None
+    for text, here in [*parts, ("", None)]:
+        shown = text.lstrip()
+        space, spaced = space + text[: len(text) - len(shown)], spaced or here
+        if not shown and here is not None:
+            continue
+        common = _common(last, end if here is None else here.place) or last
+        if space and spaced is not None:
+            is_there = spaced.place is common and not spaced.is_fixed
+            yield space, spaced if is_there else Here("", common, ("", ""))
+        if here is not None:
+            word = text if here.is_fixed else shown.rstrip()
+            yield word, here
+            last, space, spaced = here.place, shown[len(word) :], here
+
+
 def _moved(here: Here, places: tuple[Tag, Tag], neighbour: Here, *, is_space: bool) -> Here:
     """Returns where white space or a mark between two places is written: there, or between or beside them."""
     if here.place.is_run and is_space:

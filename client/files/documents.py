@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from seq2seq_serve.client.files.lines import read_whole
-from seq2seq_serve.documents.kinds import DOCUMENTS
-from seq2seq_serve.documents.segments import COMPRESSED, MAX_BYTES, Document, check_marks, wrong_file
-from seq2seq_serve.documents.word import MAX_UNPACKED_BYTES, WordDocument
+from seq2seq_serve.documents.archive import MAX_UNPACKED_BYTES
+from seq2seq_serve.documents.kinds import ARCHIVES, DOCUMENTS, read_file
+from seq2seq_serve.documents.segments import COMPRESSED, MAX_BYTES, Document, wrong_file
 
 
 def document_suffix(path: Path) -> str:
@@ -22,11 +22,9 @@ def read_document(path: Path) -> Document:
     Raises:
         OSError: The file cannot be read, is too large, or is not what its name says.
     """
-    read = DOCUMENTS[document_suffix(path)]
-    limit = max(MAX_UNPACKED_BYTES, 10 * path.stat().st_size) if read is WordDocument else MAX_BYTES
+    suffix = document_suffix(path)
+    limit = max(MAX_UNPACKED_BYTES, 10 * path.stat().st_size) if suffix in ARCHIVES else MAX_BYTES
     content = read_whole(path, limit + 1)
     if len(content) > limit:
         raise wrong_file(path, f"the file has more than {limit} bytes, the most of a document: split it")
-    if read is not WordDocument:
-        check_marks([content], path)
-    return read(content, path)
+    return read_file(suffix, content, path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from seq2seq_serve.client.files.plan import (
 from seq2seq_serve.client.output import answer_json, answer_lines, error_dict, to_json, valid_unicode
 from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.commands import needs_extra
+from seq2seq_serve.documents.kinds import DOCUMENTS
 from seq2seq_serve.documents.segments import COMPRESSED, Document
 
 FORMATS = (TEXT, JSONL, PARQUET)
@@ -36,10 +38,19 @@ _OF_OUTPUT = {TEXT: ".txt", JSONL: ".jsonl", PARQUET: ".parquet", ANSWERS: ".jso
 _REFUSED = {
     **dict.fromkeys((".zst", ".xz", ".bz2", ".zip"), "decompress it, or compress it with gzip"),
     **dict.fromkeys((".tar", ".tgz", ".7z"), "unpack it"),
-    **dict.fromkeys((".xlf", ".xliff"), "convert it to gettext (.po), such as with `xliff2po`"),
     **dict.fromkeys((".csv", ".tsv"), "write the column to a file of its own, such as with `cut -f 1`"),
-    ".json": "write JSON lines, one object on each line (.jsonl)",
 }
+# Corpora are named by their languages: corpus.ko, news.pt_BR, test.zho_Hans (not .ts, which is a file of Qt)
+_LANGUAGES = """
+aa ab ae af ak am an ar as av ay az ba be bg bh bi bm bn bo br bs ca ce ch co cr cs cu cv cy da de dv dz ee el
+en eo es et eu fa ff fi fj fo fr fy ga gd gl gn gu gv ha he hi ho hr ht hu hy hz ia id ie ig ii ik io is it iu
+ja jv ka kg ki kj kk kl km kn ko kr ks ku kv kw ky la lb lg li ln lo lt lu lv mg mh mi mk ml mn mr ms mt my na
+nb nd ne ng nl nn no nr nv ny oc oj om or os pa pi pl ps pt qu rm rn ro ru rw sa sc sd se sg si sk sl sm sn so
+sq sr ss st su sv sw ta te tg th ti tk tl tn to tr tt tw ty ug uk ur uz ve vi vo wa wo xh yi yo za zh zu
+"""
+_LANGUAGE_SUFFIX = re.compile(
+    rf"\.(?:(?:{'|'.join(_LANGUAGES.split())})(?:[-_]\w+)?|[a-z]{{3}}_[a-z]{{4}})", re.IGNORECASE
+)
 _MAX_SHARDS = 1_000_000  # of a table
 _MAX_BYTES = 16 * 2**20  # after which a shard ends with its line
 
@@ -60,8 +71,30 @@ class Lines:
     names: set[str]
 
 
+def check_kind(path: Path, *, is_text: bool = False) -> None:
+    """Raises JobError if the name of a file does not say how to read it.
+
+    Args:
+        path: The file.
+        is_text: Whether a file of an unknown kind has a text on each line.
+    """
+    suffix = Path(path.name.lower().removesuffix(COMPRESSED)).suffix
+    if suffix in SUFFIXES or document_suffix(path):
+        if is_text and suffix != ".txt":
+            raise JobError(
+                f"{path}: --as text is for files of unknown kinds: leave it out, or rename the file"
+            )
+    elif not (is_text or not suffix or _LANGUAGE_SUFFIX.fullmatch(suffix)):
+        format_of(path)  # it may have a better advice
+        known = ", ".join([*SUFFIXES, *DOCUMENTS])
+        raise JobError(
+            f"{path}: the kind {suffix} is not known: give --as text if each of its lines is a text. Known "
+            f"are {known}, and names of languages such as .ko"
+        )
+
+
 def format_of(path: Path) -> str:
-    """Returns the format of a file by its name.
+    """Returns the format of a file by its name; text if the name does not say it.
 
     Raises:
         JobError: Files of this kind cannot be read.
@@ -73,13 +106,20 @@ def format_of(path: Path) -> str:
     return DOCUMENT if document_suffix(path) else SUFFIXES.get(Path(name).suffix, TEXT)
 
 
-def check_formats(inputs: Sequence[Path], output: str | None) -> str:
+def check_formats(inputs: Sequence[Path], output: str | None, *, is_text: bool = False) -> str:
     """Returns the format of the output: the given one, or that of the inputs. Documents keep their own.
 
+    Args:
+        inputs: The files.
+        output: The given format.
+        is_text: Whether files of unknown kinds have a text on each line.
+
     Raises:
-        JobError: An input cannot be read, the inputs have several formats and none is given for the output,
-            or the output cannot have the given one.
+        JobError: An input cannot be read, or its kind is not known, the inputs have several formats and
+            none is given for the output, or the output cannot have the given one.
     """
+    for path in inputs:
+        check_kind(path, is_text=is_text)
     formats = {format_of(path) for path in inputs}
     if formats == {DOCUMENT}:
         if output is not None:

@@ -22,7 +22,7 @@ TEMPORARY = ".tmp"
 _MOST_NAMED = 3  # differences of two runs
 
 TEXT, JSONL, PARQUET, DOCUMENT = "text", "jsonl", "parquet", "document"
-# The format of each known suffix. Other names are text.
+# The format of each known suffix, beside those of documents
 SUFFIXES = {".txt": TEXT, ".jsonl": JSONL, ".ndjson": JSONL, ".parquet": PARQUET}
 
 

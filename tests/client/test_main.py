@@ -18,7 +18,7 @@ import trustme
 from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.client.__main__ import main
 from seq2seq_serve.client.files.formats import Writer
-from seq2seq_serve.client.flags import make_parser, translation
+from seq2seq_serve.client.flags import make_parser, translations
 from seq2seq_serve.protos.seq2seq_v1_pb2 import Timings
 from seq2seq_serve.server.runner.sizing import Draft
 from tests.server.service.harness import access_file, serving_on_a_thread
@@ -151,7 +151,7 @@ def test_a_server_that_answers_again_is_reported(run, server, monkeypatch):
 def test_a_single_text_gives_up_sooner_than_an_input_file():
     commands = ["translate a", "translate", "translate a --give-up-seconds 7"]
     options = [make_parser().parse_args(command.split()) for command in commands]
-    assert [translation(each).give_up_seconds for each in options] == [10, 300, 7]
+    assert [translations(each)[0].give_up_seconds for each in options] == [10, 300, 7]
 
 
 def test_an_argument_that_is_not_utf8_is_refused(run):

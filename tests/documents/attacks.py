@@ -14,6 +14,12 @@ _PO = 'msgid ""\nmsgstr ""\n"Plural-Forms: nplurals={};\\n"\n\n'
 _MESSAGE = 'msgid ""\n{}msgstr ""\n'
 _PLURAL = 'msgid "%d file"\nmsgid_plural "%d files"\nmsgstr[0] ""\n'
 _NAMESPACE = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+_EVENT = "[Events]\nDialogue: 0,0:00:01.00,0:00:02.00,Default,,0,0,0,,"
+_UNIT = "<xliff><trans-unit><source>"
+_MEMORY = (
+    "<tmx><header srclang='a'/><body><tu><tuv lang='a'><seg>x</seg></tuv>"
+    "<tuv lang='b'><seg>y</seg></tuv></tu>"
+)
 _ENTITIES = '<!DOCTYPE w [<!ENTITY a "{}">{}]>'.format(
     "ha " * 100,
     "".join(f'<!ENTITY {name} "{f"&{of};" * 100}">' for of, name in zip("abcd", "bcde", strict=True)),
@@ -52,8 +58,69 @@ def word_file(paragraphs: str, *, before: str = "", others: Sequence[tuple[str, 
     return stream.getvalue()
 
 
+def archive_of(parts: dict[str, str | bytes]) -> bytes:
+    """Returns an archive of parts."""
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in parts.items():
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+def _slides(inside: str, before: str = "", others: dict[str, str | bytes] | None = None) -> bytes:
+    drawing = "http://schemas.openxmlformats.org/drawingml/2006/main"
+    kinds = '<Types><Override PartName="/ppt/slides/slide1.xml" ContentType="a.slide+xml"/></Types>'
+    return archive_of(
+        {
+            "[Content_Types].xml": kinds,
+            "ppt/presentation.xml": "<p/>",
+            "ppt/slides/slide1.xml": f'{before}<p xmlns:a="{drawing}">{inside}</p>',
+        }
+        | (others or {})
+    )
+
+
+def _tables(strings: str, num_columns: int = 0) -> bytes:
+    sheet = "http://schemas.openxmlformats.org/spreadsheetml/2006/main"
+    overrides = '<Override PartName="/xl/sharedStrings.xml" ContentType="a.sharedStrings+xml"/>'
+    overrides += '<Override PartName="/xl/table1.xml" ContentType="a.table+xml"/>' * (1 + num_columns)
+    return archive_of(
+        {
+            "[Content_Types].xml": f"<Types>{overrides}</Types>",
+            "xl/workbook.xml": "<w/>",
+            "xl/sharedStrings.xml": f'<sst xmlns="{sheet}">{strings}</sst>',
+            "xl/table1.xml": "<table>" + '<tableColumn name="a"/>' * num_columns + "</table>",
+        }
+    )
+
+
+def _book(package: str, page: str = "", num_packages: int = 1) -> bytes:
+    return archive_of(
+        {
+            "META-INF/container.xml": "<c>" + '<rootfile full-path="a.opf"/>' * num_packages + "</c>",
+            "a.opf": f'<p><item href="a.xhtml" media-type="application/xhtml+xml"/>{package}</p>',
+            "a.xhtml": f'<html xmlns="http://www.w3.org/1999/xhtml"><body>{page}</body></html>',
+        }
+    )
+
+
+def _open_text(inside: str, before: str = "") -> bytes:
+    namespace = "urn:oasis:names:tc:opendocument:xmlns:text:1.0"
+    return archive_of({"content.xml": f'{before}<o xmlns:text="{namespace}">{inside}</o>'})
+
+
 def _repeated(suffix: str, unit: str, before: str = "", after: str = "") -> Attack:
     return Attack(suffix, lambda size: f"{before}{unit * (size // len(unit))}{after}".encode())
+
+
+def _nested(
+    suffix: str, begin: str, end: str, before: str = "", after: str = "", inside: str = "x"
+) -> Attack:
+    def make(size: int) -> bytes:
+        number = size // len(begin + end)
+        return f"{before}{begin * number}{inside}{end * number}{after}".encode()
+
+    return Attack(suffix, make)
 
 
 def _word(unit: str, before: str = "", after: str = "", end: str = "") -> Attack:
@@ -108,6 +175,133 @@ ATTACKS = {
     "paragraphs in paragraphs": _word("<w:p>", end="</w:p>"),
     "a paragraph of many runs": _word("<w:r><w:t>x </w:t></w:r>", "<w:p>", "</w:p>"),
     "a run of many properties": _word("<w:rPr/>", "<w:p><w:r>", "<w:t>x</w:t></w:r></w:p>"),
+    "a list of many texts": _repeated(".json", '"a",', "[", '"a"]'),
+    "lists in lists": _nested(".json", "[", "]", inside='"x"'),
+    "a string of escapes": _repeated(".json", r"\\", '["a', '"]'),
+    "a string of many lines": _repeated(".json", r"a\n", '["', '"]'),
+    "half a string": Attack(".json", lambda size: b'["' + b"a" * size, is_refused=True),
+    "choices within strings": _repeated(".json", "{a, ", '["', '"]'),
+    "lines that go on": _repeated(".properties", "a\\\n", "a="),
+    "keys without values": _repeated(".properties", "a\\ "),
+    "comments that do not end": _repeated(".strings", "/* x"),
+    "names without values": _repeated(".strings", '"a"'),
+    "aliases of aliases": Attack(
+        ".yaml",
+        lambda size: "".join(
+            f"a{number}: &a{number} [x{f', *a{number - 1}' * 9 * (number > 0)}]\n"
+            for number in range(size // 70)
+        ).encode(),
+    ),
+    "many anchors": Attack(
+        ".yaml", lambda size: "".join(f"a{number}: &a{number} x\n" for number in range(size // 15)).encode()
+    ),
+    "a list in brackets": _repeated(".yaml", "a, ", "[", "b]"),
+    "brackets in brackets": Attack(".yaml", lambda size: b"[" * size + b"]" * size, is_refused=True),
+    "a block of many lines": _repeated(".yaml", " a\n\n", "a: >\n"),
+    "a literal of many lines": _repeated(".yaml", " a\n", "a: |\n"),
+    "spaces in quotes": _repeated(".yaml", " \n", "a: 'x", "y'"),
+    "questions": _repeated(".yaml", "? a\n"),
+    "elements of XLIFF in elements": _nested(
+        ".xliff", "<g>x ", "</g>", _UNIT, "</source></trans-unit></xliff>"
+    ),
+    "groups in groups": _nested(".xliff", "<group>", "</group>", "<xliff>", "</xliff>", inside=""),
+    "a unit of many elements": _repeated(".xliff", "x <g>y</g> ", _UNIT, "</source></trans-unit></xliff>"),
+    "spaces before a state": _repeated(".xliff", " ", _UNIT + "x</source><target", "/></trans-unit></xliff>"),
+    "a text of XLIFF in CDATA": _repeated(".xliff", "<![CDATA[x]]>", _UNIT, "</source></trans-unit></xliff>"),
+    "a source for many forms": Attack(
+        ".ts",
+        lambda size: (
+            f"<TS><message><source>{'x ' * (size // 4)}</source><translation>"
+            f"{'<numerusform/>' * (size // 28)}</translation></message></TS>"
+        ).encode(),
+        is_refused=True,
+    ),
+    "units of a memory": _repeated(
+        ".tmx", "<tu><tuv lang='a'><seg>x</seg></tuv></tu>", _MEMORY, "</body></tmx>"
+    ),
+    "strings in strings": _nested(".xml", "<string>x", "</string>", "<resources>", "</resources>"),
+    "backslashes of a string": _repeated(".xml", "\\", "<resources><string>x", "</string></resources>"),
+    "breaks of a string": _repeated(".xml", r"\nx", "<resources><string>", "</string></resources>"),
+    "values in values": _nested(".resx", "<data><value>", "</value></data>", "<root>", "</root>"),
+    **{
+        f"entities of a billion in {suffix}": Attack(
+            suffix, lambda _, root=root: f"{_ENTITIES}<{root}>&e;</{root}>".encode(), is_refused=True
+        )
+        for suffix, root in {
+            ".xliff": "xliff",
+            ".ts": "TS",
+            ".tmx": "tmx",
+            ".xml": "resources",
+            ".resx": "root",
+            ".stringsdict": "plist",
+        }.items()
+    },
+    "codes that do not end": _repeated(".ass", "{", f"{_EVENT}x"),
+    "styles that do not end": _repeated(".ass", "{\\i1}x", _EVENT),
+    "styles that end": _repeated(".ass", "{\\i1}x{\\i0} ", _EVENT),
+    "breaks of an event": _repeated(".ass", "x \\N", _EVENT),
+    "speakers of an event": _repeated(".ass", "- x\\N", _EVENT, "- x"),
+    "brackets of Markdown": _repeated(".md", "["),
+    "pictures that do not end": _repeated(".md", "!["),
+    "links in links": _repeated(".md", "[a]("),
+    "quotations in quotations": _repeated(".md", "> "),
+    "emphasis of two kinds": _repeated(".md", "*_"),
+    "code that does not end": _repeated(".md", "`a``b```"),
+    "cells of a table": _repeated(".md", "|"),
+    "half a front matter": _repeated(".md", "---\na\n"),
+    "text that is struck out": _repeated(".md", "~~a~"),
+    "rows of a table": _repeated(".md", "|c|d|\n", "|a|b|\n|-|-|\n"),
+    "lists in lists of Markdown": Attack(
+        ".md", lambda size: "".join("  " * level + "- a\n" for level in range(int(size**0.5))).encode()
+    ),
+    "runs of a slide": Attack(
+        ".pptx", lambda size: _slides(f"<a:p>{'<a:r><a:t>x </a:t></a:r>' * (size // 24)}</a:p>")
+    ),
+    "paragraphs in paragraphs of a slide": Attack(
+        ".pptx", lambda size: _slides("<a:p>" * (size // 11) + "</a:p>" * (size // 11))
+    ),
+    "a slide of entities": Attack(
+        ".pptx", lambda _: _slides("<a:p><a:r><a:t>&e;</a:t></a:r></a:p>", _ENTITIES), is_refused=True
+    ),
+    "a slide bomb": Attack(".pptx", lambda size: _slides("<a:p></a:p>" * (100 * size)), is_refused=True),
+    "a picture bomb": Attack(
+        ".pptx", lambda size: _slides("", others={"a.png": bytes(2000 * size)}), is_refused=True
+    ),
+    "strings of a table": Attack(".xlsx", lambda size: _tables("<si><t>x</t></si>" * (size // 17))),
+    "runs of a string": Attack(
+        ".xlsx", lambda size: _tables(f"<si>{'<r><t>x </t></r>' * (size // 16)}</si>")
+    ),
+    "columns that are listed often": Attack(".xlsx", lambda size: _tables("<si><t>x</t></si>", size // 80)),
+    "a string bomb": Attack(
+        ".xlsx", lambda size: _tables("<si><t>x</t></si>" * (60 * size)), is_refused=True
+    ),
+    "packages that are listed often": Attack(
+        ".epub", lambda size: _book("<x/>" * (size // 8), num_packages=size // 60)
+    ),
+    "a page of many elements": Attack(".epub", lambda size: _book("", "x <b>y</b> " * (size // 11))),
+    "elements of a page in elements": Attack(
+        ".epub", lambda size: _book("", "<i>x" * (size // 8) + "</i>" * (size // 8))
+    ),
+    "a page bomb": Attack(".epub", lambda size: _book("", "<p>x</p>" * (120 * size)), is_refused=True),
+    "spans of OpenDocument": Attack(
+        ".odt", lambda size: _open_text(f"<text:p>{'<text:span>x </text:span>' * (size // 25)}</text:p>")
+    ),
+    "spans in spans": Attack(
+        ".odp",
+        lambda size: _open_text(
+            f"<text:p>{'<text:span>x ' * (size // 25)}{'</text:span>' * (size // 25)}</text:p>"
+        ),
+    ),
+    "cells of OpenDocument in cells": Attack(
+        ".ods",
+        lambda size: _open_text("<text:c><text:p>x" * (size // 36) + "</text:p></text:c>" * (size // 36)),
+    ),
+    "entities of OpenDocument": Attack(
+        ".odt", lambda _: _open_text("<text:p>&e;</text:p>", _ENTITIES), is_refused=True
+    ),
+    "a bomb of OpenDocument": Attack(
+        ".odt", lambda size: _open_text("<text:p/>" * (100 * size)), is_refused=True
+    ),
     "a media bomb": Attack(
         ".docx",
         lambda size: word_file("<w:p/>", others=[("word/media/a.png", bytes(2000 * size))]),

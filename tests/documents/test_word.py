@@ -17,7 +17,7 @@ from tests.documents.attacks import word_file
 def body(content: bytes) -> str:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
         text = archive.read("word/document.xml").decode()
-    return re.search("<w:body>(.*)</w:body>", text)[1]
+    return re.search("<w:body>(.*)</w:body>", text, re.DOTALL)[1]
 
 
 @pytest.mark.parametrize(
@@ -139,6 +139,17 @@ def test_the_language_of_texts_becomes_that_of_the_translation(language, expecte
         assert archive.read("word/styles.xml").decode() == expected
 
 
+def test_runs_of_an_indented_file_keep_their_properties():
+    run = "<w:r>\n  <w:rPr>{}</w:rPr>\n  <w:t>{}</w:t>\n</w:r>\n"
+    paragraph = f"<w:p>\n{run.format('<w:b/>', 'a')}{run.format('<w:i/>', ' b')}</w:p>"
+    written = body(translated("a.docx", word_file(paragraph), backwards)[1])
+    runs = [re.sub(r"\s", "", run) for run in re.findall(r"<w:r>.*?</w:r>", written, re.DOTALL)]
+    assert [re.sub("<w:t[^>]*>", "", run) for run in runs] == [
+        "<w:r><w:rPr><w:i/></w:rPr>B</w:t></w:r>",
+        "<w:r><w:rPr><w:b/></w:rPr>A</w:t></w:r>",
+    ]
+
+
 def test_a_paragraph_in_a_box_is_a_text_of_its_own():
     box = "<w:p><w:r><w:t>a </w:t><w:x><w:p><w:r><w:t>box</w:t></w:r></w:p></w:x><w:t>b</w:t></w:r></w:p>"
     texts, written = translated("a.docx", word_file(box), capitals)
@@ -208,7 +219,7 @@ def archive(*names: str, content: bytes = b"<x/>", **settings) -> bytes:
             archive("word/document.xml", content=b"<a>"),
             "its part word/document.xml is not XML: no element found",
         ),
-        (archive("word/document.xml", content=b"\xff"), "its part word/document.xml is not XML"),
+        (archive("word/document.xml", content=b"\xff"), "its part word/document.xml is not UTF-8: byte 1 is"),
         (
             archive("word/document.xml").replace(b"<x/>", b"<y/>"),
             "the part word/document.xml of the file is damaged",

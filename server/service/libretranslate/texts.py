@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from seq2seq_serve.documents.kinds import FILES
+from seq2seq_serve.documents.archive import Archive
+from seq2seq_serve.documents.kinds import ARCHIVES, FILES
+from seq2seq_serve.documents.kinds import read_file as parse_file
 from seq2seq_serve.documents.page import HtmlDocument
 from seq2seq_serve.documents.segments import LETTER, Document, WrongFile, check_marks
-from seq2seq_serve.documents.word import WordDocument
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.languages import standard_tag
 from seq2seq_serve.server.errors import InvalidRequest
@@ -26,8 +27,8 @@ _Parsed = TypeVar("_Parsed")
 _MARK_BYTES = 1024  # of memory for a tag or line of a document
 _MAX_MARKS, _MAX_HTML_MARKS = 50_000, 20_000  # of a file, and of the texts of a request
 _MEMORY_PER_BYTE = 4  # of a document, besides its tags and lines
-_MAX_WORD_BYTES = 2**23  # of the texts of a Word document with their markup, unpacked
-_UNPACKED_BYTES = 2**27  # of memory while a Word document is read or written
+_MAX_TEXT_BYTES = 2**23  # of the texts of an archive with their markup, unpacked
+_UNPACKED_BYTES = 2**27  # of memory while an archive is read or written
 _HTML_FACTOR = 8  # times as long as a byte of text takes one of HTML to read or write
 
 
@@ -133,28 +134,25 @@ class File:
 async def read_file(fields: Fields, call: RemoteCall, held: ExitStack) -> File:
     """Returns the file of a request; arguments and errors as those of `read_texts`."""
     path, content = Path(fields.file_name.replace("\\", "/").rpartition("/")[2]), fields.file
-    kind = FILES.get(path.suffix.lower())
-    if fields.file_name and kind is not None and not content:
+    suffix = path.suffix.lower()
+    if suffix in FILES and not content:
         raise InvalidRequest(f"the file {fields.file_name[:100]!r} is empty", field=FILE)
-    if kind is None:
+    if suffix not in FILES:
         name = f"{fields.file_name[:100]!r} with {len(content)} bytes"
         raise InvalidRequest(f"the file is {name}: send one of {', '.join(FILES)}", field=FILE)
 
     def parse() -> Document:
-        if kind is WordDocument:
-            return WordDocument(content, path, _MAX_MARKS, _MAX_WORD_BYTES)
-        check_marks([content], path, _MAX_MARKS)
-        return kind(content, path)
+        return parse_file(suffix, content, path, _MAX_MARKS, _MAX_TEXT_BYTES)
 
     def read(_: YieldPoint) -> File:
         document = _refuse_wrong(parse, FILE)
         return File(path, content, _segmented("", document, 0), document, num_memory_bytes)
 
     num_bytes = _memory_of(len(content), _MAX_MARKS)
-    num_memory_bytes = _UNPACKED_BYTES if kind is WordDocument else num_bytes
+    num_memory_bytes = _UNPACKED_BYTES if suffix in ARCHIVES else num_bytes
     room = held.enter_context(await call.room(num_bytes))
     file = await call.read(read, len(content), num_file_bytes=num_memory_bytes)
-    if isinstance(file.document, WordDocument):
+    if isinstance(file.document, Archive):
         room.grow(_memory_of(file.document.num_bytes, _MAX_MARKS))
     return file
 

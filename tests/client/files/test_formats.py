@@ -130,12 +130,29 @@ def test_files_that_are_not_what_their_name_says_are_reported(tmp_path):
         split_into_shards(tmp_path / "a.txt.gz", "x", 10)
 
 
-@pytest.mark.parametrize(
-    "name", ["a.zst", "a.txt.xz", "a.tsv.gz", "a.CSV", "a.json", "a.tar.gz", "a.tgz", "a.xliff"]
-)
+@pytest.mark.parametrize("name", ["a.zst", "a.txt.xz", "a.tsv.gz", "a.CSV", "a.tar.gz", "a.tgz"])
 def test_files_that_cannot_be_read_are_refused_by_their_names(tmp_path, name):
-    with pytest.raises(JobError, match=r"cannot be read: (write|decompress|unpack|convert)"):
+    with pytest.raises(JobError, match=r"cannot be read: (write|decompress|unpack)"):
         format_of(tmp_path / name)
+
+
+@pytest.mark.parametrize("name", ["a.xul", "a.md2.gz", "a.tex", "a.2"])
+def test_a_file_of_an_unknown_kind_is_refused_with_those_that_are_known(tmp_path, name):
+    """Its markup was translated as if it were text."""
+    with pytest.raises(JobError, match=r"is not known: give --as text .* Known are .txt, .*\.docx"):
+        check_formats([tmp_path / name], None)
+    assert check_formats([tmp_path / name], None, is_text=True) == "text"
+
+
+@pytest.mark.parametrize("name", ["a", "a.txt", "a.TXT.gz", "a.ko", "news.pt_BR", "test.zho_Hans", "-"])
+def test_lines_of_text_are_known_by_their_names(tmp_path, name):
+    assert check_formats([tmp_path / name], None) == "text"
+
+
+@pytest.mark.parametrize("name", ["a.srt", "a.jsonl"])
+def test_a_file_of_a_known_kind_is_not_read_as_text(tmp_path, name):
+    with pytest.raises(JobError, match="--as text is for files of unknown kinds"):
+        check_formats([tmp_path / name], None, is_text=True)
 
 
 def test_a_byte_order_mark_is_not_a_part_of_the_first_text(tmp_path):

@@ -1,0 +1,351 @@
+"""Reads and writes XML of texts beside their translations: XLIFF, Qt's .ts and TMX.
+
+Only texts without a translation are translated. In XLIFF and Qt, a translation that lacks a placeholder, an
+element or a part of its text is marked as one to review.
+"""
+
+from __future__ import annotations
+
+import re
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from html import escape
+from pathlib import Path
+
+from seq2seq_serve.documents.elements import BEGIN, END, TEXT, Content, Event, Names, decoded_xml, events
+from seq2seq_serve.documents.markup import Flows, escaped_xml
+from seq2seq_serve.documents.messages import has_placeholders
+from seq2seq_serve.documents.segments import LETTER, Document, Segment, TextSpan, wrong_file
+
+_LANGUAGES = ("http://www.w3.org/XML/1998/namespace lang", "lang")  # attributes of TMX
+_UNTRANSLATED = ("new", "needs-translation")  # states of XLIFF 1.2
+_STATE, _TYPE = (
+    re.compile(rf"""(?<!\s)\s++{name}\s*+=\s*+("[^"]*"|'[^']*')""") for name in ("state", "type")
+)
+_MAX_FORMS = 6  # of plurals: no language in the CLDR has more
+_FORM = re.compile(r"<numerusform\s*(?:/>|>\s*</numerusform\s*>)")
+_TAG_NAME = re.compile(r"<([^\s/>]+)")
+_INDENTATION = re.compile(r"\r?\n[ \t]*\Z")
+
+
+@dataclass(slots=True)
+class _Element:
+    """An element that was read. Owned by its unit.
+
+    Attributes:
+        tag: What it begins with.
+        begin: Its place among the parts of the file.
+        end: The place after it.
+        inside: What is inside.
+    """
+
+    tag: Event
+    begin: int
+    end: int = 0
+    inside: list[Event] = field(default_factory=list)
+
+    @property
+    def has_text(self) -> bool:
+        return any(event.kind == TEXT and event.text.strip() for event in self.inside)
+
+
+@dataclass(slots=True)
+class _Unit:
+    """A text and its translations, as they are read. Owned by its document.
+
+    Attributes:
+        begin: The place of its first tag among the parts of the file.
+        source: The text.
+        targets: The translations that the file has.
+        place: The place for a new one among the parts of the file.
+        indentation: The white space before the text.
+    """
+
+    begin: int
+    source: _Element | None = None
+    targets: list[_Element] = field(default_factory=list)
+    place: int = 0
+    indentation: str = ""
+
+
+class _Entry:
+    """A text without a translation. Owned by its document.
+
+    Attributes:
+        begin: The place of its first tag among the parts of the file.
+        place: The place of the translation there.
+        indentation: The white space before the translation, if there was no element for it.
+        source_tag: What the element of the text begins with.
+        target_tag: What that of the translation begins with; empty if there was none.
+        forms: What was inside that.
+        segments: The segments of the text.
+        is_translated: Whether one of them is.
+    """
+
+    __slots__ = (
+        *("_flows", "_num_translated", "_source", "_target", "begin", "forms", "indentation", "place"),
+        *("segments", "source_tag", "target_tag"),
+    )
+
+    def __init__(self, unit: _Unit, source: _Element, names: Names) -> None:
+        self.begin, self.place, self.indentation = unit.begin, unit.place, unit.indentation
+        self.source_tag = source.tag.markup
+        target = unit.targets[0] if unit.targets else None
+        self.target_tag = target.tag.markup if target else ""
+        self.forms = "".join(event.markup for event in target.inside) if target else ""
+        self._source = self._target = "".join(event.markup for event in source.inside)
+        self._flows: Flows | None = None
+        self._num_translated = 0
+        if len(source.inside) == 1 and "<" not in self._source:  # most are, and take less memory so
+            text = source.inside[0].text
+            self.segments = [Segment(((text, 0),), self._write)] if LETTER.search(text) else []
+            return
+        flows = self._flows = Flows()
+        content = Content(flows, names)
+        for event in source.inside:
+            content.add(event, event.local)
+        flows.end()
+        self.segments = [replace(one, write=partial(self._translate, one)) for one in flows.segments]
+
+    def _write(self, pieces: Sequence[TextSpan]) -> None:
+        self._target = escaped_xml("".join(text for text, _ in pieces))
+        self._num_translated = 1
+
+    def _translate(self, segment: Segment, pieces: Sequence[TextSpan]) -> None:
+        segment.write(pieces)
+        self._num_translated += 1
+
+    @property
+    def is_translated(self) -> bool:
+        return self._num_translated > 0
+
+    def written(self) -> tuple[str, bool]:
+        """Returns the markup of the translation, and whether it is one to review."""
+        written = self._target if self._flows is None else self._flows.written()
+        is_whole = self._num_translated == len(self.segments)
+        return written, not (is_whole and has_placeholders(written, self._source))
+
+
+class _Bilingual(Document):
+    """XML of units, each of which has a text and translations."""
+
+    root: str
+    names: Names
+    unit_names: tuple[str, ...]
+
+    def __init__(self, content: bytes, path: Path) -> None:
+        self._encoding, text = decoded_xml(content, path)
+        self._path = path
+        self._parts: list[str] = []
+        self._entries: list[_Entry] = []
+        self._without_language: list[tuple[int, str]] = []  # tags that lack it, and the name of the attribute
+        self._around: list[tuple[Event, bool]] = []  # elements, and whether their texts are to be translated
+        unit: _Unit | None = None
+        inside: _Element | None = None
+        depth = 0
+        for event in events(text, path, root=self.root):
+            if inside is not None:
+                depth += (event.kind == BEGIN) - (event.kind == END)
+                if depth:
+                    inside.inside.append(event)
+                else:
+                    inside.end = len(self._parts) + 1
+                    inside = None
+            if inside is None and event.kind == BEGIN:
+                its = event.attributes.get("translate")
+                is_open = its == "yes" or (its != "no" and (not self._around or self._around[-1][1]))
+                if event.local in self.unit_names:
+                    unit = _Unit(len(self._parts)) if is_open else None
+                elif unit is not None and (element := self._element(unit, event)):
+                    inside, depth = element, 1
+                elif unit is None:
+                    self._add_outside(event)
+                self._around.append((event, is_open))
+            self._parts.append(event.markup)
+            if inside is None and event.kind == END and self._around:
+                self._around.pop()
+                if unit is not None:
+                    self._end(unit, event.local)
+                if event.local in self.unit_names and unit is not None:
+                    self._add(unit)
+                    unit = None
+        self.segments = [segment for entry in self._entries for segment in entry.segments]
+
+    def _add(self, unit: _Unit) -> None:
+        """Adds a unit, whose parts become one, or those around the place for a translation."""
+        begin, parts = unit.begin, self._parts
+        if unit.source is None or not self._is_missing(unit):
+            parts[begin:] = ["".join(parts[begin:])]
+            return
+        target = unit.targets[0] if unit.targets else None
+        place, end = (target.begin, target.end) if target else (unit.place, unit.place)
+        middle = ["".join(parts[begin + 1 : place]), "".join(parts[place:end]), "".join(parts[end:])]
+        parts[begin + 1 :] = middle
+        unit.place = begin + 2
+        self._entries.append(_Entry(unit, unit.source, self.names))
+
+    def _element(self, unit: _Unit, event: Event) -> _Element | None:
+        """Returns the element of a text that begins here; None if none does."""
+        if self._around[-1][0].local not in self.unit_names:
+            return None
+        element = _Element(event, len(self._parts))
+        if event.local == "source":
+            unit.source = element
+            found = _INDENTATION.search(self._parts[-1])
+            unit.indentation = found[0] if found else ""
+            return element
+        if event.local in ("target", "translation"):
+            unit.targets.append(element)
+            return element
+        return None
+
+    def _add_outside(self, event: Event) -> None:
+        """Reads the beginning of an element outside of units."""
+
+    def _end(self, unit: _Unit, name: str) -> None:
+        """Ends an element inside a unit: a translation may come after the text."""
+        if name in ("source", "seg-source"):
+            unit.place = len(self._parts)
+
+    @abstractmethod
+    def _is_missing(self, unit: _Unit) -> bool:
+        """Whether a unit has no translation."""
+
+    @abstractmethod
+    def _write(self, entry: _Entry, parts: list[str]) -> str:
+        """Returns the element of a new translation; may change the tag of its unit."""
+
+    def content(self) -> bytes:
+        parts = [*self._parts]
+        for place, name in self._without_language if self.target_language else ():
+            parts[place] = _with(parts[place], None, f' {name}="{escape(self.target_language)}"')
+        for entry in self._entries:
+            if entry.is_translated:
+                written = self._write(entry, parts)
+                parts[entry.place] = written if entry.target_tag else entry.indentation + written
+        return "".join(parts).encode(self._encoding, "xmlcharrefreplace")
+
+
+class Xliff(_Bilingual):
+    """XLIFF 1.2 and 2: units without a target, or whose state says that it is not a translation."""
+
+    names = Names(
+        around=frozenset(["g", "pc", "mrk", "sub"]),
+        single=frozenset(["g", "pc", "mrk"]),
+        fixed=frozenset(["ph"]),
+        beside=frozenset(["x", "bx", "ex", "bpt", "ept", "it", "sc", "ec", "sm", "em", "cp"]),
+    )
+    root = "xliff"
+    unit_names = ("trans-unit", "segment")
+
+    def _add_outside(self, event: Event) -> None:
+        version = (self._around[0][0] if self._around else event).attributes.get("version", "")
+        element, name = ("file", "target-language") if version.startswith("1") else ("xliff", "trgLang")
+        if event.local == element and name not in event.attributes:
+            self._without_language.append((len(self._parts), name))
+
+    def _is_missing(self, unit: _Unit) -> bool:
+        if not unit.targets or unit.targets[0].tag.attributes.get("state") in _UNTRANSLATED:
+            return True
+        return (
+            not any(event.kind == BEGIN for event in unit.targets[0].inside) and not unit.targets[0].has_text
+        )
+
+    def _write(self, entry: _Entry, parts: list[str]) -> str:
+        written, is_to_review = entry.written()
+        found = _TAG_NAME.match(entry.source_tag)
+        name = f"{found[1].removesuffix('source') if found else ''}target"  # with the same prefix
+        state = ""
+        if "segment" in parts[entry.begin].partition(" ")[0]:  # XLIFF 2
+            if not is_to_review:
+                parts[entry.begin] = _with(parts[entry.begin], _STATE, ' state="translated"')
+        elif is_to_review:
+            state = ' state="needs-review-translation"'
+        elif entry.target_tag:
+            state = ' state="translated"'
+        return f"{_with(entry.target_tag or f'<{name}>', _STATE, state)}{written}</{name}>"
+
+
+def _with(tag: str, attribute: re.Pattern[str] | None, value: str) -> str:
+    """Returns a tag that is not empty, with an attribute in place of the one that it had."""
+    return (attribute.sub("", tag) if attribute else tag).rstrip(">").rstrip("/").rstrip() + value + ">"
+
+
+class QtTranslations(_Bilingual):
+    """Qt's .ts: messages without a translation. One to review stays "unfinished"."""
+
+    names = Names(beside=frozenset(["byte"]))
+    root = "TS"
+    unit_names = ("message",)
+
+    def _is_missing(self, unit: _Unit) -> bool:
+        if not unit.targets:
+            return True
+        num_forms = sum(event.kind == BEGIN for event in unit.targets[0].inside)
+        if num_forms > _MAX_FORMS:
+            raise wrong_file(self._path, f"a message has {num_forms} plural forms, and may have {_MAX_FORMS}")
+        is_old = unit.targets[0].tag.attributes.get("type") in ("vanished", "obsolete")
+        return not (is_old or unit.targets[0].has_text)
+
+    def _write(self, entry: _Entry, parts: list[str]) -> str:  # noqa: ARG002
+        written, is_to_review = entry.written()
+        if _FORM.search(entry.forms):
+            form = f"<numerusform>{written}</numerusform>"
+            written = _FORM.sub(lambda _: form, entry.forms)
+        return (
+            _with(entry.target_tag or "<translation>", _TYPE, ' type="unfinished"' * is_to_review)
+            + f"{written}</translation>"
+        )
+
+
+class TranslationMemory(_Bilingual):
+    """TMX: units with a text in its language only. The other language is that of the other units."""
+
+    names = Names(
+        around=frozenset(["hi"]), fixed=frozenset(["ph"]), beside=frozenset(["bpt", "ept", "it", "ut"])
+    )
+    root = "tmx"
+    unit_names = ("tu",)
+
+    def __init__(self, content: bytes, path: Path) -> None:
+        self._source_language = ""
+        self._others: dict[str, None] = {}
+        super().__init__(content, path)
+        if self._entries and len(self._others) != 1:
+            known = ", ".join(self._others) or "no language"
+            text = f"the file has translations into {known}, and must have them into one"
+            raise wrong_file(path, f'{text}: add a <tuv xml:lang="…"> to the first <tu>, or remove others')
+
+    def _add_outside(self, event: Event) -> None:
+        if event.local == "header":
+            self._source_language = event.attributes.get("srclang", "")
+
+    def _element(self, unit: _Unit, event: Event) -> _Element | None:
+        tuv = self._around[-1][0]
+        if event.local == "tuv":
+            found = _INDENTATION.search(self._parts[-1])
+            unit.indentation = found[0] if found else ""
+        if event.local != "seg" or tuv.local != "tuv":
+            return None
+        language = next((tuv.attributes[name] for name in _LANGUAGES if name in tuv.attributes), "")
+        element = _Element(event, len(self._parts))
+        if language.lower() == self._source_language.lower():
+            unit.source = element
+        else:
+            self._others[language] = None
+            unit.targets.append(element)
+        return element
+
+    def _end(self, unit: _Unit, name: str) -> None:
+        if name == "tuv":
+            unit.place = len(self._parts)
+
+    def _is_missing(self, unit: _Unit) -> bool:
+        return not any(one.has_text for one in unit.targets)
+
+    def _write(self, entry: _Entry, parts: list[str]) -> str:  # noqa: ARG002
+        written = f"<seg>{entry.written()[0]}</seg>"
+        [language] = self._others
+        return written if entry.target_tag else f'<tuv xml:lang="{escape(language)}">{written}</tuv>'

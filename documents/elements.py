@@ -1,0 +1,332 @@
+"""Reads XML so that it can be written anew with other texts and otherwise the same bytes.
+
+Libraries for kinds of XML write the whole file anew, and leave out what they do not know. Here expat reports
+where everything stands. Entities of a file's own are refused: a few lines of them can make gigabytes.
+"""
+
+from __future__ import annotations
+
+import codecs
+import re
+from abc import abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from xml.parsers import expat
+
+from seq2seq_serve.documents.markup import Flows, escaped_xml
+from seq2seq_serve.documents.segments import Document, wrong_file
+from seq2seq_serve.documents.spans import Tag
+
+BEGIN, END, TEXT, OTHER = range(4)
+
+_CHUNK_BYTES = 2**18
+_NONE = frozenset[str]()
+_NO_ATTRIBUTES: dict[str, str] = {}
+_DECLARED = re.compile(rb"""<\?xml[^>]{1,100}?encoding\s*=\s*["']([\w.-]{1,40})["']""")
+_TAG_NAME = re.compile(r"<[^\s/>]+")
+_CHARSETS = re.compile(r"utf-8|ascii|cp\d+|iso8859-\d+|koi8-[ru]|gb\w*|shift_jis|euc_\w+|big5")
+
+
+@dataclass(slots=True)
+class Event:
+    """A part of XML.
+
+    Attributes:
+        kind: `BEGIN` or `END` of an element, `TEXT`, or `OTHER`, such as a comment.
+        name: That of the element, after its namespace and a space.
+        attributes: Its attributes, by their names.
+        markup: As it is written.
+        text: What it says.
+    """
+
+    kind: int
+    name: str = ""
+    attributes: dict[str, str] = field(default_factory=lambda: _NO_ATTRIBUTES)
+    markup: str = ""
+    text: str = ""
+
+    @property
+    def local(self) -> str:
+        """The name of the element without its namespace."""
+        return self.name.rpartition(" ")[2]
+
+
+def decoded_xml(content: bytes, path: Path, part: str = "") -> tuple[str, str]:
+    """Returns the encoding of XML, as its mark or its declaration says, and its text; see `events`.
+
+    Raises:
+        WrongFile: It is not in that encoding.
+    """
+    encoding = "utf-8-sig" if content.startswith(codecs.BOM_UTF8) else "utf-8"
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
+    elif declared := _DECLARED.match(content):
+        try:
+            name = codecs.lookup(declared[1].decode()).name
+        except LookupError:
+            name = ""
+        encoding = name if _CHARSETS.fullmatch(name) else encoding
+    try:
+        return encoding, content.decode(encoding)
+    except UnicodeDecodeError as error:
+        text = f"is not {encoding.upper()}: byte {error.start + 1} is wrong"
+        raise wrong_file(path, f"{_where(part)} {text}") from error
+
+
+def events(text: str, path: Path, part: str = "", root: str = "") -> Iterator[Event]:
+    """Yields the parts of XML, whose markup joined is the text.
+
+    Args:
+        text: The XML.
+        path: Its file.
+        part: The name of the part of the file that has it.
+        root: The name of the outermost element without its namespace; empty if there may be any.
+
+    Raises:
+        WrongFile: It is not XML, has another root, or declares entities.
+    """
+    content = text.encode("utf-8", "surrogatepass")
+    where = _where(part)
+    reader = _Reader(path, where)
+    begin, step = 0, max(_CHUNK_BYTES, len(content) // 16)  # a tag that does not end is read 16 times at most
+    try:
+        for chunk in range(0, len(content) + 1, step):
+            reader.parser.Parse(content[chunk : chunk + step], chunk + step > len(content))
+            while len(reader.found) > 1:
+                event, _ = reader.found.popleft()
+                end = reader.found[0][1]
+                event.markup, begin = content[begin:end].decode(), end
+                if root and event.kind == BEGIN:
+                    if event.local != root:
+                        text = f"the file begins with <{event.local[:60]}>, and must begin with <{root}>"
+                        raise wrong_file(path, f"{text}: XML of other kinds is not known")
+                    root = ""
+                yield event
+    except (expat.ExpatError, UnicodeError) as error:
+        raise wrong_file(path, f"{where} is not XML: {error}") from error
+    event, _ = reader.found.popleft()
+    event.markup = content[begin:].decode()
+    yield event
+
+
+def _where(part: str) -> str:
+    return f"its part {part}" if part else "the file"
+
+
+class _Reader:
+    """The handlers of a parser. Owned by `events`.
+
+    Attributes:
+        parser: The parser.
+        found: Events, and where they begin. Each ends where the next one begins.
+    """
+
+    def __init__(self, path: Path, where: str) -> None:
+        self.found: deque[tuple[Event, int]] = deque([(Event(OTHER), 0)])
+        parser = self.parser = expat.ParserCreate("UTF-8", " ")
+        parser.buffer_text = False
+        parser.StartElementHandler = lambda name, attributes: self._add(Event(BEGIN, name, attributes))
+        parser.EndElementHandler = lambda name: self._add(Event(END, name))
+        parser.CharacterDataHandler = self._add_text
+        parser.StartCdataSectionHandler = lambda: self._add_text("")
+        for name in ("CommentHandler", "ProcessingInstructionHandler", "SkippedEntityHandler"):
+            setattr(parser, name, lambda *_: self._add(Event(OTHER)))
+        parser.StartDoctypeDeclHandler = lambda *_: self._add(Event(OTHER))
+
+        def refuse(*_: object) -> None:
+            raise wrong_file(path, f"{where} declares entities, which may stand for any text: remove them")
+
+        parser.EntityDeclHandler = refuse
+
+    def _add(self, event: Event) -> None:
+        self.found.append((event, self.parser.CurrentByteIndex))
+
+    def _add_text(self, text: str) -> None:
+        event, _ = self.found[-1]
+        if event.kind == TEXT:
+            event.text += text
+        else:
+            self._add(Event(TEXT, text=text))
+
+
+@dataclass(frozen=True)
+class Names:
+    """What the elements inside a text mean, by their names. All others end it.
+
+    Attributes:
+        around: They format the texts inside.
+        single: Those of them that must not become two.
+        runs: Those of them that have nothing but properties and texts.
+        beside: They stay where they are within a text, with all that they have inside.
+        fixed: The same; what they have inside is a part of the text, but is not translated.
+        begins: Those of them where a range of texts, such as a bookmark, begins.
+        ends: Those where one ends.
+        left_out: They end a text, and stay with all that they have inside.
+        texts: Only they have texts; without any, all elements have.
+        properties: They belong to the element that begins before them.
+        keeps_space: Whether elements of texts need an attribute to keep the white space at their ends.
+    """
+
+    around: frozenset[str] = _NONE
+    single: frozenset[str] = _NONE
+    runs: frozenset[str] = _NONE
+    beside: frozenset[str] = _NONE
+    fixed: frozenset[str] = _NONE
+    begins: frozenset[str] = _NONE
+    ends: frozenset[str] = _NONE
+    left_out: frozenset[str] = _NONE
+    texts: frozenset[str] = _NONE
+    properties: frozenset[str] = _NONE
+    keeps_space: bool = False
+
+
+class Content:
+    """Puts what is inside a text element into a flow of texts. Owned by a document."""
+
+    def __init__(self, flows: Flows, names: Names) -> None:
+        self.flows = flows
+        self._names = names
+        self._kept: list[str] = []  # the markup of an element that stays, and of those inside
+        self._kept_texts: list[str] = []
+        self._depth = 0  # within it
+        self._keep: Callable[[str], None] = flows.add_markup
+        self._opened: Tag | None = None  # by the last event
+        self._held: list[Event] = []  # a text element and its text
+
+    def add(self, event: Event, name: str) -> None:
+        """Adds the next event; `name` is that of its element, as the names have it."""
+        flows, names, opened = self.flows, self._names, self._opened
+        self._opened = None
+        if self._depth:
+            self._kept.append(event.markup)
+            self._kept_texts.append(event.text)
+            self._depth += (event.kind == BEGIN) - (event.kind == END)
+            if not self._depth:
+                self._keep("".join(self._kept))
+                self._kept.clear()
+                self._kept_texts.clear()
+        elif self._held:
+            self._hold(event, name)
+        elif event.kind == TEXT:
+            if not names.texts:
+                self.add_text(event)
+            elif opened is not None:  # before its properties
+                opened.open += event.markup
+            else:
+                flows.add_markup(event.markup)
+        elif event.kind == OTHER:
+            flows.add_markup(event.markup)
+        elif event.kind == BEGIN and name in names.texts:
+            self._held.append(event)
+        elif event.kind == BEGIN and (keep := self._kept_by(event, name)):
+            self._keep, self._depth = keep, 1
+            self._kept.append(event.markup)
+        elif name in names.around and event.kind == BEGIN:
+            is_single = name in names.single or "id" in event.attributes
+            is_run = name in names.runs
+            self._opened = flows.open(event.markup, name, is_single=is_single, is_run=is_run)
+        elif name in names.around:
+            flows.close(event.markup, name)
+        else:
+            flows.end(event.markup)
+
+    def _kept_by(self, event: Event, name: str) -> Callable[[str], None] | None:
+        """Returns what keeps an element with all that it has inside; None if it does not stay."""
+        if name in self._names.properties:
+            return self.flows.extend
+        is_no = event.attributes.get("translate") == "no" or event.attributes.get("mtype") == "protected"
+        if name in self._names.fixed or is_no:
+            return self._add_fixed
+        if name in self._names.beside:
+            is_range = name in self._names.begins or name in self._names.ends
+            return partial(self.flows.add_markup, begins=name in self._names.begins if is_range else None)
+        return self.flows.end if name in self._names.left_out else None
+
+    def _add_fixed(self, markup: str) -> None:
+        text = "".join(self._kept_texts)
+        if text.strip():
+            self.flows.add_fixed(markup, text)
+        else:
+            self.flows.add_markup(markup)
+
+    def add_text(self, event: Event) -> None:
+        """Adds a text. One of markup within CDATA stays."""
+        if "<" in event.text and "<![CDATA[" in event.markup:
+            self.flows.end(event.markup)
+        else:
+            self.flows.add_text(event.markup, event.text)
+
+    def _hold(self, event: Event, name: str) -> None:
+        """Adds the text of an element that has one."""
+        self._held.append(event)
+        if event.kind == TEXT:
+            return
+        begin, *texts, last = self._held
+        self._held = []
+        markup = "".join(one.markup for one in (begin, *texts, last))
+        if event.kind == END and name in self._names.texts and texts:
+            text = "".join(one.text for one in texts)
+            tag = begin.markup
+            if self._names.keeps_space and "xml:space" not in tag:
+                tag = _TAG_NAME.sub(r'\g<0> xml:space="preserve"', tag, count=1)
+            self.flows.add_text(markup, text, (tag, last.markup))
+        else:
+            self.flows.add_markup(markup)
+
+
+class XmlTexts(Document):
+    """XML with texts in some of its elements.
+
+    Attributes:
+        root: The name of the outermost element; empty if there may be any.
+        names: What the elements inside a text mean.
+        escape: Returns how a text is written.
+        content_of: Puts what is inside a text into its flow.
+        around: The elements around the place, outside of texts.
+        before: The last text outside of those elements.
+    """
+
+    root = ""
+    names = Names()
+    content_of: type[Content] = Content
+    escape = staticmethod(escaped_xml)
+
+    def __init__(self, content: bytes, path: Path, part: str = "") -> None:
+        self._encoding, text = decoded_xml(content, path, part)
+        self._flows = Flows(self.escape)
+        self.around: list[Event] = []
+        self.before = ""
+        inside = self.content_of(self._flows, self.names)
+        depth = 0  # of elements in a text
+        for event in events(text, path, part, self.root):
+            if depth:
+                depth += (event.kind == BEGIN) - (event.kind == END)
+                if depth:
+                    inside.add(event, self.name_of(event))
+                    continue
+            self._flows.end(event.markup)
+            if event.kind == BEGIN:
+                if self.has_text(event):
+                    depth = 1
+                else:
+                    self.around.append(event)
+            elif event.kind == END and self.around and self.around[-1].name == event.name:
+                self.around.pop()
+            elif event.kind == TEXT:
+                self.before = event.text.strip() or self.before
+        self._flows.end()
+        self.segments = self._flows.segments
+
+    @abstractmethod
+    def has_text(self, event: Event) -> bool:
+        """Whether an element, which begins here, has a text."""
+
+    def name_of(self, event: Event) -> str:
+        """Returns the name of an element as `names` has it."""
+        return event.local
+
+    def content(self) -> bytes:
+        return self._flows.written().encode(self._encoding, "xmlcharrefreplace")

@@ -1,0 +1,256 @@
+"""Reads and writes Markdown: CommonMark with tables and text that is struck out.
+
+markdown-it-py finds the blocks, and the parts of each. Between these, and in code, nothing changes.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from string import punctuation
+from typing import Any
+
+from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
+from seq2seq_serve.documents.segments import LINE_BREAK, Document, decoded
+from seq2seq_serve.documents.values import imported
+
+_FRONT_MATTER = re.compile(r"---[ \t]*\n(?:(?!---[ \t]*$)[^\n]*\n)*+---[ \t]*$", re.MULTILINE)
+_MARK = re.compile(r"\[(?:[ xX]|![A-Z]+)\]\s*+")  # of a task, or of a kind of quotation
+_SPACES = re.compile(" *+")
+_FOOTNOTE = re.compile(r"(\[\^[^\s\[\]]++\]:?)")
+_TO_ESCAPE = re.compile(r"[\\`*\[\]|]|(?<!\w)_|_(?!\w)|~(?=~)|\A[#>+=~-]|(<(?=[a-zA-Z/!?])|&(?=#?\w{1,40};))")
+_NUMBER = re.compile(r"\A(\d{1,9})(?=[.)](?:\s|\Z))")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """A part of the text of a block.
+
+    Attributes:
+        kind: The rule of the parser that found it, or "code" and "markup" for what stays.
+        begin: Where it begins in the text.
+        end: Where it ends.
+        label_end: Where the text of a link or picture ends.
+        token: What the parser made of it, in the end.
+    """
+
+    kind: str
+    begin: int
+    end: int
+    label_end: int = 0
+    token: Any = None
+
+
+class _Parser:
+    """Finds the parts of the texts of blocks. Owned by a document."""
+
+    def __init__(self, path: Path) -> None:
+        parser = self._parser = imported("markdown_it", path).MarkdownIt("commonmark")
+        # The last rule joins texts, and would hide where each of them was.
+        parser.enable(["table", "strikethrough"]).disable(["inline", "text_join", "fragments_join"])
+        rules = imported("markdown_it.rules_inline", path)
+        for name, rule in {
+            "newline": rules.newline,
+            "escape": rules.escape,
+            "backticks": rules.backtick,
+            "strikethrough": rules.strikethrough.tokenize,
+            "emphasis": rules.emphasis.tokenize,
+            "link": rules.link,
+            "image": rules.image,
+            "autolink": rules.autolink,
+            "html_inline": rules.html_inline,
+            "entity": rules.entity,
+        }.items():
+            parser.inline.ruler.at(name, partial(self._apply, name, rule))
+        self._environment: dict[str, Any] = {}  # the targets of links
+        self._found: list[_Part] = []
+        self._state: Any = None  # of the block
+
+    def blocks(self, text: str) -> list[tuple[str, int]]:
+        """Returns the text of each block, and the number of its first line."""
+        tokens = self._parser.parse(text, self._environment)
+        return [(token.content, token.map[0]) for token in tokens if token.type == "inline" and token.map]
+
+    def parts(self, text: str) -> list[_Part]:
+        """Returns the parts of the text of a block that are not just text, by their places."""
+        self._found, self._state = [], None
+        self._parser.inline.parse(text, self._parser, self._environment, [])
+        return self._found
+
+    def _apply(self, name: str, rule: Callable[[Any, bool], bool], state: Any, silent: bool) -> bool:
+        """Applies a rule of the parser where it stands, and records what it finds."""
+        begin, num_found = state.pos, len(self._found)
+        self._state = self._state or state
+        if not rule(state, silent):
+            return False
+        if silent or state is not self._state:  # it looks ahead, or reads the text of a picture
+            return True
+        end, token = state.pos, state.tokens[-1] if state.tokens else None
+        if name in ("emphasis", "strikethrough"):
+            number = len(state.tokens)
+            while end > begin:
+                number -= 1
+                token = state.tokens[number]
+                self._found.insert(num_found, _Part(name, end - len(token.content), end, token=token))
+                end -= len(token.content)
+        elif name in ("link", "image"):
+            label_end = state.md.helpers.parseLinkLabel(state, begin + (name == "image"), name == "link")
+            if end - label_end < 4 and state.src[label_end + 1 : label_end + 2] != "(":
+                del self._found[num_found:]  # its text is also the name of its target
+                self._found.append(_Part("code", begin, end))
+            else:
+                self._found.insert(num_found, _Part(name, begin, end, label_end))
+        elif name in ("newline", "escape", "entity"):
+            self._found.append(_Part(name, begin, end, token=token))
+        elif name != "backticks" or not state.pending:  # a pair of them, and not just one
+            self._found.append(_Part("markup" if name == "html_inline" else "code", begin, end))
+        return True
+
+
+class MarkdownDocument(Document):
+    """Markdown: the text of a paragraph, heading or cell is a segment, and so is that of a picture."""
+
+    def __init__(self, content: bytes, path: Path) -> None:
+        self._encoding, text = decoded(content, path)
+        self._flows = Flows(_escaped, is_tight=True)
+        parser = _Parser(path)
+        begins = [0, *(found.end() for found in LINE_BREAK.finditer(text))]
+        lines = LINE_BREAK.split(text)
+        front = _FRONT_MATTER.match("\n".join(lines))
+        num_left_out = front[0].count("\n") + 1 if front else 0
+        end = 0  # of what was added
+        for block, line in parser.blocks("\n".join([""] * num_left_out + lines[num_left_out:])):
+            if places := _places(block, lines, begins, line, end):
+                self._flows.end(text[end : places[0][1]])
+                adder = _Adder(self._flows, text, block, places)
+                adder.add(parser.parts(block))
+                end = adder.place_of(len(block))
+        self._flows.end(text[end:])
+        self.segments = self._flows.segments
+
+    def content(self) -> bytes:
+        return self._flows.written().encode(self._encoding)
+
+
+def _places(
+    block: str, lines: Sequence[str], begins: Sequence[int], line: int, end: int
+) -> list[tuple[int, int]]:
+    """Returns where each line of a block begins in it, and in the file; empty if it is not there as it is.
+
+    Args:
+        block: Its text, without what stands before it in lines of quotations and lists.
+        lines: The lines of the file.
+        begins: Where they begin.
+        line: The number of its first line.
+        end: Where the block before it ends.
+    """
+    places, offset = list[tuple[int, int]](), 0
+    for number, part in enumerate(block.split("\n"), line):
+        before = max(end - begins[number], 0) if number < len(lines) else 0
+        found = lines[number].find(part, before) if number < len(lines) else -1
+        if found < 0:
+            return []
+        places.append((offset, begins[number] + found))
+        offset += len(part) + 1
+    return places
+
+
+class _Adder:
+    """Adds the parts of a block to the texts of a document, which owns it."""
+
+    def __init__(self, flows: Flows, file: str, text: str, places: Sequence[tuple[int, int]]) -> None:
+        self._flows, self._file, self._text = flows, file, text
+        self._offsets, self._begins = zip(*places, strict=True)
+        self._place = 0
+        self._written: list[str] = []  # of the text that is not added yet
+        self._shown: list[str] = []
+
+    def place_of(self, offset: int) -> int:
+        """Returns the place in the file of one in the text."""
+        line = bisect_right(self._offsets, offset) - 1
+        return int(self._begins[line]) + offset - int(self._offsets[line])
+
+    def add(self, parts: Sequence[_Part]) -> None:
+        """Adds the text."""
+        link: _Part | None = None
+        if mark := _MARK.match(self._text):
+            self._flows.end(self._taken(mark.end()))
+        for part in [*parts, _Part("end", len(self._text), len(self._text))]:
+            if link is not None and part.begin >= link.label_end:
+                self._add_text(link.label_end)
+                self._flows.close(self._marked(link.end), "a")
+                link = None
+            is_strong = part.kind == "emphasis" and part.token.tag == "strong"
+            begin = part.begin - (is_strong and part.token.nesting == 1)
+            if begin < self._place or (
+                part.token and part.token.type == "text" and part.kind in ("emphasis",)
+            ):
+                continue
+            self._add_text(begin)
+            self._add_part(part, part.end + (is_strong and part.token.nesting == -1))
+            link = part if part.kind == "link" else link
+        self._flush()
+
+    def _add_part(self, part: _Part, end: int) -> None:
+        flows = self._flows
+        if part.kind == "link":
+            flows.open(self._marked(part.begin + 1), "a", is_single=True)
+        elif part.kind == "image":
+            flows.end(self._marked(part.begin + 2))
+            self._add_text(part.label_end)
+            spaces = _SPACES.match(self._text, end)
+            flows.end(self._marked(spaces.end() if spaces else end))
+        elif part.kind == "code":
+            shown = self._text[part.begin : end].strip("`<>[] ")
+            flows.add_fixed(self._marked(end), shown)
+        elif part.kind == "markup":
+            flows.add_markup(self._marked(end))
+        elif part.kind == "newline" or (part.kind == "escape" and part.token.type == "hardbreak"):
+            if part.token.type == "hardbreak":
+                flows.end(self._marked(end))
+            else:
+                self._add_shown(end, " ")
+        elif part.kind in ("escape", "entity"):
+            raw = self._text[part.begin : end]
+            self._add_shown(end, unescaped(raw) if part.kind == "entity" else raw[raw[1:2] in punctuation :])
+        elif part.token is not None and part.token.nesting == 1:
+            flows.open(self._marked(end), part.token.tag)
+        elif part.token is not None and part.token.nesting == -1:
+            flows.close(self._marked(end), part.token.tag)
+
+    def _taken(self, end: int) -> str:
+        """Returns what is written until a place of the text, from where the last part ended."""
+        begin, self._place = self._place, end
+        return self._file[self.place_of(begin) : self.place_of(end)]
+
+    def _marked(self, end: int) -> str:
+        """Returns the same, which is markup: the text before it is added."""
+        self._flush()
+        return self._taken(end)
+
+    def _add_shown(self, end: int, text: str) -> None:
+        self._shown.append(text)
+        self._written.append(self._taken(end))
+
+    def _add_text(self, end: int) -> None:
+        for number, part in enumerate(_FOOTNOTE.split(self._text[self._place : end])):
+            if number % 2:
+                self._flows.add_fixed(self._marked(self._place + len(part)), part)
+            else:
+                self._add_shown(self._place + len(part), part)
+
+    def _flush(self) -> None:
+        if text := "".join(self._shown):
+            self._flows.add_text("".join(self._written), text)
+        self._shown.clear()
+        self._written.clear()
+
+
+def _escaped(text: str) -> str:
+    """Returns a text as Markdown has it."""
+    escaped = _TO_ESCAPE.sub(lambda found: escaped_xml(found[0]) if found[1] else f"\\{found[0]}", text)
+    return _NUMBER.sub(r"\1\\", escaped)

@@ -1,0 +1,254 @@
+"""Reads and writes slides (.pptx), tables (.xlsx), books (.epub), and OpenDocument (.odt, .ods, .odp).
+
+python-pptx, openpyxl and EbookLib write files anew, without the charts, pictures and settings that they do
+not know. Here only the parts with texts change, and in these only the texts.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable
+from html import escape
+from pathlib import Path
+from typing import ClassVar
+from urllib.parse import unquote
+
+from seq2seq_serve.documents.archive import Archive
+from seq2seq_serve.documents.elements import Event, Names, XmlTexts
+from seq2seq_serve.documents.segments import Document, wrong_file
+
+_DRAWING = "http://schemas.openxmlformats.org/drawingml/2006/main "
+_SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main "
+_TEXT = "urn:oasis:names:tc:opendocument:xmlns:text:1.0 "
+_OFFICE = "urn:oasis:names:tc:opendocument:xmlns:office:1.0 "
+_TABLE = "urn:oasis:names:tc:opendocument:xmlns:table:1.0 "
+_XHTML = "http://www.w3.org/1999/xhtml "
+_WORKSHEET = "worksheet"
+_CHUNK_BYTES = 2**20
+
+
+def _named(namespace: str, names: str) -> frozenset[str]:
+    return frozenset(namespace + name for name in names.split())
+
+
+class _Part(XmlTexts):
+    """A part of an archive, whose elements are known by their names with namespaces."""
+
+    begin: ClassVar[frozenset[str]]  # the elements that have texts
+    languages: ClassVar[tuple[re.Pattern[str], ...]] = ()  # of the texts, after the markup before them
+
+    def name_of(self, event: Event) -> str:
+        return event.name
+
+    def has_text(self, event: Event) -> bool:
+        return event.name in self.begin
+
+    def content(self) -> bytes:
+        written = self._flows.written()
+        if self.target_language:
+            for pattern in self.languages:
+                written = pattern.sub(rf"\g<1>{escape(self.target_language)}", written)
+        return written.encode(self._encoding, "xmlcharrefreplace")
+
+
+class _Drawing(_Part):
+    """A slide, or the texts of pictures and charts: each paragraph is a text."""
+
+    begin = _named(_DRAWING, "p")
+    names = Names(
+        around=_named(_DRAWING, "r"),
+        runs=_named(_DRAWING, "r"),
+        left_out=_named(_DRAWING, "pPr br fld endParaRPr"),
+        texts=_named(_DRAWING, "t"),
+        properties=_named(_DRAWING, "rPr"),
+    )
+    languages = (re.compile(r"""(<(?:\w+:)?(?:rPr|defRPr|endParaRPr)\b[^<>]*?\slang=["'])[^"']*"""),)
+
+
+class _OfficeFile(Archive):
+    """A file of Microsoft's office, which lists what kind each part is."""
+
+    kinds: ClassVar[dict[str, type[_Part]]]  # of parts with texts, by the ends of their types
+
+    def _kinds_of_parts(self) -> dict[str, str]:
+        """Returns the end of the type of each part, by its name."""
+        found = {}
+        for event in self._elements("[Content_Types].xml"):
+            if (
+                event.local == "Override"
+                and (name := event.attributes.get("PartName", "")[1:]) in self._sizes
+            ):
+                kind = event.attributes.get("ContentType", "").removesuffix("+xml")
+                found[name] = kind.rpartition(".")[2]
+        return found
+
+    def _names_of_texts(self) -> Iterable[str]:
+        found = self._kinds_of_parts().items()
+        self._classes = {name: self.kinds[kind] for name, kind in found if kind in self.kinds}
+        return self._classes
+
+    def _part(self, name: str, content: bytes) -> Document:
+        return self._classes[name](content, self._path, name)
+
+
+class Slides(_OfficeFile):
+    """PowerPoint (.pptx): paragraphs of slides, notes, charts and diagrams are texts."""
+
+    kind, needed = "a PowerPoint file (.pptx)", "ppt/presentation.xml"
+    kinds: ClassVar[dict[str, type[_Part]]] = dict.fromkeys(
+        ("slide", "notesSlide", "chart", "diagramData", "diagramDrawing"), _Drawing
+    )
+
+
+class _Strings(_Part):
+    """The strings of a table's cells, and comments on them."""
+
+    begin = _named(_SHEET, "si is text")
+    names = Names(
+        around=_named(_SHEET, "r"),
+        runs=_named(_SHEET, "r"),
+        left_out=_named(_SHEET, "rPh phoneticPr"),
+        texts=_named(_SHEET, "t"),
+        properties=_named(_SHEET, "rPr"),
+        keeps_space=True,
+    )
+
+
+class Spreadsheet(_OfficeFile):
+    """Excel (.xlsx): strings in cells, comments, and texts of pictures and charts.
+
+    Formulas and names stay, and so do strings that name the columns of tables, which formulas use.
+    """
+
+    kind, needed = "an Excel file (.xlsx)", "xl/workbook.xml"
+    kinds: ClassVar[dict[str, type[_Part]]] = {
+        **dict.fromkeys(("sharedStrings", "comments", _WORKSHEET), _Strings),
+        **dict.fromkeys(("drawing", "chart"), _Drawing),
+    }
+
+    def __init__(self, content: bytes, path: Path, *limits: int) -> None:
+        super().__init__(content, path, *limits)
+        columns = set[str]()
+        for name, kind in self._kinds_of_parts().items():
+            for event in self._elements(name) if kind in ("table", "pivotCacheDefinition") else ():
+                if event.local in ("tableColumn", "cacheField"):
+                    column = event.attributes.get("name", "").replace("_x000a_", " ")
+                    columns.add(" ".join(column.split()))
+        self.segments = [segment for segment in self.segments if segment.text not in columns]
+
+    def _names_of_texts(self) -> Iterable[str]:
+        super()._names_of_texts()
+        for name, kind in self._kinds_of_parts().items():
+            if kind == _WORKSHEET and not self._has_strings(name):
+                del self._classes[name]
+        return self._classes
+
+    def _has_strings(self, name: str) -> bool:
+        """Whether the cells of a sheet may have strings, which are among those of the file otherwise."""
+        with self._archive.open(name) as stream:
+            before = b""
+            while chunk := stream.read(_CHUNK_BYTES):
+                if b"inlineStr" in before + chunk:
+                    return True
+                before = chunk[-9:]
+        return False
+
+
+class _OpenText(_Part):
+    """The content of an OpenDocument file: each paragraph is a text, if it is not the value of a cell."""
+
+    begin = _named(_TEXT, "p h")
+    names = Names(
+        around=_named(_TEXT, "a meta span"),
+        single=_named(_TEXT, "a meta"),
+        beside=_named(
+            _TEXT,
+            "s soft-page-break bookmark bookmark-start bookmark-end reference-mark reference-mark-start "
+            "reference-mark-end change change-start change-end note-ref page-number page-count date time",
+        )
+        | _named(_OFFICE, "annotation-end"),
+        left_out=_named("http://purl.org/dc/elements/1.1/ ", "creator date"),
+    )
+
+    def has_text(self, event: Event) -> bool:
+        cell = self.around[-1] if self.around else event
+        kind = cell.attributes.get(f"{_OFFICE}value-type", "string")
+        is_value = kind != "string" or f"{_TABLE}formula" in cell.attributes
+        return event.name in self.begin and not is_value
+
+
+class OpenDocument(Archive):
+    """OpenDocument (.odt, .ods, .odp): paragraphs, and cells with strings; also in headers and footers."""
+
+    kind, needed = "an OpenDocument file (.odt, .ods, .odp)", "content.xml"
+
+    def _names_of_texts(self) -> Iterable[str]:
+        manifest = "META-INF/manifest.xml"
+        is_there = manifest in self._sizes
+        if is_there and any(event.local == "encryption-data" for event in self._elements(manifest)):
+            raise wrong_file(self._path, "the file is encrypted: save it without a password")
+        return ("content.xml", "styles.xml")
+
+    def _part(self, name: str, content: bytes) -> Document:
+        return _OpenText(content, self._path, name)
+
+
+class _Page(_Part):
+    """A page of a book."""
+
+    begin = _named(_XHTML, "title body")
+    names = Names(
+        around=_named(
+            _XHTML,
+            "a abbr acronym b bdi bdo big cite data del dfn em font i ins label mark q s samp small span "
+            "strike strong sub sup time tt u var",
+        ),
+        single=_named(_XHTML, "a abbr acronym data label q time"),
+        fixed=_named(_XHTML, "code kbd"),
+        left_out=_named(_XHTML, "pre script style svg template textarea rt rp")
+        | _named("http://www.w3.org/2000/svg ", "svg")
+        | _named("http://www.w3.org/1998/Math/MathML ", "math"),
+    )
+    languages = tuple(
+        re.compile(rf"""(<html\b[^<>]*?\s{name}=["'])[^"']*""") for name in ("lang", "xml:lang")
+    )
+
+
+class _Contents(_Part):
+    """The table of contents of a book, and its title."""
+
+    begin = frozenset(["http://www.daisy.org/z3986/2005/ncx/ text", "http://purl.org/dc/elements/1.1/ title"])
+    languages = (re.compile(r"(<(?:\w+:)?language(?:\s[^<>]*)?>)[^<]*"),)
+
+
+class Book(Archive):
+    """EPUB: the pages of a book as HTML is translated, its table of contents, and its title."""
+
+    kind, needed = "a book (.epub)", "META-INF/container.xml"
+    _kinds: ClassVar[dict[str, type[_Part]]] = {
+        "application/xhtml+xml": _Page,
+        "application/x-dtbncx+xml": _Contents,
+    }
+
+    def _names_of_texts(self) -> Iterable[str]:
+        self._classes: dict[str, type[_Part]] = {}
+        for event in self._elements(self.needed):
+            package = event.attributes.get("full-path", "") if event.local == "rootfile" else ""
+            if package and package not in self._classes:
+                self._classes[package] = _Contents
+                for item in self._elements(package):
+                    if kind := self._kinds.get(item.attributes.get("media-type", "")):
+                        name = unquote(item.attributes.get("href", ""))
+                        self._classes[
+                            posixpath.normpath(posixpath.join(posixpath.dirname(package), name))
+                        ] = kind
+        encrypted = "META-INF/encryption.xml"
+        if encrypted in self._sizes:
+            for event in self._elements(encrypted):
+                if unquote(event.attributes.get("URI", "")) in self._classes:
+                    raise wrong_file(self._path, "the file is encrypted, against being copied")
+        return self._classes
+
+    def _part(self, name: str, content: bytes) -> Document:
+        return self._classes[name](content, self._path, name)

@@ -1,0 +1,148 @@
+"""Reads and writes subtitles with styles: Advanced SubStation Alpha (.ass) and SubStation Alpha (.ssa).
+
+pysubs2 writes the whole file anew, and does not say where the codes of a text stand; here only texts change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from seq2seq_serve.documents.markup import Flows
+from seq2seq_serve.documents.segments import LETTER, LINE_BREAK, Document, Segment, TextSpan, decoded
+
+_FIELDS = 10  # of an event, where the file does not say it
+_PART = re.compile(r"(\{[^{}]*\})|((?:[^{]|\{(?![^{}]*\}))++)")
+_SPACE, _BREAK = re.compile(r"\\[Nnh]"), re.compile(r"\\[Nn]")
+_STYLE = re.compile(r"\{\\([ibus])([01])\}")
+_DRAWN_OR_SUNG = re.compile(r"\\(?:p[1-9]|[kK])")
+_WORD = re.compile(r"((?:\{[^{}]*\}|[^ {]|\{)++)| ++")
+_CODE = re.compile(r"\{[^{}]*\}")
+_SPEAKER = re.compile(r"(\s*+[-–—]\s*+)(.*+)", re.DOTALL)  # begins a line of another speaker
+
+
+class _Line:
+    """A line of an event, or several that one speaker has. Owned by its document."""
+
+    __slots__ = ("_flows", "_num_lines", "_text", "segments")
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._num_lines = 1 + len(_BREAK.findall(text))
+        self._flows: Flows | None = None
+        if not _CODE.search(text):  # most have none, and take less memory so
+            shown = _SPACE.sub(" ", text)
+            self.segments = [Segment(((shown, 0),), self._write)] if LETTER.search(shown) else []
+            return
+        flows = self._flows = Flows(_escaped)
+        ends = {found[1]: found.start() for found in _STYLE.finditer(text) if found[2] == "0"}
+        opened = set[str]()
+        has_text = False
+        for part in _PART.finditer(text):
+            code, shown = part[1], part[2]
+            style = _STYLE.fullmatch(part[0])
+            if shown:
+                has_text = True
+                flows.add_text(shown, _SPACE.sub(" ", shown))
+            elif (
+                style and style[2] == "1" and style[1] not in opened and part.end() <= ends.get(style[1], -1)
+            ):
+                opened.add(style[1])
+                flows.open(code, style[1])
+            elif style and style[2] == "0" and style[1] in opened:
+                opened.remove(style[1])
+                flows.close(code, style[1])
+            elif has_text:
+                flows.add_markup(code)
+            else:
+                flows.end(code)
+        flows.end()
+        self.segments = flows.segments
+
+    def _write(self, pieces: Sequence[TextSpan]) -> None:
+        self._text = self._wrapped(_escaped("".join(text for text, _ in pieces)))
+
+    def written(self) -> str:
+        """Returns it as it is written now."""
+        written = self._text if self._flows is None else self._flows.written()
+        return written if self._flows is None or written == self._text else self._wrapped(written)
+
+    def _wrapped(self, written: str) -> str:
+        """Returns a text in as many lines as it had, of about the same length."""
+        if self._num_lines == 1:
+            return written
+        total, length, number = len(_CODE.sub("", written)), 0, 1
+        parts = list[str]()
+        for found in _WORD.finditer(written):
+            size = len(_CODE.sub("", found[0]))
+            if (
+                not found[1]
+                and number < self._num_lines
+                and length + size / 2 >= total * number / self._num_lines
+            ):
+                parts.append(r"\N")
+                number += 1
+            else:
+                parts.append(found[0])
+            length += size
+        return "".join(parts)
+
+
+class StyledSubtitles(Document):
+    """.ass and .ssa: the text of an event is a segment, or each of its lines that has a speaker.
+
+    Drawings and the syllables of songs stay, and so does what stands before or between the words in braces.
+    """
+
+    def __init__(self, content: bytes, path: Path) -> None:
+        self._encoding, text = decoded(content, path)
+        self._parts: list[str | _Line] = []
+        self.segments: list[Segment] = []
+        num_fields, is_event, end = _FIELDS, False, 0
+        for found in LINE_BREAK.finditer(text + "\n"):
+            line, begin, end = text[end : found.start()], end, found.end()
+            kind, _, rest = line.partition(":")
+            if line.startswith("["):
+                is_event = line.strip().lower() == "[events]"
+            elif is_event and kind == "Format":
+                num_fields = rest.count(",") + 1
+            elif (
+                is_event
+                and kind == "Dialogue"
+                and len(fields := line.split(",", num_fields - 1)) == num_fields
+            ):
+                self._parts.append(text[begin : found.start() - len(fields[-1])])
+                self._add(fields[-1])
+                self._parts.append(text[found.start() : end])
+                continue
+            self._parts.append(text[begin:end])
+
+    def content(self) -> bytes:
+        written = [part if isinstance(part, str) else part.written() for part in self._parts]
+        return "".join(written).encode(self._encoding)
+
+    def _add(self, text: str) -> None:
+        """Adds the text of an event."""
+        if any(map(_DRAWN_OR_SUNG.search, _CODE.findall(text))):
+            self._parts.append(text)
+            return
+        shown = text.split(r"\N")
+        speakers = [_SPEAKER.fullmatch(line) for line in shown]
+        if len(shown) == 1 or not all(speakers):
+            self._add_line(text)
+            return
+        for number, speaker in enumerate(speakers):
+            if speaker:
+                self._parts.append(r"\N" * (number > 0) + speaker[1])
+                self._add_line(speaker[2])
+
+    def _add_line(self, text: str) -> None:
+        line = _Line(text)
+        self._parts.append(line)
+        self.segments += line.segments
+
+
+def _escaped(text: str) -> str:
+    """Returns a text without what would be a code."""
+    return text.replace("{", "(").replace("}", ")").replace("\n", " ")

@@ -1,0 +1,114 @@
+"""`--to`: several files in one command, each of which becomes a file of the same kind."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from seq2seq_serve.client.translate import parts_folder
+from tests.documents.test_bilingual import QT, TMX, XLIFF
+from tests.documents.test_catalogs import JSON, PROPERTIES, STRINGS, YAML
+from tests.documents.test_markdown import MARKDOWN
+from tests.documents.test_office import FILES_OF_OFFICES
+from tests.documents.test_resources import ANDROID, RESX, STRINGSDICT
+from tests.documents.test_styled import ASS
+
+CONTENTS = {
+    "a.txt": "one\ntwo\n",
+    "a.xliff": XLIFF,
+    "a.ts": QT,
+    "a.tmx": TMX,
+    "a.json": JSON,
+    "a.yaml": YAML,
+    "a.properties": PROPERTIES,
+    "a.strings": STRINGS,
+    "a.md": MARKDOWN,
+    "a.xml": ANDROID,
+    "a.resx": RESX,
+    "a.stringsdict": STRINGSDICT,
+    "a.ass": ASS,
+} | {name: make() for name, make in FILES_OF_OFFICES.items()}
+
+
+@pytest.fixture
+def files(tmp_path) -> list[str]:
+    for name, content in CONTENTS.items():
+        path = tmp_path / "in" / ("deep" if name == "a.md" else "") / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return sorted(str(path.relative_to(tmp_path)) for path in (tmp_path / "in").rglob("*.*"))
+
+
+def test_files_of_every_kind_are_translated_into_a_folder_once(run, tmp_path, files):
+    """The server answers each text with itself."""
+    code, out, lines = run("translate", "--input", *files, "--to", "out", "--long-source", "truncate")
+    assert (code, out, lines) == (0, "", [])
+    written = {str(path.relative_to(tmp_path / "out")) for path in (tmp_path / "out").rglob("*.*")}
+    assert written == {str(Path(name).relative_to("in")) for name in files}
+    assert (tmp_path / "out" / "a.txt").read_text() == CONTENTS["a.txt"]
+    assert (tmp_path / "out" / "deep" / "a.md").is_file()
+    assert json.loads((tmp_path / "out" / "a.json").read_text()) == json.loads(JSON)
+    times = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.*")}
+    (tmp_path / "out" / "a.json").unlink()
+    code, _, lines = run(
+        "translate", "--input", *files, "--to", "out", "--resume", "--long-source", "truncate"
+    )
+    assert code == 0
+    assert sum("is complete, and nothing was translated" in line for line in lines) == len(files) - 1
+    again = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.*")}
+    assert [path.name for path in times if times[path] != again[path]] == ["a.json"]
+    assert not parts_folder(tmp_path / "out" / "a.json").exists()
+
+
+def test_a_file_that_cannot_be_read_is_reported_and_the_others_go_on(run, tmp_path, files):
+    (tmp_path / "in" / "a.json").write_text("{")
+    (tmp_path / "in" / "a.docx").write_text("PK")
+    code, _, lines = run("translate", "--input", "in/a.docx", "in/a.json", "in/a.txt", "--to", "out")
+    assert code == 1
+    assert [line.partition(": the file is not ")[2][:4] for line in lines] == ["a Wo", "JSON"]
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["a.txt"]
+
+
+def test_a_text_that_fails_is_named_with_its_file(run, tmp_path, files):
+    (tmp_path / "in" / "a.txt").write_text("x" * 99)
+    (tmp_path / "in" / "a.json").write_text('["one", "{}"]'.format("x" * 99))
+    code, _, lines = run("translate", "--input", "in/a.txt", "in/a.json", "--to", "out")
+    assert code == 1
+    assert [line.partition("INVALID")[0] for line in lines] == [
+        "error: in/a.txt: line 1: ",
+        f"error: in/a.json: text 2 ({'x' * 60}): ",
+    ]
+    assert json.loads((tmp_path / "out" / "a.json").read_text()) == ["one", "x" * 99]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--input", "in/a.txt", "in/a.md"],
+            "2 files are given as --input: give --to FOLDER for the answers",
+        ),
+        (["--input", "in/a.txt", "--to", "out", "--output", "x"], "--to FOLDER is for the files of --input"),
+        (["--to", "out"], "--to FOLDER is for the files of --input"),
+        (["--input", "in/a.txt", "--to", "in/a.txt"], "--to in/a.txt is not a folder, and must be one"),
+        (["--input", "in/a.txt", "in/a.txt.gz", "--to", "out"], "2 inputs would have the output out/a.txt"),
+        (["--input", "in/a.xul", "in/a.txt", "--to", "out"], "in/a.xul: the kind .xul is not known"),
+    ],
+)
+def test_wrong_usage_is_one_line(run, capsys, files, flags, message):
+    with pytest.raises(SystemExit, match="2"):
+        run("translate", *flags)
+    [line, _] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"error: {message}")
+
+
+def test_an_output_that_exists_is_kept(run, capsys, tmp_path, files):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "a.txt").write_text("mine")
+    with pytest.raises(SystemExit, match="2"):
+        run("translate", "--input", "in/a.json", "in/a.txt", "--to", "out")
+    assert (
+        "a.txt exists: continue it with --resume, or replace it with --overwrite" in capsys.readouterr().err
+    )
+    assert run("translate", "--input", "in/a.json", "in/a.txt", "--to", "out", "--overwrite")[0] == 0
+    assert (tmp_path / "out" / "a.txt").read_text() == CONTENTS["a.txt"]

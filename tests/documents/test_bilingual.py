@@ -1,0 +1,183 @@
+"""XLIFF, Qt's .ts and TMX: texts without a translation get one, and everything else stays."""
+
+from pathlib import Path
+
+import pytest
+from translate.storage import tmx, ts2, xliff
+
+from seq2seq_serve.documents.bilingual import Xliff
+from seq2seq_serve.documents.kinds import FILES
+from seq2seq_serve.documents.segments import WrongFile
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
+from tests.documents.answers import capitals, translated
+
+XLIFF = """<?xml version="1.0" encoding="UTF-8"?>
+<xliff version="1.2" xmlns="urn:oasis:names:tc:xliff:document:1.2">
+  <file source-language="en" target-language="de" original="a" datatype="plaintext"><body>
+    <trans-unit id="1">
+      <source>Hello <g id="1">big <x id="2"/>world</g></source>
+      <note>a note</note>
+    </trans-unit>
+    <trans-unit id="2"><source>Done</source><target>Fertig</target></trans-unit>
+    <trans-unit id="3"><source>New &amp; old</source><target state="new">New</target>
+      <alt-trans><source>Other</source><target>Anders</target></alt-trans></trans-unit>
+    <trans-unit id="4" translate="no"><source>Brand</source></trans-unit>
+    <group translate="no"><trans-unit id="5"><source>Brand</source></trans-unit></group>
+    <trans-unit id="6"><source>Empty %s</source><target/></trans-unit>
+  </body></file>
+</xliff>
+"""
+XLIFF2 = """<xliff version="2.0" xmlns="urn:oasis:names:tc:xliff:document:2.0" srcLang="en" trgLang="de">
+<file id="f"><unit id="1">
+  <segment state="initial"><source>Hello <pc id="1">there</pc></source></segment>
+  <ignorable><source> and </source></ignorable>
+  <segment><source>Empty</source><target></target></segment>
+  <segment state="final"><source>Done</source><target>Fertig</target></segment>
+</unit></file></xliff>
+"""
+QT = """<?xml version="1.0" encoding="utf-8"?>
+<!DOCTYPE TS>
+<TS version="2.1" language="de_DE">
+<context>
+    <name>Main</name>
+    <message>
+        <location filename="a.cpp" line="3"/>
+        <source>Open &amp;file</source>
+        <translation type="unfinished"></translation>
+    </message>
+    <message numerus="yes">
+        <source>%n file(s)</source>
+        <translation type="unfinished">
+            <numerusform></numerusform>
+            <numerusform/>
+        </translation>
+    </message>
+    <message><source>old</source><translation type="vanished"></translation></message>
+    <message><source>done</source><translation>fertig</translation></message>
+</context>
+</TS>
+"""
+TMX = """<?xml version="1.0"?>
+<!DOCTYPE tmx SYSTEM "tmx14.dtd">
+<tmx version="1.4"><header srclang="en" datatype="plaintext"/><body>
+  <tu><tuv xml:lang="en"><seg>One</seg></tuv><tuv xml:lang="de"><seg>Eins</seg></tuv></tu>
+  <tu>
+    <tuv xml:lang="EN"><seg>Two <hi>three</hi></seg></tuv>
+  </tu>
+  <tu><tuv xml:lang="en"><seg>Four</seg></tuv><tuv xml:lang="de"><seg/></tuv></tu>
+</body></tmx>
+"""
+
+
+def same(text: str) -> GenerateResponse:
+    return GenerateResponse(hypotheses=[Hypothesis(text=text)])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("a.xliff", XLIFF), ("a.xlf", XLIFF2), ("a.ts", QT), ("a.tmx", TMX)]
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_file_without_new_translations_is_as_it_was(name, content, encoding, newline):
+    encoded = content.replace("\n", newline).encode(encoding)
+    assert FILES[Path(name).suffix](encoded, Path(name)).content() == encoded
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_xliff_gets_targets_with_their_elements(newline):
+    content = XLIFF.replace("\n", newline)
+    texts, written = translated("a.xliff", content, capitals)
+    assert texts == ["Hello big world", "New & old", "Empty %s"]
+    expected = content.replace(
+        "world</g></source>",
+        f'world</g></source>{newline}      <target>HELLO <g id="1">BIG <x id="2"/>WORLD</g></target>',
+    )
+    expected = expected.replace('<target state="new">New<', '<target state="translated">NEW &amp; OLD<')
+    assert written == expected.replace(
+        "<target/>", '<target state="needs-review-translation">EMPTY %S</target>'
+    )
+    units = xliff.xlifffile.parsestring(written.encode()).units
+    assert [str(unit.target) for unit in units if unit.target] == [
+        "HELLO BIG WORLD",
+        "Fertig",
+        "NEW & OLD",
+        "EMPTY %S",
+    ]
+    assert 'state="translated">Empty %s<' in translated("a.xliff", content, same)[1]
+
+
+def test_xliff_2_gets_targets_and_states():
+    texts, written = translated("a.xlf", XLIFF2, capitals)
+    assert texts == ["Hello there", "Empty"]
+    expected = XLIFF2.replace(
+        '"initial"><source>Hello <pc id="1">there</pc></source>',
+        '"translated"><source>Hello <pc id="1">there</pc></source>'
+        '<target>HELLO <pc id="1">THERE</pc></target>',
+    )
+    assert written == expected.replace(
+        "<segment><source>Empty", '<segment state="translated"><source>Empty'
+    ).replace("<target></target>", "<target>EMPTY</target>")
+
+
+def test_qt_gets_translations_and_forms_and_one_without_its_placeholder_stays_unfinished():
+    texts, written = translated("a.ts", QT, capitals)
+    assert texts == ["Open &file", "%n file(s)"]
+    expected = QT.replace('type="unfinished"></translation>', "XX").replace(
+        "<translation XX", "<translation>OPEN &amp;FILE</translation>"
+    )
+    form = "<numerusform>%N FILE(S)</numerusform>"
+    assert written == expected.replace("<numerusform></numerusform>", form).replace("<numerusform/>", form)
+    units = ts2.tsfile.parsestring(written.encode()).units
+    assert [(str(unit.target), unit.isfuzzy()) for unit in units[:2]] == [
+        ("OPEN &FILE", False),
+        ("%N FILE(S)", True),
+    ]
+    assert "unfinished" not in translated("a.ts", QT, same)[1]
+
+
+@pytest.mark.parametrize(("content", "before"), [(XLIFF, ' target-language="de"'), (XLIFF2, ' trgLang="de"')])
+def test_xliff_without_a_target_language_gets_it(content, before):
+    assert before in content
+    document = Xliff(content.replace(before, "").encode(), Path("a.xliff"))
+    assert before not in document.content().decode()
+    document.target_language = "de"
+    assert before in document.content().decode()
+    document = Xliff(content.encode(), Path("a.xliff"))
+    document.target_language = "fr"
+    assert document.content().decode() == content
+
+
+def test_a_text_of_which_a_part_failed_is_to_be_reviewed():
+    content = XLIFF2.replace("Hello <pc", "Hello <br/> <pc")
+    document = FILES[".xlf"](content.encode(), Path("a.xlf"))
+    first, *_ = document.segments
+    first.translate(capitals(first.text))
+    assert '"initial"><source>Hello' in document.content().decode()
+
+
+def test_tmx_gets_the_other_language():
+    texts, written = translated("a.tmx", TMX, capitals)
+    assert texts == ["Two three", "Four"]
+    expected = TMX.replace(
+        "three</hi></seg></tuv>",
+        'three</hi></seg></tuv>\n    <tuv xml:lang="de"><seg>TWO <hi>THREE</hi></seg></tuv>',
+    )
+    assert written == expected.replace("<seg/>", "<seg>FOUR</seg>")
+    units = tmx.tmxfile.parsestring(written.encode()).units
+    assert [unit.target for unit in units] == ["Eins", "TWO THREE", "FOUR"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.ts", QT.replace("<numerusform/>", "<numerusform/>" * 6), "a message has 7 plural forms"),
+        ("a.ts", "let x = 1", "the file is not XML: syntax error"),
+        ("a.xliff", "<tmx/>", "the file begins with <tmx>, and must begin with <xliff>"),
+        ("a.tmx", TMX.replace('"de"', '"en"'), "the file has translations into no language"),
+        ("a.tmx", TMX.replace('"de"', '"fr"', 1), "the file has translations into fr, de, and must have"),
+    ],
+)
+def test_what_cannot_be_completed_is_refused(name, content, message):
+    with pytest.raises(WrongFile) as caught:
+        translated(name, content, capitals)
+    assert caught.value.strerror.startswith(message)

@@ -1,0 +1,196 @@
+"""Catalogues of strings: only strings change, and programs that know the kinds read them."""
+
+import json
+import sys
+from io import BytesIO
+from pathlib import Path
+
+import pytest
+import yaml
+from translate.storage import properties
+
+from seq2seq_serve.documents.kinds import FILES
+from seq2seq_serve.documents.segments import WrongFile
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
+from tests.documents.answers import capitals, translated
+
+JSON = r"""{
+  "title": "Hello \"you\"",   "nested": {"list": ["one", 2, true, null, {"key": "two\nthree"}]},
+  "empty": "", "none": {}, "also": [], "number": "12", "forms": "{count, plural, one {a file} other {files}}"
+}
+"""
+YAML = """# a comment
+en:  # of English
+  plain: Hello, world # kept
+  quoted: 'it''s'
+  double: "a\\tb \\u00fc"
+  list: [x, 'y z', {inner: v w}]
+  literal: |
+    first line: one
+
+    second
+  folded: >-
+    two lines
+    of one
+
+    and another
+  anchor: &name !!str base
+  alias: *name
+  long: goes on
+    here
+  not: yes
+  number: 12
+  word: 12 monkeys
+  time: 2001-01-01
+"""
+PROPERTIES = r"""# a comment
+! = another
+title = Hello, \
+    world
+a.b:caf\u00e9
+empty=
+\ key\=x  two\nlines \\ end
+"""
+STRINGS = r"""/* "no" = "no"; */
+"key" = "Say \"hello\"\n to %@";
+bare = "caf\U00e9";
+// "a" = "b";
+"""
+
+
+def same(text: str) -> GenerateResponse:
+    return GenerateResponse(hypotheses=[Hypothesis(text=text)])
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [("a.json", JSON), ("a.yaml", YAML), ("a.properties", PROPERTIES), ("a.strings", STRINGS)],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig"])
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_a_catalogue_without_translations_is_as_it_was(name, content, encoding, newline):
+    encoded = content.replace("\n", newline).encode(encoding)
+    assert FILES[Path(name).suffix](encoded, Path(name)).content() == encoded
+
+
+def test_json_keeps_all_but_its_strings():
+    texts, written = translated("a.json", JSON, capitals)
+    assert texts == ['Hello "you"', "one", "two", "three"]
+    expected = JSON
+    for text in (r"Hello \"you\"", '"one"', "two", "three"):
+        expected = expected.replace(text, text.upper())
+    assert written == expected.replace("TWO\\NTHREE", "TWO\\nTHREE")
+    assert json.loads(written)["nested"]["list"][4] == {"key": "TWO\nTHREE"}
+    assert json.loads(translated("a.json", JSON, same)[1]) == json.loads(JSON)
+
+
+def test_flutters_descriptions_stay():
+    content = '{"@@locale": "en", "a": "b", "@a": {"description": "c", "x": ["d"]}, "e": "f"}'
+    texts, written = translated("a.arb", content, capitals)
+    assert texts == ["b", "f"]
+    assert json.loads(written) == json.loads(content) | {"a": "B", "e": "F"}
+
+
+def test_json_of_ascii_stays_ascii():
+    assert translated("a.json", r'["\u00fcber", "\ud83d\ude00 x"]', capitals) == (
+        ["über", "😀 x"],
+        r'["\u00dcBER", "\ud83d\ude00 X"]',
+    )
+
+
+@pytest.mark.parametrize("newline", ["\n", "\r\n"])
+def test_yaml_keeps_its_comments_styles_and_what_is_not_a_string(newline):
+    texts, written = translated("a.yaml", YAML.replace("\n", newline), capitals)
+    assert texts == [
+        *("Hello, world", "it's", "a b ü", "x", "y z", "v w", "first line: one", "second"),
+        *("two lines of one", "and another", "base", "goes on here", "12 monkeys"),
+    ]
+    before, after = yaml.safe_load(YAML)["en"], yaml.safe_load(written)["en"]
+    assert after.pop("double") == "A B Ü"
+    expected = {
+        key: value.upper() if isinstance(value, str) else value
+        for key, value in before.items()
+        if key != "double"
+    }
+    assert after == expected | {"list": ["X", "Y Z", {"inner": "V W"}]}
+    for line in ("# a comment", "en:  # of English", "  plain: HELLO, WORLD # kept", "  quoted: 'IT''S'"):
+        assert line in written.splitlines()
+    for line in (
+        "    FIRST LINE: ONE",
+        "    TWO LINES OF ONE",
+        "  anchor: &name !!str BASE",
+        "  alias: *name",
+    ):
+        assert line in written.splitlines()
+    assert yaml.safe_load(translated("a.yaml", YAML, same)[1])["en"] | {"double": ""} == before | {
+        "double": ""
+    }
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["yes", "a: b", "x #y", "- z", "12", "it's", "[a]", "a, b", "", "  a ", "tab\tx", "@x", "a:", "null"],
+)
+@pytest.mark.parametrize(
+    "content", ["k: word", "k: [word]", "k: {a: word}", "k: 'word'", "k: >\n  word\n", "word"]
+)
+def test_any_target_is_the_string_that_yaml_reads(target, content):
+    written = translated("a.yml", content, lambda _: same(target))[1]
+    value = yaml.safe_load(written)
+    while not isinstance(value, str):
+        [value] = value.values() if isinstance(value, dict) else value
+    assert value.strip() == target.strip()
+
+
+def test_properties_keep_their_keys_and_comments():
+    texts, written = translated("a.properties", PROPERTIES, capitals)
+    assert texts == ["Hello, world", "café", "two", "lines \\ end"]
+    expected = PROPERTIES.replace("Hello, \\\n    world", "HELLO, WORLD").replace(r"caf\u00e9", r"CAF\u00c9")
+    assert written == expected.replace(r"two\nlines \\ end", r"TWO\nLINES \\ END")
+    store = properties.javafile(BytesIO(written.encode()))
+    assert [unit.source for unit in store.units if unit.name] == [
+        "HELLO, WORLD",
+        "CAFÉ",
+        "",
+        "TWO\nLINES \\ END",
+    ]
+    content = "a=für\n"
+    assert translated("a.properties", content, capitals)[1] == "a=FÜR\n"
+    assert translated("a.properties", content.encode("latin-1"), lambda _: same("안"))[1] == b"a=\\uc548\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_apples_strings_keep_their_keys_and_comments(encoding):
+    texts, written = translated("a.strings", STRINGS.encode(encoding), capitals)
+    assert texts == ['Say "hello"', "to %@", "café"]
+    expected = STRINGS.replace(r"Say \"hello\"\n to %@", r"SAY \"HELLO\"\n TO %@").replace(
+        r"caf\U00e9", "CAFÉ"
+    )
+    assert written.decode(encoding) == expected
+    store = properties.stringsfile(BytesIO(written), encoding=encoding)
+    assert [unit.source for unit in store.units if unit.name] == ['SAY "HELLO"\n TO %@', "CAFÉ"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.json", '{"a": "b",}', "the file is not JSON: see line 1"),
+        ("a.json", '["a"\n"b"]', "the file is not JSON: see line 2"),
+        ("a.json", '["a"', "the file is not JSON: see line 1"),
+        ("a.json", r'["\x"]', "the file is not JSON: see line 1"),
+        ("a.strings", "\n{}", "the file is not strings (.strings): see line 2"),
+        ("a.yaml", "a: [b", "the file is not YAML: while parsing a flow sequence"),
+        ("a.yaml", b"a: \xff", "the file is not UTF-8: byte 4 is wrong"),
+    ],
+)
+def test_what_is_not_of_its_kind_is_refused_in_one_line(name, content, message):
+    with pytest.raises(WrongFile) as caught:
+        translated(name, content, capitals)
+    assert caught.value.strerror.startswith(message)
+    assert "\n" not in caught.value.strerror
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    with pytest.raises(WrongFile, match=r"the package yaml is missing.*\[documents\]"):
+        translated("a.yaml", YAML, capitals)

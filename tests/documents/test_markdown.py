@@ -1,0 +1,138 @@
+"""Markdown: texts change, and what is not text stays, as another program renders it."""
+
+import re
+from pathlib import Path
+
+import markdown
+import pytest
+
+from seq2seq_serve.documents.markdown import MarkdownDocument
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
+from tests.documents.answers import backwards, capitals, translated
+
+MARKDOWN = """---
+title: stays
+---
+# Big *news* #
+
+Go **to _sleep_** now, [never](http://a.b "title") and
+later \\*x\\* &amp; on.\\
+Next ![a cat](cat.png) [full][name] ~~gone~~
+
+<http://x.y> [name]
+
+> [!NOTE]
+> quoted one
+> line two
+
+- [x] a task
+- **bold *both*** end
+  more
+  1. inner
+
+| one | two |
+|-----|:---:|
+| c d | `code` |
+
+```py
+code here
+```
+
+    indented code
+
+Title
+=====
+<div>
+html here
+</div>
+
+[name]: http://x "title"
+"""
+
+
+@pytest.mark.parametrize("path", [*Path("docs").glob("*.md"), Path("README.md")], ids=lambda path: path.name)
+@pytest.mark.parametrize("newline", [b"\n", b"\r\n"])
+def test_a_page_without_translations_is_as_it_was(path, newline):
+    content = path.read_bytes().replace(b"\n", newline)
+    document = MarkdownDocument(content, path)
+    assert document.segments
+    assert document.content() == content
+
+
+def test_markdown_keeps_all_but_its_texts():
+    texts, written = translated("a.md", MARKDOWN, capitals)
+    assert texts == [
+        *("Big news", "Go to sleep now, never and later *x* & on.", "Next", "a cat", "full gone"),
+        *("quoted one line two", "a task", "bold both end more", "inner", "one", "two", "c d", "Title"),
+    ]
+    expected = MARKDOWN.replace("and\nlater", "and later").replace("one\n> line", "one line")
+    expected = expected.replace("end\n  more", "end more").replace("&amp;", "&")
+    for text in (
+        "Big *news*",
+        "Go **to _sleep_** now, [never]",
+        " and later \\*x\\* & on",
+        "Next",
+        "[a cat]",
+    ):
+        assert text in expected
+        expected = expected.replace(text, text.upper())
+    for text in (
+        "[full]",
+        "~~gone~~",
+        "quoted one line two",
+        "a task",
+        "**bold *both*** end more",
+        ". inner",
+    ):
+        expected = expected.replace(text, text.upper())
+    for text in ("| one | two |", "| c d |", "Title\n"):
+        expected = expected.replace(text, text.upper())
+    assert re.sub(r"\s+", " ", written) == re.sub(r"\s+", " ", expected)
+
+
+def test_markup_follows_its_words():
+    content = "Go **to _sleep_** now, [never](http://a.b)."
+    html = markdown.markdown(translated("a.md", content, backwards)[1])
+    assert html == '<p><a href="http://a.b">NEVER</a>. NOW, <strong><em>SLEEP</em> TO</strong> GO</p>'
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("Run `a b` (then), `c d` here.", "HERE. `c d` (THEN), `a b` RUN"),
+        ("With `x`, `y` and (`z`) go!", "GO! (`z`) AND `y` `x`, WITH"),
+        ("**Go** *there* [now](a) ~~or~~ never", "NEVER ~~OR~~ [NOW](a) *THERE* **GO**"),
+        ("Go to **the big** house", "HOUSE **BIG THE** TO GO"),
+    ],
+)
+def test_code_and_styles_stand_apart_from_the_words_beside_them(content, expected):
+    assert translated("a.md", content, backwards)[1] == expected
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "# a",
+        "- a",
+        "+ a",
+        "> a",
+        "1. a",
+        "1984. a",
+        "2) a",
+        "a *b* c",
+        "_a_ b",
+        "`a`",
+        "[a](b)",
+        "<b>a",
+        "&lt; a",
+        "a | b",
+    ],
+)
+@pytest.mark.parametrize("content", ["word", "- word", "> word", "# word", "|word|\n|----|\n|other|"])
+def test_a_target_is_text_and_not_markup(target, content):
+    answer = GenerateResponse(hypotheses=[Hypothesis(text=target)])
+    _, written = translated("a.md", content, lambda text: answer if text == "word" else capitals(text))
+    html = markdown.markdown(written, extensions=["tables"])
+    before = markdown.markdown(content, extensions=["tables"]).replace("other", "OTHER")
+    expected = target.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    assert html.replace("&gt;", ">") == before.replace("word", expected).replace("&gt;", ">")

@@ -1,0 +1,268 @@
+"""Slides, tables, books and OpenDocument files: texts change, and other libraries read the rest as before."""
+
+import io
+import warnings
+import zipfile
+from pathlib import Path
+
+import ebooklib
+import odf.opendocument
+import odf.table
+import odf.text
+import openpyxl
+import openpyxl.comments
+import openpyxl.worksheet.table
+import pptx
+import pytest
+from ebooklib import epub
+from openpyxl.chart import BarChart, Reference
+from pptx.chart.data import CategoryChartData
+from pptx.enum.chart import XL_CHART_TYPE
+
+from seq2seq_serve.documents.kinds import FILES
+from seq2seq_serve.documents.segments import WrongFile
+from tests.documents.answers import backwards, capitals, translated
+
+
+def saved(write) -> bytes:
+    stream = io.BytesIO()
+    write(stream)
+    return stream.getvalue()
+
+
+def slides() -> bytes:
+    presentation = pptx.Presentation()
+    slide = presentation.slides.add_slide(presentation.slide_layouts[1])
+    slide.shapes.title.text = "The title"
+    paragraph = slide.placeholders[1].text_frame.paragraphs[0]
+    paragraph.add_run().text = "Go "
+    run = paragraph.add_run()
+    run.text = "to sleep"
+    run.font.bold = True
+    table = slide.shapes.add_table(1, 2, 0, 0, 100, 100).table
+    table.cell(0, 0).text = "in a cell"
+    data = CategoryChartData()
+    data.categories = ["East"]
+    data.add_series("sales", [1.5])
+    chart = slide.shapes.add_chart(XL_CHART_TYPE.COLUMN_CLUSTERED, 0, 0, 100, 100, data).chart
+    chart.has_title = True
+    chart.chart_title.text_frame.text = "a chart"
+    slide.notes_slide.notes_text_frame.text = "a note"
+    return saved(presentation.save)
+
+
+def tables() -> bytes:
+    book = openpyxl.Workbook()
+    sheet = book.active
+    sheet.append(["Name", "sum"])
+    sheet.append(["a cell", 1.5])
+    sheet.append(["another & one", '=IF(B2>1,"yes","no")'])
+    sheet["C2"] = " spaced "
+    sheet["C2"].comment = openpyxl.comments.Comment("a comment", "me")
+    sheet.add_table(openpyxl.worksheet.table.Table(displayName="T", ref="A1:B3"))
+    chart = BarChart()
+    chart.title = "a chart"
+    chart.add_data(Reference(sheet, min_col=2, min_row=2))
+    sheet.add_chart(chart, "E2")
+    return saved(book.save)
+
+
+def book(*others: tuple[str, str]) -> bytes:
+    written = epub.EpubBook()
+    written.set_title("The book")
+    written.set_language("en")
+    page = epub.EpubHtml(title="One", file_name="pages/one.xhtml")
+    page.content = '<h1>First</h1><p id="x"><a id="y"/>Go <b>now</b>.<br/>Later.</p><pre>code</pre>'
+    written.add_item(page)
+    written.add_item(epub.EpubItem(file_name="style.css", media_type="text/css", content=b"p {color: red}"))
+    written.toc = (epub.Link("pages/one.xhtml", "Chapter one", "one"),)
+    written.spine = ["nav", page]
+    written.add_item(epub.EpubNcx())
+    written.add_item(epub.EpubNav())
+    stream = io.BytesIO()
+    epub.write_epub(stream, written)
+    with zipfile.ZipFile(stream, "a") as archive:
+        for name, content in others:
+            archive.writestr(name, content)
+    return stream.getvalue()
+
+
+def open_text() -> bytes:
+    document = odf.opendocument.OpenDocumentText()
+    document.text.addElement(odf.text.H(outlinelevel=1, text="The title"))
+    paragraph = odf.text.P(text="Go ")
+    paragraph.addElement(odf.text.Span(text="to sleep"))
+    document.text.addElement(paragraph)
+    return saved(document.write)
+
+
+def open_table() -> bytes:
+    document = odf.opendocument.OpenDocumentSpreadsheet()
+    table, row = odf.table.Table(name="sheet"), odf.table.TableRow()
+    for attributes, text in (
+        ({"valuetype": "string"}, "a cell"),
+        ({"valuetype": "date", "datevalue": "2001-01-01"}, "1 January"),
+        ({"valuetype": "string", "formula": 'of:=IF(1;"yes")'}, "yes"),
+    ):
+        cell = odf.table.TableCell(**attributes)
+        cell.addElement(odf.text.P(text=text))
+        row.addElement(cell)
+    table.addElement(row)
+    document.spreadsheet.addElement(table)
+    return saved(document.write)
+
+
+FILES_OF_OFFICES = {
+    "a.pptx": slides,
+    "a.xlsx": tables,
+    "a.epub": book,
+    "a.odt": open_text,
+    "a.ods": open_table,
+}
+
+
+def parts(content: bytes) -> dict[str, bytes]:
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        assert archive.testzip() is None
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+@pytest.mark.parametrize("name", FILES_OF_OFFICES)
+def test_a_file_without_translations_has_the_same_parts(name):
+    content = FILES_OF_OFFICES[name]()
+    document = FILES[Path(name).suffix](content, Path(name))
+    assert document.segments
+    written = document.content()
+    assert list(parts(written).items()) == list(parts(content).items())
+
+
+def test_slides_keep_runs_tables_charts_and_notes():
+    texts, written = translated("a.pptx", slides(), capitals)
+    assert sorted(texts) == ["Go to sleep", "The title", "a chart", "a note", "in a cell"]
+    presentation = pptx.Presentation(io.BytesIO(written))
+    title, body, table, chart = presentation.slides[0].shapes
+    assert (title.text, body.text_frame.text) == ("THE TITLE", "GO TO SLEEP")
+    assert [run.text for run in body.text_frame.paragraphs[0].runs if run.font.bold] == ["TO SLEEP"]
+    assert table.table.cell(0, 0).text == "IN A CELL"
+    assert chart.chart.chart_title.text_frame.text == "A CHART"
+    assert [*chart.chart.plots[0].categories] == ["East"]
+    assert presentation.slides[0].notes_slide.notes_text_frame.text == "A NOTE"
+    turned = pptx.Presentation(io.BytesIO(translated("a.pptx", slides(), backwards)[1]))
+    runs = turned.slides[0].shapes[1].text_frame.paragraphs[0].runs
+    assert [run.text.strip() for run in runs if run.font.bold] == ["SLEEP TO"]
+
+
+def test_tables_keep_formulas_numbers_charts_and_names_of_columns():
+    texts, written = translated("a.xlsx", tables(), capitals)
+    assert sorted(texts) == ["a cell", "a chart", "a comment", "another & one", "spaced"]
+    sheet = openpyxl.load_workbook(io.BytesIO(written)).active
+    assert [[cell.value for cell in row] for row in sheet.iter_rows()] == [
+        ["Name", "sum", None],
+        ["A CELL", 1.5, " SPACED "],
+        ["ANOTHER & ONE", '=IF(B2>1,"yes","no")', None],
+    ]
+    assert sheet["C2"].comment.text == "A COMMENT"
+    assert [*sheet.tables["T"].column_names] == ["Name", "sum"]
+    assert len(sheet._charts) == 1
+
+
+def test_a_sheet_may_have_the_strings_of_its_cells():
+    workbook = openpyxl.Workbook(write_only=True)
+    workbook.create_sheet().append(["word"])
+    content = saved(workbook.save)
+    sheet = parts(content)["xl/worksheets/sheet1.xml"].replace(
+        b' t="s"><v>0</v>', b' t="inlineStr"><is><t>word</t></is>'
+    )
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for name, part in parts(content).items():
+            archive.writestr(name, sheet if name == "xl/worksheets/sheet1.xml" else part)
+    _, written = translated("a.xlsx", stream.getvalue(), capitals)
+    assert openpyxl.load_workbook(io.BytesIO(written)).active["A1"].value == "WORD"
+
+
+def test_books_keep_pages_styles_and_code():
+    texts, written = translated("a.epub", book(), capitals)
+    assert sorted({*texts}) == ["Chapter one", "First", "Go now.", "Later.", "One", "The book"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a future default of the library
+        read = epub.read_epub(io.BytesIO(written))
+    assert read.title == "THE BOOK"
+    assert [link.title.strip() for link in read.toc] == ["CHAPTER ONE"]
+    [page] = [item for item in read.get_items_of_type(ebooklib.ITEM_DOCUMENT) if "one" in item.file_name]
+    assert b'<p id="x"><a id="y"/>GO <b>NOW</b>.<br/>LATER.</p><pre>code</pre>' in b"".join(
+        map(bytes.strip, page.content.splitlines())
+    )
+    assert zipfile.ZipFile(io.BytesIO(written)).infolist()[0].filename == "mimetype"
+
+
+def test_open_document_keeps_spans_and_values():
+    texts, written = translated("a.odt", open_text(), capitals)
+    assert texts == ["The title", "Go to sleep"]
+    text = odf.opendocument.load(io.BytesIO(written)).text
+    assert [str(child) for child in text.childNodes] == ["THE TITLE", "GO TO SLEEP"]
+    assert str(text.getElementsByType(odf.text.Span)[0]) == "TO SLEEP"
+    texts, written = translated("a.ods", open_table(), capitals)
+    assert texts == ["a cell"]
+    sheet = odf.opendocument.load(io.BytesIO(written)).spreadsheet
+    assert [str(cell) for cell in sheet.getElementsByType(odf.table.TableCell)] == [
+        "A CELL",
+        "1 January",
+        "yes",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after"),
+    [
+        ("a.pptx", b'lang="en-US"', b'lang="de"'),
+        ("a.epub", b"<dc:language>en<", b"<dc:language>de<"),
+        ("a.epub", b'lang="en" xml:lang="en"', b'lang="de" xml:lang="de"'),
+    ],
+)
+def test_a_file_says_in_which_language_it_is_now(name, before, after):
+    content = FILES_OF_OFFICES[name]()
+    if name == "a.pptx":
+        stream = io.BytesIO()
+        with zipfile.ZipFile(stream, "w") as written:
+            for part, its in parts(content).items():
+                written.writestr(part, its.replace(b"<a:rPr b=", b'<a:rPr lang="en-US" b='))
+        content = stream.getvalue()
+    document = FILES[Path(name).suffix](content, Path(name))
+    assert any(before in part for part in parts(document.content()).values())
+    document.target_language = "de"
+    changed = parts(document.content())
+    assert any(after in part for part in changed.values())
+    assert not any(before in part for name, part in changed.items() if "slides/" in name)
+
+
+def archive(*names: str) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as written:
+        for name in names:
+            written.writestr(name, "<x/>")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.pptx", b"PK", "the file is not a PowerPoint file (.pptx), or is damaged"),
+        ("a.xlsx", archive("word/document.xml"), "the file is not an Excel file (.xlsx)"),
+        ("a.odt", archive("a"), "the file is not an OpenDocument file"),
+        (
+            "a.epub",
+            book(("META-INF/encryption.xml", '<x URI="EPUB/pages/one.xhtml"/>')),
+            "the file is encrypted",
+        ),
+        (
+            "a.pptx",
+            archive("ppt/presentation.xml", "ppt/slides/slide1.xml")[:-30],
+            "the file is not a PowerPoint",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_one_line(name, content, message):
+    with pytest.raises(WrongFile) as caught:
+        translated(name, content, capitals)
+    assert caught.value.strerror.startswith(message)
