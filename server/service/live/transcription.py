@@ -218,9 +218,9 @@ class LiveDecoder:
             num_stable, progress.following = 0, None
             progress.agreement.doubt()
         else:
-            after = round(_FOLLOWED_SECONDS * SAMPLE_RATE)
+            least = round(_FOLLOWED_SECONDS * SAMPLE_RATE)
             # Of frequent decodings, the next one confirms a word soon, and is more often right.
-            latest = end - after if num_new >= after else -1
+            latest = end - least if num_new >= least else -1
             num_stable = progress.agreement.agreed(
                 [Heard(word.ids, word.text, word.end <= latest) for word in following]
             )
