@@ -27,12 +27,14 @@ with needs_extra("server,cpu", __name__):
     from seq2seq_serve.bundle.manifest import Bundle, BundleError, load_bundle
     from seq2seq_serve.bundle.names import TARGET_LANGUAGE
     from seq2seq_serve.client.files.formats import FORMATS, Writer, check_formats
+    from seq2seq_serve.client.files.memory import TranslationMemory, language_of, memory_count, read_memory
     from seq2seq_serve.client.files.plan import ERRORS_FOLDER, JSONL, PARQUET, PLAN_FILE, JobError, Plan
     from seq2seq_serve.client.files.run import AnyWorker, RunProgress, plan_run
     from seq2seq_serve.client.files.worker import RunFiles, WorkerLost
     from seq2seq_serve.client.flags import (
         TARGET_OPTIONS,
         add_generation_flags,
+        add_memory_flag,
         add_record_flags,
         given_options,
     )
@@ -64,8 +66,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.generation.temperature and not options.generation.HasField("seed"):
         parser.error("--temperature needs --seed, so that a shard that runs twice has the same targets")
     try:
-        plan, writer = _plan(options)
-        return asyncio.run(_translate(options, plan, writer))
+        plan, files = _plan(options)
+        return asyncio.run(_translate(options, plan, files))
     except (JobError, BundleError) as error:
         _report(f"error: {error}")
         return 2
@@ -79,8 +81,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130 if isinstance(error, KeyboardInterrupt) else 143
 
 
-def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
-    """Returns the plan of the output folder, made now if there is none, and the writer of its shards."""
+def _memory(options: argparse.Namespace, bundle: Bundle) -> TranslationMemory | None:
+    """Returns the translations of files between the languages of the options and of the bundle."""
+    if not options.memory:
+        return None
+    manifest = bundle.manifest
+    source = language_of("source_language", options.generation, manifest.choices) or manifest.source_language
+    target = language_of("target_language", options.generation, manifest.choices) or manifest.target_language
+    return read_memory(*options.memory, source_language=source, target_language=target)
+
+
+def _plan(options: argparse.Namespace) -> tuple[Plan, RunFiles]:
+    """Returns the plan of the output folder, made now if there is none, and what all workers share."""
     folder = options.output.absolute()
     if os.path.lexists(folder) and not folder.is_dir():
         raise JobError(f"--output {folder} is not a folder, and must be one: give another name")
@@ -90,6 +102,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
     if num_hypotheses > 1 and output_format not in (JSONL, PARQUET):
         raise JobError("--num-hypotheses needs --format jsonl: a line of text has only the best one")
     bundle = load_bundle(options.bundle, checks_content=False)
+    memory = _memory(options, bundle)
     if not (folder / PLAN_FILE).exists():
         if options.ray is None:  # the machines of a cluster may be others
             _check_fits(bundle, options.runner)
@@ -103,13 +116,15 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, Writer]:
         "text_field": options.field,
         "target_field": options.target_field,
         "format": output_format,
+        "memory": None if memory is None else memory.digest(),
     }
     advice = f"remove {folder / PLAN_FILE} and the shards beside it"
     plan = plan_run(folder, inputs, settings, options.shard_lines, advice)
     choice = bundle.manifest.choices.get(TARGET_LANGUAGE)
     default = choice.default if choice else bundle.manifest.target_language
     language = standard_tag(options.generation.target_language or default)
-    return plan, Writer(folder, output_format, options.target_field, num_hypotheses, language)
+    writer = Writer(folder, output_format, options.target_field, num_hypotheses, language)
+    return plan, RunFiles(options.field, writer, plan.inputs, memory)
 
 
 def _check_fits(bundle: Bundle, runner: RunnerConfig) -> None:
@@ -136,8 +151,9 @@ def _inputs(patterns: Sequence[str], output: Path) -> list[Path]:
     return inputs
 
 
-async def _translate(options: argparse.Namespace, plan: Plan, writer: Writer) -> int:
+async def _translate(options: argparse.Namespace, plan: Plan, files: RunFiles) -> int:
     number, num_parts = options.part
+    writer = files.writer
     shards = plan.shards[number::num_parts]
     waiting = [shard for shard in shards if not writer.is_done(shard)]
     num_lines = sum(shard.num_lines for shard in shards)
@@ -149,7 +165,6 @@ async def _translate(options: argparse.Namespace, plan: Plan, writer: Writer) ->
     for name in ("seq2seq_serve.bulk", "seq2seq_serve.client.files"):
         logging.getLogger(name).setLevel(logging.INFO)
     _log.info("%d of %d shards are done already", len(shards) - len(waiting), len(shards))
-    files = RunFiles(options.field, writer, plan.inputs)
     job = Job(options.bundle.absolute(), options.runner, options.generation, files)
     start, num_workers = _workers(options, job)
     if not waiting:
@@ -170,6 +185,8 @@ async def _translate(options: argparse.Namespace, plan: Plan, writer: Writer) ->
         f"{run.num_lines} lines in {seconds:.1f} seconds ({run.num_lines / seconds:.0f} a second), "
         f"{run.num_failed_lines} of them without a target; shards left out: {len(run.failed)}\n"
     )
+    if files.memory is not None:
+        _log.info(memory_count(run.num_from_memory))
     if run.num_failed_lines:
         _log.warning("%s has the reasons, by line", options.output / ERRORS_FOLDER)
     return 1 if run.failed else 0
@@ -250,6 +267,7 @@ def _parser() -> argparse.ArgumentParser:
         "(default: as many as fit on the nodes)",
     )
     add_flags(parser, _RUNNER)
+    add_memory_flag(parser)
     add_generation_flags(parser, TARGET_OPTIONS)
     return parser
 

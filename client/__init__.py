@@ -14,6 +14,7 @@ if runs_as("client"):
 
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.errors import ClientError, FieldViolation
+from seq2seq_serve.client.files.memory import TranslationMemory, read_memory
 from seq2seq_serve.client.live import (
     LiveEvent,
     LiveResult,
@@ -68,7 +69,9 @@ __all__ = [
     "SpeechEnded",
     "Tls",
     "Translated",
+    "TranslationMemory",
     "TurnDetection",
     "Version",
     "VersionState",
+    "read_memory",
 ]

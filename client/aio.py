@@ -11,6 +11,7 @@ from grpc import aio
 
 from seq2seq_serve.client import live, rpcs
 from seq2seq_serve.client.errors import ClientError, client_errors
+from seq2seq_serve.client.files.memory import TranslationMemory
 from seq2seq_serve.client.many import (
     DEFAULT_GIVE_UP_SECONDS,
     DEFAULT_IN_FLIGHT,
@@ -97,13 +98,14 @@ class AsyncClient(Connection):
         in_flight: int = DEFAULT_IN_FLIGHT,
         give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS,
         timeout_seconds: float | None = None,
+        memory: TranslationMemory | None = None,
     ) -> AsyncGenerator[Translated]:
         """Works like `Client.translate_many`; `texts` may be an asynchronous iterable, too."""
         check_texts(texts)
         prepare = partial(
             rpcs.generate, self, model=model, options=options_of(options), timeout_seconds=timeout_seconds
         )
-        return answers(texts, Dispatcher(prepare, in_flight, give_up_seconds), self._send)
+        return answers(texts, Dispatcher(prepare, in_flight, give_up_seconds, memory), self._send)
 
     def transcribe_live(
         self,

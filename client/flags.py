@@ -286,6 +286,7 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         action="store_true",
         help="print whole answers, each as a line of JSON; with --stream, every piece, too",
     )
+    add_memory_flag(translation)
     _add_attention(translation, "the alignment of a TEXT")
     add_generation_flags(translation, _FOR_TRANSLATION)
 
@@ -476,6 +477,19 @@ def add_record_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_memory_flag(parser: argparse.ArgumentParser) -> None:
+    """Adds the flag of translations that texts have already."""
+    parser.add_argument(
+        "--memory",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="translation memory (TMX): a text that it has exactly is not translated again; may be given "
+        "several times",
+    )
+
+
 def add_generation_flags(parser: argparse.ArgumentParser, names: Iterable[str]) -> None:
     """Adds the flags of generation options, by the options' names."""
     for name in names:
@@ -585,6 +599,8 @@ def _translation(options: argparse.Namespace) -> Translation:
             parser.error(f"--attention needs exactly one TEXT: {len(options.texts)} were given")
         if options.stream and options.json:
             parser.error("--attention works with --stream or with --json, not with both")
+        if options.memory:
+            parser.error("--attention needs a text that is decoded: leave out --memory")
         if _is_split(generate_options):
             parser.error("--attention cannot show a text that --long-source splits")
     return Translation(
@@ -604,6 +620,7 @@ def _translation(options: argparse.Namespace) -> Translation:
         as_json=options.json,
         attention_file=options.attention,
         is_one_of_many=len(options.inputs) > 1,
+        memory=tuple(options.memory),
     )
 
 

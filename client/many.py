@@ -26,6 +26,7 @@ from functools import partial
 from typing import Any, Generic, TypeGuard, TypeVar
 
 from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.client.files.memory import TranslationMemory
 from seq2seq_serve.client.rpcs import Translated, translated
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse
 from seq2seq_serve.protos.sources import Sources
@@ -52,7 +53,7 @@ class PendingText(Generic[Request]):
 
     Attributes:
         number: Position among the texts.
-        request: What to send; None for a blank text or one that cannot be sent.
+        request: What to send; None for a text that is blank, in the memory, or cannot be sent.
         ticket: Position among all sent calls, counted at the last time that this one was sent.
         num_failures: The number of failures that this text may have caused.
         result: Is set when the text is done.
@@ -80,12 +81,14 @@ class Dispatcher(Generic[Request]):
         prepare: Prepares the request of a source; if it raises `ClientError`, that text fails.
         in_flight: The maximum number of calls in flight.
         give_up_seconds: How long to go on while the server answers no call.
+        memory: Its texts are not sent.
         error: Why the work stopped before the last text; the client raises it when `is_over`.
     """
 
     prepare: Callable[[Any], Request]
     in_flight: int
     give_up_seconds: float
+    memory: TranslationMemory | None = None
     clock: Callable[[], float] = time.monotonic
     chance: Callable[[], float] = random.random
     error: Exception | None = None
@@ -129,6 +132,9 @@ class Dispatcher(Generic[Request]):
         self._calls.append(call)
         if isinstance(source, str) and not source.strip():
             call.result = Translated(source, GenerateResponse())
+            return
+        if self.memory is not None and (known := self.memory.answer(source)) is not None:
+            call.result = Translated(source, known, from_memory=True)
             return
         try:
             call.request = self.prepare(source)

@@ -64,7 +64,8 @@ def answer_json(result: Translated, number: int) -> dict[str, Any]:
     assert isinstance(result.source, str)
     content: dict[str, Any] = {"source": valid_unicode(result.source)}
     if result.error is None:
-        return content | message_dict(result.answer)
+        from_memory = {"from_memory": True} if result.from_memory else {}
+        return content | from_memory | message_dict(result.answer)
     return content | {"line": number, "error": error_dict(result.error)}
 
 

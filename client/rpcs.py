@@ -86,11 +86,13 @@ class Translated:
         source: The text or other source, as given.
         answer: The whole answer; without hypotheses if the text was blank or failed.
         error: The error, if the text failed.
+        from_memory: Whether the answer is of a translation memory.
     """
 
     source: Sources
     answer: GenerateResponse
     error: ClientError | None = None
+    from_memory: bool = False
 
     @property
     def text(self) -> str:

@@ -14,6 +14,7 @@ import grpc
 
 from seq2seq_serve.client import rpcs
 from seq2seq_serve.client.errors import ClientError, client_errors
+from seq2seq_serve.client.files.memory import TranslationMemory
 from seq2seq_serve.client.many import (
     DEFAULT_GIVE_UP_SECONDS,
     DEFAULT_IN_FLIGHT,
@@ -153,6 +154,7 @@ class Client(Connection):
         in_flight: int = DEFAULT_IN_FLIGHT,
         give_up_seconds: float = DEFAULT_GIVE_UP_SECONDS,
         timeout_seconds: float | None = None,
+        memory: TranslationMemory | None = None,
     ) -> Iterator[Translated]:
         """Yields the targets of many texts in order, each as soon as it and all before it are done.
 
@@ -169,6 +171,7 @@ class Client(Connection):
             in_flight: The maximum number of calls in flight.
             give_up_seconds: How long to continue while the server does not answer any call.
             timeout_seconds: Deadline of each call.
+            memory: Translations, such as those of `read_memory`: its texts are answered without a call.
 
         Raises:
             ClientError: The server did not answer for `give_up_seconds`, refuses all calls (for example for
@@ -179,7 +182,7 @@ class Client(Connection):
         prepare = partial(
             rpcs.generate, self, model=model, options=options_of(options), timeout_seconds=timeout_seconds
         )
-        dispatcher = Dispatcher(prepare, in_flight, give_up_seconds)
+        dispatcher = Dispatcher(prepare, in_flight, give_up_seconds, memory)
         events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         room, has_left = threading.Semaphore(dispatcher.max_held), threading.Event()
 

@@ -31,6 +31,7 @@ from seq2seq_serve.client.attention import save_alignment
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.formats import ANSWERS, Writer, format_of
 from seq2seq_serve.client.files.lines import STANDARD, count_lines, open_binary, open_input
+from seq2seq_serve.client.files.memory import TranslationMemory, language_of, memory_count, read_memory
 from seq2seq_serve.client.files.plan import (
     DOCUMENT,
     PLAN_FILE,
@@ -69,6 +70,7 @@ class Translation:
         target_field: The field of a record that gets the target.
         resume: Whether to continue an unfinished `output`.
         overwrite: Whether to replace an existing `output`.
+        memory: Files of translations, whose texts are not sent.
         is_one_of_many: Whether messages have to name the input, because the command has others.
     """
 
@@ -86,6 +88,7 @@ class Translation:
     stream: bool
     as_json: bool
     attention_file: Path | None
+    memory: tuple[Path, ...]
     is_one_of_many: bool = False
 
     @property
@@ -179,8 +182,11 @@ def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translat
                 "also with other options\n"
             )
             return 0
-        return _FileOutput(plan, _find_model(client, plan)).write(connect)
-    plan = replace(plan, model=_find_model(client, plan).name)
+        model = _find_model(client, plan)
+        return _FileOutput(plan, model, _memory(plan, model)).write(connect)
+    model = _find_model(client, plan)
+    memory = _memory(plan, model)
+    plan = replace(plan, model=model.name)
     with ExitStack() as stack:
         texts = iter(plan.texts) if plan.texts else stack.enter_context(open_input(plan.input))
         output = sys.stdout
@@ -192,7 +198,7 @@ def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translat
         progress = _logged_progress(num_lines, is_shown=is_shown)
         report = _Report(plan, progress)
         stack.callback(report.close)
-        _Answers(plan, output, report).take(client, texts)
+        _Answers(plan, output, report, memory).take(client, texts)
     return 1 if report.num_failed else 0
 
 
@@ -223,6 +229,20 @@ def _find_model(client: Client, plan: Translation) -> Model:
             raise
         sys.stderr.write(f"warning: {error}\n")
         return Model(name=plan.model)
+
+
+def _memory(plan: Translation, model: Model) -> TranslationMemory | None:
+    """Returns the translations of files between the languages of the options and of the model.
+
+    Raises:
+        OSError: A file cannot be read, or has other languages.
+    """
+    if not plan.memory:
+        return None
+    source, target = (
+        language_of(name, plan.options, model.choices) for name in ("source_language", "target_language")
+    )
+    return read_memory(*plan.memory, source_language=source, target_language=target)
 
 
 def _check_complete(plan: Translation) -> None:
@@ -269,9 +289,10 @@ class _Server:
 class _FileOutput:
     """An output file, which appears when it is complete. Owned by `translate`."""
 
-    def __init__(self, plan: Translation, model: Model) -> None:
+    def __init__(self, plan: Translation, model: Model, memory: TranslationMemory | None) -> None:
         self._plan = plan
         self._model = model
+        self._memory = memory
         self._folder = parts_folder(plan.output)
         self._pipe_copy = self._folder / _PIPE_FOLDER / "input.txt"
         default = model.choices["target_language"].default if "target_language" in model.choices else ""
@@ -288,7 +309,7 @@ class _FileOutput:
         if num_failed := sum(map(self._writer.num_failed, set(planned.shards) - set(waiting))):
             progress.write(f"warning: lines that failed before and are not tried again: {num_failed}\n")
         report, run = _Report(self._plan, progress), RunProgress()
-        files = RunFiles(self._plan.field, self._writer, planned.inputs)
+        files = RunFiles(self._plan.field, self._writer, planned.inputs, self._memory)
 
         async def start() -> Worker:
             return Worker(files, _Server(connect(), self._plan, self._model), report.add)
@@ -328,6 +349,7 @@ class _FileOutput:
             "format": plan.format,
             "text_field": plan.field,
             "target_field": plan.target_field,
+            "memory": None if self._memory is None else self._memory.digest(),
         }
         try:
             source = plan.input.absolute() if plan.input.is_file() else self._read_pipe()
@@ -389,6 +411,7 @@ class _Report:
         self._progress = progress
         self.num_done = 0
         self.num_failed = 0
+        self._num_from_memory = 0
         self._at_limit: list[int] = []  # the numbers of the texts
         self._truncated: list[int] = []
         self._incomplete: list[int] = []
@@ -403,6 +426,7 @@ class _Report:
                 place = place.removesuffix(": ") + f" ({one_line(str(result.source))[:_SHOWN_CHARACTERS]}): "
             self._progress.write(f"error: {place}{in_flags(result.error)}\n")
             self.num_failed += 1
+        self._num_from_memory += result.from_memory
         self.note_limits(number, result.answer)
         self.num_done = number
         self._progress.show(number, self.num_failed)
@@ -421,6 +445,8 @@ class _Report:
     def close(self, num_done: int | None = None) -> None:
         """Writes the final progress, by default to the last text that was reported, and the warnings."""
         self._progress.close(self.num_done if num_done is None else num_done, self.num_failed)
+        if self._plan.memory:
+            self._progress.write(f"{memory_count(self._num_from_memory)}\n")
         self._warn(
             self._at_limit,
             "the target ended at its length limit: it may repeat itself or lack its end "
@@ -450,17 +476,23 @@ class _Report:
 class _Answers:
     """Writes answers to standard output, a pipe or a device as they come. Owned by `translate`."""
 
-    def __init__(self, plan: Translation, output: TextIO, report: _Report) -> None:
+    def __init__(
+        self, plan: Translation, output: TextIO, report: _Report, memory: TranslationMemory | None
+    ) -> None:
         self._plan = plan
         self._output = output
         self._report = report
+        self._memory = memory
 
     def take(self, client: Client, texts: Iterator[str]) -> None:
         """Translates the texts and writes their answers."""
         plan = self._plan
         if plan.stream:
             for text in texts:
-                if text.strip():
+                known = self._memory.answer(text) if self._memory is not None else None
+                if known is not None:
+                    self._write(Translated(text, known, from_memory=True))
+                elif text.strip():
                     self._stream(client, text)
                 else:
                     self._write(Translated(text, GenerateResponse()))
@@ -471,6 +503,7 @@ class _Answers:
             options=plan.options,
             in_flight=plan.in_flight,
             give_up_seconds=plan.give_up_seconds,
+            memory=self._memory,
         ):
             self._write(result)
 

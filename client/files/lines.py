@@ -18,6 +18,7 @@ from seq2seq_serve.documents.segments import COMPRESSED, wrong_file
 
 STANDARD = Path("-")
 MAX_LINE_BYTES = 16 * 2**20  # four times the most of a request
+_BLOCK_BYTES = 2**20
 
 _UTF16_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _UTF16 = "the file is UTF-16: convert it with `iconv -f UTF-16 -t UTF-8`"
@@ -96,6 +97,21 @@ def _gzip_errors(path: Path) -> Iterator[None]:
         yield
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise wrong_file(path, f"the file is not a whole file of gzip: {error}") from error
+
+
+def read_blocks(path: Path, max_bytes: int) -> Iterator[bytes]:
+    """Yields the content of a file in blocks of up to a mebibyte.
+
+    Raises:
+        OSError: The file cannot be read, or has more than `max_bytes`.
+    """
+    num_bytes = 0
+    with open_binary(path) as stream, _gzip_errors(path):
+        while block := stream.read(_BLOCK_BYTES):
+            num_bytes += len(block)
+            if num_bytes > max_bytes:
+                raise wrong_file(path, f"the file has more than {max_bytes} bytes: split it")
+            yield block
 
 
 def read_whole(path: Path, max_bytes: int = -1) -> bytes:

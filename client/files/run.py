@@ -91,11 +91,13 @@ class RunProgress:
     Attributes:
         num_lines: Lines of the shards that are done.
         num_failed_lines: Those of them without a target.
+        num_from_memory: Those of them that a translation memory has.
         failed: The shards that are left out, with the reason of the last try.
     """
 
     num_lines: int = 0
     num_failed_lines: int = 0
+    num_from_memory: int = 0
     failed: dict[str, str] = field(default_factory=dict)
     _waiting: deque[Shard] = field(default_factory=deque)
     # Shards of lost workers. The next worker does each alone, to find one that always ends its worker.
@@ -224,6 +226,7 @@ class RunProgress:
         else:
             self.num_lines += done.num_lines
             self.num_failed_lines += done.num_failed
+            self.num_from_memory += done.num_from_memory
             _log.info("%s is done: %d lines, %d of them failed", shard.name, done.num_lines, done.num_failed)
         finally:
             self._num_open -= 1

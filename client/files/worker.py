@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.formats import Lines, Reader, Writer
+from seq2seq_serve.client.files.memory import TranslationMemory
 from seq2seq_serve.client.files.plan import FileState, JobError, Shard, state_of
 from seq2seq_serve.client.many import Dispatcher, answers
 from seq2seq_serve.client.rpcs import Translated
@@ -31,11 +32,13 @@ class RunFiles:
         text_field: The field or column with the text of a record.
         writer: Writes the shards.
         inputs: The state of each input when the run was planned, by its path.
+        memory: Its texts are not decoded.
     """
 
     text_field: str
     writer: Writer
     inputs: Mapping[str, FileState]
+    memory: TranslationMemory | None = None
 
 
 @dataclass(frozen=True)
@@ -44,6 +47,7 @@ class Done:
 
     num_lines: int
     num_failed: int
+    num_from_memory: int
 
 
 class TextDecoder(Protocol):
@@ -93,7 +97,7 @@ class Worker:
     def __init__(
         self, files: RunFiles, decoder: TextDecoder, report: Callable[[int, Translated], None] | None = None
     ) -> None:
-        self._writer = files.writer
+        self._writer, self._memory = files.writer, files.memory
         self._decoder = decoder
         self._report = report
         self._reader = Reader(files.text_field)
@@ -112,7 +116,8 @@ class Worker:
             WorkerLost: The decoder cannot go on.
             ClientError: Texts in a row failed, or the server refuses all calls.
         """
-        self._dispatcher = Dispatcher(self._prepare, self._decoder.in_flight, self._decoder.give_up_seconds)
+        decoder = self._decoder
+        self._dispatcher = Dispatcher(self._prepare, decoder.in_flight, decoder.give_up_seconds, self._memory)
         return answers(texts, self._dispatcher, self._decoder.send)
 
     async def translate(self, shard: Shard) -> Done:
@@ -140,7 +145,11 @@ class Worker:
             if shard.first_line == 0:
                 self._check_options(results)
             await asyncio.to_thread(self._writer.write, shard, lines, results)
-            return Done(shard.num_lines, sum(result.error is not None for result in results))
+            return Done(
+                shard.num_lines,
+                sum(result.error is not None for result in results),
+                sum(result.from_memory for result in results),
+            )
         except (ClientError, StopAsyncIteration):
             # The stream of results has ended, with an error of this shard or of another one.
             error = self._dispatcher.error
@@ -160,7 +169,9 @@ class Worker:
 
         The dispatcher stops only after several such texts in a row, and an input may have fewer.
         """
-        self._has_answered = self._has_answered or any(result.answer.hypotheses for result in results)
+        self._has_answered = self._has_answered or any(
+            result.answer.hypotheses and not result.from_memory for result in results
+        )
         if self._has_answered:
             return
         for result in results:

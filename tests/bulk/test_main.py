@@ -363,3 +363,33 @@ def test_sigterm_ends_the_command_between_two_shards(lines, tmp_path):
     _, log = process.communicate(timeout=30)
     assert process.returncode == 143, log
     assert log.endswith("interrupted: run the same command again to continue\n")
+
+
+@pytest.mark.parametrize("suffix", [".txt", ".parquet"])
+def test_texts_of_a_translation_memory_are_not_decoded(bundle_path, tmp_path, capsys, suffix):
+    texts = [*texts_of(4), "하나  둘"]
+    if suffix == ".txt":
+        (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts))
+    else:
+        pyarrow.parquet.write_table(pyarrow.table({"text": texts}), tmp_path / "a.parquet")
+    memory = tmp_path / "old.tmx"
+    content = (
+        '<tmx><header srclang="ko"/><body><tu><tuv xml:lang="ko"><seg>하나 둘</seg></tuv>'
+        '<tuv xml:lang="en"><seg>{}</seg></tuv></tu></body></tmx>'
+    )
+    memory.write_text(content.format("one two"))
+    files = ["--input", str(tmp_path / f"a{suffix}"), "--output", str(tmp_path / "out")]
+    arguments = [str(bundle_path), *files, "--memory", str(memory), *FLAGS]
+    assert main(arguments) == 0
+    if suffix == ".txt":
+        targets = (tmp_path / "out" / "a-00000.txt").read_text().splitlines()
+    else:
+        targets = pyarrow.parquet.read_table(tmp_path / "out")["target"].to_pylist()
+    assert targets == [*(one[0].text for one in served(bundle_path, texts[:4])), "one two"]
+    assert capsys.readouterr().err.splitlines()[-1] == "from the memory: 1 text"
+    memory.write_text(content.format("another"))
+    assert main(arguments) == 2
+    assert "other settings: memory was" in capsys.readouterr().err
+    memory.write_text(content[:-6])
+    assert main(arguments) == 2
+    assert capsys.readouterr().err.startswith(f"error: {memory}: the file is not XML")

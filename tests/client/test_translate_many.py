@@ -9,7 +9,15 @@ from contextlib import ExitStack
 import numpy as np
 import pytest
 
-from seq2seq_serve.client import AsyncClient, Client, ClientError, GenerateOptions, Translated
+from seq2seq_serve.client import (
+    AsyncClient,
+    Client,
+    ClientError,
+    GenerateOptions,
+    Translated,
+    TranslationMemory,
+)
+from seq2seq_serve.documents.segments import FormattedText
 from tests.server.service.harness import EchoRunner, serving_on_a_thread
 
 TEXTS = [f"text {number}" for number in range(120)]
@@ -95,6 +103,26 @@ def test_a_server_that_restarts_loses_no_text(kind):
 def test_translate_many_fails_after_give_up_seconds_without_an_answer(kind):
     with pytest.raises(ClientError, match=r"gave up after 0\.3 seconds"):
         list(each(kind, "127.0.0.1:1", TEXTS, give_up_seconds=0.3))
+
+
+def test_a_text_of_the_memory_is_answered_without_a_call(kind, server):
+    memory = TranslationMemory([("text 3", "from the memory"), ("ab", "no"), ("bold", "no")])
+    texts = ["text 2", " text  3\n", FormattedText("bold"), b"ab", *["text 3"] * 400, "text 4"]
+    before = server.turns.num_submitted
+    results = list(each(kind, server.address, texts, memory=memory))
+    found = [(result.text if result.error is None else "error", result.from_memory) for result in results]
+    assert found == [
+        ("text 2", False),
+        ("from the memory", True),
+        ("bold", False),
+        ("error", False),
+        *[("from the memory", True)] * 400,
+        ("text 4", False),
+    ]
+    assert results[1].source == " text  3\n"
+    assert server.turns.num_submitted == before + 3
+    [known] = each(kind, "127.0.0.1:1", ["text 3"], memory=memory)  # where there is no server
+    assert known.text == "from the memory"
 
 
 def test_leaving_the_loop_cancels_what_is_in_flight(kind):

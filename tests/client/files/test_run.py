@@ -54,7 +54,7 @@ class Worker:
         if errors := self.office.errors.get(shard.name):
             raise errors.pop(0)
         self.office.done.append(shard)
-        return Done(shard.num_lines, 1)
+        return Done(shard.num_lines, 1, 2)
 
     async def stop(self):
         self.office.num_stopped += 1
@@ -74,6 +74,7 @@ def test_every_shard_is_done_once():
     run = translate(office)
     assert sorted(office.done, key=lambda shard: shard.name) == SHARDS
     assert (run.num_lines, run.num_failed_lines, run.failed) == (120, 12, {})
+    assert run.num_from_memory == 24
     assert office.num_started == 2
 
 

@@ -1,0 +1,159 @@
+"""Translations that texts have already, and the reader of the files that have them (TMX)."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from seq2seq_serve.client.files.elements import TextElements
+from seq2seq_serve.client.files.pairs import LanguagePair, Side
+from seq2seq_serve.documents.segments import FormattedText, wrong_file
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Hypothesis
+
+MAX_ENTRIES = 5_000_000  # of a memory, each of which takes some 300 bytes
+
+
+class TranslationMemory:
+    """Translations of whole texts, which are answered without a server.
+
+    White space around a text does not count, and inside of it all is alike.
+
+    Args:
+        translations: Texts, each with its translation. Of equal texts, the last one counts.
+    """
+
+    def __init__(self, translations: Iterable[tuple[str, str]] = ()) -> None:
+        self._targets = {_key(source): target for source, target in translations}
+
+    def __len__(self) -> int:
+        return len(self._targets)
+
+    def answer(self, source: Any) -> GenerateResponse | None:
+        """Returns the answer to a source; None if the memory does not have it.
+
+        It never has a `FormattedText`, whose formatting needs the alignment of words.
+        """
+        if not isinstance(source, str) or isinstance(source, FormattedText):
+            return None
+        target = self._targets.get(_key(source))
+        return None if target is None else GenerateResponse(hypotheses=[Hypothesis(text=target)])
+
+    def digest(self) -> str:
+        """Returns the number of texts, and the beginning of a digest of them and their translations."""
+        digest = hashlib.sha256()
+        for source, target in self._targets.items():
+            digest.update(f"{source}\0{target}\0".encode("utf-8", "surrogatepass"))
+        return f"{len(self)} texts ({digest.hexdigest()[:16]})"
+
+
+def read_memory(
+    *paths: Path | str, source_language: str = "", target_language: str = ""
+) -> TranslationMemory:
+    """Returns the translations of files (TMX 1.4, also compressed by gzip).
+
+    If a text has several translations, the newest one counts, by the dates of the files; without dates the
+    last one.
+
+    Args:
+        paths: The files.
+        source_language: The language of the texts, as a tag such as "en" or "eng_Latn". Empty: that of the
+            file's head.
+        target_language: That of their translations. Empty: the only other one of the file.
+
+    Raises:
+        OSError: A file cannot be read, is not TMX, is too large, or does not have these languages.
+    """
+    translations: dict[str, str] = {}
+    dates: dict[str, str] = {}
+    for path in map(Path, paths):
+        _Tmx(path, LanguagePair(source_language, target_language), translations, dates).read()
+    memory = TranslationMemory()
+    memory._targets = translations
+    return memory
+
+
+def language_of(name: str, options: GenerateOptions, choices: Mapping[str, Any]) -> str:
+    """Returns the tag of a language of a run; empty if neither the options nor the model say it.
+
+    Args:
+        name: The option, `source_language` or `target_language`.
+        options: Those of the run.
+        choices: What the model lets requests choose, by the names of options.
+    """
+    default: str = choices[name].default if name in choices else ""
+    return getattr(options, name) or default
+
+
+def memory_count(number: int) -> str:
+    """Returns what a command reports at its end about the texts that the memory had."""
+    return f"from the memory: {number} {'text' if number == 1 else 'texts'}"
+
+
+class _Tmx(TextElements):
+    """A file of TMX, whose translations go into a dictionary. Owned by `read_memory`.
+
+    The content of codes is not text, and neither are the texts inside of them (`sub`).
+    """
+
+    roots = ("tmx",)
+    text_names = ("seg",)
+
+    def __init__(
+        self, path: Path, languages: LanguagePair, translations: dict[str, str], dates: dict[str, str]
+    ) -> None:
+        super().__init__(path)
+        self._languages = languages
+        self._translations, self._dates = translations, dates
+        self._sources: list[str] = []  # of the present unit
+        self._target = ""
+        self._target_rank = False, ""  # whether it has the wanted region, and its date
+        self._side, self._rank = Side.NEITHER, (False, "")  # of the present variant
+        self._unit_date = ""
+
+    def read(self) -> None:
+        super().read()
+        self._languages.check(self._path)
+
+    def begin(self, name: str, attributes: dict[str, str]) -> None:
+        if name == "tuv":
+            tag = attributes.get("xml:lang") or attributes.get("lang", "")
+            self._side = self._languages.side(tag)
+            is_exact = self._side is Side.TARGET and self._languages.is_exact(tag)
+            self._rank = is_exact, attributes.get("changedate", self._unit_date)
+        elif name == "tu":
+            self._unit_date = attributes.get("changedate", "")
+            self._sources, self._target, self._target_rank = [], "", (False, "")
+        elif name == "header":
+            language = attributes.get("srclang", "")
+            self._languages.suggest_source("" if language == "*all*" else language)
+
+    def end(self, name: str) -> None:
+        if name != "tu" or not self._target:
+            return
+        date = self._target_rank[1]
+        for source in self._sources:
+            self._add(_key(source), date)
+
+    def take(self, text: str) -> None:
+        if self._side is Side.SOURCE:
+            self._sources.append(text)
+        elif self._side is Side.TARGET and text and self._rank >= self._target_rank:
+            self._target, self._target_rank = text, self._rank
+
+    def _add(self, source: str, date: str) -> None:
+        known = self._dates.get(source)
+        if not source or (known and date and date < known):
+            return
+        self._translations[source] = self._target
+        if date:
+            self._dates[source] = date
+        elif known:
+            del self._dates[source]
+        if len(self._translations) > MAX_ENTRIES:
+            raise wrong_file(self._path, f"the memory has more than {MAX_ENTRIES} texts: give fewer files")
+
+
+def _key(text: str) -> str:
+    return " ".join(text.split())

@@ -1,0 +1,87 @@
+"""Finds out which texts of a file in several languages are sources, and which are targets."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from pathlib import Path
+
+from seq2seq_serve.documents.segments import wrong_file
+from seq2seq_serve.protos.languages import is_same_language
+
+_MAX_NAMED = 20  # languages of an error
+_MAX_SHOWN = 20  # characters of each
+
+
+class Side(Enum):
+    """What texts of a language are for a translation."""
+
+    SOURCE = auto()
+    TARGET = auto()
+    NEITHER = auto()
+
+
+class LanguagePair:
+    """The two languages of a file that are read. Owned by its reader.
+
+    A language that is not known is the only other one of the file.
+
+    Args:
+        source: The tag of the sources' language; empty if it is not known.
+        target: That of the targets.
+    """
+
+    def __init__(self, source: str, target: str) -> None:
+        self._source, self._target = source, target
+        self._sides: dict[str, Side] = {}  # by the tags of the file
+        self._is_guessed = False  # one of both, from the file's tags
+        self._is_clear = True
+
+    def suggest_source(self, tag: str) -> None:
+        """Takes the sources' language from the head of a file, if it is not known."""
+        if not self._source and tag and not (self._target and is_same_language(tag, self._target)):
+            self._source = tag
+
+    def side(self, tag: str) -> Side:
+        """Returns what the texts are whose language has this tag in the file."""
+        found = self._sides.get(tag)
+        if found is None:
+            found = self._sides[tag] = self._new_side(tag)
+        return found
+
+    def is_exact(self, tag: str) -> bool:
+        """Whether a tag is that of the targets with its region."""
+        return _is_same_tag(tag, self._target)
+
+    def check(self, path: Path) -> None:
+        """Raises WrongFile if the file has other languages, or more than are known."""
+        sides = set(self._sides.values())
+        if not self._sides or (self._is_clear and {Side.SOURCE, Side.TARGET} <= sides):
+            return
+        tags = [tag[:_MAX_SHOWN] or "none" for tag in self._sides]
+        known = ", ".join(tags[:_MAX_NAMED]) + ", …" * (len(tags) > _MAX_NAMED)
+        wanted = f"from {self._source or '?'} to {self._target or '?'}"
+        raise wrong_file(
+            path,
+            f"no translations {wanted}: the languages of the file are {known}: give --source-language and "
+            "--target-language",
+        )
+
+    def _new_side(self, tag: str) -> Side:
+        for is_it in (_is_same_tag, is_same_language):
+            if self._source and is_it(tag, self._source):
+                return Side.SOURCE
+            if self._target and is_it(tag, self._target):
+                return Side.TARGET
+        self._is_clear &= not self._is_guessed
+        if bool(self._source) == bool(self._target):
+            return Side.NEITHER
+        self._is_guessed = True
+        if self._source:
+            self._target = tag
+            return Side.TARGET
+        self._source = tag
+        return Side.SOURCE
+
+
+def _is_same_tag(one: str, other: str) -> bool:
+    return one.replace("_", "-").casefold() == other.replace("_", "-").casefold()
