@@ -27,7 +27,8 @@ with needs_extra("server,cpu", __name__):
     from seq2seq_serve.bundle.manifest import Bundle, BundleError, load_bundle
     from seq2seq_serve.bundle.names import TARGET_LANGUAGE
     from seq2seq_serve.client.files.formats import FORMATS, Writer, check_formats
-    from seq2seq_serve.client.files.memory import TranslationMemory, language_of, memory_count, read_memory
+    from seq2seq_serve.client.files.memory import TranslationMemory, memory_count, read_memory
+    from seq2seq_serve.client.files.pairs import languages_of
     from seq2seq_serve.client.files.plan import ERRORS_FOLDER, JSONL, PARQUET, PLAN_FILE, JobError, Plan
     from seq2seq_serve.client.files.run import AnyWorker, RunProgress, plan_run
     from seq2seq_serve.client.files.worker import RunFiles, WorkerLost
@@ -85,10 +86,7 @@ def _memory(options: argparse.Namespace, bundle: Bundle) -> TranslationMemory | 
     """Returns the translations of files between the languages of the options and of the bundle."""
     if not options.memory:
         return None
-    manifest = bundle.manifest
-    source = language_of("source_language", options.generation, manifest.choices) or manifest.source_language
-    target = language_of("target_language", options.generation, manifest.choices) or manifest.target_language
-    return read_memory(*options.memory, source_language=source, target_language=target)
+    return read_memory(*options.memory, **languages_of(options.generation, bundle.manifest))
 
 
 def _plan(options: argparse.Namespace) -> tuple[Plan, RunFiles]:
@@ -120,9 +118,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, RunFiles]:
     }
     advice = f"remove {folder / PLAN_FILE} and the shards beside it"
     plan = plan_run(folder, inputs, settings, options.shard_lines, advice)
-    choice = bundle.manifest.choices.get(TARGET_LANGUAGE)
-    default = choice.default if choice else bundle.manifest.target_language
-    language = standard_tag(options.generation.target_language or default)
+    language = standard_tag(languages_of(options.generation, bundle.manifest)[TARGET_LANGUAGE])
     writer = Writer(folder, output_format, options.target_field, num_hypotheses, language)
     return plan, RunFiles(options.field, writer, plan.inputs, memory)
 

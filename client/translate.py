@@ -31,7 +31,8 @@ from seq2seq_serve.client.attention import save_alignment
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.formats import ANSWERS, Writer, format_of
 from seq2seq_serve.client.files.lines import STANDARD, count_lines, open_binary, open_input
-from seq2seq_serve.client.files.memory import TranslationMemory, language_of, memory_count, read_memory
+from seq2seq_serve.client.files.memory import TranslationMemory, memory_count, read_memory
+from seq2seq_serve.client.files.pairs import languages_of
 from seq2seq_serve.client.files.plan import (
     DOCUMENT,
     PLAN_FILE,
@@ -239,10 +240,7 @@ def _memory(plan: Translation, model: Model) -> TranslationMemory | None:
     """
     if not plan.memory:
         return None
-    source, target = (
-        language_of(name, plan.options, model.choices) for name in ("source_language", "target_language")
-    )
-    return read_memory(*plan.memory, source_language=source, target_language=target)
+    return read_memory(*plan.memory, **languages_of(plan.options, model))
 
 
 def _check_complete(plan: Translation) -> None:
@@ -295,8 +293,7 @@ class _FileOutput:
         self._memory = memory
         self._folder = parts_folder(plan.output)
         self._pipe_copy = self._folder / _PIPE_FOLDER / "input.txt"
-        default = model.choices["target_language"].default if "target_language" in model.choices else ""
-        language = standard_tag(plan.options.target_language or default or model.target_language)
+        language = standard_tag(languages_of(plan.options, model)["target_language"])
         self._writer = Writer(self._folder, plan.format, plan.target_field, plan.num_hypotheses, language)
 
     def write(self, connect: Callable[[], AsyncClient]) -> int:

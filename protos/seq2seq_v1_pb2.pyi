@@ -600,7 +600,7 @@ class GetModelResponse(_message.Message):
     def __init__(self, model: _Optional[_Union[Model, _Mapping]] = ...) -> None: ...
 
 class Model(_message.Message):
-    __slots__ = ("name", "version", "kind", "precision", "provider", "vocab_size", "max_source_length", "max_target_length", "num_slots", "provenance", "sources", "has_attention", "source_shapes", "choices", "eos_ids", "splits_sentences", "has_draft_model", "target_language")
+    __slots__ = ("name", "version", "kind", "precision", "provider", "vocab_size", "max_source_length", "max_target_length", "num_slots", "provenance", "sources", "has_attention", "source_shapes", "choices", "eos_ids", "splits_sentences", "has_draft_model", "target_language", "source_language")
     class ProvenanceEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -647,6 +647,7 @@ class Model(_message.Message):
     SPLITS_SENTENCES_FIELD_NUMBER: _ClassVar[int]
     HAS_DRAFT_MODEL_FIELD_NUMBER: _ClassVar[int]
     TARGET_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_LANGUAGE_FIELD_NUMBER: _ClassVar[int]
     name: str
     version: str
     kind: str
@@ -665,7 +666,8 @@ class Model(_message.Message):
     splits_sentences: bool
     has_draft_model: bool
     target_language: str
-    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., kind: _Optional[str] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_source_length: _Optional[int] = ..., max_target_length: _Optional[int] = ..., num_slots: _Optional[int] = ..., provenance: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Mapping[str, str]] = ..., has_attention: _Optional[bool] = ..., source_shapes: _Optional[_Mapping[str, Shape]] = ..., choices: _Optional[_Mapping[str, Choice]] = ..., eos_ids: _Optional[_Iterable[int]] = ..., splits_sentences: _Optional[bool] = ..., has_draft_model: _Optional[bool] = ..., target_language: _Optional[str] = ...) -> None: ...
+    source_language: str
+    def __init__(self, name: _Optional[str] = ..., version: _Optional[str] = ..., kind: _Optional[str] = ..., precision: _Optional[str] = ..., provider: _Optional[str] = ..., vocab_size: _Optional[int] = ..., max_source_length: _Optional[int] = ..., max_target_length: _Optional[int] = ..., num_slots: _Optional[int] = ..., provenance: _Optional[_Mapping[str, str]] = ..., sources: _Optional[_Mapping[str, str]] = ..., has_attention: _Optional[bool] = ..., source_shapes: _Optional[_Mapping[str, Shape]] = ..., choices: _Optional[_Mapping[str, Choice]] = ..., eos_ids: _Optional[_Iterable[int]] = ..., splits_sentences: _Optional[bool] = ..., has_draft_model: _Optional[bool] = ..., target_language: _Optional[str] = ..., source_language: _Optional[str] = ...) -> None: ...
 
 class Choice(_message.Message):
     __slots__ = ("names", "default")

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from seq2seq_serve.client.files.elements import TextElements
 from seq2seq_serve.client.files.pairs import LanguagePair, Side
 from seq2seq_serve.documents.segments import FormattedText, wrong_file
-from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse, Hypothesis
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
 
 MAX_ENTRIES = 5_000_000  # of a memory, each of which takes some 300 bytes
 
@@ -72,18 +72,6 @@ def read_memory(
     memory = TranslationMemory()
     memory._targets = translations
     return memory
-
-
-def language_of(name: str, options: GenerateOptions, choices: Mapping[str, Any]) -> str:
-    """Returns the tag of a language of a run; empty if neither the options nor the model say it.
-
-    Args:
-        name: The option, `source_language` or `target_language`.
-        options: Those of the run.
-        choices: What the model lets requests choose, by the names of options.
-    """
-    default: str = choices[name].default if name in choices else ""
-    return getattr(options, name) or default
 
 
 def memory_count(number: int) -> str:

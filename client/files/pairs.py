@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import Enum, auto
 from pathlib import Path
+from typing import Any, Protocol
 
 from seq2seq_serve.documents.segments import wrong_file
 from seq2seq_serve.protos.languages import is_same_language
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 
 _MAX_NAMED = 20  # languages of an error
 _MAX_SHOWN = 20  # characters of each
@@ -18,6 +21,26 @@ class Side(Enum):
     SOURCE = auto()
     TARGET = auto()
     NEITHER = auto()
+
+
+class _Model(Protocol):
+    """The languages of a model: a `Model` of the wire contract, or the manifest of a bundle."""
+
+    @property
+    def choices(self) -> Mapping[str, Any]: ...
+    @property
+    def source_language(self) -> str: ...
+    @property
+    def target_language(self) -> str: ...
+
+
+def languages_of(options: GenerateOptions, model: _Model) -> dict[str, str]:
+    """Returns the languages of a run by the names of their options; empty tags where nothing says them."""
+    return {
+        name: getattr(options, name)
+        or (model.choices[name].default if name in model.choices else getattr(model, name))
+        for name in ("source_language", "target_language")
+    }
 
 
 class LanguagePair:

@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from seq2seq_serve.bundle.manifest import Choice
 from seq2seq_serve.client.files.formats import Writer
 from seq2seq_serve.client.flags import make_parser, translation
+from tests.server.service.harness import serving_on_a_thread, with_manifest
 
 TMX = """<tmx version="1.4"><header srclang="{head}"/><body>
 <tu><tuv xml:lang="ko-KR"><seg>가</seg></tuv><tuv xml:lang="en"><seg>one</seg></tuv></tu>
@@ -109,6 +111,20 @@ def test_a_memory_of_other_languages_is_one_line_and_no_output(run, tmp_path):
     assert run("translate", "가", "--memory", "other.tmx", "--source-language", "ko")[1] == "one\n"
     code, _, [line] = run("translate", "가", "--memory", "none.tmx")
     assert (code, line) == (1, "error: none.tmx: No such file or directory")
+
+
+def test_the_languages_are_those_of_the_model(run, tmp_path):
+    (tmp_path / "all.tmx").write_text(TMX.format(head="*all*", last="three"))
+    with serving_on_a_thread() as served:
+        command = ["translate", "가", "one", "--memory", "all.tmx", "--address", served.address]
+        models, choice = served.app.models, Choice({"en": 7, "ko": 8}, "en")
+        models.put(with_manifest(served.model, source_language="ko", target_language="en"))
+        assert run(*command)[1] == "one\none\n"
+        models.put(with_manifest(served.model, source_language="", choices={"source_language": choice}))
+        [line] = run(*command)[2]
+        assert "no translations from en to en" in line
+        models.put(with_manifest(served.model, target_language="ko"))
+        assert run(*command)[1] == "가\n가\n"
 
 
 def test_the_alignment_of_a_text_needs_the_text_to_be_decoded(capsys):

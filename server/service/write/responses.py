@@ -474,6 +474,7 @@ def model_message(model: ServedModel) -> pb.Model:
         sources={name: source.form for name, source in model.sources.items()},
         has_attention=model.sizing.num_hops > 0,
         has_draft_model=model.sizing.draft is not None,
+        source_language=model.manifest.source_language,
         target_language=model.manifest.target_language,
         source_shapes={
             name: pb.Shape(sizes=[axis if isinstance(axis, int) else -1 for axis in source.axes])
