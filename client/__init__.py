@@ -14,6 +14,7 @@ if runs_as("client"):
 
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.errors import ClientError, FieldViolation
+from seq2seq_serve.client.files.glossary import read_glossary
 from seq2seq_serve.client.files.memory import TranslationMemory, read_memory
 from seq2seq_serve.client.live import (
     LiveEvent,
@@ -73,5 +74,6 @@ __all__ = [
     "TurnDetection",
     "Version",
     "VersionState",
+    "read_glossary",
     "read_memory",
 ]

@@ -73,7 +73,7 @@ class TextElements(ABC):
 
     @abstractmethod
     def begin(self, name: str, attributes: dict[str, str]) -> None:
-        """Takes the beginning of an element outside of the texts."""
+        """Takes the beginning of a text, or of an element outside of the texts."""
 
     @abstractmethod
     def end(self, name: str) -> None:
@@ -103,11 +103,11 @@ class TextElements(ABC):
             if name in self.codes and not self._code_depth:
                 self._code_depth = self._depth
                 self._parser.CharacterDataHandler = None
-        elif name in self.text_names:
+            return
+        self.begin(name, attributes)
+        if name in self.text_names:
             self._text, self._text_depth, self._num_characters = [], self._depth, 0
             self._parser.CharacterDataHandler = self._collect
-        else:
-            self.begin(name, attributes)
 
     def _end(self, name: str) -> None:
         if self._text is None:

@@ -1,0 +1,156 @@
+"""Reads glossaries: how terms are translated, from tab-separated lines or TBX."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from seq2seq_serve.client.files.elements import TextElements
+from seq2seq_serve.client.files.lines import read_text
+from seq2seq_serve.client.files.pairs import LanguagePair, Side
+from seq2seq_serve.documents.segments import wrong_file
+
+MAX_TERMS = 1000
+_MAX_LENGTH = 256  # characters of a term
+_MAX_NAMED = 3  # wrong lines
+_COMMENT = "#"
+_TBX = (".tbx", ".xml")
+
+
+def read_glossary(
+    path: Path | str, *, source_language: str = "", target_language: str = ""
+) -> list[tuple[str, str]]:
+    """Returns the terms of a file, each with its translation, in their order.
+
+    Args:
+        path: A file of lines with a term, a tab and its translation, or TBX (`.tbx` or `.xml`).
+        source_language: In TBX, the language of the terms, as a tag such as "en". Empty: the only other one.
+        target_language: That of the translations.
+
+    Raises:
+        OSError: The file cannot be read, is not what its name says, does not have these languages, has more
+            than `MAX_TERMS` terms, or two translations of one term.
+    """
+    path = Path(path)
+    terms = _Terms(path)
+    if path.suffix.lower() in _TBX:
+        _Tbx(path, LanguagePair(source_language, target_language), terms).read()
+    else:
+        _read_lines(path, terms)
+    return [(term.source, term.target) for term in terms.found.values()]
+
+
+@dataclass(frozen=True)
+class _Term:
+    """A term, its translation, and the line of the file where it stands."""
+
+    source: str
+    target: str
+    line: int
+
+
+@dataclass
+class _Terms:
+    """The terms of a file so far, by what makes two of them one. Owned by `read_glossary`."""
+
+    path: Path
+    found: dict[str, _Term] = field(default_factory=dict)
+
+    def add(self, source: str, target: str, line: int) -> None:
+        """Adds a term.
+
+        Raises:
+            WrongFile: It is too long, has another translation already, or is one too many.
+        """
+        for text in (source, target):
+            if len(text) > _MAX_LENGTH:
+                problem = f"line {line}: a term has {len(text)} characters, and may have {_MAX_LENGTH}"
+                raise wrong_file(self.path, problem)
+        known = self.found.setdefault(source.casefold(), _Term(source, target, line))
+        if known.target != target:
+            raise wrong_file(
+                self.path,
+                f"lines {known.line} and {line}: the term {source!r} has two translations, {known.target!r} "
+                f"and {target!r}: remove one",
+            )
+        if len(self.found) > MAX_TERMS:
+            raise wrong_file(self.path, f"line {line}: the file has more than {MAX_TERMS} terms: remove some")
+
+
+def _read_lines(path: Path, terms: _Terms) -> None:
+    wrong = []
+    for number, line in enumerate(read_text(path).split("\n"), start=1):
+        if not line.strip() or line.startswith(_COMMENT):
+            continue
+        source, *others = [" ".join(text.split()) for text in line.split("\t")]
+        if source and len(others) == 1 and others[0]:
+            terms.add(source, others[0], number)
+        else:
+            wrong.append(number)
+    if wrong:
+        named = ", ".join(map(str, wrong[:_MAX_NAMED])) + ", …" * (len(wrong) > _MAX_NAMED)
+        lines = "line" if len(wrong) == 1 else "lines"
+        text = "a term, a tab and its translation are expected, and nothing beside them"
+        raise wrong_file(path, f"{lines} {named}: {text}")
+
+
+class _Tbx(TextElements):
+    """A file of TBX (version 2 or 3), whose terms are added to others. Owned by `read_glossary`.
+
+    If a concept has several terms in the target's language, its preferred one counts, or the first one that
+    is not deprecated.
+    """
+
+    roots = ("tbx", "martif")
+    text_names = ("term", "termNote")
+
+    def __init__(self, path: Path, languages: LanguagePair, terms: _Terms) -> None:
+        super().__init__(path)
+        self._languages, self._terms = languages, terms
+        self._sources: list[tuple[str, int]] = []  # of the present concept, with their lines
+        self._target, self._target_rank = "", (False, 0)
+        self._side, self._is_exact = Side.NEITHER, False  # of the present language
+        self._term, self._line, self._status = "", 0, ""
+        self._is_status = False  # whether the present text is the status of a term
+
+    def read(self) -> None:
+        super().read()
+        self._languages.check(self._path)
+
+    def begin(self, name: str, attributes: dict[str, str]) -> None:
+        if name in ("conceptEntry", "termEntry"):
+            self._sources, self._target, self._target_rank = [], "", (False, 0)
+        elif name in ("langSec", "langSet"):
+            tag = attributes.get("xml:lang", "")
+            self._side = self._languages.side(tag)
+            self._is_exact = self._side is Side.TARGET and self._languages.is_exact(tag)
+        elif name in ("termSec", "tig", "ntig"):
+            self._term = self._status = ""
+        self._is_status = name == "termNote" and attributes.get("type") == "administrativeStatus"
+
+    def take(self, text: str) -> None:
+        if self._is_status:
+            self._status = text
+        elif not self._term:
+            self._term, self._line = " ".join(text.split()), self.line
+
+    def end(self, name: str) -> None:
+        if name in ("termSec", "tig", "ntig"):
+            self._add_term()
+        elif name in ("conceptEntry", "termEntry") and self._target:
+            for source, line in self._sources:
+                self._terms.add(source, self._target, line)
+
+    def _add_term(self) -> None:
+        if self._side is Side.SOURCE and self._term:
+            self._sources.append((self._term, self._line))
+        rank = self._is_exact, _rank(self._status)
+        if self._side is Side.TARGET and self._term and rank[1] and rank > self._target_rank:
+            self._target, self._target_rank = self._term, rank
+
+
+def _rank(status: str) -> int:
+    """Returns how good a term is by its administrative status; 0 for one that is not to be used."""
+    if status.startswith(("deprecated", "superseded")):
+        return 0
+    return 2 if status.startswith("preferred") else 1

@@ -1,0 +1,113 @@
+"""Glossaries: tab-separated lines and TBX, and what is refused."""
+
+import pytest
+
+from seq2seq_serve.client import read_glossary
+from seq2seq_serve.documents.segments import WrongFile
+
+_VERSION_2 = """<?xml version="1.0"?>
+<!DOCTYPE martif SYSTEM "TBXcoreStructV02.dtd">
+<martif type="TBX" xml:lang="en"><text><body>
+<termEntry id="1"><descrip type="definition">A <hi>thing</hi></descrip>
+  <langSet xml:lang="de-DE"><tig><term>Maschine</term></tig>
+    <ntig><termGrp><term>Gerät,
+      altes</term></termGrp></ntig></langSet>
+  <langSet xml:lang="en"><tig><term>device</term>
+    <termNote type="administrativeStatus">deprecatedTerm-admn-sts</termNote></tig>
+    <tig><term>engine</term><termNote type="partOfSpeech">preferred</termNote></tig>
+    <tig><term>machine</term><termNote type="administrativeStatus">preferredTerm-admn-sts</termNote></tig>
+  </langSet>
+  <langSet xml:lang="fr"><tig><term>machine (fr)</term></tig></langSet>
+</termEntry>
+<termEntry id="2"><langSet xml:lang="de"><tig><term>ohne Ziel</term></tig></langSet></termEntry>
+</body></text></martif>
+"""
+_CONCEPT = (
+    '<conceptEntry><langSec xml:lang="de"><termSec><term>{}</term></termSec></langSec>\n'
+    '<langSec xml:lang="en"><termSec><term>{}</term></termSec></langSec></conceptEntry>\n'
+)
+
+
+def version_3(*concepts: tuple[str, str]) -> str:
+    body = "".join(_CONCEPT.format(*concept) for concept in concepts)
+    head = '<tbx xmlns="urn:iso:std:iso:30042:ed-2" style="dca" xml:lang="en">'
+    return f"{head}<text><body>\n{body}</body></text></tbx>"
+
+
+@pytest.fixture
+def written(tmp_path):
+    def write(content: str | bytes, name: str = "a.tsv"):
+        path = tmp_path / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("line_break", ["\n", "\r\n"])
+def test_each_line_has_a_term_and_its_translation(written, mark, line_break):
+    lines = ["# German\tEnglish", "Maschine\tmachine", "", "  ", " altes  Gerät \t old device", "C#\tC#"]
+    lines += ["Maschine\tmachine", "zuletzt\tlast"]
+    assert read_glossary(written(mark + line_break.join(lines))) == [
+        ("Maschine", "machine"),
+        ("altes Gerät", "old device"),
+        ("C#", "C#"),
+        ("zuletzt", "last"),
+    ]
+    assert read_glossary(written("")) == []
+
+
+def test_each_concept_of_tbx_has_its_terms_and_the_best_translation(written):
+    languages = {"source_language": "deu_Latn", "target_language": "en-US"}
+    assert read_glossary(written(_VERSION_2, "a.tbx"), **languages) == [
+        ("Maschine", "machine"),
+        ("Gerät, altes", "machine"),
+    ]
+    content = version_3(("Maschine", "machine"), ("Bohrer", "drill"), ("Maschine", "machine"))
+    assert read_glossary(written(content, "a.xml"), **languages) == [
+        ("Maschine", "machine"),
+        ("Bohrer", "drill"),
+    ]
+    other_way = {"source_language": "en"}
+    assert read_glossary(written(content, "a.tbx"), **other_way)[0] == ("machine", "Maschine")
+    with pytest.raises(WrongFile, match=r"from \? to \?: the languages of the file are de, en: give"):
+        read_glossary(written(content, "a.tbx"))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", "a\tb\nc\nd\te\tf\n\tg\nh\t\n", "lines 2, 3, 4, …: a term, a tab and its translation"),
+        ("a.tsv", "a\tb\nc d", "line 2: a term, a tab and its translation"),
+        ("a.tsv", "a\tb\n\nA\tc\n", "lines 1 and 3: the term 'A' has two translations, 'b' and 'c'"),
+        ("a.tsv", f"a\tb\nc\t{'x' * 257}", "line 2: a term has 257 characters, and may have 256"),
+        (
+            "a.tsv",
+            "".join(f"{number}\tx\n" for number in range(1001)),
+            "line 1001: the file has more than 1000 terms",
+        ),
+        ("a.tsv", "a\tb\n".encode("utf-16"), "the file is UTF-16"),
+        ("a.tsv", b"a\tb\n\xff", "the file is not UTF-8: byte 5"),
+        ("a.tsv", " " * 2**22 + "x", "the file has more than 4194304 bytes"),
+        (
+            "a.tbx",
+            version_3(("a", "b"), ("x", "y"), ("A", "c")),
+            "lines 2 and 6: the term 'A' has two translations, 'b' and 'c'",
+        ),
+        (
+            "a.tbx",
+            version_3(*((str(number), "x") for number in range(1001))),
+            "line 2002: the file has more than 1000 terms",
+        ),
+        ("a.tbx", "a\tb\n", "the file is not XML"),
+        ("a.tbx", "<tmx/>", "line 1: the file is not <tbx> or <martif>, but <tmx>"),
+        ("a.tbx", '<!DOCTYPE tbx [<!ENTITY a "b">]><tbx/>', "line 1: the DOCTYPE has declarations"),
+    ],
+)
+def test_a_wrong_glossary_is_refused_in_one_line(written, name, content, message):
+    with pytest.raises(WrongFile) as caught:
+        read_glossary(path := written(content, name), source_language="de", target_language="en")
+    assert caught.value.strerror.startswith(message)
+    assert len(caught.value.strerror.splitlines()) == 1
+    assert caught.value.filename == str(path)
