@@ -21,22 +21,29 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # its threads wait without s
 from seq2seq_serve.commands import Parser, add_version, needs_extra, program, write_any_text
 
 with needs_extra("server,cpu", __name__):
-    from google.protobuf.json_format import MessageToDict
-
     from seq2seq_serve.bulk.engine import Job, start_worker
     from seq2seq_serve.bundle.manifest import Bundle, BundleError, load_bundle
     from seq2seq_serve.bundle.names import TARGET_LANGUAGE
     from seq2seq_serve.client.files.formats import FORMATS, Writer, check_formats
+    from seq2seq_serve.client.files.glossary import with_glossary
     from seq2seq_serve.client.files.memory import TranslationMemory, memory_count, read_memory
     from seq2seq_serve.client.files.pairs import languages_of
-    from seq2seq_serve.client.files.plan import ERRORS_FOLDER, JSONL, PARQUET, PLAN_FILE, JobError, Plan
+    from seq2seq_serve.client.files.plan import (
+        ERRORS_FOLDER,
+        JSONL,
+        PARQUET,
+        PLAN_FILE,
+        JobError,
+        Plan,
+        settings_of,
+    )
     from seq2seq_serve.client.files.run import AnyWorker, RunProgress, plan_run
     from seq2seq_serve.client.files.worker import RunFiles, WorkerLost
     from seq2seq_serve.client.flags import (
         TARGET_OPTIONS,
         add_generation_flags,
-        add_memory_flag,
         add_record_flags,
+        add_reference_flags,
         given_options,
     )
     from seq2seq_serve.client.progress import Progress
@@ -101,6 +108,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, RunFiles]:
         raise JobError("--num-hypotheses needs --format jsonl: a line of text has only the best one")
     bundle = load_bundle(options.bundle, checks_content=False)
     memory = _memory(options, bundle)
+    options.generation = with_glossary(options.generation, options.glossary, bundle.manifest)
     if not (folder / PLAN_FILE).exists():
         if options.ray is None:  # the machines of a cluster may be others
             _check_fits(bundle, options.runner)
@@ -110,7 +118,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, RunFiles]:
         "precision": options.runner.precision or "auto",
         "max_source_length": options.runner.max_source_length,
         "max_target_length": options.runner.max_target_length,
-        "options": MessageToDict(options.generation, preserving_proto_field_name=True),
+        "options": settings_of(options.generation),
         "text_field": options.field,
         "target_field": options.target_field,
         "format": output_format,
@@ -263,7 +271,7 @@ def _parser() -> argparse.ArgumentParser:
         "(default: as many as fit on the nodes)",
     )
     add_flags(parser, _RUNNER)
-    add_memory_flag(parser)
+    add_reference_flags(parser)
     add_generation_flags(parser, TARGET_OPTIONS)
     return parser
 

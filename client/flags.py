@@ -286,7 +286,7 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         action="store_true",
         help="print whole answers, each as a line of JSON; with --stream, every piece, too",
     )
-    add_memory_flag(translation)
+    add_reference_flags(translation)
     _add_attention(translation, "the alignment of a TEXT")
     add_generation_flags(translation, _FOR_TRANSLATION)
 
@@ -477,8 +477,8 @@ def add_record_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_memory_flag(parser: argparse.ArgumentParser) -> None:
-    """Adds the flag of translations that texts have already."""
+def add_reference_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of files that say how texts and terms are translated."""
     parser.add_argument(
         "--memory",
         type=Path,
@@ -487,6 +487,13 @@ def add_memory_flag(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="translation memory (TMX): a text that it has exactly is not translated again; may be given "
         "several times",
+    )
+    parser.add_argument(
+        "--glossary",
+        type=Path,
+        metavar="FILE",
+        help="glossary: a term, a tab and its translation on each line, or TBX (.tbx); a target has the "
+        "translations of the terms in its source, as with --terms",
     )
 
 
@@ -621,6 +628,7 @@ def _translation(options: argparse.Namespace) -> Translation:
         attention_file=options.attention,
         is_one_of_many=len(options.inputs) > 1,
         memory=tuple(options.memory),
+        glossary=options.glossary,
     )
 
 

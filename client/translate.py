@@ -23,13 +23,12 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
-from google.protobuf.json_format import MessageToDict
-
 from seq2seq_serve.bundle.files import sync_folder
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.attention import save_alignment
 from seq2seq_serve.client.errors import ClientError
 from seq2seq_serve.client.files.formats import ANSWERS, Writer, format_of
+from seq2seq_serve.client.files.glossary import with_glossary
 from seq2seq_serve.client.files.lines import STANDARD, count_lines, open_binary, open_input
 from seq2seq_serve.client.files.memory import TranslationMemory, memory_count, read_memory
 from seq2seq_serve.client.files.pairs import languages_of
@@ -41,6 +40,7 @@ from seq2seq_serve.client.files.plan import (
     Plan,
     atomic_write,
     read_plan,
+    settings_of,
 )
 from seq2seq_serve.client.files.run import RunProgress, plan_run
 from seq2seq_serve.client.files.worker import RunFiles, Worker
@@ -72,6 +72,7 @@ class Translation:
         resume: Whether to continue an unfinished `output`.
         overwrite: Whether to replace an existing `output`.
         memory: Files of translations, whose texts are not sent.
+        glossary: A file of terms, which are added to those of the options.
         is_one_of_many: Whether messages have to name the input, because the command has others.
     """
 
@@ -90,6 +91,7 @@ class Translation:
     as_json: bool
     attention_file: Path | None
     memory: tuple[Path, ...]
+    glossary: Path | None
     is_one_of_many: bool = False
 
     @property
@@ -183,11 +185,11 @@ def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translat
                 "also with other options\n"
             )
             return 0
-        model = _find_model(client, plan)
-        return _FileOutput(plan, model, _memory(plan, model)).write(connect)
     model = _find_model(client, plan)
     memory = _memory(plan, model)
-    plan = replace(plan, model=model.name)
+    plan = replace(plan, model=model.name, options=with_glossary(plan.options, plan.glossary, model))
+    if plan.is_to_file:
+        return _FileOutput(plan, model, memory).write(connect)
     with ExitStack() as stack:
         texts = iter(plan.texts) if plan.texts else stack.enter_context(open_input(plan.input))
         output = sys.stdout
@@ -338,11 +340,9 @@ class _FileOutput:
             self._check_folder()
             if plan.overwrite:
                 _remove(folder)
-        options = MessageToDict(plan.options, preserving_proto_field_name=True)
-        options.pop("priority", None)  # it does not change any target
         settings = {
             "model": self._model.name,
-            "options": options,
+            "options": settings_of(plan.options),
             "format": plan.format,
             "text_field": plan.field,
             "target_field": plan.target_field,

@@ -7,10 +7,12 @@ from pathlib import Path
 
 from seq2seq_serve.client.files.elements import TextElements
 from seq2seq_serve.client.files.lines import read_text
-from seq2seq_serve.client.files.pairs import LanguagePair, Side
+from seq2seq_serve.client.files.pairs import LanguagePair, Model, Side, languages_of
 from seq2seq_serve.documents.segments import wrong_file
+from seq2seq_serve.protos.options import OPTIONS, terms_of
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 
-MAX_TERMS = 1000
+MAX_TERMS = OPTIONS["terms"].max_items or 0
 _MAX_LENGTH = 256  # characters of a term
 _MAX_NAMED = 3  # wrong lines
 _COMMENT = "#"
@@ -38,6 +40,19 @@ def read_glossary(
     else:
         _read_lines(path, terms)
     return [(term.source, term.target) for term in terms.found.values()]
+
+
+def with_glossary(options: GenerateOptions, path: Path | None, model: Model) -> GenerateOptions:
+    """Returns the options of a run with the terms of a file, in the languages of the run.
+
+    Raises:
+        OSError: As `read_glossary`.
+    """
+    if path is None:
+        return options
+    with_terms = GenerateOptions(terms=terms_of(dict(read_glossary(path, **languages_of(options, model)))))
+    with_terms.MergeFrom(options)
+    return with_terms
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ class Side(Enum):
     NEITHER = auto()
 
 
-class _Model(Protocol):
+class Model(Protocol):
     """The languages of a model: a `Model` of the wire contract, or the manifest of a bundle."""
 
     @property
@@ -34,7 +34,7 @@ class _Model(Protocol):
     def target_language(self) -> str: ...
 
 
-def languages_of(options: GenerateOptions, model: _Model) -> dict[str, str]:
+def languages_of(options: GenerateOptions, model: Model) -> dict[str, str]:
     """Returns the languages of a run by the names of their options; empty tags where nothing says them."""
     return {
         name: getattr(options, name)

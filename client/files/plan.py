@@ -13,8 +13,11 @@ from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
+from google.protobuf.json_format import MessageToDict
+
 from seq2seq_serve.bundle.files import sync_folder
 from seq2seq_serve.client.files.lines import is_compressed
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 
 # Readers of whole folders, such as those of Parquet, skip names that begin so.
 PLAN_FILE, ERRORS_FOLDER = "_plan.json", "_errors"
@@ -107,6 +110,15 @@ def read_plan(folder: Path) -> Plan | None:
         return None
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise JobError(f"{path} is not a plan of this command: {type(error).__name__}: {error}") from error
+
+
+def settings_of(options: GenerateOptions) -> dict[str, Any]:
+    """Returns the options on which targets depend, for a plan; terms by their number and a digest."""
+    settings = MessageToDict(options, preserving_proto_field_name=True)
+    settings.pop("priority", None)
+    if terms := settings.pop("terms", None):
+        settings["terms"] = f"{len(terms)} ({hashlib.sha256(json.dumps(terms).encode()).hexdigest()[:16]})"
+    return settings
 
 
 def check_plan(folder: Path, before: Plan, now: Plan, advice: str) -> None:

@@ -393,3 +393,19 @@ def test_texts_of_a_translation_memory_are_not_decoded(bundle_path, tmp_path, ca
     memory.write_text(content[:-6])
     assert main(arguments) == 2
     assert capsys.readouterr().err.startswith(f"error: {memory}: the file is not XML")
+
+
+def test_targets_have_the_terms_of_a_glossary(bundle_path, tmp_path, capsys):
+    texts = texts_of(6)
+    (tmp_path / "a.txt").write_text("".join(f"{text}\n" for text in texts))
+    (tmp_path / "terms.tsv").write_text("하나\taw\n")
+    arguments = [str(bundle_path), "--input", str(tmp_path / "a.txt"), "--output", str(tmp_path / "out")]
+    assert main([*arguments, "--glossary", str(tmp_path / "terms.tsv"), *FLAGS]) == 0
+    targets = (tmp_path / "out" / "a-00000.txt").read_text().splitlines()
+    terms = [{"source": "하나", "target": "aw"}]
+    assert targets == [one[0].text for one in served(bundle_path, texts, terms=terms)]
+    has_term = ["하나" in text for text in texts]
+    assert {True, False} == set(has_term)
+    assert all("aw" in target for target, has in zip(targets, has_term, strict=True) if has)
+    assert main([*arguments, *FLAGS]) == 2
+    assert 'options terms was "1 (' in capsys.readouterr().err

@@ -1,0 +1,81 @@
+"""`--glossary` against a server that echoes: the terms of the file are in the targets."""
+
+import json
+
+import pytest
+
+from seq2seq_serve.client import GenerateOptions, read_glossary
+from seq2seq_serve.client.files.plan import settings_of
+
+TERMS = "# terms\ncat\tKatze\nblack dog\tHund\n"
+TBX = """<tbx><text><body><conceptEntry>
+<langSec xml:lang="en"><termSec><term>cat</term></termSec></langSec>
+<langSec xml:lang="de"><termSec><term>Katze</term></termSec></langSec>
+<langSec xml:lang="fr"><termSec><term>chat</term></termSec></langSec>
+</conceptEntry></body></text></tbx>"""
+CODE, OUT, ERR = range(3)
+
+
+@pytest.fixture(autouse=True)
+def _glossary(tmp_path):
+    (tmp_path / "terms.tsv").write_text(TERMS)
+
+
+@pytest.mark.parametrize("flags", [[], ["--stream"], ["--terms", "cow=Kuh"]])
+def test_targets_have_the_terms_of_a_glossary(run, flags):
+    code, out, err = run("translate", "--glossary", "terms.tsv", *flags, stdin=b"a cat\nb\na Black Dog cow\n")
+    first, second, third = out.splitlines()
+    assert (code, second, err) == (0, "b", [])
+    assert "Katze" in first
+    assert "Hund" in third
+    assert ("Kuh" in third) == ("--terms" in flags)
+
+
+def test_a_term_of_a_glossary_and_of_a_flag_must_agree(run):
+    code, out, [line] = run("translate", "a", "--glossary", "terms.tsv", "--terms", "cat=Kater")
+    assert (code, out) == (1, "")
+    assert "the term 'cat' has two translations" in line
+
+
+def test_tbx_is_read_in_the_languages_of_the_options(run, tmp_path):
+    (tmp_path / "terms.tbx").write_text(TBX)
+    command = ["translate", "a cat", "--glossary", "terms.tbx"]
+    assert run(*command)[ERR] == [
+        "error: terms.tbx: no translations from ? to ?: the languages of the file are en, de, fr: give "
+        "--source-language and --target-language"
+    ]
+    (tmp_path / "terms.tbx").write_text(TBX.replace("fr", "en-GB").replace("chat", "cat"))
+    assert "cat" in run(*command, "--source-language", "de")[OUT]
+    assert "Katze" in run(*command, "--source-language", "en")[OUT]
+
+
+def test_a_wrong_glossary_is_one_line_and_no_output(run, tmp_path):
+    (tmp_path / "in.txt").write_text("a cat\n")
+    (tmp_path / "wrong.tsv").write_text("cat Katze\n")
+    for arguments in (["a cat"], ["--input", "in.txt", "--output", "out.txt"]):
+        code, out, [line] = run("translate", *arguments, "--glossary", "wrong.tsv")
+        assert (code, out) == (1, "")
+        assert line.startswith("error: wrong.tsv: line 1: a term, a tab and its translation are expected")
+    assert not (tmp_path / "out.txt").exists()
+
+
+def test_documents_and_programs_take_a_glossary(run, client, tmp_path):
+    (tmp_path / "in.html").write_text("<p>a cat</p><p>a <b>black</b> dog</p>")
+    command = ["--input", "in.html", "--output", "out.html", "--glossary", "terms.tsv"]
+    assert run("translate", *command)[CODE] == 0
+    assert "Katze" in (tmp_path / "out.html").read_text()
+    assert "Hund" in (tmp_path / "out.html").read_text()
+    terms = dict(read_glossary(tmp_path / "terms.tsv"))
+    [result] = client.translate_many(["a cat"], options={"terms": terms})
+    assert "Katze" in result.text
+
+
+def test_the_plan_of_a_run_has_a_digest_of_the_terms():
+    """A difference of two runs is printed, and would be a thousand terms."""
+
+    def settings(**terms):
+        return settings_of(GenerateOptions(terms=[{"source": a, "target": b} for a, b in terms.items()]))
+
+    assert settings(a="b") != settings(a="c")
+    assert len(json.dumps(settings(**{str(number): "x" for number in range(1000)}))) < 100
+    assert settings_of(GenerateOptions(priority=3)) == settings() == {}
