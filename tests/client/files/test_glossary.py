@@ -20,6 +20,9 @@ _VERSION_2 = """<?xml version="1.0"?>
   <langSet xml:lang="fr"><tig><term>machine (fr)</term></tig></langSet>
 </termEntry>
 <termEntry id="2"><langSet xml:lang="de"><tig><term>ohne Ziel</term></tig></langSet></termEntry>
+<termEntry id="3"><langSet xml:lang="de"><tig><term>veraltet</term></tig></langSet>
+  <langSet xml:lang="en"><tig><term>old</term>
+    <termNote type="administrativeStatus">supersededTerm-admn-sts</termNote></tig></langSet></termEntry>
 </body></text></martif>
 """
 _CONCEPT = (
@@ -59,7 +62,7 @@ def test_each_line_has_a_term_and_its_translation(written, mark, line_break):
 
 
 def test_each_concept_of_tbx_has_its_terms_and_the_best_translation(written):
-    languages = {"source_language": "deu_Latn", "target_language": "en-US"}
+    languages = {"source_language": "deu_Latn", "target_language": "en"}
     assert read_glossary(written(_VERSION_2, "a.tbx"), **languages) == [
         ("Maschine", "machine"),
         ("Gerät, altes", "machine"),

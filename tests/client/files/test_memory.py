@@ -50,6 +50,7 @@ def target(known: TranslationMemory, source: str) -> str | None:
         ("Ein <hi>Haus</hi>", "Ein Haus", "A house"),
         ("Ein <bpt i='1'>&lt;b></bpt>Haus<ept i='1'>&lt;/b></ept>", "Ein Haus", "A house"),
         ("<ph>x<sub>Ein y</sub></ph>Ein Haus<it pos='end'>z</it><ut>u</ut>", "Ein Haus", "A house"),
+        ("<bpt i='1'>a<sub>b<ph>c</ph>d</sub>e</bpt>Ein Haus", "Ein Haus", "A house"),
         ("Ein <!-- x --><![CDATA[<Haus>]]> &amp; &#228;", "Ein <Haus> & ä", "A house"),
         ("Ein Haus", "ein Haus", None),
         ("Ein Haus", "Ein Haus.", None),
@@ -139,10 +140,12 @@ def test_the_newest_translation_counts_and_without_dates_the_last_one(written):
         dated("b", "first", ""),
         dated("b", "second", ""),
         dated("c", "dated", "20260101T000000Z"),
+        dated("d", "dated", "20260101T000000Z"),
     ]
     second = [dated("a", "oldest", "20250101T000000Z"), dated("c", "undated", ""), dated("b", "third", "")]
+    second += [dated("d", "undated", ""), dated("d", "last", "20250101T000000Z")]
     known = read_memory(written(tmx(first)), written(tmx(second), "b.tmx"))
-    assert [target(known, source) for source in "abc"] == ["newest", "third", "undated"]
+    assert [target(known, source) for source in "abcd"] == ["newest", "third", "undated", "last"]
 
 
 def test_the_digest_is_of_the_texts_and_their_translations(written):
