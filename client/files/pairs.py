@@ -76,18 +76,17 @@ class LanguagePair:
         return _is_same_tag(tag, self._target)
 
     def check(self, path: Path) -> None:
-        """Raises WrongFile if the file has other languages, or more than are known."""
-        sides = set(self._sides.values())
-        if not self._sides or (self._is_clear and {Side.SOURCE, Side.TARGET} <= sides):
+        """Raises WrongFile if the file does not have the languages, or others and one is not known."""
+        is_known = self._is_clear and self._source and self._target
+        if not self._sides or (is_known and {Side.SOURCE, Side.TARGET} <= set(self._sides.values())):
             return
-        tags = [tag[:_MAX_SHOWN] or "none" for tag in self._sides]
+        problem = "it is not clear which texts are translations"
+        if is_known:
+            problem = f"there are no translations from {self._source} to {self._target}"
+        tags = [" ".join(tag[:_MAX_SHOWN].split()) or "none" for tag in self._sides]
         known = ", ".join(tags[:_MAX_NAMED]) + ", …" * (len(tags) > _MAX_NAMED)
-        wanted = f"from {self._source or '?'} to {self._target or '?'}"
-        raise wrong_file(
-            path,
-            f"no translations {wanted}: the languages of the file are {known}: give --source-language and "
-            "--target-language",
-        )
+        advice = "give --source-language and --target-language"
+        raise wrong_file(path, f"{problem}: the languages of the file are {known}: {advice}")
 
     def _new_side(self, tag: str) -> Side:
         for is_it in (_is_same_tag, is_same_language):

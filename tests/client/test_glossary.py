@@ -41,8 +41,8 @@ def test_tbx_is_read_in_the_languages_of_the_options(run, tmp_path):
     (tmp_path / "terms.tbx").write_text(TBX)
     command = ["translate", "a cat", "--glossary", "terms.tbx"]
     assert run(*command)[ERR] == [
-        "error: terms.tbx: no translations from ? to ?: the languages of the file are en, de, fr: give "
-        "--source-language and --target-language"
+        "error: terms.tbx: it is not clear which texts are translations: the languages of the file are en, "
+        "de, fr: give --source-language and --target-language"
     ]
     (tmp_path / "terms.tbx").write_text(TBX.replace("fr", "en-GB").replace("chat", "cat"))
     assert "cat" in run(*command, "--source-language", "de")[OUT]

@@ -104,8 +104,8 @@ def test_a_memory_of_other_languages_is_one_line_and_no_output(run, tmp_path):
         code, out, [line] = run("translate", *arguments, "--memory", "old.tmx", "--memory", "other.tmx")
         assert (code, out) == (1, "")
         assert line == (
-            "error: other.tmx: no translations from ? to ?: the languages of the file are ko-KR, en: give "
-            "--source-language and --target-language"
+            "error: other.tmx: it is not clear which texts are translations: the languages of the file are "
+            "ko-KR, en: give --source-language and --target-language"
         )
     assert not (tmp_path / "out.txt").exists()
     assert run("translate", "가", "--memory", "other.tmx", "--source-language", "ko")[1] == "one\n"

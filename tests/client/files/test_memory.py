@@ -108,23 +108,26 @@ def test_the_languages_are_those_asked_for_or_the_only_ones(written, wanted, of_
 
 
 @pytest.mark.parametrize(
-    ("wanted", "of_head", "tags", "pair"),
+    ("wanted", "of_head", "tags", "problem"),
     [
-        (("", ""), "*all*", ["de", "en"], "from ? to ?"),
-        (("", ""), "de", ["de", "en", "fr"], "from de to en"),
-        (("ko", "en"), "de", ["de", "en"], "from ko to en"),
-        (("de", "zh-TW"), "de", ["de", "zh-CN"], "from de to zh-TW"),
+        (("", ""), "*all*", ["de", "en"], "it is not clear which texts are translations"),
+        (("", ""), "de", ["de", "en", "fr"], "it is not clear which texts are translations"),
+        (("", "en"), "*all*", ["de", "en", "fr"], "it is not clear which texts are translations"),
+        (("", ""), "de", ["de"], "it is not clear which texts are translations"),
+        (("ko", "en"), "de", ["de", "en"], "there are no translations from ko to en"),
+        (("de", "zh-TW"), "de", ["de", "zh-CN"], "there are no translations from de to zh-TW"),
+        (("de", "en"), "de", ["de", "x&#10;y"], "there are no translations from de to en"),
     ],
 )
 def test_languages_that_are_not_clear_are_refused_with_those_of_the_file(
-    written, wanted, of_head, tags, pair
+    written, wanted, of_head, tags, problem
 ):
     path = written(tmx([unit(*((tag, "x") for tag in tags))], of_head))
     with pytest.raises(WrongFile) as caught:
         read_memory(path, source_language=wanted[0], target_language=wanted[1])
     assert caught.value.strerror == (
-        f"no translations {pair}: the languages of the file are {', '.join(tags)}: give --source-language "
-        "and --target-language"
+        f"{problem}: the languages of the file are {', '.join(tags).replace('&#10;', ' ')}: give "
+        "--source-language and --target-language"
     )
 
 
