@@ -24,6 +24,7 @@ with needs_extra("server,cpu", __name__):
     from seq2seq_serve.bulk.engine import Job, start_worker
     from seq2seq_serve.bundle.manifest import Bundle, BundleError, load_bundle
     from seq2seq_serve.bundle.names import TARGET_LANGUAGE
+    from seq2seq_serve.client.files.documents import is_software
     from seq2seq_serve.client.files.formats import FORMATS, Writer, check_formats
     from seq2seq_serve.client.files.glossary import with_glossary
     from seq2seq_serve.client.files.memory import TranslationMemory, memory_count, read_memory
@@ -43,7 +44,7 @@ with needs_extra("server,cpu", __name__):
         TARGET_OPTIONS,
         add_generation_flags,
         add_record_flags,
-        add_reference_flags,
+        add_terms_flags,
         given_options,
     )
     from seq2seq_serve.client.progress import Progress
@@ -122,6 +123,7 @@ def _plan(options: argparse.Namespace) -> tuple[Plan, RunFiles]:
         "text_field": options.field,
         "target_field": options.target_field,
         "format": output_format,
+        "keeps_placeholders": options.keeps_placeholders if any(map(is_software, inputs)) else None,
         "memory": None if memory is None else memory.digest(),
     }
     advice = f"remove {folder / PLAN_FILE} and the shards beside it"
@@ -169,7 +171,9 @@ async def _translate(options: argparse.Namespace, plan: Plan, files: RunFiles) -
     for name in ("seq2seq_serve.bulk", "seq2seq_serve.client.files"):
         logging.getLogger(name).setLevel(logging.INFO)
     _log.info("%d of %d shards are done already", len(shards) - len(waiting), len(shards))
-    job = Job(options.bundle.absolute(), options.runner, options.generation, files)
+    job = Job(
+        options.bundle.absolute(), options.runner, options.generation, files, options.keeps_placeholders
+    )
     start, num_workers = _workers(options, job)
     if not waiting:
         sys.stdout.write(f"nothing is left to do: {options.output} has all {len(shards)} shards\n")
@@ -271,7 +275,7 @@ def _parser() -> argparse.ArgumentParser:
         "(default: as many as fit on the nodes)",
     )
     add_flags(parser, _RUNNER)
-    add_reference_flags(parser)
+    add_terms_flags(parser)
     add_generation_flags(parser, TARGET_OPTIONS)
     return parser
 

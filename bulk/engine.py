@@ -11,7 +11,7 @@ from seq2seq_serve.client.errors import ClientError, FieldViolation
 from seq2seq_serve.client.files.plan import JobError
 from seq2seq_serve.client.files.worker import RunFiles, Worker, WorkerLost
 from seq2seq_serve.client.output import in_flags
-from seq2seq_serve.documents.segments import FormattedText, with_word_alignment
+from seq2seq_serve.documents.segments import kind_of, options_by_kind
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.protos.sources import sources_of
 from seq2seq_serve.server.config import RunnerConfig
@@ -34,12 +34,14 @@ class Job:
         runner: The settings of the engines.
         options: The options of every text.
         files: What is read and written.
+        keeps_placeholders: Whether documents of programs keep their placeholders.
     """
 
     bundle: Path
     runner: RunnerConfig
     options: pb.GenerateOptions
     files: RunFiles
+    keeps_placeholders: bool = True
 
 
 class Engine:
@@ -51,15 +53,17 @@ class Engine:
 
     give_up_seconds = _GIVE_UP_SECONDS
 
-    def __init__(self, model: AsyncModel, options: pb.GenerateOptions) -> None:
-        aligned = with_word_alignment(options, has_attention=model.description.has_attention)
+    def __init__(self, model: AsyncModel, options: pb.GenerateOptions, *, keeps_placeholders: bool) -> None:
+        by_kind = options_by_kind(
+            options, has_attention=model.description.has_attention, keeps_placeholders=keeps_placeholders
+        )
         self._model = model
-        self._plain, self._aligned = model.read_options(options), model.read_options(aligned)
+        self._decodings = {kind: model.read_options(each) for kind, each in by_kind.items()}
         self.in_flight = _TEXTS_PER_SLOT * model.num_slots
 
     def prepare(self, text: str) -> tuple[list[pb.Source], Decoding]:
         """Returns the sources of a text, and how it is decoded."""
-        return sources_of(text), self._aligned if isinstance(text, FormattedText) else self._plain
+        return sources_of(text), self._decodings[kind_of(text)]
 
     async def send(self, request: tuple[list[pb.Source], Decoding]) -> pb.GenerateResponse:
         """Returns the targets of a text; see `TextDecoder`."""
@@ -99,7 +103,7 @@ async def start_worker(job: Job) -> Worker:
     try:
         if list(model.description.sources.values()) != [Form.TEXT]:
             raise JobError(f"{job.bundle} does not have a model that translates texts")
-        return Worker(job.files, Engine(model, job.options))
+        return Worker(job.files, Engine(model, job.options, keeps_placeholders=job.keeps_placeholders))
     except InvalidRequest as error:
         await model.stop()
         raise _job_error(error) from error

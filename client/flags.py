@@ -24,7 +24,7 @@ from seq2seq_serve.client.speech.sounds import DEFAULT_RATE, SoundForm, form_of_
 from seq2seq_serve.client.translate import Translation, parts_folder
 from seq2seq_serve.client.wire import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_SECONDS
 from seq2seq_serve.commands import Parser, add_version, install_command, port_number, program
-from seq2seq_serve.documents.kinds import DOCUMENTS
+from seq2seq_serve.documents.kinds import DOCUMENTS, SOFTWARE
 from seq2seq_serve.documents.segments import COMPRESSED
 from seq2seq_serve.protos.options import OPTIONS, Option
 from seq2seq_serve.protos.seq2seq_v1_pb2 import (
@@ -286,7 +286,7 @@ def _add_translate(command: Callable[..., argparse.ArgumentParser]) -> None:
         action="store_true",
         help="print whole answers, each as a line of JSON; with --stream, every piece, too",
     )
-    add_reference_flags(translation)
+    add_terms_flags(translation)
     _add_attention(translation, "the alignment of a TEXT")
     add_generation_flags(translation, _FOR_TRANSLATION)
 
@@ -477,8 +477,8 @@ def add_record_flags(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_reference_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags of files that say how texts and terms are translated."""
+def add_terms_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags of translation memories, glossaries and placeholders."""
     parser.add_argument(
         "--memory",
         type=Path,
@@ -494,6 +494,13 @@ def add_reference_flags(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="glossary: a term, a tab and its translation on each line, or TBX (.tbx); a target has the "
         "translations of the terms in its source, as with --terms",
+    )
+    parser.add_argument(
+        "--no-keep-placeholders",
+        dest="keeps_placeholders",
+        action="store_false",
+        help=f"in documents of programs ({', '.join(sorted(SOFTWARE))}), do not keep placeholders, which are "
+        "kept there without --keep-placeholders",
     )
 
 
@@ -629,6 +636,7 @@ def _translation(options: argparse.Namespace) -> Translation:
         is_one_of_many=len(options.inputs) > 1,
         memory=tuple(options.memory),
         glossary=options.glossary,
+        keeps_placeholders=options.keeps_placeholders,
     )
 
 

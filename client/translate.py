@@ -27,6 +27,7 @@ from seq2seq_serve.bundle.files import sync_folder
 from seq2seq_serve.client.aio import AsyncClient
 from seq2seq_serve.client.attention import save_alignment
 from seq2seq_serve.client.errors import ClientError
+from seq2seq_serve.client.files.documents import is_software
 from seq2seq_serve.client.files.formats import ANSWERS, Writer, format_of
 from seq2seq_serve.client.files.glossary import with_glossary
 from seq2seq_serve.client.files.lines import STANDARD, count_lines, open_binary, open_input
@@ -50,7 +51,7 @@ from seq2seq_serve.client.output import answer_json, answer_lines, in_flags, len
 from seq2seq_serve.client.progress import Progress
 from seq2seq_serve.client.rpcs import Rpc, Translated, generate
 from seq2seq_serve.client.sync import Client
-from seq2seq_serve.documents.segments import FormattedText, WrongFile, with_word_alignment
+from seq2seq_serve.documents.segments import WrongFile, kind_of, options_by_kind
 from seq2seq_serve.protos.dicts import message_dict
 from seq2seq_serve.protos.languages import standard_tag
 from seq2seq_serve.protos.seq2seq_v1_pb2 import FINISH_REASON_LENGTH, GenerateOptions, GenerateResponse, Model
@@ -73,6 +74,7 @@ class Translation:
         overwrite: Whether to replace an existing `output`.
         memory: Files of translations, whose texts are not sent.
         glossary: A file of terms, which are added to those of the options.
+        keeps_placeholders: Whether documents of programs keep their placeholders.
         is_one_of_many: Whether messages have to name the input, because the command has others.
     """
 
@@ -92,6 +94,7 @@ class Translation:
     attention_file: Path | None
     memory: tuple[Path, ...]
     glossary: Path | None
+    keeps_placeholders: bool
     is_one_of_many: bool = False
 
     @property
@@ -265,13 +268,14 @@ class _Server:
     def __init__(self, client: AsyncClient, plan: Translation, model: Model) -> None:
         self._client = client
         self._generate = partial(generate, client, model=model.name)
-        self._plain = plan.options
-        self._aligned = with_word_alignment(plan.options, has_attention=model.has_attention)
+        self._options = options_by_kind(
+            plan.options, has_attention=model.has_attention, keeps_placeholders=plan.keeps_placeholders
+        )
         self.in_flight, self.give_up_seconds = plan.in_flight, plan.give_up_seconds
 
     def prepare(self, text: str) -> Rpc[GenerateResponse]:
         """Returns the call for a text."""
-        return self._generate(text, options=self._aligned if isinstance(text, FormattedText) else self._plain)
+        return self._generate(text, options=self._options[kind_of(text)])
 
     async def send(self, request: Rpc[GenerateResponse]) -> GenerateResponse:
         """Returns the answer to a call."""
@@ -346,6 +350,7 @@ class _FileOutput:
             "format": plan.format,
             "text_field": plan.field,
             "target_field": plan.target_field,
+            "keeps_placeholders": plan.keeps_placeholders if is_software(plan.input) else None,
             "memory": None if self._memory is None else self._memory.digest(),
         }
         try:

@@ -31,6 +31,22 @@ ARCHIVES: dict[str, type[Archive]] = {
     ".odp": OpenDocument,
     ".epub": Book,
 }
+# Of programs, where placeholders such as %s and {name} stay as they are
+SOFTWARE: dict[str, Kind] = {
+    ".po": Messages,
+    ".xliff": Xliff,
+    ".xlf": Xliff,
+    ".ts": QtTranslations,
+    ".xml": AndroidStrings,
+    ".resx": NetResources,
+    ".properties": Properties,
+    ".strings": AppleStrings,
+    ".stringsdict": AppleStringsDict,
+    ".json": JsonCatalog,
+    ".arb": JsonCatalog,
+    ".yaml": YamlCatalog,
+    ".yml": YamlCatalog,
+}
 DOCUMENTS: dict[str, Kind] = {
     ".srt": Subtitles,
     ".vtt": Subtitles,
@@ -41,20 +57,8 @@ DOCUMENTS: dict[str, Kind] = {
     **ARCHIVES,
     ".md": MarkdownDocument,
     ".markdown": MarkdownDocument,
-    ".po": Messages,
-    ".xliff": Xliff,
-    ".xlf": Xliff,
-    ".ts": QtTranslations,
     ".tmx": TranslationMemory,
-    ".xml": AndroidStrings,
-    ".resx": NetResources,
-    ".properties": Properties,
-    ".strings": AppleStrings,
-    ".stringsdict": AppleStringsDict,
-    ".json": JsonCatalog,
-    ".arb": JsonCatalog,
-    ".yaml": YamlCatalog,
-    ".yml": YamlCatalog,
+    **SOFTWARE,
 }
 # The same, and files of lines, which the client sends line by line
 FILES: dict[str, Kind] = {".txt": Plain} | DOCUMENTS

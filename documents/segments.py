@@ -41,6 +41,46 @@ class FormattedText(str):
     """A text whose parts have different formattings, for which its answer needs the alignment of words."""
 
 
+class SoftwareText(str):
+    """A text of a program, whose placeholders stay as they are."""
+
+
+class FormattedSoftwareText(FormattedText, SoftwareText):
+    """A text of a program whose parts have different formattings."""
+
+
+TextKind = tuple[bool, bool]  # whether a text is a `FormattedText`, and whether a `SoftwareText`
+
+
+def kind_of(text: str) -> TextKind:
+    """Returns what makes the options of a text others than those of a plain one."""
+    return isinstance(text, FormattedText), isinstance(text, SoftwareText)
+
+
+def software_text(text: str) -> SoftwareText:
+    """Returns a text of a document as one of a program."""
+    return FormattedSoftwareText(text) if isinstance(text, FormattedText) else SoftwareText(text)
+
+
+def options_by_kind(
+    options: GenerateOptions, *, has_attention: bool, keeps_placeholders: bool
+) -> dict[TextKind, GenerateOptions]:
+    """Returns the options of texts of each kind.
+
+    Args:
+        options: Those of plain texts.
+        has_attention: Whether the model has attention.
+        keeps_placeholders: Whether those of programs are kept, where no tokens are sampled.
+    """
+    found: dict[TextKind, GenerateOptions] = {}
+    for is_formatted in (False, True):
+        its = with_word_alignment(options, has_attention=has_attention and is_formatted)
+        kept = GenerateOptions(keep_placeholders=keeps_placeholders and not options.temperature)
+        kept.MergeFrom(its)
+        found |= {(is_formatted, False): its, (is_formatted, True): kept}
+    return found
+
+
 def with_word_alignment(options: GenerateOptions, *, has_attention: bool) -> GenerateOptions:
     """Returns the options of a `FormattedText`: those given, and word alignment where there is attention."""
     aligned = GenerateOptions()

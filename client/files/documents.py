@@ -6,7 +6,7 @@ from pathlib import Path
 
 from seq2seq_serve.client.files.lines import read_whole
 from seq2seq_serve.documents.archive import MAX_UNPACKED_BYTES
-from seq2seq_serve.documents.kinds import ARCHIVES, DOCUMENTS, read_file
+from seq2seq_serve.documents.kinds import ARCHIVES, DOCUMENTS, SOFTWARE, read_file
 from seq2seq_serve.documents.segments import COMPRESSED, MAX_BYTES, Document, wrong_file
 
 
@@ -14,6 +14,11 @@ def document_suffix(path: Path) -> str:
     """Returns the suffix of a document, also of a compressed one; empty for other files."""
     suffix = Path(path.name.lower().removesuffix(COMPRESSED)).suffix
     return suffix if suffix in DOCUMENTS else ""
+
+
+def is_software(path: Path) -> bool:
+    """Whether a file is a document of a program, whose placeholders stay as they are."""
+    return document_suffix(path) in SOFTWARE
 
 
 def read_document(path: Path) -> Document:

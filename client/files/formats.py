@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from seq2seq_serve.client.errors import ClientError
-from seq2seq_serve.client.files.documents import document_suffix, read_document
+from seq2seq_serve.client.files.documents import document_suffix, is_software, read_document
 from seq2seq_serve.client.files.lines import count_lines, open_binary, read_lines, text_of
 from seq2seq_serve.client.files.plan import (
     DOCUMENT,
@@ -30,7 +30,7 @@ from seq2seq_serve.client.output import answer_json, answer_lines, error_dict, t
 from seq2seq_serve.client.rpcs import Translated
 from seq2seq_serve.commands import needs_extra
 from seq2seq_serve.documents.kinds import DOCUMENTS
-from seq2seq_serve.documents.segments import COMPRESSED, Document
+from seq2seq_serve.documents.segments import COMPRESSED, Document, software_text
 
 FORMATS = (TEXT, JSONL, PARQUET)
 ANSWERS = "answers"  # whole answers as lines of JSON, without the records of the input
@@ -285,7 +285,10 @@ def _read_document(shard: Shard) -> Lines:
     document = read_document(Path(shard.input))
     if len(document.segments) != shard.num_lines:
         raise JobError(f"{shard.input} has changed since the run was planned: it has other texts")
-    return Lines([segment.text for segment in document.segments], document, set())
+    texts = [segment.text for segment in document.segments]
+    if is_software(Path(shard.input)):
+        texts = [software_text(text) for text in texts]
+    return Lines([*texts], document, set())
 
 
 def _changed(path: Path) -> JobError:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gzip
+import html
 import json
 import random
 import re
@@ -409,3 +410,25 @@ def test_targets_have_the_terms_of_a_glossary(bundle_path, tmp_path, capsys):
     assert all("aw" in target for target, has in zip(targets, has_term, strict=True) if has)
     assert main([*arguments, *FLAGS]) == 2
     assert 'options terms was "1 (' in capsys.readouterr().err
+
+
+def test_documents_of_programs_keep_placeholders(bundle_path, tmp_path):
+    texts = ["하나 {name}", "오늘은 금요일"]
+    messages = "".join(f'msgid "{text}"\nmsgstr ""\n\n' for text in texts)
+    (tmp_path / "a.po").write_text(f'msgid ""\nmsgstr ""\n\n{messages}')
+    (tmp_path / "b.html").write_text("".join(f"<p>{text}</p>\n" for text in texts))
+    inputs = ["--input", str(tmp_path / "a.po"), str(tmp_path / "b.html")]
+    arguments = [str(bundle_path), *inputs, "--output"]
+    assert main([*arguments, str(tmp_path / "out"), *FLAGS]) == 0
+    assert main([*arguments, str(tmp_path / "other"), *FLAGS, "--no-keep-placeholders"]) == 0
+    kept = [one[0].text for one in served(bundle_path, texts, keep_placeholders=True)]
+    plain = [one[0].text for one in served(bundle_path, texts)]
+    assert kept[0] != plain[0]
+
+    def written(folder, name):
+        found = re.findall('(?:<p>|msgstr ")(.+)(?:</p>|")', (tmp_path / folder / name).read_text())
+        return list(map(html.unescape, found))
+
+    assert written("out", "a.po") == kept
+    assert written("other", "a.po") == plain
+    assert written("out", "b.html") == plain

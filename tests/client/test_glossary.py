@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.client import GenerateOptions, read_glossary
 from seq2seq_serve.client.files.plan import settings_of
 
@@ -79,3 +80,27 @@ def test_the_plan_of_a_run_has_a_digest_of_the_terms():
     assert settings(a="b") != settings(a="c")
     assert len(json.dumps(settings(**{str(number): "x" for number in range(1000)}))) < 100
     assert settings_of(GenerateOptions(priority=3)) == settings() == {}
+
+
+PO = 'msgid ""\nmsgstr ""\n\nmsgid "a %s"\nmsgstr ""\n\nmsgid "b"\nmsgstr ""\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "kept"),
+    [
+        ("in.po", [], [True, False]),
+        ("in.po", ["--no-keep-placeholders"], [False, False]),
+        ("in.po", ["--no-keep-placeholders", "--keep-placeholders"], [True, False]),
+        ("in.po", ["--temperature", "0.5", "--seed", "1"], [False, False]),
+        ("in.html", [], [False, False]),
+        ("in.html", ["--keep-placeholders"], [True, False]),
+    ],
+)
+def test_documents_of_programs_keep_placeholders(run, server, tmp_path, name, flags, kept):
+    (tmp_path / "in.po").write_text(PO)
+    (tmp_path / "in.html").write_text("<p>a %s</p><p>b</p>")
+    before = len(server.turns.requests)
+    code, _, err = run("translate", "--input", name, "--output", name.replace("in", "out"), *flags)
+    assert (code, err) == (0, [])
+    requests = sorted(server.turns.requests[before:], key=lambda request: -len(request.sources[SOURCE_IDS]))
+    assert [request.terms is not None for request in requests] == kept
