@@ -104,3 +104,31 @@ def test_documents_of_programs_keep_placeholders(run, server, tmp_path, name, fl
     assert (code, err) == (0, [])
     requests = sorted(server.turns.requests[before:], key=lambda request: -len(request.sources[SOURCE_IDS]))
     assert [request.terms is not None for request in requests] == kept
+
+
+def test_a_text_in_which_too_many_terms_occur_fails_alone(run, tmp_path):
+    """Five of them in a row ended the work, because the server named an option as their fault."""
+    (tmp_path / "terms.tsv").write_text(
+        "".join(f"{chr(0x4E00 + n)}\t{chr(97 + n % 26)}{n}\n" for n in range(65))
+    )
+    long = "".join(chr(0x4E00 + number) for number in range(65))
+    flags = ["--glossary", "terms.tsv", "--long-source", "split"]
+    code, out, err = run("translate", *flags, stdin="\n".join(["ab", *[long] * 6, "cd"]).encode())
+    assert (code, out) == (1, "ab\n\n\n\n\n\n\ncd\n")
+    assert len(err) == 6
+    assert err[0] == (
+        "error: line 2: INVALID_ARGUMENT: the source has 65 terms, and at most 64 can be required: send a "
+        "shorter source, or fewer terms"
+    )
+
+
+def test_a_text_whose_placeholders_have_no_room_fails_alone(run, tmp_path):
+    """In bulk work it ended the run, because the server named an option as its fault."""
+    (tmp_path / "in.po").write_text(PO.replace("a %s", "%s" * 8))
+    command = ["--input", "in.po", "--output", "out.po", "--max-new-tokens", "8"]
+    code, _, [line] = run("translate", *command)
+    assert code == 1
+    assert line.startswith(
+        "error: text 1 (%s%s%s%s%s%s%s%s): INVALID_ARGUMENT: what the target has to have takes"
+    )
+    assert 'msgid "b"\nmsgstr "b"' in (tmp_path / "out.po").read_text()

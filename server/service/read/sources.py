@@ -201,7 +201,7 @@ def _request(
             raise InvalidRequest(
                 f"what the target has to have takes {num_required} tokens, and at most {limit} fit: send "
                 "fewer terms and placeholders, or a shorter text",
-                field="options.terms" if decoding.options.terms else "options.keep_placeholders",
+                field="options",
             )
     if model.reads_sound:
         memory_length = model.max_memory_length  # also if the sound is cut into whole windows later
@@ -308,7 +308,7 @@ def _read_text(
     max_tokens = limit * (MAX_TIMES_TOO_LONG if decoding.options.long_source in _FITTING else 1)
     check_bytes(text, max_tokens, model, given.field)
     if decoding.glossary is not None:
-        decoding.glossary.check_number(text, checkpoint)
+        decoding.glossary.check_number(text, given.field, checkpoint)
     if decoding.options.long_source in SPLITTING:
         readings = list(islice(_passages(text, given, decoding, request_of, checkpoint), MAX_PARTS + 1))
         if len(readings) > MAX_PARTS:

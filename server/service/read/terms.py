@@ -126,14 +126,14 @@ class Glossary:
         required = RequiredTerms(terms, self._tokenizer.token_bytes) if terms else None
         return Required(required, writable, tuple(one for one in texts if not spellings[one]))
 
-    def check_number(self, text: str, checkpoint: YieldPoint) -> None:
-        """Refuses a source in which too many terms occur."""
+    def check_number(self, text: str, field: str, checkpoint: YieldPoint) -> None:
+        """Refuses a source, whose field is given, in which too many terms occur."""
         targets, _ = self._found(text, checkpoint)
         if len(targets) > _MAX_FOUND:
             raise InvalidRequest(
                 f"the source has {len(targets)} terms, and at most {_MAX_FOUND} can be required: send a "
                 "shorter source, or fewer terms",
-                field="options.terms",
+                field=field,
             )
 
     def _written(self, texts: Sequence[str]) -> list[tuple[Spelling, ...]]:
