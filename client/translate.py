@@ -143,17 +143,18 @@ def translate_all(client: Client, connect: Callable[[], AsyncClient], plans: Seq
 
     Raises:
         ClientError: No server answers, or the command stopped before the last text.
-        OSError: An output cannot be written, or the only input cannot be read.
+        OSError: An output cannot be written, or a memory, the glossary or the only input cannot be read.
         JobError: The only output belongs to another command or input.
     """
-    codes = list[int]()
+    codes, memories = list[int](), _Memories()
     for number, plan in enumerate(plans, 1):
         if len(plans) > 1 and sys.stderr.isatty():
             sys.stderr.write(f"{number} of {len(plans)}: {plan.input}\n")
         try:
-            codes.append(translate(client, connect, plan))
+            codes.append(translate(client, connect, plan, memories))
         except (JobError, WrongFile) as error:
-            if len(plans) == 1:
+            is_of_all = isinstance(error, WrongFile) and Path(error.filename) in (*plan.memory, plan.glossary)
+            if len(plans) == 1 or is_of_all:
                 raise
             text = f"{error.filename}: {error.strerror}" if isinstance(error, WrongFile) else str(error)
             sys.stderr.writelines(
@@ -163,17 +164,20 @@ def translate_all(client: Client, connect: Callable[[], AsyncClient], plans: Seq
     return max(codes)
 
 
-def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translation) -> int:
+def translate(
+    client: Client, connect: Callable[[], AsyncClient], plan: Translation, memories: _Memories
+) -> int:
     """Translates the texts, writes the answers, and returns the exit code.
 
     Args:
         client: A connection to the server.
         connect: Opens another one, on an event loop.
         plan: The settings.
+        memories: Those of the command.
 
     Raises:
         ClientError: No server answers, or the command stopped before the last text.
-        OSError: The input cannot be read, or the output cannot be written.
+        OSError: A file cannot be read, or the output cannot be written.
         JobError: The output to continue belongs to another command or input.
     """
     if plan.is_to_file:
@@ -189,7 +193,7 @@ def translate(client: Client, connect: Callable[[], AsyncClient], plan: Translat
             )
             return 0
     model = _find_model(client, plan)
-    memory = _memory(plan, model)
+    memory = memories.find(plan, model)
     plan = replace(plan, model=model.name, options=with_glossary(plan.options, plan.glossary, model))
     if plan.is_to_file:
         return _FileOutput(plan, model, memory).write(connect)
@@ -237,15 +241,26 @@ def _find_model(client: Client, plan: Translation) -> Model:
         return Model(name=plan.model)
 
 
-def _memory(plan: Translation, model: Model) -> TranslationMemory | None:
-    """Returns the translations of files between the languages of the options and of the model.
+class _Memories:
+    """The translation memory of a command by its languages, which may take seconds to read: once.
 
-    Raises:
-        OSError: A file cannot be read, or has other languages.
+    Owned by `translate_all`.
     """
-    if not plan.memory:
-        return None
-    return read_memory(*plan.memory, **languages_of(plan.options, model))
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[str, ...], TranslationMemory] = {}
+
+    def find(self, plan: Translation, model: Model) -> TranslationMemory | None:
+        """Returns the translations between the languages of the options and of the model; None for no files.
+
+        Raises:
+            OSError: A file cannot be read, or has other languages.
+        """
+        languages = languages_of(plan.options, model)
+        key = tuple(languages.values())
+        if plan.memory and key not in self._read:
+            self._read[key] = read_memory(*plan.memory, **languages)
+        return self._read.get(key)
 
 
 def _check_complete(plan: Translation) -> None:

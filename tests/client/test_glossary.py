@@ -1,5 +1,6 @@
 """`--glossary` against a server that echoes: the terms of the file are in the targets."""
 
+import gzip
 import json
 
 import pytest
@@ -7,6 +8,7 @@ import pytest
 from seq2seq_serve.bundle.names import SOURCE_IDS
 from seq2seq_serve.client import GenerateOptions, read_glossary
 from seq2seq_serve.client.files.plan import settings_of
+from seq2seq_serve.documents.segments import FormattedText, kind_of, options_by_kind, software_text
 
 TERMS = "# terms\ncat\tKatze\nblack dog\tHund\n"
 TBX = """<tbx><text><body><conceptEntry>
@@ -92,15 +94,19 @@ PO = 'msgid ""\nmsgstr ""\n\nmsgid "a %s"\nmsgstr ""\n\nmsgid "b"\nmsgstr ""\n'
         ("in.po", ["--no-keep-placeholders"], [False, False]),
         ("in.po", ["--no-keep-placeholders", "--keep-placeholders"], [True, False]),
         ("in.po", ["--temperature", "0.5", "--seed", "1"], [False, False]),
+        ("in.properties", [], [True, False]),
+        ("in.yaml.gz", [], [True, False]),
         ("in.html", [], [False, False]),
         ("in.html", ["--keep-placeholders"], [True, False]),
     ],
 )
 def test_documents_of_programs_keep_placeholders(run, server, tmp_path, name, flags, kept):
     (tmp_path / "in.po").write_text(PO)
+    (tmp_path / "in.properties").write_text("x=a %s\ny=b\n")
+    (tmp_path / "in.yaml.gz").write_bytes(gzip.compress(b"en:\n  x: a %s\n  y: b\n"))
     (tmp_path / "in.html").write_text("<p>a %s</p><p>b</p>")
     before = len(server.turns.requests)
-    code, _, err = run("translate", "--input", name, "--output", name.replace("in", "out"), *flags)
+    code, _, err = run("translate", "--input", name, "--output", f"out.{name.split('.')[1]}", *flags)
     assert (code, err) == (0, [])
     requests = sorted(server.turns.requests[before:], key=lambda request: -len(request.sources[SOURCE_IDS]))
     assert [request.terms is not None for request in requests] == kept
@@ -132,3 +138,19 @@ def test_a_text_whose_placeholders_have_no_room_fails_alone(run, tmp_path):
         "error: text 1 (%s%s%s%s%s%s%s%s): INVALID_ARGUMENT: what the target has to have takes"
     )
     assert 'msgid "b"\nmsgstr "b"' in (tmp_path / "out.po").read_text()
+
+
+def test_a_text_asks_for_what_it_needs_alone():
+    bold = FormattedText("b")
+    texts = ["a", bold, software_text("a"), software_text(bold)]
+
+    def asked(**model):
+        by_kind = options_by_kind(GenerateOptions(beam_size=2), **model)
+        found = [by_kind[kind_of(text)] for text in texts]
+        assert all(options.beam_size == 2 for options in found)
+        return [(options.word_alignment, options.keep_placeholders) for options in found]
+
+    every = [(False, False), (True, False), (False, True), (True, True)]
+    assert asked(has_attention=True, keeps_placeholders=True) == every
+    assert asked(has_attention=False, keeps_placeholders=True) == [(False, keeps) for _, keeps in every]
+    assert asked(has_attention=True, keeps_placeholders=False) == [(aligns, False) for aligns, _ in every]

@@ -1,12 +1,13 @@
 """`seq2seq translate --memory` against a server that echoes: what is not sent, and what is reported."""
 
 import json
+import os
+import threading
 
 import pytest
 
 from seq2seq_serve.bundle.manifest import Choice
 from seq2seq_serve.client.files.formats import Writer
-from seq2seq_serve.client.flags import make_parser, translation
 from tests.server.service.harness import serving_on_a_thread, with_manifest
 
 TMX = """<tmx version="1.4"><header srclang="{head}"/><body>
@@ -113,6 +114,21 @@ def test_a_memory_of_other_languages_is_one_line_and_no_output(run, tmp_path):
     assert (code, line) == (1, "error: none.tmx: No such file or directory")
 
 
+def test_several_files_share_a_memory_that_is_read_once(run, tmp_path):
+    for name in ("a.txt", "b.txt"):
+        (tmp_path / name).write_text("가\nab\n")
+    os.mkfifo(tmp_path / "pipe")  # cannot be read twice
+    writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text(TMX.format(head="ko", last="x")))
+    writer.start()
+    command = ["translate", "--input", "a.txt", "b.txt", "--to", "out", "--memory"]
+    assert run(*command, "pipe") == (0, "", ["from the memory: 1 text"] * 2)
+    writer.join()
+    assert (tmp_path / "out" / "b.txt").read_text() == "one\nab\n"
+    (tmp_path / "wrong.tmx").write_text("<html/>")
+    [line] = run(*command, "wrong.tmx", "--overwrite")[2]
+    assert line == "error: wrong.tmx: line 1: the file is not <tmx>, but <html>"
+
+
 def test_the_languages_are_those_of_the_model(run, tmp_path):
     (tmp_path / "all.tmx").write_text(TMX.format(head="*all*", last="three"))
     with serving_on_a_thread() as served:
@@ -127,9 +143,7 @@ def test_the_languages_are_those_of_the_model(run, tmp_path):
         assert run(*command)[1] == "가\n가\n"
 
 
-def test_the_alignment_of_a_text_needs_the_text_to_be_decoded(capsys):
+def test_the_alignment_of_a_text_needs_the_text_to_be_decoded(run, capsys):
     with pytest.raises(SystemExit, match="2"):
-        translation(
-            make_parser().parse_args(["translate", "가", "--memory", "old.tmx", "--attention", "a.json"])
-        )
+        run("translate", "가", "--memory", "old.tmx", "--attention", "a.json")
     assert "--attention needs a text that is decoded: leave out --memory" in capsys.readouterr().err
