@@ -463,7 +463,7 @@ class _Report:
         """Writes the final progress, by default to the last text that was reported, and the warnings."""
         self._progress.close(self.num_done if num_done is None else num_done, self.num_failed)
         if self._plan.memory:
-            self._progress.write(f"{memory_count(self._num_from_memory)}\n")
+            self._progress.write(f"{self._file}{memory_count(self._num_from_memory)}\n")
         self._warn(
             self._at_limit,
             "the target ended at its length limit: it may repeat itself or lack its end "
@@ -482,12 +482,16 @@ class _Report:
             place = self._place(numbers[0], num_more=len(numbers) - 1)
             self._progress.write(f"warning: {place}{text}\n")
 
+    @property
+    def _file(self) -> str:
+        """The beginning of a message, where the command has several inputs."""
+        return f"{self._plan.input}: " if self._plan.is_one_of_many else ""
+
     def _place(self, number: int, *, num_more: int = 0) -> str:
         if self._plan.has_one_text:
             return ""
         kind = "text" if self._plan.texts or self._plan.format == DOCUMENT else "line"
-        file = f"{self._plan.input}: " if self._plan.is_one_of_many else ""
-        return f"{file}{kind} {number}" + (f" and {num_more} more: " if num_more else ": ")
+        return f"{self._file}{kind} {number}" + (f" and {num_more} more: " if num_more else ": ")
 
 
 class _Answers:

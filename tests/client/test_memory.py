@@ -121,7 +121,7 @@ def test_several_files_share_a_memory_that_is_read_once(run, tmp_path):
     writer = threading.Thread(target=lambda: (tmp_path / "pipe").write_text(TMX.format(head="ko", last="x")))
     writer.start()
     command = ["translate", "--input", "a.txt", "b.txt", "--to", "out", "--memory"]
-    assert run(*command, "pipe") == (0, "", ["from the memory: 1 text"] * 2)
+    assert run(*command, "pipe") == (0, "", [f"{name}.txt: from the memory: 1 text" for name in "ab"])
     writer.join()
     assert (tmp_path / "out" / "b.txt").read_text() == "one\nab\n"
     (tmp_path / "wrong.tmx").write_text("<html/>")
