@@ -206,7 +206,7 @@ class _Bilingual(Document):
 
     def _end(self, unit: _Unit, name: str) -> None:
         """Ends an element inside a unit: a translation may come after the text."""
-        if name in ("source", "seg-source"):
+        if name in ("source", "seg-source") and self._around[-1][0].local in self.unit_names:
             unit.place = len(self._parts)
 
     @abstractmethod

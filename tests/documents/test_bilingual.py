@@ -106,6 +106,12 @@ def test_xliff_gets_targets_with_their_elements(newline):
     assert 'state="translated">Empty %s<' in translated("a.xliff", content, same)[1]
 
 
+def test_a_target_stands_beside_its_source_and_not_in_an_alternative():
+    begin = "<xliff><trans-unit><source>Hi there</source>"
+    end = "<alt-trans><source>Hi</source><target>Hallo</target></alt-trans></trans-unit></xliff>"
+    assert translated("a.xlf", begin + end, capitals)[1] == f"{begin}<target>HI THERE</target>{end}"
+
+
 def test_xliff_2_gets_targets_and_states():
     texts, written = translated("a.xlf", XLIFF2, capitals)
     assert texts == ["Hello there", "Empty"]
