@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from html.entities import html5
 from pathlib import Path
 from xml.parsers import expat
 
@@ -132,8 +133,9 @@ class _Reader:
         parser.EndElementHandler = lambda name: self._add(Event(END, name))
         parser.CharacterDataHandler = self._add_text
         parser.StartCdataSectionHandler = lambda: self._add_text("")
-        for name in ("CommentHandler", "ProcessingInstructionHandler", "SkippedEntityHandler"):
+        for name in ("CommentHandler", "ProcessingInstructionHandler"):
             setattr(parser, name, lambda *_: self._add(Event(OTHER)))
+        parser.SkippedEntityHandler = self._add_entity
         parser.StartDoctypeDeclHandler = lambda *_: self._add(Event(OTHER))
 
         def refuse(*_: object) -> None:
@@ -143,6 +145,14 @@ class _Reader:
 
     def _add(self, event: Event) -> None:
         self.found.append((event, self.parser.CurrentByteIndex))
+
+    def _add_entity(self, name: str, is_parameter: bool) -> None:
+        """Adds an entity that a DTD declares, which is not read: those of HTML are texts."""
+        text = "" if is_parameter else html5.get(f"{name};")
+        if text:
+            self._add_text(text)
+        else:
+            self._add(Event(OTHER))
 
     def _add_text(self, text: str) -> None:
         event, _ = self.found[-1]

@@ -196,6 +196,20 @@ def test_books_keep_pages_styles_and_code():
     assert zipfile.ZipFile(io.BytesIO(written)).infolist()[0].filename == "mimetype"
 
 
+def test_entities_that_books_have_from_html_are_texts():
+    page = '<!DOCTYPE html PUBLIC "-//W3C//DTD XHTML 1.1//EN" "xhtml11.dtd">'
+    page += '<html xmlns="http://www.w3.org/1999/xhtml"><body><p>The caf&eacute;{}</p></body></html>'
+    item = '<item href="a.xhtml" media-type="application/xhtml+xml"/>'
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        archive.writestr("META-INF/container.xml", '<c><rootfile full-path="a.opf"/></c>')
+        archive.writestr("a.opf", f"<p>{item}</p>")
+        archive.writestr("a.xhtml", page.format("&nbsp;is&mdash;&own;"))
+    texts, written = translated("a.epub", stream.getvalue(), capitals)
+    assert texts == ["The café is—"]
+    assert parts(written)["a.xhtml"].decode().endswith("<p>THE CAFÉ IS—&own;</p></body></html>")
+
+
 def test_open_document_keeps_spans_and_values():
     texts, written = translated("a.odt", open_text(), capitals)
     assert texts == ["The title", "Go to sleep"]
