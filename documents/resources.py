@@ -10,7 +10,8 @@ from seq2seq_serve.documents.values import without_escapes
 
 _ANDROID_MARK = re.compile(r"""((?<!\\)(?:\\\\)*+\\n|(?<!\\)"|&quot;)""")
 _ANDROID_REFERENCE = re.compile(r"\s*+[@?][\w.:/+-]++\s*+")
-_ANDROID_ESCAPES = str.maketrans({"\\": r"\\", "'": r"\'", '"': r"\"", "\n": r"\n"})
+_ANDROID_ESCAPES = str.maketrans({"\\": r"\\", "'": r"\'", '"': r"\""})
+_ANDROID_SIGN = re.compile(r"\A\s*+(?=[@?])")  # begins a reference
 _ANDROID_STYLES = "a annotation b big font i s small strike sub sup tt u"
 _ANDROID_TEXTS = (("resources", "string"), ("plurals", "item"), ("string-array", "item"))
 _PLURAL_FORMS = ("zero", "one", "two", "few", "many", "other")
@@ -31,7 +32,7 @@ class _AndroidContent(Content):
 
 
 def _escaped(text: str) -> str:
-    return escaped_xml(text.translate(_ANDROID_ESCAPES))
+    return escaped_xml(_ANDROID_SIGN.sub(r"\g<0>\\", text.translate(_ANDROID_ESCAPES)))
 
 
 class AndroidStrings(XmlTexts):

@@ -9,6 +9,7 @@ from translate.storage import aresource, resx
 
 from seq2seq_serve.documents.kinds import FILES
 from seq2seq_serve.documents.segments import WrongFile
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
 from tests.documents.answers import backwards, capitals, translated
 
 ANDROID = r"""<?xml version="1.0" encoding="utf-8"?>
@@ -67,6 +68,25 @@ def test_android_keeps_styles_escapes_and_what_is_not_to_be_translated():
     store = aresource.AndroidResourceFile.parsestring(written.encode())
     assert str(store.units[0].target) == "DON'T <b>STOP</b> &amp; GO\nNOW"
     assert "<b>STOP</b> DON\\'T" in translated("a.xml", ANDROID, backwards)[1]
+
+
+@pytest.mark.parametrize("target", ["@ami là", "?ami là", " @ami"])
+def test_a_target_is_not_a_reference_of_android(target):
+    """The build failed, or took the text from another string."""
+    content = r"<resources><string>\@ami \?</string></resources>"
+    answer = GenerateResponse(hypotheses=[Hypothesis(text=target)])
+    texts, written = translated("a.xml", content, lambda _: answer)
+    assert texts == ["@ami ?"]
+    escaped = target.replace("@", r"\@").replace("?", r"\?")
+    assert written == f"<resources><string>{escaped}</string></resources>"
+
+
+def test_a_string_over_several_lines_of_android_keeps_its_indentation():
+    """Its white space, which is not shown, became line breaks that are."""
+    content = "<resources><string>\n   A long\n   text\n</string></resources>"
+    texts, written = translated("a.xml", content, capitals)
+    assert texts == ["A long text"]
+    assert written == "<resources><string>\n   A LONG TEXT\n</string></resources>"
 
 
 def test_resx_keeps_comments_and_what_is_not_a_string():
