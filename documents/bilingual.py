@@ -18,7 +18,9 @@ from seq2seq_serve.documents.elements import BEGIN, END, TEXT, Content, Event, N
 from seq2seq_serve.documents.markup import Flows, escaped_xml
 from seq2seq_serve.documents.messages import has_placeholders
 from seq2seq_serve.documents.segments import LETTER, Document, Segment, TextSpan, wrong_file
+from seq2seq_serve.protos.languages import is_same_language
 
+_LANGUAGE = re.compile(r"""<tuv\b[^<>]*?\b(?:xml:)?lang\s*+=\s*+["']([^"'<>]*+)""")
 _LANGUAGES = ("http://www.w3.org/XML/1998/namespace lang", "lang")  # attributes of TMX
 _UNTRANSLATED = ("new", "needs-translation")  # states of XLIFF 1.2
 _STATE, _TYPE = (
@@ -301,7 +303,10 @@ class QtTranslations(_Bilingual):
 
 
 class TranslationMemory(_Bilingual):
-    """TMX: units with a text in its language only. The other language is that of the other units."""
+    """TMX: units with a text in its language only. The other language is that of the other units.
+
+    The texts of a file for "en" may be in en-US. In one for all languages the first one is translated.
+    """
 
     names = Names(
         around=frozenset(["hi"]), fixed=frozenset(["ph"]), beside=frozenset(["bpt", "ept", "it", "ut"])
@@ -310,6 +315,7 @@ class TranslationMemory(_Bilingual):
     unit_names = ("tu",)
 
     def __init__(self, content: bytes, path: Path) -> None:
+        self._languages = [*dict.fromkeys(_LANGUAGE.findall(decoded_xml(content, path)[1]))]
         self._source_language = ""
         self._others: dict[str, None] = {}
         super().__init__(content, path)
@@ -319,8 +325,18 @@ class TranslationMemory(_Bilingual):
             raise wrong_file(path, f'{text}: add a <tuv xml:lang="…"> to the first <tu>, or remove others')
 
     def _add_outside(self, event: Event) -> None:
-        if event.local == "header":
-            self._source_language = event.attributes.get("srclang", "")
+        if event.local != "header" or not self._languages:
+            return
+        language = event.attributes.get("srclang", "*all*")
+        if language == "*all*":
+            language = self._languages[0]
+        same = [one for one in self._languages if one.lower() == language.lower()]
+        same += [one for one in self._languages if is_same_language(one, language)]
+        if not same:
+            known = ", ".join(self._languages[:8])
+            text = f"the srclang of the file is {language}, and its texts are in {known}: correct it"
+            raise wrong_file(self._path, text)
+        self._source_language = same[0]
 
     def _element(self, unit: _Unit, event: Event) -> _Element | None:
         tuv = self._around[-1][0]

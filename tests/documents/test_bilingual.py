@@ -174,8 +174,27 @@ def test_tmx_gets_the_other_language():
 
 
 @pytest.mark.parametrize(
+    ("header", "first", "other"),
+    [("en", "en-US", "de"), ("EN-us", "en-US", "en-GB"), ("*all*", "en-US", "de"), ("en-US", "en", "de")],
+)
+def test_tmx_has_the_language_of_its_header_with_or_without_a_region(header, first, other):
+    content = TMX.replace('srclang="en"', f'srclang="{header}"').replace('"de"', f'"{other}"')
+    for language in ("en", "EN"):
+        case = first.upper() if language.isupper() else first
+        content = content.replace(f'xml:lang="{language}"', f'xml:lang="{case}"')
+    texts, written = translated("a.tmx", content, capitals)
+    assert texts == ["Two three", "Four"]
+    assert f'<tuv xml:lang="{other}"><seg>TWO <hi>THREE</hi></seg></tuv>' in written
+
+
+@pytest.mark.parametrize(
     ("name", "content", "message"),
     [
+        (
+            "a.tmx",
+            TMX.replace('srclang="en"', 'srclang="ko"'),
+            "the srclang of the file is ko, and its texts are in en, de, EN: correct it",
+        ),
         ("a.ts", QT.replace("<numerusform/>", "<numerusform/>" * 6), "a message has 7 plural forms"),
         ("a.ts", "let x = 1", "the file is not XML: syntax error"),
         ("a.xliff", "<tmx/>", "the file begins with <tmx>, and must begin with <xliff>"),
