@@ -11,10 +11,16 @@ _PLACEHOLDER = re.compile(
     | (?<![\w.+-]) [\w.+-]{1,64} @ [\w-]{1,64} (?:\.[\w-]{1,64}){1,8}  # an e-mail address
     | </?[A-Za-z][^<>]{0,500}>                                         # a tag
     | \{\{ [^{}\n]{1,64} \}\}                                          # {{name}}
-    | \$\{ [^{}\n]{1,64} \}                                            # ${name}
+    | [$%]\{ [^{}\n]{1,64} \}                                          # ${name}, %{name}
     | \{ [\w.:!,\[\]-]{0,64} \}                                        # {name}, {0:d}, {}
-    | % \( \w{1,64} \) [a-zA-Z]                                        # %(name)s
-    | % (?:\d{1,2}\$)? [-+\#0]? \d{0,3} (?:\.\d{1,2})? (?:hh?|ll?|[jztL])? [@diouxXeEfgGcsp] (?![^\W_])  # %s
+    | \{ \w{1,64},\ (?:number|date|time|ordinal|spellout|duration) [^{}\n]{0,64} \}  # {count, number}
+    | \$t\( [^()\n]{1,128} \)                                          # $t(name)
+    | % (?:\d{1,2}\$)? \#@ \w{1,64} @                                  # %#@name@
+    | % \( \w{1,64} \) [-+\#]? \d{0,3} (?:\.\d{1,2})? [a-zA-Z]         # %(name)s
+    | % (?:\d{1,2}\$)? @                                               # %@
+    | % (?:\d{1,2}\$)? [-+\#0]? \d{0,3} (?:\.\d{1,2})? (?:hh?|ll?|[jztL])? [diouxXeEfgGcspn] (?![^\W_])  # %s
+    | % L? [1-9] \d? (?![^\W_])                                        # %1, %L1
+    | %%
     """,
     re.VERBOSE,
 )
@@ -25,7 +31,7 @@ def placeholders(text: str) -> list[tuple[int, int]]:
     """Returns where a text has placeholders, each by its begin and end, in their order.
 
     They are URLs, e-mail addresses, tags (`<b>`, `<br/>`, `</a>`), and variables: `{name}`, `{{name}}`,
-    `${name}`, `%s`, `%1$s`, `%(name)s`.
+    `{count, number}`, `${name}`, `%{name}`, `$t(name)`, `%s`, `%1$s`, `%(name)s`, `%1`, `%@`, `%#@name@`.
     """
     spans = []
     for found in _PLACEHOLDER.finditer(text):

@@ -15,7 +15,7 @@ from html import escape
 from pathlib import Path
 
 from seq2seq_serve.documents.elements import BEGIN, END, TEXT, Content, Event, Names, decoded_xml, events
-from seq2seq_serve.documents.markup import Flows, escaped_xml
+from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
 from seq2seq_serve.documents.messages import has_placeholders
 from seq2seq_serve.documents.segments import LETTER, Document, Segment, TextSpan, wrong_file
 from seq2seq_serve.protos.languages import is_same_language
@@ -127,7 +127,7 @@ class _Entry:
         """Returns the markup of the translation, and whether it is one to review."""
         written = self._target if self._flows is None else self._flows.written()
         is_whole = self._num_translated == len(self.segments)
-        return written, not (is_whole and has_placeholders(written, self._source))
+        return written, not (is_whole and has_placeholders(unescaped(written), unescaped(self._source)))
 
 
 class _Bilingual(Document):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from seq2seq_serve.bundle.placeholders import placeholders
 from seq2seq_serve.documents.segments import (
     LETTER,
     LINE_BREAK,
@@ -27,7 +28,6 @@ _NUM_FORMS = re.compile(r"nplurals\s*+=\s*+0*+([0-9]++)")
 _ESCAPE = re.compile(r"\\(.)")
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", '"': '"', "\\": "\\"}
 _TO_ESCAPE = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n", "\t": r"\t", "\r": r"\r"})
-_PLACEHOLDER = re.compile(r"%(?:\(\w++\))?[#0\- +]*+\d*+(?:\.\d++)?[a-zA-Z%]|\{[^{}]*+\}|</?\w[^<>]*+>")
 
 
 @dataclass(slots=True)
@@ -147,4 +147,5 @@ class Messages(Document):
 
 def has_placeholders(target: str, message: str) -> bool:
     """Whether a translation has each placeholder and tag of its message as often."""
-    return sorted(_PLACEHOLDER.findall(target)) == sorted(_PLACEHOLDER.findall(message))
+    one, other = (sorted(text[begin:end] for begin, end in placeholders(text)) for text in (target, message))
+    return one == other

@@ -112,6 +112,15 @@ def test_a_target_stands_beside_its_source_and_not_in_an_alternative():
     assert translated("a.xlf", begin + end, capitals)[1] == f"{begin}<target>HI THERE</target>{end}"
 
 
+@pytest.mark.parametrize("source", ["&lt;b&gt;Go&lt;/b&gt; now", "Go to %1 now", "Go %L1, &quot;%n&quot;"])
+def test_a_translation_without_placeholders_is_to_be_reviewed(source):
+    """Tags were compared as they are written, and those of Qt were not known."""
+    content = f"<TS><message><source>{source}</source><translation/></message></TS>"
+    _, written = translated("a.ts", content, lambda _: same("Geh"))
+    assert '<translation type="unfinished">Geh<' in written
+    assert "<translation>" in translated("a.ts", content, same)[1]
+
+
 def test_xliff_2_gets_targets_and_states():
     texts, written = translated("a.xlf", XLIFF2, capitals)
     assert texts == ["Hello there", "Empty"]

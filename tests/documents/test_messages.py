@@ -7,6 +7,7 @@ import pytest
 
 from seq2seq_serve.documents.messages import Messages
 from seq2seq_serve.documents.segments import WrongFile
+from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateResponse, Hypothesis
 from tests.documents.answers import capitals, translated
 
 FILE = r"""# A header
@@ -66,6 +67,24 @@ def test_an_escape_that_is_not_read_stays_in_the_text():
 def test_a_message_without_flags_gets_a_line_for_them():
     _, written = translated("a.po", 'msgctxt "x"\nmsgid "{a} b"\nmsgstr ""\n', capitals)
     assert written == '#, fuzzy\nmsgctxt "x"\nmsgid "{a} b"\nmsgstr "{A} B"\n'
+
+
+@pytest.mark.parametrize(
+    ("message", "target", "is_fuzzy"),
+    [
+        ("100% of it", "100 % davon", False),
+        ("%s of {n}", "{n} von %s", False),
+        ("Go to %1", "Geh", True),
+        ("A%% b", "A b", True),
+        ("See $t(a.b)", "Sieh $T(a.b)", True),
+        ("{n, number} b", "{n} b", True),
+        ("See https://a.de/b", "Sieh https://a.de", True),
+    ],
+)
+def test_a_message_is_fuzzy_without_its_placeholders(message, target, is_fuzzy):
+    answer = GenerateResponse(hypotheses=[Hypothesis(text=target)])
+    content = f'msgid "{message}"\nmsgstr ""\n'
+    assert ("fuzzy" in translated("a.po", content, lambda _: answer)[1]) is is_fuzzy
 
 
 @pytest.mark.parametrize("forms", ["1", "6", "0002"])
