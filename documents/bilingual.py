@@ -17,7 +17,7 @@ from pathlib import Path
 from seq2seq_serve.documents.elements import BEGIN, END, TEXT, Content, Event, Names, decoded_xml, events
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
 from seq2seq_serve.documents.messages import has_placeholders
-from seq2seq_serve.documents.segments import LETTER, Document, Segment, TextSpan, wrong_file
+from seq2seq_serve.documents.segments import Document, Segment, TextSpan, has_choice, has_words, wrong_file
 from seq2seq_serve.protos.languages import is_same_language
 
 _LANGUAGE = re.compile(r"""<tuv\b[^<>]*?\b(?:xml:)?lang\s*+=\s*+["']([^"'<>]*+)""")
@@ -102,7 +102,8 @@ class _Entry:
         self._num_translated = 0
         if len(source.inside) == 1 and "<" not in self._source:  # most are, and take less memory so
             text = source.inside[0].text
-            self.segments = [Segment(((text, 0),), self._write)] if LETTER.search(text) else []
+            is_sent = has_words(text) and not has_choice(text)
+            self.segments = [Segment(((text, 0),), self._write)] if is_sent else []
             return
         flows = self._flows = Flows()
         content = Content(flows, names)

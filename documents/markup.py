@@ -16,7 +16,7 @@ from itertools import groupby
 
 from seq2seq_serve.documents.alignment import formatted
 from seq2seq_serve.documents.fixed import with_fixed
-from seq2seq_serve.documents.segments import LETTER, Segment, TextSpan
+from seq2seq_serve.documents.segments import Segment, TextSpan, has_choice, has_words
 from seq2seq_serve.documents.spans import (
     NO_TAG,
     Here,
@@ -287,7 +287,7 @@ def escaped_xml(text: str) -> str:
 
 
 class Flows:
-    """Cuts markup into flows, and adds a segment for each that has letters. Owned by a document."""
+    """Cuts markup into flows, and adds a segment for each that has words. Owned by a document."""
 
     def __init__(self, escape: Callable[[str], str] = escaped_xml, *, is_tight: bool = False) -> None:
         self._escape, self._is_tight = escape, is_tight
@@ -301,7 +301,7 @@ class Flows:
         self._tokens: list[Here | Tag | str] = []
         self._pieces: list[TextSpan] = []
         self._kept: list[range] = []
-        self._has_letters = False
+        self._has_words = False
 
     def written(self) -> str:
         """Returns all markup, with the texts as they are now."""
@@ -310,7 +310,7 @@ class Flows:
     def add_text(self, markup: str, text: str, around: tuple[str, str] = ("", "")) -> None:
         """Adds a text, and what is written around its translations."""
         self._add(Here(markup, self._place, around, text, number=self._num_texts))
-        self._has_letters = self._has_letters or LETTER.search(text) is not None
+        self._has_words = self._has_words or has_words(text)
         if self._names and not text.isspace():
             self._place.has_text = True
 
@@ -361,7 +361,7 @@ class Flows:
 
     def end(self, markup: str | Tag = "") -> None:
         """Ends a flow: what follows belongs to other texts."""
-        if self._has_letters:
+        if self._has_words and not has_choice("".join(text for text, _ in self._pieces)):
             tokens, pieces, kept = self._tokens, self._pieces, self._kept
             how = self._escape, self._is_tight
             flow = _Flow(self._begin, self._place, tokens, pieces, kept, self._num_texts, *how)
@@ -373,7 +373,7 @@ class Flows:
             self._tokens.clear()
             self._pieces.clear()
             self._kept.clear()
-        self._has_letters, self._num_before = False, self._num_texts
+        self._has_words, self._num_before = False, self._num_texts
         self._begin = self._place
         self._parts.append(markup)
 

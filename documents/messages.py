@@ -10,12 +10,13 @@ from pathlib import Path
 
 from seq2seq_serve.bundle.placeholders import placeholders
 from seq2seq_serve.documents.segments import (
-    LETTER,
     LINE_BREAK,
     Document,
     Segment,
     TextSpan,
     decoded,
+    has_choice,
+    has_words,
     wrong_file,
 )
 
@@ -140,8 +141,8 @@ class Messages(Document):
             message.sources[0] = source
         for form, text in enumerate(message.sources):
             message.forms.append(text.split("\n"))
-            for place, line in enumerate(message.forms[-1]):
-                if LETTER.search(line):
+            for place, line in enumerate([] if has_choice(text) else message.forms[-1]):
+                if has_words(line):
                     self.segments.append(Segment([(line, 0)], partial(message.translate, form, place)))
 
 

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from seq2seq_serve.bundle.placeholders import placeholders
 from seq2seq_serve.documents.alignment import formatted, longest
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions, GenerateResponse
 
@@ -26,6 +27,28 @@ MAX_MARKS = 1_000_000  # tags and lines of a document, each of which takes up to
 
 LETTER = re.compile(r"[^\W\d_]")
 LINE_BREAK = re.compile(r"\r\n|\r|\n")
+
+
+# A choice by number or word, as ICU and Java write it, is code around texts; half a character cannot be sent.
+_NOT_TEXT = re.compile(r"\{\s*+[\w.]++\s*+,\s*+(?:plural|select|selectordinal|choice)\s*+,|[\ud800-\udfff]")
+_MAY_BE_PLACEHOLDER = re.compile(r"[<{$%@]|://|www\.")
+_DIRECTIVE = re.compile(r"%[-_^#0]?[a-zA-Z]")  # of a format for dates
+
+
+def has_words(text: str) -> bool:
+    """Whether a text has letters outside of placeholders, and of formats for dates."""
+    if not LETTER.search(text) or not _MAY_BE_PLACEHOLDER.search(text):
+        return LETTER.search(text) is not None
+    parts, end = list[str](), 0
+    for begin, after in placeholders(text):
+        parts.append(text[end:begin])
+        end = after
+    return LETTER.search(_DIRECTIVE.sub("", " ".join([*parts, text[end:]]))) is not None
+
+
+def has_choice(text: str) -> bool:
+    """Whether a text is code with texts inside, or has what cannot be sent, and stays as it is."""
+    return _NOT_TEXT.search(text) is not None
 
 
 class WrongFile(OSError):

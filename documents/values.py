@@ -10,10 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from seq2seq_serve.commands import install_command
-from seq2seq_serve.documents.segments import LETTER, Document, Segment, TextSpan, wrong_file
+from seq2seq_serve.documents.segments import Document, Segment, TextSpan, has_choice, has_words, wrong_file
 
-# A choice by number or word, as ICU writes it, is code around texts; half a character cannot be sent.
-_NOT_TEXT = re.compile(r"\{\s*+[\w.]++\s*+,\s*+(?:plural|select|selectordinal)\s*+,|[\ud800-\udfff]")
+# Paths, addresses, names and colours in a catalogue are not texts.
+_CODE = re.compile(
+    r"[!-.0-?A-\[\]^`-~]*+[/@_\\][!-~]*+|[:#][!-~]*+|[A-Za-z_$][\w$-]*+(?:\.[\w$-]++)++|true|false",
+    re.ASCII | re.IGNORECASE,
+)
 
 _ESCAPE = re.compile(r"\\(?:[uU]([0-9a-fA-F]{4})|\r\n[ \t\f]*+|[\r\n][ \t\f]*+|(.))", re.DOTALL)
 _ESCAPED = {"n": "\n", "t": "\t", "r": "\r", "f": "\f"}
@@ -43,7 +46,7 @@ class _Value:
         return [
             Segment(((line, 0),), partial(self._translate_line, number))
             for number, line in enumerate(self._lines)
-            if LETTER.search(line)
+            if has_words(line)
         ]
 
     def _translate(self, pieces: Sequence[TextSpan]) -> None:
@@ -78,7 +81,7 @@ class Spliced(Document):
             text: What it says.
             encode: Returns how another text is written there.
         """
-        if LETTER.search(text) and not _NOT_TEXT.search(text):
+        if has_words(text) and not has_choice(text) and not _CODE.fullmatch(text.strip()):
             self._values.append(_Value(begin, end, encode))
             self.segments += self._values[-1].segments(text)
 

@@ -254,6 +254,8 @@ ATTACKS = {
     "lists in lists of Markdown": Attack(
         ".md", lambda size: "".join("  " * level + "- a\n" for level in range(int(size**0.5))).encode()
     ),
+    "a path in a catalogue": _repeated(".json", "a/", '["', 'é"]'),
+    "half a placeholder in a catalogue": _repeated(".json", "%({a, date", '["', '"]'),
     "runs of a slide": Attack(
         ".pptx", lambda size: _slides(f"<a:p>{'<a:r><a:t>x </a:t></a:r>' * (size // 24)}</a:p>")
     ),

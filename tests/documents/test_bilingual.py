@@ -121,6 +121,14 @@ def test_a_translation_without_placeholders_is_to_be_reviewed(source):
     assert "<translation>" in translated("a.ts", content, same)[1]
 
 
+@pytest.mark.parametrize(
+    "source", ["{n, plural, =1 {a file} other {files}}", "{V, plural, other {<x/> files}}", "%1: <x/>", "%1"]
+)
+def test_choices_of_icu_and_texts_without_words_stay(source):
+    content = f"<xliff><trans-unit><source>{source}</source></trans-unit></xliff>"
+    assert translated("a.xlf", content, capitals) == ([], content)
+
+
 def test_xliff_2_gets_targets_and_states():
     texts, written = translated("a.xlf", XLIFF2, capitals)
     assert texts == ["Hello there", "Empty"]

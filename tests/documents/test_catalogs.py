@@ -84,6 +84,26 @@ def test_json_keeps_all_but_its_strings():
     assert json.loads(translated("a.json", JSON, same)[1]) == json.loads(JSON)
 
 
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("{{count}}", "%s / %d", "${name}!", "<br/>", "https://a.b/c d@e.fr", "$t(a.b)", "%{n}"),
+        *("%Y-%m-%d", "%b %-d", "/a/b.png", "en_US", "@home", ":year", "#fff", "com.example.Main", "a-b.c"),
+        *("true", "False", r"C:\\a\\b", "{0,choice,0#no files|1#a file}", "{n, selectordinal, other {x}}"),
+    ],
+)
+def test_values_that_are_code_stay(value):
+    content = f'["{value}", "a word"]'
+    assert translated("a.json", content, capitals)[0] == ["a word"]
+
+
+@pytest.mark.parametrize(
+    "value", ["Done.", "and / or", "100%ige", "登录/注册", "%d files", "Wait...", "{a} b", "5% of"]
+)
+def test_values_that_only_look_like_code_are_texts(value):
+    assert translated("a.json", json.dumps([value]), capitals)[0] == [value]
+
+
 def test_flutters_descriptions_stay():
     content = '{"@@locale": "en", "a": "b", "@a": {"description": "c", "x": ["d"]}, "e": "f"}'
     texts, written = translated("a.arb", content, capitals)

@@ -64,6 +64,12 @@ def test_an_escape_that_is_not_read_stays_in_the_text():
     assert polib.pofile(written)[0].msgstr == 'A \\X41 \\ "'
 
 
+@pytest.mark.parametrize("message", ["{n, plural,\\n other {files}}", "%s: %d", "%Y-%m-%d"])
+def test_choices_of_icu_and_messages_without_words_stay(message):
+    content = f'msgid "{message}"\nmsgstr ""\n'
+    assert translated("a.po", content, capitals) == ([], content)
+
+
 def test_a_message_without_flags_gets_a_line_for_them():
     _, written = translated("a.po", 'msgctxt "x"\nmsgid "{a} b"\nmsgstr ""\n', capitals)
     assert written == '#, fuzzy\nmsgctxt "x"\nmsgid "{a} b"\nmsgstr "{A} B"\n'

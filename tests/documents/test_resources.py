@@ -70,6 +70,12 @@ def test_android_keeps_styles_escapes_and_what_is_not_to_be_translated():
     assert "<b>STOP</b> DON\\'T" in translated("a.xml", ANDROID, backwards)[1]
 
 
+@pytest.mark.parametrize("text", ["{n, plural, other {files}}", "%1$s / %2$d", "https://a.b/c"])
+def test_choices_of_icu_and_strings_without_words_stay(text):
+    content = f"<resources><string>{text}</string></resources>"
+    assert translated("a.xml", content, capitals) == ([], content)
+
+
 @pytest.mark.parametrize("target", ["@ami là", "?ami là", " @ami"])
 def test_a_target_is_not_a_reference_of_android(target):
     """The build failed, or took the text from another string."""
