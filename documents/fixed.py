@@ -54,9 +54,20 @@ def with_fixed(parts: list[Placed], texts: Sequence[Here]) -> list[Placed]:
             result.append((text, beside))
         elif its in is_found or core is None:
             result.append((text, its))
-        else:  # marks around it stay
-            result += [(text[: core.start()], beside), (its.text, its), (text[core.end() :], beside)]
+        else:  # marks around it stay, but for those that it has itself
+            own = _CORE.search(its.text)
+            marks = (its.text[: own.start()], its.text[own.end() :]) if own else ("", "")
+            before = _without(text[: core.start()], marks[0])
+            after = _without(text[core.end() :][::-1], marks[1])[::-1]
+            result += [(before, beside), (its.text, its), (after, beside)]
     return [part for part in result if part[0]]
+
+
+def _without(marks: str, own: str) -> str:
+    """Returns the marks before a text without as many of its own at their end, also as dashes."""
+    known = own + "–—" if "-" in own else own
+    kept = marks[: max(len(marks) - len(own), 0)]
+    return kept + marks[len(kept) :].rstrip(known)
 
 
 def _found(whole: str, fixed: Sequence[Here]) -> list[tuple[int, int, Here]]:

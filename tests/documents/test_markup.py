@@ -314,3 +314,20 @@ SENTENCES = [
 @pytest.mark.parametrize(("page", "answer", "expected"), SENTENCES)
 def test_formatting_follows_the_words_of_a_sentence(page, answer, expected):
     assert translated("a.html", page, aligned(*answer))[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("code", "target", "expected"),
+    [
+        ("--flag", "Benutze —flag hier", "Benutze C hier"),
+        ("--flag", "Benutze (-flag) hier", "Benutze (C) hier"),
+        ("foo()", "Benutze (Foo()), hier", "Benutze (C), hier"),
+        ("$HOME", "Benutze „$Home“ hier", "Benutze „C“ hier"),
+        ("{}", "Benutze (x) hier", "Benutze (C) hier"),
+    ],
+)
+def test_code_has_its_own_marks_once(code, target, expected):
+    """The marks of its translation stood beside those of the code."""
+    markup = f"<code>{code}</code>"
+    _, written = translated("a.html", f"<p>Use {markup} here</p>", aligned(target, "0 1 2"))
+    assert written == f"<p>{expected.replace('C', markup)}</p>"
