@@ -7,21 +7,47 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from string import punctuation
 from typing import Any
 
 from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
+from seq2seq_serve.documents.page import FIXED, FORMATTING, INLINE
 from seq2seq_serve.documents.segments import LINE_BREAK, Document, decoded
 from seq2seq_serve.documents.values import imported
 
-_FRONT_MATTER = re.compile(r"---[ \t]*\n(?:(?!---[ \t]*$)[^\n]*\n)*+---[ \t]*$", re.MULTILINE)
+_FRONT_MATTER = re.compile(r"(---|\+\+\+)[ \t]*\n(?:(?!\1[ \t]*$)[^\n]*\n)*+\1[ \t]*$", re.MULTILINE)
 _MARK = re.compile(r"\[(?:[ xX]|![A-Z]+)\]\s*+")  # of a task, or of a kind of quotation
+_BAR = re.compile(r"\|")
 _SPACES = re.compile(" *+")
 _FOOTNOTE = re.compile(r"(\[\^[^\s\[\]]++\]:?)")
+# What programs that read more than CommonMark take for code: whole lines, what begins a line, and the others.
+_LINES = re.compile(
+    r"""
+      (?:\n[ \t]*+)? (?: (?: :::[^\n]*+ | (?:!!!|\?\?\?)[^\n]*+
+        | (?: \{\{[^{}\n]*+\}\}[ \t]*+ | \{%[^%\n]*+%\}[ \t]*+ | </[a-zA-Z][^<>\n]*+>[ \t]*+ )++
+        | \$\$ (?: [^$]{1,1000} \$\$ )? [ \t]*+
+        | import\b[^\n]*?["'][ \t]*+;?[ \t]*+
+        | export[ ](?:default|const|function|class|let|var|async|[{*])[^\n]*+
+      ) (?:\n[ \t]*+|\Z) )++
+    | (?:\n[ \t]*+)? (?: :[ \t]++ | \[\^[^\s\[\]]++\]:[ \t]*+ )
+    """,
+    re.VERBOSE,
+)
+_KEPT = re.compile(
+    r"""
+      (?P<mark> \{:?[ ]?[#.][^{}\n]{1,200}\} | \{\{[<%][^{}]{1,500}\}\} | \{%[^%]{1,500}%\} )
+    | \{\{[^{}]{1,200}\}\} | \$\$[^$]{1,1000}\$\$ | \$(?![\s$])[^$]{1,500}(?<![\s\\])\$(?!\w)
+    """,
+    re.VERBOSE,
+)
+_TAG = re.compile(r"</?(?:code|kbd)\b[^<>]*+>", re.IGNORECASE)
+_HTML = re.compile(r"<(/?)([a-zA-Z][\w-]*+)")
+_ID = re.compile(r"\s(?:id|name)\s*+=", re.IGNORECASE)
 _TO_ESCAPE = re.compile(r"[\\`*\[\]|]|(?<!\w)_|_(?!\w)|~(?=~)|\A[#>+=~-]|(<(?=[a-zA-Z/!?])|&(?=#?\w{1,40};))")
 _NUMBER = re.compile(r"\A(\d{1,9})(?=[.)](?:\s|\Z))")
 
@@ -31,7 +57,8 @@ class _Part:
     """A part of the text of a block.
 
     Attributes:
-        kind: The rule of the parser that found it, or "code" and "markup" for what stays.
+        kind: The rule of the parser that found it, or "code" and "markup" for what stays, or "tag" and
+            "end_tag" for HTML around a text.
         begin: Where it begins in the text.
         end: Where it ends.
         label_end: Where the text of a link or picture ends.
@@ -66,6 +93,8 @@ class _Parser:
             "entity": rules.entity,
         }.items():
             parser.inline.ruler.at(name, partial(self._apply, name, rule))
+        parser.inline.ruler.before("text", "lines", partial(self._apply, "lines", _skip_lines))
+        parser.inline.ruler.before("newline", "kept", partial(self._apply, "kept", _skip_kept))
         self._environment: dict[str, Any] = {}  # the targets of links
         self._found: list[_Part] = []
         self._state: Any = None  # of the block
@@ -106,9 +135,66 @@ class _Parser:
                 self._found.insert(num_found, _Part(name, begin, end, label_end))
         elif name in ("newline", "escape", "entity"):
             self._found.append(_Part(name, begin, end, token=token))
+        elif name == "lines":
+            self._found.append(_Part(name, begin, end))
         elif name != "backticks" or not state.pending:  # a pair of them, and not just one
-            self._found.append(_Part("markup" if name == "html_inline" else "code", begin, end))
+            kept = _KEPT.match(state.src, begin) if name == "kept" else None
+            is_markup = name == "html_inline" or (kept and kept["mark"])
+            self._found.append(_Part("markup" if is_markup else "code", begin, end))
         return True
+
+
+def _skip_lines(state: Any, silent: bool) -> bool:  # noqa: ARG001
+    """Reads lines that are no text, where a line begins or the one before it ends."""
+    is_there = state.pos == 0 or state.src[state.pos] == "\n"
+    return is_there and _skip(_LINES, state)
+
+
+def _skip_kept(state: Any, silent: bool) -> bool:  # noqa: ARG001
+    """Reads code within a text."""
+    return state.src[state.pos] in "{$" and _skip(_KEPT, state)
+
+
+def _skip(pattern: re.Pattern[str], state: Any) -> bool:
+    found = pattern.match(state.src, state.pos, state.posMax)
+    if found:
+        state.pos = found.end()
+    return found is not None
+
+
+def _with_html(parts: Sequence[_Part], text: str) -> list[_Part]:
+    """Returns the parts with tags of HTML around texts: pairs within one link and one style."""
+    result, opened = [*parts], list[tuple[tuple[str, int], int]]()
+    num_opened, link, depth = Counter[tuple[str, int]](), -1, 0
+    depths = list[int]()  # of styles of Markdown
+    for number, part in enumerate(parts):
+        depths.append(depth)
+        link = part.label_end if part.kind == "link" else link if part.begin < link else -1
+        if part.kind in ("emphasis", "strikethrough") and part.token:
+            depth += part.token.nesting
+        tag = _HTML.match(text, part.begin) if part.kind == "markup" else None
+        if tag is None or (name := tag[2].lower()) not in INLINE or text[part.end - 2] == "/":
+            continue
+        key = name, link
+        if not tag[1]:
+            opened.append((key, number))
+            num_opened[key] += 1
+        elif num_opened[key]:
+            while True:
+                its, begin = opened.pop()
+                num_opened[its] -= 1
+                if its == key:
+                    break
+            if depths[begin] != depth:
+                continue
+            if name in FIXED:
+                result[begin] = replace(parts[begin], kind="code", end=part.end)
+            else:
+                result[begin], result[number] = (
+                    replace(parts[begin], kind="tag"),
+                    replace(part, kind="end_tag"),
+                )
+    return result
 
 
 class MarkdownDocument(Document):
@@ -127,7 +213,7 @@ class MarkdownDocument(Document):
             if places := _places(block, lines, begins, line, end):
                 self._flows.end(text[end : places[0][1]])
                 adder = _Adder(self._flows, text, block, places)
-                adder.add(parser.parts(block))
+                adder.add(_with_html(parser.parts(block), block))
                 end = adder.place_of(len(block))
         self._flows.end(text[end:])
         self.segments = self._flows.segments
@@ -152,9 +238,14 @@ def _places(
     for number, part in enumerate(block.split("\n"), line):
         before = max(end - begins[number], 0) if number < len(lines) else 0
         found = lines[number].find(part, before) if number < len(lines) else -1
+        escaped = found < 0 and number < len(lines)
+        if escaped:  # in a cell
+            found = lines[number].find(part.replace("|", r"\|"), before)
         if found < 0:
             return []
         places.append((offset, begins[number] + found))
+        for before, bar in enumerate(_BAR.finditer(part) if escaped else (), 1):
+            places.append((offset + bar.end(), begins[number] + found + bar.end() + before))
         offset += len(part) + 1
     return places
 
@@ -205,10 +296,21 @@ class _Adder:
             spaces = _SPACES.match(self._text, end)
             flows.end(self._marked(spaces.end() if spaces else end))
         elif part.kind == "code":
-            shown = self._text[part.begin : end].strip("`<>[] ")
+            shown = _TAG.sub("", self._text[part.begin : end]).strip("`<>[] ")
             flows.add_fixed(self._marked(end), shown)
+        elif part.kind in ("tag", "end_tag") and (tag := _HTML.match(self._text, part.begin)):
+            name, markup = tag[2].lower(), self._marked(end)
+            if part.kind == "end_tag":
+                flows.close(markup, name)
+            else:
+                is_single = name not in FORMATTING or _ID.search(markup) is not None
+                flows.open(markup, name, is_single=is_single)
+        elif part.kind == "lines" or (part.kind == "markup" and end == len(self._text)):
+            flows.end(self._marked(end))
         elif part.kind == "markup":
-            flows.add_markup(self._marked(end))
+            is_apart = not part.begin or self._text[part.begin - 1].isspace()
+            spaces = _SPACES.match(self._text, end) if is_apart else None
+            flows.add_markup(self._marked(spaces.end() if spaces else end))
         elif part.kind == "newline" or (part.kind == "escape" and part.token.type == "hardbreak"):
             if part.token.type == "hardbreak":
                 flows.end(self._marked(end))

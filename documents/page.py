@@ -33,10 +33,10 @@ _CHARSETS = re.compile(
 _FORMATTING_NAMES = """
 b bdi bdo big cite del dfn em font i ins mark s samp small span strike strong sub sup tt u var
 """
-_FORMATTING = frozenset(_FORMATTING_NAMES.split())
-_FIXED = frozenset(["code", "kbd"])
+FORMATTING = frozenset(_FORMATTING_NAMES.split())
+FIXED = frozenset(["code", "kbd"])
 _OTHERS = frozenset(["a", "abbr", "acronym", "data", "label", "q", "rp", "rt", "ruby", "time"])
-_INLINE = _FORMATTING | _FIXED | _OTHERS
+INLINE = FORMATTING | FIXED | _OTHERS
 _LEFT_OUT = frozenset(["math", "noscript", "pre", "script", "style", "svg", "template", "textarea"])
 _VOID = frozenset(
     ["area", "base", "br", "col", "embed", "hr", "img", "input", "link", "meta", "source", "track", "wbr"]
@@ -109,10 +109,10 @@ class HtmlDocument(Document):
         """Adds the tag that begins an element."""
         is_empty = name in _VOID or markup.endswith("/>")
         values = {} if self._left_out else _values(markup, len(name) + 1)
-        if self._left_out or name in _LEFT_OUT or name in _FIXED or _is_untranslated(values):
-            if name not in _INLINE:
+        if self._left_out or name in _LEFT_OUT or name in FIXED or _is_untranslated(values):
+            if name not in INLINE:
                 self._break_fixed()
-            if self._fixed or (name in _INLINE and not is_empty and not self._left_out):
+            if self._fixed or (name in INLINE and not is_empty and not self._left_out):
                 self._fixed.append(markup)
             else:
                 self._flows.end(markup)
@@ -121,8 +121,8 @@ class HtmlDocument(Document):
                 self._num_inside[name] += 1
             return
         self._num_open[name] += not is_empty
-        if name in _INLINE:
-            is_single = name not in _FORMATTING or "id" in values or "name" in values
+        if name in INLINE:
+            is_single = name not in FORMATTING or "id" in values or "name" in values
             tag = self._flows.open(markup, name, is_single=is_single)
         else:
             tag = Tag(markup, "")
@@ -150,7 +150,7 @@ class HtmlDocument(Document):
         self._left_out = ""
         self._num_inside.clear()
         self._num_open[name] -= self._num_open[name] > 0
-        if name in _INLINE:
+        if name in INLINE:
             self._flows.close(markup, name)
         else:
             self._flows.end(markup)

@@ -254,6 +254,11 @@ ATTACKS = {
     "lists in lists of Markdown": Attack(
         ".md", lambda size: "".join("  " * level + "- a\n" for level in range(int(size**0.5))).encode()
     ),
+    "half a formula": _repeated(".md", "$a ", "x "),
+    "half a shortcode": _repeated(".md", "{{< x ", "x "),
+    "tags of HTML in tags in Markdown": _nested(".md", "<kbd>x", "</kbd>", "x "),
+    "tags of HTML that do not end in Markdown": _repeated(".md", "<b>x </i>", "x "),
+    "lines that are half code": _repeated(".md", "x\n{{ a }} b\n::: c\n"),
     "a path in a catalogue": _repeated(".json", "a/", '["', 'é"]'),
     "half a placeholder in a catalogue": _repeated(".json", "%({a, date", '["', '"]'),
     "runs of a slide": Attack(

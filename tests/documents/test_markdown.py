@@ -110,6 +110,50 @@ def test_code_and_styles_stand_apart_from_the_words_beside_them(content, expecte
 
 
 @pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ('+++\ntitle = "x"\n---\n+++\nGo', '+++\ntitle = "x"\n---\n+++\nGO'),
+        ("# A title {#start .x}\n", "# A TITLE {#start .x}\n"),
+        ("Pay $5 or $10\n", "PAY $5 OR $10\n"),
+        ("{{% tip %}}\nText **one**\n{{% /tip %}}\n", "{{% tip %}}\nTEXT **ONE**\n{{% /tip %}}\n"),
+        (":::tip My tip\nText\n:::\nmore\n:::", ":::tip My tip\nTEXT\n:::\nMORE\n:::"),
+        ('!!! note "Title"\n    Text\n', '!!! note "Title"\n    TEXT\n'),
+        ("Text\n$$\nE = mc\n$$\n", "TEXT\n$$\nE = mc\n$$\n"),
+        ("> Term\n> : Text\n> : more\n", "> TERM\n> : TEXT\n> : MORE\n"),
+        ("[^1]: Text of one\n[^n]: and two\n", "[^1]: TEXT OF ONE\n[^n]: AND TWO\n"),
+        (
+            "import A from 'b';\nexport const a = 'b'\n\nText\n</Tabs>\n",
+            "import A from 'b';\nexport const a = 'b'\n\nTEXT\n</Tabs>\n",
+        ),
+        ("you can\nexport your data\nimport it", "YOU CAN EXPORT YOUR DATA IMPORT IT"),
+        (
+            "|a|\n|---|\n| x \\| y `c \\| d` \\| z |\n| w |",
+            "|A|\n|---|\n| X \\| Y `c \\| d` \\| Z |\n| W |",
+        ),
+        ('Go to {{< ref "x" >}} now {% y %}\n', 'GO TO {{< ref "x" >}} NOW {% y %}\n'),
+        ("Go <br> now\n", "GO <br> NOW\n"),
+        ("Say $a_1 + b_2$ or $$c$$, {{x}}", "SAY $a_1 + b_2$ OR $$c$$, {{x}}"),
+    ],
+)
+def test_code_of_programs_that_read_more_than_commonmark_stays(content, expected):
+    assert translated("a.md", content, capitals)[1] == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("Say $a_1 + b_2$ to me", "ME TO $a_1 + b_2$ SAY"),
+        ("A <b>bold word</b> and <KBD>Ctrl</KBD>", "<KBD>Ctrl</KBD> AND <b>WORD BOLD</b> A"),
+        ("A <a href='x'>b *c* d</a> e", "E <a href='x'>D *C* B</a> A"),
+        ("A *b <i>c* d</i> e", "E D </i>*C B<i>* A"),
+        ("A [b <i>c](x) d</i> e", "E D </i>[C B<i>](x) A"),
+    ],
+)
+def test_html_within_a_text_follows_its_words(content, expected):
+    assert translated("a.md", content, backwards)[1] == expected
+
+
+@pytest.mark.parametrize(
     "target",
     [
         "# a",
