@@ -100,7 +100,10 @@ class _Entry:
         self._source = self._target = "".join(event.markup for event in source.inside)
         self._flows: Flows | None = None
         self._num_translated = 0
-        if len(source.inside) == 1 and "<" not in self._source:  # most are, and take less memory so
+        is_plain = len(source.inside) == 1 and "<" not in self._source
+        if is_plain and not (
+            names.keeps_lines and "\n" in source.inside[0].text
+        ):  # most are, and take less memory so
             text = source.inside[0].text
             is_sent = has_words(text) and not has_choice(text)
             self.segments = [Segment(((text, 0),), self._write)] if is_sent else []
@@ -279,7 +282,7 @@ def _with(tag: str, attribute: re.Pattern[str] | None, value: str) -> str:
 class QtTranslations(_Bilingual):
     """Qt's .ts: messages without a translation. One to review stays "unfinished"."""
 
-    names = Names(beside=frozenset(["byte"]))
+    names = Names(beside=frozenset(["byte"]), keeps_lines=True)
     root = "TS"
     unit_names = ("message",)
 

@@ -17,7 +17,7 @@ from html.entities import html5
 from pathlib import Path
 from xml.parsers import expat
 
-from seq2seq_serve.documents.markup import Flows, escaped_xml
+from seq2seq_serve.documents.markup import Flows, escaped_xml, unescaped
 from seq2seq_serve.documents.segments import Document, wrong_file
 from seq2seq_serve.documents.spans import Tag
 
@@ -28,6 +28,7 @@ _NONE = frozenset[str]()
 _NO_ATTRIBUTES: dict[str, str] = {}
 _DECLARED = re.compile(rb"""<\?xml[^>]{1,100}?encoding\s*=\s*["']([\w.-]{1,40})["']""")
 _TAG_NAME = re.compile(r"<[^\s/>]+")
+_LINE_BREAK = re.compile(r"((?:\r\n|[\r\n]|&#(?:10|13|[xX]0?[aAdD]);)\s*+)")
 _CHARSETS = re.compile(r"utf-8|ascii|cp\d+|iso8859-\d+|koi8-[ru]|gb\w*|shift_jis|euc_\w+|big5")
 
 
@@ -178,6 +179,7 @@ class Names:
         texts: Only they have texts; without any, all elements have.
         properties: They belong to the element that begins before them.
         keeps_space: Whether elements of texts need an attribute to keep the white space at their ends.
+        keeps_lines: Whether line breaks are shown: they end a text, and stay.
     """
 
     around: frozenset[str] = _NONE
@@ -191,6 +193,7 @@ class Names:
     texts: frozenset[str] = _NONE
     properties: frozenset[str] = _NONE
     keeps_space: bool = False
+    keeps_lines: bool = False
 
 
 class Content:
@@ -266,8 +269,18 @@ class Content:
         """Adds a text. One of markup within CDATA stays."""
         if "<" in event.text and "<![CDATA[" in event.markup:
             self.flows.end(event.markup)
+        elif self._names.keeps_lines and "<![CDATA[" not in event.markup:
+            self._add_lines(event.markup)
         else:
             self.flows.add_text(event.markup, event.text)
+
+    def _add_lines(self, markup: str) -> None:
+        """Adds the lines of a text, each of which is a text of its own."""
+        for number, part in enumerate(_LINE_BREAK.split(markup)):
+            if number % 2:
+                self.flows.end(part)
+            elif part:
+                self.flows.add_text(part, unescaped(part))
 
     def _hold(self, event: Event, name: str) -> None:
         """Adds the text of an element that has one."""
@@ -282,7 +295,13 @@ class Content:
             tag = begin.markup
             if self._names.keeps_space and "xml:space" not in tag:
                 tag = _TAG_NAME.sub(r'\g<0> xml:space="preserve"', tag, count=1)
-            self.flows.add_text(markup, text, (tag, last.markup))
+            inside = "".join(one.markup for one in texts)
+            if self._names.keeps_lines and _LINE_BREAK.search(inside) and "<" not in inside:
+                self.flows.end(begin.markup)
+                self._add_lines(inside)
+                self.flows.end(last.markup)
+            else:
+                self.flows.add_text(markup, text, (tag, last.markup))
         else:
             self.flows.add_markup(markup)
 

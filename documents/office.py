@@ -112,6 +112,7 @@ class _Strings(_Part):
         texts=_named(_SHEET, "t"),
         properties=_named(_SHEET, "rPr"),
         keeps_space=True,
+        keeps_lines=True,
     )
 
 
@@ -133,8 +134,8 @@ class Spreadsheet(_OfficeFile):
         for name, kind in self._kinds_of_parts().items():
             for event in self._elements(name) if kind in ("table", "pivotCacheDefinition") else ():
                 if event.local in ("tableColumn", "cacheField"):
-                    column = event.attributes.get("name", "").replace("_x000a_", " ")
-                    columns.add(" ".join(column.split()))
+                    column = event.attributes.get("name", "").replace("_x000a_", "\n")
+                    columns |= {" ".join(line.split()) for line in (column, *column.split("\n"))}
         self.segments = [segment for segment in self.segments if segment.text not in columns]
 
     def _names_of_texts(self) -> Iterable[str]:

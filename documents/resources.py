@@ -53,6 +53,7 @@ class NetResources(XmlTexts):
     """.resx of .NET: the values of strings; those of other types, and what a form's designer writes, stay."""
 
     root = "root"
+    names = Names(keeps_lines=True)
 
     def has_text(self, event: Event) -> bool:
         if not self.around or self.around[-1].local != "data" or event.local != "value":

@@ -158,6 +158,19 @@ def test_qt_gets_translations_and_forms_and_one_without_its_placeholder_stays_un
     assert "unfinished" not in translated("a.ts", QT, same)[1]
 
 
+def test_qt_keeps_line_breaks():
+    content = "<TS><message><source>a &amp; b\n c %1</source><translation/></message></TS>"
+    document = FILES[".ts"](content.encode(), Path("a.ts"))
+    first, second = document.segments
+    assert [first.text, second.text] == ["a & b", "c %1"]
+    first.translate(same("B & A"))
+    unfinished = '<translation type="unfinished">B &amp; A\n c %1</translation>'
+    assert document.content().decode() == content.replace("<translation/>", unfinished)
+    second.translate(same("%1 C"))
+    whole = "<translation>B &amp; A\n %1 C</translation>"
+    assert document.content().decode() == content.replace("<translation/>", whole)
+
+
 @pytest.mark.parametrize(("content", "before"), [(XLIFF, ' target-language="de"'), (XLIFF2, ' trgLang="de"')])
 def test_xliff_without_a_target_language_gets_it(content, before):
     assert before in content

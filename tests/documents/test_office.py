@@ -15,6 +15,8 @@ import openpyxl.worksheet.table
 import pptx
 import pytest
 from ebooklib import epub
+from openpyxl.cell.rich_text import CellRichText, TextBlock
+from openpyxl.cell.text import InlineFont
 from openpyxl.chart import BarChart, Reference
 from pptx.chart.data import CategoryChartData
 from pptx.enum.chart import XL_CHART_TYPE
@@ -164,6 +166,25 @@ def test_tables_keep_formulas_numbers_charts_and_names_of_columns():
     assert sheet["C2"].comment.text == "A COMMENT"
     assert [*sheet.tables["T"].column_names] == ["Name", "sum"]
     assert len(sheet._charts) == 1
+
+
+def test_tables_keep_the_line_breaks_of_cells():
+    book = openpyxl.Workbook()
+    bold = TextBlock(InlineFont(b=True), "bold\nwords here")
+    rows = [["A\nname"], ["two words\n\nand more "], ["name"], [CellRichText("see ", bold, " end")]]
+    for row in rows:
+        book.active.append(row)
+    book.active.add_table(openpyxl.worksheet.table.Table(displayName="T", ref="A1:A4"))
+    _, written = translated("a.xlsx", saved(book.save), backwards)
+    sheet = openpyxl.load_workbook(io.BytesIO(written), rich_text=True).active
+    values = [sheet.cell(row, 1).value for row in range(1, 5)]
+    assert [str(value) for value in values] == [
+        "A\nname",
+        "WORDS TWO\n\nMORE AND ",
+        "name",
+        "SEE BOLD\nHERE WORDS END",
+    ]
+    assert values[3][1].text == "BOLD\nHERE WORDS"
 
 
 def test_a_sheet_may_have_the_strings_of_its_cells():

@@ -103,6 +103,14 @@ def test_resx_keeps_comments_and_what_is_not_a_string():
     assert store.units[0].target == "HELLO < THERE"
 
 
+def test_resx_keeps_line_breaks():
+    content = "<root><data><value>one &amp; two\n  three\n\nfour&#xA;five six</value></data></root>"
+    texts, written = translated("a.resx", content, backwards)
+    assert texts == ["one & two", "three", "four", "five six"]
+    expected = content.replace("one &amp; two", "TWO &amp; ONE").replace("five six", "SIX FIVE")
+    assert written == expected.replace("three", "THREE").replace("four", "FOUR")
+
+
 def test_the_plural_forms_of_apples_strings_are_texts():
     texts, written = translated("a.stringsdict", STRINGSDICT, capitals)
     assert texts == ["a file", "some files"]
