@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seq2seq_serve.documents.segments import LINE_BREAK, decoded, wrong_file
+from seq2seq_serve.documents.segments import LINE_BREAK, Segment, decoded, wrong_file
 from seq2seq_serve.documents.values import Spliced, imported, without_escapes
 
 _TO_ESCAPE = str.maketrans({"\\": r"\\", "\n": r"\n", "\t": r"\t", "\r": r"\r", "\f": r"\f"})
@@ -88,17 +88,21 @@ def _apple_string(text: str) -> str:
 
 
 class JsonCatalog(Spliced):
-    """JSON: values that are strings are texts. Flutter's .arb: those of keys that begin with @ are not."""
+    """JSON: values that are strings are texts. Flutter's .arb: those of keys that begin with @ are not.
+
+    The value of its key @@locale becomes the language of the translations, if that is known.
+    """
 
     def __init__(self, content: bytes, path: Path) -> None:
         super().__init__(*decoded(content, path))
         self._is_arb = ".arb" in path.suffixes
+        self._locale: list[Segment] = []
         is_escaped = self._text.isascii() and r"\u" in self._text
         self._encode = partial(json.dumps, ensure_ascii=is_escaped)
         opened: list[
             tuple[str, bool]
         ] = []  # the brackets around the place, and whether their values are left out
-        expected, is_left_out = "value", False
+        expected, is_left_out, key = "value", False, ""
         for found in _JSON_TOKEN.finditer(self._text):
             token = found[0]
             if token.isspace():
@@ -114,7 +118,10 @@ class JsonCatalog(Spliced):
                     expected = "first key" if first == "{" else "first value"
                 elif first == '"' and not is_left_out:
                     self._add_string(found, path)
+                elif first == '"' and key == '"@@locale"' and len(opened) == 1:
+                    self._locale = self.replaceable(*found.span(), "", self._encode)
             elif first == '"' and expects in ("key", "first key"):
+                key = token
                 is_left_out = opened[-1][1] or (self._is_arb and token[1] == "@")
                 expected = "colon"
             elif first == ":" and expects == "colon":
@@ -130,6 +137,11 @@ class JsonCatalog(Spliced):
                 raise _not_kind(path, "JSON", self._text, found.start())
         if opened or expected != "end":
             raise _not_kind(path, "JSON", self._text, len(self._text))
+
+    def content(self) -> bytes:
+        for segment in self._locale if self.target_language else ():
+            segment.write([(self.target_language.replace("-", "_"), 0)])
+        return super().content()
 
     def _add_string(self, found: re.Match[str], path: Path) -> None:
         try:

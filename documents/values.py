@@ -82,8 +82,12 @@ class Spliced(Document):
             encode: Returns how another text is written there.
         """
         if has_words(text) and not has_choice(text) and not _CODE.fullmatch(text.strip()):
-            self._values.append(_Value(begin, end, encode))
-            self.segments += self._values[-1].segments(text)
+            self.segments += self.replaceable(begin, end, text, encode)
+
+    def replaceable(self, begin: int, end: int, text: str, encode: Callable[[str], str]) -> list[Segment]:
+        """Returns the segments of a string, which are not among those of the document; see `add`."""
+        self._values.append(_Value(begin, end, encode))
+        return self._values[-1].segments(text)
 
     def content(self) -> bytes:
         parts, end = list[str](), 0

@@ -111,6 +111,14 @@ def test_flutters_descriptions_stay():
     assert json.loads(written) == json.loads(content) | {"a": "B", "e": "F"}
 
 
+def test_flutters_locale_becomes_that_of_the_translations():
+    content = '{"@@locale": "en", "a": "b", "@a": {"@@locale": "en"}}'
+    document = FILES[".arb"](content.encode(), Path("a.arb"))
+    assert document.content().decode() == content
+    document.target_language = "pt-BR"
+    assert document.content().decode() == content.replace('"en", "a"', '"pt_BR", "a"')
+
+
 def test_json_of_ascii_stays_ascii():
     assert translated("a.json", r'["\u00fcber", "\ud83d\ude00 x"]', capitals) == (
         ["über", "😀 x"],
