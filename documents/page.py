@@ -60,7 +60,7 @@ class HtmlDocument(Document):
 
     def __init__(self, content: bytes, path: Path, encoding: str = "") -> None:  # noqa: ARG002
         self._encoding, text = (encoding, content.decode(encoding)) if encoding else _decoded_page(content)
-        self._flows = Flows()
+        self._flows = Flows(is_tight=True)
         self._attributes: list[Segment] = []
         self._languages: list[Callable[[Sequence[TextSpan]], None]] = []  # write that of the page
         self._num_open = Counter[str]()  # elements around the place, by their names

@@ -181,7 +181,8 @@ def with_spaces_outside(parts: Sequence[Placed], begin: Tag, end: Tag) -> Iterat
         if here is not None:
             word = text if here.is_fixed else shown.rstrip()
             yield word, here
-            last, space, spaced = here.place, shown[len(word) :], here
+            last, space = here.place, shown[len(word) :]
+            spaced = here if space else None
 
 
 def _moved(here: Here, places: tuple[Tag, Tag], neighbour: Here, *, is_space: bool) -> Here:

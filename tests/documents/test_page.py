@@ -50,6 +50,7 @@ def test_a_page_is_cut_as_browsers_read_it(page, texts):
     ("page", "same", "turned"),
     [
         ("<p>a <b>b</b> c</p>", "<p>A <b>B</b> C</p>", "<p>C <b>B</b> A</p>"),
+        ("a <b>b </b>c, d", "A <b>B</b> C, D", "D C, <b>B</b> A"),
         ("<p>a<!-- x --> b</p>", "<p>A<!-- x --> B</p>", "<p>B A<!-- x --></p>"),
         (
             '<a href="x"><i class="icon"></i>home <b>now</b></a>',
