@@ -63,6 +63,7 @@ class _Flow:
         end_number: The number of texts before its end in the document.
         escape: Returns how a text is written.
         is_tight: Whether tags stand next to their words, and white space outside of them.
+        is_ordered: Whether markup that belongs to no text stays in its order.
         translated: Replaces the texts.
     """
 
@@ -74,6 +75,7 @@ class _Flow:
     end_number: int
     escape: Callable[[str], str]
     is_tight: bool
+    is_ordered: bool
     translated: Sequence[TextSpan] | None = None
 
     def translate(self, pieces: Sequence[TextSpan]) -> None:
@@ -229,7 +231,9 @@ class _Writer:
                 event = self._event_before(first[numbers[place]], inner)
             elif mark.begins is False:
                 event = max(event, begin)
-            if mark.begins:
+            if self._flow.is_ordered:
+                event = max(event, begin)
+            if mark.begins or self._flow.is_ordered:
                 begin = max(begin, event)  # the end of the range is not before it
             self._after.setdefault(event, []).append(mark)
         self._around = around
@@ -289,8 +293,14 @@ def escaped_xml(text: str) -> str:
 class Flows:
     """Cuts markup into flows, and adds a segment for each that has words. Owned by a document."""
 
-    def __init__(self, escape: Callable[[str], str] = escaped_xml, *, is_tight: bool = False) -> None:
-        self._escape, self._is_tight = escape, is_tight
+    def __init__(
+        self,
+        escape: Callable[[str], str] = escaped_xml,
+        *,
+        is_tight: bool = False,
+        is_ordered: bool = False,
+    ) -> None:
+        self._how = escape, is_tight, is_ordered
         self.segments: list[Segment] = []
         self._parts: list[str | Here | Tag | _Flow] = []
         self._place = self._begin = NO_TAG
@@ -363,8 +373,7 @@ class Flows:
         """Ends a flow: what follows belongs to other texts."""
         if self._has_words and not has_choice("".join(text for text, _ in self._pieces)):
             tokens, pieces, kept = self._tokens, self._pieces, self._kept
-            how = self._escape, self._is_tight
-            flow = _Flow(self._begin, self._place, tokens, pieces, kept, self._num_texts, *how)
+            flow = _Flow(self._begin, self._place, tokens, pieces, kept, self._num_texts, *self._how)
             self._parts.append(flow)
             self.segments.append(Segment(pieces, flow.translate, kept))
             self._tokens, self._pieces, self._kept = [], [], []

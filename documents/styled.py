@@ -6,7 +6,9 @@ pysubs2 writes the whole file anew, and does not say where the codes of a text s
 from __future__ import annotations
 
 import re
+from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import accumulate
 from pathlib import Path
 
 from seq2seq_serve.documents.markup import Flows
@@ -19,7 +21,7 @@ _STYLE = re.compile(r"\{\\([ibus])([01])\}")
 _DRAWN_OR_SUNG = re.compile(r"\\(?:p[1-9]|[kK])")
 _WORD = re.compile(r"((?:\{[^{}]*\}|[^ {]|\{)++)| ++")
 _CODE = re.compile(r"\{[^{}]*\}")
-_SPEAKER = re.compile(r"(\s*+[-–—]\s*+)(.*+)", re.DOTALL)  # begins a line of another speaker
+_SPEAKER = re.compile(r"((?:\{[^{}]*\}|\s)*+[-–—]\s*+)(.*+)", re.DOTALL)  # begins a line of another speaker
 
 
 class _Line:
@@ -35,7 +37,7 @@ class _Line:
             shown = _SPACE.sub(" ", text)
             self.segments = [Segment(((shown, 0),), self._write)] if LETTER.search(shown) else []
             return
-        flows = self._flows = Flows(_escaped)
+        flows = self._flows = Flows(_escaped, is_ordered=True)
         ends = {found[1]: found.start() for found in _STYLE.finditer(text) if found[2] == "0"}
         opened = set[str]()
         has_text = False
@@ -70,22 +72,24 @@ class _Line:
 
     def _wrapped(self, written: str) -> str:
         """Returns a text in as many lines as it had, of about the same length."""
-        if self._num_lines == 1:
+        if self._num_lines == 1 or not written:
             return written
-        total, length, number = len(_CODE.sub("", written)), 0, 1
-        parts = list[str]()
-        for found in _WORD.finditer(written):
-            size = len(_CODE.sub("", found[0]))
-            if (
-                not found[1]
-                and number < self._num_lines
-                and length + size / 2 >= total * number / self._num_lines
+        parts = [found[0] for found in _WORD.finditer(written)]
+        sizes = [len(_CODE.sub("", part)) for part in parts]
+        ends = [*accumulate(sizes)]
+        gaps = [number for number, part in enumerate(parts) if not part.strip(" ")]
+        middles = [ends[gap] - sizes[gap] / 2 for gap in gaps]
+        place = 0  # among the gaps
+        for number in range(1, self._num_lines):
+            middle = ends[-1] * number / self._num_lines
+            after = bisect_left(middles, middle, place)
+            if after == len(gaps) or (
+                after > place and middle - middles[after - 1] < middles[after] - middle
             ):
-                parts.append(r"\N")
-                number += 1
-            else:
-                parts.append(found[0])
-            length += size
+                after -= 1
+            if place <= after:
+                parts[gaps[after]] = r"\N"
+                place = after + 1
         return "".join(parts)
 
 

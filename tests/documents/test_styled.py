@@ -51,9 +51,25 @@ def test_codes_and_lines_stay():
 
 def test_styles_follow_their_words():
     written = translated("a.ass", ASS, backwards)[1]
-    assert r"{\an8}SIX FIVE FOUR THREE\N{\i1}TWO{\i0}, ONE" in written.replace(r"{\c&HFF&}", "")
+    assert r"{\an8}SIX FIVE FOUR\NTHREE {\i1}TWO{\i0}, ONE" in written.replace(r"{\c&HFF&}", "")
 
 
 def test_braces_of_a_target_are_not_codes():
     written = translated("a.ass", ASS, lambda _: capitals(r"{\p1} x"))[1]
     assert r"- (\P1) X\N- (\P1) X" in written
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (r"{\an8}- Who?\N{\i1}- I am.", r"{\an8}- WHO?\N{\i1}- AM. I"),
+        (r"one {\c&HFF&}two{\c} three", r"THREE TWO ONE{\c&HFF&}{\c}"),
+        (r"a b\Nlonger words", r"WORDS\NLONGER B A"),
+        (r"a\Nb\Nc\Nd e", r"E\ND C\NB\NA"),
+        (r"a{\b1}\Nb", r"B\NA{\b1}"),
+    ],
+)
+def test_speakers_codes_and_lines_have_their_places(text, expected):
+    event = "[Events]\nDialogue: 0,0:00:01.00,0:00:02.00,Default,,0,0,0,,"
+    assert translated("a.ass", event + text, backwards)[1] == event + expected
+    assert translated("a.ass", event + r"a\Nb", lambda _: capitals(""))[1] == event
