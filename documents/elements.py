@@ -336,7 +336,7 @@ class XmlTexts(Document):
                 if depth:
                     inside.add(event, self.name_of(event))
                     continue
-            self._flows.end(event.markup)
+            self._flows.end(self.outside(event))
             if event.kind == BEGIN:
                 if self.has_text(event):
                     depth = 1
@@ -352,6 +352,10 @@ class XmlTexts(Document):
     @abstractmethod
     def has_text(self, event: Event) -> bool:
         """Whether an element, which begins here, has a text."""
+
+    def outside(self, event: Event) -> str | Tag:
+        """Returns what is written for markup outside of texts."""
+        return event.markup
 
     def name_of(self, event: Event) -> str:
         """Returns the name of an element as `names` has it."""

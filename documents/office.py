@@ -8,21 +8,26 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from functools import partial
 from html import escape
 from pathlib import Path
 from typing import ClassVar
 from urllib.parse import unquote
 
 from seq2seq_serve.documents.archive import Archive
-from seq2seq_serve.documents.elements import Event, Names, XmlTexts
-from seq2seq_serve.documents.segments import Document, wrong_file
+from seq2seq_serve.documents.elements import BEGIN, Event, Names, XmlTexts
+from seq2seq_serve.documents.segments import Document, TextSpan, wrong_file
+from seq2seq_serve.documents.spans import Tag
 
 _DRAWING = "http://schemas.openxmlformats.org/drawingml/2006/main "
 _SHEET = "http://schemas.openxmlformats.org/spreadsheetml/2006/main "
 _TEXT = "urn:oasis:names:tc:opendocument:xmlns:text:1.0 "
 _OFFICE = "urn:oasis:names:tc:opendocument:xmlns:office:1.0 "
 _TABLE = "urn:oasis:names:tc:opendocument:xmlns:table:1.0 "
+_CELL = f"{_TABLE}table-cell"
+_STRING_VALUE = re.compile(r"""(?<!\s)\s++[\w.-]++:string-value\s*+=\s*+(?:"[^"]*"|'[^']*')""")
 _XHTML = "http://www.w3.org/1999/xhtml "
 _WORKSHEET = "worksheet"
 _CHUNK_BYTES = 2**20
@@ -172,11 +177,39 @@ class _OpenText(_Part):
         left_out=_named("http://purl.org/dc/elements/1.1/ ", "creator date"),
     )
 
+    def __init__(self, content: bytes, path: Path, part: str = "") -> None:
+        self._cells: list[tuple[Tag | None, int]] = []  # with a value of its own, and the segments before it
+        super().__init__(content, path, part)
+
+    def outside(self, event: Event) -> str | Tag:
+        if event.name != _CELL:
+            return event.markup
+        segments = self._flows.segments
+        if event.kind == BEGIN:
+            has_value = f"{_OFFICE}string-value" in event.attributes
+            self._cells.append((Tag(event.markup, "") if has_value else None, len(segments)))
+            return self._cells[-1][0] or event.markup
+        tag, begin = self._cells.pop()
+        if tag is not None:
+            segments[begin:] = [
+                replace(segment, write=partial(_write_cell, tag, segment.write))
+                for segment in segments[begin:]
+            ]
+        if self._cells:
+            self._cells[-1] = (self._cells[-1][0], len(segments))
+        return event.markup
+
     def has_text(self, event: Event) -> bool:
         cell = self.around[-1] if self.around else event
         kind = cell.attributes.get(f"{_OFFICE}value-type", "string")
         is_value = kind != "string" or f"{_TABLE}formula" in cell.attributes
         return event.name in self.begin and not is_value
+
+
+def _write_cell(tag: Tag, write: Callable[[Sequence[TextSpan]], None], pieces: Sequence[TextSpan]) -> None:
+    """Replaces a text of a cell, whose value is that text then."""
+    tag.open = _STRING_VALUE.sub("", tag.open)
+    write(pieces)
 
 
 class OpenDocument(Archive):

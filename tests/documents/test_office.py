@@ -247,6 +247,24 @@ def test_open_document_keeps_spans_and_values():
     ]
 
 
+def test_a_cell_with_a_text_has_no_other_value():
+    """Programs show the value of a cell rather than its paragraph."""
+    document = odf.opendocument.OpenDocumentSpreadsheet()
+    table, row = odf.table.Table(name="sheet"), odf.table.TableRow()
+    for kind, text in (("string", "a word"), ("float", "1 word"), ("string", "12")):
+        cell = odf.table.TableCell(valuetype=kind, stringvalue=text)
+        cell.addElement(odf.text.P(text=text))
+        row.addElement(cell)
+    table.addElement(row)
+    document.spreadsheet.addElement(table)
+    content = saved(document.write)
+    texts, written = translated("a.ods", content, capitals)
+    assert texts == ["a word"]
+    before = b'<table:table-cell office:value-type="string" office:string-value="a word"><text:p>a word<'
+    after = b'<table:table-cell office:value-type="string"><text:p>A WORD<'
+    assert parts(written)["content.xml"] == parts(content)["content.xml"].replace(before, after)
+
+
 @pytest.mark.parametrize(
     ("name", "before", "after"),
     [
