@@ -146,7 +146,7 @@ class _Parser:
 
 def _skip_lines(state: Any, silent: bool) -> bool:  # noqa: ARG001
     """Reads lines that are no text, where a line begins or the one before it ends."""
-    is_there = state.pos == 0 or state.src[state.pos] == "\n"
+    is_there = state.pos == 0 or "\n" in state.src[state.pos - 1 : state.pos + 1]
     return is_there and _skip(_LINES, state)
 
 

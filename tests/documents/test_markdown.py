@@ -117,6 +117,7 @@ def test_code_and_styles_stand_apart_from_the_words_beside_them(content, expecte
         ("Pay $5 or $10\n", "PAY $5 OR $10\n"),
         ("{{% tip %}}\nText **one**\n{{% /tip %}}\n", "{{% tip %}}\nTEXT **ONE**\n{{% /tip %}}\n"),
         (":::tip My tip\nText\n:::\nmore\n:::", ":::tip My tip\nTEXT\n:::\nMORE\n:::"),
+        ("Text  \n::: a\nmore\\\n::: b\n", "TEXT  \n::: a\nMORE\\\n::: b\n"),
         ('!!! note "Title"\n    Text\n', '!!! note "Title"\n    TEXT\n'),
         ("Text\n$$\nE = mc\n$$\n", "TEXT\n$$\nE = mc\n$$\n"),
         ("> Term\n> : Text\n> : more\n", "> TERM\n> : TEXT\n> : MORE\n"),
