@@ -129,7 +129,7 @@ def test_html_keeps_its_elements_and_what_is_not_text():
 
 def test_elements_of_html_follow_their_words():
     written = translated("a.html", HTML, backwards)[1]
-    assert '<p class="a">NOW, <b><i>SLEEP</i> TO </b>GO<br>' in written
+    assert '<p class="a">NOW, <b><i>SLEEP</i> TO</b> GO<br>' in written
     assert '<a href="x?a=1&amp;b=2">NEVER</a>. OR</p>' in written
 
 
