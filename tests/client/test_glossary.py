@@ -130,12 +130,12 @@ def test_a_text_in_which_too_many_terms_occur_fails_alone(run, tmp_path):
 
 def test_a_text_whose_placeholders_have_no_room_fails_alone(run, tmp_path):
     """In bulk work it ended the run, because the server named an option as its fault."""
-    (tmp_path / "in.po").write_text(PO.replace("a %s", "%s" * 8))
+    (tmp_path / "in.po").write_text(PO.replace("a %s", "a " + "%s" * 8))
     command = ["--input", "in.po", "--output", "out.po", "--max-new-tokens", "8"]
     code, _, [line] = run("translate", *command)
     assert code == 1
     assert line.startswith(
-        "error: text 1 (%s%s%s%s%s%s%s%s): INVALID_ARGUMENT: what the target has to have takes"
+        "error: text 1 (a %s%s%s%s%s%s%s%s): INVALID_ARGUMENT: what the target has to have takes"
     )
     assert 'msgid "b"\nmsgstr "b"' in (tmp_path / "out.po").read_text()
 
