@@ -306,10 +306,13 @@ class Terms:
         return wanted
 
     def repeats(self, target: list[int]) -> bool:
-        """Whether the end of a target is a spelling of a term that it must not have again."""
-        missing, _ = self.read(target, has_ended=False)
+        """Whether the end of a target is a spelling of a term that it must not have again.
+
+        It may be in the undecided rest, which begins or is a spelling of a missing term.
+        """
+        missing, rest = self.read(target, has_ended=False)
         return any(
-            target[-len(ids) :] == list(ids)
+            target[-len(ids) :] == list(ids) and len(ids) > len(rest)
             for term, number in zip(self.terms, missing, strict=True)
             for ids, *_ in term.spellings
             if term.is_exact and not number

@@ -229,7 +229,7 @@ def _rank_with_terms(searches: list[Search], table: Candidates) -> dict[Search, 
             for token_id, score in table.wanted[row.row].items():
                 score = best.pop(token_id, score)
                 found.append((-before - score, parent, token_id, score, advance(progress, token_id).num_left))
-            if progress.tail:
+            if progress.begun.length:
                 found += [
                     (-before - score, parent, token_id, score, advance(progress, token_id).num_left)
                     for token_id, score in best.items()
@@ -567,8 +567,7 @@ def _missing(row: Sequence, last_ids: tuple[int, ...]) -> tuple[int, ...]:
     assert progress is not None
     for token_id in last_ids:
         progress = terms.advance(progress, token_id)
-    missing = terms.missing_at_end(progress)
-    return missing if any(missing) else ()
+    return progress.at_end if any(progress.at_end) else ()
 
 
 def _as_it_is(sequence: Sequence, reason: FinishReason) -> Hypothesis:
