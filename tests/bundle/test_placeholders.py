@@ -18,6 +18,12 @@ def found(text: str) -> list[str]:
         ('<b>Hi</b><br/> <a href="/">x</a>', '<b> </b> <br/> <a href="/"> </a>'.replace("<a ", "<a_")),
         ("{name} {{x}} ${y} {0:d} {} {a.b[0]}", "{name} {{x}} ${y} {0:d} {} {a.b[0]}"),
         ("%s, %1$s; %(n)d %.2f %5d %lu", "%s %1$s %(n)d %.2f %5d %lu"),
+        ("%d개의 파일, %s님, 파일 %1$s을, %@へ", "%d %s %1$s %@"),
+        (
+            "https://a.com/b을 見て（https://a.jp/x）、https://b.jp。次",
+            "https://a.com/b https://a.jp/x https://b.jp",
+        ),
+        ("a@b.com으로 메일c@d.kr。 見てhttps://e.jp", "a@b.com c@d.kr https://e.jp"),
         ("100 % der {beiden Kinder} 5 < 6 > 4, 20%ige, 100%.", ""),
     ],
 )
