@@ -399,7 +399,8 @@ def _divided(
     """
     request, rows = search.request, search.rows
     assert request.beam is not None
-    size, num_after = request.beam.size, request.max_new_tokens - rows[0].num_generated - 1
+    size, num_new = request.beam.size, rows[0].num_generated + 1
+    num_after = max(request.max_new_tokens - num_new - request.ends_forced, 0)  # tokens of the target
     may_stop, has_exact = request.stops is not None, terms.has_exact
     num_left, ends = ranked.num_left, dict[int, FinishReason]()
     complete, incomplete, repeating = list[int](), list[int](), list[int]()

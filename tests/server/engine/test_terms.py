@@ -98,6 +98,16 @@ def test_long_terms_of_equal_tokens_take_little_memory_and_no_recursion():
     assert most_bytes < 8e6
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_a_forced_end_leaves_one_token_less(seed):
+    required = RequiredTerms([term((A, B)), term((C,))], ())
+    request = make_request((5,), beam=Beam(1), max_new_tokens=4, terms=required, ends_forced=True)
+    driver = Driver(TableRunner(random_model(seed, parts=2**20), 1))
+    driver.submit(request)
+    driver.finish()
+    assert not driver.results[request].best.missing
+
+
 def test_an_exact_term_may_stand_inside_of_a_longer_one_after_it():
     """It had to come last before, wherever the model wanted it."""
     want = [A, C, A, B, EOS_ID]
