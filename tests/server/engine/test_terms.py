@@ -101,11 +101,17 @@ def test_long_terms_of_equal_tokens_take_little_memory_and_no_recursion():
 @pytest.mark.parametrize("seed", range(20))
 def test_a_forced_end_leaves_one_token_less(seed):
     required = RequiredTerms([term((A, B)), term((C,))], ())
-    request = make_request((5,), beam=Beam(1), max_new_tokens=4, terms=required, ends_forced=True)
-    driver = Driver(TableRunner(random_model(seed, parts=2**20), 1))
+    request = make_request(
+        (5,), beam=Beam(4), max_new_tokens=5, terms=required, ends_forced=True, num_hypotheses=4
+    )
+    model = random_model(seed, parts=2**20)
+    logits = model.logits
+    model.logits = lambda target: [*logits(target)[:EOS_ID], -9.0, *logits(target)[EOS_ID + 1 :]]
+    driver = Driver(TableRunner(model, 4))
     driver.submit(request)
     driver.finish()
-    assert not driver.results[request].best.missing
+    found = driver.results[request].hypotheses
+    assert [one.missing for one in found] == [()] * 4
 
 
 def test_an_exact_term_may_stand_inside_of_a_longer_one_after_it():
