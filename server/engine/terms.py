@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from seq2seq_serve.bundle.words import begins_inside, opens
 
-_MOST_KEPT = 2**14  # steps from one progress to the next
+_MOST_KEPT = 2**14  # progresses, and steps from one to the next
 
 
 class Spelling(NamedTuple):
@@ -77,6 +77,8 @@ class Progress:
         num_at_end: The fewest tokens that write these.
         after: What was found of the progress with one more token: by a token of terms, or by what matters of
             others.
+        first_repeated: Where a term that the target must not have again is in what it has begun; None if that
+            is not known, and behind all of it if there is none.
     """
 
     terms: RequiredTerms
@@ -89,6 +91,7 @@ class Progress:
     at_end: tuple[int, ...]
     num_at_end: int
     after: dict[int, Progress] = field(default_factory=dict)
+    first_repeated: int | None = None
     _wanted: tuple[int, ...] | None = None
 
     @property
@@ -166,7 +169,7 @@ class RequiredTerms:
         found = progress.after.get(key)
         if found is None:
             found = self._advanced(progress, token_id)
-            if self._num_kept == _MOST_KEPT:
+            if self._num_kept + len(self._known) > _MOST_KEPT:
                 self._forget()
             progress.after[key] = found
             self._num_kept += 1
@@ -220,12 +223,7 @@ class RequiredTerms:
 
     def _decided(self, progress: Progress, token_id: int) -> Progress:
         """Returns the progress of a target if what it has begun does not go on, before the next token."""
-        number = self._whole(
-            progress.missing,
-            progress.begun,
-            is_after_break=progress.is_after_break,
-            goes_on=self._has_word_ends and begins_inside(self._bytes_of(token_id)),
-        )
+        number = self._ended(progress, token_id)
         if number is None:
             assert progress.settled is not None
             return progress.settled
@@ -234,6 +232,15 @@ class RequiredTerms:
             progress.num_missing_tokens - self._costs[number],
             self._nothing,
             is_after_break=not self._has_breaks or opens(self._bytes_of(self.tail(progress)[-1])),
+        )
+
+    def _ended(self, progress: Progress, token_id: int) -> int | None:
+        """Returns the number of the term that a target has written whole if the next token does not go on."""
+        return self._whole(
+            progress.missing,
+            progress.begun,
+            is_after_break=progress.is_after_break,
+            goes_on=self._has_word_ends and begins_inside(self._bytes_of(token_id)),
         )
 
     def _progress(
@@ -293,24 +300,43 @@ class RequiredTerms:
         return tuple(wanted)
 
     def repeats(self, progress: Progress, token_ids: list[int], token_id: int) -> bool:
-        """Returns whether a token completes a term that its target must not have again.
+        """Returns whether a token leaves the target with a term that it must not have again.
 
-        It may stand again at the end of what the target has begun, which is a part of a missing term.
+        The term may stand again inside of a longer one that is missing, so a token that does not go on with
+        that one leaves it, too.
 
         Args:
             progress: That of the target before it.
             token_ids: The same target.
             token_id: The token.
         """
-        if token_id not in self._exact:
+        first = self._first_repeated(progress)
+        if token_id not in self._exact and first is None:
             return False
         after = self.advance(progress, token_id)
+        num_decided = progress.begun.length + 1 - after.begun.length
+        if first is not None and first < num_decided and self._ended(progress, token_id) is None:
+            return True
         return any(
             not after.missing[number]
             and len(before) >= after.begun.length
             and token_ids[len(token_ids) - len(before) :] == before
-            for number, before in self._exact[token_id]
+            for number, before in self._exact.get(token_id, ())
         )
+
+    def _first_repeated(self, progress: Progress) -> int | None:
+        """Returns where the first term that a target must not have again is in what it has begun."""
+        length = progress.begun.length
+        if progress.first_repeated is None:
+            tail = list(self.tail(progress)) if length else []
+            places = (
+                place - len(before)
+                for place, token_id in enumerate(tail)
+                for number, before in self._exact.get(token_id, ())
+                if not progress.missing[number] and tail[max(place - len(before), 0) : place] == before
+            )
+            progress.first_repeated = min(places, default=length)
+        return progress.first_repeated if progress.first_repeated < length else None
 
     def _bytes_of(self, token_id: int) -> bytes:
         return self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""

@@ -130,6 +130,14 @@ def test_an_exact_term_may_stand_inside_of_a_longer_one_after_it():
     assert driver.results[request].best.token_ids == (A, C, A, B)
 
 
+def test_an_exact_term_is_not_left_behind_as_the_beginning_of_a_longer_one():
+    required = RequiredTerms([term((A,), is_exact=True), term((A, B), is_exact=True)], ())
+    progress = required.after([A, C, A])
+    assert required.repeats(progress, [A, C, A], C)
+    assert not required.repeats(progress, [A, C, A], B)
+    assert not required.repeats(required.after([A, C]), [A, C], A)
+
+
 @settings(max_examples=150)
 @given(
     st.integers(0, 10**6),
