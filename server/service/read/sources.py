@@ -354,10 +354,13 @@ def _passages(
                 field=given.field,
             )
 
-    def reading_of(part: str, token_ids: list[int], separator: str | None) -> Reading:
-        required = (
-            None if decoding.glossary is None else decoding.glossary.required(part, given.field, checkpoint)
-        )
+    def required_of(part: str) -> Required | None:
+        glossary = decoding.glossary
+        return None if glossary is None else glossary.required(part, given.field, checkpoint)
+
+    def reading_of(
+        part: str, token_ids: list[int], separator: str | None, required: Required | None
+    ) -> Reading:
         request = request_of({given.name: np.asarray(token_ids, np.int64)}, required)
         return Reading(request, text=part, separator=separator, required=required)
 
@@ -367,15 +370,16 @@ def _passages(
             token_ids, num_over = encode(line, limit, *decoding.frame, checkpoint)
             if not num_over:
                 next(number)
-                yield reading_of(line, token_ids, after_line)
+                yield reading_of(line, token_ids, after_line, required_of(line))
                 continue
         for sentence, separator in sentences(line, decoding.language, before_window):
             which = f"sentence {next(number)} of the source"
             check_bytes(sentence, limit, model, given.field)
+            required = required_of(sentence)
             token_ids, num_over = encode(sentence, limit, *decoding.frame, checkpoint)
             if num_over:
                 raise _too_long(which, limit + num_over, given)
-            yield reading_of(sentence, token_ids, after_line if separator == "" else separator)
+            yield reading_of(sentence, token_ids, after_line if separator == "" else separator, required)
 
 
 def _read_ids(given: Input, decoding: Decoding, request_of: _RequestOf) -> Reading:

@@ -269,6 +269,9 @@ async def test_more_terms_than_can_be_required_are_refused_and_token_ids_too():
         message = request(placed + " {a} {b} {c} {d} {e}", terms=terms, keep_placeholders=True)
         with pytest.raises(AioRpcError, match="the source has 65 terms and placeholders, and at most 64"):
             await served.stub.Generate(message)
+        message.sources[0].text = f"{placed}.\n{' '.join(each.source for each in terms[1:])}"
+        message.options.long_source = pb.LONG_SOURCE_SPLIT_ALWAYS  # each sentence for itself
+        await served.stub.Generate(message)
         message = pb.GenerateRequest(sources=[pb.Source(token_ids=pb.TokenIds(values=[5]))])
         message.options.keep_placeholders = True
         with pytest.raises(AioRpcError, match="the source has token ids: send the text"):
