@@ -86,7 +86,7 @@ class Glossary:
             defaults.length_penalty_formula,
             defaults.early_stopping,
         )
-        self.num_bytes = sum(len(term.source) + len(term.target) for term in options.terms)
+        self.num_bytes = sum(term.ByteSize() for term in options.terms)
         self._tokenizer, self._keeps = model.target_tokenizer, options.keep_placeholders
         self._exact, self._folded = _Node(), _Node()  # by their words, and by these without case
         for place, term in enumerate(options.terms):
