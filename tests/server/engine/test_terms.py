@@ -73,12 +73,14 @@ def test_what_was_found_is_forgotten_and_the_progress_stays_the_same(monkeypatch
     monkeypatch.setattr(terms_module, "_MOST_KEPT", 3)
     terms = (term((A, A, A, B), (A, B, C)), term((B, A), is_exact=True), term((A,), number=2))
     required, definition, target = RequiredTerms(terms, TOKENS), oracles(terms), list[int]()
-    progress = required.start
+    progress = start = required.start
     for token_id in random.Random(0).choices([A, B, C], k=200):
         progress = required.advance(progress, token_id)
         target.append(token_id)
         assert list(progress.missing) == definition.read(target, has_ended=False)[0]
         assert set(progress.wanted) == definition.wanted(target)
+    assert len(required._known) < 20
+    assert not start.after
 
 
 def test_long_terms_of_equal_tokens_take_little_memory_and_no_recursion():
