@@ -37,7 +37,7 @@ from seq2seq_serve.server.library import AsyncModel
 from seq2seq_serve.training.data.text_files import read_lines
 
 _BEAM_SIZE, _NUM_TERMS, _LEAST_LETTERS = 5, 2, 3
-_WORD = re.compile(rf"[^\W\d_]{{{_LEAST_LETTERS},}}")
+_WORD = re.compile(rf"\b[^\W\d_]{{{_LEAST_LETTERS},}}\b")
 
 
 class _Pair(NamedTuple):

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import re
 
+from seq2seq_serve.bundle.words import UNSPACED
+
 # The lengths are bounded, so that the time is linear in the length of any text.
 _PLACEHOLDER = re.compile(
+    rf"""
+      (?: (?<![^\W_]) | (?<=[{UNSPACED}]) )
+      (?P<url> (?:https?://|www\.) [^\s<>"\u3000-\u303f\uff00-\uffef{UNSPACED}]{{1,2000}})
+    | (?: (?<![\w.+-]) | (?<=[{UNSPACED}]) ) [A-Za-z0-9_.+-]{{1,64}}
+      @ [A-Za-z0-9_-]{{1,64}} (?:\.[A-Za-z0-9_-]{{1,64}}){{1,8}}          # an e-mail address
+    """
     r"""
-      (?<![^\W_]) (?P<url> (?:https?://|www\.) [^\s<>"]{1,2000})
-    | (?<![\w.+-]) [\w.+-]{1,64} @ [\w-]{1,64} (?:\.[\w-]{1,64}){1,8}  # an e-mail address
     | </?[A-Za-z][^<>]{0,500}>                                         # a tag
     | \{\{ [^{}\n]{1,64} \}\}                                          # {{name}}
     | [$%]\{ [^{}\n]{1,64} \}                                          # ${name}, %{name}
@@ -18,8 +24,9 @@ _PLACEHOLDER = re.compile(
     | % (?:\d{1,2}\$)? \#@ \w{1,64} @                                  # %#@name@
     | % \( \w{1,64} \) [-+\#]? \d{0,3} (?:\.\d{1,2})? [a-zA-Z]         # %(name)s
     | % (?:\d{1,2}\$)? @                                               # %@
-    | % (?:\d{1,2}\$)? [-+\#0]? \d{0,3} (?:\.\d{1,2})? (?:hh?|ll?|[jztL])? [diouxXeEfgGcspn] (?![^\W_])  # %s
-    | % L? [1-9] \d? (?![^\W_])                                        # %1, %L1
+    | % (?:\d{1,2}\$)? [-+\#0]? \d{0,3} (?:\.\d{1,2})? (?:hh?|ll?|[jztL])? [diouxXeEfgGcspn]
+      (?![A-Za-z0-9])                                                  # %s
+    | % L? [1-9] \d? (?![A-Za-z0-9])                                   # %1, %L1
     | %%
     """,
     re.VERBOSE,

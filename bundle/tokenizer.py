@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
+import threading
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ UNSPACED = re.compile(
 )
 _WHITE_SPACE = re.compile(r"(?<=\S)\s")  # the first of several
 _WORD = "a"  # before a piece, so that its first word has the tokens of one inside a text
+_MOST_KEPT = 2**20  # characters and tokens of spellings
 _OPENING = "("  # before a word, so that it has the tokens of one without a space before it
 
 
@@ -57,6 +59,8 @@ class Tokenizer:
         inner.encode_special_tokens = True
         self._inner = inner
         self._pieces: dict[int, str] = {}
+        self._spellings: dict[str, list[tuple[int, ...]]] = {}  # the newest last
+        self._num_kept, self._keeping = 0, threading.Lock()
         self._charsmap = take_charsmap(inner)
         added = inner.get_added_tokens_decoder()
         self.special_tokens = {
@@ -225,8 +229,25 @@ class Tokenizer:
     def spellings(self, texts: Sequence[str]) -> list[list[tuple[int, ...]]]:
         """The ways to write each of some texts inside a longer one: after a space, after a mark, or first.
 
-        There are none for a text that is not what its tokens say.
+        There are none for a text that is not what its tokens say. Those of the newest texts are kept, up to
+        about 20 MB: requests bring the same terms again and again.
         """
+        known = {text: ways for text in texts if (ways := self._spellings.get(text)) is not None}
+        new = [text for text in dict.fromkeys(texts) if text not in known]
+        if new:
+            found = dict(zip(new, self._new_spellings(new), strict=True))
+            known |= found
+            with self._keeping:
+                for text, ways in found.items():
+                    if text not in self._spellings:
+                        self._spellings[text] = ways
+                        self._num_kept += _size_of(text, ways)
+                while self._num_kept > _MOST_KEPT:
+                    oldest = next(iter(self._spellings))
+                    self._num_kept -= _size_of(oldest, self._spellings.pop(oldest))
+        return [known[text] for text in texts]
+
+    def _new_spellings(self, texts: Sequence[str]) -> list[list[tuple[int, ...]]]:
         starts = [_WORD, f"{_WORD} ", _OPENING, ""]
         begun = self.encode_batch(starts)
         before = dict(zip(starts, [begun[0], begun[0], begun[2], []], strict=True))
@@ -334,6 +355,11 @@ def _is_between_words(one: str, other: str) -> bool:
     if UNSPACED.match(one):
         return True
     return UNSPACED.match(other) is not None and unicodedata.category(one) not in ("Ps", "Pi")
+
+
+def _size_of(text: str, ways: list[tuple[int, ...]]) -> int:
+    """The size of spellings that are kept, in characters and tokens; that of the objects is about 64."""
+    return 64 + len(text) + sum(map(len, ways))
 
 
 def _pieces(text: str, length: int) -> Iterator[str]:

@@ -7,13 +7,11 @@ import unicodedata
 from functools import lru_cache
 
 # Scripts without white space between words, and Korean's, whose particles follow a noun without any
-_UNSPACED = (
+UNSPACED = (
     "\u0e00-\u0eff\u1000-\u109f\u1100-\u11ff\u1780-\u17ff\u3005-\u30ff\u3130-\u318f\u31f0-\u31ff\u3400-\u9fff"
     "\uac00-\ud7af\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff"
 )
-_OPENING = ("Ps", "Pi", "Pd")  # categories of brackets, quotation marks and dashes
-_BEFORE_WORDS = "\"'/=>@#&"
-_IS_UNSPACED = re.compile(f"[{_UNSPACED}]")
+_IS_UNSPACED = re.compile(f"[{UNSPACED}]")
 
 
 def _is_mark(character: str) -> bool:
@@ -23,7 +21,7 @@ def _is_mark(character: str) -> bool:
 _MARKS = "".join(
     filter(_is_mark, map(chr, range(0x300, 0x10000)))
 )  # accents, and vowel signs of Indic scripts
-_WORD = re.compile(rf"(?:(?![{_UNSPACED}])[^\W_]|[{_MARKS}])+|\S")
+_WORD = re.compile(rf"(?:(?![{UNSPACED}])[^\W_]|[{_MARKS}])+|\S")
 
 
 def words(text: str) -> list[str]:
@@ -59,11 +57,10 @@ def begins_inside(token: bytes) -> bool:
 
 @lru_cache(maxsize=2**16)
 def opens(token: bytes) -> bool:
-    """Returns whether a word may stand directly after a token: white space, an opening mark, a hyphen.
+    """Returns whether a word may stand directly after a token: not after a letter, a digit or `_`.
 
-    It may also stand after a token without bytes, and after a script without white space between words.
+    It may stand after a script without white space between words, after a token without bytes, and after a
+    part of a character, because most of these are marks.
     """
     last = token.decode(errors="replace")[-1:]
-    if not last or last.isspace() or last in _BEFORE_WORDS or _IS_UNSPACED.match(last):
-        return True
-    return unicodedata.category(last) in _OPENING
+    return last != "_" and not is_inside(last)

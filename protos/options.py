@@ -71,8 +71,8 @@ def _terms(text: str) -> Any:
         return json.loads(text)
     if text.lstrip().startswith("{"):
         return terms_of(json.loads(text))
-    pairs = [line.partition("=") for line in text.split("\n")]
-    if not all(sign for _, sign, _ in pairs):
+    pairs = [line.partition("=") for line in text.split("\n") if line.strip()]
+    if not pairs or not all(sign for _, sign, _ in pairs):
         raise ValueError
     return [{"source": source.strip(), "target": target.strip()} for source, _, target in pairs]
 

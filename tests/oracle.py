@@ -306,10 +306,28 @@ class Terms:
         return wanted
 
     def repeats(self, target: list[int]) -> bool:
-        """Whether the end of a target is a spelling of a term that it must not have again."""
-        missing, _ = self.read(target, has_ended=False)
+        """Whether the end of a target is a spelling of a term that it must not have again.
+
+        It may be in the undecided rest, which begins or is a spelling of a missing term. A token after which
+        such a rest is neither that spelling nor goes on is as bad as the end of what is in it.
+        """
+        missing, rest = self.read(target, has_ended=False)
+        missing_before, rest_before = self.read(target[:-1], has_ended=False)
+        is_whole = any(
+            ids == rest_before and not (ends_before_break and self.begins_inside.intersection(target[-1:]))
+            for _, ids, ends_before_break in self._open(
+                missing_before, target[: len(target) - 1 - len(rest_before)]
+            )
+        )
+        left = [] if is_whole else rest_before
+        num_decided = len(rest_before) + 1 - len(rest)
+        for term, number in zip(self.terms, missing_before, strict=True):
+            for ids, *_ in term.spellings if term.is_exact and not number else ():
+                places = range(min(num_decided, len(left) - len(ids) + 1))
+                if any(left[place : place + len(ids)] == list(ids) for place in places):
+                    return True
         return any(
-            target[-len(ids) :] == list(ids)
+            target[-len(ids) :] == list(ids) and len(ids) > len(rest)
             for term, number in zip(self.terms, missing, strict=True)
             for ids, *_ in term.spellings
             if term.is_exact and not number

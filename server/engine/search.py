@@ -229,7 +229,7 @@ def _rank_with_terms(searches: list[Search], table: Candidates) -> dict[Search, 
             for token_id, score in table.wanted[row.row].items():
                 score = best.pop(token_id, score)
                 found.append((-before - score, parent, token_id, score, advance(progress, token_id).num_left))
-            if progress.tail:
+            if progress.begun.length:
                 found += [
                     (-before - score, parent, token_id, score, advance(progress, token_id).num_left)
                     for token_id, score in best.items()
@@ -399,7 +399,8 @@ def _divided(
     """
     request, rows = search.request, search.rows
     assert request.beam is not None
-    size, num_after = request.beam.size, request.max_new_tokens - rows[0].num_generated - 1
+    size, num_new = request.beam.size, rows[0].num_generated + 1
+    num_after = max(request.max_new_tokens - num_new - request.ends_forced, 0)  # tokens of the target
     may_stop, has_exact = request.stops is not None, terms.has_exact
     num_left, ends = ranked.num_left, dict[int, FinishReason]()
     complete, incomplete, repeating = list[int](), list[int](), list[int]()
@@ -567,8 +568,7 @@ def _missing(row: Sequence, last_ids: tuple[int, ...]) -> tuple[int, ...]:
     assert progress is not None
     for token_id in last_ids:
         progress = terms.advance(progress, token_id)
-    missing = terms.missing_at_end(progress)
-    return missing if any(missing) else ()
+    return progress.at_end if any(progress.at_end) else ()
 
 
 def _as_it_is(sequence: Sequence, reason: FinishReason) -> Hypothesis:

@@ -7,13 +7,14 @@ and tests compare the two.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from seq2seq_serve.bundle.words import begins_inside, opens
 
-_MOST_KNOWN = 1024  # tokens after a progress
+_MOST_KEPT = 2**14  # progresses, and steps from one to the next
 
 
 class Spelling(NamedTuple):
@@ -45,35 +46,67 @@ class Term(NamedTuple):
     is_exact: bool = False
 
 
-@dataclass(eq=False, slots=True)
-class Progress:
-    """What a target so far has of the required terms. Owned by `RequiredTerms`: equal ones are one object.
+class _Beginning(NamedTuple):
+    """The first tokens of some spellings, which stand side by side in the order of all.
 
     Attributes:
-        missing: How often each term is still required.
-        tail: The last tokens of the target, if they are a spelling of a missing term or begin one. A whole
-            spelling counts when the next token shows that it is not the beginning of a longer one.
-        is_after_break: Whether a spelling that begins without a space may stand where the tail begins.
-        num_left: The fewest tokens that complete all terms.
-        wanted: The tokens that begin a missing term, or continue the one that the target has begun.
-        depends_on_next: Whether it matters where words begin and end in a next token that is not in any term.
-        after: What was found of the progress with one more token: by a token of terms, or by what matters of
-            others.
+        first: The place of the first of these spellings.
+        end: The place behind the last one.
+        length: The number of tokens.
     """
 
+    first: int
+    end: int
+    length: int
+
+
+@dataclass(eq=False, slots=True)
+class Progress:
+    """What a target so far has of the required terms. Owned by `RequiredTerms`.
+
+    Attributes:
+        terms: The owner.
+        missing: How often each term is still required.
+        begun: The last tokens of the target, if they are a spelling of a missing term or begin one. A whole
+            spelling counts when the next token shows that it is not the beginning of a longer one.
+        is_after_break: Whether a spelling that begins without a space may stand where these tokens begin.
+        settled: The progress if these tokens turn out to be no spelling; None without such tokens.
+        num_missing_tokens: The fewest tokens that write what is missing.
+        num_left: The fewest tokens that complete all terms.
+        at_end: How often each term is missing if the target ends here.
+        num_at_end: The fewest tokens that write these.
+        after: What was found of the progress with one more token: by a token of terms, or by what matters of
+            others.
+        first_repeated: Where a term that the target must not have again is in what it has begun; None if that
+            is not known, and behind all of it if there is none.
+    """
+
+    terms: RequiredTerms
     missing: tuple[int, ...]
-    tail: tuple[int, ...]
+    begun: _Beginning
     is_after_break: bool
+    settled: Progress | None
+    num_missing_tokens: int
     num_left: int
-    wanted: tuple[int, ...]
-    depends_on_next: bool
+    at_end: tuple[int, ...]
+    num_at_end: int
     after: dict[int, Progress] = field(default_factory=dict)
+    first_repeated: int | None = None
+    _wanted: tuple[int, ...] | None = None
+
+    @property
+    def wanted(self) -> tuple[int, ...]:
+        """The tokens that begin a missing term, or continue the one that the target has begun."""
+        if self._wanted is None:  # few of the progresses that are ranked go on
+            self._wanted = self.terms.wanted(self)
+        return self._wanted
 
 
 class RequiredTerms:
     """The phrases that the target of a request must have.
 
-    It stores nothing about targets: each row of a beam has its own `Progress`.
+    It stores nothing about targets: each row of a beam has its own `Progress`. What it found is kept, up to
+    a bound, so that equal ones are mostly one object.
 
     Args:
         terms: At least one.
@@ -88,15 +121,13 @@ class RequiredTerms:
     def __init__(self, terms: Iterable[Term], token_bytes: Sequence[bytes]) -> None:
         self.terms = tuple(terms)
         self.token_bytes = token_bytes
-        # The spellings, with the numbers of their terms, by each of their beginnings
-        self._by_beginning: dict[tuple[int, ...], list[tuple[int, Spelling]]] = {}
-        for number, term in enumerate(self.terms):
-            for spelling in term.spellings:
-                for length in range(1, len(spelling.token_ids) + 1):
-                    beginning = spelling.token_ids[:length]
-                    self._by_beginning.setdefault(beginning, []).append((number, spelling))
-        self._firsts = {ids[0]: found for ids, found in self._by_beginning.items() if len(ids) == 1}
-        spellings = [spelling for term in self.terms for spelling in term.spellings]
+        # With the numbers of their terms, sorted by their tokens: a beginning is a range of them
+        self._spellings = sorted(
+            ((number, spelling) for number, term in enumerate(self.terms) for spelling in term.spellings),
+            key=lambda each: (each[1].token_ids, each[0]),
+        )
+        self._nothing = _Beginning(0, len(self._spellings), 0)
+        spellings = [spelling for _, spelling in self._spellings]
         self._ids = frozenset(token_id for spelling in spellings for token_id in spelling.token_ids)
         self._has_breaks = any(spelling.begins_after_break for spelling in spellings)
         self._has_word_ends = any(spelling.ends_before_break for spelling in spellings)
@@ -107,20 +138,17 @@ class RequiredTerms:
                 *before, last = spelling.token_ids
                 self._exact.setdefault(last, []).append((number, before))
         self.has_exact = bool(self._exact)
-        self._known: dict[tuple[tuple[int, ...], tuple[int, ...], bool], Progress] = {}
+        self._known: dict[tuple[tuple[int, ...], _Beginning, bool], Progress] = {}
+        self._num_kept = 0
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"token_bytes": (), "_known": {}}
+    def __reduce__(self) -> tuple[type[RequiredTerms], tuple[tuple[Term, ...], tuple[bytes, ...]]]:
+        return RequiredTerms, (self.terms, ())
 
     @property
     def start(self) -> Progress:
         """The progress of an empty target."""
-        return self._progress(tuple(term.number for term in self.terms), (), is_after_break=True)
-
-    @property
-    def num_tokens(self) -> int:
-        """The fewest tokens that write all terms."""
-        return self.start.num_left
+        missing = tuple(term.number for term in self.terms)
+        return self._progress(missing, num_tokens(self.terms), self._nothing, is_after_break=True)
 
     def after(self, token_ids: Iterable[int]) -> Progress:
         """Returns the progress of a target."""
@@ -131,138 +159,215 @@ class RequiredTerms:
 
     def advance(self, progress: Progress, token_id: int) -> Progress:
         """Returns the progress of a target with one more token."""
-        found = progress.after.get(token_id)
-        if found is not None:
-            return found
         key = token_id
         if token_id not in self._ids:
             # All tokens that are in no term lead to few places.
-            token = self._bytes_of(token_id)
-            key = -1 - 2 * begins_inside(token) - opens(token) if progress.depends_on_next else -1
-            found = progress.after.get(key)
+            key = -1
+            if self._has_breaks or (self._has_word_ends and progress.begun.length):
+                token = self._bytes_of(token_id)
+                key -= 2 * begins_inside(token) + opens(token)
+        found = progress.after.get(key)
         if found is None:
-            found = progress.after[key] = self._advanced(progress, token_id)
-        if len(progress.after) < _MOST_KNOWN:
-            progress.after[token_id] = found
+            found = self._advanced(progress, token_id)
+            if self._num_kept + len(self._known) > _MOST_KEPT:
+                self._forget()
+            progress.after[key] = found
+            self._num_kept += 1
         return found
 
+    def _forget(self) -> None:
+        """Drops what was found. Rows keep their progress."""
+        for progress in self._known.values():
+            progress.after.clear()
+        self._known.clear()
+        self._num_kept = 0
+
     def _advanced(self, progress: Progress, token_id: int) -> Progress:
-        missing, ids, is_after_break = progress.missing, (*progress.tail, token_id), progress.is_after_break
-        if not progress.tail and token_id not in self._ids:
-            is_after_break = not self._has_breaks or opens(self._bytes_of(token_id))
-            return self._progress(missing, (), is_after_break=is_after_break)
-        while ids and not self._begins(ids, missing, is_after_break=is_after_break):
-            length, number = self._longest(ids, missing, is_after_break=is_after_break)
-            if length:
-                missing = _without(missing, number)
-            last, ids = ids[max(length, 1) - 1], ids[max(length, 1) :]
-            is_after_break = not self._has_breaks or opens(self._bytes_of(last))
-        return self._progress(missing, ids, is_after_break=is_after_break)
-
-    def _progress(self, missing: tuple[int, ...], tail: tuple[int, ...], *, is_after_break: bool) -> Progress:
-        key = missing, tail, is_after_break
-        if key not in self._known:
-            self._known[key] = Progress(
-                *key,
-                self._num_left(missing, tail, is_after_break=is_after_break),
-                tuple(self._wanted(missing, tail, is_after_break=is_after_break)),
-                self._has_breaks or (self._has_word_ends and bool(tail)),
+        going_on: list[tuple[Progress, _Beginning]] = []  # each settles as the next one
+        while (found := progress.after.get(token_id)) is None:
+            begun = self._continued(progress, token_id)
+            if begun is not None:
+                going_on.append((progress, begun))
+            if not progress.begun.length:
+                found = self._progress(
+                    progress.missing,
+                    progress.num_missing_tokens,
+                    self._nothing,
+                    is_after_break=not self._has_breaks or opens(self._bytes_of(token_id)),
+                )
+                break
+            progress = self._decided(progress, token_id)
+        for before, begun in reversed(going_on):
+            found = self._progress(
+                before.missing,
+                before.num_missing_tokens,
+                begun,
+                is_after_break=before.is_after_break,
+                settled=found,
             )
-        return self._known[key]
+        return found
 
-    def missing_at_end(self, progress: Progress) -> tuple[int, ...]:
-        """Returns how often each term is missing in a target that has ended."""
-        return self._without_tail(progress.missing, progress.tail, is_after_break=progress.is_after_break)
+    def _continued(self, progress: Progress, token_id: int) -> _Beginning | None:
+        """Returns what a target has begun with one more token, if that goes on with what it has begun."""
+        first, end, length = progress.begun
 
-    def _without_tail(
-        self, missing: tuple[int, ...], ids: tuple[int, ...], *, is_after_break: bool
-    ) -> tuple[int, ...]:
-        """Returns how often each term is missing in a target that ends with a tail."""
-        while ids:
-            length, number = self._longest(ids, missing, is_after_break=is_after_break, is_end=True)
-            if length:
-                missing = _without(missing, number)
-            last, ids = ids[max(length, 1) - 1], ids[max(length, 1) :]
-            is_after_break = opens(self._bytes_of(last))
-        return missing
+        def next_id(each: tuple[int, Spelling]) -> int:
+            ids = each[1].token_ids
+            return ids[length] if len(ids) > length else -1
 
-    def _wanted(
-        self, missing: tuple[int, ...], tail: tuple[int, ...], *, is_after_break: bool
-    ) -> dict[int, None]:
-        wanted: dict[int, None] = {}
-        for number, spelling in self._by_beginning.get(tail, ()):
-            if len(spelling.token_ids) > len(tail) and _is_open(
-                missing, number, spelling, is_after_break=is_after_break
-            ):
-                wanted[spelling.token_ids[len(tail)]] = None
-        if tail:
-            is_after_break = opens(self._bytes_of(tail[-1]))
-        for first_id, spellings in self._firsts.items():
-            if any(
-                _is_open(missing, number, spelling, is_after_break=is_after_break)
-                for number, spelling in spellings
-            ):
-                wanted[first_id] = None
-        return wanted
+        first = bisect_left(self._spellings, token_id, first, end, key=next_id)
+        end = bisect_right(self._spellings, token_id, first, end, key=next_id)
+        begun = _Beginning(first, end, length + 1)
+        is_open = any(self._open(progress.missing, begun, is_after_break=progress.is_after_break))
+        return begun if is_open else None
+
+    def _decided(self, progress: Progress, token_id: int) -> Progress:
+        """Returns the progress of a target if what it has begun does not go on, before the next token."""
+        number = self._ended(progress, token_id)
+        if number is None:
+            assert progress.settled is not None
+            return progress.settled
+        return self._progress(
+            _without(progress.missing, number),
+            progress.num_missing_tokens - self._costs[number],
+            self._nothing,
+            is_after_break=not self._has_breaks or opens(self._bytes_of(self.tail(progress)[-1])),
+        )
+
+    def _ended(self, progress: Progress, token_id: int) -> int | None:
+        """Returns the number of the term that a target has written whole if the next token does not go on."""
+        return self._whole(
+            progress.missing,
+            progress.begun,
+            is_after_break=progress.is_after_break,
+            goes_on=self._has_word_ends and begins_inside(self._bytes_of(token_id)),
+        )
+
+    def _progress(
+        self,
+        missing: tuple[int, ...],
+        num_missing_tokens: int,
+        begun: _Beginning,
+        *,
+        is_after_break: bool,
+        settled: Progress | None = None,
+    ) -> Progress:
+        key = missing, begun, is_after_break
+        found = self._known.get(key)
+        if found is None:
+            num_left, at_end, num_at_end = num_missing_tokens, missing, num_missing_tokens
+            if settled is not None:
+                gains = [
+                    self._costs[number] - len(spelling.token_ids) + begun.length
+                    for number, spelling in self._open(missing, begun, is_after_break=is_after_break)
+                ]
+                number = self._whole(missing, begun, is_after_break=is_after_break)
+                if number is None:
+                    at_end, num_at_end = settled.at_end, settled.num_at_end
+                else:
+                    at_end, num_at_end = _without(missing, number), num_missing_tokens - self._costs[number]
+                num_left = min(num_missing_tokens - max(0, *gains), num_at_end)
+            found = self._known[key] = Progress(
+                self,
+                missing,
+                begun,
+                is_after_break,
+                settled,
+                num_missing_tokens,
+                num_left,
+                at_end,
+                num_at_end,
+            )
+        return found
+
+    def tail(self, progress: Progress) -> tuple[int, ...]:
+        """Returns the tokens of what a target has begun."""
+        first, _, length = progress.begun
+        return self._spellings[first][1].token_ids[:length]
+
+    def wanted(self, progress: Progress) -> tuple[int, ...]:
+        """Returns the tokens that begin a missing term, or continue the one that a target has begun."""
+        begun, is_after_break = progress.begun, progress.is_after_break
+        wanted = {
+            spelling.token_ids[begun.length]: None
+            for _, spelling in self._open(progress.missing, begun, is_after_break=is_after_break)
+            if len(spelling.token_ids) > begun.length
+        }
+        if begun.length:
+            is_after_break = opens(self._bytes_of(self.tail(progress)[-1]))
+            for _, spelling in self._open(progress.missing, self._nothing, is_after_break=is_after_break):
+                wanted[spelling.token_ids[0]] = None
+        return tuple(wanted)
 
     def repeats(self, progress: Progress, token_ids: list[int], token_id: int) -> bool:
-        """Returns whether a token completes a term that its target must not have again.
+        """Returns whether a token leaves the target with a term that it must not have again.
+
+        The term may stand again inside of a longer one that is missing, so a token that does not go on with
+        that one leaves it, too.
 
         Args:
             progress: That of the target before it.
             token_ids: The same target.
             token_id: The token.
         """
-        if token_id not in self._exact:
+        first = self._first_repeated(progress)
+        if token_id not in self._exact and first is None:
             return False
-        missing = self.advance(progress, token_id).missing
+        after = self.advance(progress, token_id)
+        num_decided = progress.begun.length + 1 - after.begun.length
+        if first is not None and first < num_decided and self._ended(progress, token_id) is None:
+            return True
         return any(
-            not missing[number] and token_ids[len(token_ids) - len(before) :] == before
-            for number, before in self._exact[token_id]
+            not after.missing[number]
+            and len(before) >= after.begun.length
+            and token_ids[len(token_ids) - len(before) :] == before
+            for number, before in self._exact.get(token_id, ())
         )
+
+    def _first_repeated(self, progress: Progress) -> int | None:
+        """Returns where the first term that a target must not have again is in what it has begun."""
+        length = progress.begun.length
+        if progress.first_repeated is None:
+            tail = list(self.tail(progress)) if length else []
+            places = (
+                place - len(before)
+                for place, token_id in enumerate(tail)
+                for number, before in self._exact.get(token_id, ())
+                if not progress.missing[number] and tail[max(place - len(before), 0) : place] == before
+            )
+            progress.first_repeated = min(places, default=length)
+        return progress.first_repeated if progress.first_repeated < length else None
 
     def _bytes_of(self, token_id: int) -> bytes:
         return self.token_bytes[token_id] if token_id < len(self.token_bytes) else b""
 
-    def _begins(self, ids: tuple[int, ...], missing: tuple[int, ...], *, is_after_break: bool) -> bool:
-        """Returns whether tokens are a spelling of a missing term, or begin one."""
-        return any(
-            _is_open(missing, number, spelling, is_after_break=is_after_break)
-            for number, spelling in self._by_beginning.get(ids, ())
-        )
+    def _open(
+        self, missing: tuple[int, ...], begun: _Beginning, *, is_after_break: bool
+    ) -> Iterator[tuple[int, Spelling]]:
+        """Yields the spellings of missing terms that begin so, and may stand at a place."""
+        for place in range(begun.first, begun.end):
+            number, spelling = each = self._spellings[place]
+            if missing[number] and (is_after_break or not spelling.begins_after_break):
+                yield each
 
-    def _longest(
-        self, ids: tuple[int, ...], missing: tuple[int, ...], *, is_after_break: bool, is_end: bool = False
-    ) -> tuple[int, int]:
-        """Returns the length and the term of the longest spelling at the beginning of tokens, or 0 and 0.
+    def _whole(
+        self, missing: tuple[int, ...], begun: _Beginning, *, is_after_break: bool, goes_on: bool = False
+    ) -> int | None:
+        """Returns the number of the missing term that a beginning writes whole, if there is one.
 
-        All of them are not a spelling, unless `is_end`: then the target ends with them.
+        The next token `goes_on` if it continues the last word.
         """
-        for length in range(len(ids) - (not is_end), 0, -1):
-            for number, spelling in self._by_beginning.get(ids[:length], ()):
-                if len(spelling.token_ids) != length:
-                    continue
-                goes_on = length < len(ids) and begins_inside(self._bytes_of(ids[length]))
-                if not (spelling.ends_before_break and goes_on) and _is_open(
-                    missing, number, spelling, is_after_break=is_after_break
-                ):
-                    return length, number
-        return 0, 0
+        for number, spelling in self._open(missing, begun, is_after_break=is_after_break):
+            if len(spelling.token_ids) > begun.length:
+                break
+            if not (goes_on and spelling.ends_before_break):
+                return number
+        return None
 
-    def _num_left(self, missing: tuple[int, ...], tail: tuple[int, ...], *, is_after_break: bool) -> int:
-        """Returns the fewest tokens that complete all terms, whether the tail goes on or not."""
-        num_left = self._cost(missing)
-        if not tail:
-            return num_left
-        gain = 0
-        for number, spelling in self._by_beginning[tail]:
-            if _is_open(missing, number, spelling, is_after_break=is_after_break):
-                gain = max(gain, self._costs[number] - (len(spelling.token_ids) - len(tail)))
-        ended = self._without_tail(missing, tail, is_after_break=is_after_break)
-        return min(num_left - gain, self._cost(ended))
 
-    def _cost(self, missing: tuple[int, ...]) -> int:
-        return sum(map(int.__mul__, missing, self._costs))
+def num_tokens(terms: Iterable[Term]) -> int:
+    """Returns the fewest tokens that write some terms."""
+    return sum(term.number * _cost(term) for term in terms)
 
 
 def shares(counts: Mapping[int, int], size: int) -> dict[int, int]:
@@ -284,11 +389,6 @@ def shares(counts: Mapping[int, int], size: int) -> dict[int, int]:
         size -= len(open_banks[:size])
         open_banks = [bank for bank in open_banks if taken[bank] < counts[bank]]
     return taken
-
-
-def _is_open(missing: tuple[int, ...], number: int, spelling: Spelling, *, is_after_break: bool) -> bool:
-    """Returns whether a spelling may stand at a place, and its term is missing."""
-    return bool(missing[number]) and (is_after_break or not spelling.begins_after_break)
 
 
 def _without(missing: tuple[int, ...], number: int) -> tuple[int, ...]:

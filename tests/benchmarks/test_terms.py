@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+from benchmarks.terms import _with_terms
+
 
 def test_the_terms_are_present_and_other_requests_are_equal(bundle_path, tmp_path):
     sources, references = tmp_path / "sources.txt", tmp_path / "references.txt"
@@ -17,3 +19,9 @@ def test_the_terms_are_present_and_other_requests_are_equal(bundle_path, tmp_pat
     assert figures["requests"] == 3
     assert figures["terms_present"] == 1
     assert all(one["are_equal"] for one in figures["others"].values())
+
+
+def test_a_part_of_a_word_with_digits_is_no_term():
+    [pair] = _with_terms(iter([("하나의 둘이서 열다섯15", "one two fifteen15")]))
+    assert {term.source for term in pair.terms} == {"하나의", "둘이서"}
+    assert {term.target for term in pair.terms} == {"one", "two"}

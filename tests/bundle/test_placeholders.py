@@ -22,6 +22,12 @@ def found(text: str) -> list[str]:
         ("$t(a.b) %#@n@ %2$#@m@ %{x} %(n).2f", "$t(a.b) %#@n@ %2$#@m@ %{x} %(n).2f"),
         ("{n, number} {d, date, short}", "{n,_number} {d,_date,_short}"),
         ("100% of 5% discount, 20% naive, %100, {Anna, Bob}", ""),
+        ("%d개의 파일, %s님, 파일 %1$s을, %@へ", "%d %s %1$s %@"),
+        (
+            "https://a.com/b을 見て（https://a.jp/x）、https://b.jp。次",
+            "https://a.com/b https://a.jp/x https://b.jp",
+        ),
+        ("a@b.com으로 메일c@d.kr。 見てhttps://e.jp", "a@b.com c@d.kr https://e.jp"),
         ("100 % der {beiden Kinder} 5 < 6 > 4, 20%ige, 100%.", ""),
     ],
 )

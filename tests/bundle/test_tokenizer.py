@@ -6,6 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
+from seq2seq_serve.bundle import tokenizer as tokenizer_module
 from seq2seq_serve.bundle.tokenizer import UNSPACED, Tokenizer
 from seq2seq_serve.training.config import BOS_ID, EOS_ID, PAD_ID, UNK_ID
 
@@ -250,3 +251,19 @@ def test_a_text_inside_a_longer_one_is_written_after_a_space_after_a_mark_and_fi
     inner.decoder = decoders.Metaspace()
     tokenizer = Tokenizer(inner)
     assert tokenizer.spellings(["ab", "x", " "]) == [[(4, 2), (1, 2)], [], []]
+
+
+def test_spellings_are_kept_up_to_a_bound(random_trained, monkeypatch):
+    tokenizer, cut = Tokenizer.from_bytes(random_trained.tokenizer.to_json().encode(), "copy"), list[str]()
+    encode = tokenizer.encode_batch
+    monkeypatch.setattr(tokenizer, "encode_batch", lambda texts: cut.extend(texts) or encode(texts))
+    expected = tokenizer.spellings(["ab", "c", "ab"])
+    del cut[:]
+    assert tokenizer.spellings(["c", "ab"]) == [expected[1], expected[0]]
+    assert not cut
+    monkeypatch.setattr(tokenizer_module, "_MOST_KEPT", 1000)
+    for number in range(50):
+        tokenizer.spellings([f"{number} of many"])
+    assert len(tokenizer._spellings) < 15
+    assert tokenizer.spellings(["ab"]) == expected[:1]
+    assert "(ab" in cut

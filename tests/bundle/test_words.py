@@ -26,11 +26,12 @@ def test_a_token_continues_a_word_if_it_begins_with_a_letter_of_a_script_with_sp
     assert not is_inside("")
 
 
-def test_a_word_stands_directly_after_spaces_opening_marks_and_other_scripts():
-    for token in (b"en ", b"(", b"", b'"', b"a-", "„".encode(), "模".encode(), b"<b>"):
-        assert opens(token)
-    for token in (b" Maschine", b".", b",", b")", "é".encode()[:1]):
-        assert not opens(token)
+def test_a_word_stands_directly_after_all_but_letters_digits_and_underscores():
+    for token in ("en ", "(", "", '"', "a-", "„", "模", "<b>", ".", ":", "l’", "¿", "$", "}"):
+        assert opens(token.encode())
+    assert opens("“".encode()[2:])  # a part of a character
+    for token in (" Maschine", "é", "e\u0301", "7", "_"):
+        assert not opens(token.encode())
 
 
 def test_a_word_and_a_variable_need_a_space_before_them_and_a_tag_does_not():

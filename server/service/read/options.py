@@ -27,6 +27,7 @@ from seq2seq_serve.server.engine.stops import StopSequences
 from seq2seq_serve.server.errors import Forbidden, InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.runner.voice_activity import SpeechRules
+from seq2seq_serve.server.service.fair_thread import YieldPoint
 from seq2seq_serve.server.service.read.inputs import check_bytes, check_ids
 from seq2seq_serve.server.service.read.sentences import DEFAULT_LANGUAGE, known_language
 from seq2seq_serve.server.service.read.terms import Glossary
@@ -191,7 +192,14 @@ class Decoding:
     glossary: Glossary | None = None
 
 
-def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, stream: bool) -> Decoding:
+def read_options(
+    given: GenerateOptions,
+    model: ServedModel,
+    caller: Caller,
+    *,
+    stream: bool,
+    checkpoint: YieldPoint = lambda: None,
+) -> Decoding:
     """Reads and checks the options of a message.
 
     Args:
@@ -199,6 +207,7 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         model: The model that it names.
         caller: Its sender.
         stream: Whether the caller gets pieces.
+        checkpoint: Is called before some of its terms; an error that it raises ends the work.
 
     Raises:
         InvalidRequest: An option does not fit; the error names the field and what it must be.
@@ -268,7 +277,7 @@ def read_options(given: GenerateOptions, model: ServedModel, caller: Caller, *, 
         windows=window_rules(options) if is_sequential or is_split else None,
         speech=speech_rules(options) if options.voice_activity else None,
         num_prompt=len(prompt),
-        glossary=Glossary(options, model) if options.terms or options.keep_placeholders else None,
+        glossary=Glossary(options, model, checkpoint) if options.terms or options.keep_placeholders else None,
     )
 
 

@@ -22,6 +22,7 @@ from seq2seq_serve.protos.seq2seq_v1_pb2 import (
     Window,
 )
 from seq2seq_serve.server.engine.request import NO_CONSTRAINTS, Array, Request, Sampling
+from seq2seq_serve.server.engine.terms import RequiredTerms, num_tokens
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.runner.voice_activity import (
     MissingVoiceActivityError,
@@ -193,13 +194,18 @@ def _request(
     shared, model, bound = decoding.request, decoding.model, decoding.bound
     limit, is_bounded, constraints = shared.max_new_tokens, False, shared.constraints
     beam, terms, num_required = shared.beam, None, 0
-    if required is not None and required.terms is not None:
+    if required is not None and required.terms:
         assert decoding.glossary is not None
-        beam, terms = beam or decoding.glossary.beam, required.terms
-        num_required = terms.num_tokens
-        if num_required > limit:
+        beam = beam or decoding.glossary.beam
+        room = limit - shared.ends_forced
+        num_required = num_tokens(required.terms)
+        # A prefix may have some; its length bounds what is built.
+        if num_required <= room + len(shared.prefix_ids):
+            terms = RequiredTerms(required.terms, model.target_tokenizer.token_bytes)
+            num_required = terms.after(shared.prefix_ids).num_left
+        if num_required > room:
             raise InvalidRequest(
-                f"what the target has to have takes {num_required} tokens, and at most {limit} fit: send "
+                f"what the target has to have takes {num_required} tokens, and at most {room} fit: send "
                 "fewer terms and placeholders, or a shorter text",
                 field="options",
             )
@@ -307,8 +313,6 @@ def _read_text(
     check_visible(text, given.field)
     max_tokens = limit * (MAX_TIMES_TOO_LONG if decoding.options.long_source in _FITTING else 1)
     check_bytes(text, max_tokens, model, given.field)
-    if decoding.glossary is not None:
-        decoding.glossary.check_number(text, given.field, checkpoint)
     if decoding.options.long_source in SPLITTING:
         readings = list(islice(_passages(text, given, decoding, request_of, checkpoint), MAX_PARTS + 1))
         if len(readings) > MAX_PARTS:
@@ -323,7 +327,9 @@ def _read_text(
         raise _too_long("the source", limit + num_over, given, hint=_hint(decoding))
     if num_over and decoding.glossary is not None:
         text = model.source_tokenizer.decode(token_ids)
-    required = None if decoding.glossary is None else decoding.glossary.required(text, checkpoint)
+    required = (
+        None if decoding.glossary is None else decoding.glossary.required(text, given.field, checkpoint)
+    )
     request = request_of({given.name: np.asarray(token_ids, np.int64)}, required)
     return [Reading(request, num_truncated=num_over, required=required)]
 
@@ -348,8 +354,13 @@ def _passages(
                 field=given.field,
             )
 
-    def reading_of(part: str, token_ids: list[int], separator: str | None) -> Reading:
-        required = None if decoding.glossary is None else decoding.glossary.required(part, checkpoint)
+    def required_of(part: str) -> Required | None:
+        glossary = decoding.glossary
+        return None if glossary is None else glossary.required(part, given.field, checkpoint)
+
+    def reading_of(
+        part: str, token_ids: list[int], separator: str | None, required: Required | None
+    ) -> Reading:
         request = request_of({given.name: np.asarray(token_ids, np.int64)}, required)
         return Reading(request, text=part, separator=separator, required=required)
 
@@ -359,15 +370,16 @@ def _passages(
             token_ids, num_over = encode(line, limit, *decoding.frame, checkpoint)
             if not num_over:
                 next(number)
-                yield reading_of(line, token_ids, after_line)
+                yield reading_of(line, token_ids, after_line, required_of(line))
                 continue
         for sentence, separator in sentences(line, decoding.language, before_window):
             which = f"sentence {next(number)} of the source"
             check_bytes(sentence, limit, model, given.field)
+            required = required_of(sentence)
             token_ids, num_over = encode(sentence, limit, *decoding.frame, checkpoint)
             if num_over:
                 raise _too_long(which, limit + num_over, given)
-            yield reading_of(sentence, token_ids, after_line if separator == "" else separator)
+            yield reading_of(sentence, token_ids, after_line if separator == "" else separator, required)
 
 
 def _read_ids(given: Input, decoding: Decoding, request_of: _RequestOf) -> Reading:

@@ -6,21 +6,26 @@ import heapq
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 
-from seq2seq_serve.bundle.normalization import is_blank
+from seq2seq_serve.bundle.normalization import INVISIBLE, is_blank
 from seq2seq_serve.bundle.placeholders import placeholders
 from seq2seq_serve.bundle.words import is_inside, needs_space, words
 from seq2seq_serve.protos.seq2seq_v1_pb2 import GenerateOptions
 from seq2seq_serve.server.engine.request import Beam
-from seq2seq_serve.server.engine.terms import RequiredTerms, Spelling, Term
+from seq2seq_serve.server.engine.terms import Spelling, Term
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.models.served import ServedModel
 from seq2seq_serve.server.service.fair_thread import YieldPoint
 
 _BEAM_SIZE = 5  # of a request that asks for none
 _MAX_LENGTH = 256  # characters of a term
-_MAX_FOUND = 64  # terms that occur in the source of a request
-_WORDS_AT_ONCE = 512
+_MAX_FOUND = 64  # different terms and placeholders that occur in a source, or in a sentence of a split one
+_WORDS_AT_ONCE = 64
+_TERMS_AT_ONCE = 16
+
+
+_WITHOUT_INVISIBLE = dict.fromkeys(map(ord, INVISIBLE))
 
 
 @dataclass(slots=True)
@@ -29,11 +34,11 @@ class _Node:
 
     Attributes:
         after: What follows one more word.
-        targets: The targets of the terms that end here: by their words if case matters, otherwise by None.
+        target: The target of the term that ends here; None if none does.
     """
 
     after: dict[str, _Node] = field(default_factory=dict)
-    targets: dict[tuple[str, ...] | None, str] = field(default_factory=dict)
+    target: str | None = None
 
 
 @dataclass(frozen=True)
@@ -41,12 +46,12 @@ class Required:
     """What the target of a text must have.
 
     Attributes:
-        terms: What the tokenizer writes of it; None for nothing.
+        terms: What the tokenizer writes of it.
         texts: The text of each of them.
         unwritable: The placeholders that the tokenizer cannot write.
     """
 
-    terms: RequiredTerms | None
+    terms: tuple[Term, ...]
     texts: tuple[str, ...]
     unwritable: tuple[str, ...]
 
@@ -63,15 +68,17 @@ class Glossary:
     Args:
         options: The options of the message.
         model: The model that it names.
+        checkpoint: Is called before some of the terms; an error that it raises ends the work.
 
     Attributes:
         beam: The search of a target with terms, if the message does not ask for one.
+        num_bytes: The size of the terms.
 
     Raises:
         InvalidRequest: A term is empty or too long, has two translations, or cannot be written.
     """
 
-    def __init__(self, options: GenerateOptions, model: ServedModel) -> None:
+    def __init__(self, options: GenerateOptions, model: ServedModel, checkpoint: YieldPoint) -> None:
         defaults, size = model.manifest.generation, max(options.num_hypotheses, _BEAM_SIZE)
         self.beam = Beam(
             min(size, model.sizing.num_slots),
@@ -79,9 +86,12 @@ class Glossary:
             defaults.length_penalty_formula,
             defaults.early_stopping,
         )
+        self.num_bytes = sum(term.ByteSize() for term in options.terms)
         self._tokenizer, self._keeps = model.target_tokenizer, options.keep_placeholders
-        self._root = _Node()
+        self._exact, self._folded = _Node(), _Node()  # by their words, and by these without case
         for place, term in enumerate(options.terms):
+            if not place % _TERMS_AT_ONCE:
+                checkpoint()
             for name, text in (("source", term.source), ("target", term.target)):
                 if len(text) > _MAX_LENGTH or is_blank(text):
                     raise InvalidRequest(
@@ -89,67 +99,83 @@ class Glossary:
                         "them visible",
                         field=f"options.terms[{place}].{name}",
                     )
-            node, its_words = self._root, tuple(words(term.source))
-            for word in its_words:
-                node = node.after.setdefault(word.casefold(), _Node())
-            other = node.targets.setdefault(its_words if term.case_sensitive else None, term.target)
-            if other != term.target:
+            node, target = self._exact if term.case_sensitive else self._folded, term.target.strip()
+            for word in _words(term.source):
+                node = node.after.setdefault(word if term.case_sensitive else word.casefold(), _Node())
+            if node.target not in (None, target):
                 raise InvalidRequest(
-                    f"the term {term.source!r} has two translations, {other!r} and {term.target!r}: send one",
+                    f"the term {term.source!r} has two translations, {node.target!r} and {target!r}: "
+                    "send one",
                     field=f"options.terms[{place}].target",
                 )
-        targets = list(dict.fromkeys(term.target for term in options.terms))
-        self._spellings = dict(zip(targets, self._written(targets), strict=True))
+            node.target = target
+        targets = list(dict.fromkeys(term.target.strip() for term in options.terms))
+        self._spellings = dict(zip(targets, self._written(targets, checkpoint), strict=True))
         for place, term in enumerate(options.terms):
-            if not self._spellings[term.target]:
+            if not self._spellings[term.target.strip()]:
                 raise InvalidRequest(
                     f"{model.name} cannot write the target {term.target!r} of a term with its tokens: leave "
                     "the term out, or spell it in another way",
                     field=f"options.terms[{place}].target",
                 )
 
-    def required(self, text: str, checkpoint: YieldPoint) -> Required | None:
+    def required(self, text: str, field: str, checkpoint: YieldPoint) -> Required | None:
         """Returns what the target of a text must have; None for nothing.
 
         Args:
             text: A whole source, or one of its sentences.
+            field: That of the source.
             checkpoint: Is called before some of its words; an error that it raises ends the work.
+
+        Raises:
+            InvalidRequest: The text has too many terms and placeholders.
         """
         targets, kept = self._found(text, checkpoint)
         texts = [*dict.fromkeys((*targets, *kept))]
-        if not texts:
-            return None
-        others = [one for one in texts if one not in self._spellings]
-        spellings = self._spellings | dict(zip(others, self._written(others), strict=True))
-        writable = tuple(one for one in texts if spellings[one])
-        terms = [Term(spellings[one], targets[one] + kept[one], is_exact=one in kept) for one in writable]
-        required = RequiredTerms(terms, self._tokenizer.token_bytes) if terms else None
-        return Required(required, writable, tuple(one for one in texts if not spellings[one]))
-
-    def check_number(self, text: str, field: str, checkpoint: YieldPoint) -> None:
-        """Refuses a source, whose field is given, in which too many terms occur."""
-        targets, _ = self._found(text, checkpoint)
-        if len(targets) > _MAX_FOUND:
+        if len(texts) > _MAX_FOUND:
+            what = "terms and placeholders" if kept else "terms"
             raise InvalidRequest(
-                f"the source has {len(targets)} terms, and at most {_MAX_FOUND} can be required: send a "
+                f"the source has {len(texts)} {what}, and at most {_MAX_FOUND} can be required: send a "
                 "shorter source, or fewer terms",
                 field=field,
             )
-
-    def _written(self, texts: Sequence[str]) -> list[tuple[Spelling, ...]]:
-        """Returns how each of some texts is written; in no way if the tokenizer cannot."""
-        table = self._tokenizer.token_bytes
-        return [
-            tuple(
-                Spelling(
-                    ids,
-                    begins_after_break=needs_space(text) and not table[ids[0]].startswith(b" "),
-                    ends_before_break=is_inside(text.rstrip()[-1:]),
-                )
-                for ids in ways
+        if not texts:
+            return None
+        others = [one for one in texts if one not in self._spellings]
+        spellings = self._spellings | dict(zip(others, self._written(others, checkpoint), strict=True))
+        writable = tuple(one for one in texts if spellings[one])
+        terms = [
+            Term(
+                tuple(each._replace(begins_after_break=False) for each in spellings[one])
+                if one in kept
+                else spellings[one],
+                targets[one] + kept[one],
+                is_exact=one in kept,
             )
-            for text, ways in zip(texts, self._tokenizer.spellings(texts) if texts else [], strict=True)
+            for one in writable
         ]
+        return Required(tuple(terms), writable, tuple(one for one in texts if not spellings[one]))
+
+    def _written(self, texts: Sequence[str], checkpoint: YieldPoint) -> list[tuple[Spelling, ...]]:
+        """Returns how each of some texts is written; in no way if the tokenizer cannot."""
+        table, written = self._tokenizer.token_bytes, list[tuple[Spelling, ...]]()
+        for begin in range(0, len(texts), _TERMS_AT_ONCE):
+            checkpoint()
+            some = texts[begin : begin + _TERMS_AT_ONCE]
+            for text, ways in zip(some, self._tokenizer.spellings(some), strict=True):
+                needs_break, is_word = needs_space(text), is_inside(text.rstrip()[-1:])
+                written.append(
+                    tuple(
+                        Spelling(
+                            ids,
+                            begins_after_break=needs_break
+                            and not (ids[0] < len(table) and table[ids[0]].startswith(b" ")),
+                            ends_before_break=is_word,
+                        )
+                        for ids in ways
+                    )
+                )
+        return written
 
     def _found(self, text: str, checkpoint: YieldPoint) -> tuple[Counter[str], Counter[str]]:
         """Returns the targets of the terms in a text, and its placeholders, with their numbers.
@@ -169,9 +195,9 @@ class Glossary:
 
         Where terms overlap, the longest counts, and of equally long ones the first.
         """
-        if not self._root.after:
+        if not self._exact.after and not self._folded.after:
             return []
-        exact = words(text)
+        exact = _words(text)
         folded = [word.casefold() for word in exact]
         is_taken = bytearray(len(exact))
         matches: list[tuple[int, int, str]] = []
@@ -181,7 +207,11 @@ class Glossary:
             matches += self._longest(exact, folded, begin, is_taken)
         heapq.heapify(matches)
         found: list[str] = []
-        while matches:
+        for number in count():
+            if not matches:
+                break
+            if not number % _WORDS_AT_ONCE:
+                checkpoint()
             minus_length, begin, target = heapq.heappop(matches)
             if any(is_taken[begin : begin - minus_length]):
                 for match in self._longest(exact, folded, begin, is_taken):
@@ -198,15 +228,19 @@ class Glossary:
 
         It is minus its length, its place, and its target.
         """
-        node: _Node | None = self._root
-        found: list[tuple[int, int, str]] = []
-        for end in range(begin, len(exact)):
-            assert node is not None
-            node = None if is_taken[end] else node.after.get(folded[end])
-            if node is None:
-                break
-            if node.targets:
-                target = node.targets.get(tuple(exact[begin : end + 1]), node.targets.get(None))
-                if target is not None:
-                    found = [(begin - end - 1, begin, target)]
+        longest, found = 0, list[tuple[int, int, str]]()
+        for root, its_words in ((self._exact, exact), (self._folded, folded)):
+            node: _Node | None = root
+            for place in range(begin, len(exact)):
+                assert node is not None
+                node = None if is_taken[place] else node.after.get(its_words[place])
+                if node is None:
+                    break
+                length = place + 1 - begin
+                if node.target is not None and length > longest:
+                    longest, found = length, [(-length, begin, node.target)]
         return found
+
+
+def _words(text: str) -> list[str]:
+    return words(text.translate(_WITHOUT_INVISIBLE))

@@ -64,6 +64,8 @@ async def read(
     num_file_bytes = sum(len(given.source.file) for given in inputs)
     num_array_bytes = num_file_bytes + sum(len(given.source.tensor.data) for given in inputs)
     num_text_bytes = sum(source.ByteSize() for source in sources) - num_array_bytes
+    if decoding.glossary is not None:
+        num_text_bytes += decoding.glossary.num_bytes
     if not num_file_bytes:
         return await call.read(work, num_text_bytes + num_array_bytes // BYTES_PER_TEXT_BYTE)
 
@@ -98,7 +100,8 @@ async def read_decoding(
         ServerError: As `read_options`, or `Call.read` raises it.
     """
     return await call.read(
-        lambda _: read_options(options, model, call.caller, stream=stream), options.ByteSize()
+        lambda checkpoint: read_options(options, model, call.caller, stream=stream, checkpoint=checkpoint),
+        options.ByteSize(),
     )
 
 

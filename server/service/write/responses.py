@@ -222,7 +222,7 @@ def _joined(readings: Sequence[Reading], answers: Sequence[pb.Sentence]) -> pb.H
         ),
         token_ids=[token_id for one in best for token_id in one.token_ids],
         finish_reason=reasons[0] if reasons else pb.FINISH_REASON_EOS,
-        score=sum(one.score for one in best) if best[0].HasField("score") else None,
+        score=sum(one.score for one in best) if all(one.HasField("score") for one in best) else None,
         log_probabilities=[one for each in best for one in each.log_probabilities],
         segments=[segment for one in best for segment in one.segments],
         missing_terms=dict.fromkeys(term for one in best for term in one.missing_terms),

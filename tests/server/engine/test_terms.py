@@ -1,16 +1,19 @@
 """Beams whose targets must have terms, under the real engine against the oracle."""
 
 import pickle
+import random
+import tracemalloc
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from seq2seq_serve.bundle.words import begins_inside, opens
+from seq2seq_serve.server.engine import terms as terms_module
 from seq2seq_serve.server.engine.request import Beam
 from seq2seq_serve.server.engine.result import FinishReason
 from seq2seq_serve.server.engine.stops import StopSequences
-from seq2seq_serve.server.engine.terms import RequiredTerms, Spelling, Term, shares
+from seq2seq_serve.server.engine.terms import RequiredTerms, Spelling, Term, num_tokens, shares
 from seq2seq_serve.training.config import BOS_ID, EOS_ID
 from tests import oracle
 from tests.oracle import random_model
@@ -20,7 +23,7 @@ from tests.server.fakes import FakeRunner, make_request
 
 A, B, C = 3, 4, 5
 # Token 4 continues a word, and no word may stand after 4 and 5: the bytes of tokens by their ids.
-TOKENS = (b"", b"", b"", b" . ", b"a.", b".a")
+TOKENS = (b"", b"", b"", b" . ", b"a", b".a")
 
 
 def term(*spellings: tuple[int, ...], **options) -> Term:
@@ -57,14 +60,84 @@ def test_the_progress_of_a_target_is_that_of_reading_all_of_it(terms, target):
         progress = required.advance(progress, token_id)
         so_far = target[: place + 1]
         missing, rest = definition.read(so_far, has_ended=False)
-        assert (list(progress.missing), list(progress.tail)) == (missing, rest)
+        assert (list(progress.missing), list(required.tail(progress))) == (missing, rest)
         assert progress.num_left == definition.num_left(so_far)
         assert set(progress.wanted) == definition.wanted(so_far)
         assert repeats == definition.repeats(so_far)
-        at_end = required.missing_at_end(progress)
-        assert list(at_end) == definition.read(so_far, has_ended=True)[0]
-        assert any(at_end) == (progress.num_left > 0)
+        assert list(progress.at_end) == definition.read(so_far, has_ended=True)[0]
+        assert any(progress.at_end) == (progress.num_left > 0)
     assert required.after(target) is progress
+
+
+def test_what_was_found_is_forgotten_and_the_progress_stays_the_same(monkeypatch):
+    monkeypatch.setattr(terms_module, "_MOST_KEPT", 3)
+    terms = (term((A, A, A, B), (A, B, C)), term((B, A), is_exact=True), term((A,), number=2))
+    required, definition, target = RequiredTerms(terms, TOKENS), oracles(terms), list[int]()
+    progress = start = required.start
+    for token_id in random.Random(0).choices([A, B, C], k=200):
+        progress = required.advance(progress, token_id)
+        target.append(token_id)
+        assert list(progress.missing) == definition.read(target, has_ended=False)[0]
+        assert set(progress.wanted) == definition.wanted(target)
+    assert len(required._known) < 20
+    assert not start.after
+
+
+def test_long_terms_of_equal_tokens_take_little_memory_and_no_recursion():
+    """Each beginning had its own tuple before: 16 MB for one of these terms."""
+    length = 2000
+    tracemalloc.start()
+    required = RequiredTerms([term((*[A] * length, number)) for number in range(10, 14)], ())
+    progress = required.after([A] * (length - 1))
+    for _ in range(2):
+        ended = required.after([*[A] * (length + 10), 12])
+        assert ended.at_end == (1, 1, 0, 1)
+        assert required.advance(progress, C).begun.length == 0
+        required._forget()
+    assert progress.num_left == 4 * (length + 1) - (length - 1)
+    _, most_bytes = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most_bytes < 8e6
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_forced_end_leaves_one_token_less(seed):
+    required = RequiredTerms([term((A, B)), term((C,))], ())
+    request = make_request(
+        (5,), beam=Beam(4), max_new_tokens=5, terms=required, ends_forced=True, num_hypotheses=4
+    )
+    model = random_model(seed, parts=2**20)
+    logits = model.logits
+    model.logits = lambda target: [*logits(target)[:EOS_ID], -9.0, *logits(target)[EOS_ID + 1 :]]
+    driver = Driver(TableRunner(model, 4))
+    driver.submit(request)
+    driver.finish()
+    found = driver.results[request].hypotheses
+    assert [one.missing for one in found] == [()] * 4
+
+
+def test_an_exact_term_may_stand_inside_of_a_longer_one_after_it():
+    """It had to come last before, wherever the model wanted it."""
+    want = [A, C, A, B, EOS_ID]
+
+    def logits(target):
+        is_on_the_way = list(target) == want[: len(target)]
+        return [5.0 * (is_on_the_way and len(target) < 5 and i == want[len(target)]) for i in range(6)]
+
+    terms = [term((A,), is_exact=True), term((A, B), is_exact=True)]
+    request = make_request((5,), beam=Beam(2), max_new_tokens=12, terms=RequiredTerms(terms, ()))
+    driver = Driver(TableRunner(oracle.PrescribedModel(logits), 2))
+    driver.submit(request)
+    driver.finish()
+    assert driver.results[request].best.token_ids == (A, C, A, B)
+
+
+def test_an_exact_term_is_not_left_behind_as_the_beginning_of_a_longer_one():
+    required = RequiredTerms([term((A,), is_exact=True), term((A, B), is_exact=True)], ())
+    progress = required.after([A, C, A])
+    assert required.repeats(progress, [A, C, A], C)
+    assert not required.repeats(progress, [A, C, A], B)
+    assert not required.repeats(required.after([A, C]), [A, C], A)
 
 
 @settings(max_examples=150)
@@ -121,7 +194,7 @@ def test_the_search_is_the_oracles(
 @pytest.mark.parametrize("seed", range(20))
 def test_every_target_with_room_has_every_term_and_others_have_the_tokens_that_they_have_alone(seed):
     terms = RequiredTerms([term((7, 8, 9)), term((7, 8), (10,), number=2), term((90,))], ())
-    least = terms.num_tokens
+    least = num_tokens(terms.terms)
 
     def requests():
         plain = [make_request((20, seed, i), beam=Beam(3), max_new_tokens=9) for i in range(2)]
@@ -138,7 +211,7 @@ def test_every_target_with_room_has_every_term_and_others_have_the_tokens_that_t
     for request in required:
         for hypothesis in driver.results[request].hypotheses:
             assert not hypothesis.missing
-            assert terms.missing_at_end(terms.after(hypothesis.token_ids)) == (0, 0, 0)
+            assert terms.after(hypothesis.token_ids).at_end == (0, 0, 0)
     alone, _ = requests()
     other = Driver(FakeRunner(18))
     other.submit(*alone)

@@ -1,6 +1,7 @@
 """The terms and placeholders of texts, over an engine whose model echoes."""
 
 import math
+import threading
 from collections import Counter
 from types import SimpleNamespace
 
@@ -9,13 +10,14 @@ import tokenizers
 from grpc.aio import AioRpcError
 from tokenizers import decoders, models, pre_tokenizers
 
+from seq2seq_serve.bundle.manifest import Generation
 from seq2seq_serve.bundle.tokenizer import Tokenizer
 from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.request import Beam
-from seq2seq_serve.server.engine.terms import Spelling
+from seq2seq_serve.server.engine.terms import RequiredTerms, Spelling
 from seq2seq_serve.server.errors import InvalidRequest
 from seq2seq_serve.server.service.read.terms import Glossary
-from tests.server.service.harness import EchoRunner, byte_tokenizer, serving
+from tests.server.service.harness import EOS, EchoRunner, byte_tokenizer, serving
 
 
 def term(source: str, target: str, **options) -> pb.Term:
@@ -30,14 +32,14 @@ def glossary(*terms: pb.Term, tokenizer=None, **options) -> Glossary:
         manifest=SimpleNamespace(generation=generation),
         sizing=SimpleNamespace(num_slots=4),
     )
-    return Glossary(pb.GenerateOptions(terms=terms, **options), model)
+    return Glossary(pb.GenerateOptions(terms=terms, **options), model, lambda: None)
 
 
 def required(known: Glossary, text: str) -> Counter[str]:
-    found = known.required(text, lambda: None)
+    found = known.required(text, "sources[0]", lambda: None)
     if found is None:
         return Counter()
-    return Counter({text: each.number for text, each in zip(found.texts, found.terms.terms, strict=True)})
+    return Counter({text: each.number for text, each in zip(found.texts, found.terms, strict=True)})
 
 
 def test_terms_are_whole_words_and_the_longest_come_first():
@@ -74,22 +76,61 @@ def test_the_same_term_twice_is_one_and_equal_targets_add_up():
 def test_placeholders_stand_as_often_as_in_the_source_and_have_no_terms_inside():
     known = glossary(term("name", "N"), keep_placeholders=True)
     assert required(known, "name: {name}, {name} and %s") == Counter({"N": 1, "{name}": 2, "%s": 1})
-    found = known.required("{name} <b>", lambda: None)
-    assert all(each.is_exact for each in found.terms.terms)
+    found = known.required("{name} <b>", "sources[0]", lambda: None)
+    assert all(each.is_exact for each in found.terms)
     assert required(glossary(term("name", "N")), "{name}") == Counter({"N": 1})
+
+
+def test_invisible_characters_and_spaces_around_a_term_do_not_matter():
+    known = glossary(term("soft\u00adware ", " S\n"), term("car", "A"))
+    assert required(known, "software, soft\u00adware, ca\u200br") == Counter({"S": 2, "A": 1})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "{h}:{m}",
+        "%s%s$%d v{version}",
+        "“{a}” l’{b} mail:a@b.com",
+        "{name} ${name}",
+        "{x} {{x}}",
+        "http://a.com, http://a.com/b",
+    ],
+)
+def test_a_text_has_its_own_placeholders_wherever_they_stand(text):
+    tokenizer = byte_tokenizer()
+    found = glossary(keep_placeholders=True, tokenizer=tokenizer).required(text, "sources[0]", lambda: None)
+    required = RequiredTerms(found.terms, tokenizer.token_bytes)
+    progress, ids = required.start, tokenizer.encode(text)
+    for place, token_id in enumerate(ids):
+        assert not required.repeats(progress, ids[:place], token_id)
+        progress = required.advance(progress, token_id)
+    assert not any(progress.at_end)
+
+
+def test_the_reading_of_terms_can_end_at_any_time():
+    calls = 0
+
+    def checkpoint():
+        nonlocal calls
+        calls += 1
+
+    known = glossary(term("a b", "x"), term("b", "y"))
+    assert known.required("a b " * 32_000, "sources[0]", checkpoint).terms[0].number == 32_000
+    assert calls >= 1500  # for the words, and for the places where terms occur
 
 
 def test_a_term_is_spelled_after_a_space_after_a_mark_and_at_the_beginning():
     tokenizer = byte_tokenizer()
-    found = glossary(term("car", "Auto"), tokenizer=tokenizer).required("car", lambda: None)
+    found = glossary(term("car", "Auto"), tokenizer=tokenizer).required("car", "sources[0]", lambda: None)
     inside, first = tokenizer.encode(" Auto"), tokenizer.encode("Auto")
-    [each] = found.terms.terms
+    [each] = found.terms
     assert each.spellings == (
         Spelling(tuple(inside), begins_after_break=False, ends_before_break=True),
         Spelling(tuple(first), begins_after_break=True, ends_before_break=True),
     )
-    kept = glossary(keep_placeholders=True, tokenizer=tokenizer).required("<b>", lambda: None)
-    assert not any(spelling[1] or spelling[2] for spelling in kept.terms.terms[0].spellings)
+    kept = glossary(keep_placeholders=True, tokenizer=tokenizer).required("<b>", "sources[0]", lambda: None)
+    assert not any(spelling[1] or spelling[2] for spelling in kept.terms[0].spellings)
 
 
 def test_what_a_tokenizer_cannot_write_is_refused_or_named(word_tokenizer):
@@ -98,7 +139,7 @@ def test_what_a_tokenizer_cannot_write_is_refused_or_named(word_tokenizer):
     ):
         glossary(term("x", "dog"), term("y", "dog cat"), tokenizer=word_tokenizer)
     known = glossary(term("x", "dog"), tokenizer=word_tokenizer, keep_placeholders=True)
-    found = known.required("x {name}", lambda: None)
+    found = known.required("x {name}", "sources[0]", lambda: None)
     assert found.missing((0,)) == ["{name}"]
     assert found.missing(()) == ["{name}"]
     assert found.missing((1,)) == ["dog", "{name}"]
@@ -134,6 +175,43 @@ async def test_targets_have_their_terms_and_greedy_requests_get_a_beam():
         assert served.turns.requests[-1].beam.size == 2
 
 
+async def test_what_the_prefix_of_a_target_has_is_not_required_again():
+    """It was required again, and did not fit."""
+    async with serving() as served:
+        message = request("a cat", terms=[term("cat", "Katze")], max_new_tokens=3)
+        message.options.target_prefix.text = "Katze "
+        [hypothesis] = (await served.stub.Generate(message)).hypotheses
+        assert not hypothesis.missing_terms
+        message.options.target_prefix.text = "Hund"
+        with pytest.raises(AioRpcError, match="takes 6 tokens, and at most 3 fit"):
+            await served.stub.Generate(message)
+
+
+async def test_a_model_that_forces_the_end_of_a_target_has_one_token_less_for_terms():
+    async with serving(EchoRunner(generation=Generation(forced_eos_id=EOS))) as served:
+        message = request("a cat", terms=[term("cat", "Katze")], max_new_tokens=7)
+        [hypothesis] = (await served.stub.Generate(message)).hypotheses
+        assert not hypothesis.missing_terms
+        message.options.max_new_tokens = 6
+        with pytest.raises(AioRpcError, match="takes 6 tokens, and at most 5 fit"):
+            await served.stub.Generate(message)
+
+
+async def test_a_short_text_is_read_beside_the_event_loop_if_it_has_many_terms(monkeypatch):
+    threads, found = [], Glossary.required
+
+    def find(*arguments):
+        threads.append(threading.current_thread())
+        return found(*arguments)
+
+    monkeypatch.setattr(Glossary, "required", find)
+    async with serving() as served:
+        for number in (1, 500):
+            terms = [term(f"word {place}", "Wort") for place in range(number)]
+            await served.stub.Generate(request("word 1", terms=terms))
+    assert [each is threading.main_thread() for each in threads] == [True, False]
+
+
 async def test_each_sentence_has_its_own_terms_and_a_stream_is_the_answer():
     text, terms = "A cat. A dog. A cow.", [term("cat", "Katze"), term("dog", "Hund")]
     message = request(text, terms=terms, long_source=pb.LONG_SOURCE_SPLIT_ALWAYS)
@@ -143,6 +221,8 @@ async def test_each_sentence_has_its_own_terms_and_a_stream_is_the_answer():
         assert "Katze" in first
         assert "Hund" in second
         assert third == "A cow."
+        assert answer.sentences[0].hypotheses[0].HasField("score")
+        assert not answer.hypotheses[0].HasField("score")  # one of its sentences does not have any
         assert [one.terms is None for one in served.turns.requests] == [False, False, True]
         pieces = [event async for event in served.stub.GenerateStream(message)]
         assert "".join(event.piece.text for event in pieces) == answer.hypotheses[0].text
@@ -185,6 +265,13 @@ async def test_more_terms_than_can_be_required_are_refused_and_token_ids_too():
             each.target = f"t{number}"
         with pytest.raises(AioRpcError, match="the source has 65 terms, and at most 64 can be required"):
             await served.stub.Generate(request(text, terms=terms))
+        placed = " ".join(each.source for each in terms[:60])
+        message = request(placed + " {a} {b} {c} {d} {e}", terms=terms, keep_placeholders=True)
+        with pytest.raises(AioRpcError, match="the source has 65 terms and placeholders, and at most 64"):
+            await served.stub.Generate(message)
+        message.sources[0].text = f"{placed}.\n{' '.join(each.source for each in terms[1:])}"
+        message.options.long_source = pb.LONG_SOURCE_SPLIT_ALWAYS  # each sentence for itself
+        await served.stub.Generate(message)
         message = pb.GenerateRequest(sources=[pb.Source(token_ids=pb.TokenIds(values=[5]))])
         message.options.keep_placeholders = True
         with pytest.raises(AioRpcError, match="the source has token ids: send the text"):
