@@ -217,7 +217,7 @@ class _Bilingual(Document):
 
     @abstractmethod
     def _is_missing(self, unit: _Unit) -> bool:
-        """Whether a unit has no translation."""
+        """Whether nobody has translated a unit yet."""
 
     @abstractmethod
     def _write(self, entry: _Entry, parts: list[str]) -> str:

@@ -165,7 +165,7 @@ class _Reader:
 
 @dataclass(frozen=True)
 class Names:
-    """What the elements inside a text mean, by their names. All others end it.
+    """The names of elements that may stand inside a text. Every other element ends the text.
 
     Attributes:
         around: They format the texts inside.
@@ -194,6 +194,11 @@ class Names:
     properties: frozenset[str] = _NONE
     keeps_space: bool = False
     keeps_lines: bool = False
+
+
+def named(namespace: str, names: str) -> frozenset[str]:
+    """Returns names, which white space separates, in a namespace that ends with a space."""
+    return frozenset(namespace + name for name in names.split())
 
 
 class Content:

@@ -54,7 +54,7 @@ def with_fixed(parts: list[Placed], texts: Sequence[Here]) -> list[Placed]:
             result.append((text, beside))
         elif its in is_found or core is None:
             result.append((text, its))
-        else:  # marks around it stay, but for those that it has itself
+        else:  # keep the marks beside it that the fixed text does not have itself
             own = _CORE.search(its.text)
             marks = (its.text[: own.start()], its.text[own.end() :]) if own else ("", "")
             before = _without(text[: core.start()], marks[0])

@@ -17,7 +17,7 @@ from typing import ClassVar
 from urllib.parse import unquote
 
 from seq2seq_serve.documents.archive import Archive
-from seq2seq_serve.documents.elements import BEGIN, Event, Names, XmlTexts
+from seq2seq_serve.documents.elements import BEGIN, Event, Names, XmlTexts, named
 from seq2seq_serve.documents.segments import Document, TextSpan, wrong_file
 from seq2seq_serve.documents.spans import Tag
 
@@ -33,8 +33,15 @@ _WORKSHEET = "worksheet"
 _CHUNK_BYTES = 2**20
 
 
-def _named(namespace: str, names: str) -> frozenset[str]:
-    return frozenset(namespace + name for name in names.split())
+def _names_of_runs(namespace: str, left_out: str) -> Names:
+    """Returns the names of runs, which drawings and tables have in the same form."""
+    return Names(
+        around=named(namespace, "r"),
+        runs=named(namespace, "r"),
+        left_out=named(namespace, left_out),
+        texts=named(namespace, "t"),
+        properties=named(namespace, "rPr"),
+    )
 
 
 class _Part(XmlTexts):
@@ -60,14 +67,8 @@ class _Part(XmlTexts):
 class _Drawing(_Part):
     """A slide, or the texts of pictures and charts: each paragraph is a text."""
 
-    begin = _named(_DRAWING, "p")
-    names = Names(
-        around=_named(_DRAWING, "r"),
-        runs=_named(_DRAWING, "r"),
-        left_out=_named(_DRAWING, "pPr br fld endParaRPr"),
-        texts=_named(_DRAWING, "t"),
-        properties=_named(_DRAWING, "rPr"),
-    )
+    begin = named(_DRAWING, "p")
+    names = _names_of_runs(_DRAWING, left_out="pPr br fld endParaRPr")
     languages = (re.compile(r"""(<(?:\w+:)?(?:rPr|defRPr|endParaRPr)\b[^<>]*?\slang=["'])[^"']*"""),)
 
 
@@ -109,16 +110,8 @@ class Slides(_OfficeFile):
 class _Strings(_Part):
     """The strings of a table's cells, and comments on them."""
 
-    begin = _named(_SHEET, "si is text")
-    names = Names(
-        around=_named(_SHEET, "r"),
-        runs=_named(_SHEET, "r"),
-        left_out=_named(_SHEET, "rPh phoneticPr"),
-        texts=_named(_SHEET, "t"),
-        properties=_named(_SHEET, "rPr"),
-        keeps_space=True,
-        keeps_lines=True,
-    )
+    begin = named(_SHEET, "si is text")
+    names = replace(_names_of_runs(_SHEET, left_out="rPh phoneticPr"), keeps_space=True, keeps_lines=True)
 
 
 class Spreadsheet(_OfficeFile):
@@ -164,17 +157,17 @@ class Spreadsheet(_OfficeFile):
 class _OpenText(_Part):
     """The content of an OpenDocument file: each paragraph is a text, if it is not the value of a cell."""
 
-    begin = _named(_TEXT, "p h")
+    begin = named(_TEXT, "p h")
     names = Names(
-        around=_named(_TEXT, "a meta span"),
-        single=_named(_TEXT, "a meta"),
-        beside=_named(
+        around=named(_TEXT, "a meta span"),
+        single=named(_TEXT, "a meta"),
+        beside=named(
             _TEXT,
             "s soft-page-break bookmark bookmark-start bookmark-end reference-mark reference-mark-start "
             "reference-mark-end change change-start change-end note-ref page-number page-count date time",
         )
-        | _named(_OFFICE, "annotation-end"),
-        left_out=_named("http://purl.org/dc/elements/1.1/ ", "creator date"),
+        | named(_OFFICE, "annotation-end"),
+        left_out=named("http://purl.org/dc/elements/1.1/ ", "creator date"),
     )
 
     def __init__(self, content: bytes, path: Path, part: str = "") -> None:
@@ -231,18 +224,18 @@ class OpenDocument(Archive):
 class _Page(_Part):
     """A page of a book."""
 
-    begin = _named(_XHTML, "title body")
+    begin = named(_XHTML, "title body")
     names = Names(
-        around=_named(
+        around=named(
             _XHTML,
             "a abbr acronym b bdi bdo big cite data del dfn em font i ins label mark q s samp small span "
             "strike strong sub sup time tt u var",
         ),
-        single=_named(_XHTML, "a abbr acronym data label q time"),
-        fixed=_named(_XHTML, "code kbd"),
-        left_out=_named(_XHTML, "pre script style svg template textarea rt rp")
-        | _named("http://www.w3.org/2000/svg ", "svg")
-        | _named("http://www.w3.org/1998/Math/MathML ", "math"),
+        single=named(_XHTML, "a abbr acronym data label q time"),
+        fixed=named(_XHTML, "code kbd"),
+        left_out=named(_XHTML, "pre script style svg template textarea rt rp")
+        | named("http://www.w3.org/2000/svg ", "svg")
+        | named("http://www.w3.org/1998/Math/MathML ", "math"),
     )
     languages = tuple(
         re.compile(rf"""(<html\b[^<>]*?\s{name}=["'])[^"']*""") for name in ("lang", "xml:lang")

@@ -197,7 +197,7 @@ def _is_untranslated(values: Mapping[str, re.Match[str]]) -> bool:
 
 
 def _is_shown(attribute: str, name: str, values: Mapping[str, re.Match[str]]) -> bool:
-    """Whether people see an attribute of an element, who read a page or find it."""
+    """Whether readers of a page, or of search results, see an attribute of an element."""
     if attribute == "content":
         return name == "meta" and any(_value(values[by]) in _DESCRIPTIONS for by in _NAMES if by in values)
     if attribute == "value":

@@ -118,7 +118,7 @@ def _within(inner: Tag, one: Here, other: Here) -> Here:
 
 
 def _is_plain(here: Here, inner: Tag, one: Here) -> bool:
-    """Whether a text is outside of a tag, and has no formatting that a text in it does not have."""
+    """Whether a text stands outside of a tag, and each of its formattings is also one of a text inside."""
     place = here.place
     if here.is_fixed:
         return False

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from seq2seq_serve.documents.archive import Archive
-from seq2seq_serve.documents.elements import Event, Names, XmlTexts
+from seq2seq_serve.documents.elements import Event, Names, XmlTexts, named
 from seq2seq_serve.documents.segments import Document
 
 _W = "http://schemas.openxmlformats.org/wordprocessingml/2006/main "
@@ -18,10 +18,6 @@ _LANGUAGE = re.compile(r"<w:lang\b[^>]*>")
 _SCRIPT_ATTRIBUTES = dict.fromkeys(("ja", "ko", "zh"), "w:eastAsia") | dict.fromkeys(
     ("ar", "ckb", "dv", "fa", "he", "ps", "sd", "ug", "ur", "yi"), "w:bidi"
 )
-
-
-def _named(*names: str) -> frozenset[str]:
-    return frozenset(f"{_W}{name}" for name in names)
 
 
 class WordDocument(Archive):
@@ -43,18 +39,18 @@ class WordDocument(Archive):
 
 
 class _WordPart(XmlTexts):
-    """A part of a Word document. What it has beside runs of texts and their properties separates texts."""
+    """A part of a Word document. Every element except runs of texts and their properties separates texts."""
 
     names = Names(
-        around=_named("r", "hyperlink", "ins", "smartTag"),
-        single=_named("hyperlink", "ins", "smartTag"),
-        runs=_named("r"),
-        beside=_named("commentReference", "endnoteReference", "footnoteReference", "lastRenderedPageBreak")
-        | _named("proofErr", "bookmarkStart", "commentRangeStart", "bookmarkEnd", "commentRangeEnd"),
-        begins=_named("bookmarkStart", "commentRangeStart"),
-        ends=_named("bookmarkEnd", "commentRangeEnd"),
-        texts=_named("t"),
-        properties=_named("rPr", "pPr"),
+        around=named(_W, "r hyperlink ins smartTag"),
+        single=named(_W, "hyperlink ins smartTag"),
+        runs=named(_W, "r"),
+        beside=named(_W, "commentReference endnoteReference footnoteReference lastRenderedPageBreak")
+        | named(_W, "proofErr bookmarkStart commentRangeStart bookmarkEnd commentRangeEnd"),
+        begins=named(_W, "bookmarkStart commentRangeStart"),
+        ends=named(_W, "bookmarkEnd commentRangeEnd"),
+        texts=named(_W, "t"),
+        properties=named(_W, "rPr pPr"),
         keeps_space=True,
     )
 

@@ -16,7 +16,7 @@ _MAX_SHOWN = 20  # characters of each
 
 
 class Side(Enum):
-    """What texts of a language are for a translation."""
+    """The part that the texts of a language have in a translation."""
 
     SOURCE = auto()
     TARGET = auto()

@@ -62,7 +62,7 @@ class _Beginning(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class Progress:
-    """What a target so far has of the required terms. Owned by `RequiredTerms`.
+    """The required terms that a target has so far. Owned by `RequiredTerms`.
 
     Attributes:
         terms: The owner.

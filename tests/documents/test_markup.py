@@ -207,7 +207,7 @@ SENTENCES = [
         ("We look urgently for new people.", "0 1 4 1 2 3"),
         '<p>We <a href="p">look urgently for new people</a>.</p>',
     ),
-    # A link whose word has no word of its own in the target
+    # The target has no word for the word of a link
     (
         "<p>Er kommt <a href=1>morgen</a> an.</p>",
         ("He arrives.", "0 1"),
@@ -223,7 +223,7 @@ SENTENCES = [
         ("That is a test [1].", "0 1 3 4 2"),
         '<p>That is a <b>test</b> <sup><a href="#f1" id="r1">[1]</a></sup>.</p>',
     ),
-    (  # the number of a note at the end of a word, which has no word of its own
+    (  # the target writes the number of a note at the end of a word
         '<p>Ihr <em>Passwort</em><sup><a href="#n1" id="r1">1</a></sup>.</p>',
         ("Your password1.", "0 1"),
         '<p>Your <em>password</em><sup><a href="#n1" id="r1">1</a></sup>.</p>',

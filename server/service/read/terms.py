@@ -30,7 +30,7 @@ _WITHOUT_INVISIBLE = dict.fromkeys(map(ord, INVISIBLE))
 
 @dataclass(slots=True)
 class _Node:
-    """What follows some words at the beginning of terms.
+    """A node of a trie of terms: the words on the way to it begin one or more terms.
 
     Attributes:
         after: What follows one more word.
@@ -43,7 +43,7 @@ class _Node:
 
 @dataclass(frozen=True)
 class Required:
-    """What the target of a text must have.
+    """The terms and placeholders that the target of a text must have.
 
     Attributes:
         terms: What the tokenizer writes of it.
