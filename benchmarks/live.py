@@ -8,8 +8,8 @@ Parts, of which `--only` takes some:
              windows and by `split`, with voice activity; and words that were taken back.
     lag      Streams at the pace of the sound, to a server over gRPC: from the end of a word until it is
              stable, on the real clock, and the server's processor time for a second of sound.
-    peers    Wrong words, and processor time for a second of sound, of one stream here, and of faster-whisper
-             in the loop of Macháček et al. 2023 (`whisper-streaming` on PyPI), one after the other.
+    peers    Wrong words, and processor time for a second of sound, of one stream here and of the packages in
+             `live_peers`, one after the other.
 
 The last line on standard output is one JSON object.
 """
@@ -18,12 +18,11 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -33,6 +32,7 @@ from rapidfuzz.distance import Levenshtein
 
 from benchmarks.flags import positive
 from benchmarks.hardware import describe_hardware
+from benchmarks.live_peers import processor_seconds, whisper_live, whisper_streaming
 from benchmarks.quality.lost_speech import Plan, as_spoken, speak, words
 from benchmarks.report import bar, command, markdown, publish
 from benchmarks.serving import serving
@@ -103,6 +103,9 @@ def main() -> int:
         "--recording", type=Path, help="another sound, and its text in a file of the ending .txt"
     )
     parser.add_argument("--weights", type=Path, help="the same weights for faster-whisper, for `peers`")
+    parser.add_argument(
+        "--whisper-live", type=Path, metavar="PYTHON", help="of an environment that has it, for `peers`"
+    )
     options = parser.parse_args()
     parts = options.only or _PARTS[:2]
     report: dict[str, Any] = {
@@ -222,10 +225,10 @@ def _lag(sounds: Sequence[Sound], options: argparse.Namespace) -> list[dict[str,
     rows = []
     for number in map(int, options.streams.split(",")):
         with serving(options.bundle, ["--precision", options.precision, "--provider", "cpu"]) as server:
-            before = _processor_seconds(server.process.pid)
+            before = processor_seconds(server.process.pid)
             began = time.monotonic()
             lags, texts, heard = asyncio.run(_play(sounds, number, server.address))
-            used = _processor_seconds(server.process.pid) - before
+            used = processor_seconds(server.process.pid) - before
         heard_seconds = sum(sound.seconds for sound in heard)
         rows.append(
             {
@@ -277,18 +280,19 @@ async def _play(
     return lags, texts, heard
 
 
-def _processor_seconds(process_id: int) -> float:
-    """Returns the processor time of a process and its children (Linux)."""
-    fields = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()
-    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
-
-
 def _peers(sounds: Sequence[Sound], options: argparse.Namespace) -> dict[str, Any]:
     """Returns wrong words, and processor seconds a second of sound."""
     seconds = sum(sound.seconds for sound in sounds)
+    samples = [sound.samples for sound in sounds]
     result: dict[str, Any] = {}
-    for name, texts_of in (("here", _here), ("whisper-streaming", _whisper_streaming)):
-        texts, used = texts_of(sounds, options)
+    ways: dict[str, Callable[[], tuple[list[str], float]]] = {
+        "here": lambda: _here(sounds, options),
+        "whisper-streaming": lambda: whisper_streaming(samples, options.weights, options.precision),
+    }
+    if options.whisper_live is not None:
+        ways["whisper-live"] = lambda: whisper_live(samples, options.weights, options.whisper_live)
+    for name, texts_of in ways.items():
+        texts, used = texts_of()
         result[name] = {
             "wrong_percent": _wrong(texts, sounds),
             "processor_seconds_per_second": used / seconds,
@@ -309,70 +313,6 @@ def _here(sounds: Sequence[Sound], options: argparse.Namespace) -> tuple[list[st
         return found, used
 
     return asyncio.run(texts())
-
-
-def _whisper_streaming(sounds: Sequence[Sound], options: argparse.Namespace) -> tuple[list[str], float]:
-    """Its processor gets a second at a time, and has a buffer of 15 seconds, as in its own example."""
-    from whisper_streaming import ASRProcessor, AudioReceiver, Backend, OutputSender, TimeTrimming
-    from whisper_streaming.backend import (
-        FasterWhisperFeatureExtractorConfig,
-        FasterWhisperModelConfig,
-        FasterWhisperTranscribeConfig,
-    )
-
-    class Pieces(AudioReceiver):  # type: ignore[misc]
-        """Gives the next second when the last one was taken."""
-
-        def __init__(self, samples: Samples) -> None:
-            super().__init__()
-            self._rest = samples
-
-        def _do_receive(self) -> Samples | None:
-            while not self.queue.empty():
-                time.sleep(0.001)
-            piece, self._rest = self._rest[:SAMPLE_RATE], self._rest[SAMPLE_RATE:]
-            return piece if len(piece) else None
-
-        def _do_close(self) -> None:
-            """Nothing is open."""
-
-    class Words(OutputSender):  # type: ignore[misc]
-        """Collects what is certain."""
-
-        def _do_output(self, data: Any) -> None:
-            """Nothing is shown."""
-
-        def _do_close(self) -> None:
-            """Nothing is open."""
-
-    texts, used = list[str](), 0.0
-    for sound in sounds:
-        sender = Words()
-        sender.start = lambda: None  # its queue is read at the end
-        processor = ASRProcessor(
-            ASRProcessor.ProcessorConfig(
-                sampling_rate=SAMPLE_RATE,
-                prompt_size=200,
-                audio_receiver_timeout=2,
-                audio_trimming=TimeTrimming(seconds=15),
-                language="en",
-            ),
-            Pieces(sound.samples),
-            sender,
-            Backend.FASTER_WHISPER,
-            FasterWhisperModelConfig(
-                model_size_or_path=str(options.weights),
-                device="cpu",
-                compute_type={"fp32": "float32"}.get(options.precision, options.precision),
-            ),
-            FasterWhisperTranscribeConfig(),
-            FasterWhisperFeatureExtractorConfig(),
-        )
-        began = time.process_time()
-        processor.run()
-        used += time.process_time() - began
-        texts.append("".join(sender.queue.get().word for _ in range(sender.queue.qsize())))
-    return texts, used
 
 
 if __name__ == "__main__":

@@ -1,11 +1,15 @@
-"""How many live streams a server takes: as many as it can decode in time."""
+"""How many live streams a server takes: as many as it can decode in time. And whose turn it is."""
 
 from __future__ import annotations
 
 import asyncio
 import math
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from weakref import WeakKeyDictionary
 
+from seq2seq_serve.server.engine.async_engine import AsyncEngine
 from seq2seq_serve.server.errors import Overloaded
 from seq2seq_serve.server.service.shares import Room, Shares
 
@@ -13,6 +17,8 @@ _NEWS = 1 / 8  # the weight of a decoding in the average
 _MOST_SECONDS = 2.0  # of a decoding, its waiting included, beyond which text comes too late
 _FORGOTTEN_SECONDS = 10.0  # after the last decoding, its time says nothing about the next one
 _RETRY_SECONDS = 5.0
+_AT_ONCE_SECONDS = 0.1  # in which all segments are decoded that are decoded at once
+_LEAST_AT_ONCE = 2  # for each core of the engine
 _IDLE_SECONDS = 5.0  # without sound, after which a stream does not count: nothing is decoded for it
 
 
@@ -33,6 +39,7 @@ class LiveStreams:
         self.open = Shares(most, "{} live streams are open")
         self._seconds = 0.0  # of a decoding, the average
         self._decoded_at = -math.inf
+        self._lines: WeakKeyDictionary[AsyncEngine, DecodingLine] = WeakKeyDictionary()
 
     def admit(self, caller: str) -> Room:
         """Counts a stream, from its first sound on.
@@ -56,10 +63,55 @@ class LiveStreams:
         self._seconds += (_NEWS if self._is_known else 1) * (seconds - self._seconds)
         self._decoded_at = time.monotonic()
 
+    def line(self, engine: AsyncEngine) -> DecodingLine:
+        """Returns the line in front of an engine."""
+        if engine not in self._lines:
+            self._lines[engine] = DecodingLine(len(engine.cores))
+        return self._lines[engine]
+
     @property
     def _is_known(self) -> bool:
         """Whether the average says something about the next decoding."""
         return time.monotonic() - self._decoded_at < _FORGOTTEN_SECONDS
+
+
+class DecodingLine:
+    """Streams that wait for an engine before they take the sound that they decode.
+
+    What is said while a request waits in the engine's own queue is only heard by the next one. As many
+    segments are decoded at once as are decoded in a tenth of a second: two on a CPU, where the sounds are
+    encoded one after the other, and many on a GPU, where they share the steps. Owned by `LiveStreams`.
+
+    Args:
+        num_cores: Of the engine.
+    """
+
+    def __init__(self, num_cores: int) -> None:
+        self._least = self._most = _LEAST_AT_ONCE * num_cores
+        self._places = asyncio.Semaphore(self._most)
+        self._num_taken = 0
+        self._seconds = 0.0  # in which one is decoded, the average
+
+    @asynccontextmanager
+    async def place(self) -> AsyncIterator[None]:
+        """Waits for the stream's turn; the place is given back at exit, when its segment is decoded."""
+        await self._places.acquire()
+        self._num_taken += 1
+        began, num_at_once = time.monotonic(), self._num_taken
+        try:
+            yield
+            self._record((time.monotonic() - began) / num_at_once)
+        finally:
+            self._num_taken -= 1
+            wanted = round(_AT_ONCE_SECONDS / self._seconds) if self._seconds else self._least
+            # At most one more or less, so that an exceptional decoding does not matter
+            most = min(max(wanted, self._least, self._most - 1), self._most + 1)
+            for _ in range(1 + most - self._most):
+                self._places.release()
+            self._most = most
+
+    def _record(self, seconds: float) -> None:
+        self._seconds += (_NEWS if self._seconds else 1) * (seconds - self._seconds)
 
 
 class Presence:

@@ -130,9 +130,8 @@ class LiveStream:
         else:
             self._num_bytes = _LIVE_BYTES
             self._presence = Presence(lives, call.caller.name)
-            self._decoder = LiveDecoder(
-                decoding, self._hearing, decode, call, round(interval_seconds * SAMPLE_RATE), self._record
-            )
+            interval, line = round(interval_seconds * SAMPLE_RATE), lives.line(model.engine)
+            self._decoder = LiveDecoder(decoding, self._hearing, decode, call, line, interval, self._record)
 
     async def run(self, commands: AsyncIterator[bytes | Command]) -> pb.GenerateResponse:
         """Hears, decodes and sends until the sound has ended; returns the whole answer.

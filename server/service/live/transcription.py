@@ -11,7 +11,7 @@ import math
 import time
 from collections import deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import AsyncExitStack, ExitStack, aclosing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import chain
@@ -23,6 +23,7 @@ from seq2seq_serve.protos import seq2seq_v1_pb2 as pb
 from seq2seq_serve.server.engine.request import Request
 from seq2seq_serve.server.engine.result import Result
 from seq2seq_serve.server.service.call import Call
+from seq2seq_serve.server.service.live.admission import DecodingLine
 from seq2seq_serve.server.service.live.agreement import Agreement, Heard
 from seq2seq_serve.server.service.live.hearing import Hearing, SendEvent
 from seq2seq_serve.server.service.live.short_windows import decode_short
@@ -115,6 +116,7 @@ class LiveDecoder:
         hearing: What was heard.
         decode: Decodes a request.
         call: The stream's call.
+        line: Where its decodings wait for their turn.
         interval: The samples of new speech after which a segment is decoded again.
         record: Is called with the seconds of each decoding, its waiting included.
     """
@@ -125,6 +127,7 @@ class LiveDecoder:
         hearing: Hearing,
         decode: Decode,
         call: Call,
+        line: DecodingLine,
         interval: int,
         record: Callable[[float], None],
     ) -> None:
@@ -132,7 +135,7 @@ class LiveDecoder:
         self._decoding, self._rules = decoding, decoding.windows
         self._hearing, self._sound, self._call = hearing, hearing.sound, call
         self._decode: Decode = partial(decode_short, decode, decoding.model, decoding.windows)
-        self._interval, self._record = interval, record
+        self._line, self._interval, self._record = line, interval, record
         [(self._name, spec)] = decoding.model.sources.items()
         self._longest_seconds = max_seconds(spec)
         self._said, self._given_start = split_start(decoding.request.start_ids, decoding.model)
@@ -193,24 +196,25 @@ class LiveDecoder:
 
     async def _texts_of(self, segment: LiveSegment) -> AsyncGenerator[pb.LiveText | pb.Segment]:
         """Decodes a segment as far as it has come; yields its new text, and what is complete of it."""
-        progress, request = self._progress, None
-        async with self._hearing.lock:
-            begin, end, is_last = segment.begin, self._heard(segment), segment.is_complete
-            segment.is_decoded = is_last
-            if end <= begin:
-                return
-            arrival = time.monotonic()
-            # The pause after a segment was decoded already, if two decodings agreed about some of it.
-            is_known = is_last and end <= progress.num_heard and progress.stable
-            if progress.following is None or not is_known:
-                self._shorten_context(begin, end)
-                first = self.first_needed(begin)
-                request = self._request(first, end)
-        if request is None:
-            following, result = progress.following or [], None
-        else:
-            following, result = await self._decoded(request, first, end, is_last)
-            self._record(time.monotonic() - arrival)
+        progress, request, asked_at = self._progress, None, time.monotonic()
+        async with AsyncExitStack() as place:
+            if not self._is_known(segment):
+                await place.enter_async_context(self._line.place())
+            async with self._hearing.lock:
+                begin, end, is_last = segment.begin, self._heard(segment), segment.is_complete
+                segment.is_decoded = is_last
+                if end <= begin or segment not in self._hearing.segments:  # its caller has dropped it
+                    return
+                arrival = time.monotonic()
+                if not self._is_known(segment):
+                    self._shorten_context(begin, end)
+                    first = self.first_needed(begin)
+                    request = self._request(first, end)
+            if request is None:
+                following, result = progress.following or [], None
+            else:
+                following, result = await self._decoded(request, first, end, is_last, place)
+                self._record(time.monotonic() - asked_at)
         num_new, progress.num_heard = end - max(progress.num_heard, begin), end
         if is_last:
             num_stable = len(following)
@@ -253,10 +257,19 @@ class LiveDecoder:
             async with self._hearing.lock:
                 segment.spans[0] = cut, max(cut, segment.spans[0][1])
 
+    def _is_known(self, segment: LiveSegment) -> bool:
+        """Whether the pause at its end was decoded, and two decodings agreed about some of the segment."""
+        progress = self._progress
+        is_heard = segment.is_complete and segment.end <= progress.num_heard
+        return is_heard and bool(progress.stable) and progress.following is not None
+
     async def _decoded(
-        self, request: Request, begin: int, end: int, is_last: bool
+        self, request: Request, begin: int, end: int, is_last: bool, place: AsyncExitStack
     ) -> tuple[list[SpokenWord], Result]:
-        """Returns the words after the stable ones, none if nobody speaks, and the result they are from."""
+        """Returns the words after the stable ones, none if nobody speaks, and the result they are from.
+
+        The place in the line is given back when the model has written them.
+        """
         with ExitStack() as held:
             num_copies = 2 if is_last else 1  # of an attempt, and of the best one before it
             num_bytes = num_copies * estimated_attention_bytes(request, self._decoding)
@@ -268,6 +281,7 @@ class LiveDecoder:
                 result = attempt.result
                 if attempt.is_silent:
                     return [], result
+            await place.aclose()
             return await self._words(request, result, begin, end), result
 
     def _request(self, begin: int, end: int) -> Request:

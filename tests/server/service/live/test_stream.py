@@ -403,7 +403,7 @@ class Direct:
     num_bytes: list[int]
 
 
-def direct(served: Served, send: Send, **given) -> Direct:
+def direct(served: Served, send: Send, lives: LiveStreams | None = None, **given) -> Direct:
     num_bytes, statistics = list[int](), Statistics()
 
     class Counting(Call):
@@ -413,8 +413,38 @@ def direct(served: Served, send: Send, **given) -> Direct:
 
     [model] = served.app.models
     call = Counting(request_id="live", caller=Caller(""))
-    stream = LiveStream(start(**given).start, model, call, LiveStreams(1, 0.7), statistics, send)
+    stream = LiveStream(start(**given).start, model, call, lives or LiveStreams(1, 0.7), statistics, send)
     return Direct(stream, statistics, num_bytes)
+
+
+async def test_what_is_said_while_a_stream_waits_is_in_its_next_decoding(whisper_path, monkeypatch):
+    """It was heard by the decoding after that: eight streams waited for each other twice."""
+    # The most tokens tell how long the sound is: one for the first piece alone.
+    monkeypatch.setattr(transcription, "_TOKENS_PER_SECOND", 5)
+    monkeypatch.setattr(transcription, "_MORE_TOKENS", 0)
+    async with serving_bundles(whisper_path / "bundle") as served:
+        [model] = served.app.models
+        lives = LiveStreams(1, 0.7)
+        one = direct(served, nobody, lives=lives)
+        line, are_free = lives.line(model.engine), asyncio.Event()
+
+        async def take() -> None:
+            async with line.place():
+                await are_free.wait()
+
+        async def commands() -> AsyncIterator[bytes]:
+            for number in range(5):
+                yield pcm(noise(0.2, number))
+            are_free.set()
+            await one.stream.settled()
+
+        async with asyncio.TaskGroup() as tasks:
+            for _ in range(2):
+                tasks.create_task(take())
+            await asyncio.sleep(0)
+            with requests_of(served, monkeypatch) as seen:
+                await one.stream.run(commands())
+    assert seen[0].max_new_tokens >= 4
 
 
 async def nobody(_response: pb.TranscribeResponse) -> None:
