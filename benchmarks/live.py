@@ -8,6 +8,8 @@ Parts, of which `--only` takes some:
              windows and by `split`, with voice activity; and words that were taken back.
     lag      Streams at the pace of the sound, to a server over gRPC: from the end of a word until it is
              stable, on the real clock, and the server's processor time for a second of sound.
+    beside   Files that are transcribed beside four streams: their tokens/s over those without streams, and
+             over the share of the processor that the streams leave.
     peers    Wrong words, and processor time for a second of sound, of one stream here and of the packages in
              `live_peers`, one after the other.
 
@@ -18,6 +20,8 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
+import os
 import statistics
 import sys
 import tempfile
@@ -49,7 +53,7 @@ from seq2seq_serve.server.service.live.stream import LiveStream
 from seq2seq_serve.server.telemetry.record import Caller
 from seq2seq_serve.server.telemetry.statistics import Statistics
 
-_PARTS = ("quality", "lag", "peers")
+_PARTS = ("quality", "lag", "beside", "peers")
 _PLANS = (
     Plan(60, (0.3, 0.6)),
     Plan(60, (0.3, 1.0), noise=15),
@@ -63,6 +67,7 @@ _PLANS = (
     Plan(60, (0.3, 0.6, 1), has_one_voice=False),
 )
 _CHUNK_SECONDS = 0.1
+_STREAMS_BESIDE, _FILES_BESIDE = 4, 4  # at once
 _WHOLE: dict[str, dict[str, Any]] = {
     "windows": {"long_source": "sequential", "voice_activity": True},
     "split": {"long_source": "split", "voice_activity": True, "timestamps": True},
@@ -133,6 +138,9 @@ def main() -> int:
                     if limit is not None:
                         what = f"lag, {row['streams']} streams, {name}, seconds"
                         bars.append(bar(what, value, limit, is_least=False))
+        if "beside" in parts:
+            report["beside"] = beside = _beside(sounds, options)
+            bars.append(bar("files beside 4 streams, over what these leave", beside["of_rest"], 0.9))
         if "peers" in parts:
             report["peers"] = _peers(sounds, options)
     report["bars"] = bars
@@ -278,6 +286,58 @@ async def _play(
         else:
             texts += await asyncio.gather(*(play(sound, place * 0.37) for place, sound in enumerate(heard)))
     return lags, texts, heard
+
+
+def _beside(sounds: Sequence[Sound], options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the tokens/s of files alone and beside streams, and the processors that the streams take."""
+    with serving(options.bundle, ["--precision", options.precision, "--provider", "cpu"]) as server:
+        before, began = processor_seconds(server.process.pid), time.monotonic()
+        lags, _, heard = asyncio.run(_play(sounds, _STREAMS_BESIDE, server.address))
+        num_taken = (processor_seconds(server.process.pid) - before) / (time.monotonic() - began)
+        play_seconds = max(sound.seconds for sound in heard)
+
+        async def both() -> tuple[tuple[list[float], list[str], list[Sound]], float]:
+            files = asyncio.create_task(_transcribe(sounds, play_seconds, server.address))
+            return await _play(sounds, _STREAMS_BESIDE, server.address), await files
+
+        alone = asyncio.run(_transcribe(sounds, play_seconds, server.address))
+        (lags_beside, _, _), beside = asyncio.run(both())
+    share = num_taken / len(os.sched_getaffinity(0))
+    result = {
+        "files_tokens_per_second": alone,
+        "beside_streams": beside,
+        "share_of_streams": share,
+        "of_rest": beside / alone / (1 - share),
+        "lag_median": statistics.median(lags),
+        "lag_p95": float(np.quantile(lags, 0.95)),
+        "lag_median_beside_files": statistics.median(lags_beside),
+        "lag_p95_beside_files": float(np.quantile(lags_beside, 0.95)),
+    }
+    print(result, file=sys.stderr)
+    return result
+
+
+async def _transcribe(sounds: Sequence[Sound], seconds: float, address: str) -> float:
+    """Transcribes files, some at once, for some seconds; returns the tokens per second."""
+    way = pb.GenerateOptions(long_source=pb.LONG_SOURCE_SPLIT, timestamps=True, voice_activity=True)
+    number, end = 0.0, time.monotonic() + seconds
+    async with aio.insecure_channel(address) as channel:
+        stub = Seq2SeqStub(channel)
+
+        async def transcribe(first: int) -> None:
+            nonlocal number
+            for place in itertools.count(first, _FILES_BESIDE):
+                content = sounds[place % len(sounds)].path.read_bytes()
+                request = pb.GenerateRequest(sources=[pb.Source(file=content)], options=way)
+                began = time.monotonic()
+                response = await stub.Generate(request)
+                now = time.monotonic()
+                number += response.usage.target_tokens * min((end - began) / (now - began), 1)
+                if now > end:
+                    return
+
+        await asyncio.gather(*map(transcribe, range(_FILES_BESIDE)))
+    return number / seconds
 
 
 def _peers(sounds: Sequence[Sound], options: argparse.Namespace) -> dict[str, Any]:
