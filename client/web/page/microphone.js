@@ -2,6 +2,8 @@
 
 import { describe } from "./api.js";
 
+const MOST_WAITING_BYTES = 2 ** 23; // of sound that the page's server does not take: a minute at least
+
 // Yields the events of `seq2seq.v1`. When the signal aborts, the sound ends, and the rest of its text comes.
 export async function* listen(request, signal) {
   if (!navigator.mediaDevices)
@@ -24,7 +26,7 @@ export async function* listen(request, signal) {
   const opened = new Promise((resolve) => {
     socket.onopen = resolve;
     socket.onclose = () => {
-      put(null);
+      put(new Error("the connection to the page's server broke off"));
       resolve();
     };
   });
@@ -35,7 +37,9 @@ export async function* listen(request, signal) {
       socket.send(JSON.stringify({ ...request, sample_rate: context.sampleRate }));
     const recorder = new AudioWorkletNode(context, "recorder", { numberOfOutputs: 0 });
     recorder.port.onmessage = ({ data }) => {
-      if (!signal.aborted && socket.readyState === WebSocket.OPEN) socket.send(data);
+      if (signal.aborted || socket.readyState !== WebSocket.OPEN) return;
+      if (socket.bufferedAmount <= MOST_WAITING_BYTES) socket.send(data);
+      else put(new Error("the sound is not taken as fast as it is spoken"));
     };
     context.createMediaStreamSource(media).connect(recorder);
     await context.resume();
@@ -44,7 +48,7 @@ export async function* listen(request, signal) {
     for (;;) {
       if (!events.length) await new Promise((resolve) => (wake = resolve));
       const event = events.shift();
-      if (event === null) throw new Error("the connection to the page's server broke off");
+      if (event instanceof Error) throw event;
       if (event.error) throw new Error(describe(event.error));
       yield event;
       if (event.result) return;
