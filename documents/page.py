@@ -7,13 +7,13 @@ import html
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 from seq2seq_serve.documents.markup import Flows, unescaped
-from seq2seq_serve.documents.segments import LETTER, Document, Segment, TextSpan
+from seq2seq_serve.documents.segments import LETTER, Document, Part, Segment, TextSpan
 from seq2seq_serve.documents.spans import Tag
 
 # What does not end goes on to the end of the file.
@@ -58,20 +58,27 @@ class HtmlDocument(Document):
     Its encoding is the given one, or the one that its content says.
     """
 
+    errors = "xmlcharrefreplace"
+
     def __init__(self, content: bytes, path: Path, encoding: str = "") -> None:  # noqa: ARG002
-        self._encoding, text = (encoding, content.decode(encoding)) if encoding else _decoded_page(content)
+        self.encoding, self._text = (
+            (encoding, content.decode(encoding)) if encoding else _decoded_page(content)
+        )
         self._flows = Flows(is_tight=True)
-        self._attributes: list[Segment] = []
         self._languages: list[Callable[[Sequence[TextSpan]], None]] = []  # write that of the page
         self._num_open = Counter[str]()  # elements around the place, by their names
         self._left_out = ""  # the one of them that is left out, with those inside
         self._num_inside = Counter[str]()
         self._fixed: list[str] = []  # its markup, if it stands within a sentence
         self._fixed_texts: list[str] = []
-        place = 0
+
+    def parts(self) -> Iterator[Part]:
+        text, place = self._text, 0
         while found := _MARKUP.search(text, place):
             if found.start() > place:
                 self._add_text(text[place : found.start()])
+            if self._flows.is_ready:
+                yield self._part()
             name, place = (found[2] or "").lower(), found.end()
             if not name and self._fixed:
                 self._fixed.append(found[0])
@@ -88,13 +95,21 @@ class HtmlDocument(Document):
         self._add_text(text[place:])
         self._break_fixed()
         self._flows.end()
-        self.segments = self._flows.segments + self._attributes
+        yield self._part()
 
-    def content(self) -> bytes:
-        if self.target_language:
-            for write in self._languages:
-                write([(self.target_language, 0)])
-        return self._flows.written().encode(self._encoding, "xmlcharrefreplace")
+    def _part(self) -> Part:
+        part = self._flows.part()
+        if languages := self._languages:
+            self._languages = []
+            part.written = partial(self._with_language, part.written, languages)
+        return part
+
+    def _with_language(
+        self, written: Callable[[], str], languages: Sequence[Callable[[Sequence[TextSpan]], None]]
+    ) -> str:
+        for write in languages if self.target_language else ():
+            write([(self.target_language, 0)])
+        return written()
 
     def _add_text(self, text: str) -> None:
         if self._fixed:
@@ -177,7 +192,7 @@ class HtmlDocument(Document):
             if is_language:
                 self._languages.append(write)
             else:
-                self._attributes.append(Segment([(text, 0)], write))
+                self._flows.segments.append(Segment([(text, 0)], write))
         parts.append(tag.open[end:])
 
 

@@ -7,12 +7,21 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import accumulate
 from pathlib import Path
 
 from seq2seq_serve.documents.markup import Flows
-from seq2seq_serve.documents.segments import LETTER, LINE_BREAK, Document, Segment, TextSpan, decoded
+from seq2seq_serve.documents.segments import (
+    LETTER,
+    Document,
+    Part,
+    Segment,
+    TextSpan,
+    decoded,
+    lines_of,
+    unchanged,
+)
 
 _FIELDS = 10  # of an event, where the file does not say it
 _PART = re.compile(r"(\{[^{}]*\})|((?:[^{]|\{(?![^{}]*\}))++)")
@@ -25,19 +34,21 @@ _SPEAKER = re.compile(r"((?:\{[^{}]*\}|\s)*+[-–—]\s*+)(.*+)", re.DOTALL)  # 
 
 
 class _Line:
-    """A line of an event, or several that one speaker has. Owned by its document."""
+    """A line of an event, or several that one speaker has. Owned by its document.
 
-    __slots__ = ("_flows", "_num_lines", "_text", "segments")
+    Attributes:
+        part: Its part of the document.
+    """
 
     def __init__(self, text: str) -> None:
         self._text = text
         self._num_lines = 1 + len(_BREAK.findall(text))
-        self._flows: Flows | None = None
-        if not _CODE.search(text):  # most have none, and take less memory so
+        if not _CODE.search(text):
             shown = _SPACE.sub(" ", text)
-            self.segments = [Segment(((shown, 0),), self._write)] if LETTER.search(shown) else []
+            segments = [Segment([(shown, 0)], self._write)] if LETTER.search(shown) else []
+            self.part = Part(segments, lambda: self._text)
             return
-        flows = self._flows = Flows(_escaped, is_ordered=True)
+        flows = Flows(_escaped, is_ordered=True)
         ends = {found[1]: found.start() for found in _STYLE.finditer(text) if found[2] == "0"}
         opened = set[str]()
         has_text = False
@@ -60,15 +71,13 @@ class _Line:
             else:
                 flows.end(code)
         flows.end()
-        self.segments = flows.segments
+        self.part = flows.part(self._written)
 
     def _write(self, pieces: Sequence[TextSpan]) -> None:
         self._text = self._wrapped(_escaped("".join(text for text, _ in pieces)))
 
-    def written(self) -> str:
-        """Returns it as it is written now."""
-        written = self._text if self._flows is None else self._flows.written()
-        return written if self._flows is None or written == self._text else self._wrapped(written)
+    def _written(self, markup: str) -> str:
+        return markup if markup == self._text else self._wrapped(markup)
 
     def _wrapped(self, written: str) -> str:
         """Returns a text in as many lines as it had, of about the same length."""
@@ -100,12 +109,11 @@ class StyledSubtitles(Document):
     """
 
     def __init__(self, content: bytes, path: Path) -> None:
-        self._encoding, text = decoded(content, path)
-        self._parts: list[str | _Line] = []
-        self.segments: list[Segment] = []
-        num_fields, is_event, end = _FIELDS, False, 0
-        for found in LINE_BREAK.finditer(text + "\n"):
-            line, begin, end = text[end : found.start()], end, found.end()
+        self.encoding, self._text = decoded(content, path)
+
+    def parts(self) -> Iterator[Part]:
+        num_fields, is_event = _FIELDS, False
+        for line, after in lines_of(self._text):
             kind, _, rest = line.partition(":")
             if line.startswith("["):
                 is_event = line.strip().lower() == "[events]"
@@ -116,35 +124,27 @@ class StyledSubtitles(Document):
                 and kind == "Dialogue"
                 and len(fields := line.split(",", num_fields - 1)) == num_fields
             ):
-                self._parts.append(text[begin : found.start() - len(fields[-1])])
-                self._add(fields[-1])
-                self._parts.append(text[found.start() : end])
+                yield unchanged(line.removesuffix(fields[-1]))
+                yield from _event(fields[-1])
+                yield unchanged(after)
                 continue
-            self._parts.append(text[begin:end])
+            yield unchanged(line + after)
 
-    def content(self) -> bytes:
-        written = [part if isinstance(part, str) else part.written() for part in self._parts]
-        return "".join(written).encode(self._encoding)
 
-    def _add(self, text: str) -> None:
-        """Adds the text of an event."""
-        if any(map(_DRAWN_OR_SUNG.search, _CODE.findall(text))):
-            self._parts.append(text)
-            return
-        shown = text.split(r"\N")
-        speakers = [_SPEAKER.fullmatch(line) for line in shown]
-        if len(shown) == 1 or not all(speakers):
-            self._add_line(text)
-            return
-        for number, speaker in enumerate(speakers):
-            if speaker:
-                self._parts.append(r"\N" * (number > 0) + speaker[1])
-                self._add_line(speaker[2])
-
-    def _add_line(self, text: str) -> None:
-        line = _Line(text)
-        self._parts.append(line)
-        self.segments += line.segments
+def _event(text: str) -> Iterator[Part]:
+    """Yields the parts of the text of an event."""
+    if any(map(_DRAWN_OR_SUNG.search, _CODE.findall(text))):
+        yield unchanged(text)
+        return
+    shown = text.split(r"\N")
+    speakers = [_SPEAKER.fullmatch(line) for line in shown]
+    if len(shown) == 1 or not all(speakers):
+        yield _Line(text).part
+        return
+    for number, speaker in enumerate(speakers):
+        if speaker:
+            yield unchanged(r"\N" * (number > 0) + speaker[1])
+            yield _Line(speaker[2]).part
 
 
 def _escaped(text: str) -> str:
