@@ -114,12 +114,19 @@ class _Member(Part):
     document: Document | None
 
 
+class _UnfinishedZip(zipfile.ZipFile):
+    """An archive that is written, and may be dropped before its end."""
+
+    def __del__(self) -> None:
+        """Does not write the end, as its base does."""
+
+
 class _ArchiveOutput(Output):
     """Writes an archive. Owned by the caller of `output`."""
 
     def __init__(self, archive: Archive, stream: IO[bytes]) -> None:
         self._archive = archive
-        self._written = zipfile.ZipFile(stream, "w")
+        self._written = _UnfinishedZip(stream, "w")
         self._member: tuple[IO[bytes], Output] | None = None
 
     def add(self, part: Part) -> None:

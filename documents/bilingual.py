@@ -86,7 +86,6 @@ class _Entry:
         source_tag: What the element of the text begins with.
         target_tag: What that of the translation begins with; empty if there was none.
         forms: What was inside that.
-        segments: The segments of the text.
         is_translated: Whether one of them is.
     """
 
@@ -106,9 +105,10 @@ class _Entry:
             content.add(event, event.local)
         flows.end()
         self._translation = flows.part()
-        self.segments = [
-            replace(one, write=partial(self._translate, one)) for one in self._translation.segments
-        ]
+
+    def segments(self) -> list[Segment]:
+        """Returns the segments of the text."""
+        return [replace(one, write=partial(self._translate, one)) for one in self._translation.segments]
 
     def _translate(self, segment: Segment, pieces: Sequence[TextSpan]) -> None:
         segment.write(pieces)
@@ -121,7 +121,7 @@ class _Entry:
     def written(self) -> tuple[str, bool]:
         """Returns the markup of the translation, and whether it is one to review."""
         written = self._translation.written()
-        is_whole = self._num_translated == len(self.segments)
+        is_whole = self._num_translated == len(self._translation.segments)
         return written, not (is_whole and has_placeholders(unescaped(written), unescaped(self._source)))
 
 
@@ -170,7 +170,7 @@ class _Bilingual(Document):
                 if event.local in self.unit_names and unit is not None:
                     if unit.source is not None and self._is_missing(unit):
                         entry = _Entry(unit, unit.source, parts, self.names)
-                        yield Part(entry.segments, partial(self._written, entry))
+                        yield Part(entry.segments(), partial(self._written, entry))
                         parts.clear()
                     unit = None
             if unit is None:

@@ -23,7 +23,7 @@ from seq2seq_serve.documents.spans import Tag
 
 BEGIN, END, TEXT, OTHER = range(4)
 
-_CHUNK_BYTES = 2**18
+_CHUNK_BYTES = 2**14
 _NONE = frozenset[str]()
 _NO_ATTRIBUTES: dict[str, str] = {}
 _DECLARED = re.compile(rb"""<\?xml[^>]{1,100}?encoding\s*=\s*["']([\w.-]{1,40})["']""")
@@ -92,14 +92,19 @@ def events(content: bytes, path: Path, part: str = "", root: str = "") -> Iterat
     """
     where = _where(part)
     reader = _Reader(path, where)
-    begin, step = 0, max(_CHUNK_BYTES, len(content) // 16)  # a tag that does not end is read 16 times at most
+    begin = end = 0
+    step, is_over = _CHUNK_BYTES, False
     try:
-        for chunk in range(0, len(content) + 1, step):
-            reader.parser.Parse(content[chunk : chunk + step], chunk + step > len(content))
+        while not is_over:
+            place, end = end, end + step
+            is_over = end > len(content)
+            reader.parser.Parse(content[place:end], is_over)
+            # A tag that does not end is read again with each chunk
+            step = _CHUNK_BYTES if len(reader.found) > 1 else 2 * step
             while len(reader.found) > 1:
                 event, _ = reader.found.popleft()
-                end = reader.found[0][1]
-                event.markup, begin = content[begin:end].decode(), end
+                after = reader.found[0][1]
+                event.markup, begin = content[begin:after].decode(), after
                 if root and event.kind == BEGIN:
                     if event.local != root:
                         text = f"the file begins with <{event.local[:60]}>, and must begin with <{root}>"

@@ -84,7 +84,8 @@ def read_file(
         max_bytes: How long the texts of an archive may be, unpacked.
 
     Raises:
-        WrongFile: The content is not what the suffix says, or is too large.
+        WrongFile: The file is too large, or not one of its kind. Some of that is found only by reading its
+            parts, which raises the same.
     """
     if archive := ARCHIVES.get(suffix):
         return archive(content, path, max_marks, max_bytes)

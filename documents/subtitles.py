@@ -56,17 +56,13 @@ class Subtitles(Document):
             has_speakers = len(shown) > 1 and all(map(_SPEAKER.match, shown))
             for group in [[line] for line in shown] if has_speakers else [shown] if shown else []:
                 yield unchanged(newline)
-                yield _Subtitle(group, newline, is_vtt=self._is_vtt).part
+                yield _Subtitle(group, newline, is_vtt=self._is_vtt).part()
             if last is not None:
                 yield unchanged(newline + last)
 
 
 class _Subtitle:
-    """Lines that belong together. Owned by its document.
-
-    Attributes:
-        part: Their part of the document.
-    """
+    """Lines that belong together. Owned by its document."""
 
     def __init__(self, shown: list[str], newline: str, *, is_vtt: bool) -> None:
         self._newline, self._is_vtt = newline, is_vtt
@@ -80,7 +76,7 @@ class _Subtitle:
         self._prefix = prefix
         opened = NO_TAG
         heres = self._heres = list[Here]()  # by the number of the formatting
-        pieces: list[TextSpan] = []
+        pieces = self._pieces = list[TextSpan]()
         tag = _VTT_TAG if is_vtt else _SRT_TAG
         for number, part in enumerate(tag.split(" ".join(shown)[len(prefix) :])):
             if number % 2 == 0:
@@ -91,8 +87,11 @@ class _Subtitle:
             elif not part[1:2].isdigit():  # times inside of a subtitle do not fit the words of a translation
                 name = _TAG_NAME.match(part)
                 opened = Tag(part, f"</{name[1] if name else ''}>", opened, opened.depth + 1)
-        has_letters = LETTER.search("".join(text for text, _ in pieces))
-        self.part = Part([Segment(pieces, self._write)] if has_letters else [], lambda: self._written)
+
+    def part(self) -> Part:
+        """Returns their part of the document."""
+        has_letters = LETTER.search("".join(text for text, _ in self._pieces))
+        return Part([Segment(self._pieces, self._write)] if has_letters else [], lambda: self._written)
 
     def _write(self, pieces: Sequence[TextSpan]) -> None:
         """Replaces the text; in the source's order if tags would take far more room."""

@@ -63,7 +63,7 @@ class _String:
         return self._encode("\n".join(self._lines)) if self._is_translated else self._markup
 
 
-# Where a string begins and ends in its file, what it says, and what returns how another text is written there.
+# Where a string begins and ends in its file, what it says, and what returns how another text is written.
 # One without a text is not translated, and may still change.
 PlacedString = tuple[int, int, str | None, Callable[[str], str]]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import cycle
 
 from tests.documents.attacks import archive_of, word_file
 
@@ -58,12 +59,11 @@ def _text(before: str = "", after: str = "") -> Callable[[str], bytes]:
 
 # The repeated unit, where N is its number and S a sentence, and what makes a file of units.
 _UNITS: dict[str, tuple[str, Callable[[str], bytes]]] = {
-    ".txt": ("S\n", _text()),
     ".srt": ("N\n00:00:01,000 --> 00:00:02,500\nS\n<i>S</i>\n\n", _text()),
     ".vtt": ("01:00.000 --> 01:02.000\n<v Mary>S\n\n", _text("WEBVTT\n\n")),
     ".ass": (
         "Dialogue: 0,0:00:01.00,0:00:02.00,Default,,0,0,0,,S\n"
-        "Dialogue: 0,0:00:01.00,0:00:02.00,Default,,0,0,0,,{\\i1}S{\\i0}\\NS\n",
+        "Dialogue: 0,0:00:01.00,0:00:02.00,Default,,0,0,0,,{\\i1}S{\\i0}\\N S\n",
         _text("[Events]\n"),
     ),
     ".html": (
@@ -113,7 +113,10 @@ _UNITS: dict[str, tuple[str, Callable[[str], bytes]]] = {
         _slides,
     ),
     ".xlsx": ("<si><t>S</t></si><si><r><t>S </t></r><r><rPr><b/></rPr><t>S</t></r></si>", _tables),
-    ".odt": ('<text:p text:style-name="P1">S <text:span text:style-name="T1">S</text:span></text:p>', _open_document),
+    ".odt": (
+        '<text:p text:style-name="P1">S <text:span text:style-name="T1">S</text:span></text:p>',
+        _open_document,
+    ),
     ".ods": (
         '<table:table-cell office:value-type="string" office:string-value="S"><text:p>S</text:p>'
         "</table:table-cell>",
@@ -127,15 +130,10 @@ SUFFIXES = tuple(_UNITS)
 def large(suffix: str, num_bytes: int) -> tuple[bytes, int]:
     """Returns a document of a kind, and its size in bytes: of an archive that of its texts, unpacked."""
     unit, make = _UNITS[suffix]
-    units, size, number = list[str](), 0, 0
+    units, size, sentences = list[str](), 0, cycle(_SENTENCES)
+    parts = re.split(r"\b(S)\b|(?<!\\)(N)(?![A-Z])", unit)
     while size < num_bytes:
-        number += 1
-        sentences = iter(range(number, number + unit.count("S")))
-        one = re.sub(
-            r"\b[SN]\b|(?<=[a-z])N|(?<=\\N)S",
-            lambda found: str(number) if found[0] == "N" else _SENTENCES[next(sentences) % len(_SENTENCES)],
-            unit.replace("\\NS", "\\N S"),
-        )
-        units.append(one)
-        size += len(one)
+        values = {"S": lambda: next(sentences), "N": lambda: str(len(units))}
+        units.append("".join(values[part]() if part in values else part or "" for part in parts))
+        size += len(units[-1])
     return make("".join(units)), size
