@@ -292,7 +292,7 @@ class QtTranslations(_Bilingual):
         return entry.parts[0], f"{tag}{written}</translation>"
 
 
-class TranslationMemory(_Bilingual):
+class TmxDocument(_Bilingual):
     """TMX: units with a text in its language only. The other language is that of the other units.
 
     The texts of a file for "en" may be in en-US. In one for all languages the first one is translated.

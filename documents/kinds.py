@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from seq2seq_serve.documents.archive import Archive
-from seq2seq_serve.documents.bilingual import QtTranslations, TranslationMemory, Xliff
+from seq2seq_serve.documents.bilingual import QtTranslations, TmxDocument, Xliff
 from seq2seq_serve.documents.catalogs import AppleStrings, JsonCatalog, Properties, YamlCatalog
 from seq2seq_serve.documents.markdown import MarkdownDocument
 from seq2seq_serve.documents.messages import Messages
@@ -57,7 +57,7 @@ DOCUMENTS: dict[str, Kind] = {
     **ARCHIVES,
     ".md": MarkdownDocument,
     ".markdown": MarkdownDocument,
-    ".tmx": TranslationMemory,
+    ".tmx": TmxDocument,
     **SOFTWARE,
 }
 # The same, and files of lines, which the client sends line by line

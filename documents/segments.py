@@ -100,14 +100,14 @@ def options_by_kind(
     """
     found: dict[TextKind, GenerateOptions] = {}
     for is_formatted in (False, True):
-        its = with_word_alignment(options, has_attention=has_attention and is_formatted)
+        its = _with_word_alignment(options, has_attention=has_attention and is_formatted)
         kept = GenerateOptions(keep_placeholders=keeps_placeholders and not options.temperature)
         kept.MergeFrom(its)
         found |= {(is_formatted, False): its, (is_formatted, True): kept}
     return found
 
 
-def with_word_alignment(options: GenerateOptions, *, has_attention: bool) -> GenerateOptions:
+def _with_word_alignment(options: GenerateOptions, *, has_attention: bool) -> GenerateOptions:
     """Returns the options of a `FormattedText`: those given, and word alignment where there is attention."""
     aligned = GenerateOptions()
     aligned.CopyFrom(options)
