@@ -26,7 +26,7 @@ COMPRESSED = ".gz"  # how the names of compressed files end
 TextSpan = tuple[str, int]  # a text, and the number of its formatting within the segment
 
 MAX_BYTES = 32 * 2**20  # of the texts of a document with their markup
-MAX_MARKS = 1_000_000  # tags and lines of a document, each of which takes up to a kilobyte of memory
+MAX_MARKS = 1_000_000  # tags and lines of a document, each of which takes up to a kilobyte where all are held
 
 LETTER = re.compile(r"[^\W\d_]")
 LINE_BREAK = re.compile(r"\r\n|\r|\n")
