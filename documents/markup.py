@@ -304,6 +304,7 @@ class Flows:
 
     Attributes:
         segments: Those of the flows that ended after the last part.
+        has_words: Whether the present flow has words.
     """
 
     def __init__(
@@ -325,7 +326,7 @@ class Flows:
         self._pieces: list[TextSpan] = []
         self._kept: list[range] = []
         self._closes: dict[Tag, str] = {}
-        self._has_words = False
+        self.has_words = False
 
     @property
     def is_ready(self) -> bool:
@@ -345,13 +346,15 @@ class Flows:
     def add_text(self, markup: str, text: str, around: tuple[str, str] = ("", "")) -> None:
         """Adds a text, and what is written around its translations."""
         self._add(Here(markup, self._place, around, text, number=self._num_texts))
-        self._has_words = self._has_words or has_words(text)
+        self.has_words = self.has_words or has_words(text)
         if self._names and not text.isspace():
             self._place.has_text = True
 
-    def add_fixed(self, markup: str, text: str) -> None:
+    def add_fixed(self, markup: str, text: str) -> Here:
         """Adds markup with a text that belongs to a sentence, but is not translated, such as code."""
-        self._add(Here(markup, self._place, ("", ""), text, is_fixed=True, number=self._num_texts))
+        here = Here(markup, self._place, ("", ""), text, is_fixed=True, number=self._num_texts)
+        self._add(here)
+        return here
 
     def add_markup(self, markup: str, *, begins: bool | None = None) -> None:
         """Adds markup that neither ends a text nor formats one, such as a comment.
@@ -401,7 +404,7 @@ class Flows:
 
     def end(self, markup: str | Tag = "") -> None:
         """Ends a flow: what follows belongs to other texts."""
-        if self._has_words and not has_choice("".join(text for text, _ in self._pieces)):
+        if self.has_words and not has_choice("".join(text for text, _ in self._pieces)):
             tokens, pieces, kept = self._tokens, self._pieces, self._kept
             flow = _Flow(
                 self._begin, self._place, tokens, pieces, kept, self._num_texts, *self._how, self._closes
@@ -415,7 +418,7 @@ class Flows:
             self._pieces.clear()
             self._kept.clear()
             self._closes.clear()
-        self._has_words, self._num_before = False, self._num_texts
+        self.has_words, self._num_before = False, self._num_texts
         self._begin = self._place
         self._parts.append(markup)
 

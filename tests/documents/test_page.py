@@ -99,6 +99,24 @@ def test_letters_that_an_encoding_lacks_are_written_as_numbers():
     assert document.content() == b"<meta charset=latin1><p>&#44552;</p>"
 
 
+@pytest.mark.parametrize(
+    ("page", "texts", "expected"),
+    [
+        (
+            '<p>one <img src=a alt="cat"> two <svg><path/></svg> three',
+            ["cat", "one two three"],
+            '<p>THREE TWO <svg><path/></svg> ONE <img src=a alt="CAT">',
+        ),
+        ("<p>so <math><mi>x</mi></math> is", ["so x is"], "<p>IS <math><mi>x</mi></math> SO"),
+        ("<p>one two <img src=a></p>", ["one two"], "<p>TWO ONE <img src=a></p>"),
+        ("<img src=a> one<img src=b>two", ["one", "two"], "<img src=a> ONE<img src=b>TWO"),
+        ("<a><svg></svg>one two</a>", ["one two"], "<a><svg></svg>TWO ONE</a>"),
+    ],
+)
+def test_pictures_and_formulas_within_a_sentence_stay_in_it(page, texts, expected):
+    assert translated("a.html", page, backwards) == (texts, expected)
+
+
 PAGE = """<!DOCTYPE html>\r
 <html lang="de" xml:lang='de'><head><meta charset="utf-8"><meta name="description" content="eins">\r
 <meta property="og:title" content='zwei'><meta name="author" content="Kim"><title>drei</title></head>\r
