@@ -155,6 +155,9 @@ class _Bilingual(Document):
                 its = event.attributes.get("translate")
                 is_open = its == "yes" or (its != "no" and (not self._around or self._around[-1][1]))
                 if event.local in self.unit_names:
+                    if unit is not None:  # one within another one
+                        yield unchanged("".join(parts))
+                        parts.clear()
                     unit = _Unit() if is_open else None
                 elif unit is not None and (element := self._element(unit, event)):
                     inside, depth = element, 1

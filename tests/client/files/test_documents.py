@@ -11,9 +11,9 @@ import docx
 import polib
 import pytest
 
-from seq2seq_serve.client.files.documents import read_document
+from seq2seq_serve.client.files.documents import DocumentTranslation, read_document
 from seq2seq_serve.client.files.formats import Writer
-from seq2seq_serve.client.files.plan import DOCUMENT
+from seq2seq_serve.client.files.plan import DOCUMENT, JobError
 from seq2seq_serve.client.files.run import plan_run
 from seq2seq_serve.client.files.worker import RunFiles, Worker
 from seq2seq_serve.documents.kinds import DOCUMENTS
@@ -330,6 +330,26 @@ def test_a_document_takes_at_most_ten_times_its_size(suffix, tmp_path):
         tracemalloc.stop()
         sizes.append(size)
     assert peaks[2] - peaks[1] < 10 * (sizes[2] - sizes[1])
+
+
+@pytest.mark.parametrize("name", _TRANSLATED)
+def test_a_document_that_is_written_part_by_part_is_as_one_that_is_held(name, tmp_path):
+    path = tmp_path / f"a{ATTACKS[name].suffix}"
+    expected = written_by(ATTACKS[name], 5_000, tmp_path)
+    num_texts = len(read_document(path).segments)
+    document = DocumentTranslation(path, num_texts)
+    for texts in document.texts():
+        for text in texts:
+            document.add([backwards(text)])
+    assert document.content() == expected
+
+
+@pytest.mark.parametrize("num_texts", [2, 4])
+def test_a_document_with_another_number_of_texts_than_planned_is_refused(num_texts, tmp_path):
+    path = tmp_path / "a.srt"
+    path.write_text(SRT)  # has three
+    with pytest.raises(JobError, match="it has other texts"):
+        DocumentTranslation(path, num_texts)
 
 
 def written_by(attack: Attack, size: int, folder: Path) -> bytes:
